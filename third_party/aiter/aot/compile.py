@@ -1,0 +1,273 @@
+# Copyright 2026 The AITER for JAX Authors. Licensed under Apache-2.0.
+"""Ahead-of-time compiler: one row of configs/*.csv -> a code object and JSON.
+
+  compile.py --header op,grade,... --row mha_fwd,fast,... --out-object F.co
+      --out-json F.json [--out-asm F.s]
+  compile.py --csv FILE --arch ARCH [--select REGEX] --out-dir DIR
+
+The code object depends on the row, the kernels and the Triton release, and on
+nothing else: no path, no date, no cache of another process goes into it. The
+JSON describes it for embed.py (symbol, arguments, launch shape) and report.py
+(the compiler's figures; on AMD the counted loops).
+
+Columns of a row: op, grade, arch, dtype, dqk, dv name the kernel and are its
+symbol; tile_m, tile_n, num_warps, num_stages and options say how to build it.
+options: key=value pairs separated by blanks; capital keys are constants of the
+kernel, the others are options of Triton's backend.
+"""
+
+import argparse
+import csv
+import importlib
+import json
+import os
+import pathlib
+import re
+import sys
+import tempfile
+
+os.environ.update({
+    "TRITON_DISABLE_LINE_INFO": "1",
+    "TRITON_DEFAULT_FP_FUSION": "1",
+    "TRITON_ALWAYS_COMPILE": "1",
+})
+
+# pylint: disable=g-import-not-at-top
+_ROOT = pathlib.Path(__file__).absolute().parents[3]
+if str(_ROOT) not in sys.path:
+  sys.path.insert(0, str(_ROOT))
+
+from third_party.aiter.aot import resources
+
+# Op -> (module, grid axes, fastest first).
+_OPS = {
+    "mha_fwd": ("mha_fwd", ("tile_m", "nhead_q", "batch")),
+    "mha_bwd_delta": ("mha_bwd", ("tile_m", "nhead_q", "batch")),
+    "mha_bwd_dkdv": ("mha_bwd", ("tile_n", "nhead_k", "batch")),
+    "mha_bwd_dq": ("mha_bwd", ("tile_m", "nhead_q", "batch")),
+    "mha_bwd_dbias": ("mha_bwd", ("tile_n", "tile_m", "bias")),
+    "mha_bwd_dsink": ("mha_bwd", ("nhead_q", "batch")),
+}
+_HEADS_FIRST = {"mha_fwd", "mha_bwd_dkdv", "mha_bwd_dq"}
+
+_TRITON_DTYPE = {"fp16": "fp16", "bf16": "bf16", "fp32": "fp32"}
+# Pointers that are not to the input type.
+_POINTERS = {
+    "lse": "fp32", "delta": "fp32", "dlse": "fp32", "bias_f32": "fp32",
+    "alibi_slopes": "fp32", "sink": "fp32", "d_sink": "fp32",
+    "d_slopes": "fp32", "dbias": "fp32", "dropout_state": "u32",
+    "cu_seqlens_q": "i32", "cu_seqlens_k": "i32",
+    "cu_seqlens_q_padded": "i32", "cu_seqlens_k_padded": "i32",
+}
+_TENSORS = {"q", "k", "v", "out", "do", "dq", "dk", "dv", "bias"}
+_FLOATS = {"scale_s", "logits_soft_cap", "rp_keep"}
+# Strides and sizes that are always multiples of 8 elements: rows of the
+# tensors are then aligned to 16 bytes, and a load may be that wide.
+_MULTIPLE_OF_8 = re.compile(
+    r"(stride|nhead_stride|batch_stride)_(q|k|v|o|do|dq|dk|dv)$|hdim_[qv]$")
+# Bytes of LDS or shared memory that one workgroup may have.
+_LDS = {"gfx90a": 65536, "gfx942": 65536, "gfx950": 163840, "gfx1100": 65536,
+        "gfx1201": 65536, "sm_80": 101376, "sm_90": 232448}
+
+
+def _signature(arg_names):
+  """Triton types of the run-time arguments, by name."""
+  def kind(name, dtype):
+    if name in _POINTERS:
+      return "*" + _POINTERS[name]
+    if name in _TENSORS:
+      return "*" + dtype
+    if name in _FLOATS:
+      return "fp32"
+    if re.match(r"batch_stride_|nhead_stride_(lse|bias|dbias)$", name):
+      return "i64"
+    return "i32"
+  return lambda dtype: {n: kind(n, dtype) for n in arg_names}
+
+
+def _attributes(names, signature):
+  attrs = {}
+  for i, name in enumerate(names):
+    if name.isupper():
+      continue
+    if signature[name].startswith("*"):
+      attrs[(i,)] = [["tt.divisibility", 16]]
+    elif _MULTIPLE_OF_8.match(name):
+      attrs[(i,)] = [["tt.divisibility", 8]]
+  return attrs
+
+
+def _options(text):
+  """'waves_per_eu=2 CHEAP=1' -> ({'waves_per_eu': 2}, {'CHEAP': 1})."""
+  build, constants = {}, {}
+  for item in text.split():
+    key, value = item.split("=", 1)
+    value = int(value) if re.fullmatch(r"-?\d+", value) else value
+    (constants if key.isupper() else build)[key] = value
+  return build, constants
+
+
+def _constants(row, constants):
+  """Values of the kernel's compile-time parameters."""
+  dqk, dv = int(row["dqk"]), int(row["dv"])
+  head = 1 << (dqk.bit_length() - 1) if dqk else 0
+  values = {
+      "TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
+      "HEAD": head, "TAIL": dqk - head, "BLOCK_DV": dv,
+      "GENERAL": row["grade"] == "general",
+      # gfx950 and NVIDIA convert to bfloat16 in one instruction.
+      "CHEAP_CAST": row["arch"] in ("gfx90a", "gfx942", "gfx1100", "gfx1201"),
+      "HEADS_FIRST": row["arch"].startswith("gfx9"),
+  }
+  values.update(constants)
+  return values
+
+
+def _hidden(compiled):
+  """Pointers that Triton appends to the declared arguments."""
+  asm = compiled.asm
+  if "ptx" in asm:
+    entry = re.search(r"\.entry\s+\w+\s*\((.*?)\)", asm["ptx"], re.S).group(1)
+    return len(re.findall(r"\.param\b", entry))
+  kernel = re.search(
+      r"define amdgpu_kernel void @\w+\((.*?)\)\s*(?:local_unnamed_addr)?[^)]*\{",
+      asm["llir"], re.S).group(1)
+  # Attributes hold commas in parentheses at most: strip those first.
+  return len(re.sub(r"\([^()]*\)", "", kernel).split(","))
+
+
+def compile_row(row):
+  """Builds one kernel.
+
+  Returns:
+    (code object, JSON dict, assembly text or None).
+  """
+  os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="aiter_aot_")
+  import shutil
+  try:
+    return _compile_row(row)
+  finally:
+    shutil.rmtree(os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
+
+
+def _compile_row(row):
+  """compile_row, with Triton's cache in place."""
+  import triton
+  from triton.backends.compiler import GPUTarget
+  from triton.compiler import ASTSource
+
+  op, arch = row["op"], row["arch"]
+  symbol = "_".join(
+      row[c] for c in ("op", "grade", "dtype", "dqk", "dv", "arch"))
+  build, constants = _options(row.get("options") or "")
+  module = build.pop("module", _OPS[op][0])
+  function = build.pop("function", op)
+  kernel = getattr(
+      importlib.import_module("third_party.aiter.kernels." + module), function)
+  names = list(kernel.arg_names)
+  run_time = [n for n in names if not n.isupper()]
+  dtype = _TRITON_DTYPE[row["dtype"]]
+  signature = _signature(run_time)(dtype)
+  values = {n: v for n, v in _constants(row, constants).items() if n in names}
+  full = {n: signature.get(n, "constexpr") for n in names}
+
+  # The function's name is the object's symbol and reaches the device.
+  kernel = _renamed(kernel, symbol)
+  source = ASTSource(
+      kernel, full, constexprs=values, attrs=_attributes(names, signature))
+  if arch.startswith("gfx"):
+    target = GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+  else:
+    target = GPUTarget("cuda", int(arch[3:]), 32)
+  build |= {"num_warps": int(row["num_warps"]),
+            "num_stages": int(row["num_stages"])}
+  compiled = triton.compile(source, target=target, options=build)
+  meta = compiled.metadata
+  if meta.name != symbol:
+    raise RuntimeError(f"{symbol}: the object's symbol is {meta.name}")
+  if meta.shared > _LDS[arch]:
+    raise RuntimeError(
+        f"{symbol}: {meta.shared} bytes of LDS, {arch} has {_LDS[arch]}")
+  if getattr(meta, "global_scratch_size", 0) or meta.profile_scratch_size:
+    raise RuntimeError(f"{symbol}: the kernel wants global scratch memory")
+
+  args = [[n, "*" if signature[n].startswith("*") else
+           {"fp32": "f32"}.get(signature[n], signature[n])] for n in run_time]
+  hidden = _hidden(compiled) - len(args)
+  for i in range(hidden):
+    args.append([("scratch", "profile")[i], "hidden"])
+  grid = list(_OPS[op][1])
+  if op in _HEADS_FIRST and values.get("HEADS_FIRST"):
+    grid[0], grid[1] = grid[1], grid[0]
+  obj = compiled.asm["hsaco" if arch.startswith("gfx") else "cubin"]
+  threads = meta.num_warps * (64 if arch.startswith("gfx9") else 32)
+  description = {
+      "op": op, "grade": row["grade"], "arch": arch, "dtype": row["dtype"],
+      "dqk": int(row["dqk"]), "dv": int(row["dv"]),
+      "tile_m": int(row["tile_m"]), "tile_n": int(row["tile_n"]),
+      "num_warps": meta.num_warps, "threads": threads, "shared": meta.shared,
+      "symbol": symbol, "grid": grid, "args": args,
+      "resources": resources.of(arch, compiled.asm, obj, threads, meta.shared),
+  }
+  return obj, description, compiled.asm.get("amdgcn", compiled.asm.get("ptx"))
+
+
+def _renamed(kernel, symbol):
+  """The same kernel under another name.
+
+  Triton names the object's symbol after the Python function, without the
+  argument types when it compiles ahead of time.
+  """
+  import copy
+  kernel = copy.copy(kernel)
+  kernel.__name__ = symbol
+  kernel._fn_name = symbol  # pylint: disable=protected-access
+  return kernel
+
+
+def _rows(path, arch, select):
+  with open(path, encoding="utf-8") as f:
+    lines = [l for l in f if l.strip() and not l.startswith("#")]
+  for row in csv.DictReader(lines):
+    symbol = "_".join(
+        row[c] for c in ("op", "grade", "dtype", "dqk", "dv", "arch"))
+    if row["arch"] == arch and re.search(select, symbol):
+      yield symbol, row
+
+
+def _write(out_object, out_json, out_asm, row):
+  obj, description, asm = compile_row(row)
+  pathlib.Path(out_object).write_bytes(obj)
+  pathlib.Path(out_json).write_text(
+      json.dumps(description, indent=1) + "\n", encoding="utf-8")
+  if out_asm:
+    pathlib.Path(out_asm).write_text(asm, encoding="utf-8")
+
+
+def main():
+  parser = argparse.ArgumentParser(fromfile_prefix_chars="@")
+  parser.add_argument("--header")
+  parser.add_argument("--row")
+  parser.add_argument("--out-object")
+  parser.add_argument("--out-json")
+  parser.add_argument("--out-asm")
+  parser.add_argument("--csv")
+  parser.add_argument("--arch")
+  parser.add_argument("--select", default="")
+  parser.add_argument("--out-dir")
+  args = parser.parse_args()
+  if args.row:
+    columns = args.header.strip().split(",")
+    row = dict(zip(columns, args.row.strip().split(",")))
+    _write(args.out_object, args.out_json, args.out_asm, row)
+    return
+  out = pathlib.Path(args.out_dir)
+  out.mkdir(parents=True, exist_ok=True)
+  for symbol, row in _rows(args.csv, args.arch, args.select):
+    _write(out / f"{symbol}.co", out / f"{symbol}.json", out / f"{symbol}.s",
+           row)
+    print(symbol, flush=True)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,202 @@
+// Fused multi-head attention, forward and backward, on AMD and NVIDIA GPUs.
+//
+// Kernels are compiled ahead of time and embedded in the library; a call picks
+// them, loads them into the current device's context once, and launches them
+// on a stream. Nothing here allocates device memory, synchronises, or reads
+// device memory, so launches can be captured into a graph.
+//
+// Two ways to call, both thread-safe:
+//   Status s = aiter::mha_fwd(args, stream);           // all in one
+//
+//   aiter::MhaFwdPlan plan;                            // once
+//   Status s = aiter::mha_fwd_plan(args, &plan);
+//   s = aiter::mha_fwd(args, plan, stream);            // every call
+//
+// The current device is the driver's: HIP's per-thread device, CUDA's current
+// context. `stream` is a hipStream_t or CUstream which belongs to it.
+//
+// Field names are those of AITER's own C++ API where the meaning is the same.
+#ifndef AITER_MHA_H_
+#define AITER_MHA_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "aiter/status.h"
+
+namespace aiter {
+
+enum class DataType : uint8_t { kFp16, kBf16 };
+
+// What forward and backward share. Pointers are device pointers; a null pointer
+// says that the operand is absent. Strides count elements. The head dimension
+// is contiguous and every stride is a multiple of 8 elements; q, k, v and
+// whatever has their type start at a multiple of 16 bytes.
+//
+// Dense ("batch mode"): q [batch, seqlen_q, nhead_q, hdim_q], k and v
+// [batch, seqlen_k, nhead_k, hdim_q | hdim_v], lse [batch, nhead_q, seqlen_q].
+// Packed ("group mode"): q [seqlen_q, nhead_q, hdim_q], where seqlen_q is the
+// number of rows of all `batch` sequences and of any padding between them;
+// k and v alike; lse [nhead_q, seqlen_q]; batch strides are not used.
+struct mha_args {
+  DataType data_type = DataType::kBf16;
+  bool is_group_mode = false;
+
+  const void* q_ptr = nullptr;
+  const void* k_ptr = nullptr;
+  const void* v_ptr = nullptr;
+
+  // Added to the scaled and capped scores, dense only:
+  // [batch | 1, nhead_q | 1, seqlen_q, seqlen_k], float32 if `bias_is_f32`,
+  // else of `data_type`. A broadcast dimension has size 1 and stride 0.
+  const void* bias_ptr = nullptr;
+  bool bias_is_f32 = false;
+  // float32 [batch, nhead_q]: -slope * |i + offset - j| is added.
+  const void* alibi_slopes_ptr = nullptr;
+  // float32 [batch, nhead_q]: a logit without a value in each row's softmax.
+  const void* sink_ptr = nullptr;
+  // uint32 [batch, nhead_q, 4]: Philox key (2 words), batch counter and head
+  // counter of the dropout mask. Required iff p_drop > 0.
+  const void* dropout_state_ptr = nullptr;
+
+  // int32 [batch + 1]. seqstart_*: first row of each sequence (packed, where it
+  // is required). cu_seqlen_*: cumulative lengths without padding (optional; a
+  // packed sequence is then shorter than its rows, a dense one shorter than
+  // seqlen_*). Without cu_seqlen_*, every row between two starts counts.
+  const void* seqstart_q_ptr = nullptr;
+  const void* seqstart_k_ptr = nullptr;
+  const void* cu_seqlen_q_ptr = nullptr;
+  const void* cu_seqlen_k_ptr = nullptr;
+
+  int64_t batch = 0;
+  int64_t seqlen_q = 0;
+  int64_t seqlen_k = 0;
+  int64_t nhead_q = 0;
+  int64_t nhead_k = 0;  // Divides nhead_q.
+  int64_t hdim_q = 0;   // Multiples of 8 up to 256.
+  int64_t hdim_v = 0;
+  int64_t batch_bias = 0;  // Sizes of the bias: 1, or batch and nhead_q.
+  int64_t nhead_bias = 0;
+
+  int64_t stride_q = 0, nhead_stride_q = 0, batch_stride_q = 0;
+  int64_t stride_k = 0, nhead_stride_k = 0, batch_stride_k = 0;
+  int64_t stride_v = 0, nhead_stride_v = 0, batch_stride_v = 0;
+  int64_t stride_o = 0, nhead_stride_o = 0, batch_stride_o = 0;
+  int64_t nhead_stride_lse = 0, batch_stride_lse = 0;
+  int64_t stride_bias = 0, nhead_stride_bias = 0, batch_stride_bias = 0;
+
+  float scale_s = 1.0f;          // Scores are scale_s * (q . k),
+  float logits_soft_cap = 0.0f;  // then cap * tanh(score / cap) if cap > 0.
+  float p_drop = 0.0f;           // In [0, 1).
+
+  // Row i sees keys i + offset - left to i + offset + right, -1 for unbounded,
+  // where offset is len_k - len_q of the sequence, or 0 with `is_top_left`.
+  // The first `sink_size` keys stay visible however small `left` is.
+  int64_t window_size_left = -1;
+  int64_t window_size_right = -1;
+  int64_t sink_size = 0;
+  bool is_top_left = false;
+  // Sequences of at most this many query rows are skipped, if positive.
+  int64_t min_seqlen_q = 0;
+};
+
+// out = softmax(mask(scores)) v, and its log-sum-exp in natural logarithm. A
+// row that sees no key has out 0 and lse -inf (or the sink's logit); so have
+// rows outside every sequence. With seqlen_k 0, that is every row.
+struct mha_fwd_args : mha_args {
+  void* o_ptr = nullptr;    // Like q, with hdim_v.
+  void* lse_ptr = nullptr;  // float32
+};
+
+// Gradients, deterministic. Everything that was given to the forward call is
+// given again, with its results.
+struct mha_bwd_args : mha_args {
+  const void* do_ptr = nullptr;  // Like out.
+  const void* o_ptr = nullptr;
+  const void* lse_ptr = nullptr;
+  const void* dlse_ptr = nullptr;  // float32 like lse, or absent.
+
+  void* dq_ptr = nullptr;
+  void* dk_ptr = nullptr;
+  void* dv_ptr = nullptr;
+  void* dbias_ptr = nullptr;   // float32, contiguous, the bias's shape; or absent.
+  void* d_sink_ptr = nullptr;  // float32 [batch, nhead_q], or absent.
+  // float32, like lse: each row's share of the slopes' gradient, for the caller
+  // to sum; or absent.
+  void* d_slopes_ptr = nullptr;
+  // float32, like lse: scratch, left holding rowsum(do * out) - dlse.
+  void* d_ptr = nullptr;
+
+  int64_t stride_do = 0, nhead_stride_do = 0, batch_stride_do = 0;
+  int64_t stride_dq = 0, nhead_stride_dq = 0, batch_stride_dq = 0;
+  int64_t stride_dk = 0, nhead_stride_dk = 0, batch_stride_dk = 0;
+  int64_t stride_dv = 0, nhead_stride_dv = 0, batch_stride_dv = 0;
+};
+
+struct KernelInfo;  // A row of the table of embedded kernels.
+
+// A kernel which is loaded in one context.
+struct LoadedKernel {
+  const KernelInfo* info = nullptr;
+  void* function = nullptr;
+};
+
+// What of the arguments decides which kernels run. A plan serves every call
+// for which this is equal.
+struct MhaKey {
+  uint32_t features = 0;
+  int16_t hdim_q = 0;
+  int16_t hdim_v = 0;
+  DataType data_type = DataType::kBf16;
+
+  bool operator==(const MhaKey& other) const {
+    return features == other.features && hdim_q == other.hdim_q &&
+           hdim_v == other.hdim_v && data_type == other.data_type;
+  }
+  bool operator!=(const MhaKey& other) const { return !(*this == other); }
+};
+
+// Loaded kernels of a forward call, valid in the context that was current when
+// it was made. Trivially copyable; nothing to release.
+struct MhaFwdPlan {
+  MhaKey key;
+  LoadedKernel fwd;
+};
+
+struct MhaBwdPlan {
+  MhaKey key;
+  LoadedKernel delta;
+  LoadedKernel dkdv;
+  LoadedKernel dq;
+  LoadedKernel dbias;  // Null without a dbias.
+  LoadedKernel dsink;  // Null without a d_sink.
+};
+
+// Identifies the current context; a plan is kept per such value. Costs a
+// fraction of a microsecond.
+Status current_context(uint64_t* context);
+
+// Checks the arguments, picks the kernels for the current device and loads
+// them. Pointers are only looked at for presence and alignment.
+Status mha_fwd_plan(const mha_fwd_args& args, MhaFwdPlan* plan);
+Status mha_bwd_plan(const mha_bwd_args& args, MhaBwdPlan* plan);
+
+// Packs the arguments and launches on `stream`.
+Status mha_fwd(const mha_fwd_args& args, const MhaFwdPlan& plan, void* stream);
+Status mha_bwd(const mha_bwd_args& args, const MhaBwdPlan& plan, void* stream);
+
+// As above, with a plan made for this one call.
+Status mha_fwd(const mha_fwd_args& args, void* stream);
+Status mha_bwd(const mha_bwd_args& args, void* stream);
+
+// Names of the kernels that the call would use on a device of architecture
+// `arch` ("gfx942", "sm_90"), in launch order. Needs no device.
+Status mha_fwd_kernels(const mha_fwd_args& args, const std::string& arch,
+                       std::vector<std::string>* names);
+Status mha_bwd_kernels(const mha_bwd_args& args, const std::string& arch,
+                       std::vector<std::string>* names);
+
+}  // namespace aiter
+
+#endif  // AITER_MHA_H_

@@ -1,0 +1,319 @@
+"""Flash attention forward for Hopper (sm_90), fast grade, in Gluon.
+
+One producer warp copies key and value tiles by TMA; each consumer warpgroup
+owns 64 query rows. A consumer keeps two matrix products in flight: the scores
+of the next tile run on the tensor cores while it computes the softmax of this
+one, so that exponentials hide behind products.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
+
+_LOG2E = gl.constexpr(1.4426950408889634)
+_LN2 = gl.constexpr(0.6931471805599453)
+
+_SINK = gl.constexpr(8)
+_VARLEN = gl.constexpr(32)
+_CU_Q = gl.constexpr(64)
+_CU_K = gl.constexpr(128)
+_CU_Q_PAD = gl.constexpr(256)
+_CU_K_PAD = gl.constexpr(512)
+_TOP_LEFT = gl.constexpr(1024)
+
+
+@gluon.constexpr_function
+def _accumulator(n):
+  """Returns the layout of a warpgroup's 64 x n accumulator."""
+  return gl.NVMMADistributedLayout(
+      version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 16])
+
+
+@gluon.constexpr_function
+def _store_layout(n):
+  """Returns a layout whose threads hold 16 bytes of a row of n values."""
+  lanes = min(n // 8, 32)
+  return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+
+
+@gluon.jit
+def _find_sequence(cu_seqlens_q, batch, slot, TILE: gl.constexpr):
+  """Returns the sequence that owns a packed grid slot, by binary search."""
+  lo = 0
+  hi = batch - 1
+  while lo < hi:
+    mid = (lo + hi + 1) // 2
+    first = gl.load(cu_seqlens_q + mid) // TILE + mid
+    if first <= slot:
+      lo = mid
+    else:
+      hi = mid - 1
+  return lo
+
+
+@gluon.jit
+def _ring(step, STAGES: gl.constexpr):
+  """Returns the buffer and the barrier phase of a ring's `step`-th use."""
+  return step % STAGES, (step // STAGES) & 1
+
+
+@gluon.jit
+def _produce(q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full,
+             k_empty, v_full, v_empty, slot_b, head, head_k, q_row, k_row,
+             tile_lo, tile_hi, N: gl.constexpr, STAGES: gl.constexpr,
+             WARPGROUPS: gl.constexpr):
+  """Copies Q once, then every K and V tile from the last to the first."""
+  if tile_hi > tile_lo:
+    for w in gl.static_range(WARPGROUPS):
+      mbarrier.expect(q_full.index(w), q_desc.nbytes_per_cta)
+      tma.async_load(q_desc, [slot_b, head, q_row + w * 64, 0],
+                     q_full.index(w), q_smem.index(w))
+    for step in range(tile_hi - tile_lo):
+      row = k_row + (tile_hi - 1 - step) * N
+      i, phase = _ring(step, STAGES)
+      mbarrier.wait(k_empty.index(i), phase ^ 1)
+      mbarrier.expect(k_full.index(i), k_desc.nbytes_per_cta)
+      tma.async_load(k_desc, [slot_b, head_k, row, 0], k_full.index(i),
+                     k_smem.index(i))
+      mbarrier.wait(v_empty.index(i), phase ^ 1)
+      mbarrier.expect(v_full.index(i), v_desc.nbytes_per_cta)
+      tma.async_load(v_desc, [slot_b, head_k, row, 0], v_full.index(i),
+                     v_smem.index(i))
+
+
+@gluon.jit
+def _mask_scores(s, rows, first_col, seqlen_k, off, window_left, window_right,
+                 N: gl.constexpr, LAYOUT: gl.constexpr):
+  """Sets the scores of invisible keys to -inf."""
+  cols = first_col + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
+  diff = cols[None, :] - (rows + off)[:, None]
+  seen = (diff <= window_right) & (diff >= -window_left)
+  seen = seen & (cols < seqlen_k)[None, :]
+  return gl.where(seen, s, float("-inf"))
+
+
+@gluon.jit
+def _step(acc, p, m, l, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+          step, tile, rows, seqlen_k, off, window_left, window_right, scale,
+          N: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
+          STAGES: gl.constexpr, MASK: gl.constexpr, S_LAYOUT: gl.constexpr,
+          O_LAYOUT: gl.constexpr):
+  """Adds tile `tile + 1`'s P V while computing tile `tile`'s P."""
+  ki, k_phase = _ring(step, STAGES)
+  vi, v_phase = _ring(step - 1, STAGES)
+  zero = gl.zeros([64, N], gl.float32, S_LAYOUT)
+  mbarrier.wait(k_full.index(ki), k_phase)
+  k = k_smem.index(ki).reshape([N, D])
+  s = warpgroup_mma(q, k.permute([1, 0]), zero, use_acc=False, is_async=True)
+  mbarrier.wait(v_full.index(vi), v_phase)
+  acc = warpgroup_mma(p, v_smem.index(vi).reshape([N, DV]), acc, is_async=True)
+  s = warpgroup_mma_wait(1, deps=[s])
+  mbarrier.arrive(k_empty.index(ki))
+  if MASK:
+    s = _mask_scores(s, rows, tile * N, seqlen_k, off, window_left,
+                     window_right, N, S_LAYOUT)
+  m_new = gl.maximum(m, gl.max(s, 1))
+  # A row that has seen no key yet keeps m = -inf; its shift must be finite.
+  shift = m_new * scale
+  if MASK:
+    shift = gl.where(m_new == float("-inf"), 0.0, shift)
+  e = gl.exp2(s * scale - shift[:, None])
+  alpha = gl.exp2(m * scale - shift)
+  l = l * alpha + gl.sum(e, 1)
+  p_new = gl.convert_layout(e.to(p.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
+  acc = warpgroup_mma_wait(0, deps=[acc])
+  mbarrier.arrive(v_empty.index(vi))
+  acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
+  return acc, p_new, m_new, l
+
+
+@gluon.jit
+def _consume(w, q_smem, k_smem, v_smem, q_full, k_full, k_empty, v_full,
+             v_empty, out, lse, sink_logit, stride_o, row0, row_end,
+             seqlen_q, seqlen_k, off, window_left, window_right, scale_s, flags, tile_lo, tile_hi,
+             full_lo, full_hi, N: gl.constexpr, D: gl.constexpr,
+             DV: gl.constexpr, STAGES: gl.constexpr):
+  """Computes 64 query rows: an online softmax over the key tiles."""
+  S_LAYOUT: gl.constexpr = _accumulator(N)
+  O_LAYOUT: gl.constexpr = _accumulator(DV)
+  P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+  ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+  scale = scale_s * _LOG2E
+  rows = row0 + w * 64 + gl.arange(0, 64, ROWS)
+  acc = gl.zeros([64, DV], gl.float32, O_LAYOUT)
+  m = gl.full([64], float("-inf"), gl.float32, ROWS)
+  l = gl.zeros([64], gl.float32, ROWS)
+  if tile_hi > tile_lo:
+    q = q_smem.index(w).reshape([64, D])
+    zero = gl.zeros([64, N], gl.float32, S_LAYOUT)
+    mbarrier.wait(q_full.index(w), 0)
+    mbarrier.wait(k_full.index(0), 0)
+    k = k_smem.index(0).reshape([N, D])
+    s = warpgroup_mma(q, k.permute([1, 0]), zero, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(k_empty.index(0))
+    s = _mask_scores(s, rows, (tile_hi - 1) * N, seqlen_k, off, window_left,
+                     window_right, N, S_LAYOUT)
+    m = gl.max(s, 1)
+    shift = gl.where(m == float("-inf"), 0.0, m * scale)
+    e = gl.exp2(s * scale - shift[:, None])
+    l = gl.sum(e, 1)
+    p = gl.convert_layout(e.to(q_smem.dtype), P_LAYOUT)
+    # Tiles that the diagonal or the end crosses, then whole tiles, then
+    # tiles that the window's left edge crosses.
+    right = gl.minimum(gl.maximum(tile_hi - full_hi, 1), tile_hi - tile_lo)
+    whole = gl.minimum(gl.maximum(tile_hi - full_lo, right),
+                       tile_hi - tile_lo)
+    for step in range(1, right):
+      acc, p, m, l = _step(acc, p, m, l, q, k_smem, v_smem, k_full, k_empty,
+                           v_full, v_empty, step, tile_hi - 1 - step, rows,
+                           seqlen_k, off, window_left, window_right, scale, N,
+                           D, DV, STAGES, True, S_LAYOUT, O_LAYOUT)
+    for step in range(right, whole):
+      acc, p, m, l = _step(acc, p, m, l, q, k_smem, v_smem, k_full, k_empty,
+                           v_full, v_empty, step, tile_hi - 1 - step, rows,
+                           seqlen_k, off, window_left, window_right, scale, N,
+                           D, DV, STAGES, False, S_LAYOUT, O_LAYOUT)
+    for step in range(whole, tile_hi - tile_lo):
+      acc, p, m, l = _step(acc, p, m, l, q, k_smem, v_smem, k_full, k_empty,
+                           v_full, v_empty, step, tile_hi - 1 - step, rows,
+                           seqlen_k, off, window_left, window_right, scale, N,
+                           D, DV, STAGES, True, S_LAYOUT, O_LAYOUT)
+    vi, v_phase = _ring(tile_hi - tile_lo - 1, STAGES)
+    mbarrier.wait(v_full.index(vi), v_phase)
+    acc = warpgroup_mma(p, v_smem.index(vi).reshape([N, DV]), acc,
+                        is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+
+  m = m * scale
+  if (flags & _SINK) != 0:
+    m_new = gl.maximum(m, sink_logit * _LOG2E)
+    alpha = gl.exp2(m - m_new)
+    l = l * alpha + gl.exp2(sink_logit * _LOG2E - m_new)
+    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    m = m_new
+  empty = (l == 0.0) | (rows >= seqlen_q)
+  inverse = gl.convert_layout(1.0 / gl.where(empty, 1.0, l),
+                              gl.SliceLayout(1, O_LAYOUT))
+  keep = gl.convert_layout(empty, gl.SliceLayout(1, O_LAYOUT)) == 0
+  acc = gl.where(keep[:, None], acc * inverse[:, None], 0.0)
+  value = gl.where(empty, float("-inf"), m * _LN2 + gl.log(l))
+  gl.store(lse + rows, value, mask=rows < row_end)
+  STORE: gl.constexpr = _store_layout(DV)
+  o = gl.convert_layout(acc.to(q_smem.dtype), STORE)
+  o_rows = row0 + w * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORE))
+  o_cols = gl.arange(0, DV, gl.SliceLayout(0, STORE))
+  gl.store(out + o_rows[:, None].to(gl.int64) * stride_o + o_cols[None, :], o,
+           mask=(o_rows < row_end)[:, None])
+
+
+@gluon.jit
+def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
+            alibi_slopes, sink, dropout_state, cu_seqlens_q, cu_seqlens_k,
+            cu_seqlens_q_padded, cu_seqlens_k_padded, stride_q, nhead_stride_q,
+            batch_stride_q, stride_k, nhead_stride_k, batch_stride_k, stride_v,
+            nhead_stride_v, batch_stride_v, stride_o, nhead_stride_o,
+            batch_stride_o, nhead_stride_lse, batch_stride_lse, stride_bias,
+            nhead_stride_bias, batch_stride_bias, batch, seqlen_q, seqlen_k,
+            nhead_q, nhead_k, hdim_q, hdim_v, scale_s, logits_soft_cap,
+            drop_threshold, rp_keep, window_size_left, window_size_right,
+            sink_tokens, min_seqlen_q, flags, D: gl.constexpr,
+            DV: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+            WARPGROUPS: gl.constexpr):
+  """Attention forward; the argument list of the plain kernel, plus TMA maps.
+
+  The maps view q, k and v as [batch, head, row, dim] (packed: batch 1), with
+  boxes of 64 query rows and N key rows. The grid is (tile of 64 * WARPGROUPS
+  rows, query head, batch); later tiles, the longest when causal, start first.
+  """
+  TILE: gl.constexpr = 64 * WARPGROUPS
+  tile = gl.num_programs(0) - 1 - gl.program_id(0)
+  head = gl.program_id(1)
+  index_b = gl.program_id(2)
+  head_k = head // (nhead_q // nhead_k)
+  slot_b = index_b
+  q_row = 0
+  k_row = 0
+  dense_rows = seqlen_q
+  if (flags & _VARLEN) != 0:
+    slot = tile
+    index_b = _find_sequence(cu_seqlens_q, batch, slot, TILE)
+    slot_b = 0
+    q_row = gl.load(cu_seqlens_q + index_b)
+    k_row = gl.load(cu_seqlens_k + index_b)
+    tile = slot - (q_row // TILE + index_b)
+  if (flags & _CU_Q) != 0:
+    seqlen_q = (gl.load(cu_seqlens_q + index_b + 1) -
+                gl.load(cu_seqlens_q + index_b))
+  if (flags & _CU_K) != 0:
+    seqlen_k = (gl.load(cu_seqlens_k + index_b + 1) -
+                gl.load(cu_seqlens_k + index_b))
+  if (flags & _CU_Q_PAD) != 0:
+    q_row = gl.load(cu_seqlens_q_padded + index_b)
+  if (flags & _CU_K_PAD) != 0:
+    k_row = gl.load(cu_seqlens_k_padded + index_b)
+  row0 = tile * TILE
+  # Rows that this block must write; the rest belong to others or to nobody.
+  row_end = seqlen_q
+  if (flags & _VARLEN) == 0:
+    row_end = dense_rows
+  if min_seqlen_q > 0:
+    seqlen_q = gl.where(seqlen_q <= min_seqlen_q, 0, seqlen_q)
+  off = gl.where((flags & _TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
+
+  last = gl.minimum(row0 + TILE, seqlen_q) - 1
+  col_hi = gl.minimum(seqlen_k, last + off + window_size_right + 1)
+  col_lo = gl.maximum(row0 + off - window_size_left, 0)
+  full_hi = gl.minimum(seqlen_k, row0 + off + window_size_right + 1)
+  full_lo = gl.maximum(row0 + TILE - 1 + off - window_size_left, 0)
+  tile_lo = col_lo // N
+  tile_hi = (gl.maximum(col_hi, 0) + N - 1) // N
+  tile_hi = gl.where(row0 < seqlen_q, tile_hi, 0)
+  full_hi = gl.maximum(full_hi, 0) // N
+  full_lo = (full_lo + N - 1) // N
+
+  sink_logit = 0.0
+  if (flags & _SINK) != 0:
+    sink_logit = gl.load(sink + index_b * nhead_q + head)
+  out += (slot_b.to(gl.int64) * batch_stride_o + head * nhead_stride_o +
+          q_row.to(gl.int64) * stride_o)
+  lse += (slot_b.to(gl.int64) * batch_stride_lse + head * nhead_stride_lse +
+          q_row)
+
+  dtype: gl.constexpr = q_desc.dtype
+  q_smem = gl.allocate_shared_memory(
+      dtype, [WARPGROUPS] + q_desc.block_type.shape, q_desc.layout)
+  k_smem = gl.allocate_shared_memory(
+      dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
+  v_smem = gl.allocate_shared_memory(
+      dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
+  q_full = mbarrier.allocate_mbarrier(batch=WARPGROUPS)
+  k_full = mbarrier.allocate_mbarrier(batch=STAGES)
+  k_empty = mbarrier.allocate_mbarrier(batch=STAGES)
+  v_full = mbarrier.allocate_mbarrier(batch=STAGES)
+  v_empty = mbarrier.allocate_mbarrier(batch=STAGES)
+  for w in gl.static_range(WARPGROUPS):
+    mbarrier.init(q_full.index(w), count=1)
+  for i in gl.static_range(STAGES):
+    mbarrier.init(k_full.index(i), count=1)
+    mbarrier.init(v_full.index(i), count=1)
+    mbarrier.init(k_empty.index(i), count=WARPGROUPS)
+    mbarrier.init(v_empty.index(i), count=WARPGROUPS)
+
+  produce = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full,
+             k_empty, v_full, v_empty, slot_b, head, head_k, q_row + row0,
+             k_row, tile_lo, tile_hi, N, STAGES, WARPGROUPS)
+  consume = (q_smem, k_smem, v_smem, q_full, k_full, k_empty, v_full, v_empty,
+             out, lse, sink_logit, stride_o, row0, row_end, seqlen_q, seqlen_k,
+             off, window_size_left, window_size_right, scale_s, flags, tile_lo,
+             tile_hi, full_lo, full_hi, N, D, DV, STAGES)
+  if WARPGROUPS == 2:
+    gl.warp_specialize([(_consume, (0,) + consume), (_consume, (1,) + consume),
+                        (_produce, produce)], [4, 1], [240, 24])
+  else:
+    gl.warp_specialize([(_consume, (0,) + consume), (_consume, (1,) + consume),
+                        (_consume, (2,) + consume), (_produce, produce)],
+                       [4, 4, 1], [160, 160, 24])
