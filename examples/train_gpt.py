@@ -1,0 +1,347 @@
+"""Trains a byte-level GPT twice from one seed, and compares the two runs.
+
+The text is Python's own standard library, which every machine has. The first
+run uses `jax.experimental.aiter.flash_attn_func`, the second one
+`jax.nn.dot_product_attention`. Everything else is the same, so the two loss
+curves must lie on each other; the exit code is 1 if they part.
+
+  python train_gpt.py                   a small model, made for two CPU cores
+  python train_gpt.py --preset gpu      a larger one in bfloat16, for a GPU
+
+Written to --out: loss.csv, loss.png and sample.txt. Each run has a process of
+its own, so that its peak memory is its own too.
+"""
+
+import argparse
+import csv
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+import resource
+import subprocess
+import sys
+import sysconfig
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """One preset: the model, and how long it is trained."""
+
+  layers: int
+  width: int
+  q_heads: int
+  kv_heads: int
+  seq: int
+  batch: int
+  steps: int
+  learning_rate: float
+  dtype: str
+  limit: float  # largest difference of the two losses, in nats
+
+  @property
+  def head_dim(self) -> int:
+    return self.width // self.q_heads
+
+
+PRESETS = {
+  'small': Config(4, 128, 4, 2, 256, 8, 250, 3e-3, 'float32', 0.02),
+  'gpu': Config(12, 1024, 8, 2, 2048, 8, 300, 6e-4, 'bfloat16', 0.1),
+}
+RUNS = {'aiter': 'aiter.flash_attn_func', 'jax': 'jax.nn.dot_product_attention'}
+SAMPLE_BYTES = 384
+PROMPT = b'def main('
+
+
+def attention(name: str):
+  """Returns causal attention over q [b,s,hq,d] and k, v [b,s,hk,d]."""
+  if name == 'jax':
+    return functools.partial(jax.nn.dot_product_attention, is_causal=True)
+  from jax.experimental import aiter
+
+  return functools.partial(aiter.flash_attn_func, causal=True)
+
+
+def init(cfg: Config, key: jax.Array) -> dict:
+  """Returns the weights; those of all layers are stacked on the first axis."""
+  n, w, d = cfg.layers, cfg.width, cfg.head_dim
+  shapes = {
+    'embed': (256, w),
+    'q': (n, w, cfg.q_heads, d),
+    'k': (n, w, cfg.kv_heads, d),
+    'v': (n, w, cfg.kv_heads, d),
+    'o': (n, cfg.q_heads, d, w),
+    'up': (n, w, 4 * w),
+    'down': (n, 4 * w, w),
+  }
+  params = {
+    name: jax.random.normal(k, shape) * 0.02
+    for k, (name, shape) in zip(jax.random.split(key, len(shapes)),
+                                shapes.items())
+  }
+  for name in ('o', 'down'):  # so that the sum over layers keeps its size
+    params[name] /= math.sqrt(2 * n)
+  return params | {
+    'norm1': jnp.ones((n, w)), 'norm2': jnp.ones((n, w)), 'norm': jnp.ones(w)
+  }
+
+
+def rms_norm(x: jax.Array, gain: jax.Array) -> jax.Array:
+  y = x.astype(jnp.float32)
+  y *= jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-6)
+  return (y * gain).astype(x.dtype)
+
+
+def rotary(x: jax.Array) -> jax.Array:
+  """Rotates pairs of features by their position, x being [b,s,h,d]."""
+  half = x.shape[-1] // 2
+  angle = jnp.arange(x.shape[1])[:, None] * 1e4 ** -(jnp.arange(half) / half)
+  cos, sin = (f(angle)[:, None, :].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+  a, b = x[..., :half], x[..., half:]
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def logits(params: dict, tokens: jax.Array, attend, cfg: Config) -> jax.Array:
+  """Returns the next byte's logits [b,s,256] for tokens [b,s]."""
+  layers = {k: v for k, v in params.items() if k not in ('embed', 'norm')}
+  layers = jax.tree.map(lambda x: x.astype(cfg.dtype), layers)
+
+  def layer(x, p):
+    y = rms_norm(x, p['norm1'])
+    q, k, v = (jnp.einsum('bsw,whd->bshd', y, p[n]) for n in 'qkv')
+    y = attend(rotary(q), rotary(k), v)
+    x += jnp.einsum('bshd,hdw->bsw', y, p['o'])
+    y = rms_norm(x, p['norm2'])
+    return x + jnp.square(jax.nn.relu(y @ p['up'])) @ p['down'], None
+
+  x, _ = jax.lax.scan(layer, params['embed'][tokens].astype(cfg.dtype), layers)
+  x = rms_norm(x, params['norm'])
+  return (x @ params['embed'].T.astype(cfg.dtype)).astype(jnp.float32)
+
+
+def loss_fn(params: dict, tokens: jax.Array, attend, cfg: Config) -> jax.Array:
+  """Returns the mean cross entropy in nats a byte, tokens being [b,s+1]."""
+  logp = jax.nn.log_softmax(logits(params, tokens[:, :-1], attend, cfg))
+  return -jnp.mean(jnp.take_along_axis(logp, tokens[:, 1:, None], -1))
+
+
+def adamw(params: dict, grads: dict, state: tuple, cfg: Config) -> tuple:
+  """One step of AdamW; state is (step, first moments, second moments)."""
+  step, m, v = state
+  step += 1
+  warm = jnp.minimum(1.0, step / 20)
+  rate = cfg.learning_rate * warm * (
+    0.55 + 0.45 * jnp.cos(jnp.pi * jnp.minimum(1.0, step / cfg.steps)))
+  norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(grads)))
+  grads = jax.tree.map(lambda g: g / jnp.maximum(1.0, norm), grads)
+  m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, grads)
+  v = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g * g, v, grads)
+
+  def update(p, m, v):
+    m, v = m / (1 - 0.9**step), v / (1 - 0.95**step)
+    decay = 0.1 * p if p.ndim > 2 else 0.0
+    return p - rate * (m / (jnp.sqrt(v) + 1e-8) + decay)
+
+  return jax.tree.map(update, params, m, v), (step, m, v)
+
+
+def corpus() -> tuple[np.ndarray, np.ndarray]:
+  """Returns the standard library's source as bytes: to train on, to test on."""
+  folder = pathlib.Path(sysconfig.get_path('stdlib'))
+  files = sorted(folder.glob('*.py'))
+  text = np.frombuffer(b'\n'.join(f.read_bytes() for f in files), np.uint8)
+  cut = len(text) * 19 // 20
+  return text[:cut], text[cut:]
+
+
+def batches(text: np.ndarray, cfg: Config, count: int, seed: int):
+  """Yields `count` random batches [batch, seq + 1], the same for a seed."""
+  rng = np.random.default_rng(seed)
+  for _ in range(count):
+    start = rng.integers(0, len(text) - cfg.seq - 1, cfg.batch)
+    yield text[start[:, None] + np.arange(cfg.seq + 1)].astype(np.int32)
+
+
+def progress(label: str, done: int, total: int, text: str) -> None:
+  """Draws a progress bar; in a log, prints one line for each tenth."""
+  tty = sys.stdout.isatty()
+  if not tty and done % max(1, total // 10) and done != total:
+    return
+  bar = '#' * (24 * done // total)
+  line = f'{label:>6} [{bar:<24}] {done:>{len(str(total))}}/{total} {text}'
+  end = '\n' if done == total or not tty else '\r'
+  print(line.ljust(79), end=end, flush=True)
+
+
+def generate(params: dict, attend, cfg: Config, key: jax.Array) -> bytes:
+  """Continues PROMPT by SAMPLE_BYTES bytes, at temperature 0.8."""
+
+  @jax.jit
+  def next_byte(params, window, last, key):
+    row = logits(params, window[None], attend, cfg)[0, last]
+    return jax.random.categorical(key, row / 0.8)
+
+  text = list(PROMPT)
+  for k in jax.random.split(key, SAMPLE_BYTES):
+    window = np.zeros(cfg.seq, np.int32)
+    tail = text[-cfg.seq:]
+    window[:len(tail)] = tail
+    text.append(int(next_byte(params, window, len(tail) - 1, k)))
+  return bytes(text)
+
+
+def peak_memory(step) -> tuple[int, str]:
+  """Returns the peak in bytes, and what was measured."""
+  stats = jax.local_devices()[0].memory_stats()
+  if stats and 'peak_bytes_in_use' in stats:
+    return stats['peak_bytes_in_use'], 'device peak'
+  size = step.memory_analysis()
+  if size is not None:
+    total = (size.argument_size_in_bytes + size.output_size_in_bytes
+             + size.temp_size_in_bytes - size.alias_size_in_bytes)
+    return total, 'buffers of a step'
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 'process'
+
+
+def train(name: str, cfg: Config, seed: int, out: pathlib.Path) -> None:
+  """Trains once; writes what `main` compares to <out>/<name>.json."""
+  attend = attention(name)
+  text, held_out = corpus()
+  key = jax.random.key(seed)
+  params = jax.jit(functools.partial(init, cfg))(key)
+  zeros = jax.tree.map(jnp.zeros_like, params)
+  state = (jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.copy, zeros))
+
+  @functools.partial(jax.jit, donate_argnums=(0, 1))
+  def step(params, state, tokens):
+    loss, grads = jax.value_and_grad(loss_fn)(params, tokens, attend, cfg)
+    return *adamw(params, grads, state, cfg), loss
+
+  data = list(batches(text, cfg, cfg.steps, seed))
+  start = time.perf_counter()
+  step = step.lower(params, state, data[0]).compile()
+  compile_s = time.perf_counter() - start
+
+  losses, per_step = [], cfg.batch * cfg.seq
+  start = time.perf_counter()
+  for i, tokens in enumerate(data, 1):
+    params, state, loss = step(params, state, tokens)
+    losses.append(loss)
+    if i % 10 == 0 or i == cfg.steps:  # the device runs ahead in between
+      last = float(loss)
+      rate = i * per_step / (time.perf_counter() - start)
+      progress(name, i, cfg.steps,
+               f'loss {last:.3f}  {rate:,.0f} tokens/s')
+  seconds = time.perf_counter() - start
+  memory, kind = peak_memory(step)
+
+  test = jax.jit(functools.partial(loss_fn, attend=attend, cfg=cfg))
+  tests = [test(params, t) for t in batches(held_out, cfg, 8, seed)]
+  result = {
+    'loss': [float(x) for x in losses],
+    'test_loss': float(np.mean(tests)),
+    'compile_s': compile_s,
+    'seconds': seconds,
+    'tokens_per_s': cfg.steps * per_step / seconds,
+    'memory': memory,
+    'memory_kind': kind,
+    'device': jax.devices()[0].device_kind,
+    'parameters': sum(x.size for x in jax.tree.leaves(params)),
+  }
+  (out / f'{name}.json').write_text(json.dumps(result))
+  if name == 'aiter':
+    sample = generate(params, attend, cfg, jax.random.fold_in(key, 1))
+    (out / 'sample.txt').write_text(sample.decode('utf-8', 'replace'))
+
+
+def plot(results: dict, path: pathlib.Path) -> bool:
+  """Draws both loss curves and their difference; False without matplotlib."""
+  try:
+    import matplotlib
+  except ImportError:
+    return False
+  matplotlib.use('Agg')
+  import matplotlib.pyplot as plt
+
+  fig, (top, bottom) = plt.subplots(
+    2, sharex=True, figsize=(7, 5), height_ratios=(3, 1), layout='constrained')
+  for (name, r), style in zip(results.items(), ({'lw': 4, 'alpha': 0.4},
+                                                {'lw': 1, 'color': 'black'})):
+    top.plot(r['loss'], label=RUNS[name], **style)
+  top.set(ylabel='loss, nats per byte', title='One model, two attentions')
+  top.legend()
+  a, b = (np.array(r['loss']) for r in results.values())
+  bottom.semilogy(np.maximum(abs(a - b), 1e-9), lw=1)
+  bottom.set(ylabel='difference', xlabel='step')
+  fig.savefig(path, dpi=120)
+  return True
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser.add_argument('--preset', choices=PRESETS, default='small')
+  parser.add_argument('--steps', type=int, help='training steps of each run')
+  parser.add_argument('--out', type=pathlib.Path, default='train_gpt_out')
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--run', choices=RUNS, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  cfg = PRESETS[args.preset]
+  if args.steps is not None:
+    if args.steps < 1:
+      parser.error('--steps must be at least 1')
+    cfg = dataclasses.replace(cfg, steps=args.steps)
+  args.out.mkdir(parents=True, exist_ok=True)
+  if args.run:
+    train(args.run, cfg, args.seed, args.out)
+    return 0
+
+  results = {}
+  for name in RUNS:  # one after the other: each has the machine to itself
+    command = [sys.executable, __file__, '--run', name, '--preset', args.preset,
+               '--steps', str(cfg.steps), '--out', args.out,
+               '--seed', str(args.seed)]
+    if subprocess.run(command).returncode:
+      print(f'the run with {RUNS[name]} failed', file=sys.stderr)
+      return 1
+    path = args.out / f'{name}.json'
+    results[name] = json.loads(path.read_text())
+    path.unlink()
+
+  ours, theirs = results.values()
+  print(f'\n{ours["parameters"]:,} parameters, {cfg.steps} steps of '
+        f'{cfg.batch} x {cfg.seq} bytes, {cfg.dtype}, {ours["device"]}')
+  print(f'{"attention":<30}{"tokens/s":>10}{"memory":>10}{"compile":>9}'
+        f'{"train":>8}{"test":>8}')
+  for name, r in results.items():
+    print(f'{RUNS[name]:<30}{r["tokens_per_s"]:>10,.0f}'
+          f'{r["memory"] / 2**20:>7,.0f} MB{r["compile_s"]:>7.1f} s'
+          f'{r["loss"][-1]:>8.4f}{r["test_loss"]:>8.4f}')
+  print(f'memory: {ours["memory_kind"]}; train, test: loss in nats per byte')
+
+  with open(args.out / 'loss.csv', 'w', newline='') as f:
+    rows = csv.writer(f)
+    rows.writerow(['step', *results])
+    rows.writerows(zip(range(1, cfg.steps + 1),
+                       *(r['loss'] for r in results.values())))
+  print(f'\nWhat the model writes after {PROMPT.decode()!r}:\n')
+  print((args.out / 'sample.txt').read_text())
+  if plot(results, args.out / 'loss.png'):
+    print(f'\nloss curves: {args.out / "loss.png"}')
+  else:
+    print('\nno loss.png: matplotlib is not installed')
+
+  worst = max(abs(a - b) for a, b in zip(ours['loss'], theirs['loss']))
+  same = worst <= cfg.limit  # False for NaN too
+  print(f'largest difference of the two losses: {worst:.2g} '
+        f'(limit {cfg.limit:g}): {"the same" if same else "THEY PART"}')
+  return 0 if same else 1
+
+
+if __name__ == '__main__':
+  sys.exit(main())
