@@ -1,0 +1,42 @@
+"""Reads configs/*.csv while Bazel loads, so that each row is an action.
+
+A changed row then recompiles one kernel, and a removed row leaves no trace.
+"""
+
+_KEY = ["op", "grade", "arch", "dtype", "dqk", "dv"]
+
+def _impl(repository_ctx):
+    path = repository_ctx.path(repository_ctx.attr.table)
+    header = None
+    rows = []
+    seen = {}
+    for line in repository_ctx.read(path).split("\n"):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        if header == None:
+            header = line
+            columns = line.split(",")
+            for column in _KEY:
+                if column not in columns:
+                    fail("%s: no column %s" % (path, column))
+            continue
+        cells = line.split(",")
+        if len(cells) != len(columns):
+            fail("%s: %d cells for %d columns: %s" % (path, len(cells), len(columns), line))
+        row = dict(zip(columns, cells))
+        symbol = "_".join([row[column] for column in ["op", "grade", "dtype", "dqk", "dv", "arch"]])
+        if symbol in seen:
+            fail("%s: %s stands twice" % (path, symbol))
+        seen[symbol] = True
+        rows.append("    struct(arch = %r, op = %r, symbol = %r, line = %r)," %
+                    (row["arch"], row["op"], symbol, line))
+    repository_ctx.file("BUILD.bazel", "")
+    repository_ctx.file("table.bzl", "\n".join(
+        ["HEADER = %r" % header, "ROWS = ["] + rows + ["]", ""],
+    ))
+
+kernel_table = repository_rule(
+    implementation = _impl,
+    attrs = {"table": attr.label(mandatory = True, allow_single_file = True)},
+)

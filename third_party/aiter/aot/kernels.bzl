@@ -1,0 +1,166 @@
+"""Rules that compile kernels ahead of time and make them C++ sources."""
+
+load("@aiter_kernel_table//:table.bzl", "HEADER", "ROWS")
+load(":archs.bzl", "ArchsInfo")
+
+KernelsInfo = provider(
+    doc = "Compiled kernels.",
+    fields = {
+        "descriptions": "JSON files, each beside its code object.",
+        "objects": "Code objects.",
+    },
+)
+
+def _family(op):
+    """mha_bwd_dq -> mha_bwd: kernels/mha_bwd*.py alone define it."""
+    return "_".join(op.split("_")[:2])
+
+def _triton_kernels_impl(ctx):
+    families = {_family(row.op): True for row in ROWS}
+    archs = ctx.attr._archs[ArchsInfo].archs
+    objects = []
+    descriptions = []
+    for row in ROWS:
+        if row.arch not in archs or not row.arch.startswith(ctx.attr.arch_prefix):
+            continue
+        if ctx.attr.symbols and row.symbol not in ctx.attr.symbols:
+            continue
+        stem = "%s/%s" % (ctx.label.name, row.symbol)
+        code = ctx.actions.declare_file(stem + ".co")
+        description = ctx.actions.declare_file(stem + ".json")
+        sources = [
+            source
+            for source in ctx.files.srcs
+            if source.basename.startswith(_family(row.op)) or
+               not [family for family in families if source.basename.startswith(family)]
+        ]
+        args = ctx.actions.args()
+        args.add("--header", HEADER)
+        args.add("--row", row.line)
+        args.add("--out-object", code)
+        args.add("--out-json", description)
+        ctx.actions.run(
+            executable = ctx.executable._compiler,
+            arguments = [args],
+            # The kernels are imported from the execution root.
+            env = {
+                "PATH": "/usr/bin:/bin",
+                "PYTHONPATH": ".",
+            },
+            inputs = sources,
+            mnemonic = "TritonAot",
+            outputs = [code, description],
+            progress_message = "Compiling kernel " + row.symbol,
+        )
+        objects.append(code)
+        descriptions.append(description)
+    return [
+        DefaultInfo(files = depset(objects + descriptions)),
+        KernelsInfo(objects = objects, descriptions = descriptions),
+    ]
+
+triton_kernels = rule(
+    implementation = _triton_kernels_impl,
+    doc = "Compiles each row of the kernel table that the build selects.",
+    attrs = {
+        "arch_prefix": attr.string(doc = "Only architectures so named."),
+        "srcs": attr.label_list(allow_files = [".py"], mandatory = True),
+        "symbols": attr.string_list(doc = "If given, only these kernels."),
+        "_archs": attr.label(default = "//third_party/aiter:archs"),
+        "_compiler": attr.label(
+            cfg = "exec",
+            default = "//third_party/aiter/aot:compile",
+            executable = True,
+        ),
+    },
+)
+
+def _descriptions(ctx):
+    return [
+        description
+        for target in ctx.attr.kernels
+        for description in target[KernelsInfo].descriptions
+    ]
+
+def _kernel_report_impl(ctx):
+    table = ctx.actions.declare_file(ctx.label.name + ".csv")
+    page = ctx.actions.declare_file(ctx.label.name + ".md")
+    descriptions = _descriptions(ctx)
+    args = ctx.actions.args()
+    args.use_param_file("@%s")
+    args.set_param_file_format("multiline")
+    args.add("--check")
+    args.add("--out-csv", table)
+    args.add("--out-md", page)
+    args.add_all(descriptions)
+    ctx.actions.run(
+        executable = ctx.executable._report,
+        arguments = [args],
+        inputs = descriptions,
+        mnemonic = "KernelReport",
+        outputs = [table, page],
+        progress_message = "Writing the table of kernels %s" % ctx.label,
+    )
+    return [DefaultInfo(files = depset([table, page]))]
+
+kernel_report = rule(
+    implementation = _kernel_report_impl,
+    doc = "The compiler's figures; fails if a kernel that must not spill does.",
+    attrs = {
+        "kernels": attr.label_list(mandatory = True, providers = [KernelsInfo]),
+        "_report": attr.label(
+            cfg = "exec",
+            default = "//third_party/aiter/aot:report",
+            executable = True,
+        ),
+    },
+)
+
+def _embedded_kernels_impl(ctx):
+    args = ctx.actions.args()
+    args.use_param_file("@%s")
+    args.set_param_file_format("multiline")
+    outputs = [
+        ctx.outputs.asm,
+        ctx.outputs.blob,
+        ctx.outputs.header,
+        ctx.outputs.inc,
+    ]
+    args.add("--out-asm", ctx.outputs.asm)
+    args.add("--out-blob", ctx.outputs.blob)
+    args.add("--out-header", ctx.outputs.header)
+    args.add("--out-inc", ctx.outputs.inc)
+    args.add_all(_descriptions(ctx))
+    objects = [
+        code
+        for target in ctx.attr.kernels
+        for code in target[KernelsInfo].objects
+    ]
+    ctx.actions.run(
+        executable = ctx.executable._embed,
+        arguments = [args],
+        # The report is an input so that a failing one stops the build.
+        inputs = _descriptions(ctx) + objects + ctx.files.report,
+        mnemonic = "EmbedKernels",
+        outputs = outputs,
+        progress_message = "Embedding kernels %s" % ctx.label,
+    )
+    return [DefaultInfo(files = depset(outputs))]
+
+embedded_kernels = rule(
+    implementation = _embedded_kernels_impl,
+    doc = "Code objects and their argument structs as C++ and assembly.",
+    attrs = {
+        "asm": attr.output(mandatory = True),
+        "blob": attr.output(mandatory = True),
+        "header": attr.output(mandatory = True),
+        "inc": attr.output(mandatory = True),
+        "kernels": attr.label_list(mandatory = True, providers = [KernelsInfo]),
+        "report": attr.label(mandatory = True),
+        "_embed": attr.label(
+            cfg = "exec",
+            default = "//third_party/aiter/aot:embed",
+            executable = True,
+        ),
+    },
+)

@@ -1,0 +1,4 @@
+"""rules_python's module of this name, over Bazel 4's own rule."""
+
+# buildifier: disable=native-py
+py_test = native.py_test
