@@ -61,11 +61,12 @@ def _ring(step, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _produce(q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full,
-             k_empty, v_full, v_empty, slot_b, head, head_k, q_row, k_row,
-             tile_lo, tile_hi, N: gl.constexpr, STAGES: gl.constexpr,
+def _produce(args, N: gl.constexpr, STAGES: gl.constexpr,
              WARPGROUPS: gl.constexpr):
   """Copies Q once, then every K and V tile from the last to the first."""
+  (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full, k_empty,
+   v_full, v_empty, slot_b, head, head_k, q_row, k_row, tile_lo,
+   tile_hi) = args
   if tile_hi > tile_lo:
     for w in gl.static_range(WARPGROUPS):
       mbarrier.expect(q_full.index(w), q_desc.nbytes_per_cta)
@@ -123,20 +124,20 @@ def _step(acc, p, m, l, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
   e = gl.exp2(s * scale - shift[:, None])
   alpha = gl.exp2(m * scale - shift)
   l = l * alpha + gl.sum(e, 1)
-  p_new = gl.convert_layout(e.to(p.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
   acc = warpgroup_mma_wait(0, deps=[acc])
   mbarrier.arrive(v_empty.index(vi))
+  p = gl.convert_layout(e.to(p.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
   acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
-  return acc, p_new, m_new, l
+  return acc, p, m_new, l
 
 
 @gluon.jit
-def _consume(w, q_smem, k_smem, v_smem, q_full, k_full, k_empty, v_full,
-             v_empty, out, lse, sink_logit, stride_o, row0, row_end,
-             seqlen_q, seqlen_k, off, window_left, window_right, scale_s, flags, tile_lo, tile_hi,
-             full_lo, full_hi, N: gl.constexpr, D: gl.constexpr,
+def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
              DV: gl.constexpr, STAGES: gl.constexpr):
   """Computes 64 query rows: an online softmax over the key tiles."""
+  (q_smem, k_smem, v_smem, q_full, k_full, k_empty, v_full, v_empty, out, lse,
+   sink_logit, stride_o, row0, row_end, seqlen_q, seqlen_k, off, window_left,
+   window_right, scale_s, flags, tile_lo, tile_hi, full_lo, full_hi) = args
   S_LAYOUT: gl.constexpr = _accumulator(N)
   O_LAYOUT: gl.constexpr = _accumulator(DV)
   P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -305,15 +306,21 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
 
   produce = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full,
              k_empty, v_full, v_empty, slot_b, head, head_k, q_row + row0,
-             k_row, tile_lo, tile_hi, N, STAGES, WARPGROUPS)
+             k_row, tile_lo, tile_hi)
   consume = (q_smem, k_smem, v_smem, q_full, k_full, k_empty, v_full, v_empty,
              out, lse, sink_logit, stride_o, row0, row_end, seqlen_q, seqlen_k,
              off, window_size_left, window_size_right, scale_s, flags, tile_lo,
-             tile_hi, full_lo, full_hi, N, D, DV, STAGES)
+             tile_hi, full_lo, full_hi)
   if WARPGROUPS == 2:
-    gl.warp_specialize([(_consume, (0,) + consume), (_consume, (1,) + consume),
-                        (_produce, produce)], [4, 1], [240, 24])
+    gl.warp_specialize([
+        (_consume, (0, consume, N, D, DV, STAGES)),
+        (_consume, (1, consume, N, D, DV, STAGES)),
+        (_produce, (produce, N, STAGES, WARPGROUPS)),
+    ], [4, 1], [232, 40])
   else:
-    gl.warp_specialize([(_consume, (0,) + consume), (_consume, (1,) + consume),
-                        (_consume, (2,) + consume), (_produce, produce)],
-                       [4, 4, 1], [160, 160, 24])
+    gl.warp_specialize([
+        (_consume, (0, consume, N, D, DV, STAGES)),
+        (_consume, (1, consume, N, D, DV, STAGES)),
+        (_consume, (2, consume, N, D, DV, STAGES)),
+        (_produce, (produce, N, STAGES, WARPGROUPS)),
+    ], [4, 4, 1], [160, 160, 32])

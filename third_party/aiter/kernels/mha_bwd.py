@@ -1,0 +1,683 @@
+# Copyright 2026 The AITER for JAX Authors. Licensed under Apache-2.0.
+"""Attention backward, without atomics: every sum has one owner.
+
+  mha_bwd_delta  delta = rowsum(dout * out) - dlse
+  mha_bwd_dkdv   dk, dv: a program owns TILE_N keys of one kv head and walks
+                 over the rows of every query head of its group
+  mha_bwd_dq     dq (and ALiBi's slopes, per row): owns TILE_M rows
+  mha_bwd_dbias  dbias: owns a TILE_M x TILE_N tile of the bias
+  mha_bwd_dsink  the sinks' gradient: owns one (batch, head)
+
+Probabilities are computed again from q, k and lse: p = exp(s - lse). With
+dropout's factor f (0 or 1 / (1 - p)), dv = (f p)^T dout, ds = p * (f * dout
+v^T - delta), then dq = scale * ds k and dk = scale * ds^T q.
+"""
+
+import triton
+import triton.language as tl
+
+from third_party.aiter.kernels import common
+
+
+@triton.jit
+def mha_bwd_delta(
+    out, do, dlse, delta,
+    stride_o, nhead_stride_o, batch_stride_o,
+    stride_do, nhead_stride_do, batch_stride_do,
+    nhead_stride_lse, batch_stride_lse,
+    batch, seqlen_q, nhead_q, hdim_v, flags,
+    TILE_M: tl.constexpr, BLOCK_DV: tl.constexpr,
+):
+  """delta = rowsum(dout * out) - dlse, for every row in memory.
+
+  Packed batches are one batch of seqlen_q = total rows.
+  Grid: (tiles of rows, heads, dense batches or 1).
+  """
+  m0 = tl.program_id(0) * TILE_M
+  head = tl.program_id(1).to(tl.int64)
+  b = tl.program_id(2).to(tl.int64)
+  row = m0.to(tl.int64)
+  rows_left = seqlen_q - m0
+  common.assume_stride(stride_o)
+  common.assume_stride(stride_do)
+  out += b * batch_stride_o + head * nhead_stride_o + row * stride_o
+  do += b * batch_stride_do + head * nhead_stride_do + row * stride_do
+  lse_offset = b * batch_stride_lse + head * nhead_stride_lse + row
+  o_tile = common.load_tile(
+      out, stride_o, rows_left, hdim_v, TILE_M, BLOCK_DV, True, True)
+  do_tile = common.load_tile(
+      do, stride_do, rows_left, hdim_v, TILE_M, BLOCK_DV, True, True)
+  total = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+  if flags & common.DLSE:
+    total -= common.load_rows(dlse + lse_offset, rows_left, 0.0, TILE_M)
+  rows = tl.arange(0, TILE_M)
+  tl.store(delta + lse_offset + rows, total, mask=rows < rows_left)
+
+
+@triton.jit
+def _load_lse(ptr, rows_left, ROWS: tl.constexpr):
+  """lse in base 2; +inf, which makes p zero, for rows without any key."""
+  lse = common.load_rows(ptr, rows_left, float("-inf"), ROWS)
+  return tl.where(lse == float("-inf"), float("inf"), lse * common.LOG2E)
+
+
+@triton.jit
+def _tile_gradient(
+    s, dp, lse_tile, delta_tile, bias, bias_f32, stride_bias, slope,
+    key0, key1, counter0, counter1, m0, n0, offset, len_q, len_k,
+    scale, logits_soft_cap, drop_threshold, rp_keep,
+    left, right, sink_tokens, flags,
+    MASKED: tl.constexpr, TRANSPOSED: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, GENERAL: tl.constexpr,
+):
+  """From q k^T and dout v^T of a tile to what its gradients need.
+
+  TRANSPOSED: tiles stand [TILE_N, TILE_M], lse and delta along their columns.
+
+  Returns:
+    p times dropout's factor; ds before the soft cap's derivative, which is
+    what bias and slopes see; ds after it, which q and k see.
+  """
+  if TRANSPOSED:
+    rows = m0 + tl.arange(0, TILE_M)[None, :]
+    cols = n0 + tl.arange(0, TILE_N)[:, None]
+    lse_tile = lse_tile[None, :]
+    delta_tile = delta_tile[None, :]
+  else:
+    rows = m0 + tl.arange(0, TILE_M)[:, None]
+    cols = n0 + tl.arange(0, TILE_N)[None, :]
+    lse_tile = lse_tile[:, None]
+    delta_tile = delta_tile[:, None]
+  capped = s
+  if GENERAL:
+    s *= scale
+    if logits_soft_cap > 0:
+      s = common.soft_cap(s, logits_soft_cap)
+    capped = s
+    if flags & common.HAS_BIAS:
+      if TRANSPOSED:
+        s = tl.trans(common.add_bias(
+            tl.trans(s), bias, bias_f32, stride_bias, m0, n0, len_q - m0,
+            len_k - n0, flags, TILE_M, TILE_N))
+      else:
+        s = common.add_bias(
+            s, bias, bias_f32, stride_bias, m0, n0, len_q - m0,
+            len_k - n0, flags, TILE_M, TILE_N)
+    if flags & common.ALIBI:
+      s -= slope * tl.abs(rows + offset - cols).to(tl.float32)
+    score_scale = common.LOG2E
+  else:
+    score_scale = scale * common.LOG2E
+  p = tl.exp2(s * score_scale - lse_tile)
+  if MASKED:
+    p = tl.where(
+        common.visible(
+            rows, cols, offset, len_k, left, right, sink_tokens, GENERAL),
+        p, 0.0)
+  p_dropped = p
+  if GENERAL:
+    if flags & common.DROPOUT:
+      factor = common.keep_scale(
+          m0, n0, key0, key1, counter0, counter1, drop_threshold, rp_keep,
+          TILE_M, TILE_N)
+      if TRANSPOSED:
+        factor = tl.trans(factor)
+      p_dropped = p * factor
+      dp = dp * factor
+  ds = p * (dp - delta_tile)
+  ds_scores = ds
+  if GENERAL:
+    if logits_soft_cap > 0:
+      t = capped / logits_soft_cap
+      ds_scores = ds * (1.0 - t * t)
+  return p_dropped, ds, ds_scores
+
+
+@triton.jit
+def _dkdv_step(
+    dk, dk_tail, dv, k_tile, k_tail, v_tile, tile,
+    q, do, lse, delta, stride_q, stride_do,
+    bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
+    n0, offset, len_q, len_k, hdim_q, hdim_v,
+    scale, logits_soft_cap, drop_threshold, rp_keep,
+    left, right, sink_tokens, flags,
+    MASKED: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
+    GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
+):
+  """Adds one tile of rows to dk and dv."""
+  m0 = tile * TILE_M
+  rows_left = len_q - m0
+  q_ptr = q + m0.to(tl.int64) * stride_q
+  do_ptr = do + m0.to(tl.int64) * stride_do
+  q_tile = common.load_tile(
+      q_ptr, stride_q, rows_left, hdim_q, TILE_M, HEAD, MASKED, GENERAL)
+  lse_tile = _load_lse(lse + m0, rows_left, TILE_M)
+  s = tl.dot(k_tile, tl.trans(q_tile))
+  q_tail = q_tile
+  if TAIL > 0:
+    q_tail = common.load_tile(
+        q_ptr + HEAD, stride_q, rows_left, hdim_q - HEAD,
+        TILE_M, TAIL, MASKED, GENERAL)
+    s = tl.dot(k_tail, tl.trans(q_tail), s)
+  do_tile = common.load_tile(
+      do_ptr, stride_do, rows_left, hdim_v, TILE_M, BLOCK_DV, MASKED, GENERAL)
+  delta_tile = common.load_rows(delta + m0, rows_left, 0.0, TILE_M)
+  dp = tl.dot(v_tile, tl.trans(do_tile))
+  p, _, ds = _tile_gradient(
+      s, dp, lse_tile, delta_tile, bias, bias_f32, stride_bias, slope,
+      key0, key1, counter0, counter1, m0, n0, offset, len_q, len_k,
+      scale, logits_soft_cap, drop_threshold, rp_keep,
+      left, right, sink_tokens, flags,
+      MASKED, True, TILE_M, TILE_N, GENERAL)
+  dv = tl.dot(common.cast(p, do_tile.dtype, CHEAP_CAST), do_tile, dv)
+  ds = common.cast(ds, q_tile.dtype, CHEAP_CAST)
+  dk = tl.dot(ds, q_tile, dk)
+  if TAIL > 0:
+    dk_tail = tl.dot(ds, q_tail, dk_tail)
+  return dk, dk_tail, dv
+
+
+@triton.jit
+def mha_bwd_dkdv(
+    q, k, v, do, lse, delta, dq, dk, dv, dbias, d_slopes,
+    bias, bias_f32, alibi_slopes, dropout_state,
+    cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
+    stride_q, nhead_stride_q, batch_stride_q,
+    stride_k, nhead_stride_k, batch_stride_k,
+    stride_v, nhead_stride_v, batch_stride_v,
+    stride_do, nhead_stride_do, batch_stride_do,
+    stride_dq, nhead_stride_dq, batch_stride_dq,
+    stride_dk, nhead_stride_dk, batch_stride_dk,
+    stride_dv, nhead_stride_dv, batch_stride_dv,
+    nhead_stride_lse, batch_stride_lse,
+    stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_dbias, nhead_stride_dbias, batch_stride_dbias,
+    batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
+    bias_batch, bias_nhead,
+    scale_s, logits_soft_cap, drop_threshold, rp_keep,
+    window_size_left, window_size_right, sink_tokens, min_seqlen_q, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
+    GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
+    HEADS_FIRST: tl.constexpr,
+):
+  """dk and dv of TILE_N keys of one kv head.
+
+  The arguments are those of mha_fwd (which see) and the gradients' own; the
+  three kernels that recompute the scores share this one list.
+  Grid: (tiles of keys, kv heads, batch), packed (slots, kv heads, 1);
+  HEADS_FIRST swaps the first two.
+  """
+  # First keys first: under a causal mask they have the most to do.
+  if HEADS_FIRST:
+    head_k = tl.program_id(0)
+    slot = tl.program_id(1)
+  else:
+    slot = tl.program_id(0)
+    head_k = tl.program_id(1)
+  index = tl.program_id(2)
+  tile_index = slot
+  if flags & common.VARLEN:
+    index, tile_index = common.find_sequence(slot, cu_seqlens_k, batch, TILE_N)
+  q_start, len_q = common.sequence_extent(
+      index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
+      common.CU_Q, common.CU_Q_PAD)
+  k_start, len_k = common.sequence_extent(
+      index, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
+      common.CU_K, common.CU_K_PAD)
+  keys_end = seqlen_k
+  if flags & common.VARLEN:
+    keys_end = len_k
+  if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):
+    len_q = 0
+  n0 = tile_index * TILE_N
+  if n0 >= keys_end:
+    return
+
+  common.assume_stride(stride_q)
+  common.assume_stride(stride_k)
+  common.assume_stride(stride_v)
+  common.assume_stride(stride_do)
+  common.assume_stride(stride_dk)
+  common.assume_stride(stride_dv)
+  b = index.to(tl.int64)
+  if flags & common.VARLEN:
+    b = tl.zeros([], tl.int64)
+  h = head_k.to(tl.int64)
+  row = (k_start + n0).to(tl.int64)
+  k += b * batch_stride_k + row * stride_k + h * nhead_stride_k
+  v += b * batch_stride_v + row * stride_v + h * nhead_stride_v
+  dk += b * batch_stride_dk + row * stride_dk + h * nhead_stride_dk
+  dv += b * batch_stride_dv + row * stride_dv + h * nhead_stride_dv
+  q += b * batch_stride_q + q_start.to(tl.int64) * stride_q
+  do += b * batch_stride_do + q_start.to(tl.int64) * stride_do
+  lse += b * batch_stride_lse + q_start
+  delta += b * batch_stride_lse + q_start
+
+  offset = len_k - len_q
+  if flags & common.TOP_LEFT:
+    offset = 0
+  keys_left = len_k - n0
+  k_tile = common.load_tile(
+      k, stride_k, keys_left, hdim_q, TILE_N, HEAD, True, GENERAL)
+  k_tail = k_tile
+  dk_tail = tl.zeros([TILE_N, TAIL if TAIL > 0 else 16], tl.float32)
+  if TAIL > 0:
+    k_tail = common.load_tile(
+        k + HEAD, stride_k, keys_left, hdim_q - HEAD,
+        TILE_N, TAIL, True, GENERAL)
+  v_tile = common.load_tile(
+      v, stride_v, keys_left, hdim_v, TILE_N, BLOCK_DV, True, GENERAL)
+  dk_tile = tl.zeros([TILE_N, HEAD], tl.float32)
+  dv_tile = tl.zeros([TILE_N, BLOCK_DV], tl.float32)
+
+  low, full_low, full_high, high = common.row_tiles(
+      n0, tl.minimum(n0 + TILE_N, len_k), offset, len_q,
+      window_size_left, window_size_right, sink_tokens, TILE_M, GENERAL)
+  group = nhead_q // nhead_k
+  for head in range(head_k * group, head_k * group + group):
+    slope = 0.0
+    key0 = tl.zeros([], tl.uint32)
+    key1 = tl.zeros([], tl.uint32)
+    counter0 = tl.zeros([], tl.uint32)
+    counter1 = tl.zeros([], tl.uint32)
+    bias_h = bias
+    bias_f32_h = bias_f32
+    if GENERAL:
+      bias_h += b * batch_stride_bias + head * nhead_stride_bias
+      bias_f32_h += b * batch_stride_bias + head * nhead_stride_bias
+      if flags & common.ALIBI:
+        slope = tl.load(alibi_slopes + index * nhead_q + head)
+      if flags & common.DROPOUT:
+        state = dropout_state + (index * nhead_q + head) * 4
+        key0 = tl.load(state)
+        key1 = tl.load(state + 1)
+        counter0 = tl.load(state + 2)
+        counter1 = tl.load(state + 3)
+    q_h = q + head.to(tl.int64) * nhead_stride_q
+    do_h = do + head.to(tl.int64) * nhead_stride_do
+    lse_h = lse + head * nhead_stride_lse
+    delta_h = delta + head * nhead_stride_lse
+    for tile in range(full_low, full_high):
+      dk_tile, dk_tail, dv_tile = _dkdv_step(
+          dk_tile, dk_tail, dv_tile, k_tile, k_tail, v_tile, tile,
+          q_h, do_h, lse_h, delta_h, stride_q, stride_do,
+          bias_h, bias_f32_h, stride_bias, slope,
+          key0, key1, counter0, counter1,
+          n0, offset, len_q, len_k, hdim_q, hdim_v,
+          scale_s, logits_soft_cap, drop_threshold, rp_keep,
+          window_size_left, window_size_right, sink_tokens, flags,
+          False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST)
+    cut_left = full_low - low
+    for step in range(0, cut_left + high - full_high):
+      tile = tl.where(step < cut_left, low, full_high - cut_left) + step
+      dk_tile, dk_tail, dv_tile = _dkdv_step(
+          dk_tile, dk_tail, dv_tile, k_tile, k_tail, v_tile, tile,
+          q_h, do_h, lse_h, delta_h, stride_q, stride_do,
+          bias_h, bias_f32_h, stride_bias, slope,
+          key0, key1, counter0, counter1,
+          n0, offset, len_q, len_k, hdim_q, hdim_v,
+          scale_s, logits_soft_cap, drop_threshold, rp_keep,
+          window_size_left, window_size_right, sink_tokens, flags,
+          True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST)
+
+  # Padding after a dense sequence gets zeros.
+  live = (tl.arange(0, TILE_N) < keys_left)[:, None]
+  common.store_tile(
+      dv, tl.where(live, dv_tile, 0.0), stride_dv, keys_end - n0, hdim_v,
+      TILE_N, BLOCK_DV)
+  common.store_tile(
+      dk, tl.where(live, dk_tile * scale_s, 0.0), stride_dk, keys_end - n0,
+      hdim_q, TILE_N, HEAD)
+  if TAIL > 0:
+    common.store_tile(
+        dk + HEAD, tl.where(live, dk_tail * scale_s, 0.0), stride_dk,
+        keys_end - n0, hdim_q - HEAD, TILE_N, TAIL)
+
+
+@triton.jit
+def _dq_step(
+    dq, dq_tail, dslope, q_tile, q_tail, do_tile, lse_tile, delta_tile, tile,
+    k, v, stride_k, stride_v,
+    bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
+    m0, offset, len_q, len_k, hdim_q, hdim_v,
+    scale, logits_soft_cap, drop_threshold, rp_keep,
+    left, right, sink_tokens, flags,
+    MASKED: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
+    GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
+):
+  """Adds one tile of keys to dq, and to the slopes' gradient of each row."""
+  n0 = tile * TILE_N
+  keys_left = len_k - n0
+  k_ptr = k + n0.to(tl.int64) * stride_k
+  v_ptr = v + n0.to(tl.int64) * stride_v
+  k_tile = common.load_tile(
+      k_ptr, stride_k, keys_left, hdim_q, TILE_N, HEAD, MASKED, GENERAL)
+  s = tl.dot(q_tile, tl.trans(k_tile))
+  k_tail = k_tile
+  if TAIL > 0:
+    k_tail = common.load_tile(
+        k_ptr + HEAD, stride_k, keys_left, hdim_q - HEAD,
+        TILE_N, TAIL, MASKED, GENERAL)
+    s = tl.dot(q_tail, tl.trans(k_tail), s)
+  v_tile = common.load_tile(
+      v_ptr, stride_v, keys_left, hdim_v, TILE_N, BLOCK_DV, MASKED, GENERAL)
+  dp = tl.dot(do_tile, tl.trans(v_tile))
+  _, ds_bias, ds = _tile_gradient(
+      s, dp, lse_tile, delta_tile, bias, bias_f32, stride_bias, slope,
+      key0, key1, counter0, counter1, m0, n0, offset, len_q, len_k,
+      scale, logits_soft_cap, drop_threshold, rp_keep,
+      left, right, sink_tokens, flags,
+      MASKED, False, TILE_M, TILE_N, GENERAL)
+  if GENERAL:
+    if flags & common.ALIBI:
+      rows = m0 + tl.arange(0, TILE_M)[:, None]
+      cols = n0 + tl.arange(0, TILE_N)[None, :]
+      dslope -= tl.sum(
+          ds_bias * tl.abs(rows + offset - cols).to(tl.float32), 1)
+  ds = common.cast(ds, k_tile.dtype, CHEAP_CAST)
+  dq = tl.dot(ds, k_tile, dq)
+  if TAIL > 0:
+    dq_tail = tl.dot(ds, k_tail, dq_tail)
+  return dq, dq_tail, dslope
+
+
+@triton.jit
+def mha_bwd_dq(
+    q, k, v, do, lse, delta, dq, dk, dv, dbias, d_slopes,
+    bias, bias_f32, alibi_slopes, dropout_state,
+    cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
+    stride_q, nhead_stride_q, batch_stride_q,
+    stride_k, nhead_stride_k, batch_stride_k,
+    stride_v, nhead_stride_v, batch_stride_v,
+    stride_do, nhead_stride_do, batch_stride_do,
+    stride_dq, nhead_stride_dq, batch_stride_dq,
+    stride_dk, nhead_stride_dk, batch_stride_dk,
+    stride_dv, nhead_stride_dv, batch_stride_dv,
+    nhead_stride_lse, batch_stride_lse,
+    stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_dbias, nhead_stride_dbias, batch_stride_dbias,
+    batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
+    bias_batch, bias_nhead,
+    scale_s, logits_soft_cap, drop_threshold, rp_keep,
+    window_size_left, window_size_right, sink_tokens, min_seqlen_q, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
+    GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
+    HEADS_FIRST: tl.constexpr,
+):
+  """dq of TILE_M rows of one head; with ALiBi also d_slopes of each row.
+
+  Arguments: mha_bwd_dkdv's; d_slopes lies like lse. Grid: mha_fwd's.
+  """
+  if HEADS_FIRST:
+    head = tl.program_id(0)
+    slot = tl.num_programs(1) - 1 - tl.program_id(1)
+  else:
+    # Last rows first: under a causal mask they have the most to do.
+    slot = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+  index = tl.program_id(2)
+  tile_index = slot
+  if flags & common.VARLEN:
+    index, tile_index = common.find_sequence(slot, cu_seqlens_q, batch, TILE_M)
+  q_start, len_q = common.sequence_extent(
+      index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
+      common.CU_Q, common.CU_Q_PAD)
+  k_start, len_k = common.sequence_extent(
+      index, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
+      common.CU_K, common.CU_K_PAD)
+  rows_end = seqlen_q
+  if flags & common.VARLEN:
+    rows_end = len_q
+  if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):
+    len_q = 0
+  m0 = tile_index * TILE_M
+  if m0 >= rows_end:
+    return
+
+  common.assume_stride(stride_q)
+  common.assume_stride(stride_k)
+  common.assume_stride(stride_v)
+  common.assume_stride(stride_do)
+  common.assume_stride(stride_dq)
+  b = index.to(tl.int64)
+  if flags & common.VARLEN:
+    b = tl.zeros([], tl.int64)
+  head_k = (head // (nhead_q // nhead_k)).to(tl.int64)
+  h = head.to(tl.int64)
+  row = (q_start + m0).to(tl.int64)
+  q += b * batch_stride_q + row * stride_q + h * nhead_stride_q
+  do += b * batch_stride_do + row * stride_do + h * nhead_stride_do
+  dq += b * batch_stride_dq + row * stride_dq + h * nhead_stride_dq
+  lse_offset = b * batch_stride_lse + h * nhead_stride_lse + row
+  k += (b * batch_stride_k + k_start.to(tl.int64) * stride_k
+        + head_k * nhead_stride_k)
+  v += (b * batch_stride_v + k_start.to(tl.int64) * stride_v
+        + head_k * nhead_stride_v)
+
+  offset = len_k - len_q
+  if flags & common.TOP_LEFT:
+    offset = 0
+  slope = 0.0
+  key0 = tl.zeros([], tl.uint32)
+  key1 = tl.zeros([], tl.uint32)
+  counter0 = tl.zeros([], tl.uint32)
+  counter1 = tl.zeros([], tl.uint32)
+  if GENERAL:
+    bias += b * batch_stride_bias + head * nhead_stride_bias
+    bias_f32 += b * batch_stride_bias + head * nhead_stride_bias
+    if flags & common.ALIBI:
+      slope = tl.load(alibi_slopes + index * nhead_q + head)
+    if flags & common.DROPOUT:
+      state = dropout_state + (index * nhead_q + head) * 4
+      key0 = tl.load(state)
+      key1 = tl.load(state + 1)
+      counter0 = tl.load(state + 2)
+      counter1 = tl.load(state + 3)
+
+  m1 = tl.minimum(m0 + TILE_M, len_q)
+  sink_tiles, low, full_low, full_high, high = common.key_tiles(
+      m0, m1, offset, len_k, window_size_left, window_size_right, sink_tokens,
+      TILE_N, GENERAL)
+  rows_left = len_q - m0
+  q_tile = common.load_tile(
+      q, stride_q, rows_left, hdim_q, TILE_M, HEAD, True, GENERAL)
+  q_tail = q_tile
+  dq_tail = tl.zeros([TILE_M, TAIL if TAIL > 0 else 16], tl.float32)
+  if TAIL > 0:
+    q_tail = common.load_tile(
+        q + HEAD, stride_q, rows_left, hdim_q - HEAD,
+        TILE_M, TAIL, True, GENERAL)
+  do_tile = common.load_tile(
+      do, stride_do, rows_left, hdim_v, TILE_M, BLOCK_DV, True, GENERAL)
+  lse_tile = _load_lse(lse + lse_offset, rows_left, TILE_M)
+  delta_tile = common.load_rows(delta + lse_offset, rows_left, 0.0, TILE_M)
+  dq_tile = tl.zeros([TILE_M, HEAD], tl.float32)
+  dslope = tl.zeros([TILE_M], tl.float32)
+
+  for tile in range(full_low, full_high):
+    dq_tile, dq_tail, dslope = _dq_step(
+        dq_tile, dq_tail, dslope, q_tile, q_tail, do_tile, lse_tile,
+        delta_tile, tile, k, v, stride_k, stride_v,
+        bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
+        m0, offset, len_q, len_k, hdim_q, hdim_v,
+        scale_s, logits_soft_cap, drop_threshold, rp_keep,
+        window_size_left, window_size_right, sink_tokens, flags,
+        False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST)
+  cut_left = sink_tiles + full_low - low
+  for step in range(0, cut_left + high - full_high):
+    tile = tl.where(
+        step < sink_tiles, step,
+        tl.where(step < cut_left, low - sink_tiles, full_high - cut_left)
+        + step)
+    dq_tile, dq_tail, dslope = _dq_step(
+        dq_tile, dq_tail, dslope, q_tile, q_tail, do_tile, lse_tile,
+        delta_tile, tile, k, v, stride_k, stride_v,
+        bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
+        m0, offset, len_q, len_k, hdim_q, hdim_v,
+        scale_s, logits_soft_cap, drop_threshold, rp_keep,
+        window_size_left, window_size_right, sink_tokens, flags,
+        True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST)
+
+  # Padding after a dense sequence gets zeros.
+  rows = tl.arange(0, TILE_M)
+  live = (rows < rows_left)[:, None]
+  common.store_tile(
+      dq, tl.where(live, dq_tile * scale_s, 0.0), stride_dq, rows_end - m0,
+      hdim_q, TILE_M, HEAD)
+  if TAIL > 0:
+    common.store_tile(
+        dq + HEAD, tl.where(live, dq_tail * scale_s, 0.0), stride_dq,
+        rows_end - m0, hdim_q - HEAD, TILE_M, TAIL)
+  if GENERAL:
+    if flags & common.ALIBI:
+      tl.store(
+          d_slopes + lse_offset + rows,
+          tl.where(rows < rows_left, dslope, 0.0), mask=rows < rows_end - m0)
+
+
+@triton.jit
+def mha_bwd_dbias(
+    q, k, v, do, lse, delta, dq, dk, dv, dbias, d_slopes,
+    bias, bias_f32, alibi_slopes, dropout_state,
+    cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
+    stride_q, nhead_stride_q, batch_stride_q,
+    stride_k, nhead_stride_k, batch_stride_k,
+    stride_v, nhead_stride_v, batch_stride_v,
+    stride_do, nhead_stride_do, batch_stride_do,
+    stride_dq, nhead_stride_dq, batch_stride_dq,
+    stride_dk, nhead_stride_dk, batch_stride_dk,
+    stride_dv, nhead_stride_dv, batch_stride_dv,
+    nhead_stride_lse, batch_stride_lse,
+    stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_dbias, nhead_stride_dbias, batch_stride_dbias,
+    batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
+    bias_batch, bias_nhead,
+    scale_s, logits_soft_cap, drop_threshold, rp_keep,
+    window_size_left, window_size_right, sink_tokens, min_seqlen_q, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
+    CHEAP_CAST: tl.constexpr,
+):
+  """dbias, float32: ds summed over the batches and heads that share the bias.
+
+  Arguments: mha_bwd_dkdv's. Dense batches only; the bias is
+  [bias_batch, bias_nhead, seqlen_q, seqlen_k], each of the first two 1 or full.
+  Every element is written. Grid: (tiles of keys, tiles of rows,
+  bias_batch * bias_nhead).
+  """
+  n0 = tl.program_id(0) * TILE_N
+  m0 = tl.program_id(1) * TILE_M
+  bias_b = tl.program_id(2) // bias_nhead
+  bias_h = tl.program_id(2) % bias_nhead
+  common.assume_stride(stride_q)
+  common.assume_stride(stride_k)
+  common.assume_stride(stride_v)
+  common.assume_stride(stride_do)
+  rows = m0 + tl.arange(0, TILE_M)[:, None]
+  cols = n0 + tl.arange(0, TILE_N)[None, :]
+  heads = nhead_q // bias_nhead
+  total = tl.zeros([TILE_M, TILE_N], tl.float32)
+  for i in range(0, (batch // bias_batch) * heads):
+    index = bias_b + i // heads * bias_batch
+    head = bias_h + i % heads * bias_nhead
+    q_start, len_q = common.sequence_extent(
+        index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
+        common.CU_Q, common.CU_Q_PAD)
+    k_start, len_k = common.sequence_extent(
+        index, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
+        common.CU_K, common.CU_K_PAD)
+    if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):
+      len_q = 0
+    offset = len_k - len_q
+    if flags & common.TOP_LEFT:
+      offset = 0
+    sink_tiles, low, _full_low, _full_high, high = common.key_tiles(
+        m0, tl.minimum(m0 + TILE_M, len_q), offset, len_k, window_size_left,
+        window_size_right, sink_tokens, TILE_N, True)
+    tile = n0 // TILE_N
+    if (tile < sink_tiles) | ((tile >= low) & (tile < high)):
+      b = index.to(tl.int64)
+      h = head.to(tl.int64)
+      head_k = (head // (nhead_q // nhead_k)).to(tl.int64)
+      row = m0.to(tl.int64)
+      key = n0.to(tl.int64)
+      q_ptr = q + b * batch_stride_q + row * stride_q + h * nhead_stride_q
+      do_ptr = do + b * batch_stride_do + row * stride_do + h * nhead_stride_do
+      k_ptr = k + b * batch_stride_k + key * stride_k + head_k * nhead_stride_k
+      v_ptr = v + b * batch_stride_v + key * stride_v + head_k * nhead_stride_v
+      lse_offset = b * batch_stride_lse + h * nhead_stride_lse + row
+      bias_offset = b * batch_stride_bias + h * nhead_stride_bias
+      slope = 0.0
+      key0 = tl.zeros([], tl.uint32)
+      key1 = tl.zeros([], tl.uint32)
+      counter0 = tl.zeros([], tl.uint32)
+      counter1 = tl.zeros([], tl.uint32)
+      if flags & common.ALIBI:
+        slope = tl.load(alibi_slopes + index * nhead_q + head)
+      if flags & common.DROPOUT:
+        state = dropout_state + (index * nhead_q + head) * 4
+        key0 = tl.load(state)
+        key1 = tl.load(state + 1)
+        counter0 = tl.load(state + 2)
+        counter1 = tl.load(state + 3)
+      q_tile = common.load_tile(
+          q_ptr, stride_q, len_q - m0, hdim_q, TILE_M, HEAD, True, True)
+      k_tile = common.load_tile(
+          k_ptr, stride_k, len_k - n0, hdim_q, TILE_N, HEAD, True, True)
+      s = tl.dot(q_tile, tl.trans(k_tile))
+      do_tile = common.load_tile(
+          do_ptr, stride_do, len_q - m0, hdim_v, TILE_M, BLOCK_DV, True, True)
+      v_tile = common.load_tile(
+          v_ptr, stride_v, len_k - n0, hdim_v, TILE_N, BLOCK_DV, True, True)
+      dp = tl.dot(do_tile, tl.trans(v_tile))
+      lse_tile = _load_lse(lse + lse_offset, len_q - m0, TILE_M)
+      delta_tile = common.load_rows(
+          delta + lse_offset, len_q - m0, 0.0, TILE_M)
+      _p, ds, _ds_scores = _tile_gradient(
+          s, dp, lse_tile, delta_tile, bias + bias_offset,
+          bias_f32 + bias_offset, stride_bias, slope,
+          key0, key1, counter0, counter1, m0, n0, offset, len_q, len_k,
+          scale_s, logits_soft_cap, drop_threshold, rp_keep,
+          window_size_left, window_size_right, sink_tokens, flags,
+          True, False, TILE_M, TILE_N, True)
+      total += ds
+  dbias += (bias_b.to(tl.int64) * batch_stride_dbias
+            + bias_h.to(tl.int64) * nhead_stride_dbias
+            + m0.to(tl.int64) * stride_dbias + n0)
+  r = rows - m0
+  c = cols - n0
+  tl.store(
+      dbias + (r * stride_dbias + c), total,
+      mask=(rows < seqlen_q) & (cols < seqlen_k))
+
+
+@triton.jit
+def mha_bwd_dsink(
+    lse, delta, sink, d_sink, cu_seqlens_q, cu_seqlens_q_padded,
+    nhead_stride_lse, batch_stride_lse,
+    batch, seqlen_q, nhead_q, min_seqlen_q, flags,
+    TILE_M: tl.constexpr,
+):
+  """d_sink = -sum over rows of exp(sink - lse) * delta. Grid: (heads, batch)."""
+  head = tl.program_id(0)
+  index = tl.program_id(1)
+  start, len_q = common.sequence_extent(
+      index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
+      common.CU_Q, common.CU_Q_PAD)
+  if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):
+    len_q = 0
+  first = head * nhead_stride_lse + start
+  if (flags & common.VARLEN) == 0:
+    first += index * batch_stride_lse
+  logit = tl.load(sink + index * nhead_q + head)
+  total = tl.zeros([TILE_M], tl.float32)
+  for m0 in range(0, len_q, TILE_M):
+    lse_tile = _load_lse(lse + first + m0, len_q - m0, TILE_M)
+    delta_tile = common.load_rows(
+        delta + first + m0, len_q - m0, 0.0, TILE_M)
+    total -= tl.exp2(logit * common.LOG2E - lse_tile) * delta_tile
+  tl.store(d_sink + index * nhead_q + head, tl.sum(total, 0))

@@ -1,0 +1,20 @@
+#include "third_party/aiter/src/kernel_table.h"
+
+#include "aiter/kernels.h"
+
+namespace aiter {
+namespace {
+
+#include "aiter/kernels.inc"
+
+}  // namespace
+
+const KernelTable& GetKernelTable() {
+  static constexpr KernelTable kTable = {
+      kEmbeddedPlatform, kEmbeddedKernels,
+      sizeof(kEmbeddedKernels) / sizeof(kEmbeddedKernels[0]),
+      aiter_kernels_blob};
+  return kTable;
+}
+
+}  // namespace aiter

@@ -1,0 +1,105 @@
+// The table of embedded kernels; aot/embed.py writes its rows.
+#ifndef AITER_SRC_KERNEL_TABLE_H_
+#define AITER_SRC_KERNEL_TABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "aiter/mha.h"
+#include "third_party/aiter/src/driver.h"
+
+namespace aiter {
+
+// What a problem asks of a kernel. The low bits are the kernels' own argument
+// `flags` (kernels/common.py has the same list); the high ones only select.
+enum Feature : uint32_t {
+  kFeatureBias = 1 << 0,
+  kFeatureBiasF32 = 1 << 1,
+  kFeatureAlibi = 1 << 2,
+  kFeatureSink = 1 << 3,
+  kFeatureDropout = 1 << 4,
+  kFeatureVarlen = 1 << 5,  // Packed.
+  kFeatureCuQ = 1 << 6,
+  kFeatureCuK = 1 << 7,
+  kFeatureCuQPadded = 1 << 8,
+  kFeatureCuKPadded = 1 << 9,
+  kFeatureTopLeft = 1 << 10,
+  kFeatureDlse = 1 << 11,
+  kKernelFlagsMask = (1 << 12) - 1,
+
+  kFeatureSoftCap = 1 << 16,
+  kFeatureSinkTokens = 1 << 17,
+  kFeatureWindow = 1 << 18,  // Either side bounded; causal is one.
+  kFeatureMinSeqlen = 1 << 19,
+  kFeatureNoKeys = 1 << 20,          // seqlen_k is 0.
+  kFeatureNonPositiveScale = 1 << 21,
+  kFeatureCuSeqlens = kFeatureCuQ | kFeatureCuK,
+};
+
+// What a dimension of the grid counts.
+enum class GridAxis : uint8_t {
+  kNone,  // 1
+  kTileM,
+  kTileN,
+  kNheadQ,
+  kNheadK,
+  kBatch,
+  kBiasBatch,
+  kBiasNhead,
+};
+
+// Which tensor a tensor map describes, and its box. The map has four
+// dimensions, outermost first: batch (1 if packed), head, row, head dimension.
+enum class TensorId : uint8_t { kQ, kK, kV, kO, kDo, kDq, kDk, kDv };
+
+struct TensorMapSpec {
+  TensorId tensor;
+  uint16_t box_rows;
+  uint16_t box_cols;
+  uint16_t swizzle_bytes;  // 0, 32, 64 or 128
+};
+
+struct KernelInfo {
+  const char* symbol;
+  const char* op;
+  const char* grade;  // "fast" wants the exact head dims, "general" up to them.
+  const char* arch;
+  DataType data_type;
+  int16_t hdim_q;  // 0 where the operation has none.
+  int16_t hdim_v;
+  uint32_t excludes;  // Features that the kernel cannot serve.
+  int16_t tile_m;
+  int16_t tile_n;
+  int threads;
+  int shared_bytes;
+  GridAxis grid[3];
+  // Where the compressed code object lies in the table's blob.
+  size_t offset;
+  size_t compressed_bytes;
+  size_t object_bytes;
+  // Writes the kernel's argument buffer from the operator's parameters.
+  size_t args_bytes;
+  void (*pack)(const void* params, const TensorMap* maps, void* buffer);
+  const TensorMapSpec* tensor_maps;
+  int num_tensor_maps;
+};
+
+struct KernelTable {
+  Platform platform;
+  const KernelInfo* kernels;
+  int num_kernels;
+  const uint8_t* blob;
+
+  const KernelInfo* begin() const { return kernels; }
+  const KernelInfo* end() const { return kernels + num_kernels; }
+};
+
+// Bounds of what `pack` writes and of a kernel's tensor maps.
+inline constexpr size_t kMaxArgsBytes = 2048;
+inline constexpr int kMaxTensorMaps = 8;
+
+const KernelTable& GetKernelTable();
+
+}  // namespace aiter
+
+#endif  // AITER_SRC_KERNEL_TABLE_H_
