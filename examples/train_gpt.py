@@ -25,9 +25,11 @@ import sys
 import sysconfig
 import time
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+
+import jax
+from jax.experimental import aiter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +65,6 @@ def attention(name: str):
   """Returns causal attention over q [b,s,hq,d] and k, v [b,s,hk,d]."""
   if name == 'jax':
     return functools.partial(jax.nn.dot_product_attention, is_causal=True)
-  from jax.experimental import aiter
-
   return functools.partial(aiter.flash_attn_func, causal=True)
 
 
@@ -80,10 +80,10 @@ def init(cfg: Config, key: jax.Array) -> dict:
     'up': (n, w, 4 * w),
     'down': (n, 4 * w, w),
   }
+  keys = dict(zip(shapes, jax.random.split(key, len(shapes)), strict=True))
   params = {
-    name: jax.random.normal(k, shape) * 0.02
-    for k, (name, shape) in zip(jax.random.split(key, len(shapes)),
-                                shapes.items())
+    name: jax.random.normal(keys[name], shape) * 0.02
+    for name, shape in shapes.items()
   }
   for name in ('o', 'down'):  # so that the sum over layers keeps its size
     params[name] /= math.sqrt(2 * n)
@@ -263,17 +263,14 @@ def train(name: str, cfg: Config, seed: int, out: pathlib.Path) -> None:
 def plot(results: dict, path: pathlib.Path) -> bool:
   """Draws both loss curves and their difference; False without matplotlib."""
   try:
-    import matplotlib
+    from matplotlib.figure import Figure  # noqa: PLC0415
   except ImportError:
     return False
-  matplotlib.use('Agg')
-  import matplotlib.pyplot as plt
 
-  fig, (top, bottom) = plt.subplots(
-    2, sharex=True, figsize=(7, 5), height_ratios=(3, 1), layout='constrained')
-  for (name, r), style in zip(results.items(), ({'lw': 4, 'alpha': 0.4},
-                                                {'lw': 1, 'color': 'black'})):
-    top.plot(r['loss'], label=RUNS[name], **style)
+  fig = Figure(figsize=(7, 5), layout='constrained')
+  top, bottom = fig.subplots(2, sharex=True, height_ratios=(3, 1))
+  top.plot(results['aiter']['loss'], lw=4, alpha=0.4, label=RUNS['aiter'])
+  top.plot(results['jax']['loss'], lw=1, color='black', label=RUNS['jax'])
   top.set(ylabel='loss, nats per byte', title='One model, two attentions')
   top.legend()
   a, b = (np.array(r['loss']) for r in results.values())
@@ -302,12 +299,12 @@ def main() -> int:
     return 0
 
   results = {}
-  for name in RUNS:  # one after the other: each has the machine to itself
+  for name, function in RUNS.items():  # in turn: each has the machine alone
     command = [sys.executable, __file__, '--run', name, '--preset', args.preset,
                '--steps', str(cfg.steps), '--out', args.out,
                '--seed', str(args.seed)]
     if subprocess.run(command).returncode:
-      print(f'the run with {RUNS[name]} failed', file=sys.stderr)
+      print(f'the run with {function} failed', file=sys.stderr)
       return 1
     path = args.out / f'{name}.json'
     results[name] = json.loads(path.read_text())
@@ -328,7 +325,7 @@ def main() -> int:
     rows = csv.writer(f)
     rows.writerow(['step', *results])
     rows.writerows(zip(range(1, cfg.steps + 1),
-                       *(r['loss'] for r in results.values())))
+                       *(r['loss'] for r in results.values()), strict=True))
   print(f'\nWhat the model writes after {PROMPT.decode()!r}:\n')
   print((args.out / 'sample.txt').read_text())
   if plot(results, args.out / 'loss.png'):
@@ -336,7 +333,7 @@ def main() -> int:
   else:
     print('\nno loss.png: matplotlib is not installed')
 
-  worst = max(abs(a - b) for a, b in zip(ours['loss'], theirs['loss']))
+  worst = float(np.max(np.abs(np.subtract(ours['loss'], theirs['loss']))))
   same = worst <= cfg.limit  # False for NaN too
   print(f'largest difference of the two losses: {worst:.2g} '
         f'(limit {cfg.limit:g}): {"the same" if same else "THEY PART"}')

@@ -1,0 +1,87 @@
+"""The attention problems that are timed, as data: benchmarks and docs read it.
+
+  python shapes.py      prints the list as a Markdown table
+"""
+
+from typing import NamedTuple
+
+
+class Attention(NamedTuple):
+  """One problem; `lengths` makes it a packed batch of that many sequences."""
+
+  name: str
+  batch: int
+  q_heads: int
+  kv_heads: int
+  seq: int  # of queries and of keys; packed: of all sequences together
+  head_dim: int
+  causal: bool = False
+  window: int = 0  # keys a row sees at most; 0: no window
+  lengths: tuple[int, ...] = ()
+
+  def visible(self) -> int:
+    """Returns how many (row, key) pairs are not masked, in all of the batch."""
+    pairs = 0
+    for n in self.lengths or (self.seq,) * self.batch:
+      w = min(self.window or n, n)
+      # Row i of a causal window sees min(i + 1, w) keys.
+      pairs += w * (w + 1) // 2 + (n - w) * w if self.causal else n * n
+    return pairs
+
+  def flops(self, backward: bool) -> float:
+    """Two matrix products of 2 flops a pair forward, five of them backward."""
+    products = 5 if backward else 2
+    return 2.0 * products * self.visible() * self.q_heads * self.head_dim
+
+
+# Lengths as a packed batch of documents has them: few long, many short.
+SKEWED = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 64)
+
+_BASE = [
+  ('d128', 4, 16, 16, 4096, 128),
+  ('d128_long', 1, 16, 16, 16384, 128),
+  ('d64', 4, 32, 32, 4096, 64),
+  ('d256', 4, 8, 8, 4096, 256),
+  ('gqa8', 4, 16, 2, 4096, 128),
+]
+
+ATTENTION = [
+  *(Attention(name, *size) for name, *size in _BASE),
+  *(Attention(f'{name}_causal', *size, causal=True) for name, *size in _BASE),
+  *(
+    Attention(f'window{w}', 1, 16, 16, 16384, 128, causal=True, window=w)
+    for w in (1024, 4096)
+  ),
+  Attention('varlen', 1, 16, 16, sum(SKEWED), 128, lengths=SKEWED),
+  Attention(
+    'varlen_causal', 1, 16, 16, sum(SKEWED), 128, causal=True, lengths=SKEWED
+  ),
+]
+
+# Small ones that a CPU runs in seconds, one of each kind.
+SMOKE = [
+  Attention('smoke', 2, 4, 4, 128, 32),
+  Attention('smoke_causal', 2, 4, 2, 128, 64, causal=True),
+  Attention('smoke_window', 1, 2, 2, 256, 32, causal=True, window=32),
+  Attention('smoke_varlen', 1, 2, 2, 112, 32, causal=True,
+            lengths=(64, 32, 16)),
+]
+
+
+def markdown() -> str:
+  """Returns ATTENTION as a Markdown table."""
+  rows = ['| name | batch | q heads | kv heads | sequence | head dim | mask |',
+          '|---|---|---|---|---|---|---|']
+  for s in ATTENTION:
+    mask = 'causal' if s.causal else 'none'
+    if s.window:
+      mask += f', window {s.window}'
+    seq = f'{s.seq} = {" + ".join(map(str, s.lengths))}' if s.lengths else s.seq
+    batch = len(s.lengths) or s.batch
+    rows.append(f'| {s.name} | {batch} | {s.q_heads} | {s.kv_heads} | {seq} '
+                f'| {s.head_dim} | {mask} |')
+  return '\n'.join(rows)
+
+
+if __name__ == '__main__':
+  print(markdown())
