@@ -276,7 +276,8 @@ def mha_bwd_dkdv(
       n0, tl.minimum(n0 + TILE_N, len_k), offset, len_q,
       window_size_left, window_size_right, sink_tokens, TILE_M, GENERAL)
   group = nhead_q // nhead_k
-  for head in range(head_k * group, head_k * group + group):
+  for i in range(0, group):
+    head = head_k * group + i
     slope = 0.0
     key0 = tl.zeros([], tl.uint32)
     key1 = tl.zeros([], tl.uint32)

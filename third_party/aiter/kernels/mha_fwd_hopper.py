@@ -8,6 +8,8 @@ one, so that exponentials hide behind products.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
@@ -39,14 +41,21 @@ def _store_layout(n):
   return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
 
 
+@gluon.constexpr_function
+def _copy_layout(n):
+  """Returns a layout for one warp copying 8 rows of n values."""
+  lanes = min(n // 8, 32)
+  return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [1, 1], [1, 0])
+
+
 @gluon.jit
-def _find_sequence(cu_seqlens_q, batch, slot, TILE: gl.constexpr):
+def _find_sequence(cu_seqlens_q, batch, slot, TILE_M: gl.constexpr):
   """Returns the sequence that owns a packed grid slot, by binary search."""
   lo = 0
   hi = batch - 1
   while lo < hi:
     mid = (lo + hi + 1) // 2
-    first = gl.load(cu_seqlens_q + mid) // TILE + mid
+    first = gl.load(cu_seqlens_q + mid) // TILE_M + mid
     if first <= slot:
       lo = mid
     else:
@@ -61,12 +70,32 @@ def _ring(step, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _produce(args, N: gl.constexpr, STAGES: gl.constexpr,
+def _copy_rows(base, stride, smem, count, first_row, N: gl.constexpr,
+               D: gl.constexpr):
+  """Copies the first `count` rows of a tile and fills the others with 0."""
+  CHUNK: gl.constexpr = 8
+  LAYOUT: gl.constexpr = _copy_layout(D)
+  tile = smem.reshape([N, D])
+  rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))
+  cols = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
+  at = base + (first_row + rows).to(gl.int64)[:, None] * stride + cols[None, :]
+  for i in gl.static_range(N // CHUNK):
+    mask = (rows < count - i * CHUNK)[:, None] & (cols >= 0)[None, :]
+    async_copy.async_load(tile.slice(i * CHUNK, CHUNK), at, mask=mask)
+    at += CHUNK * stride
+  async_copy.commit_group()
+  async_copy.wait_group(0)
+  fence_async_shared()
+  gl.barrier()
+
+
+@gluon.jit
+def _produce(args, N: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr,
              WARPGROUPS: gl.constexpr):
   """Copies Q once, then every K and V tile from the last to the first."""
   (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full, k_empty,
-   v_full, v_empty, slot_b, head, head_k, q_row, k_row, tile_lo,
-   tile_hi) = args
+   v_full, v_empty, slot_b, head, head_k, q_row, k_row, tile_lo, tile_hi, v,
+   stride_v, foreign_rows) = args
   if tile_hi > tile_lo:
     for w in gl.static_range(WARPGROUPS):
       mbarrier.expect(q_full.index(w), q_desc.nbytes_per_cta)
@@ -80,9 +109,13 @@ def _produce(args, N: gl.constexpr, STAGES: gl.constexpr,
       tma.async_load(k_desc, [slot_b, head_k, row, 0], k_full.index(i),
                      k_smem.index(i))
       mbarrier.wait(v_empty.index(i), phase ^ 1)
-      mbarrier.expect(v_full.index(i), v_desc.nbytes_per_cta)
-      tma.async_load(v_desc, [slot_b, head_k, row, 0], v_full.index(i),
-                     v_smem.index(i))
+      if (step == 0) & (foreign_rows > 0):
+        _copy_rows(v, stride_v, v_smem.index(i), N - foreign_rows, row, N, DV)
+        mbarrier.arrive(v_full.index(i))
+      else:
+        mbarrier.expect(v_full.index(i), v_desc.nbytes_per_cta)
+        tma.async_load(v_desc, [slot_b, head_k, row, 0], v_full.index(i),
+                       v_smem.index(i))
 
 
 @gluon.jit
@@ -125,8 +158,8 @@ def _step(acc, p, m, l, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
   alpha = gl.exp2(m * scale - shift)
   l = l * alpha + gl.sum(e, 1)
   acc = warpgroup_mma_wait(0, deps=[acc])
-  mbarrier.arrive(v_empty.index(vi))
   p = gl.convert_layout(e.to(p.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
+  mbarrier.arrive(v_empty.index(vi))
   acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
   return acc, p, m_new, l
 
@@ -230,7 +263,7 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
   boxes of 64 query rows and N key rows. The grid is (tile of 64 * WARPGROUPS
   rows, query head, batch); later tiles, the longest when causal, start first.
   """
-  TILE: gl.constexpr = 64 * WARPGROUPS
+  TILE_M: gl.constexpr = 64 * WARPGROUPS
   tile = gl.num_programs(0) - 1 - gl.program_id(0)
   head = gl.program_id(1)
   index_b = gl.program_id(2)
@@ -241,11 +274,11 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
   dense_rows = seqlen_q
   if (flags & _VARLEN) != 0:
     slot = tile
-    index_b = _find_sequence(cu_seqlens_q, batch, slot, TILE)
+    index_b = _find_sequence(cu_seqlens_q, batch, slot, TILE_M)
     slot_b = 0
     q_row = gl.load(cu_seqlens_q + index_b)
     k_row = gl.load(cu_seqlens_k + index_b)
-    tile = slot - (q_row // TILE + index_b)
+    tile = slot - (q_row // TILE_M + index_b)
   if (flags & _CU_Q) != 0:
     seqlen_q = (gl.load(cu_seqlens_q + index_b + 1) -
                 gl.load(cu_seqlens_q + index_b))
@@ -256,7 +289,7 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
     q_row = gl.load(cu_seqlens_q_padded + index_b)
   if (flags & _CU_K_PAD) != 0:
     k_row = gl.load(cu_seqlens_k_padded + index_b)
-  row0 = tile * TILE
+  row0 = tile * TILE_M
   # Rows that this block must write; the rest belong to others or to nobody.
   row_end = seqlen_q
   if (flags & _VARLEN) == 0:
@@ -265,16 +298,23 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
     seqlen_q = gl.where(seqlen_q <= min_seqlen_q, 0, seqlen_q)
   off = gl.where((flags & _TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
 
-  last = gl.minimum(row0 + TILE, seqlen_q) - 1
+  last = gl.minimum(row0 + TILE_M, seqlen_q) - 1
   col_hi = gl.minimum(seqlen_k, last + off + window_size_right + 1)
   col_lo = gl.maximum(row0 + off - window_size_left, 0)
   full_hi = gl.minimum(seqlen_k, row0 + off + window_size_right + 1)
-  full_lo = gl.maximum(row0 + TILE - 1 + off - window_size_left, 0)
+  full_lo = gl.maximum(row0 + TILE_M - 1 + off - window_size_left, 0)
   tile_lo = col_lo // N
   tile_hi = (gl.maximum(col_hi, 0) + N - 1) // N
   tile_hi = gl.where(row0 < seqlen_q, tile_hi, 0)
   full_hi = gl.maximum(full_hi, 0) // N
   full_lo = (full_lo + N - 1) // N
+
+  # Rows of the last tile that belong to another sequence or to nobody: they
+  # may hold anything, and 0 * NaN is NaN, so V's must be read as 0.
+  foreign_rows = 0
+  if (flags & (_VARLEN | _CU_K)) != 0:
+    foreign_rows = tile_hi * N - seqlen_k
+  v += (slot_b.to(gl.int64) * batch_stride_v + head_k * nhead_stride_v)
 
   sink_logit = 0.0
   if (flags & _SINK) != 0:
@@ -306,7 +346,7 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
 
   produce = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, k_full,
              k_empty, v_full, v_empty, slot_b, head, head_k, q_row + row0,
-             k_row, tile_lo, tile_hi)
+             k_row, tile_lo, tile_hi, v, stride_v, foreign_rows)
   consume = (q_smem, k_smem, v_smem, q_full, k_full, k_empty, v_full, v_empty,
              out, lse, sink_logit, stride_o, row0, row_end, seqlen_q, seqlen_k,
              off, window_size_left, window_size_right, scale_s, flags, tile_lo,
@@ -315,12 +355,12 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
     gl.warp_specialize([
         (_consume, (0, consume, N, D, DV, STAGES)),
         (_consume, (1, consume, N, D, DV, STAGES)),
-        (_produce, (produce, N, STAGES, WARPGROUPS)),
+        (_produce, (produce, N, DV, STAGES, WARPGROUPS)),
     ], [4, 1], [232, 40])
   else:
     gl.warp_specialize([
         (_consume, (0, consume, N, D, DV, STAGES)),
         (_consume, (1, consume, N, D, DV, STAGES)),
         (_consume, (2, consume, N, D, DV, STAGES)),
-        (_produce, (produce, N, STAGES, WARPGROUPS)),
+        (_produce, (produce, N, DV, STAGES, WARPGROUPS)),
     ], [4, 4, 1], [160, 160, 32])

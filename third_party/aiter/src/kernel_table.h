@@ -44,8 +44,7 @@ enum class GridAxis : uint8_t {
   kNheadQ,
   kNheadK,
   kBatch,
-  kBiasBatch,
-  kBiasNhead,
+  kBias,  // The bias's batches times its heads.
 };
 
 // Which tensor a tensor map describes, and its box. The map has four
@@ -65,6 +64,7 @@ struct KernelInfo {
   const char* grade;  // "fast" wants the exact head dims, "general" up to them.
   const char* arch;
   DataType data_type;
+  bool any_data_type;  // Works on float32 operands alone.
   int16_t hdim_q;  // 0 where the operation has none.
   int16_t hdim_v;
   uint32_t excludes;  // Features that the kernel cannot serve.

@@ -44,18 +44,19 @@ struct MhaParams {
   int32_t stride_dq = 0, nhead_stride_dq = 0;
   int32_t stride_dk = 0, nhead_stride_dk = 0;
   int32_t stride_dv = 0, nhead_stride_dv = 0;
-  int32_t stride_bias = 0;
+  int32_t stride_bias = 0, stride_dbias = 0;
   int64_t batch_stride_q = 0, batch_stride_k = 0, batch_stride_v = 0;
   int64_t batch_stride_o = 0, batch_stride_do = 0;
   int64_t batch_stride_dq = 0, batch_stride_dk = 0, batch_stride_dv = 0;
   int64_t nhead_stride_lse = 0, batch_stride_lse = 0;
   int64_t nhead_stride_bias = 0, batch_stride_bias = 0;
+  int64_t nhead_stride_dbias = 0, batch_stride_dbias = 0;
 
   int32_t batch = 0;
   int32_t seqlen_q = 0, seqlen_k = 0;
   int32_t nhead_q = 0, nhead_k = 0;
   int32_t hdim_q = 0, hdim_v = 0;
-  int32_t batch_bias = 0, nhead_bias = 0;
+  int32_t bias_batch = 0, bias_nhead = 0;
 
   float scale_s = 0;
   float logits_soft_cap = 0;

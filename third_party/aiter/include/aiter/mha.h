@@ -76,8 +76,8 @@ struct mha_args {
   int64_t nhead_k = 0;  // Divides nhead_q.
   int64_t hdim_q = 0;   // Multiples of 8 up to 256.
   int64_t hdim_v = 0;
-  int64_t batch_bias = 0;  // Sizes of the bias: 1, or batch and nhead_q.
-  int64_t nhead_bias = 0;
+  int64_t bias_batch = 0;  // Sizes of the bias: 1, or batch and nhead_q.
+  int64_t bias_nhead = 0;
 
   int64_t stride_q = 0, nhead_stride_q = 0, batch_stride_q = 0;
   int64_t stride_k = 0, nhead_stride_k = 0, batch_stride_k = 0;
