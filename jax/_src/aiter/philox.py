@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Philox4x32-10, and the dropout mask that every platform shares.
+
+The mask is a pure function of (key, batch counter, head counter, row, column),
+so it does not depend on tiles, platforms, shardings or vmap. The GPU kernels
+compute the same function.
+"""
+
+from __future__ import annotations
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def _mulhilo(a: jax.Array, m: int) -> tuple[jax.Array, jax.Array]:
+  """High and low word of a * m, by 16-bit halves: uint64 needs x64 mode."""
+  low16, m_low, m_high = np.uint32(0xFFFF), np.uint32(m & 0xFFFF), np.uint32(
+      m >> 16)
+  a_low, a_high = a & low16, a >> 16
+  t = a_high * m_low + ((a_low * m_low) >> 16)
+  u = (t & low16) + a_low * m_high
+  return a_high * m_high + (t >> 16) + (u >> 16), a * np.uint32(m)
+
+
+def philox4x32(key: tuple[jax.Array, jax.Array],
+               counter: tuple[jax.Array, jax.Array, jax.Array, jax.Array]):
+  """Ten rounds of Philox4x32 on uint32 words that broadcast together.
+
+  Args:
+    key: two words.
+    counter: four words.
+
+  Returns:
+    Four uint32 arrays of the broadcast shape.
+  """
+  shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in (*key, *counter)))
+  words = tuple(jnp.broadcast_to(x, shape) for x in counter)
+
+  def step(_, carry):
+    (x0, x1, x2, x3), (k0, k1) = carry
+    hi0, lo0 = _mulhilo(x0, _MULTIPLIERS[0])
+    hi1, lo1 = _mulhilo(x2, _MULTIPLIERS[1])
+    words = (hi1 ^ x1 ^ k0, lo1, hi0 ^ x3 ^ k1, lo0)
+    return words, (k0 + np.uint32(_KEY_STEPS[0]), k1 + np.uint32(_KEY_STEPS[1]))
+
+  # A loop, not ten copies: XLA's CPU compiler takes seconds for the latter.
+  words, _ = lax.fori_loop(0, _ROUNDS, step, (words, tuple(key)))
+  return words
+
+
+def threshold(dropout_p: float) -> int:
+  """A word below this drops its element: floor(p * 2^32)."""
+  return int(np.floor(np.float64(dropout_p) * 2.0**32))
+
+
+def keep_mask(state: jax.Array, rows: jax.Array, cols: jax.Array,
+              dropout_p: float, *, cols_are_a_run: bool = False) -> jax.Array:
+  """Which attention probabilities survive dropout.
+
+  state[..., i], rows and cols broadcast together.
+
+  Args:
+    state: uint32 [..., 4]: key word 0, key word 1, batch counter, head counter.
+    rows: int32 query positions inside their sequence.
+    cols: int32 key positions inside their sequence.
+    dropout_p: probability of dropping, 0 <= p < 1.
+    cols_are_a_run: cols is rank 1 and cols[i] == cols[0] + i, with cols[0] and
+      its length multiples of 4; one Philox call then serves four columns.
+
+  Returns:
+    bool, True where kept, of the broadcast shape.
+  """
+  k0, k1, batch, head = (state[..., i] for i in range(4))
+  rows = rows.astype(jnp.uint32)
+  cols = cols.astype(jnp.uint32)
+  cut = np.uint32(threshold(dropout_p))
+  if cols_are_a_run:
+    words = philox4x32((k0, k1), (cols[::4] >> 2, rows, head, batch))
+    bits = jnp.stack(words, axis=-1)
+    return (bits >= cut).reshape(*bits.shape[:-2], cols.shape[0])
+  words = philox4x32((k0, k1), (cols >> 2, rows, head, batch))
+  lane = cols & np.uint32(3)
+  bits = lax.select_n(jnp.broadcast_to(lane, words[0].shape).astype(jnp.int32),
+                      *words)
+  return bits >= cut

@@ -1,0 +1,518 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention in jax.numpy: the formulas, by blocks, for any platform.
+
+Memory is linear in the sequence lengths, forward and backward: at most one
+block of scores a (batch, head) is alive. Short sequences are one block and no
+loop. Blocks that no query of theirs can see are skipped, so a causal mask
+halves the work and a window makes it proportional to the window.
+
+Dense and packed calls share all code: a packed call is a dense one of batch 1
+in which a query sees only keys of its own segment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from jax._src.aiter import philox
+from jax._src.aiter.types import Config, Grads, Operands, Saved, Wanted
+
+# A call with at most this many queries and keys is one block.
+_ONE_BLOCK = 1024
+_BLOCK_Q = 512
+_BLOCK_K = 512
+_INF = float("inf")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+  """A call in canonical form; B is the batch, or 1 if packed.
+
+  Positions have a leading axis of B or 1. `row`, `diag` and `col` count inside
+  the sequence; `diag` is the key that the diagonal meets in a row. Segments
+  are None if every query and key is real and of one sequence; elsewhere -1
+  marks a query and -2 a key of none.
+  """
+  q: jax.Array  # [B, hk, g, sq, dqk]
+  k: jax.Array  # [B, hk, sk, dqk]
+  v: jax.Array  # [B, hk, sk, dv]
+  row: jax.Array  # [1, sq] or [B, sq]
+  diag: jax.Array
+  col: jax.Array
+  segment_q: jax.Array | None
+  segment_k: jax.Array | None
+  first_key: jax.Array | None  # [1 | B, sq] first and last (exclusive) visible
+  last_key: jax.Array | None  # index into k, for skipping blocks
+  bias: jax.Array | None  # [1 | B, 1 | hk, 1 | g, sq, sk]
+  slopes: jax.Array | None  # [B, hk, g, 1 | sq]
+  sink: jax.Array | None  # [B, hk, g, 1 | sq]
+  dropout_state: jax.Array | None  # [B, hk, g, 1 | sq, 4]
+  sq: int
+  sk: int
+  block_q: int
+  block_k: int
+
+  @property
+  def one_block(self) -> bool:
+    return self.block_q >= self.sq and self.block_k >= self.sk
+
+
+def _accumulator(dtype) -> Any:
+  return jnp.promote_types(dtype, jnp.float32)
+
+
+def _segments(starts, lengths, total: int, nobody: int):
+  """Segment and position inside it of every packed row."""
+  at = jnp.arange(total, dtype=jnp.int32)
+  segment = jnp.searchsorted(starts, at, side="right").astype(jnp.int32) - 1
+  # Empty sequences share a start with their successor, which side="right"
+  # picks; a row before the first start belongs to nobody.
+  index = jnp.clip(segment, 0, starts.shape[0] - 1)
+  position = at - starts[index]
+  real = (segment >= 0) & (position < lengths[index])
+  return jnp.where(real, segment, nobody), position, index
+
+
+def _problem(cfg: Config, x: Operands) -> _Problem:
+  """Canonical form of a call."""
+  acc = _accumulator(x.q.dtype)
+  hq, hk = x.q.shape[-2], x.k.shape[-2]
+  g = hq // hk
+  q, k, v = ((t[None] if x.packed else t) for t in (x.q, x.k, x.v))
+  b, sq, sk = q.shape[0], q.shape[1], k.shape[1]
+  q = q.astype(acc).reshape(b, sq, hk, g, -1).transpose(0, 2, 3, 1, 4)
+  k, v = (t.astype(acc).transpose(0, 2, 1, 3) for t in (k, v))
+
+  def grouped(t):  # [.., hq, ..] -> [.., hk, g, ..] at axis 1
+    if t is None:
+      return None
+    heads = (hk, g) if t.shape[1] == hq else (1, 1)
+    return t.reshape(t.shape[0], *heads, *t.shape[2:])
+
+  def count(cu):
+    return cu[1:] - cu[:-1]
+
+  slopes, sink, state = x.alibi_slopes, x.sink, x.dropout_state
+  segment_q = segment_k = None
+  if x.packed:
+    len_q, len_k = count(x.cu_seqlens_q), count(x.cu_seqlens_k)
+    start_q, start_k = (
+        (cu if padded is None else padded)[:-1] for cu, padded in (
+            (x.cu_seqlens_q, x.cu_seqlens_q_padded),
+            (x.cu_seqlens_k, x.cu_seqlens_k_padded)))
+    segment_q, row, seq = _segments(start_q, len_q, sq, -1)
+    segment_k, col, _ = _segments(start_k, len_k, sk, -2)
+    len_q, len_k, start_k = len_q[seq][None], len_k[seq][None], start_k[seq][None]
+    segment_q, segment_k = segment_q[None], segment_k[None]
+    row, col = row[None], col[None]
+    # Rows of the per-sequence tables move to the query axis: [1, hq, sq, ..].
+    slopes, sink, state = (
+        None if t is None else jnp.moveaxis(t[seq], 0, 1)[None]
+        for t in (slopes, sink, state))
+  else:
+    row = jnp.arange(sq, dtype=jnp.int32)[None]
+    col = jnp.arange(sk, dtype=jnp.int32)[None]
+    start_k = 0
+    padded = x.cu_seqlens_q is not None or x.cu_seqlens_k is not None
+    len_q = np.int32(sq) if x.cu_seqlens_q is None else count(
+        x.cu_seqlens_q)[:, None]
+    len_k = np.int32(sk) if x.cu_seqlens_k is None else count(
+        x.cu_seqlens_k)[:, None]
+    if padded or cfg.min_seqlen_q > 0:
+      segment_q = jnp.where(row < len_q, 0, -1)
+      segment_k = jnp.where(col < len_k, 0, -2)
+    slopes, sink, state = (
+        None if t is None else t[:, :, None] for t in (slopes, sink, state))
+  if cfg.min_seqlen_q > 0:
+    segment_q = jnp.where(len_q > cfg.min_seqlen_q, segment_q, -1)
+  diag = row if cfg.top_left else row + (len_k - len_q)
+
+  if segment_q is not None:
+    # Rows and columns of nobody may hold anything, NaN included.
+    q = jnp.where((segment_q >= 0)[:, None, None, :, None], q, 0)
+    k, v = (jnp.where((segment_k >= 0)[:, None, :, None], t, 0) for t in (k, v))
+
+  sink = grouped(sink)
+  if sink is not None:
+    sink = sink.astype(acc)
+    if segment_q is not None:
+      sink = jnp.where((segment_q >= 0)[:, None, None, :], sink, -_INF)
+  block_q, block_k = sq, sk
+  if sq > _ONE_BLOCK or sk > _ONE_BLOCK:
+    block_q, block_k = min(sq, _BLOCK_Q), min(sk, _BLOCK_K)
+  first = last = None
+  if block_k < sk:
+    first = 0 if cfg.window_left < 0 or cfg.sink_tokens > 0 else jnp.maximum(
+        diag - cfg.window_left, 0)
+    last = len_k if cfg.window_right < 0 else jnp.minimum(
+        len_k, diag + cfg.window_right + 1)
+    first, last = (jnp.broadcast_to(start_k + t, diag.shape)
+                   for t in (first, last))
+    seen = first < last
+    if segment_q is not None:
+      seen &= segment_q >= 0
+    first, last = jnp.where(seen, first, sk), jnp.where(seen, last, 0)
+  bias = x.bias
+  if bias is not None:
+    bias = grouped(bias)
+  return _Problem(
+      q, k, v, row, diag, col, segment_q, segment_k, first, last, bias,
+      None if slopes is None else grouped(slopes).astype(acc), sink,
+      grouped(state), sq, sk, block_q, block_k)
+
+
+def _slice(x, axis: int, start, size: int):
+  """x[start : start + size] along axis; an axis of 1 broadcasts, stays."""
+  if x is None or x.shape[axis] == 1 or x.shape[axis] == size:
+    return x
+  return lax.dynamic_slice_in_dim(x, start, size, axis)
+
+
+def _pad(x, axis: int, multiple: int, value=0):
+  """Pads an axis (unless it broadcasts) to a multiple."""
+  if x is None or x.shape[axis] == 1 or x.shape[axis] % multiple == 0:
+    return x
+  pads = [(0, 0)] * x.ndim
+  pads[axis] = (0, -x.shape[axis] % multiple)
+  return jnp.pad(x, pads, constant_values=value)
+
+
+def _pad_to_blocks(p: _Problem) -> _Problem:
+  """Rounds sq and sk up to whole blocks; the new rows are of no segment."""
+  if p.sq % p.block_q == 0 and p.sk % p.block_k == 0:
+    return p
+  segment_q, segment_k = p.segment_q, p.segment_k
+  if segment_q is None:
+    segment_q = jnp.zeros((1, p.sq), jnp.int32)
+    segment_k = jnp.zeros((1, p.sk), jnp.int32)
+  q_, k_ = p.block_q, p.block_k
+  bias = p.bias
+  if bias is not None:
+    bias = _pad(_pad(bias, 3, q_), 4, k_)
+  return dataclasses.replace(
+      p, q=_pad(p.q, 3, q_), k=_pad(p.k, 2, k_), v=_pad(p.v, 2, k_),
+      row=_pad(p.row, 1, q_), diag=_pad(p.diag, 1, q_), col=_pad(p.col, 1, k_),
+      segment_q=_pad(segment_q, 1, q_, -1),
+      segment_k=_pad(segment_k, 1, k_, -2),
+      first_key=_pad(p.first_key, 1, q_, p.sk),
+      last_key=_pad(p.last_key, 1, q_), bias=bias,
+      slopes=_pad(p.slopes, 3, q_), sink=_pad(p.sink, 3, q_, -_INF),
+      dropout_state=_pad(p.dropout_state, 3, q_))
+
+
+def _query_block(p: _Problem, i) -> _Problem:
+  """The problem restricted to query block i."""
+  at, n = i * p.block_q, p.block_q
+  return dataclasses.replace(
+      p, q=_slice(p.q, 3, at, n), row=_slice(p.row, 1, at, n),
+      diag=_slice(p.diag, 1, at, n), segment_q=_slice(p.segment_q, 1, at, n),
+      first_key=_slice(p.first_key, 1, at, n),
+      last_key=_slice(p.last_key, 1, at, n), bias=_slice(p.bias, 3, at, n),
+      slopes=_slice(p.slopes, 3, at, n), sink=_slice(p.sink, 3, at, n),
+      dropout_state=_slice(p.dropout_state, 3, at, n))
+
+
+def _key_block(p: _Problem, j) -> _Problem:
+  """The problem restricted to key block j."""
+  at, n = j * p.block_k, p.block_k
+  return dataclasses.replace(
+      p, k=_slice(p.k, 2, at, n), v=_slice(p.v, 2, at, n),
+      col=_slice(p.col, 1, at, n), segment_k=_slice(p.segment_k, 1, at, n),
+      bias=_slice(p.bias, 4, at, n))
+
+
+def _key_blocks(p: _Problem):
+  """Bounds of the key blocks that some query of this block sees."""
+  n = p.k.shape[2] // p.block_k
+  low = jnp.min(p.first_key) // p.block_k
+  high = (jnp.max(p.last_key) + p.block_k - 1) // p.block_k
+  return low, jnp.minimum(high, n)
+
+
+def _distance(p: _Problem):
+  """|i + off - j|, [1 | B, 1, 1, q, k]."""
+  return jnp.abs(p.diag[:, :, None] - p.col[:, None, :])[:, None, None]
+
+
+def _scores(cfg: Config, p: _Problem):
+  """Scores of a block, -inf where hidden, and tanh of the soft cap or None."""
+  s = jnp.einsum("bhgqd,bhkd->bhgqk", p.q, p.k) * p.q.dtype.type(
+      cfg.softmax_scale)
+  tanh = None
+  if cfg.logits_soft_cap > 0:
+    tanh = jnp.tanh(s / p.q.dtype.type(cfg.logits_soft_cap))
+    s = tanh * p.q.dtype.type(cfg.logits_soft_cap)
+  if p.bias is not None:
+    s = s + p.bias.astype(s.dtype)
+  if p.slopes is not None:
+    s = s - p.slopes[..., None] * _distance(p).astype(s.dtype)
+  visible = None
+
+  def restrict(condition):
+    nonlocal visible
+    visible = condition if visible is None else visible & condition
+
+  diag, col = p.diag[:, :, None], p.col[:, None, :]
+  if p.segment_q is not None:
+    restrict(p.segment_q[:, :, None] == p.segment_k[:, None, :])
+  if cfg.window_right >= 0:
+    restrict(col <= diag + np.int32(cfg.window_right))
+  if cfg.window_left >= 0:
+    near = col >= diag - np.int32(cfg.window_left)
+    restrict(near | (col < cfg.sink_tokens) if cfg.sink_tokens else near)
+  if visible is not None:
+    s = jnp.where(visible[:, None, None], s, -_INF)
+  return s, tanh
+
+
+def _keep(cfg: Config, p: _Problem, dense: bool):
+  """Dropout mask of a block times 1 / (1 - p), or None."""
+  if p.dropout_state is None or cfg.dropout_p == 0.0:
+    return None
+  rows = p.row[:, None, None, :, None]
+  state = p.dropout_state[..., None, :]
+  n = p.col.shape[1]
+  if dense and p.block_k % 4 == 0:
+    keep = philox.keep_mask(state, rows, p.col[0], cfg.dropout_p,
+                            cols_are_a_run=True)
+  elif dense and p.block_k >= p.sk:
+    cols = jnp.arange(n + -n % 4, dtype=jnp.int32)
+    keep = philox.keep_mask(state, rows, cols, cfg.dropout_p,
+                            cols_are_a_run=True)[..., :n]
+  else:
+    keep = philox.keep_mask(state, rows, p.col[:, None, None, None, :],
+                            cfg.dropout_p)
+  return keep.astype(p.q.dtype) * p.q.dtype.type(1 / (1 - cfg.dropout_p))
+
+
+def vary_like(x, like):
+  """Lets x vary over the manual mesh axes that `like` does, in a shard_map."""
+  def axes(t):
+    aval = jax.typeof(t)
+    kind = getattr(aval, "mat", None)
+    return frozenset(getattr(aval, "vma", ()) if kind is None else kind.varying)
+  missing = axes(like) - axes(x)
+  return lax.pcast(x, tuple(missing), to="varying") if missing else x
+
+
+def _full(shape, value, like):
+  return vary_like(jnp.full(shape, value, like.dtype), like)
+
+
+def _from_heads(x):
+  """[B, hk, g, s, ..] -> [B, s, hq, ..]."""
+  b, hk, g, s = x.shape[:4]
+  return jnp.moveaxis(x.reshape(b, hk * g, s, *x.shape[4:]), 1, 2)
+
+
+def mha_fwd(cfg: Config, x: Operands) -> tuple[jax.Array, jax.Array]:
+  """Attention output, in q's dtype, and log-sum-exp, float32 (or wider)."""
+  lse_dtype = _accumulator(x.q.dtype)
+  p = _problem(cfg, x)
+  b, hk, g = p.q.shape[:3]
+  dv = p.v.shape[-1]
+  if p.sq == 0 or p.k.shape[2] == 0 or p.q.size == 0:
+    out = jnp.zeros((*x.q.shape[:-1], dv), x.q.dtype)
+    lse = _full((b, hk, g, p.sq), -_INF, p.q)
+    if p.sink is not None:
+      lse = jnp.broadcast_to(p.sink, lse.shape)
+    lse = lse.reshape(b, hk * g, p.sq).astype(lse_dtype)
+    return vary_like(out, x.q), lse[0] if x.packed else lse
+
+  def update(j, carry, p):
+    m, l, acc = carry
+    kb = _key_block(p, j)
+    s, _ = _scores(cfg, kb)
+    m_new = jnp.maximum(m, jnp.max(s, axis=-1))
+    m_safe = jnp.where(m_new == -_INF, 0, m_new)
+    e = jnp.exp(s - m_safe[..., None])
+    alpha = jnp.exp(m - m_safe)
+    l = l * alpha + jnp.sum(e, axis=-1)
+    keep = _keep(cfg, kb, not x.packed)
+    if keep is not None:
+      e = e * keep
+    acc = acc * alpha[..., None] + jnp.einsum("bhgqk,bhkd->bhgqd", e, kb.v)
+    return m_new, l, acc
+
+  def block(p):
+    rows = p.q.shape[:-1]
+    if p.sink is None:
+      m, l = _full(rows, -_INF, p.q), _full(rows, 0, p.q)
+    else:
+      m = jnp.broadcast_to(p.sink, rows)
+      l = jnp.where(m == -_INF, 0, jnp.ones_like(m))
+    carry = m, l, _full((*rows, dv), 0, p.q)
+    if p.block_k >= p.sk:
+      carry = update(0, carry, p)
+    else:
+      carry = lax.fori_loop(*_key_blocks(p), lambda j, c: update(j, c, p), carry)
+    m, l, acc = carry
+    seen = l > 0
+    out = acc / jnp.where(seen, l, 1)[..., None]
+    lse = jnp.where(seen, m + jnp.log(jnp.where(seen, l, 1)), -_INF)
+    return _from_heads(out).astype(x.q.dtype), lse.reshape(b, hk * g, -1)
+
+  if p.one_block:
+    out, lse = block(p)
+  else:
+    p = _pad_to_blocks(p)
+    n = p.q.shape[3] // p.block_q
+    out, lse = lax.map(lambda i: block(_query_block(p, i)),
+                       jnp.arange(n, dtype=jnp.int32))
+    out = jnp.moveaxis(out, 0, 1).reshape(b, -1, hk * g, dv)[:, :p.sq]
+    lse = jnp.moveaxis(lse, 0, 2).reshape(b, hk * g, -1)[:, :, :p.sq]
+  lse = lse.astype(lse_dtype)
+  return (out[0], lse[0]) if x.packed else (out, lse)
+
+
+def _delta(x: Operands, saved: Saved, acc):
+  """rowsum(dout * out) - dlse, [B, hq, sq]; 0 in rows that see nothing."""
+  dout, out, lse, dlse = saved
+  delta = jnp.sum(dout.astype(acc) * out.astype(acc), axis=-1)
+  delta = jnp.moveaxis(delta, -1, -2)
+  if dlse is not None:
+    delta = delta - dlse.astype(acc)
+  delta = jnp.where(lse == -_INF, 0, delta)
+  return delta[None] if x.packed else delta
+
+
+def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
+  """Gradients of `mha_fwd`, by recomputing the probabilities from lse."""
+  p = _problem(cfg, x)
+  acc = p.q.dtype
+  scale = acc.type(cfg.softmax_scale)
+  b, hk, g = p.q.shape[:3]
+  sq, sk = p.sq, p.k.shape[2]
+  lse = saved.lse.astype(acc)
+  lse = (lse[None] if x.packed else lse).reshape(b, hk, g, sq)
+  delta = _delta(x, saved, acc).reshape(b, hk, g, sq)
+  dsink = None
+  if wanted.dsink:
+    rows = jnp.where(lse == -_INF, 0, jnp.exp(p.sink - lse)) * delta
+    dsink = -_sum_rows(x, rows.reshape(b, hk * g, sq)).astype(jnp.float32)
+  dbias_shape = None if x.bias is None else p.bias.shape
+  if sq == 0 or sk == 0 or p.q.size == 0:
+    zeros = lambda t, dtype: vary_like(jnp.zeros(t.shape, dtype), x.q)
+    return Grads(
+        zeros(x.q, x.q.dtype), zeros(x.k, x.k.dtype), zeros(x.v, x.v.dtype),
+        zeros(x.bias, jnp.float32) if wanted.dbias else None, dsink,
+        zeros(saved.lse, jnp.float32) if wanted.dslopes else None)
+  dout = saved.dout[None] if x.packed else saved.dout
+  dout = dout.astype(acc).reshape(b, sq, hk, g, -1).transpose(0, 2, 3, 1, 4)
+  # A row that sees nothing has lse -inf, and every exp(s - inf) is 0.
+  dout = jnp.where((lse == -_INF)[..., None], 0, dout)
+  lse = jnp.where(lse == -_INF, _INF, lse)
+
+  def sum_to(t, shape):
+    axes = tuple(i for i, n in enumerate(shape) if n == 1 and t.shape[i] != 1)
+    return jnp.sum(t, axis=axes, keepdims=True) if axes else t
+
+  def update(j, carry, p, dout, lse, delta):
+    """Adds what key block j and this query block give each other."""
+    dq, dk, dv, dbias, dslopes = carry
+    kb = _key_block(p, j)
+    s, tanh = _scores(cfg, kb)
+    e = jnp.exp(s - lse[..., None])
+    dp = jnp.einsum("bhgqd,bhkd->bhgqk", dout, kb.v)
+    keep = _keep(cfg, kb, not x.packed)
+    dropped = e
+    if keep is not None:
+      dropped, dp = e * keep, dp * keep
+    ds = e * (dp - delta[..., None])
+    dv_j = jnp.einsum("bhgqk,bhgqd->bhkd", dropped, dout)
+    if wanted.dbias:
+      dbias = _add(dbias, 4, j * p.block_k,
+                   sum_to(ds, (*dbias_shape[:3], -1, -1)))
+    if wanted.dslopes:
+      dslopes = dslopes - jnp.sum(ds * _distance(kb).astype(acc), axis=-1)
+    if tanh is not None:
+      ds = ds * (1 - tanh * tanh)
+    dq = dq + jnp.einsum("bhgqk,bhkd->bhgqd", ds, kb.k) * scale
+    dk_j = jnp.einsum("bhgqk,bhgqd->bhkd", ds, p.q) * scale
+    return (dq, _add(dk, 2, j * p.block_k, dk_j),
+            _add(dv, 2, j * p.block_k, dv_j), dbias, dslopes)
+
+  def block(p, dk, dv, dout, lse, delta):
+    rows = p.q.shape[:-1]
+    dbias = dslopes = None
+    if wanted.dbias:
+      dbias = _full((*dbias_shape[:3], rows[-1], p.k.shape[2]), 0, p.q)
+    if wanted.dslopes:
+      dslopes = _full(rows, 0, p.q)
+    carry = _full(p.q.shape, 0, p.q), dk, dv, dbias, dslopes
+    if p.block_k >= p.sk:
+      carry = update(0, carry, p, dout, lse, delta)
+    else:
+      carry = lax.fori_loop(
+          *_key_blocks(p), lambda j, c: update(j, c, p, dout, lse, delta), carry)
+    dq, dk, dv, dbias, dslopes = carry
+    return (_from_heads(dq).astype(x.q.dtype), dbias, dslopes), dk, dv
+
+  if p.one_block:
+    (dq, dbias, dslopes), dk, dv = block(
+        p, _full(p.k.shape, 0, p.q), _full(p.v.shape, 0, p.q), dout, lse, delta)
+  else:
+    p = _pad_to_blocks(p)
+    n = p.q.shape[3] // p.block_q
+    dout, delta = _pad(dout, 3, p.block_q), _pad(delta, 3, p.block_q)
+    lse = _pad(lse, 3, p.block_q, _INF)
+
+    def step(carry, i):
+      rows = (_slice(t, 3, i * p.block_q, p.block_q)
+              for t in (dout, lse, delta))
+      ys, dk, dv = block(_query_block(p, i), *carry, *rows)
+      return (dk, dv), ys
+
+    carry = _full(p.k.shape, 0, p.q), _full(p.v.shape, 0, p.q)
+    (dk, dv), (dq, dbias, dslopes) = lax.scan(
+        step, carry, jnp.arange(n, dtype=jnp.int32))
+    dq = jnp.moveaxis(dq, 0, 1).reshape(b, -1, hk * g, p.q.shape[-1])[:, :sq]
+    dk, dv = dk[:, :, :sk], dv[:, :, :sk]
+    if wanted.dbias:  # [n, B, hk, g, rows, cols]
+      dbias = jnp.moveaxis(dbias, 0, 3).reshape(
+          *dbias_shape[:3], -1, p.k.shape[2])[..., :sq, :sk]
+    if wanted.dslopes:
+      dslopes = jnp.moveaxis(dslopes, 0, 3).reshape(b, hk, g, -1)[..., :sq]
+  dk, dv = (t.transpose(0, 2, 1, 3).astype(x.q.dtype) for t in (dk, dv))
+  if x.packed:
+    dq, dk, dv = dq[0], dk[0], dv[0]
+  if wanted.dbias:
+    dbias = dbias.reshape(x.bias.shape).astype(jnp.float32)
+  if wanted.dslopes:
+    dslopes = dslopes.reshape(saved.lse.shape).astype(jnp.float32)
+  return Grads(dq, dk, dv, dbias, dsink, dslopes)
+
+
+def _add(total, axis: int, start, part):
+  """total with part added from start on along axis."""
+  if total.shape[axis] == part.shape[axis]:
+    return total + part
+  old = lax.dynamic_slice_in_dim(total, start, part.shape[axis], axis)
+  return lax.dynamic_update_slice_in_dim(total, old + part, start, axis)
+
+
+def sequence_of_rows(x: Operands):
+  """Sequence of every packed query row; rows of none get some sequence."""
+  starts = (x.cu_seqlens_q if x.cu_seqlens_q_padded is None
+            else x.cu_seqlens_q_padded)[:-1]
+  lengths = x.cu_seqlens_q[1:] - x.cu_seqlens_q[:-1]
+  return _segments(starts, lengths, x.q.shape[0], -1)[2]
+
+
+def _sum_rows(x: Operands, rows):
+  """Sums [B, hq, sq] over each sequence's queries: [b, hq]."""
+  if not x.packed:
+    return jnp.sum(rows, axis=-1)
+  return jax.ops.segment_sum(rows[0].T, sequence_of_rows(x),
+                             num_segments=x.batch)
+
+
+def sum_rows(x: Operands, rows: jax.Array) -> jax.Array:
+  """Sums a float32 array shaped like lse over each sequence: [b, hq]."""
+  return _sum_rows(x, rows[None] if x.packed else rows)
