@@ -1,0 +1,89 @@
+# Copyright 2026 The AITER for JAX Authors. Licensed under Apache-2.0.
+"""Table of the kernels' resources from compile.py's JSON files.
+
+  report.py --out-csv T.csv --out-md T.md [--check] JSON...
+
+--check fails where a kernel for head dims up to 128 spills on an architecture
+that must not (gfx942, gfx950, sm_90).
+
+Loop columns, on AMD: clocks of one iteration of one wave, as matrix + VALU +
+transcendental; LDS clocks and scratch instructions stand beside them. VALU
+counts 4 clocks a wave64 instruction, transcendental 16.
+"""
+
+import argparse
+import csv
+import json
+import pathlib
+import sys
+
+_NO_SPILLS = ("gfx942", "gfx950", "sm_90")
+_COLUMNS = (
+    "arch", "op", "grade", "dtype", "dqk", "dv", "tile_m", "tile_n",
+    "num_warps", "vgpr", "agpr", "sgpr", "regs", "spills", "sgpr_spills",
+    "scratch", "lds", "occupancy",
+    "mfma", "valu", "trans", "loop_lds", "loop_scratch",
+    "masked_mfma", "masked_valu", "masked_trans", "masked_loop_lds",
+    "masked_loop_scratch")
+
+
+def _row(description):
+  row = {c: description.get(c, "") for c in _COLUMNS}
+  found = description["resources"]
+  row.update({k: v for k, v in found.items() if k in row})
+  for prefix, loop in zip(("", "masked_"), found.get("loops", ())):
+    for key in ("mfma", "valu", "trans"):
+      row[prefix + key] = loop[key]
+    row[prefix + "loop_lds"] = loop["lds"]
+    row[prefix + "loop_scratch"] = loop["scratch"]
+  return row
+
+
+def _markdown(rows):
+  lines = ["# Resources of the compiled kernels", "",
+           "Loops: matrix + VALU + transcendental clocks of an iteration.", "",
+           "| kernel | tile | registers | spills | LDS | occupancy "
+           "| unmasked loop | masked loop |", "|" + "---|" * 8]
+  for r in rows:
+    registers = r["regs"] or f'{r["vgpr"]} ({r["agpr"]} AGPR), {r["sgpr"]} S'
+    def loop(prefix, r=r):
+      if r[prefix + "mfma"] == "":
+        return ""
+      return " + ".join(
+          str(r[prefix + k]) for k in ("mfma", "valu", "trans"))
+    lines.append(
+        f'| {r["op"]} {r["grade"]} {r["dtype"]} {r["dqk"]}/{r["dv"]} '
+        f'{r["arch"]} | {r["tile_m"]}x{r["tile_n"]} | {registers} '
+        f'| {r["spills"]} | {r["lds"]} | {r["occupancy"]} '
+        f'| {loop("")} | {loop("masked_")} |')
+  return "\n".join(lines) + "\n"
+
+
+def main():
+  parser = argparse.ArgumentParser(fromfile_prefix_chars="@")
+  parser.add_argument("--out-csv")
+  parser.add_argument("--out-md")
+  parser.add_argument("--check", action="store_true")
+  parser.add_argument("json", nargs="+")
+  args = parser.parse_args()
+  rows = [_row(json.loads(pathlib.Path(p).read_text())) for p in args.json]
+  rows.sort(key=lambda r: tuple(str(r[c]) for c in _COLUMNS[:6]))
+  if args.out_csv:
+    with open(args.out_csv, "w", newline="", encoding="utf-8") as f:
+      writer = csv.DictWriter(f, _COLUMNS, lineterminator="\n")
+      writer.writeheader()
+      writer.writerows(rows)
+  if args.out_md:
+    pathlib.Path(args.out_md).write_text(_markdown(rows), encoding="utf-8")
+  if args.check:
+    spills = [r for r in rows if r["arch"] in _NO_SPILLS and r["spills"]
+              and max(r["dqk"], r["dv"]) <= 128]
+    for r in spills:
+      print(f'{r["op"]} {r["grade"]} {r["dtype"]} {r["dqk"]}/{r["dv"]} '
+            f'{r["arch"]}: spills {r["spills"]} registers', file=sys.stderr)
+    if spills:
+      sys.exit(1)
+
+
+if __name__ == "__main__":
+  main()
