@@ -54,7 +54,8 @@ Status DriverLibrary::Open(const char* probe, const char* const* names,
   }
   // A copy that something else has loaded comes before any other: two runtimes
   // in one process would not share streams and contexts.
-  for (int mode : {RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL}) {
+  for (int mode :
+       {RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL}) {
     for (int i = 0; i < count; ++i) {
       handle_ = dlopen(names[i], mode);
       name_ = names[i];

@@ -19,7 +19,7 @@ enum class Platform : uint8_t { kHip, kCuda };
 // What kernel selection has to know of a device.
 struct DeviceInfo {
   Platform platform = Platform::kHip;
-  std::string arch;         // "gfx942", or "sm_90" for capability 9.0.
+  std::string arch;          // "gfx942", or "sm_90" for capability 9.0.
   int max_shared_bytes = 0;  // Most shared memory of one block.
 };
 

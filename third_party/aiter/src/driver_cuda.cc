@@ -76,8 +76,7 @@ Status LoadCudaDriver(Driver* driver) {
   AITER_RETURN_IF_ERROR(library.Find("cuMemsetD8Async", &driver->memset_d8));
   AITER_RETURN_IF_ERROR(library.Find("cuMemsetD32Async", &driver->memset_d32));
   // Drivers before CUDA 12 have no tensor maps and no device that needs them.
-  (void)library.Find("cuTensorMapEncodeTiled", &driver->encode_tensor_map)
-      .ok();
+  (void)library.Find("cuTensorMapEncodeTiled", &driver->encode_tensor_map).ok();
   AITER_RETURN_IF_ERROR(library.Find("cuInit", &cu_init));
   AITER_RETURN_IF_ERROR(library.Find("cuCtxGetCurrent", &cu_ctx_get_current));
   AITER_RETURN_IF_ERROR(library.Find("cuCtxGetDevice", &cu_ctx_get_device));
@@ -85,8 +84,7 @@ Status LoadCudaDriver(Driver* driver) {
   AITER_RETURN_IF_ERROR(library.Find("cuDeviceGetCount", &cu_device_get_count));
   AITER_RETURN_IF_ERROR(
       library.Find("cuDeviceGetAttribute", &cu_device_get_attribute));
-  AITER_RETURN_IF_ERROR(
-      library.Find("cuGetErrorString", &cu_get_error_string));
+  AITER_RETURN_IF_ERROR(library.Find("cuGetErrorString", &cu_get_error_string));
   if (int error = cu_init(0); error != 0) {
     return Status(StatusCode::kFailedPrecondition,
                   "cuInit failed: CUDA error " + std::to_string(error) + " (" +

@@ -56,8 +56,8 @@ Status DescribeDevice(int ordinal, DeviceInfo* info) {
 }  // namespace
 
 Status LoadHipDriver(Driver* driver) {
-  static constexpr const char* kNames[] = {"libamdhip64.so.7",
-                                           "libamdhip64.so.6", "libamdhip64.so"};
+  static constexpr const char* kNames[] = {
+      "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"};
   DriverLibrary library;
   AITER_RETURN_IF_ERROR(library.Open("hipModuleLaunchKernel", kNames, 3));
   driver->platform = Platform::kHip;
@@ -65,16 +65,14 @@ Status LoadHipDriver(Driver* driver) {
       library.Find("hipModuleLoadData", &driver->module_load));
   AITER_RETURN_IF_ERROR(
       library.Find("hipModuleGetFunction", &driver->module_get_function));
-  AITER_RETURN_IF_ERROR(
-      library.Find("hipModuleLaunchKernel", &driver->launch));
+  AITER_RETURN_IF_ERROR(library.Find("hipModuleLaunchKernel", &driver->launch));
   AITER_RETURN_IF_ERROR(library.Find("hipMemsetD8Async", &driver->memset_d8));
-  AITER_RETURN_IF_ERROR(
-      library.Find("hipMemsetD32Async", &driver->memset_d32));
+  AITER_RETURN_IF_ERROR(library.Find("hipMemsetD32Async", &driver->memset_d32));
   AITER_RETURN_IF_ERROR(library.Find("hipGetDevice", &hip_get_device));
   AITER_RETURN_IF_ERROR(
       library.Find("hipGetDeviceCount", &hip_get_device_count));
-  AITER_RETURN_IF_ERROR(library.Find("hipGetDevicePropertiesR0600",
-                                     &hip_get_device_properties));
+  AITER_RETURN_IF_ERROR(
+      library.Find("hipGetDevicePropertiesR0600", &hip_get_device_properties));
   AITER_RETURN_IF_ERROR(
       library.Find("hipGetErrorString", &hip_get_error_string));
   driver->current_context = CurrentContext;

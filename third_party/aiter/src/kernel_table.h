@@ -31,8 +31,10 @@ enum Feature : uint32_t {
   kFeatureSinkTokens = 1 << 17,
   kFeatureWindow = 1 << 18,  // Either side bounded; causal is one.
   kFeatureMinSeqlen = 1 << 19,
-  kFeatureNoKeys = 1 << 20,          // seqlen_k is 0.
+  kFeatureNoKeys = 1 << 20,  // seqlen_k is 0.
   kFeatureNonPositiveScale = 1 << 21,
+  kFeatureDbias = 1 << 22,
+  kFeatureDsink = 1 << 23,
   kFeatureCuSeqlens = kFeatureCuQ | kFeatureCuK,
 };
 
@@ -65,7 +67,7 @@ struct KernelInfo {
   const char* arch;
   DataType data_type;
   bool any_data_type;  // Works on float32 operands alone.
-  int16_t hdim_q;  // 0 where the operation has none.
+  int16_t hdim_q;      // 0 where the operation has none.
   int16_t hdim_v;
   uint32_t excludes;  // Features that the kernel cannot serve.
   int16_t tile_m;

@@ -6,11 +6,14 @@
 // device memory, so launches can be captured into a graph.
 //
 // Two ways to call, both thread-safe:
-//   Status s = aiter::mha_fwd(args, stream);           // all in one
+//   Status s = aiter::mha_fwd(args, stream);  // keeps its plan for later calls
 //
-//   aiter::MhaFwdPlan plan;                            // once
+//   aiter::MhaFwdPlan plan;                   // or the caller keeps it
 //   Status s = aiter::mha_fwd_plan(args, &plan);
-//   s = aiter::mha_fwd(args, plan, stream);            // every call
+//   s = aiter::mha_fwd(args, plan, stream);
+//
+// Loading a kernel takes the driver milliseconds and cannot be captured: plan,
+// or call mha_fwd_prepare, before the first launch that must be quick.
 //
 // The current device is the driver's: HIP's per-thread device, CUDA's current
 // context. `stream` is a hipStream_t or CUstream which belongs to it.
@@ -120,7 +123,8 @@ struct mha_bwd_args : mha_args {
   void* dq_ptr = nullptr;
   void* dk_ptr = nullptr;
   void* dv_ptr = nullptr;
-  void* dbias_ptr = nullptr;   // float32, contiguous, the bias's shape; or absent.
+  void* dbias_ptr =
+      nullptr;  // float32, contiguous, the bias's shape; or absent.
   void* d_sink_ptr = nullptr;  // float32 [batch, nhead_q], or absent.
   // float32, like lse: each row's share of the slopes' gradient, for the caller
   // to sum; or absent.
@@ -173,10 +177,6 @@ struct MhaBwdPlan {
   LoadedKernel dsink;  // Null without a d_sink.
 };
 
-// Identifies the current context; a plan is kept per such value. Costs a
-// fraction of a microsecond.
-Status current_context(uint64_t* context);
-
 // Checks the arguments, picks the kernels for the current device and loads
 // them. Pointers are only looked at for presence and alignment.
 Status mha_fwd_plan(const mha_fwd_args& args, MhaFwdPlan* plan);
@@ -186,9 +186,12 @@ Status mha_bwd_plan(const mha_bwd_args& args, MhaBwdPlan* plan);
 Status mha_fwd(const mha_fwd_args& args, const MhaFwdPlan& plan, void* stream);
 Status mha_bwd(const mha_bwd_args& args, const MhaBwdPlan& plan, void* stream);
 
-// As above, with a plan made for this one call.
+// As above, with a plan that the library makes at the first such call in a
+// context and keeps. `prepare` makes it and launches nothing.
 Status mha_fwd(const mha_fwd_args& args, void* stream);
 Status mha_bwd(const mha_bwd_args& args, void* stream);
+Status mha_fwd_prepare(const mha_fwd_args& args);
+Status mha_bwd_prepare(const mha_bwd_args& args);
 
 // Names of the kernels that the call would use on a device of architecture
 // `arch` ("gfx942", "sm_90"), in launch order. Needs no device.

@@ -34,11 +34,11 @@ class [[nodiscard]] Status {
 
 }  // namespace aiter
 
-#define AITER_RETURN_IF_ERROR(expr)                    \
-  do {                                                 \
+#define AITER_RETURN_IF_ERROR(expr)                        \
+  do {                                                     \
     if (::aiter::Status status_ = (expr); !status_.ok()) { \
-      return status_;                                  \
-    }                                                  \
+      return status_;                                      \
+    }                                                      \
   } while (false)
 
 #endif  // AITER_STATUS_H_

@@ -1,0 +1,172 @@
+// The Python module `_aiter`: FFI handlers to register, and what is there.
+//
+// Importing it needs no GPU and no driver.
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "aiter/device.h"
+#include "aiter/mha.h"
+#include "aiter/status.h"
+#include "jaxlib/gpu/aiter_mha.h"
+#include "jaxlib/gpu/vendor.h"
+#include "nanobind/nanobind.h"
+#include "nanobind/stl/string.h"
+#include "nanobind/stl/vector.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace nb = nanobind;
+
+namespace jax::JAX_GPU_NAMESPACE {
+namespace {
+
+nb::dict Stages(XLA_FFI_Handler* initialize, XLA_FFI_Handler* execute) {
+  nb::dict stages;
+  stages["initialize"] = nb::capsule(reinterpret_cast<void*>(initialize));
+  stages["execute"] = nb::capsule(reinterpret_cast<void*>(execute));
+  return stages;
+}
+
+// Target name -> stage -> capsule, for jax.ffi.register_ffi_target.
+nb::dict Registrations() {
+  nb::dict targets;
+  targets[JAX_GPU_PREFIX "_aiter_mha_fwd"] =
+      Stages(AiterMhaFwdInitialize, AiterMhaFwd);
+  targets[JAX_GPU_PREFIX "_aiter_mha_bwd"] =
+      Stages(AiterMhaBwdInitialize, AiterMhaBwd);
+  return targets;
+}
+
+void ThrowIfError(const aiter::Status& status) {
+  if (status.ok()) return;
+  if (status.code() == aiter::StatusCode::kInvalidArgument ||
+      status.code() == aiter::StatusCode::kUnimplemented) {
+    throw nb::value_error(status.message().c_str());
+  }
+  throw std::runtime_error(status.message());
+}
+
+nb::list Kernels() {
+  nb::list rows;
+  for (const aiter::KernelDescription& k : aiter::list_kernels()) {
+    nb::dict row;
+    row["symbol"] = k.symbol;
+    row["op"] = k.op;
+    row["grade"] = k.grade;
+    row["arch"] = k.arch;
+    row["dtype"] = k.data_type;
+    row["dqk"] = k.hdim_q;
+    row["dv"] = k.hdim_v;
+    row["tile_m"] = k.tile_m;
+    row["tile_n"] = k.tile_n;
+    rows.append(row);
+  }
+  return rows;
+}
+
+std::vector<std::string> Architectures() {
+  std::set<std::string> archs;
+  for (const aiter::KernelDescription& k : aiter::list_kernels()) {
+    archs.insert(k.arch);
+  }
+  return {archs.begin(), archs.end()};
+}
+
+int DeviceCount() {
+  int count = 0;
+  ThrowIfError(aiter::device_count(&count));
+  return count;
+}
+
+std::string DeviceArch(int ordinal) {
+  std::string arch;
+  ThrowIfError(aiter::device_arch(ordinal, &arch));
+  return arch;
+}
+
+// A problem of one row each with the given features, for kernel selection.
+std::vector<std::string> MhaKernels(bool backward, const std::string& arch,
+                                    const std::string& dtype, bool packed,
+                                    int64_t hdim_q, int64_t hdim_v,
+                                    const std::vector<std::string>& features) {
+  static char present[16];  // Never read: an address that is not null.
+  std::set<std::string> unused(features.begin(), features.end());
+  auto has = [&unused](const char* name) { return unused.erase(name) > 0; };
+  auto given = [&has](const char* name) -> void* {
+    return has(name) ? present : nullptr;
+  };
+
+  aiter::mha_bwd_args args;
+  if (dtype != "fp16" && dtype != "bf16") {
+    throw nb::value_error(
+        ("dtype is " + dtype + ", but must be fp16 or bf16").c_str());
+  }
+  args.data_type =
+      dtype == "fp16" ? aiter::DataType::kFp16 : aiter::DataType::kBf16;
+  args.is_group_mode = packed;
+  args.batch = args.seqlen_q = args.seqlen_k = args.nhead_q = args.nhead_k = 1;
+  args.hdim_q = hdim_q;
+  args.hdim_v = hdim_v;
+  args.bias_batch = args.bias_nhead = 1;
+  args.bias_is_f32 = has("bias_f32");
+  args.bias_ptr = given("bias");
+  if (args.bias_is_f32) args.bias_ptr = present;
+  args.alibi_slopes_ptr = given("alibi");
+  args.sink_ptr = given("sink");
+  args.dropout_state_ptr = given("dropout");
+  args.p_drop = args.dropout_state_ptr != nullptr ? 0.5f : 0.0f;
+  if (packed) args.seqstart_q_ptr = args.seqstart_k_ptr = present;
+  args.cu_seqlen_q_ptr = args.cu_seqlen_k_ptr = given("cu_seqlens");
+  args.is_top_left = has("top_left");
+  args.logits_soft_cap = has("soft_cap") ? 1.0f : 0.0f;
+  bool sink_tokens = has("sink_tokens");
+  bool window = has("window");
+  if (window || sink_tokens) args.window_size_left = 1;
+  args.sink_size = sink_tokens ? 1 : 0;
+  args.min_seqlen_q = has("min_seqlen") ? 1 : 0;
+  args.dlse_ptr = given("dlse");
+  args.dbias_ptr = given("dbias");
+  args.d_sink_ptr = given("dsink");
+  has("dslopes");
+  args.d_slopes_ptr = args.alibi_slopes_ptr != nullptr ? present : nullptr;
+  if (!unused.empty()) {
+    throw nb::value_error(
+        ("features has " + *unused.begin() +
+         ", but must be of bias, bias_f32, alibi, sink, dropout, cu_seqlens, "
+         "top_left, soft_cap, sink_tokens, window, min_seqlen, dlse, dbias, "
+         "dsink, dslopes")
+            .c_str());
+  }
+
+  std::vector<std::string> names;
+  if (backward) {
+    ThrowIfError(aiter::mha_bwd_kernels(args, arch, &names));
+  } else {
+    aiter::mha_fwd_args fwd;
+    static_cast<aiter::mha_args&>(fwd) = args;
+    ThrowIfError(aiter::mha_fwd_kernels(fwd, arch, &names));
+  }
+  return names;
+}
+
+}  // namespace
+
+NB_MODULE(_aiter, m) {
+  m.attr("PLATFORM") = JAX_GPU_PLATFORM;
+  m.def("registrations", &Registrations,
+        "FFI targets of platform PLATFORM: name -> stage -> capsule.");
+  m.def("kernels", &Kernels, "Every embedded kernel, as a dict.");
+  m.def("architectures", &Architectures,
+        "Architectures that kernels are embedded for.");
+  m.def("device_count", &DeviceCount,
+        "Number of devices; RuntimeError without a driver.");
+  m.def("device_arch", &DeviceArch, nb::arg("ordinal"),
+        "Architecture of a device, such as gfx942 or sm_90.");
+  m.def("mha_kernels", &MhaKernels, nb::arg("backward"), nb::arg("arch"),
+        nb::arg("dtype"), nb::arg("packed"), nb::arg("hdim_q"),
+        nb::arg("hdim_v"), nb::arg("features"),
+        "Kernels of an attention call, in launch order; ValueError if none.");
+}
+
+}  // namespace jax::JAX_GPU_NAMESPACE

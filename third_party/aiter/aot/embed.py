@@ -1,0 +1,262 @@
+"""Embeds compiled kernels in a C++ library.
+
+Reads the JSON descriptions that compile.py wrote, with the code object of each
+beside it, for one platform, and writes
+
+  --out-blob    all code objects, zlib-compressed, one after another
+  --out-asm     assembly that includes the blob
+  --out-header  a C++ struct per list of kernel arguments, laid out as the
+                kernels read it, and a function that fills it by name
+  --out-inc     the table of kernels: what each is for, where its object lies
+
+Output depends on the set of inputs alone, not on their order or location.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import zlib
+
+_ALIGNMENT = 8
+_TYPES = {
+    "*": ("const void*", 8),
+    "i32": ("int32_t", 4),
+    "u32": ("uint32_t", 4),
+    "i64": ("int64_t", 8),
+    "u64": ("uint64_t", 8),
+    "f32": ("float", 4),
+    "hidden": ("const void*", 8),
+}
+_TENSOR_MAP_BYTES = 128
+_TENSOR_MAP_ALIGNMENT = 64
+# Names of kernel_table.h's enum Feature.
+_FEATURES = (
+    "alibi", "bias", "bias_f32", "cu_k", "cu_k_padded", "cu_q", "cu_q_padded",
+    "cu_seqlens", "dlse", "dropout", "min_seqlen", "no_keys",
+    "non_positive_scale", "sink", "sink_tokens", "soft_cap", "top_left",
+    "varlen", "window",
+)
+
+_HEADER = """\
+// Written by third_party/aiter/aot/embed.py.
+"""
+
+
+def _camel(name):
+  return "".join(part.capitalize() for part in name.split("_"))
+
+
+def _constant(name):
+  return "k" + _camel(name)
+
+
+class _ArgList:
+  """An argument list that kernels of one op share, and its C++ struct.
+
+  Attributes:
+    family: names the parameters' C++ struct: "mha" for the op "mha_fwd".
+    name: the C++ struct; an op's second list of arguments has number 2.
+    members: (declaration, initializer, offset, member's name) per argument.
+    tensor_maps: names of the arguments that are tensor maps.
+    size: bytes, without padding at the end.
+  """
+
+  def __init__(self, op, number, args):
+    self.family = op.split("_")[0]
+    self.name = name = f"{_camel(op)}Args" + (str(number) if number > 1 else "")
+    self.members = []
+    self.tensor_maps = []
+    offset = 0
+    for arg_name, arg_type in args:
+      # Triton follows a tensor map NAME by NAME.shape0, ..., NAME.stride3,
+      # which the kernel does not read.
+      in_map = arg_name.split(".")[0] in self.tensor_maps
+      arg_name = arg_name.replace(".", "_")
+      if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", arg_name):
+        raise ValueError(f"{name}: argument name {arg_name!r}")
+      if arg_type == "tensormap":
+        c_type, size, align = (
+            "TensorMap", _TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT)
+        value = f"maps[{len(self.tensor_maps)}]"
+        self.tensor_maps.append(arg_name)
+      elif arg_type in _TYPES:
+        c_type, size = _TYPES[arg_type]
+        align = size
+        if arg_type == "hidden":
+          value = "nullptr"
+        elif in_map:
+          value = "0"
+        elif arg_type == "*":
+          value = f"p.{arg_name}_ptr"
+        else:
+          value = f"p.{arg_name}"
+      else:
+        raise ValueError(
+            f"{name}: argument {arg_name} has type {arg_type!r}; accepted are"
+            f" {', '.join([*_TYPES, 'tensormap'])}")
+      offset = -(-offset // align) * align
+      # The suffix keeps clear of C++ keywords: an argument is called `do`.
+      self.members.append((f"{c_type} {arg_name}_;", value, offset,
+                           f"{arg_name}_"))
+      offset += size
+    self.size = offset
+
+  def source(self):
+    """The struct, its layout spelled out, and the function that fills it."""
+    lines = [f"struct {self.name} {{"]
+    lines += [f"  {declaration}" for declaration, _, _, _ in self.members]
+    lines += ["};"]
+    for _, _, offset, member in self.members:
+      lines.append(
+          f"static_assert(offsetof({self.name}, {member}) == {offset});")
+    lines += [
+        f"static_assert(sizeof({self.name}) <= kMaxArgsBytes);",
+        "",
+        f"inline void Pack_{self.name}(const void* params,",
+        "    [[maybe_unused]] const TensorMap* maps, void* buffer) {",
+        f"  const auto& p = *static_cast<const {_camel(self.family)}Params*>(params);",
+        f"  new (buffer) {self.name}{{",
+    ]
+    lines += [f"      {value}," for _, value, _, _ in self.members]
+    lines += ["  };", "}", ""]
+    return "\n".join(lines)
+
+
+def _tensor_map_row(spec):
+  # Innermost dimension first: head dimension, rows, heads, batch.
+  cols, rows = spec["box"][:2]
+  return (f"{{TensorId::{_constant(spec['tensor'])}, {rows}, {cols},"
+          f" {spec.get('swizzle', 128)}}}")
+
+
+def _read(path):
+  kernel = json.loads(path.read_text(encoding="utf-8"))
+  kernel["object"] = path.with_suffix(".co").read_bytes()
+  return kernel
+
+
+def _expand(inputs):
+  for item in inputs:
+    path = pathlib.Path(item)
+    if path.is_dir():
+      yield from path.glob("*.json")
+    else:
+      yield path
+
+
+def embed(kernels):
+  """Returns the (blob, assembly, header, table) for JSON dicts with objects."""
+  kernels = sorted(kernels, key=lambda k: k["symbol"])
+  if not kernels:
+    raise ValueError("no kernels given")
+  symbols = [k["symbol"] for k in kernels]
+  if len(set(symbols)) != len(symbols):
+    raise ValueError("two kernels have the same symbol")
+  amd = {k["arch"].startswith("gfx") for k in kernels}
+  if len(amd) > 1:
+    raise ValueError("kernels for AMD and for NVIDIA need a library each")
+  platform = "kHip" if amd.pop() else "kCuda"
+
+  blob = bytearray()
+  arg_lists = {}  # (op, args as text) -> _ArgList
+  counts = {}
+  rows = []
+  map_tables = {}  # initializer -> name
+  for k in kernels:
+    key = (k["op"], json.dumps(k["args"]))
+    if key not in arg_lists:
+      counts[k["op"]] = counts.get(k["op"], 0) + 1
+      arg_lists[key] = _ArgList(k["op"], counts[k["op"]], k["args"])
+    args = arg_lists[key]
+    excludes = set(k.get("excludes", ()))
+    unknown = excludes - set(_FEATURES)
+    if unknown:
+      raise ValueError(f"{k['symbol']}: excludes {sorted(unknown)}, but"
+                       f" features are {', '.join(_FEATURES)}")
+    maps = "nullptr"
+    if args.tensor_maps:
+      # A tensor without rows has no tensor map.
+      excludes.add("no_keys")
+      specs = [_tensor_map_row(k["maps"][name]) for name in args.tensor_maps]
+      specs = "{\n    " + ",\n    ".join(specs) + "}"
+      maps = map_tables.setdefault(specs, f"kTensorMaps{len(map_tables) + 1}")
+    grid = [f"GridAxis::{_constant(axis)}" for axis in k["grid"]]
+    grid += ["GridAxis::kNone"] * (3 - len(grid))
+    any_type = k["dtype"] == "fp32"
+    compressed = zlib.compress(k["object"], 9)
+    rows.append(
+        "    {" + ", ".join([
+            f'"{k["symbol"]}"', f'"{k["op"]}"', f'"{k["grade"]}"',
+            f'"{k["arch"]}"',
+            "DataType::" + _constant("bf16" if any_type else k["dtype"]),
+            "true" if any_type else "false",
+            str(k["dqk"]), str(k["dv"]),
+            " | ".join(f"kFeature{_camel(f)}" for f in sorted(excludes)) or "0",
+            str(k["tile_m"]), str(k["tile_n"]), str(k["threads"]),
+            str(k["shared"]), "{" + ", ".join(grid) + "}",
+            str(len(blob)), str(len(compressed)), str(len(k["object"])),
+            str(args.size), f"&kernels::Pack_{args.name}", maps,
+            str(len(args.tensor_maps)),
+        ]) + "},\n")
+    blob += compressed
+    blob += bytes(-len(blob) % _ALIGNMENT)
+
+  families = sorted({a.family for a in arg_lists.values()})
+  header = "".join([
+      _HEADER,
+      "#ifndef AITER_KERNELS_H_\n#define AITER_KERNELS_H_\n\n",
+      "#include <cstddef>\n#include <cstdint>\n#include <new>\n\n",
+      '#include "third_party/aiter/src/kernel_table.h"\n',
+      *(f'#include "third_party/aiter/src/{f}_params.h"\n'
+        for f in families),
+      '\nextern "C" __attribute__((visibility("hidden")))\n',
+      "const uint8_t aiter_kernels_blob[];\n",
+      "\nnamespace aiter::kernels {\n\n",
+      "\n".join(a.source() for a in arg_lists.values()),
+      "\n}  // namespace aiter::kernels\n\n#endif  // AITER_KERNELS_H_\n",
+  ])
+  table = "".join([
+      _HEADER,
+      f"constexpr Platform kEmbeddedPlatform = Platform::{platform};\n\n",
+      *(f"constexpr TensorMapSpec {name}[] = {specs};\n\n"
+        for specs, name in map_tables.items()),
+      "constexpr KernelInfo kEmbeddedKernels[] = {\n",
+      *rows,
+      "};\n",
+  ])
+  asm = "\n".join([
+      "/* Written by third_party/aiter/aot/embed.py. */",
+      "  .section .rodata",
+      f"  .balign {_ALIGNMENT}",
+      "  .globl aiter_kernels_blob",
+      "  .hidden aiter_kernels_blob",
+      "  .type aiter_kernels_blob, %object",
+      "aiter_kernels_blob:",
+      '  .incbin "aiter/kernels.bin"',
+      "  .size aiter_kernels_blob, . - aiter_kernels_blob",
+      '  .section .note.GNU-stack, "", %progbits',
+      "",
+  ])
+  return bytes(blob), asm, header, table
+
+
+def main():
+  parser = argparse.ArgumentParser(
+      description=__doc__, fromfile_prefix_chars="@",
+      formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--out-blob", required=True)
+  parser.add_argument("--out-asm", required=True)
+  parser.add_argument("--out-header", required=True)
+  parser.add_argument("--out-inc", required=True)
+  parser.add_argument("inputs", nargs="+", metavar="JSON_OR_DIR")
+  args = parser.parse_args()
+  blob, asm, header, table = embed(map(_read, _expand(args.inputs)))
+  pathlib.Path(args.out_blob).write_bytes(blob)
+  for path, text in (
+      (args.out_asm, asm), (args.out_header, header), (args.out_inc, table)):
+    pathlib.Path(path).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,37 @@
+// What is embedded in the library, and which devices there are.
+#ifndef AITER_DEVICE_H_
+#define AITER_DEVICE_H_
+
+#include <string>
+#include <vector>
+
+#include "aiter/mha.h"
+#include "aiter/status.h"
+
+namespace aiter {
+
+// An embedded kernel.
+struct KernelDescription {
+  std::string symbol;
+  std::string op;
+  std::string grade;  // "fast" or "general"
+  std::string arch;
+  std::string data_type;  // "fp16", "bf16", or "fp32" if it serves both
+  int hdim_q;             // Exact in the fast grade, else a maximum; 0: none.
+  int hdim_v;
+  int tile_m;
+  int tile_n;
+};
+
+// Every embedded kernel, by symbol. Needs no device.
+std::vector<KernelDescription> list_kernels();
+
+// Number of devices of the platform that kernels are embedded for.
+Status device_count(int* count);
+
+// Architecture of a device: "gfx942", "sm_90".
+Status device_arch(int ordinal, std::string* arch);
+
+}  // namespace aiter
+
+#endif  // AITER_DEVICE_H_

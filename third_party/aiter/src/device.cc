@@ -1,0 +1,47 @@
+#include "aiter/device.h"
+
+#include <string>
+#include <vector>
+
+#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/kernel_table.h"
+
+namespace aiter {
+
+std::vector<KernelDescription> list_kernels() {
+  std::vector<KernelDescription> kernels;
+  for (const KernelInfo& k : GetKernelTable()) {
+    std::string data_type = k.any_data_type                  ? "fp32"
+                            : k.data_type == DataType::kFp16 ? "fp16"
+                                                             : "bf16";
+    kernels.push_back({k.symbol, k.op, k.grade, k.arch, data_type, k.hdim_q,
+                       k.hdim_v, k.tile_m, k.tile_n});
+  }
+  return kernels;
+}
+
+Status device_count(int* count) {
+  const Driver* driver;
+  AITER_RETURN_IF_ERROR(GetDriver(&driver));
+  int error = driver->device_count(count);
+  if (error == 0) return Status();
+  return DriverError(*driver, error, "Counting devices");
+}
+
+Status device_arch(int ordinal, std::string* arch) {
+  int count = 0;
+  AITER_RETURN_IF_ERROR(device_count(&count));
+  if (ordinal < 0 || ordinal >= count) {
+    return Status(StatusCode::kInvalidArgument,
+                  "ordinal is " + std::to_string(ordinal) +
+                      ", but must be from 0 to " + std::to_string(count - 1));
+  }
+  const Driver* driver;
+  AITER_RETURN_IF_ERROR(GetDriver(&driver));
+  DeviceInfo device;
+  AITER_RETURN_IF_ERROR(driver->describe_device(ordinal, &device));
+  *arch = device.arch;
+  return Status();
+}
+
+}  // namespace aiter

@@ -1,0 +1,536 @@
+#include "aiter/mha.h"
+
+#include <cmath>
+#include <initializer_list>
+#include <string>
+
+#include "third_party/aiter/src/code_objects.h"
+#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/launch.h"
+#include "third_party/aiter/src/mha_params.h"
+#include "third_party/aiter/src/plan_cache.h"
+#include "third_party/aiter/src/select.h"
+
+namespace aiter {
+namespace {
+
+// Kernels count positions in 32 bits and add two lengths or a window to one.
+constexpr int64_t kMaxSeqlen = (int64_t{1} << 30) - 1024;
+constexpr int32_t kUnbounded = 1 << 30;
+// Offsets inside a tile of up to 512 rows fit 32 bits below this stride.
+constexpr int64_t kMaxRowStride = (int64_t{1} << 22) - 1;
+constexpr int64_t kMaxInt32 = INT32_MAX;
+constexpr int64_t kMaxHdim = 256;
+constexpr int64_t kStrideMultiple = 8;
+constexpr uintptr_t kAlignment = 16;
+constexpr int64_t kElementBytes = 2;
+
+Status Invalid(const std::string& name, const std::string& given,
+               const std::string& accepted) {
+  return Status(StatusCode::kInvalidArgument,
+                name + " is " + given + ", but must be " + accepted);
+}
+
+Status CheckRange(const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return Status();
+  return Invalid(name, std::to_string(value),
+                 "from " + std::to_string(low) + " to " + std::to_string(high));
+}
+
+Status CheckHdim(const char* name, int64_t value) {
+  if (value >= 8 && value <= kMaxHdim && value % 8 == 0) return Status();
+  return Invalid(name, std::to_string(value), "a multiple of 8 from 8 to 256");
+}
+
+// A tensor of the input type and its strides.
+struct Tensor {
+  const char* name;
+  const void* ptr;
+  int64_t stride, nhead_stride, batch_stride;
+};
+
+Status CheckStride(const Tensor& t, const char* which, int64_t value,
+                   int64_t high) {
+  if (value >= 0 && value <= high && value % kStrideMultiple == 0) {
+    return Status();
+  }
+  return Invalid(std::string(which) + t.name, std::to_string(value),
+                 "a multiple of 8 from 0 to " + std::to_string(high));
+}
+
+Status CheckTensors(std::initializer_list<Tensor> tensors) {
+  for (const Tensor& t : tensors) {
+    AITER_RETURN_IF_ERROR(CheckStride(t, "stride_", t.stride, kMaxRowStride));
+    AITER_RETURN_IF_ERROR(
+        CheckStride(t, "nhead_stride_", t.nhead_stride, kMaxInt32));
+    AITER_RETURN_IF_ERROR(
+        CheckStride(t, "batch_stride_", t.batch_stride, INT64_MAX));
+    if (reinterpret_cast<uintptr_t>(t.ptr) % kAlignment != 0) {
+      return Invalid(std::string(t.name) + "_ptr", "not aligned",
+                     "a multiple of 16 bytes");
+    }
+  }
+  return Status();
+}
+
+Status CheckCommon(const mha_args& a) {
+  AITER_RETURN_IF_ERROR(CheckHdim("hdim_q", a.hdim_q));
+  AITER_RETURN_IF_ERROR(CheckHdim("hdim_v", a.hdim_v));
+  AITER_RETURN_IF_ERROR(CheckRange("nhead_q", a.nhead_q, 1, kMaxInt32));
+  AITER_RETURN_IF_ERROR(CheckRange("nhead_k", a.nhead_k, 1, kMaxInt32));
+  if (a.nhead_q % a.nhead_k != 0) {
+    return Invalid(
+        "nhead_q", std::to_string(a.nhead_q),
+        "a multiple of nhead_k, which is " + std::to_string(a.nhead_k));
+  }
+  AITER_RETURN_IF_ERROR(CheckRange("seqlen_q", a.seqlen_q, 0, kMaxSeqlen));
+  AITER_RETURN_IF_ERROR(CheckRange("seqlen_k", a.seqlen_k, 0, kMaxSeqlen));
+  // Four words of dropout state a batch and head are indexed in 32 bits.
+  AITER_RETURN_IF_ERROR(
+      CheckRange("batch", a.batch, 0, kMaxInt32 / 4 / a.nhead_q));
+  if (!std::isfinite(a.scale_s)) {
+    return Invalid("scale_s", std::to_string(a.scale_s), "finite");
+  }
+  if (!(a.logits_soft_cap >= 0) || !std::isfinite(a.logits_soft_cap)) {
+    return Invalid("logits_soft_cap", std::to_string(a.logits_soft_cap),
+                   "0 (off) or positive and finite");
+  }
+  if (!(a.p_drop >= 0 && a.p_drop < 1)) {
+    return Invalid("p_drop", std::to_string(a.p_drop), "in [0, 1)");
+  }
+  if (a.p_drop > 0 && a.dropout_state_ptr == nullptr && a.batch > 0) {
+    return Invalid("dropout_state_ptr", "null", "given with p_drop > 0");
+  }
+  AITER_RETURN_IF_ERROR(
+      CheckRange("window_size_left", a.window_size_left, -1, INT64_MAX));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("window_size_right", a.window_size_right, -1, INT64_MAX));
+  AITER_RETURN_IF_ERROR(CheckRange("sink_size", a.sink_size, 0, INT64_MAX));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("min_seqlen_q", a.min_seqlen_q, 0, kMaxSeqlen));
+  if (a.is_group_mode) {
+    if (a.seqstart_q_ptr == nullptr || a.seqstart_k_ptr == nullptr) {
+      return Invalid("seqstart_q_ptr or seqstart_k_ptr", "null",
+                     "given in group mode");
+    }
+    if (a.bias_ptr != nullptr) {
+      return Invalid("bias_ptr", "given", "null in group mode");
+    }
+  } else if (a.seqstart_q_ptr != nullptr || a.seqstart_k_ptr != nullptr) {
+    return Invalid("seqstart_q_ptr or seqstart_k_ptr", "given",
+                   "null in batch mode");
+  }
+  if (a.bias_ptr != nullptr) {
+    if (a.bias_batch != 1 && a.bias_batch != a.batch) {
+      return Invalid("bias_batch", std::to_string(a.bias_batch),
+                     "1 or batch, which is " + std::to_string(a.batch));
+    }
+    if (a.bias_nhead != 1 && a.bias_nhead != a.nhead_q) {
+      return Invalid("bias_nhead", std::to_string(a.bias_nhead),
+                     "1 or nhead_q, which is " + std::to_string(a.nhead_q));
+    }
+    AITER_RETURN_IF_ERROR(
+        CheckRange("stride_bias", a.stride_bias, 0, kMaxRowStride));
+  }
+  return Status();
+}
+
+// Strides of the batches are not used when packed: they need not be valid.
+int64_t BatchStride(const mha_args& a, int64_t stride) {
+  return a.is_group_mode ? 0 : stride;
+}
+
+Status CheckFwd(const mha_fwd_args& a) {
+  AITER_RETURN_IF_ERROR(CheckCommon(a));
+  return CheckTensors({
+      {"q", a.q_ptr, a.stride_q, a.nhead_stride_q,
+       BatchStride(a, a.batch_stride_q)},
+      {"k", a.k_ptr, a.stride_k, a.nhead_stride_k,
+       BatchStride(a, a.batch_stride_k)},
+      {"v", a.v_ptr, a.stride_v, a.nhead_stride_v,
+       BatchStride(a, a.batch_stride_v)},
+      {"o", a.o_ptr, a.stride_o, a.nhead_stride_o,
+       BatchStride(a, a.batch_stride_o)},
+  });
+}
+
+Status CheckBwd(const mha_bwd_args& a) {
+  AITER_RETURN_IF_ERROR(CheckCommon(a));
+  if (a.dbias_ptr != nullptr && a.bias_ptr == nullptr) {
+    return Invalid("dbias_ptr", "given", "null without a bias");
+  }
+  if (a.d_sink_ptr != nullptr && a.sink_ptr == nullptr) {
+    return Invalid("d_sink_ptr", "given", "null without a sink");
+  }
+  if (a.alibi_slopes_ptr != nullptr && a.d_slopes_ptr == nullptr) {
+    return Invalid("d_slopes_ptr", "null", "given with alibi_slopes_ptr");
+  }
+  if (a.alibi_slopes_ptr == nullptr && a.d_slopes_ptr != nullptr) {
+    return Invalid("d_slopes_ptr", "given", "null without alibi_slopes_ptr");
+  }
+  return CheckTensors({
+      {"q", a.q_ptr, a.stride_q, a.nhead_stride_q,
+       BatchStride(a, a.batch_stride_q)},
+      {"k", a.k_ptr, a.stride_k, a.nhead_stride_k,
+       BatchStride(a, a.batch_stride_k)},
+      {"v", a.v_ptr, a.stride_v, a.nhead_stride_v,
+       BatchStride(a, a.batch_stride_v)},
+      {"o", a.o_ptr, a.stride_o, a.nhead_stride_o,
+       BatchStride(a, a.batch_stride_o)},
+      {"do", a.do_ptr, a.stride_do, a.nhead_stride_do,
+       BatchStride(a, a.batch_stride_do)},
+      {"dq", a.dq_ptr, a.stride_dq, a.nhead_stride_dq,
+       BatchStride(a, a.batch_stride_dq)},
+      {"dk", a.dk_ptr, a.stride_dk, a.nhead_stride_dk,
+       BatchStride(a, a.batch_stride_dk)},
+      {"dv", a.dv_ptr, a.stride_dv, a.nhead_stride_dv,
+       BatchStride(a, a.batch_stride_dv)},
+  });
+}
+
+uint32_t Flag(bool condition, Feature feature) {
+  return condition ? static_cast<uint32_t>(feature) : 0;
+}
+
+MhaKey KeyOf(const mha_args& a) {
+  MhaKey key;
+  key.data_type = a.data_type;
+  key.hdim_q = static_cast<int16_t>(a.hdim_q);
+  key.hdim_v = static_cast<int16_t>(a.hdim_v);
+  bool bias = a.bias_ptr != nullptr;
+  bool logical_q = a.cu_seqlen_q_ptr != nullptr;
+  bool logical_k = a.cu_seqlen_k_ptr != nullptr;
+  key.features =
+      Flag(bias, kFeatureBias) | Flag(bias && a.bias_is_f32, kFeatureBiasF32) |
+      Flag(a.alibi_slopes_ptr != nullptr, kFeatureAlibi) |
+      Flag(a.sink_ptr != nullptr, kFeatureSink) |
+      Flag(a.p_drop > 0, kFeatureDropout) |
+      Flag(a.is_group_mode, kFeatureVarlen) |
+      Flag(a.is_group_mode || logical_q, kFeatureCuQ) |
+      Flag(a.is_group_mode || logical_k, kFeatureCuK) |
+      Flag(a.is_group_mode && logical_q, kFeatureCuQPadded) |
+      Flag(a.is_group_mode && logical_k, kFeatureCuKPadded) |
+      Flag(a.is_top_left, kFeatureTopLeft) |
+      Flag(a.logits_soft_cap > 0, kFeatureSoftCap) |
+      // Without a left bound every key to the left is visible anyway.
+      Flag(a.sink_size > 0 && a.window_size_left >= 0, kFeatureSinkTokens) |
+      Flag(a.window_size_left >= 0 || a.window_size_right >= 0,
+           kFeatureWindow) |
+      Flag(a.min_seqlen_q > 0, kFeatureMinSeqlen) |
+      Flag(a.seqlen_k == 0, kFeatureNoKeys) |
+      Flag(!(a.scale_s > 0), kFeatureNonPositiveScale);
+  return key;
+}
+
+MhaKey KeyOf(const mha_bwd_args& a) {
+  MhaKey key = KeyOf(static_cast<const mha_args&>(a));
+  key.features |= Flag(a.dlse_ptr != nullptr, kFeatureDlse) |
+                  Flag(a.dbias_ptr != nullptr, kFeatureDbias) |
+                  Flag(a.d_sink_ptr != nullptr, kFeatureDsink);
+  return key;
+}
+
+// A side of the window as kernels take it.
+int32_t Window(int64_t size) {
+  return size < 0 || size > kUnbounded ? kUnbounded
+                                       : static_cast<int32_t>(size);
+}
+
+// All sizes were checked to fit.
+MhaParams ParamsOf(const mha_args& a, const MhaKey& key) {
+  MhaParams p;
+  p.q_ptr = a.q_ptr;
+  p.k_ptr = a.k_ptr;
+  p.v_ptr = a.v_ptr;
+  p.bias_ptr = a.bias_ptr;
+  p.bias_f32_ptr = a.bias_ptr;
+  p.alibi_slopes_ptr = a.alibi_slopes_ptr;
+  p.sink_ptr = a.sink_ptr;
+  p.dropout_state_ptr = a.dropout_state_ptr;
+  // The kernels' cu_seqlens are lengths, and starts too if there are no others.
+  p.cu_seqlens_q_ptr =
+      a.cu_seqlen_q_ptr != nullptr ? a.cu_seqlen_q_ptr : a.seqstart_q_ptr;
+  p.cu_seqlens_k_ptr =
+      a.cu_seqlen_k_ptr != nullptr ? a.cu_seqlen_k_ptr : a.seqstart_k_ptr;
+  p.cu_seqlens_q_padded_ptr = a.seqstart_q_ptr;
+  p.cu_seqlens_k_padded_ptr = a.seqstart_k_ptr;
+
+  p.stride_q = static_cast<int32_t>(a.stride_q);
+  p.stride_k = static_cast<int32_t>(a.stride_k);
+  p.stride_v = static_cast<int32_t>(a.stride_v);
+  p.stride_o = static_cast<int32_t>(a.stride_o);
+  p.stride_bias = static_cast<int32_t>(a.stride_bias);
+  p.nhead_stride_q = static_cast<int32_t>(a.nhead_stride_q);
+  p.nhead_stride_k = static_cast<int32_t>(a.nhead_stride_k);
+  p.nhead_stride_v = static_cast<int32_t>(a.nhead_stride_v);
+  p.nhead_stride_o = static_cast<int32_t>(a.nhead_stride_o);
+  p.nhead_stride_lse = a.nhead_stride_lse;
+  p.nhead_stride_bias = a.nhead_stride_bias;
+  p.batch_stride_q = BatchStride(a, a.batch_stride_q);
+  p.batch_stride_k = BatchStride(a, a.batch_stride_k);
+  p.batch_stride_v = BatchStride(a, a.batch_stride_v);
+  p.batch_stride_o = BatchStride(a, a.batch_stride_o);
+  p.batch_stride_lse = BatchStride(a, a.batch_stride_lse);
+  p.batch_stride_bias = a.batch_stride_bias;
+
+  p.batch = static_cast<int32_t>(a.batch);
+  p.seqlen_q = static_cast<int32_t>(a.seqlen_q);
+  p.seqlen_k = static_cast<int32_t>(a.seqlen_k);
+  p.nhead_q = static_cast<int32_t>(a.nhead_q);
+  p.nhead_k = static_cast<int32_t>(a.nhead_k);
+  p.hdim_q = static_cast<int32_t>(a.hdim_q);
+  p.hdim_v = static_cast<int32_t>(a.hdim_v);
+  p.bias_batch = static_cast<int32_t>(a.bias_batch);
+  p.bias_nhead = static_cast<int32_t>(a.bias_nhead);
+
+  p.scale_s = a.scale_s;
+  p.logits_soft_cap = a.logits_soft_cap;
+  double probability = a.p_drop;
+  p.drop_threshold = static_cast<int32_t>(
+      static_cast<uint32_t>(std::floor(probability * 4294967296.0)));
+  p.rp_keep = static_cast<float>(1.0 / (1.0 - probability));
+  p.window_size_left = Window(a.window_size_left);
+  p.window_size_right = Window(a.window_size_right);
+  p.sink_tokens =
+      (key.features & kFeatureSinkTokens) == 0
+          ? 0
+          : static_cast<int32_t>(a.sink_size < a.seqlen_k ? a.sink_size
+                                                          : a.seqlen_k);
+  p.min_seqlen_q = static_cast<int32_t>(a.min_seqlen_q);
+  p.flags = static_cast<int32_t>(key.features & kKernelFlagsMask);
+  return p;
+}
+
+MhaParams ParamsOf(const mha_bwd_args& a, const MhaKey& key) {
+  MhaParams p = ParamsOf(static_cast<const mha_args&>(a), key);
+  p.do_ptr = a.do_ptr;
+  p.out_ptr = a.o_ptr;
+  p.lse_ptr = a.lse_ptr;
+  p.dlse_ptr = a.dlse_ptr;
+  p.delta_ptr = a.d_ptr;
+  p.dq_ptr = a.dq_ptr;
+  p.dk_ptr = a.dk_ptr;
+  p.dv_ptr = a.dv_ptr;
+  p.dbias_ptr = a.dbias_ptr;
+  p.d_sink_ptr = a.d_sink_ptr;
+  p.d_slopes_ptr = a.d_slopes_ptr;
+  p.stride_do = static_cast<int32_t>(a.stride_do);
+  p.stride_dq = static_cast<int32_t>(a.stride_dq);
+  p.stride_dk = static_cast<int32_t>(a.stride_dk);
+  p.stride_dv = static_cast<int32_t>(a.stride_dv);
+  p.nhead_stride_do = static_cast<int32_t>(a.nhead_stride_do);
+  p.nhead_stride_dq = static_cast<int32_t>(a.nhead_stride_dq);
+  p.nhead_stride_dk = static_cast<int32_t>(a.nhead_stride_dk);
+  p.nhead_stride_dv = static_cast<int32_t>(a.nhead_stride_dv);
+  p.batch_stride_do = BatchStride(a, a.batch_stride_do);
+  p.batch_stride_dq = BatchStride(a, a.batch_stride_dq);
+  p.batch_stride_dk = BatchStride(a, a.batch_stride_dk);
+  p.batch_stride_dv = BatchStride(a, a.batch_stride_dv);
+  // dbias is contiguous; a size of 1 makes its stride irrelevant.
+  p.stride_dbias = static_cast<int32_t>(a.seqlen_k);
+  p.nhead_stride_dbias = a.seqlen_q * a.seqlen_k;
+  p.batch_stride_dbias = a.bias_nhead * p.nhead_stride_dbias;
+  return p;
+}
+
+// An operation of a call and where its kernel goes.
+template <typename Slot>
+struct Step {
+  const char* op;
+  bool wanted;
+  Slot* slot;
+};
+
+template <typename Slot>
+using Steps = std::initializer_list<Step<Slot>>;
+
+Status LoadSteps(const MhaKey& key, Steps<LoadedKernel> steps) {
+  Context* context;
+  AITER_RETURN_IF_ERROR(Context::Current(&context));
+  for (const Step<LoadedKernel>& step : steps) {
+    *step.slot = LoadedKernel();
+    if (!step.wanted) continue;
+    AITER_RETURN_IF_ERROR(
+        SelectKernel(context->device(), step.op, key, &step.slot->info));
+    AITER_RETURN_IF_ERROR(
+        context->Load(*step.slot->info, &step.slot->function));
+  }
+  return Status();
+}
+
+Status NameSteps(const MhaKey& key, const std::string& arch,
+                 std::initializer_list<Step<void>> steps,
+                 std::vector<std::string>* names) {
+  DeviceInfo device;
+  AITER_RETURN_IF_ERROR(DeviceOfArch(arch, &device));
+  names->clear();
+  for (const Step<void>& step : steps) {
+    if (!step.wanted) continue;
+    const KernelInfo* kernel;
+    AITER_RETURN_IF_ERROR(SelectKernel(device, step.op, key, &kernel));
+    names->push_back(kernel->symbol);
+  }
+  return Status();
+}
+
+Status CheckPlan(const MhaKey& key, const MhaKey& plan) {
+  if (key == plan) return Status();
+  return Status(StatusCode::kFailedPrecondition,
+                "plan was made for other arguments: features, head dimensions "
+                "or data type differ");
+}
+
+// Plans of the calls that came without one.
+PlanCache<MhaFwdPlan>& FwdPlans() {
+  static auto* cache = new PlanCache<MhaFwdPlan>;
+  return *cache;
+}
+
+PlanCache<MhaBwdPlan>& BwdPlans() {
+  static auto* cache = new PlanCache<MhaBwdPlan>;
+  return *cache;
+}
+
+// Bytes of rows that lie `stride` elements apart.
+int64_t PackedBytes(int64_t rows, int64_t stride) {
+  return rows * stride * kElementBytes;
+}
+
+}  // namespace
+
+Status mha_fwd_plan(const mha_fwd_args& args, MhaFwdPlan* plan) {
+  AITER_RETURN_IF_ERROR(CheckFwd(args));
+  plan->key = KeyOf(args);
+  return LoadSteps(plan->key, {{"mha_fwd", true, &plan->fwd}});
+}
+
+Status mha_bwd_plan(const mha_bwd_args& args, MhaBwdPlan* plan) {
+  AITER_RETURN_IF_ERROR(CheckBwd(args));
+  plan->key = KeyOf(args);
+  return LoadSteps(
+      plan->key, {{"mha_bwd_delta", true, &plan->delta},
+                  {"mha_bwd_dkdv", true, &plan->dkdv},
+                  {"mha_bwd_dq", true, &plan->dq},
+                  {"mha_bwd_dbias", args.dbias_ptr != nullptr, &plan->dbias},
+                  {"mha_bwd_dsink", args.d_sink_ptr != nullptr, &plan->dsink}});
+}
+
+Status mha_fwd(const mha_fwd_args& args, const MhaFwdPlan& plan, void* stream) {
+  AITER_RETURN_IF_ERROR(CheckFwd(args));
+  MhaKey key = KeyOf(args);
+  AITER_RETURN_IF_ERROR(CheckPlan(key, plan.key));
+  const Driver* driver;
+  AITER_RETURN_IF_ERROR(GetDriver(&driver));
+  MhaParams params = ParamsOf(args, key);
+  params.out_ptr = args.o_ptr;
+  params.lse_ptr = args.lse_ptr;
+  if (args.is_group_mode) {
+    // No block owns the rows between and after the sequences.
+    AITER_RETURN_IF_ERROR(FillZero(*driver, args.o_ptr,
+                                   PackedBytes(args.seqlen_q, args.stride_o),
+                                   stream));
+    AITER_RETURN_IF_ERROR(FillMinusInfinity(
+        *driver, args.lse_ptr, args.nhead_q * args.seqlen_q, stream));
+  }
+  if (args.batch == 0 || args.seqlen_q == 0) return Status();
+  return LaunchMha(*driver, plan.fwd, params, stream);
+}
+
+Status mha_bwd(const mha_bwd_args& args, const MhaBwdPlan& plan, void* stream) {
+  AITER_RETURN_IF_ERROR(CheckBwd(args));
+  MhaKey key = KeyOf(args);
+  AITER_RETURN_IF_ERROR(CheckPlan(key, plan.key));
+  const Driver* driver;
+  AITER_RETURN_IF_ERROR(GetDriver(&driver));
+  MhaParams params = ParamsOf(args, key);
+  bool empty = args.batch == 0 || args.seqlen_q == 0;
+  if (args.is_group_mode || empty) {
+    // Packed: no block owns the rows between and after the sequences. Empty:
+    // no query touches any key.
+    int64_t batches = args.is_group_mode ? 1 : args.batch;
+    int64_t rows_q = batches * args.seqlen_q;
+    int64_t rows_k = batches * args.seqlen_k;
+    AITER_RETURN_IF_ERROR(FillZero(
+        *driver, args.dq_ptr, PackedBytes(rows_q, args.stride_dq), stream));
+    AITER_RETURN_IF_ERROR(FillZero(
+        *driver, args.dk_ptr, PackedBytes(rows_k, args.stride_dk), stream));
+    AITER_RETURN_IF_ERROR(FillZero(
+        *driver, args.dv_ptr, PackedBytes(rows_k, args.stride_dv), stream));
+    constexpr int64_t kFloatBytes = 4;
+    if (args.d_slopes_ptr != nullptr) {
+      AITER_RETURN_IF_ERROR(FillZero(*driver, args.d_slopes_ptr,
+                                     rows_q * args.nhead_q * kFloatBytes,
+                                     stream));
+    }
+    if (args.dbias_ptr != nullptr) {
+      AITER_RETURN_IF_ERROR(FillZero(*driver, args.dbias_ptr,
+                                     args.bias_batch * args.bias_nhead *
+                                         args.seqlen_q * args.seqlen_k *
+                                         kFloatBytes,
+                                     stream));
+    }
+    if (args.d_sink_ptr != nullptr) {
+      AITER_RETURN_IF_ERROR(FillZero(*driver, args.d_sink_ptr,
+                                     args.batch * args.nhead_q * kFloatBytes,
+                                     stream));
+    }
+  }
+  if (empty) return Status();
+  AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.delta, params, stream));
+  if (args.seqlen_k > 0) {
+    AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.dkdv, params, stream));
+  }
+  AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.dq, params, stream));
+  if (args.dbias_ptr != nullptr && args.seqlen_k > 0) {
+    AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.dbias, params, stream));
+  }
+  if (args.d_sink_ptr != nullptr) {
+    AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.dsink, params, stream));
+  }
+  return Status();
+}
+
+Status mha_fwd_prepare(const mha_fwd_args& args) {
+  const MhaFwdPlan* plan;
+  return FwdPlans().FindOrMake(args, KeyOf(args), &mha_fwd_plan, &plan);
+}
+
+Status mha_bwd_prepare(const mha_bwd_args& args) {
+  const MhaBwdPlan* plan;
+  return BwdPlans().FindOrMake(args, KeyOf(args), &mha_bwd_plan, &plan);
+}
+
+Status mha_fwd(const mha_fwd_args& args, void* stream) {
+  const MhaFwdPlan* plan;
+  AITER_RETURN_IF_ERROR(
+      FwdPlans().FindOrMake(args, KeyOf(args), &mha_fwd_plan, &plan));
+  return mha_fwd(args, *plan, stream);
+}
+
+Status mha_bwd(const mha_bwd_args& args, void* stream) {
+  const MhaBwdPlan* plan;
+  AITER_RETURN_IF_ERROR(
+      BwdPlans().FindOrMake(args, KeyOf(args), &mha_bwd_plan, &plan));
+  return mha_bwd(args, *plan, stream);
+}
+
+Status mha_fwd_kernels(const mha_fwd_args& args, const std::string& arch,
+                       std::vector<std::string>* names) {
+  AITER_RETURN_IF_ERROR(CheckFwd(args));
+  return NameSteps(KeyOf(args), arch, {{"mha_fwd", true, nullptr}}, names);
+}
+
+Status mha_bwd_kernels(const mha_bwd_args& args, const std::string& arch,
+                       std::vector<std::string>* names) {
+  AITER_RETURN_IF_ERROR(CheckBwd(args));
+  return NameSteps(KeyOf(args), arch,
+                   {{"mha_bwd_delta", true, nullptr},
+                    {"mha_bwd_dkdv", true, nullptr},
+                    {"mha_bwd_dq", true, nullptr},
+                    {"mha_bwd_dbias", args.dbias_ptr != nullptr, nullptr},
+                    {"mha_bwd_dsink", args.d_sink_ptr != nullptr, nullptr}},
+                   names);
+}
+
+}  // namespace aiter

@@ -1,0 +1,26 @@
+// Choice of a kernel for a problem and a device.
+#ifndef AITER_SRC_SELECT_H_
+#define AITER_SRC_SELECT_H_
+
+#include <string>
+
+#include "aiter/mha.h"
+#include "aiter/status.h"
+#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/kernel_table.h"
+
+namespace aiter {
+
+// Sets `*kernel` to the best row of the table for operation `op`: one built for
+// the nearest architecture that runs on the device, the fast grade before the
+// general, the smallest head dimensions that hold the problem's, the most
+// specialised. Fails if there is none.
+Status SelectKernel(const DeviceInfo& device, const std::string& op,
+                    const MhaKey& key, const KernelInfo** kernel);
+
+// A device of architecture `arch` for selection without one.
+Status DeviceOfArch(const std::string& arch, DeviceInfo* device);
+
+}  // namespace aiter
+
+#endif  // AITER_SRC_SELECT_H_
