@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times attention forward and backward: ours, cuDNN, XLA and PyTorch.
 
   python attention.py                       the whole list of shapes.py
@@ -29,7 +30,7 @@ import sys
 import time
 
 # Leave room for PyTorch beside XLA's own pool.
-os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '0.7')
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.7")
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,11 +39,11 @@ import shapes
 import jax
 from jax.experimental import aiter
 
-OURS = 'aiter'
-HAS_TORCH = importlib.util.find_spec('torch') is not None
-IMPLEMENTATIONS = (OURS, 'cudnn', 'xla', 'torch')
-PASSES = ('forward', 'backward')
-BEGIN, END = '<!-- benchmark: begin -->', '<!-- benchmark: end -->'
+OURS = "aiter"
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+IMPLEMENTATIONS = (OURS, "cudnn", "xla", "torch")
+PASSES = ("forward", "backward")
+BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
 
 
 class Unsupported(Exception):
@@ -72,8 +73,7 @@ def pad(x: np.ndarray, lengths: tuple[int, ...]) -> np.ndarray:
 
 
 def unpad(x: np.ndarray, lengths: tuple[int, ...]) -> np.ndarray:
-  return np.concatenate(
-    [row[:n] for row, n in zip(x, lengths, strict=True)])
+  return np.concatenate([row[:n] for row, n in zip(x, lengths, strict=True)])
 
 
 # ------------------------------------------------------ the implementations
@@ -83,20 +83,22 @@ def jax_function(name: str, shape: shapes.Attention):
   """Returns (attention of q, k, v; whether it takes padded sequences)."""
   window = (shape.window - 1, 0) if shape.window else None
   if name == OURS:
-    kwargs = {'causal': shape.causal, 'window_size': window or (-1, -1)}
+    kwargs = {"causal": shape.causal, "window_size": window or (-1, -1)}
     if shape.lengths:
       cu = jnp.asarray(np.cumsum((0, *shape.lengths)), jnp.int32)
       longest = max(shape.lengths)
       return lambda q, k, v: aiter.flash_attn_varlen(
-        q, k, v, cu, cu, longest, longest, **kwargs), False
+        q, k, v, cu, cu, longest, longest, **kwargs
+      ), False
     return functools.partial(aiter.flash_attn_func, **kwargs), False
 
-  kwargs = {'is_causal': shape.causal, 'local_window_size': window}
+  kwargs = {"is_causal": shape.causal, "local_window_size": window}
   if shape.lengths:
     lengths = jnp.asarray(shape.lengths, jnp.int32)
-    kwargs |= {'query_seq_lengths': lengths, 'key_value_seq_lengths': lengths}
+    kwargs |= {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
   fn = functools.partial(
-    jax.nn.dot_product_attention, implementation=name, **kwargs)
+    jax.nn.dot_product_attention, implementation=name, **kwargs
+  )
   return fn, bool(shape.lengths)
 
 
@@ -105,10 +107,10 @@ class JaxProgram:
 
   def __init__(self, name: str, shape: shapes.Attention, dtype: str):
     device = jax.devices()[0]
-    if name == 'cudnn' and device.platform != 'gpu':
-      raise Unsupported('no NVIDIA GPU')
-    if name == 'xla' and self._score_bytes(shape) > self._room(device) / 4:
-      raise Unsupported('no room for the scores')
+    if name == "cudnn" and device.platform != "gpu":
+      raise Unsupported("no NVIDIA GPU")
+    if name == "xla" and self._score_bytes(shape) > self._room(device) / 4:
+      raise Unsupported("no room for the scores")
     fn, self.padded = jax_function(name, shape)
     self.shape, self.dtype = shape, dtype
     specs = [jax.ShapeDtypeStruct(x.shape, dtype) for x in self._arrays()]
@@ -123,11 +125,14 @@ class JaxProgram:
     self.forward = jax.jit(fn).lower(*specs[:3]).compile()
     lowered = jax.jit(residuals).lower(*specs[:3])
     _, leaves = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), lowered.out_info)
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), lowered.out_info
+    )
     self.residuals = lowered.compile()
-    self.backward = jax.jit(
-      lambda leaves, dout: jax.tree.unflatten(tree, leaves)(dout)
-    ).lower(leaves, specs[3]).compile()
+    self.backward = (
+      jax.jit(lambda leaves, dout: jax.tree.unflatten(tree, leaves)(dout))
+      .lower(leaves, specs[3])
+      .compile()
+    )
 
   @staticmethod
   def _score_bytes(shape: shapes.Attention) -> int:
@@ -137,7 +142,7 @@ class JaxProgram:
 
   @staticmethod
   def _room(device) -> float:
-    return (device.memory_stats() or {}).get('bytes_limit', float('inf'))
+    return (device.memory_stats() or {}).get("bytes_limit", float("inf"))
 
   def _arrays(self) -> list[np.ndarray]:
     arrays = inputs(self.shape)
@@ -149,11 +154,13 @@ class JaxProgram:
     """Returns {pass: time of a call} and [out, dq, dk, dv] as float32."""
     q, k, v, dout = (jnp.asarray(x, self.dtype) for x in self._arrays())
     wait = jax.block_until_ready
-    times = {'forward': median_time(
-      lambda: self.forward(q, k, v), wait, seconds)}
+    times = {
+      "forward": median_time(lambda: self.forward(q, k, v), wait, seconds)
+    }
     out, leaves = wait(self.residuals(q, k, v))
-    times['backward'] = median_time(
-      lambda: self.backward(leaves, dout), wait, seconds)
+    times["backward"] = median_time(
+      lambda: self.backward(leaves, dout), wait, seconds
+    )
     results = [out, *self.backward(leaves, dout)]
     results = [np.asarray(x.astype(jnp.float32)) for x in results]
     if self.padded:
@@ -165,10 +172,10 @@ class TorchProgram:
   """PyTorch's scaled_dot_product_attention on the same GPU."""
 
   def __init__(self, shape: shapes.Attention, dtype: str):
-    if not HAS_TORCH or jax.devices()[0].platform != 'gpu':
-      raise Unsupported('no PyTorch or no GPU')
+    if not HAS_TORCH or jax.devices()[0].platform != "gpu":
+      raise Unsupported("no PyTorch or no GPU")
     if shape.lengths or shape.window:
-      raise Unsupported('scaled_dot_product_attention has no such mask')
+      raise Unsupported("scaled_dot_product_attention has no such mask")
     self.shape, self.dtype = shape, dtype
 
   def run(self, seconds: float):
@@ -178,28 +185,36 @@ class TorchProgram:
     torch.cuda.empty_cache()
     # PyTorch wants [b,h,s,d].
     q, k, v, dout = (
-      torch.tensor(x.swapaxes(1, 2), device='cuda',
-                   dtype=getattr(torch, self.dtype))
+      torch.tensor(
+        x.swapaxes(1, 2), device="cuda", dtype=getattr(torch, self.dtype)
+      )
       for x in inputs(self.shape)
     )
 
     def forward():
       return torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=self.shape.causal,
-        enable_gqa=self.shape.q_heads != self.shape.kv_heads)
+        q,
+        k,
+        v,
+        is_causal=self.shape.causal,
+        enable_gqa=self.shape.q_heads != self.shape.kv_heads,
+      )
 
     def wait(_):
       torch.cuda.synchronize()
 
-    times = {'forward': median_time(forward, wait, seconds)}
+    times = {"forward": median_time(forward, wait, seconds)}
     for x in (q, k, v):
       x.requires_grad_()
     out = forward()
     backward = functools.partial(
-      torch.autograd.grad, out, (q, k, v), dout, retain_graph=True)
-    times['backward'] = median_time(backward, wait, seconds)
-    results = [x.detach().float().cpu().numpy().swapaxes(1, 2)
-               for x in (out, *backward())]
+      torch.autograd.grad, out, (q, k, v), dout, retain_graph=True
+    )
+    times["backward"] = median_time(backward, wait, seconds)
+    results = [
+      x.detach().float().cpu().numpy().swapaxes(1, 2)
+      for x in (out, *backward())
+    ]
     return times, results
 
 
@@ -239,11 +254,12 @@ def host_report(seconds: float) -> list[tuple[str, float, str]]:
     spec = jax.ShapeDtypeStruct(x.shape, x.dtype)
 
     def branch(prefix):
-      call = jax.ffi.ffi_call(f'{prefix}_threefry2x32_ffi', (spec, spec))
+      call = jax.ffi.ffi_call(f"{prefix}_threefry2x32_ffi", (spec, spec))
       return lambda x: call(x, x, x, x)[0]
 
     return jax.lax.platform_dependent(
-      x, cuda=branch('cu'), rocm=branch('hip'), default=lambda x: x + x)
+      x, cuda=branch("cu"), rocm=branch("hip"), default=lambda x: x + x
+    )
 
   bare = jax.jit(ffi)
   wait(bare(bits))  # the process is warm now
@@ -262,19 +278,23 @@ def host_report(seconds: float) -> list[tuple[str, float, str]]:
   later = median_time(lambda: wait(ours(q)), wait, seconds)
   ours_host = median_time(lambda: ours(q), wait, seconds)
   bare_host = median_time(
-    functools.partial(bare.lower(bits).compile(), bits), wait, seconds)
-  other = ('a bare ffi_call' if jax.devices()[0].platform == 'gpu'
-           else 'one XLA addition')
+    functools.partial(bare.lower(bits).compile(), bits), wait, seconds
+  )
+  other = (
+    "a bare ffi_call"
+    if jax.devices()[0].platform == "gpu"
+    else "one XLA addition"
+  )
   ms, us = 1e3, 1e6
   return [
-    ('compile, first in the process', compile_1 * ms, 'ms'),
-    ('compile, again', compile_2 * ms, 'ms'),
-    ('first call', call_1 * ms, 'ms'),
-    ('first call of the second executable', call_2 * ms, 'ms'),
-    ('later call, waited for', later * ms, 'ms'),
-    ('host time of a queued call', ours_host * us, 'us'),
-    (f'the same, {other}', bare_host * us, 'us'),
-    (f'host time above {other}', (ours_host - bare_host) * us, 'us'),
+    ("compile, first in the process", compile_1 * ms, "ms"),
+    ("compile, again", compile_2 * ms, "ms"),
+    ("first call", call_1 * ms, "ms"),
+    ("first call of the second executable", call_2 * ms, "ms"),
+    ("later call, waited for", later * ms, "ms"),
+    ("host time of a queued call", ours_host * us, "us"),
+    (f"the same, {other}", bare_host * us, "us"),
+    (f"host time above {other}", (ours_host - bare_host) * us, "us"),
   ]
 
 
@@ -285,59 +305,76 @@ def error(results, expected) -> float:
   """Returns the largest difference, relative to the largest value."""
   return max(
     float(np.max(np.abs(a - b)) / np.max(np.abs(b)))
-    for a, b in zip(results, expected, strict=True))
+    for a, b in zip(results, expected, strict=True)
+  )
 
 
 def table(rows: list[dict]) -> list[list[str]]:
   """Returns the header and a line a problem and pass: TFLOP/s and ratios."""
-  present = [n for n in IMPLEMENTATIONS if any(r['implementation'] == n
-                                               for r in rows)]
+  present = [
+    n for n in IMPLEMENTATIONS if any(r["implementation"] == n for r in rows)
+  ]
   others = [n for n in present if n != OURS]
-  cells = {(r['shape'], r['pass'], r['implementation']): r for r in rows}
-  lines = [['problem', 'pass', 'ms', *present,
-            *(f'{OURS}/{n}' for n in others)]]
-  for name, which in dict.fromkeys((r['shape'], r['pass']) for r in rows):
-    speed = {n: cells[name, which, n]['tflops'] for n in present
-             if (name, which, n) in cells}
+  cells = {(r["shape"], r["pass"], r["implementation"]): r for r in rows}
+  lines = [
+    ["problem", "pass", "ms", *present, *(f"{OURS}/{n}" for n in others)]
+  ]
+  for name, which in dict.fromkeys((r["shape"], r["pass"]) for r in rows):
+    speed = {
+      n: cells[name, which, n]["tflops"]
+      for n in present
+      if (name, which, n) in cells
+    }
     ours = cells.get((name, which, OURS))
-    lines.append([
-      name, which, f'{ours["ms"]:.3f}' if ours else '-',
-      *(f'{speed[n]:.3g}' if n in speed else '-' for n in present),
-      *(f'{speed[OURS] / speed[n]:.2f}' if ours and n in speed else '-'
-        for n in others),
-    ])
+    lines.append(
+      [
+        name,
+        which,
+        f"{ours['ms']:.3f}" if ours else "-",
+        *(f"{speed[n]:.3g}" if n in speed else "-" for n in present),
+        *(
+          f"{speed[OURS] / speed[n]:.2f}" if ours and n in speed else "-"
+          for n in others
+        ),
+      ]
+    )
   return lines
 
 
 def as_text(lines: list[list[str]]) -> str:
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  return '\n'.join(
-    '  '.join(c.ljust(w) if i < 2 else c.rjust(w)
-              for i, (c, w) in enumerate(zip(line, widths, strict=True)))
-    for line in lines)
+  return "\n".join(
+    "  ".join(
+      c.ljust(w) if i < 2 else c.rjust(w)
+      for i, (c, w) in enumerate(zip(line, widths, strict=True))
+    )
+    for line in lines
+  )
 
 
 def as_markdown(lines: list[list[str]], host, title: str) -> str:
-  rule = ['---', '---', *('---:' for _ in lines[0][2:])]
-  text = title + '\n\n' if lines else ''
+  rule = ["---", "---", *("---:" for _ in lines[0][2:])]
+  text = title + "\n\n" if lines else ""
   if len(lines) > 1:
-    text += '\n'.join(f'| {" | ".join(x)} |' for x in (lines[0], rule,
-                                                       *lines[1:]))
+    text += "\n".join(
+      f"| {' | '.join(x)} |" for x in (lines[0], rule, *lines[1:])
+    )
   if host:
-    text += '\n\n| cost on the host | |\n|---|---:|\n' + '\n'.join(
-      f'| {what} | {figure:.3g} {unit} |' for what, figure, unit in host)
-  return text + '\n'
+    text += "\n\n| cost on the host | |\n|---|---:|\n" + "\n".join(
+      f"| {what} | {figure:.3g} {unit} |" for what, figure, unit in host
+    )
+  return text + "\n"
 
 
 def write_markdown(text: str, path: str) -> None:
   """Writes to a file; if it has the two markers, only between them."""
-  if path == '-':
+  if path == "-":
     print(text)
     return
   file = pathlib.Path(path)
-  old = file.read_text() if file.exists() else ''
+  old = file.read_text() if file.exists() else ""
   if BEGIN in old and END in old:
-    text = f'{old.split(BEGIN)[0]}{BEGIN}\n{text}{END}{old.split(END)[1]}'
+    text = f"{old.split(BEGIN)[0]}{BEGIN}\n{text}{END}{old.split(END)[1]}"
   file.write_text(text)
 
 
@@ -347,23 +384,31 @@ def plot(rows: list[dict], title: str, path: pathlib.Path) -> bool:
     from matplotlib.figure import Figure  # noqa: PLC0415
   except ImportError:
     return False
-  names = list(dict.fromkeys(r['shape'] for r in rows))
-  present = list(dict.fromkeys(r['implementation'] for r in rows))
-  fig = Figure(figsize=(9, 1 + 0.5 * len(names)), layout='constrained')
+  names = list(dict.fromkeys(r["shape"] for r in rows))
+  present = list(dict.fromkeys(r["implementation"] for r in rows))
+  fig = Figure(figsize=(9, 1 + 0.5 * len(names)), layout="constrained")
   for axes, which in zip(fig.subplots(1, 2, sharey=True), PASSES, strict=True):
     for i, name in enumerate(present):
-      speed = {r['shape']: r['tflops'] for r in rows
-               if r['pass'] == which and r['implementation'] == name}
+      speed = {
+        r["shape"]: r["tflops"]
+        for r in rows
+        if r["pass"] == which and r["implementation"] == name
+      }
       axes.barh(
-        [y + (i + 0.5) * 0.8 / len(present) - 0.4
-         for y, n in enumerate(names) if n in speed],
+        [
+          y + (i + 0.5) * 0.8 / len(present) - 0.4
+          for y, n in enumerate(names)
+          if n in speed
+        ],
         [speed[n] for n in names if n in speed],
-        0.8 / len(present), label=name)
-    axes.set(title=which, xlabel='TFLOP/s')
+        0.8 / len(present),
+        label=name,
+      )
+    axes.set(title=which, xlabel="TFLOP/s")
     axes.set_yticks(range(len(names)), names)
   fig.axes[0].invert_yaxis()
   fig.axes[0].legend()
-  fig.suptitle(title, fontsize='small')
+  fig.suptitle(title, fontsize="small")
   fig.savefig(path, dpi=120)
   return True
 
@@ -377,22 +422,28 @@ def prepare(problems, names, dtype, jobs):
 
   def build(shape, name):
     try:
-      return (TorchProgram(shape, dtype) if name == 'torch'
-              else JaxProgram(name, shape, dtype))
+      return (
+        TorchProgram(shape, dtype)
+        if name == "torch"
+        else JaxProgram(name, shape, dtype)
+      )
     except Exception as e:  # an implementation's refusal has any type
       if name == OURS:
         raise
-      return Unsupported(str(e).split('\n')[0][:100])
+      return Unsupported(str(e).split("\n")[0][:100])
 
   with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
     futures = {
       (shape.name, name): pool.submit(build, shape, name)
-      for shape in problems for name in names
+      for shape in problems
+      for name in names
     }
     for i, (key, future) in enumerate(futures.items(), 1):
       programs[key] = future.result()
-      print(f'compiled {i}/{len(futures)} {" ".join(key)}'.ljust(60),
-            end='\r' if sys.stdout.isatty() and i < len(futures) else '\n')
+      print(
+        f"compiled {i}/{len(futures)} {' '.join(key)}".ljust(60),
+        end="\r" if sys.stdout.isatty() and i < len(futures) else "\n",
+      )
   return programs
 
 
@@ -410,53 +461,81 @@ def measure(problems, names, programs, seconds):
       except Exception as e:  # out of memory has any type
         if name == OURS:
           raise
-        print(f'{shape.name}: no {name}: {str(e).splitlines()[0][:90]}')
+        print(f"{shape.name}: no {name}: {str(e).splitlines()[0][:90]}")
       del program
-    theirs = next((found[n][1] for n in names if n != OURS and n in found),
-                  None)
+    theirs = next(
+      (found[n][1] for n in names if n != OURS and n in found), None
+    )
     for name, (times, results) in found.items():
       off = error(results, theirs) if theirs and name == OURS else 0.0
       if not off < 0.05:
-        wrong.append(f'{shape.name}: {OURS} is off by {off:.3g}')
+        wrong.append(f"{shape.name}: {OURS} is off by {off:.3g}")
       for which in PASSES:
-        tflops = shape.flops(which == 'backward') / times[which] / 1e12
-        rows.append({
-          'shape': shape.name, 'pass': which, 'implementation': name,
-          'ms': times[which] * 1e3, 'tflops': tflops, 'error': off})
-        print(f'{shape.name:<18}{which:<9}{name:<6}{times[which] * 1e3:>10.3f}'
-              f' ms{tflops:>9.3g} TFLOP/s', flush=True)
+        tflops = shape.flops(which == "backward") / times[which] / 1e12
+        rows.append(
+          {
+            "shape": shape.name,
+            "pass": which,
+            "implementation": name,
+            "ms": times[which] * 1e3,
+            "tflops": tflops,
+            "error": off,
+          }
+        )
+        print(
+          f"{shape.name:<18}{which:<9}{name:<6}{times[which] * 1e3:>10.3f}"
+          f" ms{tflops:>9.3g} TFLOP/s",
+          flush=True,
+        )
   return rows, wrong
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-  parser.add_argument('--smoke', action='store_true', help='tiny shapes')
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--smoke", action="store_true", help="tiny shapes")
   parser.add_argument(
-    '--only', action='append', metavar='TEXT',
-    help='problems whose name contains TEXT; "host" for the cost of a call')
-  parser.add_argument('--implementations', nargs='+', choices=IMPLEMENTATIONS,
-                      default=IMPLEMENTATIONS)
-  parser.add_argument('--dtype', choices=('bfloat16', 'float16', 'float32'),
-                      default='bfloat16')
-  parser.add_argument('--seconds', type=float, default=0.3,
-                      help='device time spent on one figure')
-  parser.add_argument('--jobs', type=int, default=min(8, os.cpu_count()),
-                      help='programs compiled at a time')
-  parser.add_argument('--out', type=pathlib.Path, default='attention_out')
-  parser.add_argument('--markdown', metavar='FILE',
-                      help='write the table there too; - prints it')
+    "--only",
+    action="append",
+    metavar="TEXT",
+    help='problems whose name contains TEXT; "host" for the cost of a call',
+  )
+  parser.add_argument(
+    "--implementations",
+    nargs="+",
+    choices=IMPLEMENTATIONS,
+    default=IMPLEMENTATIONS,
+  )
+  parser.add_argument(
+    "--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16"
+  )
+  parser.add_argument(
+    "--seconds", type=float, default=0.3, help="device time spent on one figure"
+  )
+  parser.add_argument(
+    "--jobs",
+    type=int,
+    default=min(8, os.cpu_count()),
+    help="programs compiled at a time",
+  )
+  parser.add_argument("--out", type=pathlib.Path, default="attention_out")
+  parser.add_argument(
+    "--markdown", metavar="FILE", help="write the table there too; - prints it"
+  )
   args = parser.parse_args()
-  only = args.only or ['']
-  problems = [s for s in (shapes.SMOKE if args.smoke else shapes.ATTENTION)
-              if any(text in s.name for text in only)]
-  with_host = any(text in 'host' for text in only)
+  only = args.only or [""]
+  problems = [
+    s
+    for s in (shapes.SMOKE if args.smoke else shapes.ATTENTION)
+    if any(text in s.name for text in only)
+  ]
+  with_host = any(text in "host" for text in only)
   if not problems and not with_host:
-    parser.error('no problem has that name; see shapes.py')
+    parser.error("no problem has that name; see shapes.py")
   seconds = 0.02 if args.smoke else args.seconds
   device = jax.devices()[0]
-  title = (f'{device.device_kind}, {args.dtype}, jax {jax.__version__}'
-           + (f', torch {importlib.metadata.version("torch")}'
-              if HAS_TORCH else ''))
+  title = f"{device.device_kind}, {args.dtype}, jax {jax.__version__}" + (
+    f", torch {importlib.metadata.version('torch')}" if HAS_TORCH else ""
+  )
   print(title)
 
   host = host_report(seconds) if with_host else []
@@ -466,25 +545,27 @@ def main() -> int:
   lines = table(rows)
   print()
   if rows:
-    print(f'{as_text(lines)}\n\nms: ours; {", ".join(IMPLEMENTATIONS)}: '
-          'TFLOP/s; last columns: ratios of them')
+    print(
+      f"{as_text(lines)}\n\nms: ours; {', '.join(IMPLEMENTATIONS)}: "
+      "TFLOP/s; last columns: ratios of them"
+    )
   for what, figure, unit in host:
-    print(f'{what:<38}{figure:>10.3g} {unit}')
+    print(f"{what:<38}{figure:>10.3g} {unit}")
 
   args.out.mkdir(parents=True, exist_ok=True)
   if rows:
-    with open(args.out / 'attention.csv', 'w', newline='') as f:
+    with open(args.out / "attention.csv", "w", newline="") as f:
       writer = csv.DictWriter(f, rows[0])
       writer.writeheader()
       writer.writerows(rows)
-    if not plot(rows, title, args.out / 'attention.png'):
-      print('no plot: matplotlib is not installed')
+    if not plot(rows, title, args.out / "attention.png"):
+      print("no plot: matplotlib is not installed")
   if args.markdown:
     write_markdown(as_markdown(lines, host, title), args.markdown)
   for text in wrong:
-    print(f'WRONG: {text}', file=sys.stderr)
+    print(f"WRONG: {text}", file=sys.stderr)
   return 1 if wrong else 0
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
   sys.exit(main())

@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attention problems that are timed, as data: benchmarks and docs read it.
 
-  python shapes.py      prints the list as a Markdown table
+python shapes.py      prints the list as a Markdown table
 """
 
 from typing import NamedTuple
@@ -38,50 +39,55 @@ class Attention(NamedTuple):
 SKEWED = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 64)
 
 _BASE = [
-  ('d128', 4, 16, 16, 4096, 128),
-  ('d128_long', 1, 16, 16, 16384, 128),
-  ('d64', 4, 32, 32, 4096, 64),
-  ('d256', 4, 8, 8, 4096, 256),
-  ('gqa8', 4, 16, 2, 4096, 128),
+  ("d128", 4, 16, 16, 4096, 128),
+  ("d128_long", 1, 16, 16, 16384, 128),
+  ("d64", 4, 32, 32, 4096, 64),
+  ("d256", 4, 8, 8, 4096, 256),
+  ("gqa8", 4, 16, 2, 4096, 128),
 ]
 
 ATTENTION = [
   *(Attention(name, *size) for name, *size in _BASE),
-  *(Attention(f'{name}_causal', *size, causal=True) for name, *size in _BASE),
+  *(Attention(f"{name}_causal", *size, causal=True) for name, *size in _BASE),
   *(
-    Attention(f'window{w}', 1, 16, 16, 16384, 128, causal=True, window=w)
+    Attention(f"window{w}", 1, 16, 16, 16384, 128, causal=True, window=w)
     for w in (1024, 4096)
   ),
-  Attention('varlen', 1, 16, 16, sum(SKEWED), 128, lengths=SKEWED),
+  Attention("varlen", 1, 16, 16, sum(SKEWED), 128, lengths=SKEWED),
   Attention(
-    'varlen_causal', 1, 16, 16, sum(SKEWED), 128, causal=True, lengths=SKEWED
+    "varlen_causal", 1, 16, 16, sum(SKEWED), 128, causal=True, lengths=SKEWED
   ),
 ]
 
 # Small ones that a CPU runs in seconds, one of each kind.
 SMOKE = [
-  Attention('smoke', 2, 4, 4, 128, 32),
-  Attention('smoke_causal', 2, 4, 2, 128, 64, causal=True),
-  Attention('smoke_window', 1, 2, 2, 256, 32, causal=True, window=32),
-  Attention('smoke_varlen', 1, 2, 2, 112, 32, causal=True,
-            lengths=(64, 32, 16)),
+  Attention("smoke", 2, 4, 4, 128, 32),
+  Attention("smoke_causal", 2, 4, 2, 128, 64, causal=True),
+  Attention("smoke_window", 1, 2, 2, 256, 32, causal=True, window=32),
+  Attention(
+    "smoke_varlen", 1, 2, 2, 112, 32, causal=True, lengths=(64, 32, 16)
+  ),
 ]
 
 
 def markdown() -> str:
   """Returns ATTENTION as a Markdown table."""
-  rows = ['| name | batch | q heads | kv heads | sequence | head dim | mask |',
-          '|---|---|---|---|---|---|---|']
+  rows = [
+    "| name | batch | q heads | kv heads | sequence | head dim | mask |",
+    "|---|---|---|---|---|---|---|",
+  ]
   for s in ATTENTION:
-    mask = 'causal' if s.causal else 'none'
+    mask = "causal" if s.causal else "none"
     if s.window:
-      mask += f', window {s.window}'
-    seq = f'{s.seq} = {" + ".join(map(str, s.lengths))}' if s.lengths else s.seq
+      mask += f", window {s.window}"
+    seq = f"{s.seq} = {' + '.join(map(str, s.lengths))}" if s.lengths else s.seq
     batch = len(s.lengths) or s.batch
-    rows.append(f'| {s.name} | {batch} | {s.q_heads} | {s.kv_heads} | {seq} '
-                f'| {s.head_dim} | {mask} |')
-  return '\n'.join(rows)
+    rows.append(
+      f"| {s.name} | {batch} | {s.q_heads} | {s.kv_heads} | {seq} "
+      f"| {s.head_dim} | {mask} |"
+    )
+  return "\n".join(rows)
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
   print(markdown())

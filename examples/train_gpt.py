@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a byte-level GPT twice from one seed, and compares the two runs.
 
 The text is Python's own standard library, which every machine has. The first
@@ -53,17 +54,17 @@ class Config:
 
 
 PRESETS = {
-  'small': Config(4, 128, 4, 2, 256, 8, 250, 3e-3, 'float32', 0.02),
-  'gpu': Config(12, 1024, 8, 2, 2048, 8, 300, 6e-4, 'bfloat16', 0.1),
+  "small": Config(4, 128, 4, 2, 256, 8, 250, 3e-3, "float32", 0.02),
+  "gpu": Config(12, 1024, 8, 2, 2048, 8, 300, 6e-4, "bfloat16", 0.1),
 }
-RUNS = {'aiter': 'aiter.flash_attn_func', 'jax': 'jax.nn.dot_product_attention'}
+RUNS = {"aiter": "aiter.flash_attn_func", "jax": "jax.nn.dot_product_attention"}
 SAMPLE_BYTES = 384
-PROMPT = b'def main('
+PROMPT = b"def main("
 
 
 def attention(name: str):
   """Returns causal attention over q [b,s,hq,d] and k, v [b,s,hk,d]."""
-  if name == 'jax':
+  if name == "jax":
     return functools.partial(jax.nn.dot_product_attention, is_causal=True)
   return functools.partial(aiter.flash_attn_func, causal=True)
 
@@ -72,23 +73,25 @@ def init(cfg: Config, key: jax.Array) -> dict:
   """Returns the weights; those of all layers are stacked on the first axis."""
   n, w, d = cfg.layers, cfg.width, cfg.head_dim
   shapes = {
-    'embed': (256, w),
-    'q': (n, w, cfg.q_heads, d),
-    'k': (n, w, cfg.kv_heads, d),
-    'v': (n, w, cfg.kv_heads, d),
-    'o': (n, cfg.q_heads, d, w),
-    'up': (n, w, 4 * w),
-    'down': (n, 4 * w, w),
+    "embed": (256, w),
+    "q": (n, w, cfg.q_heads, d),
+    "k": (n, w, cfg.kv_heads, d),
+    "v": (n, w, cfg.kv_heads, d),
+    "o": (n, cfg.q_heads, d, w),
+    "up": (n, w, 4 * w),
+    "down": (n, 4 * w, w),
   }
   keys = dict(zip(shapes, jax.random.split(key, len(shapes)), strict=True))
   params = {
     name: jax.random.normal(keys[name], shape) * 0.02
     for name, shape in shapes.items()
   }
-  for name in ('o', 'down'):  # so that the sum over layers keeps its size
+  for name in ("o", "down"):  # so that the sum over layers keeps its size
     params[name] /= math.sqrt(2 * n)
   return params | {
-    'norm1': jnp.ones((n, w)), 'norm2': jnp.ones((n, w)), 'norm': jnp.ones(w)
+    "norm1": jnp.ones((n, w)),
+    "norm2": jnp.ones((n, w)),
+    "norm": jnp.ones(w),
   }
 
 
@@ -109,20 +112,20 @@ def rotary(x: jax.Array) -> jax.Array:
 
 def logits(params: dict, tokens: jax.Array, attend, cfg: Config) -> jax.Array:
   """Returns the next byte's logits [b,s,256] for tokens [b,s]."""
-  layers = {k: v for k, v in params.items() if k not in ('embed', 'norm')}
+  layers = {k: v for k, v in params.items() if k not in ("embed", "norm")}
   layers = jax.tree.map(lambda x: x.astype(cfg.dtype), layers)
 
   def layer(x, p):
-    y = rms_norm(x, p['norm1'])
-    q, k, v = (jnp.einsum('bsw,whd->bshd', y, p[n]) for n in 'qkv')
+    y = rms_norm(x, p["norm1"])
+    q, k, v = (jnp.einsum("bsw,whd->bshd", y, p[n]) for n in "qkv")
     y = attend(rotary(q), rotary(k), v)
-    x += jnp.einsum('bshd,hdw->bsw', y, p['o'])
-    y = rms_norm(x, p['norm2'])
-    return x + jnp.square(jax.nn.relu(y @ p['up'])) @ p['down'], None
+    x += jnp.einsum("bshd,hdw->bsw", y, p["o"])
+    y = rms_norm(x, p["norm2"])
+    return x + jnp.square(jax.nn.relu(y @ p["up"])) @ p["down"], None
 
-  x, _ = jax.lax.scan(layer, params['embed'][tokens].astype(cfg.dtype), layers)
-  x = rms_norm(x, params['norm'])
-  return (x @ params['embed'].T.astype(cfg.dtype)).astype(jnp.float32)
+  x, _ = jax.lax.scan(layer, params["embed"][tokens].astype(cfg.dtype), layers)
+  x = rms_norm(x, params["norm"])
+  return (x @ params["embed"].T.astype(cfg.dtype)).astype(jnp.float32)
 
 
 def loss_fn(params: dict, tokens: jax.Array, attend, cfg: Config) -> jax.Array:
@@ -136,8 +139,11 @@ def adamw(params: dict, grads: dict, state: tuple, cfg: Config) -> tuple:
   step, m, v = state
   step += 1
   warm = jnp.minimum(1.0, step / 20)
-  rate = cfg.learning_rate * warm * (
-    0.55 + 0.45 * jnp.cos(jnp.pi * jnp.minimum(1.0, step / cfg.steps)))
+  rate = (
+    cfg.learning_rate
+    * warm
+    * (0.55 + 0.45 * jnp.cos(jnp.pi * jnp.minimum(1.0, step / cfg.steps)))
+  )
   norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(grads)))
   grads = jax.tree.map(lambda g: g / jnp.maximum(1.0, norm), grads)
   m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, grads)
@@ -153,9 +159,9 @@ def adamw(params: dict, grads: dict, state: tuple, cfg: Config) -> tuple:
 
 def corpus() -> tuple[np.ndarray, np.ndarray]:
   """Returns the standard library's source as bytes: to train on, to test on."""
-  folder = pathlib.Path(sysconfig.get_path('stdlib'))
-  files = sorted(folder.glob('*.py'))
-  text = np.frombuffer(b'\n'.join(f.read_bytes() for f in files), np.uint8)
+  folder = pathlib.Path(sysconfig.get_path("stdlib"))
+  files = sorted(folder.glob("*.py"))
+  text = np.frombuffer(b"\n".join(f.read_bytes() for f in files), np.uint8)
   cut = len(text) * 19 // 20
   return text[:cut], text[cut:]
 
@@ -173,9 +179,9 @@ def progress(label: str, done: int, total: int, text: str) -> None:
   tty = sys.stdout.isatty()
   if not tty and done % max(1, total // 10) and done != total:
     return
-  bar = '#' * (24 * done // total)
-  line = f'{label:>6} [{bar:<24}] {done:>{len(str(total))}}/{total} {text}'
-  end = '\n' if done == total or not tty else '\r'
+  bar = "#" * (24 * done // total)
+  line = f"{label:>6} [{bar:<24}] {done:>{len(str(total))}}/{total} {text}"
+  end = "\n" if done == total or not tty else "\r"
   print(line.ljust(79), end=end, flush=True)
 
 
@@ -190,8 +196,8 @@ def generate(params: dict, attend, cfg: Config, key: jax.Array) -> bytes:
   text = list(PROMPT)
   for k in jax.random.split(key, SAMPLE_BYTES):
     window = np.zeros(cfg.seq, np.int32)
-    tail = text[-cfg.seq:]
-    window[:len(tail)] = tail
+    tail = text[-cfg.seq :]
+    window[: len(tail)] = tail
     text.append(int(next_byte(params, window, len(tail) - 1, k)))
   return bytes(text)
 
@@ -199,14 +205,18 @@ def generate(params: dict, attend, cfg: Config, key: jax.Array) -> bytes:
 def peak_memory(step) -> tuple[int, str]:
   """Returns the peak in bytes, and what was measured."""
   stats = jax.local_devices()[0].memory_stats()
-  if stats and 'peak_bytes_in_use' in stats:
-    return stats['peak_bytes_in_use'], 'device peak'
+  if stats and "peak_bytes_in_use" in stats:
+    return stats["peak_bytes_in_use"], "device peak"
   size = step.memory_analysis()
   if size is not None:
-    total = (size.argument_size_in_bytes + size.output_size_in_bytes
-             + size.temp_size_in_bytes - size.alias_size_in_bytes)
-    return total, 'buffers of a step'
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 'process'
+    total = (
+      size.argument_size_in_bytes
+      + size.output_size_in_bytes
+      + size.temp_size_in_bytes
+      - size.alias_size_in_bytes
+    )
+    return total, "buffers of a step"
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "process"
 
 
 def train(name: str, cfg: Config, seed: int, out: pathlib.Path) -> None:
@@ -236,28 +246,27 @@ def train(name: str, cfg: Config, seed: int, out: pathlib.Path) -> None:
     if i % 10 == 0 or i == cfg.steps:  # the device runs ahead in between
       last = float(loss)
       rate = i * per_step / (time.perf_counter() - start)
-      progress(name, i, cfg.steps,
-               f'loss {last:.3f}  {rate:,.0f} tokens/s')
+      progress(name, i, cfg.steps, f"loss {last:.3f}  {rate:,.0f} tokens/s")
   seconds = time.perf_counter() - start
   memory, kind = peak_memory(step)
 
   test = jax.jit(functools.partial(loss_fn, attend=attend, cfg=cfg))
   tests = [test(params, t) for t in batches(held_out, cfg, 8, seed)]
   result = {
-    'loss': [float(x) for x in losses],
-    'test_loss': float(np.mean(tests)),
-    'compile_s': compile_s,
-    'seconds': seconds,
-    'tokens_per_s': cfg.steps * per_step / seconds,
-    'memory': memory,
-    'memory_kind': kind,
-    'device': jax.devices()[0].device_kind,
-    'parameters': sum(x.size for x in jax.tree.leaves(params)),
+    "loss": [float(x) for x in losses],
+    "test_loss": float(np.mean(tests)),
+    "compile_s": compile_s,
+    "seconds": seconds,
+    "tokens_per_s": cfg.steps * per_step / seconds,
+    "memory": memory,
+    "memory_kind": kind,
+    "device": jax.devices()[0].device_kind,
+    "parameters": sum(x.size for x in jax.tree.leaves(params)),
   }
-  (out / f'{name}.json').write_text(json.dumps(result))
-  if name == 'aiter':
+  (out / f"{name}.json").write_text(json.dumps(result))
+  if name == "aiter":
     sample = generate(params, attend, cfg, jax.random.fold_in(key, 1))
-    (out / 'sample.txt').write_text(sample.decode('utf-8', 'replace'))
+    (out / "sample.txt").write_text(sample.decode("utf-8", "replace"))
 
 
 def plot(results: dict, path: pathlib.Path) -> bool:
@@ -267,31 +276,36 @@ def plot(results: dict, path: pathlib.Path) -> bool:
   except ImportError:
     return False
 
-  fig = Figure(figsize=(7, 5), layout='constrained')
+  fig = Figure(figsize=(7, 5), layout="constrained")
   top, bottom = fig.subplots(2, sharex=True, height_ratios=(3, 1))
-  top.plot(results['aiter']['loss'], lw=4, alpha=0.4, label=RUNS['aiter'])
-  top.plot(results['jax']['loss'], lw=1, color='black', label=RUNS['jax'])
-  top.set(ylabel='loss, nats per byte', title='One model, two attentions')
+  steps = range(1, len(results["aiter"]["loss"]) + 1)
+  top.plot(
+    steps, results["aiter"]["loss"], lw=4, alpha=0.4, label=RUNS["aiter"]
+  )
+  top.plot(
+    steps, results["jax"]["loss"], lw=1, color="black", label=RUNS["jax"]
+  )
+  top.set(ylabel="loss, nats per byte", title="One model, two attentions")
   top.legend()
-  a, b = (np.array(r['loss']) for r in results.values())
-  bottom.semilogy(np.maximum(abs(a - b), 1e-9), lw=1)
-  bottom.set(ylabel='difference', xlabel='step')
+  a, b = (np.array(r["loss"]) for r in results.values())
+  bottom.semilogy(steps, np.maximum(abs(a - b), 1e-9), lw=1)
+  bottom.set(ylabel="difference", xlabel="step")
   fig.savefig(path, dpi=120)
   return True
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-  parser.add_argument('--preset', choices=PRESETS, default='small')
-  parser.add_argument('--steps', type=int, help='training steps of each run')
-  parser.add_argument('--out', type=pathlib.Path, default='train_gpt_out')
-  parser.add_argument('--seed', type=int, default=0)
-  parser.add_argument('--run', choices=RUNS, help=argparse.SUPPRESS)
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--preset", choices=PRESETS, default="small")
+  parser.add_argument("--steps", type=int, help="training steps of each run")
+  parser.add_argument("--out", type=pathlib.Path, default="train_gpt_out")
+  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
   args = parser.parse_args()
   cfg = PRESETS[args.preset]
   if args.steps is not None:
     if args.steps < 1:
-      parser.error('--steps must be at least 1')
+      parser.error("--steps must be at least 1")
     cfg = dataclasses.replace(cfg, steps=args.steps)
   args.out.mkdir(parents=True, exist_ok=True)
   if args.run:
@@ -300,45 +314,69 @@ def main() -> int:
 
   results = {}
   for name, function in RUNS.items():  # in turn: each has the machine alone
-    command = [sys.executable, __file__, '--run', name, '--preset', args.preset,
-               '--steps', str(cfg.steps), '--out', args.out,
-               '--seed', str(args.seed)]
+    command = [
+      sys.executable,
+      __file__,
+      "--run",
+      name,
+      "--preset",
+      args.preset,
+      "--steps",
+      str(cfg.steps),
+      "--out",
+      args.out,
+      "--seed",
+      str(args.seed),
+    ]
     if subprocess.run(command).returncode:
-      print(f'the run with {function} failed', file=sys.stderr)
+      print(f"the run with {function} failed", file=sys.stderr)
       return 1
-    path = args.out / f'{name}.json'
+    path = args.out / f"{name}.json"
     results[name] = json.loads(path.read_text())
     path.unlink()
 
   ours, theirs = results.values()
-  print(f'\n{ours["parameters"]:,} parameters, {cfg.steps} steps of '
-        f'{cfg.batch} x {cfg.seq} bytes, {cfg.dtype}, {ours["device"]}')
-  print(f'{"attention":<30}{"tokens/s":>10}{"memory":>10}{"compile":>9}'
-        f'{"train":>8}{"test":>8}')
+  print(
+    f"\n{ours['parameters']:,} parameters, {cfg.steps} steps of "
+    f"{cfg.batch} x {cfg.seq} bytes, {cfg.dtype}, {ours['device']}"
+  )
+  print(
+    f"{'attention':<30}{'tokens/s':>10}{'memory':>10}{'compile':>9}"
+    f"{'train':>8}{'test':>8}"
+  )
   for name, r in results.items():
-    print(f'{RUNS[name]:<30}{r["tokens_per_s"]:>10,.0f}'
-          f'{r["memory"] / 2**20:>7,.0f} MB{r["compile_s"]:>7.1f} s'
-          f'{r["loss"][-1]:>8.4f}{r["test_loss"]:>8.4f}')
-  print(f'memory: {ours["memory_kind"]}; train, test: loss in nats per byte')
+    print(
+      f"{RUNS[name]:<30}{r['tokens_per_s']:>10,.0f}"
+      f"{r['memory'] / 2**20:>7,.0f} MB{r['compile_s']:>7.1f} s"
+      f"{r['loss'][-1]:>8.4f}{r['test_loss']:>8.4f}"
+    )
+  print(f"memory: {ours['memory_kind']}; train, test: loss in nats per byte")
 
-  with open(args.out / 'loss.csv', 'w', newline='') as f:
+  with open(args.out / "loss.csv", "w", newline="") as f:
     rows = csv.writer(f)
-    rows.writerow(['step', *results])
-    rows.writerows(zip(range(1, cfg.steps + 1),
-                       *(r['loss'] for r in results.values()), strict=True))
-  print(f'\nWhat the model writes after {PROMPT.decode()!r}:\n')
-  print((args.out / 'sample.txt').read_text())
-  if plot(results, args.out / 'loss.png'):
-    print(f'\nloss curves: {args.out / "loss.png"}')
+    rows.writerow(["step", *results])
+    rows.writerows(
+      zip(
+        range(1, cfg.steps + 1),
+        *(r["loss"] for r in results.values()),
+        strict=True,
+      )
+    )
+  print(f"\nWhat the model writes after {PROMPT.decode()!r}:\n")
+  print((args.out / "sample.txt").read_text())
+  if plot(results, args.out / "loss.png"):
+    print(f"\nloss curves: {args.out / 'loss.png'}")
   else:
-    print('\nno loss.png: matplotlib is not installed')
+    print("\nno loss.png: matplotlib is not installed")
 
-  worst = float(np.max(np.abs(np.subtract(ours['loss'], theirs['loss']))))
+  worst = float(np.max(np.abs(np.subtract(ours["loss"], theirs["loss"]))))
   same = worst <= cfg.limit  # False for NaN too
-  print(f'largest difference of the two losses: {worst:.2g} '
-        f'(limit {cfg.limit:g}): {"the same" if same else "THEY PART"}')
+  print(
+    f"largest difference of the two losses: {worst:.2g} "
+    f"(limit {cfg.limit:g}): {'the same' if same else 'THEY PART'}"
+  )
   return 0 if same else 1
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
   sys.exit(main())

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the example and the benchmark at a small size, as a user would."""
 
 import csv
@@ -13,49 +14,59 @@ ROOT = pathlib.Path(__file__).absolute().parent.parent
 
 def run(script: str, *flags: str) -> subprocess.CompletedProcess:
   environment = os.environ | {
-    'PYTHONPATH': os.pathsep.join(filter(None, sys.path))
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
   }
   return subprocess.run(
-    [sys.executable, ROOT / script, *flags], env=environment,
-    capture_output=True, text=True, check=False)
+    [sys.executable, ROOT / script, *flags],
+    env=environment,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
 
 
 class ExamplesTest(absltest.TestCase):
-
   def test_train_gpt(self):
     out = pathlib.Path(self.create_tempdir().full_path)
-    done = run('examples/train_gpt.py', '--steps', '3', '--out', str(out))
+    done = run("examples/train_gpt.py", "--steps", "3", "--out", str(out))
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-    self.assertIn('largest difference of the two losses', done.stdout)
-    with open(out / 'loss.csv') as f:
+    self.assertIn("largest difference of the two losses", done.stdout)
+    with open(out / "loss.csv") as f:
       rows = list(csv.DictReader(f))
     self.assertLen(rows, 3)
     for row in rows:
-      self.assertAlmostEqual(float(row['aiter']), float(row['jax']), places=3)
-    self.assertNotEmpty((out / 'sample.txt').read_text())
-    if 'matplotlib is not installed' not in done.stdout:
-      self.assertTrue((out / 'loss.png').exists())
+      self.assertAlmostEqual(float(row["aiter"]), float(row["jax"]), places=3)
+    self.assertNotEmpty((out / "sample.txt").read_text())
+    if "matplotlib is not installed" not in done.stdout:
+      self.assertTrue((out / "loss.png").exists())
 
   def test_train_gpt_refuses_no_steps(self):
-    done = run('examples/train_gpt.py', '--steps', '0')
+    done = run("examples/train_gpt.py", "--steps", "0")
     self.assertEqual(done.returncode, 2)
-    self.assertIn('--steps', done.stderr)
+    self.assertIn("--steps", done.stderr)
 
   def test_benchmark(self):
     out = pathlib.Path(self.create_tempdir().full_path)
-    done = run('benchmarks/attention.py', '--smoke', '--out', str(out),
-               '--markdown', str(out / 'table.md'))
+    done = run(
+      "benchmarks/attention.py",
+      "--smoke",
+      "--out",
+      str(out),
+      "--markdown",
+      str(out / "table.md"),
+    )
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-    with open(out / 'attention.csv') as f:
-      shapes = {row['shape'] for row in csv.DictReader(f)}
+    with open(out / "attention.csv") as f:
+      shapes = {row["shape"] for row in csv.DictReader(f)}
     self.assertContainsSubset(
-      {'smoke', 'smoke_causal', 'smoke_window', 'smoke_varlen'}, shapes)
-    self.assertIn('| smoke |', (out / 'table.md').read_text())
+      {"smoke", "smoke_causal", "smoke_window", "smoke_varlen"}, shapes
+    )
+    self.assertIn("| smoke |", (out / "table.md").read_text())
 
   def test_shapes_are_listed_in_the_docs(self):
-    table = run('benchmarks/shapes.py').stdout
-    self.assertIn(table, (ROOT / 'docs/performance.md').read_text())
+    table = run("benchmarks/shapes.py").stdout
+    self.assertIn(table, (ROOT / "docs/performance.md").read_text())
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
   absltest.main()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the Python blocks of README.md and docs/*.md, each file in one process.
 
 The blocks of a file share their names, as a reader who types them in order
@@ -15,24 +16,23 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 ROOT = pathlib.Path(__file__).absolute().parent.parent
-FILES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
-BLOCK = re.compile(r'^```python\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-LINK = re.compile(r'\]\((?!https?:)([^)#]+)')
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
 def blocks(path: pathlib.Path) -> str:
   """Returns a file's Python blocks as one program with the file's lines."""
   text = path.read_text()
-  lines = [''] * (text.count('\n') + 1)
+  lines = [""] * (text.count("\n") + 1)
   for match in BLOCK.finditer(text):
-    first = text.count('\n', 0, match.start(1))
+    first = text.count("\n", 0, match.start(1))
     for i, line in enumerate(match[1].splitlines()):
       lines[first + i] = line
-  return '\n'.join(lines)
+  return "\n".join(lines)
 
 
 class ReadmeTest(parameterized.TestCase):
-
   def test_files_are_found(self):
     self.assertTrue(blocks(FILES[0]).strip())
 
@@ -40,24 +40,30 @@ class ReadmeTest(parameterized.TestCase):
   def test_blocks_run(self, path):
     with tempfile.TemporaryDirectory() as folder:
       # The name and line numbers of the document, for the traceback.
-      program = pathlib.Path(folder) / f'{path.name}.py'
+      program = pathlib.Path(folder) / f"{path.name}.py"
       program.write_text(blocks(path))
       environment = os.environ | {
-        'JAX_PLATFORMS': 'cpu',
-        'XLA_FLAGS': '--xla_force_host_platform_device_count=8',
-        'PYTHONPATH': os.pathsep.join(filter(None, sys.path)),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
       }
       done = subprocess.run(
-        [sys.executable, program], env=environment, cwd=folder,
-        capture_output=True, text=True, check=False)
-    self.assertEqual(done.returncode, 0, f'{path.name}:\n{done.stderr}')
+        [sys.executable, program],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+      )
+    self.assertEqual(done.returncode, 0, f"{path.name}:\n{done.stderr}")
 
   @parameterized.parameters(*FILES)
   def test_links_lead_somewhere(self, path):
     for target in LINK.findall(path.read_text()):
-      self.assertTrue((path.parent / target).exists(),
-                      f'{path.name} links to {target}')
+      self.assertTrue(
+        (path.parent / target).exists(), f"{path.name} links to {target}"
+      )
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
   absltest.main()
