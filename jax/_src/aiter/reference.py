@@ -67,6 +67,12 @@ def _accumulator(dtype) -> Any:
   return jnp.promote_types(dtype, jnp.float32)
 
 
+def _dot(spec: str, a, b):
+  """An einsum in the accumulator's type; CPUs lack some narrow dots."""
+  acc = _accumulator(b.dtype)
+  return jnp.einsum(spec, a.astype(acc), b.astype(acc))
+
+
 def _segments(starts, lengths, total: int, nobody: int):
   """Segment and position inside it of every packed row."""
   at = jnp.arange(total, dtype=jnp.int32)
@@ -86,8 +92,8 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
   g = hq // hk
   q, k, v = ((t[None] if x.packed else t) for t in (x.q, x.k, x.v))
   b, sq, sk = q.shape[0], q.shape[1], k.shape[1]
-  q = q.astype(acc).reshape(b, sq, hk, g, -1).transpose(0, 2, 3, 1, 4)
-  k, v = (t.astype(acc).transpose(0, 2, 1, 3) for t in (k, v))
+  q = q.reshape(b, sq, hk, g, -1).transpose(0, 2, 3, 1, 4)
+  k, v = (t.transpose(0, 2, 1, 3) for t in (k, v))
 
   def grouped(t):  # [.., hq, ..] -> [.., hk, g, ..] at axis 1
     if t is None:
@@ -242,12 +248,13 @@ def _distance(p: _Problem):
 
 def _scores(cfg: Config, p: _Problem):
   """Scores of a block, -inf where hidden, and tanh of the soft cap or None."""
-  s = jnp.einsum("bhgqd,bhkd->bhgqk", p.q, p.k) * p.q.dtype.type(
-      cfg.softmax_scale)
+  s = _dot("bhgqd,bhkd->bhgqk", p.q, p.k)
+  s = s * s.dtype.type(cfg.softmax_scale)
   tanh = None
   if cfg.logits_soft_cap > 0:
-    tanh = jnp.tanh(s / p.q.dtype.type(cfg.logits_soft_cap))
-    s = tanh * p.q.dtype.type(cfg.logits_soft_cap)
+    cap = s.dtype.type(cfg.logits_soft_cap)
+    tanh = jnp.tanh(s / cap)
+    s = tanh * cap
   if p.bias is not None:
     s = s + p.bias.astype(s.dtype)
   if p.slopes is not None:
@@ -288,7 +295,8 @@ def _keep(cfg: Config, p: _Problem, dense: bool):
   else:
     keep = philox.keep_mask(state, rows, p.col[:, None, None, None, :],
                             cfg.dropout_p)
-  return keep.astype(p.q.dtype) * p.q.dtype.type(1 / (1 - cfg.dropout_p))
+  acc = _accumulator(p.q.dtype)
+  return keep.astype(acc) * acc.type(1 / (1 - cfg.dropout_p))
 
 
 def vary_like(x, like):
@@ -302,7 +310,8 @@ def vary_like(x, like):
 
 
 def _full(shape, value, like):
-  return vary_like(jnp.full(shape, value, like.dtype), like)
+  """An accumulator for the products of `like`."""
+  return vary_like(jnp.full(shape, value, _accumulator(like.dtype)), like)
 
 
 def _from_heads(x):
@@ -337,7 +346,7 @@ def mha_fwd(cfg: Config, x: Operands) -> tuple[jax.Array, jax.Array]:
     keep = _keep(cfg, kb, not x.packed)
     if keep is not None:
       e = e * keep
-    acc = acc * alpha[..., None] + jnp.einsum("bhgqk,bhkd->bhgqd", e, kb.v)
+    acc = acc * alpha[..., None] + _dot("bhgqk,bhkd->bhgqd", e, kb.v)
     return m_new, l, acc
 
   def block(p):
@@ -385,7 +394,7 @@ def _delta(x: Operands, saved: Saved, acc):
 def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
   """Gradients of `mha_fwd`, by recomputing the probabilities from lse."""
   p = _problem(cfg, x)
-  acc = p.q.dtype
+  acc = _accumulator(x.q.dtype)
   scale = acc.type(cfg.softmax_scale)
   b, hk, g = p.q.shape[:3]
   sq, sk = p.sq, p.k.shape[2]
@@ -404,7 +413,7 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
         zeros(x.bias, jnp.float32) if wanted.dbias else None, dsink,
         zeros(saved.lse, jnp.float32) if wanted.dslopes else None)
   dout = saved.dout[None] if x.packed else saved.dout
-  dout = dout.astype(acc).reshape(b, sq, hk, g, -1).transpose(0, 2, 3, 1, 4)
+  dout = dout.reshape(b, sq, hk, g, -1).transpose(0, 2, 3, 1, 4)
   # A row that sees nothing has lse -inf, and every exp(s - inf) is 0.
   dout = jnp.where((lse == -_INF)[..., None], 0, dout)
   lse = jnp.where(lse == -_INF, _INF, lse)
@@ -419,13 +428,15 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
     kb = _key_block(p, j)
     s, tanh = _scores(cfg, kb)
     e = jnp.exp(s - lse[..., None])
-    dp = jnp.einsum("bhgqd,bhkd->bhgqk", dout, kb.v)
+    dp = _dot("bhgqd,bhkd->bhgqk", dout, kb.v)
     keep = _keep(cfg, kb, not x.packed)
     dropped = e
     if keep is not None:
       dropped, dp = e * keep, dp * keep
     ds = e * (dp - delta[..., None])
-    dv_j = jnp.einsum("bhgqk,bhgqd->bhkd", dropped, dout)
+    # XLA's CPU dots copy an operand that is contracted over its rows, so that
+    # had better be the small one: dv transposed, and dk below.
+    dv_j = _dot("bhgqk,bhgqd->bhdk", dropped, dout).swapaxes(2, 3)
     if wanted.dbias:
       dbias = _add(dbias, 4, j * p.block_k,
                    sum_to(ds, (*dbias_shape[:3], -1, -1)))
@@ -433,8 +444,8 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
       dslopes = dslopes - jnp.sum(ds * _distance(kb).astype(acc), axis=-1)
     if tanh is not None:
       ds = ds * (1 - tanh * tanh)
-    dq = dq + jnp.einsum("bhgqk,bhkd->bhgqd", ds, kb.k) * scale
-    dk_j = jnp.einsum("bhgqk,bhgqd->bhkd", ds, p.q) * scale
+    dq = dq + _dot("bhgqk,bhkd->bhgqd", ds, kb.k) * scale
+    dk_j = _dot("bhgqk,bhgqd->bhdk", ds, p.q).swapaxes(2, 3) * scale
     return (dq, _add(dk, 2, j * p.block_k, dk_j),
             _add(dv, 2, j * p.block_k, dv_j), dbias, dslopes)
 

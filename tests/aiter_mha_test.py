@@ -1,0 +1,547 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of the attention functions, on whatever platform JAX has.
+
+out, lse and every gradient are compared with a float64 oracle. The error may be
+twice that of the plain formula with every step in the input dtype, plus a floor
+of one unit in the last place of the largest value; lse is always held to 1e-4.
+"""
+
+import dataclasses
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
+import jax
+from jax.experimental import aiter
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+import oracle
+
+ON_GPU = jax.default_backend() == "gpu"
+DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
+# Of a result's largest value: half a unit of rounding the result, and as much
+# again for an order of summation unlike the plain formula's.
+FLOOR = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
+LSE_TOLERANCE = 1e-4
+
+hypothesis.settings.register_profile(
+    "aiter", deadline=None, derandomize=True, database=None,
+    suppress_health_check=list(hypothesis.HealthCheck))
+hypothesis.settings.load_profile("aiter")
+
+
+def on_gpu(gpu, cpu):
+  """A size for the platform: CPUs are slow, and have no tiles."""
+  return gpu if ON_GPU else cpu
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One attention problem.
+
+  `bias` is a shape made of 'b', 'h', 'q', 'k' and '1'. `lengths` are pairs of
+  query and key lengths: of the sequences of a packed call, or of the padded ones
+  of a dense call. `gaps` are unused rows after each packed sequence.
+  """
+  dtype: str = "bf16"
+  b: int = 2
+  sq: int = on_gpu(203, 20)
+  sk: int = on_gpu(333, 28)
+  hq: int = 2
+  hk: int = 2
+  dqk: int = on_gpu(64, 16)
+  dv: int = 0
+  causal: bool = False
+  window: tuple[int, ...] = (-1, -1)
+  bias: str = ""
+  bias_fp32: bool = False
+  alibi: str = ""
+  sink: str = ""
+  cap: float = 0.0
+  dropout: float = 0.0
+  scale: float | None = None
+  packed: bool = False
+  lengths: tuple[tuple[int, int], ...] = ()
+  gaps: tuple[int, int] = (0, 0)
+  min_seqlen_q: int = 0
+  use_lse: bool = False
+  seed: int = 0
+
+  @property
+  def head_dim_v(self):
+    return self.dv or self.dqk
+
+
+def make_inputs(case: Case):
+  """NumPy arrays of a case by name, and the oracle's list of sequences."""
+  rng = np.random.default_rng(case.seed)
+  dtype = DTYPES[case.dtype]
+
+  def normal(*shape, dtype=dtype, scale=1.0):
+    return (scale * rng.standard_normal(shape)).astype(dtype)
+
+  x = {}
+  b, sq, sk = case.b, case.sq, case.sk
+  sequences = None
+  if case.packed:
+    b = len(case.lengths)
+    sequences, starts = [], [[0], [0]]
+    for nq, nk in case.lengths:
+      sequences.append((starts[0][-1], nq, starts[1][-1], nk))
+      starts[0].append(starts[0][-1] + nq + case.gaps[0])
+      starts[1].append(starts[1][-1] + nk + case.gaps[1])
+    lead_q, lead_k = (starts[0][-1],), (starts[1][-1],)
+    for name, n, gap in (("q", 0, case.gaps[0]), ("k", 1, case.gaps[1])):
+      lengths = [s[n] for s in case.lengths]
+      x[f"cu_seqlens_{name}"] = np.cumsum([0, *lengths]).astype(np.int32)
+      if gap:
+        x[f"cu_seqlens_{name}_padded"] = np.array(starts[n], np.int32)
+  else:
+    lead_q, lead_k = (b, sq), (b, sk)
+    if case.lengths:
+      sequences = [(0, nq, 0, nk) for nq, nk in case.lengths]
+      for name, n in (("q", 0), ("kv", 1)):
+        x[f"cu_seqlens_{name}"] = np.cumsum(
+            [0, *(s[n] for s in case.lengths)]).astype(np.int32)
+  x["q"] = normal(*lead_q, case.hq, case.dqk)
+  x["k"] = normal(*lead_k, case.hk, case.dqk)
+  x["v"] = normal(*lead_k, case.hk, case.head_dim_v)
+  x["dout"] = normal(*lead_q, case.hq, case.head_dim_v)
+  if case.use_lse:
+    lse_shape = (case.hq, *lead_q) if case.packed else (b, case.hq, sq)
+    x["dlse"] = normal(*lse_shape, dtype=np.float32)
+  per_head = {"h": (case.hq,), "bh": (b, case.hq)}
+  if case.alibi:
+    x["alibi_slopes"] = (2.0**-rng.uniform(
+        2, 6, per_head[case.alibi])).astype(np.float32)
+  if case.sink:
+    x["sink"] = normal(*per_head[case.sink], dtype=np.float32)
+  if case.bias:
+    sizes = {"b": b, "h": case.hq, "q": sq, "k": sk, "1": 1}
+    x["bias"] = normal(*(sizes[c] for c in case.bias),
+                       dtype=np.float32 if case.bias_fp32 else dtype)
+  return x, sequences
+
+
+DIFFERENTIABLE = ("q", "k", "v", "bias", "alibi_slopes", "sink")
+
+
+def dropout_key(case: Case):
+  return jax.random.key(case.seed + 1) if case.dropout else None
+
+
+def run(case: Case, x):
+  """The function under test: results by the oracle's names."""
+  wrt = {n: x[n] for n in DIFFERENTIABLE if n in x}
+  rest = {n: t for n, t in x.items() if n.startswith("cu_seqlens")}
+  options = dict(
+      softmax_scale=case.scale, causal=case.causal, window_size=case.window,
+      logits_soft_cap=case.cap, dropout_p=case.dropout)
+  fn = aiter.flash_attn_func
+  if case.packed:
+    fn = aiter.flash_attn_varlen
+    options["min_seqlen_q"] = case.min_seqlen_q
+
+  @jax.jit
+  def both(wrt, rest, dout, dlse, key):
+    def forward(wrt):
+      return fn(**wrt, **rest, **options, dropout_key=key, return_lse=True)
+    (out, lse), vjp = jax.vjp(forward, wrt)
+    grads, = vjp((dout, jnp.zeros_like(lse) if dlse is None else dlse))
+    return out, lse, grads
+
+  with jax.default_matmul_precision("highest"):
+    out, lse, grads = jax.device_get(
+        both(wrt, rest, x["dout"], x.get("dlse"), dropout_key(case)))
+  return dict(out=out, lse=lse, **{"d" + n: g for n, g in grads.items()})
+
+
+def expected(case: Case, x, sequences, dtype=None):
+  """The oracle's results, gradients summed over what broadcasts."""
+  f64 = lambda t: np.asarray(t).astype(np.float64)
+  b, hq = (len(sequences) if case.packed else case.b), case.hq
+  full = lambda name: (np.broadcast_to(f64(x[name]), (b, hq))
+                       if name in x else None)
+  left, right, *sink_tokens = case.window
+  bias = None
+  if "bias" in x:
+    # 1s of the batch and head dimensions stay; those of sq and sk broadcast.
+    bias = f64(x["bias"]).reshape((1,) * (4 - x["bias"].ndim) + x["bias"].shape)
+    bias = np.broadcast_to(bias, (*bias.shape[:2], case.sq, case.sk))
+  key = None
+  if case.dropout:
+    key = jax.device_get(jax.random.bits(dropout_key(case), (2,), jnp.uint32))
+  y = oracle.attention(
+      *(f64(x[n]) for n in ("q", "k", "v", "dout")), x.get("dlse"),
+      sequences=sequences,
+      scale=case.dqk**-0.5 if case.scale is None else case.scale,
+      mask=oracle.Mask(left, 0 if case.causal else right, *sink_tokens),
+      cap=case.cap, bias=bias, slopes=full("alibi_slopes"), sink=full("sink"),
+      key=key, p_drop=case.dropout, skip=case.min_seqlen_q, dtype=dtype)
+  want = {n: y[n] for n in ("out", "lse", "dq", "dk", "dv")}
+  for name, source in (("alibi_slopes", "dslopes"), ("sink", "dsink")):
+    if name in x:
+      want["d" + name] = y[source] if x[name].ndim == 2 else y[source].sum(0)
+  if "bias" in x:
+    d = y["dbias"]
+    shape = (1,) * (4 - x["bias"].ndim) + x["bias"].shape
+    axes = tuple(i for i in range(4) if shape[i] == 1 and d.shape[i] > 1)
+    want["dbias"] = d.sum(axes, keepdims=True).reshape(x["bias"].shape)
+  return want
+
+
+class MhaTestCase(parameterized.TestCase):
+
+  def check(self, case: Case):
+    """Compares every result of a case with the oracle."""
+    x, sequences = make_inputs(case)
+    got = run(case, x)
+    want = expected(case, x, sequences)
+    plain = expected(case, x, sequences, DTYPES[case.dtype])
+    self.assertEqual(set(got), set(want))
+    for name, value in got.items():
+      value, ref = np.asarray(value).astype(np.float64), want[name]
+      self.assertEqual(value.shape, ref.shape, name)
+      if not ref.size:
+        continue
+      hidden = np.isneginf(ref)
+      np.testing.assert_array_equal(np.isneginf(value), hidden, err_msg=name)
+      self.assertTrue(np.isfinite(value[~hidden]).all(), name)
+      value, ref, low = (np.where(hidden, 0, t)
+                         for t in (value, ref, plain[name]))
+      error = np.abs(value - ref).max()
+      if name == "lse":
+        self.assertLessEqual(error, LSE_TOLERANCE * max(1, np.abs(ref).max()))
+        continue
+      limit = 2 * np.abs(low - ref).max() + FLOOR[case.dtype] * np.abs(ref).max()
+      self.assertLessEqual(error, limit + 1e-6, f"{name} of {case}")
+
+
+FEATURES = {
+    "causal": dict(causal=True),
+    "window": dict(window=(7, 3)),
+    "streaming": dict(window=(5, 2, 3)),
+    "bias": dict(bias="bhqk"),
+    "bias_broadcast": dict(bias="1hqk", bias_fp32=True),
+    "alibi": dict(alibi="bh"),
+    "sink": dict(sink="h"),
+    "soft_cap": dict(cap=5.0),
+    "dropout": dict(dropout=0.17),
+    "padded": dict(lengths=((on_gpu(150, 11), on_gpu(333, 28)),
+                            (on_gpu(203, 20), on_gpu(97, 9)))),
+    "packed": dict(packed=True, lengths=(
+        (on_gpu(70, 9), on_gpu(100, 12)), (1, on_gpu(130, 7)), (0, 5),
+        (on_gpu(131, 6), on_gpu(67, 4)))),
+    "gqa": dict(hq=4, hk=2),
+    "mqa": dict(hq=3, hk=1),
+    "unequal_dims": dict(dqk=on_gpu(192, 24), dv=on_gpu(128, 16)),
+    "use_lse": dict(use_lse=True),
+    "scale": dict(scale=0.3),
+}
+EXCLUSIVE = [
+    {"window", "streaming"}, {"bias", "bias_broadcast"}, {"padded", "packed"},
+    {"bias", "packed"}, {"bias_broadcast", "packed"}, {"gqa", "mqa"}]
+PAIRS = [pair for pair in itertools.combinations(FEATURES, 2)
+         if set(pair) not in EXCLUSIVE]
+
+
+class FeatureTest(MhaTestCase):
+
+  @parameterized.parameters("bf16", "fp16", "fp32")
+  def test_plain(self, dtype):
+    self.check(Case(dtype=dtype))
+
+  @parameterized.parameters(*FEATURES)
+  def test_alone(self, feature):
+    for dtype in ("bf16", "fp16") if ON_GPU else ("fp16",):
+      self.check(Case(dtype=dtype, **FEATURES[feature]))
+
+  @parameterized.parameters(*PAIRS)
+  def test_pair(self, first, second):
+    self.check(Case(**FEATURES[first], **FEATURES[second]))
+
+  @parameterized.parameters(
+      "qk", "hqk", "11qk", "b1qk", "1h1k", "b1q1", "bh11")
+  def test_bias_shape(self, shape):
+    self.check(Case(bias=shape, hq=2, hk=1))
+
+  @parameterized.parameters("h", "bh")
+  def test_per_head_shape(self, shape):
+    self.check(Case(alibi=shape, sink=shape, causal=True, b=3))
+
+
+@st.composite
+def cases(draw):
+  """Any documented combination."""
+  small = st.integers(1, on_gpu(300, 24))
+  packed = draw(st.booleans())
+  b = draw(st.integers(1, 3))
+  hk = draw(st.integers(1, 2))
+  lengths = ()
+  sq, sk = draw(small), draw(small)
+  if packed or draw(st.booleans()):
+    lengths = tuple(
+        (draw(st.integers(0, sq)), draw(st.integers(0, sk))) for _ in range(b))
+  window = draw(st.sampled_from(
+      [(-1, -1), (-1, 3), (4, -1), (0, 0), (6, 2), (3, 1, 2), (2, 0, 5)]))
+  return Case(
+      dtype=draw(st.sampled_from(["bf16", "fp16"])), b=b, sq=sq, sk=sk,
+      hq=hk * draw(st.integers(1, 3)), hk=hk,
+      dqk=draw(st.sampled_from(on_gpu([17, 40, 64, 96, 128, 192], [5, 8, 16]))),
+      dv=draw(st.sampled_from(on_gpu([0, 33, 64, 128], [0, 7, 16]))),
+      causal=draw(st.booleans()), window=window,
+      bias="" if packed else draw(
+          st.sampled_from(["", "bhqk", "qk", "b1qk", "1h1k"])),
+      bias_fp32=draw(st.booleans()),
+      alibi=draw(st.sampled_from(["", "h", "bh"])),
+      sink=draw(st.sampled_from(["", "h", "bh"])),
+      cap=draw(st.sampled_from([0.0, 3.0])),
+      dropout=draw(st.sampled_from([0.0, 0.3])), packed=packed,
+      lengths=lengths,
+      gaps=(draw(st.integers(0, 3)), draw(st.integers(0, 3))) if packed else (
+          0, 0),
+      min_seqlen_q=draw(st.integers(0, 4)) if packed else 0,
+      use_lse=draw(st.booleans()), seed=draw(st.integers(0, 9)))
+
+
+class CombinationTest(MhaTestCase):
+
+  @hypothesis.settings(max_examples=on_gpu(200, 25))
+  @hypothesis.given(cases())
+  def test_random(self, case):
+    self.check(case)
+
+
+class ShapeTest(MhaTestCase):
+
+  @parameterized.parameters(
+      (1, 1), (8, 8), (32, 32), (40, 40), (59, 59), (64, 64), (80, 80),
+      (96, 96), (111, 111), (128, 128), (160, 160), (192, 128), (224, 224),
+      (256, 256), (128, 64), (36, 100))
+  def test_head_dim(self, dqk, dv):
+    self.check(Case(dqk=dqk, dv=dv, causal=True, b=1, hq=2, hk=1))
+
+  @parameterized.parameters(
+      (1, 1), (1, 257), (113, 203), (128, 217), (211, 113), (256, 512),
+      (512, 256), (1023, 1024), (1024, 1023))
+  def test_lengths(self, sq, sk):
+    if not ON_GPU and sq * sk > 2**17:
+      sq, sk = sq // 8, sk // 8
+    self.check(Case(dtype="fp16", b=1, sq=sq, sk=sk, causal=True))
+
+  @parameterized.product(
+      dims=[(64, 64), (128, 128), (256, 256), (192, 128)],
+      dtype=["fp16", "bf16"],
+      mask=["full", "causal", "window", "packed", "gqa"])
+  def test_training_shape(self, dims, dtype, mask):
+    """What training runs: the shapes that have tuned kernels."""
+    if not ON_GPU and (dtype == "bf16") == (mask in ("full", "causal")):
+      self.skipTest("the reference is one code for all of these")
+    options = {
+        "full": {}, "causal": dict(causal=True),
+        "window": dict(window=(on_gpu(200, 9), 0)),
+        "packed": dict(packed=True, causal=True, lengths=on_gpu(
+            ((300, 300), (1, 1), (0, 0), (517, 517)), ((9, 9), (1, 1), (13, 13))
+        )),
+        "gqa": dict(hq=8, hk=2, causal=True)}[mask]
+    s = on_gpu(777, 33)
+    self.check(Case(dtype=dtype, b=1, sq=s, sk=s, dqk=dims[0], dv=dims[1],
+                    **options))
+
+  @parameterized.parameters("sq", "sk", "both")
+  def test_empty(self, which):
+    sq = 0 if which != "sk" else 5
+    sk = 0 if which != "sq" else 5
+    self.check(Case(sq=sq, sk=sk, sink="h", use_lse=True))
+
+  def test_no_batch(self):
+    out = aiter.flash_attn_func(*(jnp.zeros((0, 3, 2, 8), jnp.bfloat16),) * 3)
+    self.assertEqual(out.shape, (0, 3, 2, 8))
+    cu = jnp.zeros((1,), jnp.int32)
+    out = aiter.flash_attn_varlen(
+        *(jnp.ones((3, 2, 8), jnp.bfloat16),) * 3, cu, cu)
+    self.assertTrue((out == 0).all())
+
+  def test_rows_that_see_nothing(self):
+    """Causal with sq > sk: the first rows see no key."""
+    case = Case(sq=on_gpu(300, 30), sk=on_gpu(100, 10), causal=True,
+                use_lse=True, dropout=0.1)
+    self.check(case)
+    x, _ = make_inputs(case)
+    got = run(case, x)
+    blind = case.sq - case.sk
+    self.assertTrue((got["out"][:, :blind] == 0).all())
+    self.assertTrue(np.isneginf(got["lse"][:, :, :blind]).all())
+    self.assertTrue((got["dq"][:, :blind] == 0).all())
+
+  def test_rows_that_see_nothing_but_the_sink(self):
+    case = Case(sq=on_gpu(300, 30), sk=on_gpu(100, 10), causal=True, sink="h")
+    self.check(case)
+
+  def test_bias_of_minus_infinity_hides(self):
+    """A key with bias -inf is hidden; so may be a whole row."""
+    case = Case(bias="b1qk", sq=12, sk=16)
+    x, sequences = make_inputs(case)
+    x["bias"] = np.where(
+        np.random.default_rng(3).random(x["bias"].shape) < 0.4, -np.inf,
+        x["bias"]).astype(x["bias"].dtype)
+    x["bias"][1, :, 3] = -np.inf
+    got, want = run(case, x), expected(case, x, sequences)
+    self.assertTrue((got["out"][1, 3] == 0).all())
+    for name in ("out", "dq", "dk", "dv", "dbias"):
+      np.testing.assert_allclose(
+          np.asarray(got[name], np.float64), want[name], atol=0.05,
+          err_msg=name)
+
+  def test_garbage_outside_sequences_is_ignored(self):
+    """Padding may hold NaN: it reaches no result."""
+    case = Case(**FEATURES["packed"], gaps=(3, 5), causal=True)
+    x, sequences = make_inputs(case)
+    clean = run(case, x)
+    owned = {n: np.zeros(len(x[n]), bool) for n in ("q", "k")}
+    for q0, nq, k0, nk in sequences:
+      owned["q"][q0:q0 + nq] = True
+      owned["k"][k0:k0 + nk] = True
+    for name in ("q", "k", "v", "dout"):
+      x[name][~owned["q" if name in ("q", "dout") else "k"]] = np.nan
+    dirty = run(case, x)
+    for name, value in clean.items():
+      np.testing.assert_array_equal(value, dirty[name], err_msg=name)
+
+
+class ReviewTest(MhaTestCase):
+  """Findings on the upstream attempt, each a test of what must hold here.
+
+  Those of its C++ (host reads of device memory, allocation in handlers, abort,
+  exceptions, static device facts) are third_party/aiter/src/mha_test.cc's and
+  aiter_gpu_test.py's.
+  """
+
+  def test_gap_dropout_numbers(self):
+    """Dropout is checked element by element, gradients included."""
+    for p in (0.1, 0.5, 0.9):
+      self.check(Case(dropout=p, causal=True))
+
+  def test_gap_logits_soft_cap(self):
+    for cap in (1.0, 30.0):
+      self.check(Case(cap=cap, scale=1.0))
+
+  def test_gap_zero_tensors(self):
+    """Both values of zero_tensors give zeros where no sequence is."""
+    case = Case(packed=True, lengths=((5, 5), (3, 4)), gaps=(2, 1))
+    x, _ = make_inputs(case)
+    args = {n: t for n, t in x.items() if n != "dout"}
+    outs = [aiter.flash_attn_varlen(**args, zero_tensors=z)
+            for z in (False, True)]
+    np.testing.assert_array_equal(*outs)
+    self.assertTrue((outs[0][5:7] == 0).all())
+
+  def test_gap_min_seqlen_q(self):
+    self.check(Case(packed=True, lengths=((5, 9), (1, 4), (2, 2), (7, 3)),
+                    min_seqlen_q=2, sink="h", use_lse=True))
+
+  def test_gap_gqa_numbers(self):
+    """Grouped and multi-query heads are compared by value, with gradients."""
+    for hq, hk in ((8, 8), (8, 4), (8, 2), (8, 1)):
+      self.check(Case(hq=hq, hk=hk, causal=True, b=1))
+
+  def test_finding_2_2_key_may_be_traced(self):
+    """No host reads the random state: the key is data under jit."""
+    x, _ = make_inputs(Case())
+    f = jax.jit(lambda key: aiter.flash_attn_func(
+        x["q"], x["k"], x["v"], dropout_p=0.5, dropout_key=key))
+    a, b, c = f(jax.random.key(1)), f(jax.random.key(2)), f(jax.random.key(1))
+    np.testing.assert_array_equal(a, c)
+    self.assertFalse((a == b).all())
+
+  def test_finding_2_5_mask_comes_from_the_key_alone(self):
+    """Same key, same mask, in every call; no clock is involved."""
+    x, _ = make_inputs(Case())
+    masks = [aiter.flash_attn_func(
+        x["q"], x["k"], x["v"], dropout_p=0.3, dropout_key=jax.random.key(7),
+        return_attn_probs=True)[1] for _ in range(3)]
+    np.testing.assert_array_equal(masks[0], masks[1])
+    np.testing.assert_array_equal(masks[0], masks[2])
+
+  def test_finding_4_1_cross_attention_causal(self):
+    """sq and sk are never mistaken for each other."""
+    for sq, sk in ((on_gpu(100, 8), on_gpu(700, 40)),
+                   (on_gpu(700, 40), on_gpu(100, 8))):
+      self.check(Case(sq=sq, sk=sk, causal=True, dqk=on_gpu(128, 16)))
+
+  def test_finding_4_4_alibi_gradient_is_not_dropped(self):
+    case = Case(alibi="h", causal=True)
+    x, _ = make_inputs(case)
+    self.assertGreater(np.abs(run(case, x)["dalibi_slopes"]).max(), 0)
+    self.check(case)
+
+  def test_finding_4_5_default_scale(self):
+    """One default, 1 / sqrt(dqk), dense and packed, padded dims or not."""
+    for packed in (False, True):
+      self.check(Case(dqk=11, dv=5, packed=packed,
+                      lengths=((6, 7), (4, 9)) if packed else ()))
+
+  def test_varlen_lse_covers_every_row(self):
+    """Log-sum-exp is [hq, total_q], not [hq, max_seqlen_q]."""
+    case = Case(**FEATURES["packed"])
+    x, _ = make_inputs(case)
+    _, lse = aiter.flash_attn_varlen(
+        x["q"], x["k"], x["v"], x["cu_seqlens_q"], x["cu_seqlens_k"],
+        max_seqlen_q=1, max_seqlen_k=1, return_lse=True)
+    self.assertEqual(lse.shape, (case.hq, len(x["q"])))
+
+  def test_masks_agree_with_the_oracle(self):
+    """return_attn_probs gives exactly the mask that the numbers come from."""
+    case = Case(dropout=0.25, hq=3, hk=3, sk=on_gpu(333, 27))
+    x, _ = make_inputs(case)
+    key = jax.random.bits(dropout_key(case), (2,), jnp.uint32)
+    _, mask = aiter.flash_attn_func(
+        x["q"], x["k"], x["v"], dropout_p=case.dropout,
+        dropout_key=dropout_key(case), return_attn_probs=True)
+    for n in range(case.b):
+      for h in range(case.hq):
+        np.testing.assert_array_equal(
+            mask[n, h], oracle.keep_mask(
+                key, n, h, case.sq, case.sk, case.dropout))
+
+  def test_repeatable(self):
+    """Backward has the same bits every time, deterministic or not."""
+    case = Case(hq=4, hk=1, bias="qk", sink="h", alibi="h")
+    x, _ = make_inputs(case)
+    a, b = run(case, x), run(case, x)
+    for name, value in a.items():
+      np.testing.assert_array_equal(value, b[name], err_msg=name)
+
+  def test_plain_jnp_formula(self):
+    """The measure itself: jnp's plain formula is no better than half of it."""
+    for dtype in ("bf16", "fp16"):
+      case = Case(dtype=dtype, causal=True)
+      x, sequences = make_inputs(case)
+      want = expected(case, x, sequences)
+      low = expected(case, x, sequences, DTYPES[dtype])
+      mask = oracle.Mask(right=0).visible(case.sq, case.sk)
+
+      def formula(q, k, v):
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k) * case.dqk**-0.5
+        s = jnp.where(mask, s, -jnp.inf)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+      out, vjp = jax.vjp(formula, *(jnp.asarray(x[n]) for n in "qkv"))
+      got = dict(zip(("out", "dq", "dk", "dv"),
+                     (out, *vjp(jnp.asarray(x["dout"])))))
+      mine = run(case, x)
+      for name, value in got.items():
+        error = np.abs(np.asarray(value, np.float64) - want[name]).max()
+        measure = np.abs(low[name] - want[name]).max()
+        floor = FLOOR[dtype] * np.abs(want[name]).max()
+        self.assertLessEqual(measure, 2 * error + floor, name)
+        ours = np.abs(np.asarray(mine[name], np.float64) - want[name]).max()
+        self.assertLessEqual(ours, 2 * error + floor, name)
+
+
+if __name__ == "__main__":
+  absltest.main()
