@@ -39,7 +39,6 @@ def repositories():
         # A gigabyte, of which the compiler needs two thirds.
         exclude = [
             "triton/_C/libproton.so",
-            "triton/backends/nvidia/bin/ptxas-blackwell",
             "triton/backends/nvidia/lib/cupti",
             "triton/backends/nvidia/lib/cupti-blackwell",
             "triton/instrumentation",

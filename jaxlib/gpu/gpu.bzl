@@ -16,7 +16,8 @@ def aiter_extension(name, platform, local_defines):
         local_defines = local_defines,
         visibility = ["//visibility:public"],
         deps = [
-            "//third_party/aiter:aiter_" + platform,
+            "//third_party/aiter",
+            "//third_party/aiter:kernels_" + platform,
             "@xla_ffi",
         ],
     )

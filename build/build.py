@@ -1,0 +1,519 @@
+#!/usr/bin/env python3
+"""The front to the build: one command a purpose.
+
+  demo    build the wheels for this machine, install them in .venv and train a
+          small GPT with our attention and with jax.nn's
+  test    run the tests, all or the named Bazel targets
+  wheels  build the wheels of a release into a folder
+  bench   time attention against other implementations on this machine
+  lint    check Python, C++ and Bazel files
+
+On Debian as root, missing tools are installed. Elsewhere, or without the
+right, the message says what to install. Needs Python 3.11 for itself; the
+wheels want 3.12, which is looked for on PATH, under pyenv and in
+PYTHON_BIN_PATH.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+import xml.etree.ElementTree
+from collections.abc import Iterable, Sequence
+
+ROOT = pathlib.Path(__file__).absolute().parent.parent
+LOCKS = ROOT / "third_party/pypi"
+CACHE = (
+  pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+  / "aiter_jax"
+)
+VENV = ROOT / ".venv"
+
+# Command -> the Debian package that has it.
+BUILD_TOOLS = {
+  "bazel": "bazel-bootstrap",
+  "g++": "g++",
+  "git": "git",
+}
+LINT_TOOLS = {"node": "nodejs", "npm": "npm"}
+
+# NVIDIA compute capability -> the kernels that run on it.
+CUDA_ARCHS = {"8.0": "sm_80", "8.6": "sm_80", "8.9": "sm_80", "9.0": "sm_90"}
+
+
+def fail(message: str) -> None:
+  sys.exit(f"build.py: {message}")
+
+
+def say(message: str) -> None:
+  print(f"\n== {message}", flush=True)
+
+
+def run(command: Sequence, **kwargs) -> None:
+  """Runs a command and leaves with its status if it fails."""
+  command = [str(word) for word in command]
+  print("$ " + shlex.join(command), flush=True)
+  status = subprocess.run(command, check=False, **kwargs).returncode
+  if status:
+    fail(f"{command[0]} failed with status {status}")
+
+
+def output(command: Sequence[str]) -> str | None:
+  """What a command prints, or None if it is missing or fails."""
+  try:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+  except OSError:
+    return None
+  return done.stdout if done.returncode == 0 else None
+
+
+# What the machine needs.
+
+
+def install_packages(tools: dict[str, str], files: dict[str, str]) -> None:
+  """Makes sure that commands and files exist, by apt-get where it may."""
+  missing = [p for tool, p in tools.items() if not shutil.which(tool)]
+  missing += [p for file, p in files.items() if not os.path.exists(file)]
+  if not missing:
+    return
+  if not shutil.which("apt-get") or os.geteuid() != 0:
+    fail(
+      "missing: "
+      + " ".join(missing)
+      + "\nOn Debian or Ubuntu: sudo apt-get install "
+      + " ".join(missing)
+    )
+  say("Installing " + ", ".join(missing))
+  environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+  run(["apt-get", "update", "-qq"], env=environment)
+  run(
+    ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],
+    env=environment,
+  )
+
+
+def find_python() -> str:
+  """Finds a Python >= 3.12 that can make a virtual environment."""
+  named = os.environ.get("PYTHON_BIN_PATH")
+  if named:
+    candidates = [named]
+  else:
+    candidates = []
+    for version in ("3.12", "3.13", "3.14"):
+      candidates.append(shutil.which("python" + version))
+      candidates += sorted(
+        pathlib.Path.home().glob(f".pyenv/versions/{version}.*/bin/python3")
+      )
+    candidates.append(sys.executable)
+  check = (
+    "import sys, sysconfig, os, venv, ensurepip\n"
+    "assert sys.version_info >= (3, 12)\n"
+    "assert os.path.exists(sysconfig.get_path('include') + '/Python.h')\n"
+    "print(sys.executable)"
+  )
+  for candidate in filter(None, candidates):
+    found = output([str(candidate), "-I", "-c", check])
+    if found:
+      return found.strip()
+  fail(
+    (f"PYTHON_BIN_PATH={named} is not" if named else "found no")
+    + " Python 3.12 or later with its headers and venv.\n"
+    "On Ubuntu 24.04: sudo apt-get install python3.12-dev python3.12-venv\n"
+    "Elsewhere: pyenv install 3.12, or build it from source.\n"
+    "Then run this again, with PYTHON_BIN_PATH=/path/to/python3.12 if it is "
+    "not on PATH."
+  )
+
+
+def prepare() -> str:
+  """Readies the machine for Bazel; returns the Python of the build."""
+  install_packages(BUILD_TOOLS, {"/usr/include/zlib.h": "zlib1g-dev"})
+  return find_python()
+
+
+def locked_venv(folder: pathlib.Path, python: str, lines: str) -> pathlib.Path:
+  """A virtual environment with exactly these requirements, all with hashes.
+
+  Does nothing if an earlier run made the same one.
+
+  Returns:
+    Its interpreter.
+  """
+  interpreter = folder / "bin/python"
+  stamp = folder / "requirements.sha256"
+  digest = hashlib.sha256(f"{python}\n{lines}".encode()).hexdigest()
+  if stamp.exists() and stamp.read_text() == digest:
+    return interpreter
+  run([python, "-m", "venv", "--clear", folder])
+  with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
+    requirements.write(lines)
+    requirements.flush()
+    run(
+      [
+        interpreter,
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--progress-bar=on",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--require-hashes",
+        "-r",
+        requirements.name,
+      ]
+    )
+  stamp.write_text(digest)
+  return interpreter
+
+
+# Bazel.
+
+
+def bazel(command: str, python: str, *arguments: str) -> list[str]:
+  """A Bazel command line; `tools/bazel` picks the Bazel."""
+  return [
+    str(ROOT / "tools/bazel") if not shutil.which("bazelisk") else "bazelisk",
+    command,
+    f"--repo_env=PYTHON_BIN_PATH={python}",
+    *arguments,
+  ]
+
+
+def run_bazel(command: str, python: str, *arguments: str) -> None:
+  run(bazel(command, python, *arguments), cwd=ROOT)
+
+
+def arch_flags(archs: str | None) -> list[str]:
+  if not archs:
+    return []
+  if archs == "all":
+    return ["--config=release"]
+  return ["--//third_party/aiter:archs=" + archs]
+
+
+def built_files(python: str, target: str, flags: list[str]) -> list[pathlib.Path]:
+  """Builds a target and returns its files."""
+  with tempfile.TemporaryDirectory() as folder:
+    events = pathlib.Path(folder) / "events.json"
+    run_bazel(
+      "build", python, f"--build_event_json_file={events}", *flags, target
+    )
+    files = {}
+    for line in events.read_text().splitlines():
+      for file in json.loads(line).get("namedSetOfFiles", {}).get("files", []):
+        path = urllib.parse.urlparse(file["uri"]).path
+        files[urllib.parse.unquote(path)] = None
+  return sorted(map(pathlib.Path, files))
+
+
+# Wheels.
+
+
+def platforms_of(archs: str | None) -> list[str]:
+  """Platforms that have kernels among the selected architectures."""
+  if not archs or archs == "all":
+    return ["rocm", "cuda"]
+  prefixes = {"rocm": "gfx", "cuda": "sm_"}
+  return [
+    platform
+    for platform, prefix in prefixes.items()
+    if any(arch.startswith(prefix) for arch in archs.split(","))
+  ]
+
+
+def build_wheels(
+  python: str, archs: str | None, out: pathlib.Path
+) -> list[pathlib.Path]:
+  """Builds the wheels and copies them to a folder."""
+  wheels = {}
+  for platform in platforms_of(archs):
+    target = "//build:wheels_" + platform
+    for wheel in built_files(python, target, arch_flags(archs)):
+      wheels[wheel.name] = wheel
+  out.mkdir(parents=True, exist_ok=True)
+  result = []
+  for name, wheel in sorted(wheels.items()):
+    # Over a file of an earlier run, which is read-only as Bazel's files are.
+    (out / name).unlink(missing_ok=True)
+    result.append(pathlib.Path(shutil.copy(wheel, out / name)))
+    result[-1].chmod(0o644)
+    print(f"{(out / name).stat().st_size / 1e6:8.2f} MB  {out / name}")
+  return result
+
+
+def find_gpu() -> tuple[str, str]:
+  """(platform, archs) of this machine; platform "cpu" if it has no GPU."""
+  capabilities = output(
+    ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+  )
+  if capabilities and capabilities.strip():
+    found = sorted(set(capabilities.split()))
+    archs = {CUDA_ARCHS[c] for c in found if c in CUDA_ARCHS}
+    if archs:
+      return "cuda", ",".join(sorted(archs))
+    print(f"No kernels for compute capability {', '.join(found)}.")
+  archs = set()
+  nodes = pathlib.Path("/sys/class/kfd/kfd/topology/nodes")
+  for properties in nodes.glob("*/properties"):
+    match = re.search(r"gfx_target_version (\d+)", properties.read_text())
+    version = int(match[1]) if match else 0
+    if version:
+      major, minor, step = version // 10000, version // 100 % 100, version % 100
+      archs.add(f"gfx{major}{minor:x}{step:x}")
+  if archs and os.path.exists("/dev/kfd"):
+    known = {"gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"}
+    if archs & known:
+      return "rocm", ",".join(sorted(archs & known))
+    print(f"No kernels for {', '.join(sorted(archs))}.")
+  return "cpu", "gfx942"
+
+
+def lock(name: str, without: Iterable[str] = ()) -> str:
+  """A lock file's requirements."""
+  text = (LOCKS / f"{name}_lock.txt").read_text()
+  for project in without:
+    text = re.sub(rf"(?m)^{project}==.*(\n[ #].*)*\n", "", text)
+  return text
+
+
+def install(python: str) -> tuple[pathlib.Path, str]:
+  """Builds the wheels for this machine and installs them in .venv.
+
+  Returns:
+    .venv's interpreter and the platform.
+  """
+  platform, archs = find_gpu()
+  say(
+    f"Building wheels for {archs}"
+    + (", to show them; no GPU here" if platform == "cpu" else "")
+  )
+  wheels = build_wheels(python, archs, ROOT / "dist")
+  requirements = lock("requirements")
+  if platform == "cuda":
+    requirements += lock("cuda_requirements")
+    names = ["jax_aiter", "jax_aiter_cuda13"]
+  else:
+    requirements += lock("rocm_requirements", without=["jax-rocm7-plugin"])
+    names = ["jax_aiter", "jax_rocm7_plugin"]
+  tag = output(
+    [python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"]
+  ).strip()
+  for wheel in wheels:
+    name, _, python_tag, abi, _ = wheel.name.split("-")
+    if name in names and (abi in ("none", "abi3") or python_tag == tag):
+      digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+      uri = wheel.absolute().as_uri()
+      requirements += f"{name} @ {uri} --hash=sha256:{digest}\n"
+  say("Installing them in .venv")
+  return locked_venv(VENV, python, requirements), platform
+
+
+def environment_for(platform: str) -> dict[str, str]:
+  """Without a GPU, JAX need not look for one."""
+  if platform == "cpu":
+    return {"JAX_PLATFORMS": "cpu"} | os.environ
+  return dict(os.environ)
+
+
+# Commands.
+
+
+def demo(args: argparse.Namespace) -> None:
+  interpreter, platform = install(prepare())
+  out = ROOT / "dist/train_gpt"
+  say("Training a small GPT twice, with our attention and with jax.nn's")
+  run(
+    [interpreter, ROOT / "examples/train_gpt.py", "--out", out, *args.rest],
+    env=environment_for(platform),
+  )
+  say(f"Both loss curves: {out / 'loss.png'}")
+
+
+def bench(args: argparse.Namespace) -> None:
+  interpreter, platform = install(prepare())
+  run(
+    [interpreter, ROOT / "benchmarks/attention.py", *args.rest],
+    env=environment_for(platform),
+  )
+
+
+def wheels(args: argparse.Namespace) -> None:
+  build_wheels(prepare(), args.archs, args.out)
+
+
+def count_cases(events: pathlib.Path) -> tuple[int, int, int]:
+  """Counts test cases of a Bazel run: passed, failed, skipped.
+
+  A target that failed without saying in which case counts as one failure.
+  """
+  passed = failed = skipped = 0
+  # Only the last attempt of each shard and run counts.
+  results = {}
+  for line in events.read_text().splitlines():
+    event = json.loads(line)
+    if "testResult" in event and "testResult" in event["id"]:
+      key = event["id"]["testResult"]
+      shard = key["label"], key.get("shard"), key.get("run")
+      results[shard] = event["testResult"]
+    elif "testSummary" in event and "testSummary" in event["id"]:
+      label = event["id"]["testSummary"]["label"]
+      status = event["testSummary"].get("overallStatus")
+      if status == "NO_STATUS" and not any(k[0] == label for k in results):
+        results[label, None, None] = {"status": "NO_STATUS"}
+    elif event.get("aborted") and "targetCompleted" in event["id"]:
+      failed += 1
+    elif event.get("completed", {"success": True}).get("success") is not True:
+      failed += "completed" in event
+  for result in results.values():
+    bad = 0
+    for file in result.get("testActionOutput", []):
+      if file["name"] != "test.xml":
+        continue
+      path = urllib.parse.unquote(urllib.parse.urlparse(file["uri"]).path)
+      tree = xml.etree.ElementTree.parse(path)
+      for case in tree.iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+          bad += 1
+        elif (
+          case.find("skipped") is not None
+          or case.get("status") == "notrun"
+          or case.get("result") in ("skipped", "suppressed")
+        ):
+          skipped += 1
+        else:
+          passed += 1
+    if result["status"] not in ("PASSED", "FLAKY"):
+      bad = max(bad, 1)
+    failed += bad
+  return passed, failed, skipped
+
+
+def test(args: argparse.Namespace) -> None:
+  python = prepare()
+  targets = args.targets or ["//..."]
+  with tempfile.TemporaryDirectory() as folder:
+    events = pathlib.Path(folder) / "events.json"
+    command = bazel(
+      "test",
+      python,
+      "--keep_going",
+      f"--build_event_json_file={events}",
+      *arch_flags(args.archs),
+      "--",
+      *targets,
+    )
+    print("$ " + shlex.join(command), flush=True)
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    passed, failed, skipped = count_cases(events) if events.exists() else (0, 0, 0)
+  if status and not failed:
+    failed = 1
+  if skipped:
+    print(f"{skipped} skipped, for want of hardware")
+  print(f"{passed} passed, {failed} failed", flush=True)
+  sys.exit(status)
+
+
+def tracked(*suffixes: str) -> list[str]:
+  """The tree's files with one of these suffixes."""
+  listed = output(
+    ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"]
+  )
+  if listed is None:
+    fail("lint wants a git checkout")
+  return [
+    name
+    for name in listed.splitlines()
+    if name.endswith(suffixes) and (ROOT / name).exists()
+  ]
+
+
+def lint(args: argparse.Namespace) -> None:
+  python = prepare()
+  install_packages(LINT_TOOLS, {})
+  tools = locked_venv(CACHE / "lint", python, lock("lint_requirements")).parent
+  npm = CACHE / "npm"
+  buildifier = npm / "node_modules/.bin/buildifier"
+  wanted = (ROOT / "third_party/npm/package-lock.json").read_bytes()
+  present = npm / "package-lock.json"
+  if not buildifier.exists() or present.read_bytes() != wanted:
+    npm.mkdir(parents=True, exist_ok=True)
+    for name in ("package.json", "package-lock.json"):
+      shutil.copy(ROOT / "third_party/npm" / name, npm)
+    run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=npm)
+
+  python_files = tracked(".py")
+  cpp_files = tracked(".cc", ".h")
+  bazel_files = tracked(".bazel", ".bzl", "WORKSPACE")
+  check = [] if args.fix else ["--check"]
+  checks = [
+    [tools / "ruff", "check", *(["--fix"] if args.fix else []), *python_files],
+    [tools / "ruff", "format", *check, *python_files],
+    [
+      tools / "clang-format",
+      *(["-i"] if args.fix else ["--dry-run", "--Werror"]),
+      *cpp_files,
+    ],
+    [
+      buildifier,
+      "-lint=" + ("fix" if args.fix else "warn"),
+      "-mode=" + ("fix" if args.fix else "check"),
+      "-warnings=-module-docstring,-function-docstring",
+      *bazel_files,
+    ],
+  ]
+  failures = []
+  for command in checks:
+    name = pathlib.Path(command[0]).name
+    say(f"{name} {command[1]}")
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+      failures.append(name)
+  if failures:
+    fail("lint: " + ", ".join(failures) + "; `build.py lint --fix` mends most")
+  print("lint: nothing to say")
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  commands = parser.add_subparsers(required=True, metavar="command")
+  archs_help = "comma-separated, such as gfx942,sm_90, or all; default: CI's"
+
+  def command(function, text: str) -> argparse.ArgumentParser:
+    added = commands.add_parser(function.__name__, help=text)
+    added.set_defaults(function=function)
+    return added
+
+  command(demo, "build, install, and train a small GPT")
+  command(bench, "time attention; further flags go to the benchmark")
+  added = command(test, "run the tests")
+  added.add_argument("--archs", help=archs_help)
+  added.add_argument("targets", nargs="*", help="Bazel targets; default: all")
+  added = command(wheels, "build wheels")
+  added.add_argument("--archs", help=archs_help)
+  added.add_argument("--out", type=pathlib.Path, default=ROOT / "dist")
+  added = command(lint, "check Python, C++ and Bazel files")
+  added.add_argument("--fix", action="store_true", help="and mend them")
+
+  args, rest = parser.parse_known_args()
+  if rest and args.function not in (demo, bench):
+    parser.error("unknown arguments: " + " ".join(rest))
+  args.rest = rest
+  args.function(args)
+
+
+if __name__ == "__main__":
+  try:
+    main()
+  except KeyboardInterrupt:
+    sys.exit(130)

@@ -1,0 +1,69 @@
+"""Wheels, installed: what tests, examples and benchmarks import."""
+
+load("@rules_python//python:py_info.bzl", "PyInfo")
+load("@rules_python//python:py_test.bzl", "py_test")
+
+def _site_impl(ctx):
+    site = ctx.actions.declare_directory(ctx.label.name)
+    args = ctx.actions.args()
+    args.use_param_file("@%s")
+    args.set_param_file_format("multiline")
+    args.add(site.path)
+    args.add_all(ctx.files.wheels)
+    ctx.actions.run(
+        executable = ctx.executable._install,
+        arguments = [args],
+        # Half a gigabyte that is quicker unpacked again than cached.
+        execution_requirements = {"no-remote-cache": ""},
+        inputs = ctx.files.wheels,
+        mnemonic = "InstallWheels",
+        outputs = [site],
+        progress_message = "Installing wheels for %s" % ctx.label,
+    )
+    return [
+        DefaultInfo(
+            files = depset([site]),
+            runfiles = ctx.runfiles(files = [site]),
+        ),
+        PyInfo(
+            imports = depset(["/".join([
+                part
+                for part in [ctx.workspace_name, ctx.label.package, ctx.label.name]
+                if part
+            ])]),
+            transitive_sources = depset(),
+        ),
+    ]
+
+site = rule(
+    implementation = _site_impl,
+    doc = "A folder with the wheels unpacked as pip does it.",
+    attrs = {
+        "wheels": attr.label_list(allow_files = [".whl"], mandatory = True),
+        "_install": attr.label(
+            cfg = "exec",
+            default = "//build:install_wheels",
+            executable = True,
+        ),
+    },
+)
+
+def jax_py_test(name, srcs = None, deps = [], env = {}, site = "//tests:site", **kwargs):
+    """A py_test that imports jax and our operators from installed wheels.
+
+    Args:
+      name: the test, and its source without the suffix.
+      srcs: the test's source; name.py unless given.
+      deps: libraries of test code. jax, numpy and such are in the site.
+      env: environment variables.
+      site: the wheels.
+      **kwargs: as for py_test.
+    """
+    py_test(
+        name = name,
+        srcs = srcs or [name + ".py"],
+        main = (srcs or [name + ".py"])[0],
+        env = dict({"PYTHONNOUSERSITE": "1"}, **env),
+        deps = deps + [site],
+        **kwargs
+    )
