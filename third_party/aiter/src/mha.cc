@@ -163,9 +163,6 @@ Status CheckBwd(const mha_bwd_args& a) {
   if (a.d_sink_ptr != nullptr && a.sink_ptr == nullptr) {
     return Invalid("d_sink_ptr", "given", "null without a sink");
   }
-  if (a.alibi_slopes_ptr != nullptr && a.d_slopes_ptr == nullptr) {
-    return Invalid("d_slopes_ptr", "null", "given with alibi_slopes_ptr");
-  }
   if (a.alibi_slopes_ptr == nullptr && a.d_slopes_ptr != nullptr) {
     return Invalid("d_slopes_ptr", "given", "null without alibi_slopes_ptr");
   }
@@ -411,9 +408,9 @@ Status mha_bwd_plan(const mha_bwd_args& args, MhaBwdPlan* plan) {
   return LoadSteps(
       plan->key, {{"mha_bwd_delta", true, &plan->delta},
                   {"mha_bwd_dkdv", true, &plan->dkdv},
-                  {"mha_bwd_dq", true, &plan->dq},
                   {"mha_bwd_dbias", args.dbias_ptr != nullptr, &plan->dbias},
-                  {"mha_bwd_dsink", args.d_sink_ptr != nullptr, &plan->dsink}});
+                  {"mha_bwd_dsink", args.d_sink_ptr != nullptr, &plan->dsink},
+                  {"mha_bwd_dq", true, &plan->dq}});
 }
 
 Status mha_fwd(const mha_fwd_args& args, const MhaFwdPlan& plan, void* stream) {
@@ -480,15 +477,17 @@ Status mha_bwd(const mha_bwd_args& args, const MhaBwdPlan& plan, void* stream) {
   AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.delta, params, stream));
   if (args.seqlen_k > 0) {
     AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.dkdv, params, stream));
-  }
-  AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.dq, params, stream));
-  if (args.dbias_ptr != nullptr && args.seqlen_k > 0) {
-    AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.dbias, params, stream));
+    if (args.dbias_ptr != nullptr) {
+      AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.dbias, params, stream));
+    }
   }
   if (args.d_sink_ptr != nullptr) {
     AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.dsink, params, stream));
   }
-  return Status();
+  // With slopes the kernel writes their gradient, wanted or not. It is the last
+  // to read delta, each block its own rows before it writes them.
+  if (args.d_slopes_ptr == nullptr) params.d_slopes_ptr = args.d_ptr;
+  return LaunchMha(*driver, plan.dq, params, stream);
 }
 
 Status mha_fwd_prepare(const mha_fwd_args& args) {
@@ -527,9 +526,9 @@ Status mha_bwd_kernels(const mha_bwd_args& args, const std::string& arch,
   return NameSteps(KeyOf(args), arch,
                    {{"mha_bwd_delta", true, nullptr},
                     {"mha_bwd_dkdv", true, nullptr},
-                    {"mha_bwd_dq", true, nullptr},
                     {"mha_bwd_dbias", args.dbias_ptr != nullptr, nullptr},
-                    {"mha_bwd_dsink", args.d_sink_ptr != nullptr, nullptr}},
+                    {"mha_bwd_dsink", args.d_sink_ptr != nullptr, nullptr},
+                    {"mha_bwd_dq", true, nullptr}},
                    names);
 }
 

@@ -129,7 +129,7 @@ struct mha_bwd_args : mha_args {
   // float32, like lse: each row's share of the slopes' gradient, for the caller
   // to sum; or absent.
   void* d_slopes_ptr = nullptr;
-  // float32, like lse: scratch, left holding rowsum(do * out) - dlse.
+  // float32, like lse: scratch, of no meaning afterwards.
   void* d_ptr = nullptr;
 
   int64_t stride_do = 0, nhead_stride_do = 0, batch_stride_do = 0;
@@ -172,9 +172,9 @@ struct MhaBwdPlan {
   MhaKey key;
   LoadedKernel delta;
   LoadedKernel dkdv;
-  LoadedKernel dq;
   LoadedKernel dbias;  // Null without a dbias.
   LoadedKernel dsink;  // Null without a d_sink.
+  LoadedKernel dq;
 };
 
 // Checks the arguments, picks the kernels for the current device and loads

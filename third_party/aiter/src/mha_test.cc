@@ -1,0 +1,851 @@
+// Kernel selection, argument packing and failures, on a driver that only
+// records what it is asked to do.
+
+#include "aiter/mha.h"
+
+#include <zlib.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "aiter/device.h"
+#include "aiter/status.h"
+#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/mha_params.h"
+
+#define CHECK(condition)                                                   \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      std::exit(1);                                                        \
+    }                                                                      \
+  } while (false)
+
+#define CHECK_OK(expr)                                                   \
+  do {                                                                   \
+    aiter::Status status_ = (expr);                                      \
+    if (!status_.ok()) {                                                 \
+      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #expr, \
+                   status_.message().c_str());                           \
+      std::exit(1);                                                      \
+    }                                                                    \
+  } while (false)
+
+namespace aiter {
+namespace {
+
+constexpr char kObject[] = "a code object";
+
+// Compressed copy of kObject.
+struct Blob {
+  unsigned char bytes[256];
+  uLongf size = sizeof(bytes);
+
+  Blob() {
+    CHECK(compress(bytes, &size, reinterpret_cast<const Bytef*>(kObject),
+                   sizeof(kObject)) == Z_OK);
+  }
+};
+
+void PackAll(const void* params, const TensorMap*, void* buffer) {
+  std::memcpy(buffer, params, sizeof(MhaParams));
+}
+
+// What the packing function of a kernel with tensor maps leaves behind.
+struct MappedArgs {
+  TensorMap q, k;
+  MhaParams params;
+};
+
+void PackMapped(const void* params, const TensorMap* maps, void* buffer) {
+  auto* args = new (buffer) MappedArgs;
+  args->q = maps[0];
+  args->k = maps[1];
+  args->params = *static_cast<const MhaParams*>(params);
+}
+
+constexpr TensorMapSpec kMaps[] = {{TensorId::kQ, 64, 64, 128},
+                                   {TensorId::kK, 128, 64, 128}};
+
+std::vector<KernelInfo> MakeKernels(const Blob& blob) {
+  std::vector<KernelInfo> kernels;
+  auto add = [&](const char* symbol, const char* op, const char* grade,
+                 const char* arch, int dqk, int dv, int tile_m, int tile_n,
+                 GridAxis x, GridAxis y, GridAxis z) -> KernelInfo& {
+    KernelInfo k = {};
+    k.symbol = symbol;
+    k.op = op;
+    k.grade = grade;
+    k.arch = arch;
+    k.data_type = DataType::kBf16;
+    k.hdim_q = static_cast<int16_t>(dqk);
+    k.hdim_v = static_cast<int16_t>(dv);
+    k.tile_m = static_cast<int16_t>(tile_m);
+    k.tile_n = static_cast<int16_t>(tile_n);
+    k.threads = 256;
+    k.shared_bytes = 1024;
+    k.grid[0] = x;
+    k.grid[1] = y;
+    k.grid[2] = z;
+    k.compressed_bytes = blob.size;
+    k.object_bytes = sizeof(kObject);
+    k.args_bytes = sizeof(MhaParams);
+    k.pack = PackAll;
+    kernels.push_back(k);
+    return kernels.back();
+  };
+  constexpr GridAxis kM = GridAxis::kTileM, kN = GridAxis::kTileN;
+  constexpr GridAxis kHq = GridAxis::kNheadQ, kHk = GridAxis::kNheadK;
+  constexpr GridAxis kB = GridAxis::kBatch;
+  add("fwd_fast_128", "mha_fwd", "fast", "gfx942", 128, 128, 128, 64, kHq, kM,
+      kB);
+  add("fwd_fast_192_128", "mha_fwd", "fast", "gfx942", 192, 128, 128, 64, kHq,
+      kM, kB);
+  for (int block : {256, 64, 128, 32}) {
+    static const char* const kNames[] = {"fwd_general_32", "fwd_general_64",
+                                         "fwd_general_128", "fwd_general_256"};
+    int i = block == 32 ? 0 : block == 64 ? 1 : block == 128 ? 2 : 3;
+    add(kNames[i], "mha_fwd", "general", "gfx942", block, block, 64, 64, kM,
+        kHq, kB);
+  }
+  add("delta", "mha_bwd_delta", "general", "gfx942", 256, 256, 64, 0, kM, kHq,
+      kB);
+  add("dkdv", "mha_bwd_dkdv", "general", "gfx942", 256, 256, 32, 64, kN, kHk,
+      kB);
+  add("dq", "mha_bwd_dq", "general", "gfx942", 256, 256, 64, 32, kM, kHq, kB);
+  add("dbias", "mha_bwd_dbias", "general", "gfx942", 256, 256, 64, 32, kN, kM,
+      GridAxis::kBias);
+  add("dsink", "mha_bwd_dsink", "general", "gfx942", 0, 0, 1024, 0, kHq, kB,
+      GridAxis::kNone)
+      .any_data_type = true;
+  KernelInfo& mapped = add("fwd_mapped", "mha_fwd", "fast", "sm_90", 128, 128,
+                           128, 128, kM, kHq, kB);
+  mapped.excludes = kFeatureNoKeys;
+  mapped.args_bytes = sizeof(MappedArgs);
+  mapped.pack = PackMapped;
+  mapped.tensor_maps = kMaps;
+  mapped.num_tensor_maps = 2;
+  add("fwd_sm_90", "mha_fwd", "general", "sm_90", 128, 128, 128, 64, kM, kHq,
+      kB);
+  add("fwd_sm_80", "mha_fwd", "general", "sm_80", 128, 128, 128, 64, kM, kHq,
+      kB)
+      .shared_bytes = 120 * 1024;
+  add("fwd_sm_80_small", "mha_fwd", "general", "sm_80", 256, 256, 64, 32, kM,
+      kHq, kB)
+      .shared_bytes = 64 * 1024;
+  return kernels;
+}
+
+struct Launch {
+  std::string kernel;
+  unsigned grid[3];
+  unsigned block;
+  unsigned shared;
+  void* stream;
+  MhaParams params;
+  std::vector<unsigned char> buffer;
+};
+
+struct Fill {
+  uintptr_t address;
+  unsigned value;
+  size_t bytes;
+};
+
+struct TensorMapCall {
+  void* address;
+  uint64_t dims[4];
+  uint64_t strides[3];
+  uint32_t box[4];
+  int type;
+  int swizzle;
+};
+
+// State of the recording driver.
+struct Recorder {
+  std::mutex mutex;
+  std::vector<Launch> launches;
+  std::vector<Fill> fills;
+  std::vector<TensorMapCall> maps;
+  int loads = 0;
+  int allowed_shared = 0;
+  std::string failing;  // Name of the call that fails.
+  std::string arch = "gfx942";
+  int max_shared = 64 * 1024;
+
+  void Clear() {
+    launches.clear();
+    fills.clear();
+    maps.clear();
+    loads = 0;
+    allowed_shared = 0;
+  }
+};
+
+Recorder g_recorder;
+thread_local uint64_t g_context = 1;
+
+constexpr int kError = 719;
+
+int Result(const char* call) { return g_recorder.failing == call ? kError : 0; }
+
+int ModuleLoad(void** module, const void* image) {
+  std::lock_guard<std::mutex> lock(g_recorder.mutex);
+  CHECK(std::memcmp(image, kObject, sizeof(kObject)) == 0);
+  ++g_recorder.loads;
+  *module = &g_recorder;
+  return Result("module_load");
+}
+
+int ModuleGetFunction(void** function, void* module, const char* name) {
+  CHECK(module == &g_recorder);
+  *function = const_cast<char*>(name);
+  return Result("module_get_function");
+}
+
+int AllowShared(void*, int attribute, int bytes) {
+  CHECK(attribute == 8);
+  g_recorder.allowed_shared = bytes;
+  return Result("allow_shared");
+}
+
+int LaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
+                 unsigned bx, unsigned, unsigned, unsigned shared, void* stream,
+                 void** params, void** extra) {
+  std::lock_guard<std::mutex> lock(g_recorder.mutex);
+  CHECK(params == nullptr && extra != nullptr);
+  size_t bytes = *static_cast<size_t*>(extra[3]);
+  auto* buffer = static_cast<unsigned char*>(extra[1]);
+  Launch launch = {static_cast<const char*>(function),
+                   {gx, gy, gz},
+                   bx,
+                   shared,
+                   stream,
+                   {},
+                   {buffer, buffer + bytes}};
+  if (bytes == sizeof(MhaParams)) {
+    std::memcpy(static_cast<void*>(&launch.params), buffer, bytes);
+  }
+  g_recorder.launches.push_back(launch);
+  return Result("launch");
+}
+
+int MemsetD8(uintptr_t address, unsigned char value, size_t count, void*) {
+  g_recorder.fills.push_back({address, value, count});
+  return Result("memset_d8");
+}
+
+int MemsetD32(uintptr_t address, unsigned value, size_t count, void*) {
+  g_recorder.fills.push_back({address, value, 4 * count});
+  return Result("memset_d32");
+}
+
+int EncodeTensorMap(TensorMap* map, int type, uint32_t rank, void* address,
+                    const uint64_t* dims, const uint64_t* strides,
+                    const uint32_t* box, const uint32_t*, int, int swizzle, int,
+                    int) {
+  CHECK(rank == 4);
+  TensorMapCall call = {};
+  call.address = address;
+  std::memcpy(call.dims, dims, sizeof(call.dims));
+  std::memcpy(call.strides, strides, sizeof(call.strides));
+  std::memcpy(call.box, box, sizeof(call.box));
+  call.type = type;
+  call.swizzle = swizzle;
+  g_recorder.maps.push_back(call);
+  map->opaque[0] = g_recorder.maps.size();
+  return Result("encode_tensor_map");
+}
+
+int CurrentContext(uint64_t* context) {
+  *context = g_context;
+  return Result("current_context");
+}
+
+int CurrentDevice(int* ordinal) {
+  *ordinal = static_cast<int>(g_context);
+  return Result("current_device");
+}
+
+int DeviceCount(int* count) {
+  *count = 2;
+  return Result("device_count");
+}
+
+Status DescribeDevice(int, DeviceInfo* info) {
+  if (Result("describe_device") != 0) {
+    return Status(StatusCode::kInternal, "describe_device");
+  }
+  info->arch = g_recorder.arch;
+  info->max_shared_bytes = g_recorder.max_shared;
+  return Status();
+}
+
+std::string ErrorString(int) { return "planted"; }
+
+const Driver& FakeDriver() {
+  static const Driver driver = [] {
+    Driver d;
+    d.platform = Platform::kHip;
+    d.module_load = ModuleLoad;
+    d.module_get_function = ModuleGetFunction;
+    d.allow_shared = AllowShared;
+    d.launch = LaunchKernel;
+    d.memset_d8 = MemsetD8;
+    d.memset_d32 = MemsetD32;
+    d.encode_tensor_map = EncodeTensorMap;
+    d.current_context = CurrentContext;
+    d.current_device = CurrentDevice;
+    d.device_count = DeviceCount;
+    d.describe_device = DescribeDevice;
+    d.error_string = ErrorString;
+    return d;
+  }();
+  return driver;
+}
+
+// A context that nothing is loaded in, on a device of architecture `arch`.
+void NewContext(const std::string& arch, int max_shared = 64 * 1024) {
+  static uint64_t last = 100;
+  g_recorder.Clear();
+  g_recorder.arch = arch;
+  g_recorder.max_shared = max_shared;
+  g_context = ++last;
+}
+
+void* At(uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+// batch 2, 4 heads on 2, 200 rows on 300 keys; addresses as they come.
+template <typename Args>
+Args MakeArgs(int64_t hdim_q, int64_t hdim_v, bool packed = false) {
+  Args a;
+  a.is_group_mode = packed;
+  a.q_ptr = At(0x1000);
+  a.k_ptr = At(0x2000);
+  a.v_ptr = At(0x3000);
+  a.batch = 2;
+  a.seqlen_q = 200;
+  a.seqlen_k = 300;
+  a.nhead_q = 4;
+  a.nhead_k = 2;
+  a.hdim_q = hdim_q;
+  a.hdim_v = hdim_v;
+  a.scale_s = 0.125f;
+  auto strides = [](int64_t rows, int64_t heads, int64_t dim, int64_t* stride,
+                    int64_t* nhead, int64_t* batch) {
+    *stride = heads * dim;
+    *nhead = dim;
+    *batch = rows * heads * dim;
+  };
+  strides(200, 4, hdim_q, &a.stride_q, &a.nhead_stride_q, &a.batch_stride_q);
+  strides(300, 2, hdim_q, &a.stride_k, &a.nhead_stride_k, &a.batch_stride_k);
+  strides(300, 2, hdim_v, &a.stride_v, &a.nhead_stride_v, &a.batch_stride_v);
+  strides(200, 4, hdim_v, &a.stride_o, &a.nhead_stride_o, &a.batch_stride_o);
+  a.nhead_stride_lse = 200;
+  a.batch_stride_lse = 800;
+  if (packed) {
+    a.seqstart_q_ptr = At(0x4000);
+    a.seqstart_k_ptr = At(0x5000);
+  }
+  return a;
+}
+
+mha_fwd_args FwdArgs(int64_t hdim_q, int64_t hdim_v, bool packed = false) {
+  auto a = MakeArgs<mha_fwd_args>(hdim_q, hdim_v, packed);
+  a.o_ptr = At(0x6000);
+  a.lse_ptr = At(0x7000);
+  return a;
+}
+
+mha_bwd_args BwdArgs(int64_t hdim_q, int64_t hdim_v, bool packed = false) {
+  auto a = MakeArgs<mha_bwd_args>(hdim_q, hdim_v, packed);
+  a.do_ptr = At(0x8000);
+  a.o_ptr = At(0x6000);
+  a.lse_ptr = At(0x7000);
+  a.dq_ptr = At(0x9000);
+  a.dk_ptr = At(0xa000);
+  a.dv_ptr = At(0xb000);
+  a.d_ptr = At(0xc000);
+  a.stride_do = a.stride_o;
+  a.nhead_stride_do = a.nhead_stride_o;
+  a.batch_stride_do = a.batch_stride_o;
+  a.stride_dq = a.stride_q;
+  a.nhead_stride_dq = a.nhead_stride_q;
+  a.batch_stride_dq = a.batch_stride_q;
+  a.stride_dk = a.stride_k;
+  a.nhead_stride_dk = a.nhead_stride_k;
+  a.batch_stride_dk = a.batch_stride_k;
+  a.stride_dv = a.stride_v;
+  a.nhead_stride_dv = a.nhead_stride_v;
+  a.batch_stride_dv = a.batch_stride_v;
+  return a;
+}
+
+std::string FwdKernel(const mha_fwd_args& args, const std::string& arch) {
+  std::vector<std::string> names;
+  Status status = mha_fwd_kernels(args, arch, &names);
+  if (!status.ok()) return status.message();
+  CHECK(names.size() == 1);
+  return names[0];
+}
+
+bool Contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+void TestSelection() {
+  // Exact head dims and no feature of the general grade: fast.
+  CHECK(FwdKernel(FwdArgs(128, 128), "gfx942") == "fwd_fast_128");
+  CHECK(FwdKernel(FwdArgs(192, 128), "gfx942") == "fwd_fast_192_128");
+  CHECK(FwdKernel(FwdArgs(128, 128, true), "gfx942") == "fwd_fast_128");
+  mha_fwd_args args = FwdArgs(128, 128);
+  args.window_size_left = 16;
+  args.window_size_right = 0;
+  args.sink_ptr = At(0x100);
+  args.cu_seqlen_k_ptr = At(0x200);
+  CHECK(FwdKernel(args, "gfx942") == "fwd_fast_128");
+
+  // The smallest general kernel that holds both head dims.
+  CHECK(FwdKernel(FwdArgs(32, 32), "gfx942") == "fwd_general_32");
+  CHECK(FwdKernel(FwdArgs(40, 8), "gfx942") == "fwd_general_64");
+  CHECK(FwdKernel(FwdArgs(8, 72), "gfx942") == "fwd_general_128");
+  CHECK(FwdKernel(FwdArgs(128, 136), "gfx942") == "fwd_general_256");
+
+  // Each feature that the fast grade leaves out.
+  std::vector<std::function<void(mha_fwd_args*)>> features = {
+      [](mha_fwd_args* a) {
+        a->bias_ptr = At(0x300);
+        a->bias_batch = a->bias_nhead = 1;
+      },
+      [](mha_fwd_args* a) { a->alibi_slopes_ptr = At(0x300); },
+      [](mha_fwd_args* a) { a->logits_soft_cap = 30; },
+      [](mha_fwd_args* a) {
+        a->p_drop = 0.5f;
+        a->dropout_state_ptr = At(0x300);
+      },
+      [](mha_fwd_args* a) {
+        a->sink_size = 4;
+        a->window_size_left = 16;
+      },
+      [](mha_fwd_args* a) { a->scale_s = -1; },
+  };
+  for (const auto& feature : features) {
+    args = FwdArgs(128, 128);
+    feature(&args);
+    CHECK(FwdKernel(args, "gfx942") == "fwd_general_128");
+  }
+  // Sink tokens say nothing where everything to the left is visible.
+  args = FwdArgs(128, 128);
+  args.sink_size = 4;
+  CHECK(FwdKernel(args, "gfx942") == "fwd_fast_128");
+
+  // Tensor maps cannot describe a tensor without rows.
+  CHECK(FwdKernel(FwdArgs(128, 128), "sm_90") == "fwd_mapped");
+  args = FwdArgs(128, 128);
+  args.seqlen_k = 0;
+  CHECK(FwdKernel(args, "sm_90") == "fwd_sm_90");
+
+  // sm_80 objects run on every 8.x, sm_90 objects on 9.0 alone.
+  CHECK(FwdKernel(FwdArgs(128, 128), "sm_80") == "fwd_sm_80");
+  CHECK(FwdKernel(FwdArgs(128, 128), "sm_89") == "fwd_sm_80");
+  for (const char* arch : {"sm_75", "sm_100", "sm_120", "gfx90a", "gfx9420"}) {
+    std::string message = FwdKernel(FwdArgs(128, 128), arch);
+    CHECK(Contains(message, arch));
+    CHECK(Contains(message, "gfx942, sm_80, sm_90"));
+  }
+  // A device with less shared memory takes the kernel that fits.
+  NewContext("sm_86", 99 * 1024);
+  CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
+  CHECK(g_recorder.launches.at(0).kernel == "fwd_sm_80_small");
+  CHECK(g_recorder.allowed_shared == 64 * 1024);
+
+  args = FwdArgs(128, 128);
+  args.data_type = DataType::kFp16;
+  CHECK(Contains(FwdKernel(args, "gfx942"), "fp16"));
+
+  mha_bwd_args bwd = BwdArgs(128, 128);
+  bwd.sink_ptr = At(0x100);
+  bwd.d_sink_ptr = At(0x110);
+  bwd.bias_ptr = At(0x120);
+  bwd.dbias_ptr = At(0x130);
+  bwd.bias_batch = 1;
+  bwd.bias_nhead = 4;
+  std::vector<std::string> names;
+  CHECK_OK(mha_bwd_kernels(bwd, "gfx942", &names));
+  CHECK((names ==
+         std::vector<std::string>{"delta", "dkdv", "dbias", "dsink", "dq"}));
+}
+
+void TestDensePacking() {
+  NewContext("gfx942");
+  mha_fwd_args args = FwdArgs(128, 128);
+  args.window_size_left = 17;
+  args.window_size_right = 0;
+  int stream;
+  CHECK_OK(mha_fwd(args, &stream));
+  CHECK(g_recorder.fills.empty());
+  CHECK(g_recorder.launches.size() == 1);
+  const Launch& launch = g_recorder.launches[0];
+  CHECK(launch.stream == &stream && launch.block == 256);
+  CHECK(launch.shared == 1024);
+  // nhead_q, tiles of 128 rows, batch.
+  CHECK(launch.grid[0] == 4 && launch.grid[1] == 2 && launch.grid[2] == 2);
+  const MhaParams& p = launch.params;
+  CHECK(p.q_ptr == At(0x1000) && p.k_ptr == At(0x2000));
+  CHECK(p.v_ptr == At(0x3000) && p.out_ptr == At(0x6000));
+  CHECK(p.lse_ptr == At(0x7000));
+  CHECK(p.stride_q == 512 && p.nhead_stride_q == 128);
+  CHECK(p.batch_stride_q == 200 * 512 && p.stride_k == 256);
+  CHECK(p.batch_stride_k == 300 * 256 && p.nhead_stride_lse == 200);
+  CHECK(p.batch == 2 && p.seqlen_q == 200 && p.seqlen_k == 300);
+  CHECK(p.nhead_q == 4 && p.nhead_k == 2 && p.hdim_q == 128);
+  CHECK(p.scale_s == 0.125f && p.logits_soft_cap == 0);
+  CHECK(p.window_size_left == 17 && p.window_size_right == 0);
+  CHECK(p.rp_keep == 1 && p.drop_threshold == 0 && p.flags == 0);
+
+  args = FwdArgs(64, 64);
+  args.bias_ptr = At(0x300);
+  args.bias_is_f32 = true;
+  args.bias_batch = 2;
+  args.bias_nhead = 1;
+  args.stride_bias = 300;
+  args.batch_stride_bias = 60000;
+  args.alibi_slopes_ptr = At(0x400);
+  args.sink_ptr = At(0x500);
+  args.p_drop = 0.75f;
+  args.dropout_state_ptr = At(0x600);
+  args.cu_seqlen_q_ptr = At(0x700);
+  args.is_top_left = true;
+  args.logits_soft_cap = 20;
+  args.window_size_left = 1 << 20;
+  args.sink_size = int64_t{1} << 40;
+  CHECK_OK(mha_fwd(args, nullptr));
+  const MhaParams& g = g_recorder.launches[1].params;
+  CHECK(g.flags == (1 | 2 | 4 | 8 | 16 | 64 | 1024));
+  CHECK(g.bias_ptr == At(0x300) && g.bias_f32_ptr == At(0x300));
+  CHECK(g.cu_seqlens_q_ptr == At(0x700) && g.cu_seqlens_k_ptr == nullptr);
+  CHECK(static_cast<uint32_t>(g.drop_threshold) == 0xc0000000u);
+  CHECK(g.rp_keep == 4);
+  CHECK(g.sink_tokens == 300);  // No more than there are keys.
+  CHECK(g.window_size_left == 1 << 20);
+  CHECK(g.window_size_right == 1 << 30);  // Unbounded.
+}
+
+void TestPackedPacking() {
+  NewContext("gfx942");
+  mha_fwd_args args = FwdArgs(128, 128, /*packed=*/true);
+  CHECK_OK(mha_fwd(args, nullptr));
+  CHECK(g_recorder.fills.size() == 2);
+  CHECK(g_recorder.fills[0].address == 0x6000);
+  CHECK(g_recorder.fills[0].bytes == 200 * 4 * 128 * 2);
+  CHECK(g_recorder.fills[1].address == 0x7000);
+  CHECK(g_recorder.fills[1].value == 0xff800000u);
+  CHECK(g_recorder.fills[1].bytes == 200 * 4 * 4);
+  const Launch launch = g_recorder.launches.at(0);
+  // 200 / 128 slots and one a sequence; sequences are found by the blocks.
+  CHECK(launch.grid[0] == 4 && launch.grid[1] == 3 && launch.grid[2] == 1);
+  CHECK(launch.params.flags == (32 | 64 | 128));
+  CHECK(launch.params.cu_seqlens_q_ptr == At(0x4000));
+  CHECK(launch.params.cu_seqlens_k_ptr == At(0x5000));
+  CHECK(launch.params.batch_stride_q == 0);
+
+  args.cu_seqlen_q_ptr = At(0x4100);
+  args.cu_seqlen_k_ptr = At(0x5100);
+  CHECK_OK(mha_fwd(args, nullptr));
+  const MhaParams& p = g_recorder.launches.at(1).params;
+  CHECK(p.flags == (32 | 64 | 128 | 256 | 512));
+  CHECK(p.cu_seqlens_q_ptr == At(0x4100));
+  CHECK(p.cu_seqlens_q_padded_ptr == At(0x4000));
+  CHECK(p.cu_seqlens_k_padded_ptr == At(0x5000));
+}
+
+void TestBackwardPacking() {
+  NewContext("gfx942");
+  mha_bwd_args args = BwdArgs(128, 128);
+  args.bias_ptr = At(0x300);
+  args.dbias_ptr = At(0x310);
+  args.bias_batch = 1;
+  args.bias_nhead = 4;
+  args.sink_ptr = At(0x320);
+  args.d_sink_ptr = At(0x330);
+  args.alibi_slopes_ptr = At(0x340);
+  args.dlse_ptr = At(0x350);
+  CHECK_OK(mha_bwd(args, nullptr));
+  CHECK(g_recorder.fills.empty());
+  std::vector<Launch>& launches = g_recorder.launches;
+  CHECK(launches.size() == 5);
+  CHECK(launches[0].kernel == "delta" && launches[0].grid[0] == 4);
+  CHECK(launches[1].kernel == "dkdv" && launches[1].grid[0] == 5);
+  CHECK(launches[1].grid[1] == 2 && launches[1].grid[2] == 2);
+  CHECK(launches[2].kernel == "dbias" && launches[2].grid[0] == 10);
+  CHECK(launches[2].grid[1] == 4 && launches[2].grid[2] == 4);
+  CHECK(launches[3].kernel == "dsink" && launches[3].grid[0] == 4);
+  CHECK(launches[3].grid[1] == 2 && launches[3].grid[2] == 1);
+  CHECK(launches[4].kernel == "dq" && launches[4].grid[0] == 4);
+  const MhaParams& p = launches[2].params;
+  CHECK(p.flags == (1 | 4 | 8 | 2048));
+  CHECK(p.do_ptr == At(0x8000) && p.out_ptr == At(0x6000));
+  CHECK(p.delta_ptr == At(0xc000) && p.dlse_ptr == At(0x350));
+  CHECK(p.dbias_ptr == At(0x310) && p.stride_dbias == 300);
+  CHECK(p.nhead_stride_dbias == 60000 && p.batch_stride_dbias == 240000);
+  CHECK(p.bias_batch == 1 && p.bias_nhead == 4);
+  // Slopes' gradient was not asked for: it goes where nothing is read again.
+  CHECK(launches[4].params.d_slopes_ptr == At(0xc000));
+
+  NewContext("gfx942");
+  args = BwdArgs(64, 64, /*packed=*/true);
+  args.sink_ptr = At(0x320);
+  args.d_sink_ptr = At(0x330);
+  CHECK_OK(mha_bwd(args, nullptr));
+  CHECK(g_recorder.fills.size() == 4);  // dq, dk, dv, d_sink
+  // dkdv: 300 / 64 slots and one a sequence.
+  CHECK(launches[1].grid[0] == 6 && launches[1].grid[2] == 1);
+  // d_sink: every sequence.
+  CHECK(launches[2].kernel == "dsink" && launches[2].grid[1] == 2);
+}
+
+void TestTensorMaps() {
+  NewContext("sm_90");
+  CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
+  CHECK(g_recorder.maps.size() == 2);
+  const TensorMapCall k = g_recorder.maps[1];
+  CHECK(k.address == At(0x2000) && k.type == 9 && k.swizzle == 3);
+  CHECK(k.dims[0] == 128 && k.dims[1] == 300 && k.dims[2] == 2);
+  CHECK(k.dims[3] == 2 && k.strides[0] == 512 && k.strides[1] == 256);
+  CHECK(k.strides[2] == 300 * 512 && k.box[0] == 64 && k.box[1] == 128);
+  CHECK(k.box[2] == 1 && k.box[3] == 1);
+  MappedArgs args;
+  CHECK(g_recorder.launches[0].buffer.size() == sizeof(args));
+  std::memcpy(static_cast<void*>(&args), g_recorder.launches[0].buffer.data(),
+              sizeof(args));
+  CHECK(args.q.opaque[0] == 1 && args.k.opaque[0] == 2);
+  CHECK(args.params.seqlen_k == 300);
+
+  CHECK_OK(mha_fwd(FwdArgs(128, 128, /*packed=*/true), nullptr));
+  CHECK(g_recorder.maps[3].dims[3] == 1);
+  CHECK(g_recorder.maps[3].strides[2] == 300 * 512);
+}
+
+void TestZeroSizes() {
+  NewContext("gfx942");
+  mha_fwd_args fwd = FwdArgs(128, 128);
+  fwd.seqlen_q = 0;
+  CHECK_OK(mha_fwd(fwd, nullptr));
+  fwd = FwdArgs(128, 128);
+  fwd.batch = 0;
+  CHECK_OK(mha_fwd(fwd, nullptr));
+  CHECK(g_recorder.launches.empty() && g_recorder.fills.empty());
+  // No keys: the kernel writes out 0 and lse -inf, or the sink's logit.
+  fwd = FwdArgs(128, 128);
+  fwd.seqlen_k = 0;
+  CHECK_OK(mha_fwd(fwd, nullptr));
+  CHECK(g_recorder.launches.size() == 1);
+  // Packed rows without any sequence.
+  NewContext("gfx942");
+  fwd = FwdArgs(128, 128, /*packed=*/true);
+  fwd.batch = 0;
+  CHECK_OK(mha_fwd(fwd, nullptr));
+  CHECK(g_recorder.launches.empty() && g_recorder.fills.size() == 2);
+
+  NewContext("gfx942");
+  mha_bwd_args bwd = BwdArgs(128, 128);
+  bwd.seqlen_q = 0;
+  CHECK_OK(mha_bwd(bwd, nullptr));
+  CHECK(g_recorder.launches.empty() && g_recorder.fills.size() == 2);
+  CHECK(g_recorder.fills[0].address == 0xa000);
+  CHECK(g_recorder.fills[0].bytes == 2 * 300 * 2 * 128 * 2);
+  bwd = BwdArgs(128, 128);
+  bwd.seqlen_k = 0;
+  CHECK_OK(mha_bwd(bwd, nullptr));
+  CHECK(g_recorder.launches.size() == 2);  // delta and dq
+}
+
+void TestFailures() {
+  for (const char* call :
+       {"current_context", "current_device", "describe_device", "module_load",
+        "module_get_function", "launch", "memset_d8", "memset_d32"}) {
+    NewContext("gfx942");
+    mha_fwd_args args = FwdArgs(128, 128, /*packed=*/true);
+    g_recorder.failing = call;
+    Status status = mha_fwd(args, nullptr);
+    CHECK(status.code() == StatusCode::kInternal);
+    CHECK(Contains(status.message(), "planted") ||
+          Contains(status.message(), "describe_device"));
+    mha_bwd_args bwd = BwdArgs(128, 128, /*packed=*/true);
+    if (std::string(call) != "memset_d32") CHECK(!mha_bwd(bwd, nullptr).ok());
+    g_recorder.failing.clear();
+    CHECK_OK(mha_fwd(args, nullptr));
+    CHECK_OK(mha_bwd(bwd, nullptr));
+  }
+  for (const char* call : {"allow_shared", "encode_tensor_map"}) {
+    bool mapped = std::string(call) == "encode_tensor_map";
+    NewContext(mapped ? "sm_90" : "sm_80", 160 * 1024);
+    g_recorder.failing = call;
+    Status status = mha_fwd(FwdArgs(128, 128), nullptr);
+    CHECK(status.code() == StatusCode::kInternal);
+    CHECK(Contains(status.message(), "719 (planted)"));
+    g_recorder.failing.clear();
+    CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
+  }
+  int count = 0;
+  CHECK_OK(device_count(&count));
+  std::string arch;
+  CHECK_OK(device_arch(1, &arch));
+  CHECK(device_arch(2, &arch).code() == StatusCode::kInvalidArgument);
+  CHECK(device_arch(-1, &arch).code() == StatusCode::kInvalidArgument);
+}
+
+void TestInvalidArguments() {
+  NewContext("gfx942");
+  struct Case {
+    const char* says;
+    std::function<void(mha_fwd_args*)> change;
+  };
+  const Case kCases[] = {
+      {"hdim_q is 12, but must be a multiple of 8 from 8 to 256",
+       [](mha_fwd_args* a) { a->hdim_q = 12; }},
+      {"hdim_v is 264", [](mha_fwd_args* a) { a->hdim_v = 264; }},
+      {"hdim_v is 0", [](mha_fwd_args* a) { a->hdim_v = 0; }},
+      {"nhead_q is 4, but must be a multiple of nhead_k, which is 3",
+       [](mha_fwd_args* a) { a->nhead_k = 3; }},
+      {"nhead_k is 0", [](mha_fwd_args* a) { a->nhead_k = 0; }},
+      {"seqlen_q is 2147483648",
+       [](mha_fwd_args* a) { a->seqlen_q = int64_t{1} << 31; }},
+      {"seqlen_k is -1", [](mha_fwd_args* a) { a->seqlen_k = -1; }},
+      {"batch is 1073741824",
+       [](mha_fwd_args* a) { a->batch = int64_t{1} << 30; }},
+      {"batch is 70000, but kernel fwd_fast_128 takes at most 65535",
+       [](mha_fwd_args* a) { a->batch = 70000; }},
+      {"scale_s is nan", [](mha_fwd_args* a) { a->scale_s = std::nanf(""); }},
+      {"logits_soft_cap is -1",
+       [](mha_fwd_args* a) { a->logits_soft_cap = -1; }},
+      {"p_drop is 1.000000, but must be in [0, 1)",
+       [](mha_fwd_args* a) { a->p_drop = 1; }},
+      {"p_drop is nan", [](mha_fwd_args* a) { a->p_drop = std::nanf(""); }},
+      {"dropout_state_ptr is null", [](mha_fwd_args* a) { a->p_drop = 0.5; }},
+      {"window_size_left is -2",
+       [](mha_fwd_args* a) { a->window_size_left = -2; }},
+      {"sink_size is -1", [](mha_fwd_args* a) { a->sink_size = -1; }},
+      {"min_seqlen_q is -1", [](mha_fwd_args* a) { a->min_seqlen_q = -1; }},
+      {"seqstart_q_ptr or seqstart_k_ptr is given",
+       [](mha_fwd_args* a) { a->seqstart_k_ptr = At(16); }},
+      {"seqstart_q_ptr or seqstart_k_ptr is null",
+       [](mha_fwd_args* a) { a->is_group_mode = true; }},
+      {"bias_batch is 3, but must be 1 or batch, which is 2",
+       [](mha_fwd_args* a) {
+         a->bias_ptr = At(16);
+         a->bias_batch = 3;
+       }},
+      {"q_ptr is not aligned", [](mha_fwd_args* a) { a->q_ptr = At(8); }},
+      {"stride_k is 4", [](mha_fwd_args* a) { a->stride_k = 4; }},
+      {"stride_v is 4194304", [](mha_fwd_args* a) { a->stride_v = 1 << 22; }},
+      {"batch_stride_o is -8", [](mha_fwd_args* a) { a->batch_stride_o = -8; }},
+  };
+  for (const Case& c : kCases) {
+    mha_fwd_args args = FwdArgs(128, 128);
+    c.change(&args);
+    Status status = mha_fwd(args, nullptr);
+    if (status.code() != StatusCode::kInvalidArgument ||
+        !Contains(status.message(), c.says)) {
+      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
+                   status.message().c_str());
+      std::exit(1);
+    }
+  }
+  CHECK(g_recorder.launches.empty());
+
+  mha_bwd_args bwd = BwdArgs(128, 128);
+  bwd.dbias_ptr = At(16);
+  CHECK(Contains(mha_bwd(bwd, nullptr).message(), "dbias_ptr is given"));
+  bwd = BwdArgs(128, 128);
+  bwd.d_sink_ptr = At(16);
+  CHECK(Contains(mha_bwd(bwd, nullptr).message(), "d_sink_ptr is given"));
+  bwd = BwdArgs(128, 128);
+  bwd.dq_ptr = At(24);
+  CHECK(Contains(mha_bwd(bwd, nullptr).message(), "dq_ptr is not aligned"));
+
+  // A plan serves no other problem.
+  MhaFwdPlan plan;
+  CHECK_OK(mha_fwd_plan(FwdArgs(128, 128), &plan));
+  CHECK(mha_fwd(FwdArgs(64, 64), plan, nullptr).code() ==
+        StatusCode::kFailedPrecondition);
+  CHECK_OK(mha_fwd(FwdArgs(128, 128), plan, nullptr));
+}
+
+void TestLargestSizes() {
+  NewContext("gfx942");
+  mha_fwd_args args = FwdArgs(64, 64);  // General: tiles on x.
+  args.batch = 1;
+  args.nhead_q = args.nhead_k = 1;
+  args.seqlen_q = args.seqlen_k = (int64_t{1} << 30) - 1024;
+  args.batch_stride_q = args.batch_stride_k = args.seqlen_q * 64;
+  CHECK_OK(mha_fwd(args, nullptr));
+  // A block of 256 threads: HIP's x dimension holds 2^24 - 1 of them.
+  CHECK(g_recorder.launches.at(0).grid[0] == (1u << 24) - 16);
+  CHECK(g_recorder.launches[0].params.batch_stride_q ==
+        (int64_t{1} << 36) - 65536);
+}
+
+void TestThreadsAndContexts() {
+  NewContext("gfx942");
+  uint64_t first = g_context;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([first] {
+      g_context = first;
+      for (int j = 0; j < 100; ++j) {
+        CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
+        CHECK_OK(mha_fwd(FwdArgs(64, 64), nullptr));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(g_recorder.launches.size() == 8 * 200);
+  CHECK(g_recorder.loads == 2);  // Once a kernel.
+
+  // Another device gets kernels of its own, and the first keeps its.
+  NewContext("sm_90");
+  CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
+  g_context = first;
+  CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
+  CHECK(g_recorder.loads == 1);
+  CHECK(g_recorder.launches.at(0).kernel == "fwd_mapped");
+  CHECK(g_recorder.launches.at(1).kernel == "fwd_fast_128");
+}
+
+}  // namespace
+
+const KernelTable& GetKernelTable() {
+  static const Blob blob;
+  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
+  static const KernelTable table = {Platform::kHip, kernels.data(),
+                                    static_cast<int>(kernels.size()),
+                                    blob.bytes};
+  return table;
+}
+
+}  // namespace aiter
+
+int main() {
+  aiter::SetDriverForTesting(&aiter::FakeDriver());
+  aiter::TestSelection();
+  aiter::TestDensePacking();
+  aiter::TestPackedPacking();
+  aiter::TestBackwardPacking();
+  aiter::TestTensorMaps();
+  aiter::TestZeroSizes();
+  aiter::TestFailures();
+  aiter::TestInvalidArguments();
+  aiter::TestLargestSizes();
+  aiter::TestThreadsAndContexts();
+  std::puts("PASS");
+  return 0;
+}
