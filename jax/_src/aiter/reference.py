@@ -92,7 +92,7 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
   g = hq // hk
   q, k, v = ((t[None] if x.packed else t) for t in (x.q, x.k, x.v))
   b, sq, sk = q.shape[0], q.shape[1], k.shape[1]
-  q = q.reshape(b, sq, hk, g, -1).transpose(0, 2, 3, 1, 4)
+  q = q.reshape(b, sq, hk, g, q.shape[-1]).transpose(0, 2, 3, 1, 4)
   k, v = (t.transpose(0, 2, 1, 3) for t in (k, v))
 
   def grouped(t):  # [.., hq, ..] -> [.., hk, g, ..] at axis 1
@@ -320,19 +320,26 @@ def _from_heads(x):
   return jnp.moveaxis(x.reshape(b, hk * g, s, *x.shape[4:]), 1, 2)
 
 
+def _nothing_to_attend(cfg: Config, x: Operands):
+  """(out, lse) of a call without a batch, queries or keys."""
+  out = vary_like(jnp.zeros((*x.q.shape[:-1], x.v.shape[-1]), x.q.dtype), x.q)
+  hq, hk = x.q.shape[-2], x.k.shape[-2]
+  b, sq = (1 if x.packed else x.batch), x.q.shape[-3]
+  lse = _full((b, hq, sq), -_INF, x.q)
+  if x.sink is not None and x.batch > 0:
+    p = _problem(cfg, x)
+    lse = jnp.broadcast_to(p.sink, (b, hk, hq // hk, sq)).reshape(lse.shape)
+  return out, lse[0] if x.packed else lse
+
+
 def mha_fwd(cfg: Config, x: Operands) -> tuple[jax.Array, jax.Array]:
   """Attention output, in q's dtype, and log-sum-exp, float32 (or wider)."""
   lse_dtype = _accumulator(x.q.dtype)
+  if x.batch == 0 or x.q.size == 0 or x.k.size == 0:
+    return _nothing_to_attend(cfg, x)
   p = _problem(cfg, x)
   b, hk, g = p.q.shape[:3]
   dv = p.v.shape[-1]
-  if p.sq == 0 or p.k.shape[2] == 0 or p.q.size == 0:
-    out = jnp.zeros((*x.q.shape[:-1], dv), x.q.dtype)
-    lse = _full((b, hk, g, p.sq), -_INF, p.q)
-    if p.sink is not None:
-      lse = jnp.broadcast_to(p.sink, lse.shape)
-    lse = lse.reshape(b, hk * g, p.sq).astype(lse_dtype)
-    return vary_like(out, x.q), lse[0] if x.packed else lse
 
   def update(j, carry, p):
     m, l, acc = carry
@@ -391,8 +398,20 @@ def _delta(x: Operands, saved: Saved, acc):
   return delta[None] if x.packed else delta
 
 
+def _zero_grads(wanted: Wanted, x: Operands, saved: Saved) -> Grads:
+  def zeros(t, dtype=jnp.float32):
+    return vary_like(jnp.zeros(t.shape, dtype), x.q)
+  return Grads(
+      *(zeros(t, t.dtype) for t in (x.q, x.k, x.v)),
+      zeros(x.bias) if wanted.dbias else None,
+      zeros(x.sink) if wanted.dsink else None,
+      zeros(saved.lse) if wanted.dslopes else None)
+
+
 def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
   """Gradients of `mha_fwd`, by recomputing the probabilities from lse."""
+  if x.batch == 0:
+    return _zero_grads(wanted, x, saved)
   p = _problem(cfg, x)
   acc = _accumulator(x.q.dtype)
   scale = acc.type(cfg.softmax_scale)
@@ -405,15 +424,11 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
   if wanted.dsink:
     rows = jnp.where(lse == -_INF, 0, jnp.exp(p.sink - lse)) * delta
     dsink = -_sum_rows(x, rows.reshape(b, hk * g, sq)).astype(jnp.float32)
+  if x.q.size == 0 or x.k.size == 0:
+    return _zero_grads(wanted, x, saved)._replace(dsink=dsink)
   dbias_shape = None if x.bias is None else p.bias.shape
-  if sq == 0 or sk == 0 or p.q.size == 0:
-    zeros = lambda t, dtype: vary_like(jnp.zeros(t.shape, dtype), x.q)
-    return Grads(
-        zeros(x.q, x.q.dtype), zeros(x.k, x.k.dtype), zeros(x.v, x.v.dtype),
-        zeros(x.bias, jnp.float32) if wanted.dbias else None, dsink,
-        zeros(saved.lse, jnp.float32) if wanted.dslopes else None)
   dout = saved.dout[None] if x.packed else saved.dout
-  dout = dout.reshape(b, sq, hk, g, -1).transpose(0, 2, 3, 1, 4)
+  dout = dout.reshape(b, sq, hk, g, dout.shape[-1]).transpose(0, 2, 3, 1, 4)
   # A row that sees nothing has lse -inf, and every exp(s - inf) is 0.
   dout = jnp.where((lse == -_INF)[..., None], 0, dout)
   lse = jnp.where(lse == -_INF, _INF, lse)
