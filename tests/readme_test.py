@@ -18,6 +18,9 @@ from absl.testing import absltest, parameterized
 ROOT = pathlib.Path(__file__).absolute().parent.parent
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Bazel shows a test what it declares; links out of these lead elsewhere in the
+# tree and are followed in a checkout only.
+SHOWN = ("README.md", "LICENSE", "docs", "examples", "benchmarks")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
@@ -60,6 +63,9 @@ class ReadmeTest(parameterized.TestCase):
   @parameterized.parameters(*FILES)
   def test_links_lead_somewhere(self, path):
     for target in LINK.findall(path.read_text()):
+      top = os.path.relpath(path.parent / target, ROOT).split(os.sep)[0]
+      if "TEST_SRCDIR" in os.environ and top not in SHOWN:
+        continue
       self.assertTrue(
         (path.parent / target).exists(), f"{path.name} links to {target}"
       )
