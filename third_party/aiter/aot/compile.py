@@ -102,7 +102,8 @@ def _options(text):
   build, constants = {}, {}
   for item in text.split():
     key, value = item.split("=", 1)
-    value = int(value) if re.fullmatch(r"-?\d+", value) else value
+    value = int(value) if re.fullmatch(r"-?\d+", value) else value.replace(
+        ";", ",")
     (constants if key.isupper() else build)[key] = value
   return build, constants
 
@@ -118,9 +119,26 @@ def _constants(row, constants):
       # gfx950 and NVIDIA convert to bfloat16 in one instruction.
       "CHEAP_CAST": row["arch"] in ("gfx90a", "gfx942", "gfx1100", "gfx1201"),
       "HEADS_FIRST": row["arch"].startswith("gfx9"),
+      "LANE_KEYS": 2 if row["arch"].startswith("sm_") else 4,
   }
   values.update(constants)
   return values
+
+
+def _tensor_maps(module, function, values):
+  """TMA maps of a kernel: argument -> (tensor, rows of a box, head dim)."""
+  maps = getattr(module, "tensor_maps", None)
+  return maps(function, values) if maps else {}
+
+
+def _map_types(maps, dtype):
+  """Triton types of TMA maps, of views [batch, head, row, dim]."""
+  if not maps:
+    return {}
+  from triton.experimental.gluon import language as gl
+  layout = gl.NVMMASharedLayout(128, 16, rank=4)
+  return {n: f"tensordesc<{dtype}[1,1,{rows},{dim}],{layout!r}>"
+          for n, (_, rows, dim) in maps.items()}
 
 
 def _hidden(compiled):
@@ -162,17 +180,21 @@ def _compile_row(row):
   build, constants = _options(row.get("options") or "")
   module = build.pop("module", _OPS[op][0])
   function = build.pop("function", op)
-  kernel = getattr(
-      importlib.import_module("third_party.aiter.kernels." + module), function)
+  module = importlib.import_module("third_party.aiter.kernels." + module)
+  kernel = getattr(module, function)
   names = list(kernel.arg_names)
   run_time = [n for n in names if not n.isupper()]
   dtype = _TRITON_DTYPE[row["dtype"]]
   signature = _signature(run_time)(dtype)
   values = {n: v for n, v in _constants(row, constants).items() if n in names}
+  maps = _tensor_maps(module, function, values)
+  signature |= _map_types(maps, dtype)
   full = {n: signature.get(n, "constexpr") for n in names}
 
   # The function's name is the object's symbol and reaches the device.
   kernel = _renamed(kernel, symbol)
+  if kernel.is_gluon():
+    from triton.experimental.gluon._runtime import GluonASTSource as ASTSource
   source = ASTSource(
       kernel, full, constexprs=values, attrs=_attributes(names, signature))
   if arch.startswith("gfx"):
@@ -191,8 +213,16 @@ def _compile_row(row):
   if getattr(meta, "global_scratch_size", 0) or meta.profile_scratch_size:
     raise RuntimeError(f"{symbol}: the kernel wants global scratch memory")
 
-  args = [[n, "*" if signature[n].startswith("*") else
-           {"fp32": "f32"}.get(signature[n], signature[n])] for n in run_time]
+  args = []
+  for n in run_time:
+    if n in maps:
+      # Triton adds the map's shape and strides, which no kernel reads.
+      args.append([n, "tensormap"])
+      args += [[f"{n}.shape{i}", "i32"] for i in range(4)]
+      args += [[f"{n}.stride{i}", "i64"] for i in range(4)]
+    else:
+      args.append([n, "*" if signature[n].startswith("*") else
+                   {"fp32": "f32"}.get(signature[n], signature[n])])
   hidden = _hidden(compiled) - len(args)
   for i in range(hidden):
     args.append([("scratch", "profile")[i], "hidden"])
@@ -207,6 +237,8 @@ def _compile_row(row):
       "tile_m": int(row["tile_m"]), "tile_n": int(row["tile_n"]),
       "num_warps": meta.num_warps, "threads": threads, "shared": meta.shared,
       "symbol": symbol, "grid": grid, "args": args,
+      "maps": {n: {"tensor": tensor, "box": [min(dim, 64), rows, 1, 1]}
+               for n, (tensor, rows, dim) in maps.items()},
       "resources": resources.of(arch, compiled.asm, obj, threads, meta.shared),
   }
   return obj, description, compiled.asm.get("amdgcn", compiled.asm.get("ptx"))

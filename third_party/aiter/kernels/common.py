@@ -159,6 +159,28 @@ def key_tiles(
 
 
 @triton.jit
+def edge_tiles(
+    m0, m1, offset, len_k, left, right, low, full_low, full_high, high,
+    TILE_N: tl.constexpr,
+):
+  """Of key_tiles' partly visible tiles, those that one edge alone cuts.
+
+  Returns:
+    (edge_low, edge_high): tiles edge_low to full_low - 1 lie inside the
+    sequence and only the window's left side cuts them, tiles full_high to
+    edge_high - 1 only its right side.
+  """
+  inside = len_k // TILE_N
+  first_uncut = (tl.maximum(m1 - 1 + offset - left, 0) + TILE_N - 1) // TILE_N
+  last_uncut = tl.maximum(m0 + offset + right + 1, 0) // TILE_N
+  one_edge = first_uncut <= last_uncut
+  edge_low = tl.where(one_edge & (full_low <= inside), low, full_low)
+  edge_high = tl.where(
+      one_edge, tl.maximum(tl.minimum(high, inside), full_high), full_high)
+  return edge_low, edge_high
+
+
+@triton.jit
 def row_tiles(
     n0, n1, offset, len_q, left, right, sink_tokens,
     TILE_M: tl.constexpr, GENERAL: tl.constexpr,
@@ -193,6 +215,57 @@ def visible(
   if GENERAL:
     mask |= (cols <= last) & (cols < sink_tokens)
   return mask
+
+
+@triton.jit
+def _edge_bound(
+    edge, direction, TILE_N: tl.constexpr, LANE_KEYS: tl.constexpr
+):
+  """(edge[r] - c) * direction, times 2^100, split as in cut_edges."""
+  huge: tl.constexpr = 1.2676506002282294e30
+  slope = -huge * direction
+  base = (edge.to(tl.float32) * direction + 0.5) * huge
+  LANES: tl.constexpr = 8 // LANE_KEYS
+  c = (tl.arange(0, TILE_N // 8)[:, None, None] * 8
+       + tl.arange(0, LANE_KEYS)[None, None, :])[None, :, :, :]
+  lane = (tl.arange(0, LANES) * LANE_KEYS)[None, None, :, None]
+  first = base[:, None, None, None] + lane.to(tl.float32) * slope
+  return first + c.to(tl.float32) * slope
+
+
+@triton.jit
+def cut_edges(
+    s, edge, direction, other_edge, BOTH: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, LANE_KEYS: tl.constexpr,
+):
+  """s, with a huge negative number where column c of row r is hidden.
+
+  Hidden is where (edge[r] - c) * direction < 0 and, with BOTH, where
+  c < other_edge[r]. The distance to an edge times 2^100 is a bound, far above
+  every score on the visible side and far below on the other: a packed fma a
+  pair and a minimum a score, half of what comparing and selecting take. A NaN
+  on the visible side becomes the bound, above 2^98, which edge_poison finds in
+  the row's maximum.
+
+  A lane of a matrix instruction holds LANE_KEYS neighbouring keys of each 8.
+  Split so, a column is a constant of the instruction plus a part of the lane.
+  """
+  wide = tl.reshape(s, [TILE_M, TILE_N // 8, 8 // LANE_KEYS, LANE_KEYS])
+  bound = _edge_bound(edge, direction, TILE_N, LANE_KEYS)
+  if BOTH:
+    other = _edge_bound(other_edge, -1.0, TILE_N, LANE_KEYS)
+  else:
+    # A third operand that never wins: a minimum of three is one instruction,
+    # where a minimum of two first has to quiet NaNs.
+    other = (tl.abs(edge.to(tl.float32)) + 2.0)[:, None, None, None] * 1e33
+  wide = tl.minimum(tl.minimum(wide, bound), other)
+  return tl.reshape(wide, [TILE_M, TILE_N])
+
+
+@triton.jit
+def edge_poison(m, score_scale):
+  """Whether a row's maximum comes from a NaN that cut_edges replaced."""
+  return m > score_scale * 1.5845632502852868e29
 
 
 @triton.jit

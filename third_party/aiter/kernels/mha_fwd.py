@@ -5,7 +5,8 @@ One program computes TILE_M rows of one head. It walks over the keys in tiles
 of TILE_N and keeps, per row, the running maximum m and sum l of the
 exponentials (base 2, so that exp2 needs no multiplication) and the weighted sum
 of the values in `acc`. Tiles that every row sees come first and need no mask;
-then the few that causal masking, a window or the end of the sequence cut.
+then those that causal masking or one side of a window cuts, whose mask is one
+straight edge; last those that need every check, as at the end of a sequence.
 """
 
 import triton
@@ -21,11 +22,17 @@ def _attend(
     m0, offset, len_q, len_k, hdim_q, hdim_v,
     scale, logits_soft_cap, drop_threshold, rp_keep,
     left, right, sink_tokens, flags,
-    MASKED: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    direction, EDGE: tl.constexpr, MASKED: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
+    LANE_KEYS: tl.constexpr,
 ):
-  """Takes one key tile into acc, m and l."""
+  """Takes one key tile into acc, m and l.
+
+  EDGE: the window's right side (direction 1) or left side (-1) cuts the tile.
+  MASKED: the tile needs every check.
+  """
   n0 = tile * TILE_N
   k_ptr = k + n0.to(tl.int64) * stride_k
   v_ptr = v + n0.to(tl.int64) * stride_v
@@ -54,17 +61,25 @@ def _attend(
     score_scale = 1.0
   else:
     score_scale = scale * common.LOG2E
-  if MASKED:
+  if GENERAL and MASKED:
     s = tl.where(
         common.visible(
             rows, cols, offset, len_k, left, right, sink_tokens, GENERAL),
         s, float("-inf"))
+  if EDGE or (MASKED and not GENERAL):
+    position = m0 + tl.arange(0, TILE_M) + (offset - n0)
+    if EDGE:
+      edge = position + tl.where(direction > 0, right, -left)
+    else:
+      edge = tl.minimum(position + right, len_k - 1 - n0)
+    s = common.cut_edges(
+        s, edge, direction, position - left, MASKED, TILE_M, TILE_N,
+        LANE_KEYS)
   m_new = tl.maximum(m, tl.max(s, 1) * score_scale)
-  if MASKED:
+  m_exp = m_new
+  if GENERAL and MASKED:
     # A row that has seen no key yet: anything finite keeps the NaN away.
     m_exp = tl.where(m_new == float("-inf"), 0.0, m_new)
-  else:
-    m_exp = m_new
   p = tl.exp2(s * score_scale - m_exp[:, None])
   alpha = tl.exp2(m - m_exp)
   l = l * alpha + tl.sum(p, 1)
@@ -97,7 +112,7 @@ def mha_fwd(
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
-    HEADS_FIRST: tl.constexpr,
+    HEADS_FIRST: tl.constexpr, LANE_KEYS: tl.constexpr,
 ):
   """Forward attention; semantics in include/aiter/mha.h.
 
@@ -189,7 +204,7 @@ def mha_fwd(
         TILE_M, TAIL, True, GENERAL)
 
   # A sink is a key without a value: it opens m and l.
-  m_first = float("-inf")
+  m_first = tl.zeros([], tl.float32) - float("inf")
   if flags & common.SINK:
     m_first = tl.load(sink + index * nhead_q + head) * common.LOG2E
   m = tl.zeros([TILE_M], tl.float32) + m_first
@@ -203,12 +218,33 @@ def mha_fwd(
         m0, offset, len_q, len_k, hdim_q, hdim_v,
         scale_s, logits_soft_cap, drop_threshold, rp_keep,
         window_size_left, window_size_right, sink_tokens, flags,
-        False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST)
-  cut_left = sink_tiles + full_low - low
-  for step in range(0, cut_left + high - full_high):
+        1.0, False, False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
+        GENERAL, CHEAP_CAST, LANE_KEYS)
+  edge_low = full_low
+  edge_high = full_high
+  if not GENERAL:
+    edge_low, edge_high = common.edge_tiles(
+        m0, m1, offset, len_k, window_size_left, window_size_right,
+        low, full_low, full_high, high, TILE_N)
+    edges_left = full_low - edge_low
+    for step in range(0, edges_left + edge_high - full_high):
+      at_left = step < edges_left
+      tile = tl.where(at_left, edge_low, full_high - edges_left) + step
+      direction = tl.where(at_left, -1.0, 1.0)
+      acc, m, l = _attend(
+          acc, m, l, q_tile, q_tail, tile, k, v, stride_k, stride_v,
+          bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
+          m0, offset, len_q, len_k, hdim_q, hdim_v,
+          scale_s, logits_soft_cap, drop_threshold, rp_keep,
+          window_size_left, window_size_right, sink_tokens, flags,
+          direction, True, False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
+          GENERAL, CHEAP_CAST, LANE_KEYS)
+  # What is left: sink tokens, then tiles before and after those above.
+  cut_left = sink_tiles + edge_low - low
+  for step in range(0, cut_left + high - edge_high):
     tile = tl.where(
         step < sink_tiles, step,
-        tl.where(step < cut_left, low - sink_tiles, full_high - cut_left)
+        tl.where(step < cut_left, low - sink_tiles, edge_high - cut_left)
         + step)
     acc, m, l = _attend(
         acc, m, l, q_tile, q_tail, tile, k, v, stride_k, stride_v,
@@ -216,10 +252,19 @@ def mha_fwd(
         m0, offset, len_q, len_k, hdim_q, hdim_v,
         scale_s, logits_soft_cap, drop_threshold, rp_keep,
         window_size_left, window_size_right, sink_tokens, flags,
-        True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST)
+        1.0, False, True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
+        GENERAL, CHEAP_CAST, LANE_KEYS)
 
   rows = tl.arange(0, TILE_M)
   live = (rows < len_q - m0) & (l > 0)
+  if not GENERAL:
+    # cut_edges leaves l > 0 in a row without any key.
+    first_key = tl.maximum(m0 + rows + offset - window_size_left, 0)
+    last_key = tl.minimum(m0 + rows + offset + window_size_right, len_k - 1)
+    m_open = tl.zeros([TILE_M], tl.float32) + m_first
+    live &= (first_key <= last_key) | (m_open > float("-inf"))
+    poison = common.edge_poison(m, scale_s * common.LOG2E)
+    l = tl.where(poison, float("nan"), l)
   l_safe = tl.where(live, l, 1.0)
   acc = tl.where(live[:, None], acc / l_safe[:, None], 0.0)
   lse_tile = tl.where(
