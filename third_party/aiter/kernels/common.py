@@ -28,6 +28,8 @@ DLSE = tl.constexpr(2048)
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+# 2^98: between every score and the bounds of cut_edges.
+EDGE_LIMIT = tl.constexpr(3.1691265005705735e29)
 
 
 @triton.jit
@@ -243,9 +245,9 @@ def cut_edges(
   Hidden is where (edge[r] - c) * direction < 0 and, with BOTH, where
   c < other_edge[r]. The distance to an edge times 2^100 is a bound, far above
   every score on the visible side and far below on the other: a packed fma a
-  pair and a minimum a score, half of what comparing and selecting take. A NaN
-  on the visible side becomes the bound, above 2^98, which edge_poison finds in
-  the row's maximum.
+  pair and a minimum a score, half of what comparing and selecting take. Bounds
+  that reach the row's maximum, through a NaN or in a row without any key, are
+  beyond EDGE_LIMIT and so cannot be mistaken for a score.
 
   A lane of a matrix instruction holds LANE_KEYS neighbouring keys of each 8.
   Split so, a column is a constant of the instruction plus a part of the lane.
@@ -260,12 +262,6 @@ def cut_edges(
     other = 3.0e38
   wide = tl.minimum(tl.minimum(wide, bound), other)
   return tl.reshape(wide, [TILE_M, TILE_N])
-
-
-@triton.jit
-def edge_poison(m, score_scale):
-  """Whether a row's maximum comes from a NaN that cut_edges replaced."""
-  return m > score_scale * 1.5845632502852868e29
 
 
 @triton.jit

@@ -258,13 +258,10 @@ def mha_fwd(
   rows = tl.arange(0, TILE_M)
   live = (rows < len_q - m0) & (l > 0)
   if not GENERAL:
-    # cut_edges leaves l > 0 in a row without any key.
-    first_key = tl.maximum(m0 + rows + offset - window_size_left, 0)
-    last_key = tl.minimum(m0 + rows + offset + window_size_right, len_k - 1)
-    m_open = tl.zeros([TILE_M], tl.float32) + m_first
-    live &= (first_key <= last_key) | (m_open > float("-inf"))
-    poison = common.edge_poison(m, scale_s * common.LOG2E)
-    l = tl.where(poison, float("nan"), l)
+    # Bounds of cut_edges in the maximum: a row without any key, or a NaN.
+    limit = scale_s * common.EDGE_LIMIT
+    live &= m > -limit
+    l = tl.where(m > limit, float("nan"), l)
   l_safe = tl.where(live, l, 1.0)
   acc = tl.where(live[:, None], acc / l_safe[:, None], 0.0)
   lse_tile = tl.where(
