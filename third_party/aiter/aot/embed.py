@@ -55,15 +55,16 @@ class _ArgList:
   """An argument list that kernels of one op share, and its C++ struct.
 
   Attributes:
-    family: names the parameters' C++ struct: "mha" for the op "mha_fwd".
+    family: "mha" for the op "mha_fwd".
+    params: the C++ struct that the arguments' values come from.
     name: the C++ struct; an op's second list of arguments has number 2.
     members: (declaration, initializer, offset, member's name) per argument.
     tensor_maps: names of the arguments that are tensor maps.
-    size: bytes, without padding at the end.
   """
 
   def __init__(self, op, number, args):
     self.family = op.split("_")[0]
+    self.params = f"{_camel(self.family)}Params"
     self.name = name = f"{_camel(op)}Args" + (str(number) if number > 1 else "")
     self.members = []
     self.tensor_maps = []
@@ -100,7 +101,6 @@ class _ArgList:
       self.members.append((f"{c_type} {arg_name}_;", value, offset,
                            f"{arg_name}_"))
       offset += size
-    self.size = offset
 
   def source(self):
     """The struct, its layout spelled out, and the function that fills it."""
@@ -110,12 +110,16 @@ class _ArgList:
     for _, _, offset, member in self.members:
       lines.append(
           f"static_assert(offsetof({self.name}, {member}) == {offset});")
+    offsets = ", ".join(str(offset) for _, _, offset, _ in self.members)
     lines += [
         f"static_assert(sizeof({self.name}) <= kMaxArgsBytes);",
+        f"static_assert({len(self.members)} <= kMaxArgs);",
         "",
-        f"inline void Pack_{self.name}(const void* params,",
+        f"inline constexpr uint16_t kOffsetsOf{self.name}[] = {{{offsets}}};",
+        "",
+        f"inline void Pack{self.name}(const void* params,",
         "    [[maybe_unused]] const TensorMap* maps, void* buffer) {",
-        f"  const auto& p = *static_cast<const {_camel(self.family)}Params*>(params);",
+        f"  const auto& p = *static_cast<const {self.params}*>(params);",
         f"  new (buffer) {self.name}{{",
     ]
     lines += [f"      {value}," for _, value, _, _ in self.members]
@@ -196,7 +200,8 @@ def embed(kernels):
             str(k["tile_m"]), str(k["tile_n"]), str(k["threads"]),
             str(k["shared"]), "{" + ", ".join(grid) + "}",
             str(len(blob)), str(len(compressed)), str(len(k["object"])),
-            str(args.size), f"&kernels::Pack_{args.name}", maps,
+            f"&kernels::Pack{args.name}",
+            f"kernels::kOffsetsOf{args.name}", str(len(args.members)), maps,
             str(len(args.tensor_maps)),
         ]) + "},\n")
     blob += compressed

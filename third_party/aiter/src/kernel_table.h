@@ -79,9 +79,11 @@ struct KernelInfo {
   size_t offset;
   size_t compressed_bytes;
   size_t object_bytes;
-  // Writes the kernel's argument buffer from the operator's parameters.
-  size_t args_bytes;
+  // Writes the kernel's arguments from the operator's parameters, each at its
+  // offset in the buffer.
   void (*pack)(const void* params, const TensorMap* maps, void* buffer);
+  const uint16_t* arg_offsets;
+  int num_args;
   const TensorMapSpec* tensor_maps;
   int num_tensor_maps;
 };
@@ -96,8 +98,9 @@ struct KernelTable {
   const KernelInfo* end() const { return kernels + num_kernels; }
 };
 
-// Bounds of what `pack` writes and of a kernel's tensor maps.
+// Bounds of a kernel's arguments.
 inline constexpr size_t kMaxArgsBytes = 2048;
+inline constexpr int kMaxArgs = 128;
 inline constexpr int kMaxTensorMaps = 8;
 
 const KernelTable& GetKernelTable();

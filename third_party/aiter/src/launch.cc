@@ -170,17 +170,16 @@ Status LaunchMha(const Driver& driver, const LoadedKernel& loaded,
   }
   alignas(128) unsigned char buffer[kMaxArgsBytes];
   kernel.pack(&params, maps, buffer);
-  size_t bytes = kernel.args_bytes;
-  // HIP and CUDA number these keys alike; both end with a null.
-  void* extra[] = {reinterpret_cast<void*>(uintptr_t{1}), buffer,
-                   reinterpret_cast<void*>(uintptr_t{2}), &bytes,
-                   driver.platform == Platform::kHip
-                       ? reinterpret_cast<void*>(uintptr_t{3})
-                       : nullptr};
+  // One by one rather than as a buffer: where a buffer's arguments begin is
+  // the compiler's choice on CUDA once one of them is aligned to 64 bytes.
+  void* args[kMaxArgs];
+  for (int i = 0; i < kernel.num_args; ++i) {
+    args[i] = buffer + kernel.arg_offsets[i];
+  }
   int error = driver.launch(loaded.function, grid[0], grid[1], grid[2],
                             static_cast<unsigned>(kernel.threads), 1, 1,
                             static_cast<unsigned>(kernel.shared_bytes), stream,
-                            /*params=*/nullptr, extra);
+                            args, /*extra=*/nullptr);
   if (error == 0) return Status();
   return DriverError(
       driver, error,

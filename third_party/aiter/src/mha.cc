@@ -405,12 +405,12 @@ Status mha_fwd_plan(const mha_fwd_args& args, MhaFwdPlan* plan) {
 Status mha_bwd_plan(const mha_bwd_args& args, MhaBwdPlan* plan) {
   AITER_RETURN_IF_ERROR(CheckBwd(args));
   plan->key = KeyOf(args);
-  return LoadSteps(
-      plan->key, {{"mha_bwd_delta", true, &plan->delta},
-                  {"mha_bwd_dkdv", true, &plan->dkdv},
-                  {"mha_bwd_dbias", args.dbias_ptr != nullptr, &plan->dbias},
-                  {"mha_bwd_dsink", args.d_sink_ptr != nullptr, &plan->dsink},
-                  {"mha_bwd_dq", true, &plan->dq}});
+  return LoadSteps(plan->key,
+                   {{"mha_bwd_delta", true, &plan->delta},
+                    {"mha_bwd_dkdv", true, &plan->dkdv},
+                    {"mha_bwd_dbias", args.dbias_ptr != nullptr, &plan->dbias},
+                    {"mha_bwd_dsink", args.d_sink_ptr != nullptr, &plan->dsink},
+                    {"mha_bwd_dq", true, &plan->dq}});
 }
 
 Status mha_fwd(const mha_fwd_args& args, const MhaFwdPlan& plan, void* stream) {

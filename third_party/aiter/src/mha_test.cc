@@ -72,6 +72,10 @@ void PackMapped(const void* params, const TensorMap* maps, void* buffer) {
   args->params = *static_cast<const MhaParams*>(params);
 }
 
+constexpr uint16_t kAllOffsets[] = {0};
+constexpr uint16_t kMappedOffsets[] = {0, sizeof(TensorMap),
+                                       2 * sizeof(TensorMap)};
+
 constexpr TensorMapSpec kMaps[] = {{TensorId::kQ, 64, 64, 128},
                                    {TensorId::kK, 128, 64, 128}};
 
@@ -97,8 +101,9 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     k.grid[2] = z;
     k.compressed_bytes = blob.size;
     k.object_bytes = sizeof(kObject);
-    k.args_bytes = sizeof(MhaParams);
     k.pack = PackAll;
+    k.arg_offsets = kAllOffsets;
+    k.num_args = 1;
     kernels.push_back(k);
     return kernels.back();
   };
@@ -129,8 +134,9 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   KernelInfo& mapped = add("fwd_mapped", "mha_fwd", "fast", "sm_90", 128, 128,
                            128, 128, kM, kHq, kB);
   mapped.excludes = kFeatureNoKeys;
-  mapped.args_bytes = sizeof(MappedArgs);
   mapped.pack = PackMapped;
+  mapped.arg_offsets = kMappedOffsets;
+  mapped.num_args = 3;
   mapped.tensor_maps = kMaps;
   mapped.num_tensor_maps = 2;
   add("fwd_sm_90", "mha_fwd", "general", "sm_90", 128, 128, 128, 64, kM, kHq,
@@ -151,7 +157,7 @@ struct Launch {
   unsigned shared;
   void* stream;
   MhaParams params;
-  std::vector<unsigned char> buffer;
+  TensorMap maps[2];
 };
 
 struct Fill {
@@ -221,19 +227,21 @@ int LaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
                  unsigned bx, unsigned, unsigned, unsigned shared, void* stream,
                  void** params, void** extra) {
   std::lock_guard<std::mutex> lock(g_recorder.mutex);
-  CHECK(params == nullptr && extra != nullptr);
-  size_t bytes = *static_cast<size_t*>(extra[3]);
-  auto* buffer = static_cast<unsigned char*>(extra[1]);
+  CHECK(params != nullptr && extra == nullptr);
   Launch launch = {static_cast<const char*>(function),
                    {gx, gy, gz},
                    bx,
                    shared,
                    stream,
                    {},
-                   {buffer, buffer + bytes}};
-  if (bytes == sizeof(MhaParams)) {
-    std::memcpy(static_cast<void*>(&launch.params), buffer, bytes);
+                   {}};
+  if (launch.kernel == "fwd_mapped") {
+    std::memcpy(launch.maps, params[0], sizeof(TensorMap));
+    std::memcpy(launch.maps + 1, params[1], sizeof(TensorMap));
+    params += 2;
   }
+  std::memcpy(static_cast<void*>(&launch.params), params[0],
+              sizeof(launch.params));
   g_recorder.launches.push_back(launch);
   return Result("launch");
 }
@@ -622,12 +630,9 @@ void TestTensorMaps() {
   CHECK(k.dims[3] == 2 && k.strides[0] == 512 && k.strides[1] == 256);
   CHECK(k.strides[2] == 300 * 512 && k.box[0] == 64 && k.box[1] == 128);
   CHECK(k.box[2] == 1 && k.box[3] == 1);
-  MappedArgs args;
-  CHECK(g_recorder.launches[0].buffer.size() == sizeof(args));
-  std::memcpy(static_cast<void*>(&args), g_recorder.launches[0].buffer.data(),
-              sizeof(args));
-  CHECK(args.q.opaque[0] == 1 && args.k.opaque[0] == 2);
-  CHECK(args.params.seqlen_k == 300);
+  const Launch launch = g_recorder.launches.at(0);
+  CHECK(launch.maps[0].opaque[0] == 1 && launch.maps[1].opaque[0] == 2);
+  CHECK(launch.params.seqlen_k == 300);
 
   CHECK_OK(mha_fwd(FwdArgs(128, 128, /*packed=*/true), nullptr));
   CHECK(g_recorder.maps[3].dims[3] == 1);
