@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The Python module `_aiter`: FFI handlers to register, and what is there.
 //
 // Importing it needs no GPU and no driver.

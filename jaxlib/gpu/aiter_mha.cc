@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 #include "jaxlib/gpu/aiter_mha.h"
 
 #include <cstdint>

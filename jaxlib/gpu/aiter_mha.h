@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // XLA FFI handlers of multi-head attention.
 #ifndef JAXLIB_GPU_AITER_MHA_H_
 #define JAXLIB_GPU_AITER_MHA_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One source for ROCm and CUDA: names that differ between the two. Compile with
 // JAX_GPU_HIP or JAX_GPU_CUDA defined.
 #ifndef JAXLIB_GPU_VENDOR_H_

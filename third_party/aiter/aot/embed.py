@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Embeds compiled kernels in a C++ library.
 
 Reads the JSON descriptions that compile.py wrote, with the code object of each

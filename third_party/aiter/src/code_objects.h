@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Loading of embedded code objects: once per kernel and context.
 #ifndef AITER_SRC_CODE_OBJECTS_H_
 #define AITER_SRC_CODE_OBJECTS_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The part of the GPU driver that launching kernels needs, as a table.
 //
 // HIP and CUDA agree on the C signatures below, so one table serves both. The

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The table of embedded kernels; aot/embed.py writes its rows.
 #ifndef AITER_SRC_KERNEL_TABLE_H_
 #define AITER_SRC_KERNEL_TABLE_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 #include "third_party/aiter/src/launch.h"
 
 #include <string>

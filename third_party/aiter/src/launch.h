@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Launch of attention kernels: grid, argument buffer, fills.
 #ifndef AITER_SRC_LAUNCH_H_
 #define AITER_SRC_LAUNCH_H_

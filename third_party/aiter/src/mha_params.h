@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Every argument that an attention kernel may take, by name.
 //
 // aot/embed.py writes, for each list of arguments that the kernels have, a

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Kernel selection, argument packing and failures, on a driver that only
 // records what it is asked to do.
 

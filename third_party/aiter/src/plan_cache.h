@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Plans by context and problem.
 #ifndef AITER_SRC_PLAN_CACHE_H_
 #define AITER_SRC_PLAN_CACHE_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Choice of a kernel for a problem and a device.
 #ifndef AITER_SRC_SELECT_H_
 #define AITER_SRC_SELECT_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What is embedded in the library, and which devices there are.
 #ifndef AITER_DEVICE_H_
 #define AITER_DEVICE_H_

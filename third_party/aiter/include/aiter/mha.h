@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Fused multi-head attention, forward and backward, on AMD and NVIDIA GPUs.
 //
 // Kernels are compiled ahead of time and embedded in the library; a call picks

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 #ifndef AITER_STATUS_H_
 #define AITER_STATUS_H_
 
