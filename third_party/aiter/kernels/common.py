@@ -113,10 +113,15 @@ def store_tile(
 
 
 @triton.jit
-def load_rows(ptr, rows, other, ROWS: tl.constexpr):
+def load_rows(
+    ptr, rows, other, ROWS: tl.constexpr, CHECK: tl.constexpr = True
+):
   """ROWS consecutive numbers; those past `rows` read as `other`."""
   r = tl.arange(0, ROWS)
-  return tl.load(ptr + r, mask=r < rows, other=other)
+  if CHECK:
+    return tl.load(ptr + r, mask=r < rows, other=other)
+  else:
+    return tl.load(ptr + r)
 
 
 @triton.jit

@@ -55,9 +55,11 @@ def mha_bwd_delta(
 
 
 @triton.jit
-def _load_lse(ptr, rows_left, ROWS: tl.constexpr):
+def _load_lse(
+    ptr, rows_left, ROWS: tl.constexpr, CHECK: tl.constexpr = True
+):
   """lse in base 2; +inf, which makes p zero, for rows without any key."""
-  lse = common.load_rows(ptr, rows_left, float("-inf"), ROWS)
+  lse = common.load_rows(ptr, rows_left, float("-inf"), ROWS, CHECK)
   return tl.where(lse == float("-inf"), float("inf"), lse * common.LOG2E)
 
 
@@ -69,6 +71,7 @@ def _tile_gradient(
     left, right, sink_tokens, flags,
     MASKED: tl.constexpr, TRANSPOSED: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, GENERAL: tl.constexpr,
+    LANE_KEYS: tl.constexpr,
 ):
   """From q k^T and dout v^T of a tile to what its gradients need.
 
@@ -108,8 +111,18 @@ def _tile_gradient(
     score_scale = common.LOG2E
   else:
     score_scale = scale * common.LOG2E
+  if MASKED and not GENERAL:
+    if TRANSPOSED:
+      first = n0 + tl.arange(0, TILE_N) - (offset + m0)
+      s = common.cut_edges(
+          s, first + left, 1.0, first - right, True, TILE_N, TILE_M, LANE_KEYS)
+    else:
+      position = m0 + tl.arange(0, TILE_M) + (offset - n0)
+      s = common.cut_edges(
+          s, tl.minimum(position + right, len_k - 1 - n0), 1.0,
+          position - left, True, TILE_M, TILE_N, LANE_KEYS)
   p = tl.exp2(s * score_scale - lse_tile)
-  if MASKED:
+  if MASKED and GENERAL:
     p = tl.where(
         common.visible(
             rows, cols, offset, len_k, left, right, sink_tokens, GENERAL),
@@ -144,6 +157,7 @@ def _dkdv_step(
     MASKED: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
+    LANE_KEYS: tl.constexpr,
 ):
   """Adds one tile of rows to dk and dv."""
   m0 = tile * TILE_M
@@ -152,7 +166,7 @@ def _dkdv_step(
   do_ptr = do + m0.to(tl.int64) * stride_do
   q_tile = common.load_tile(
       q_ptr, stride_q, rows_left, hdim_q, TILE_M, HEAD, MASKED, GENERAL)
-  lse_tile = _load_lse(lse + m0, rows_left, TILE_M)
+  lse_tile = _load_lse(lse + m0, rows_left, TILE_M, MASKED)
   s = tl.dot(k_tile, tl.trans(q_tile))
   q_tail = q_tile
   if TAIL > 0:
@@ -162,14 +176,15 @@ def _dkdv_step(
     s = tl.dot(k_tail, tl.trans(q_tail), s)
   do_tile = common.load_tile(
       do_ptr, stride_do, rows_left, hdim_v, TILE_M, BLOCK_DV, MASKED, GENERAL)
-  delta_tile = common.load_rows(delta + m0, rows_left, 0.0, TILE_M)
+  delta_tile = common.load_rows(
+      delta + m0, rows_left, 0.0, TILE_M, MASKED)
   dp = tl.dot(v_tile, tl.trans(do_tile))
   p, _, ds = _tile_gradient(
       s, dp, lse_tile, delta_tile, bias, bias_f32, stride_bias, slope,
       key0, key1, counter0, counter1, m0, n0, offset, len_q, len_k,
       scale, logits_soft_cap, drop_threshold, rp_keep,
       left, right, sink_tokens, flags,
-      MASKED, True, TILE_M, TILE_N, GENERAL)
+      MASKED, True, TILE_M, TILE_N, GENERAL, LANE_KEYS)
   dv = tl.dot(common.cast(p, do_tile.dtype, CHEAP_CAST), do_tile, dv)
   ds = common.cast(ds, q_tile.dtype, CHEAP_CAST)
   dk = tl.dot(ds, q_tile, dk)
@@ -200,7 +215,7 @@ def mha_bwd_dkdv(
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
-    HEADS_FIRST: tl.constexpr,
+    HEADS_FIRST: tl.constexpr, LANE_KEYS: tl.constexpr,
 ):
   """dk and dv of TILE_N keys of one kv head.
 
@@ -309,7 +324,8 @@ def mha_bwd_dkdv(
           n0, offset, len_q, len_k, hdim_q, hdim_v,
           scale_s, logits_soft_cap, drop_threshold, rp_keep,
           window_size_left, window_size_right, sink_tokens, flags,
-          False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST)
+          False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST,
+          LANE_KEYS)
     cut_left = full_low - low
     for step in range(0, cut_left + high - full_high):
       tile = tl.where(step < cut_left, low, full_high - cut_left) + step
@@ -321,7 +337,8 @@ def mha_bwd_dkdv(
           n0, offset, len_q, len_k, hdim_q, hdim_v,
           scale_s, logits_soft_cap, drop_threshold, rp_keep,
           window_size_left, window_size_right, sink_tokens, flags,
-          True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST)
+          True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST,
+          LANE_KEYS)
 
   # Padding after a dense sequence gets zeros.
   live = (tl.arange(0, TILE_N) < keys_left)[:, None]
@@ -348,6 +365,7 @@ def _dq_step(
     MASKED: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
+    LANE_KEYS: tl.constexpr,
 ):
   """Adds one tile of keys to dq, and to the slopes' gradient of each row."""
   n0 = tile * TILE_N
@@ -371,7 +389,7 @@ def _dq_step(
       key0, key1, counter0, counter1, m0, n0, offset, len_q, len_k,
       scale, logits_soft_cap, drop_threshold, rp_keep,
       left, right, sink_tokens, flags,
-      MASKED, False, TILE_M, TILE_N, GENERAL)
+      MASKED, False, TILE_M, TILE_N, GENERAL, LANE_KEYS)
   if GENERAL:
     if flags & common.ALIBI:
       rows = m0 + tl.arange(0, TILE_M)[:, None]
@@ -407,7 +425,7 @@ def mha_bwd_dq(
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
-    HEADS_FIRST: tl.constexpr,
+    HEADS_FIRST: tl.constexpr, LANE_KEYS: tl.constexpr,
 ):
   """dq of TILE_M rows of one head; with ALiBi also d_slopes of each row.
 
@@ -507,7 +525,8 @@ def mha_bwd_dq(
         m0, offset, len_q, len_k, hdim_q, hdim_v,
         scale_s, logits_soft_cap, drop_threshold, rp_keep,
         window_size_left, window_size_right, sink_tokens, flags,
-        False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST)
+        False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST,
+        LANE_KEYS)
   cut_left = sink_tiles + full_low - low
   for step in range(0, cut_left + high - full_high):
     tile = tl.where(
@@ -521,7 +540,8 @@ def mha_bwd_dq(
         m0, offset, len_q, len_k, hdim_q, hdim_v,
         scale_s, logits_soft_cap, drop_threshold, rp_keep,
         window_size_left, window_size_right, sink_tokens, flags,
-        True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST)
+        True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST,
+        LANE_KEYS)
 
   # Padding after a dense sequence gets zeros.
   rows = tl.arange(0, TILE_M)
@@ -644,7 +664,7 @@ def mha_bwd_dbias(
           key0, key1, counter0, counter1, m0, n0, offset, len_q, len_k,
           scale_s, logits_soft_cap, drop_threshold, rp_keep,
           window_size_left, window_size_right, sink_tokens, flags,
-          True, False, TILE_M, TILE_N, True)
+          True, False, TILE_M, TILE_N, True, 4)
       total += ds
   dbias += (bias_b.to(tl.int64) * batch_stride_dbias
             + bias_h.to(tl.int64) * nhead_stride_dbias
