@@ -1,4 +1,5 @@
 """rules_python's module of this name, over Bazel 4's own provider."""
 
-# buildifier: disable=native-py
-PyInfo = PyInfo
+load(":builtin.bzl", "BuiltinPyInfo")
+
+PyInfo = BuiltinPyInfo

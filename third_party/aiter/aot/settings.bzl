@@ -1,11 +1,16 @@
-"""The build setting //third_party/aiter:archs: what kernels are built for."""
+"""Build settings of the kernels: //third_party/aiter:archs, :allow_spills."""
 
 ArchsInfo = provider(
     doc = "The selected GPU architectures.",
     fields = {"archs": "List of names such as gfx942 and sm_90."},
 )
 
-def _impl(ctx):
+AllowSpillsInfo = provider(
+    doc = "Whether to build kernels that spill registers and should not.",
+    fields = {"value": "True or False."},
+)
+
+def _archs_impl(ctx):
     for arch in ctx.build_setting_value:
         if arch not in ctx.attr.known:
             fail("%s: no kernels for %s; there are %s" %
@@ -13,7 +18,15 @@ def _impl(ctx):
     return [ArchsInfo(archs = ctx.build_setting_value)]
 
 archs = rule(
-    implementation = _impl,
+    implementation = _archs_impl,
     attrs = {"known": attr.string_list(mandatory = True)},
     build_setting = config.string_list(flag = True),
+)
+
+def _allow_spills_impl(ctx):
+    return [AllowSpillsInfo(value = ctx.build_setting_value)]
+
+allow_spills = rule(
+    implementation = _allow_spills_impl,
+    build_setting = config.bool(flag = True),
 )
