@@ -43,7 +43,54 @@ _DTYPES = ("float16", "bfloat16", "float32", "float64")
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mha(cfg: Config, x: Operands):
   """(out, lse) of the operands, differentiable."""
-  return _fwd_op(cfg)(x)
+  return _forward(cfg, x)
+
+
+def _forward(cfg: Config, x: Operands):
+  """(out, lse), sharded as q is, where the mesh has explicit axes."""
+  spec = jax.typeof(x.q).sharding.spec
+  if x.packed:
+    specs = PartitionSpec(spec[0], spec[1], None), PartitionSpec(*spec[1::-1])
+  else:
+    specs = (PartitionSpec(*spec[:3], None),
+             PartitionSpec(spec[0], spec[2], spec[1]))
+  return _in_auto_mode(_fwd_op(cfg), specs, x)
+
+
+def _backward(cfg: Config, wanted: Wanted, x: Operands, saved: Saved):
+  """Gradients, with those of the slopes summed, each sharded as its operand."""
+  def run(x, saved):
+    grads = _bwd_op(cfg, wanted)(x, saved)
+    if wanted.dslopes:
+      grads = grads._replace(dslopes=reference.sum_rows(x, grads.dslopes))
+    return grads
+
+  spec = lambda t: jax.typeof(t).sharding.spec
+  return _in_auto_mode(run, Grads(
+      spec(x.q), spec(x.k), spec(x.v), spec(x.bias) if wanted.dbias else None,
+      spec(x.sink) if wanted.dsink else None,
+      spec(x.alibi_slopes) if wanted.dslopes else None), x, saved)
+
+
+def _in_auto_mode(fun, specs, *args):
+  """fun(*args), with a mesh's explicit axes automatic inside.
+
+  Shardings are then left to the partitioner below rather than to types.
+
+  Args:
+    fun: a function.
+    specs: PartitionSpecs of its results.
+    *args: its arguments, of which the first are Operands.
+
+  Returns:
+    The results.
+  """
+  mesh = jax.typeof(args[0].q).sharding.mesh
+  if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+    return fun(*args)
+  shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs,
+                           is_leaf=lambda s: isinstance(s, PartitionSpec))
+  return jax.sharding.auto_axes(fun, out_sharding=shardings)(*args)
 
 
 def _mha_fwd_rule(cfg: Config, x: Operands):
@@ -55,7 +102,7 @@ def _mha_fwd_rule(cfg: Config, x: Operands):
   wanted = (perturbed(x.bias), perturbed(x.sink), perturbed(x.alibi_slopes))
   x = jax.tree.map(lambda t: t.value, x,
                    is_leaf=lambda t: hasattr(t, "perturbed"))
-  out, lse = _fwd_op(cfg)(x)
+  out, lse = _forward(cfg, x)
   # MaxText's remat policies save what has this name.
   out, lse = checkpoint_name(out, "context"), checkpoint_name(lse, "context")
   return (out, lse), (x, out, lse, wanted)
@@ -70,16 +117,13 @@ def _mha_bwd_rule(cfg: Config, residuals, cotangents):
   if dlse is not None:
     # A row that sees nothing has no gradient, whatever its -inf turned into.
     dlse = jnp.where(lse == -jnp.inf, 0, dlse)
-  grads = _bwd_op(cfg, wanted)(x, Saved(dout, out, lse, dlse))
-  dslopes = grads.dslopes
-  if dslopes is not None:
-    dslopes = reference.sum_rows(x, dslopes)
+  grads = _backward(cfg, wanted, x, Saved(dout, out, lse, dlse))
   dbias = grads.dbias
   return (x._replace(
       q=grads.dq, k=grads.dk, v=grads.dv, cu_seqlens_q=None,
       cu_seqlens_k=None, cu_seqlens_q_padded=None, cu_seqlens_k_padded=None,
       bias=None if dbias is None else dbias.astype(x.bias.dtype),
-      alibi_slopes=dslopes, sink=grads.dsink, dropout_state=None),)
+      alibi_slopes=grads.dslopes, sink=grads.dsink, dropout_state=None),)
 
 
 _mha.defvjp(_mha_fwd_rule, _mha_bwd_rule, symbolic_zeros=True)
@@ -228,19 +272,13 @@ def _bwd_op(cfg: Config, wanted: Wanted):
 # and head_dim are gathered. Query heads of one group follow their key head.
 
 
-class _Heads(NamedTuple):
-  """Names of the head dimension in the sharding rule."""
-  q: str
-  k: str
-  sizes: dict[str, int]
+def _head_names(x: Operands) -> tuple[str, str]:
+  """Names of the query and key head dimensions in the sharding rule.
 
-
-def _head_factors(hq: int, hk: int) -> _Heads:
-  if hq == hk:
-    return _Heads("h", "h", {})
-  if hk == 1:
-    return _Heads("h", "one", {})
-  return _Heads("(h g)", "h", {"g": hq // hk})
+  Grouped heads are two names: one compound dimension (h g) would be right too,
+  but lets a mesh axis that does not divide h be split between h and g.
+  """
+  return ("h", "h") if x.q.shape[-2] == x.k.shape[-2] else ("h", "n")
 
 
 def _specs(x: Operands, heads: tuple[str, str], batch: str):
@@ -287,8 +325,8 @@ def _is_spec(t) -> bool:
   return type(t) is tuple and all(isinstance(n, str) for n in t)
 
 
-def _einsum_rule(args, results, sizes: dict[str, int]):
-  """The sharding rule in JAX's notation: every letter but b, h, g replicated."""
+def _einsum_rule(args, results) -> tuple[str, tuple[str, ...]]:
+  """The sharding rule in JAX's notation, and the names to replicate."""
   lonely = 0
   fixed = []
 
@@ -299,15 +337,14 @@ def _einsum_rule(args, results, sizes: dict[str, int]):
       if name == "_":
         name = f"u{lonely}"
         lonely += 1
-      if name not in ("b", "h", "(h g)") and name not in fixed:
+      if name not in ("b", "h", "n") and name not in fixed:
         fixed.append(name)
       out.append(name)
     return " ".join(out)
 
   sides = [", ".join(words(s) for s in jax.tree.leaves(side, is_leaf=_is_spec))
            for side in (args, results)]
-  return " -> ".join(sides), dict(
-      sizes, need_replication_factors=tuple(fixed))
+  return " -> ".join(sides), tuple(fixed)
 
 
 class _Split(NamedTuple):
@@ -321,17 +358,21 @@ class _Split(NamedTuple):
 
 
 def _axes(entry) -> tuple[str, ...]:
-  if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+  """Mesh axes of an entry of a PartitionSpec."""
+  if entry is None:
     return ()
   return tuple(entry) if isinstance(entry, tuple) else (entry,)
 
 
 def _choose_split(mesh, x: Operands) -> _Split:
-  """The division that q's sharding suggests and that the heads allow."""
+  """The division that q's, or else k's, sharding suggests and heads allow."""
   size = lambda axes: math.prod(mesh.shape[a] for a in axes)
-  entries = tuple(x.q.sharding.spec) + (None,) * x.q.ndim
-  batch = () if x.packed else _axes(entries[0])
-  heads = _axes(entries[x.q.ndim - 2])
+
+  def axes_of(dim):
+    return _axes(x.q.sharding.spec[dim]) or _axes(x.k.sharding.spec[dim])
+
+  batch = () if x.packed else axes_of(0)
+  heads = tuple(a for a in axes_of(x.q.ndim - 2) if a not in batch)
   hq, hk = x.q.shape[-2], x.k.shape[-2]
   if not x.packed and x.q.shape[0] % size(batch):
     batch = ()
@@ -408,7 +449,7 @@ def _partitioned_fwd(cfg: Config):
       x, _ = _localise(mesh, split, x, hq, hk)
       return ffi.mha_fwd(cfg, x)
 
-    return (mesh, lower,
+    return (mesh, _in_plain_types(lower),
             _to_shardings(mesh, split, _result_specs(x, None, names, "b")),
             (_to_shardings(mesh, split, _specs(x, names, "b")),))
 
@@ -449,7 +490,7 @@ def _partitioned_bwd(cfg: Config, wanted: Wanted):
                                dv=collect(grads.dv, whole_kv[1]))
       return grads
 
-    return (mesh, lower,
+    return (mesh, _in_plain_types(lower),
             _to_shardings(mesh, split, _result_specs(x, wanted, names, "b")),
             (_to_shardings(mesh, split, _specs(x, names, "b")),
              _to_shardings(mesh, split, _saved_specs(x, saved, names, "b"))))
@@ -457,19 +498,39 @@ def _partitioned_bwd(cfg: Config, wanted: Wanted):
   return _with_rule(mha_bwd, partition, wanted)
 
 
+def _in_plain_types(lower):
+  """`lower`, for JAX to trace under a context mesh of explicit axes.
+
+  A partitioned function sees one shard's arrays, so types that speak of meshes
+  have no place in it; the partitioner rejects what they lower to.
+  """
+  def wrapped(*args):
+    mesh = jax.sharding.get_abstract_mesh()
+    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+      return lower(*args)
+    auto = jax.sharding.AbstractMesh(
+        mesh.axis_sizes, mesh.axis_names,
+        (jax.sharding.AxisType.Auto,) * len(mesh.axis_names))
+    with jax.sharding.use_abstract_mesh(auto):
+      args = jax.tree.map(
+          lambda t: jax.sharding.reshard(t, PartitionSpec()), args)
+      return lower(*args)
+
+  return wrapped
+
+
 def _with_rule(fun, partition, wanted: Wanted | None):
   """`fun`, partitioned by a sharding rule made for its arguments' shapes."""
   def call(*args):
     x = args[0]
-    heads = _head_factors(x.q.shape[-2], x.k.shape[-2])
-    names = (heads.q, heads.k)
+    names = _head_names(x)
     specs = [_specs(x, names, "b")]
     if wanted is not None:
       specs.append(_saved_specs(x, args[1], names, "b"))
-    rule, sizes = _einsum_rule(
-        specs, _result_specs(x, wanted, names, "b"), heads.sizes)
+    rule, fixed = _einsum_rule(specs, _result_specs(x, wanted, names, "b"))
     op = custom_partitioning(fun)
-    op.def_partition(partition, sharding_rule=rule, **sizes)
+    op.def_partition(partition, sharding_rule=rule,
+                     need_replication_factors=fixed)
     return op(*args)
 
   return call
