@@ -4,7 +4,9 @@
 //
 // Importing it needs no GPU and no driver.
 
+#include <cstdint>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <vector>
 

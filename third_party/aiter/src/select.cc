@@ -51,6 +51,33 @@ bool Serves(const KernelInfo& kernel, const MhaKey& key) {
   return (key.features & excludes) == 0;
 }
 
+// Names of the features in `bits`, for a message.
+std::string FeatureNames(uint32_t bits) {
+  static constexpr struct {
+    Feature feature;
+    const char* name;
+  } kNames[] = {
+      {kFeatureBias, "bias"},
+      {kFeatureAlibi, "ALiBi slopes"},
+      {kFeatureSink, "sink"},
+      {kFeatureDropout, "dropout"},
+      {kFeatureVarlen, "packed sequences"},
+      {kFeatureCuSeqlens, "sequence lengths"},
+      {kFeatureTopLeft, "top-left alignment"},
+      {kFeatureSoftCap, "soft cap"},
+      {kFeatureSinkTokens, "sink tokens"},
+      {kFeatureWindow, "window"},
+      {kFeatureMinSeqlen, "min_seqlen_q"},
+      {kFeatureNoKeys, "no keys"},
+      {kFeatureNonPositiveScale, "scale_s <= 0"},
+  };
+  std::string text;
+  for (const auto& f : kNames) {
+    if ((bits & f.feature) != 0) text += std::string(", ") + f.name;
+  }
+  return text;
+}
+
 int PopCount(uint32_t bits) {
   int count = 0;
   for (; bits != 0; bits &= bits - 1) ++count;
@@ -91,8 +118,6 @@ Status SelectKernel(const DeviceInfo& device, const std::string& op,
                   "No kernels for device architecture " + device.arch +
                       "; this build has kernels for " + built);
   }
-  char features[16];
-  std::snprintf(features, sizeof(features), "0x%x", key.features);
   return Status(StatusCode::kUnimplemented,
                 "No " + op + " kernel on " + device.arch + " for " +
                     (key.data_type == DataType::kFp16 ? "fp16" : "bf16") +
