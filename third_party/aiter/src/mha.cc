@@ -361,8 +361,7 @@ Status LoadSteps(const MhaKey& key, Steps<LoadedKernel> steps) {
 Status NameSteps(const MhaKey& key, const std::string& arch,
                  std::initializer_list<Step<void>> steps,
                  std::vector<std::string>* names) {
-  DeviceInfo device;
-  AITER_RETURN_IF_ERROR(DeviceOfArch(arch, &device));
+  const DeviceInfo device = DeviceOfArch(arch);
   names->clear();
   for (const Step<void>& step : steps) {
     if (!step.wanted) continue;

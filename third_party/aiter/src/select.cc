@@ -122,15 +122,16 @@ Status SelectKernel(const DeviceInfo& device, const std::string& op,
                 "No " + op + " kernel on " + device.arch + " for " +
                     (key.data_type == DataType::kFp16 ? "fp16" : "bf16") +
                     " with head dimensions (" + std::to_string(key.hdim_q) +
-                    ", " + std::to_string(key.hdim_v) + "), features " +
-                    features);
+                    ", " + std::to_string(key.hdim_v) + ")" +
+                    FeatureNames(key.features));
 }
 
-Status DeviceOfArch(const std::string& arch, DeviceInfo* device) {
-  device->platform = GetKernelTable().platform;
-  device->arch = arch;
-  device->max_shared_bytes = INT_MAX;
-  return Status();
+DeviceInfo DeviceOfArch(const std::string& arch) {
+  DeviceInfo device;
+  device.platform = GetKernelTable().platform;
+  device.arch = arch;
+  device.max_shared_bytes = INT_MAX;
+  return device;
 }
 
 }  // namespace aiter

@@ -20,8 +20,9 @@ namespace aiter {
 Status SelectKernel(const DeviceInfo& device, const std::string& op,
                     const MhaKey& key, const KernelInfo** kernel);
 
-// A device of architecture `arch` for selection without one.
-Status DeviceOfArch(const std::string& arch, DeviceInfo* device);
+// A device of architecture `arch`, to select for without having one; any
+// kernel's shared memory fits.
+DeviceInfo DeviceOfArch(const std::string& arch);
 
 }  // namespace aiter
 
