@@ -1,9 +1,10 @@
-"""A rule for wheels whose bytes depend on their content alone."""
+"""Our wheels; their bytes depend on their content alone."""
 
-load("//:version.bzl", "PYTHON_REQUIRES")
+load("//:version.bzl", "JAX_VERSION", "MIN_JAX_VERSION", "PLATFORM_TAG", "PYTHON_REQUIRES", "PYTHON_TAG", "VERSION")
 
 def _wheel_impl(ctx):
-    out = ctx.actions.declare_file("%s-%s-%s.whl" % (
+    out = ctx.actions.declare_file("%s/%s-%s-%s.whl" % (
+        ctx.label.name,
         ctx.attr.distribution,
         ctx.attr.version,
         ctx.attr.tag,
@@ -53,7 +54,7 @@ def _wheel_impl(ctx):
         runfiles = ctx.runfiles(files = [out]),
     )]
 
-wheel = rule(
+_wheel = rule(
     implementation = _wheel_impl,
     attrs = {
         "base": attr.label(
@@ -86,3 +87,78 @@ wheel = rule(
         ),
     },
 )
+
+def jax_aiter_wheel(name):
+    """The pure Python wheel.
+
+    Args:
+      name: the target, and the folder that the wheel is in.
+    """
+    _wheel(
+        name = name,
+        srcs = [
+            "//jax/_src/aiter",
+            "//jax/experimental/aiter",
+            "//jax_aiter",
+            "//jaxlib:gpu_aiter.py",
+        ],
+        distribution = "jax_aiter",
+        extras = {
+            "cuda13": "jax-aiter-cuda13==" + VERSION,
+            "rocm7": "jax-aiter-rocm7==" + VERSION,
+        },
+        requires = [
+            "jax>=" + MIN_JAX_VERSION,
+            "jaxlib>=" + MIN_JAX_VERSION,
+            "numpy",
+        ],
+        summary = "AMD's AITER operators for JAX: fused attention for GPUs",
+        tag = "py3-none-any",
+        version = VERSION,
+    )
+
+def _module(plugin, platform, dist_info):
+    return {
+        "//jaxlib/%s:_aiter.so" % platform: "jax_%s_plugin" % plugin,
+        "//third_party/aiter:report_" + platform: dist_info + ".dist-info/kernels",
+    }
+
+def add_on_wheel(name, plugin, platform):
+    """`_aiter.so` alone, for who keeps the published plugin.
+
+    Args:
+      name: the target, and the folder that the wheel is in.
+      plugin: rocm7 or cuda13.
+      platform: rocm or cuda.
+    """
+    distribution = "jax_aiter_" + plugin
+    _wheel(
+        name = name,
+        distribution = distribution,
+        placed = _module(plugin, platform, "%s-%s" % (distribution, VERSION)),
+        requires = [
+            "jax-aiter==" + VERSION,
+            "jax-%s-plugin>=%s" % (plugin, MIN_JAX_VERSION),
+        ],
+        summary = "The GPU kernels of jax-aiter for jax-%s-plugin" % plugin,
+        tag = "%s-abi3-%s" % (PYTHON_TAG, PLATFORM_TAG),
+        version = VERSION,
+    )
+
+def plugin_wheel(name, python_tag):
+    """The published ROCm plugin with `_aiter.so` in it.
+
+    Args:
+      name: the target, and the folder that the wheel is in.
+      python_tag: which of the published wheels, such as cp312.
+    """
+    version = "%s+aiter%s" % (JAX_VERSION, VERSION)
+    _wheel(
+        name = name,
+        base = "@pypi_rocm//:jax_rocm7_plugin_%s.whl" % python_tag,
+        distribution = "jax_rocm7_plugin",
+        placed = _module("rocm7", "rocm", "jax_rocm7_plugin-" + version),
+        requires = ["jax-aiter==" + VERSION],
+        tag = "%s-%s-%s" % (python_tag, python_tag, PLATFORM_TAG),
+        version = version,
+    )

@@ -55,7 +55,10 @@ def _triton_kernels_impl(ctx):
         objects.append(code)
         descriptions.append(description)
     return [
-        DefaultInfo(files = depset(objects + descriptions)),
+        DefaultInfo(
+            files = depset(objects + descriptions),
+            runfiles = ctx.runfiles(files = objects + descriptions),
+        ),
         KernelsInfo(objects = objects, descriptions = descriptions),
     ]
 
