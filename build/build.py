@@ -201,7 +201,9 @@ def arch_flags(archs: str | None) -> list[str]:
   return ["--//third_party/aiter:archs=" + archs]
 
 
-def built_files(python: str, target: str, flags: list[str]) -> list[pathlib.Path]:
+def built_files(
+  python: str, target: str, flags: list[str]
+) -> list[pathlib.Path]:
   """Builds a target and returns its files."""
   with tempfile.TemporaryDirectory() as folder:
     events = pathlib.Path(folder) / "events.json"
@@ -414,7 +416,9 @@ def test(args: argparse.Namespace) -> None:
     )
     print("$ " + shlex.join(command), flush=True)
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
-    passed, failed, skipped = count_cases(events) if events.exists() else (0, 0, 0)
+    passed, failed, skipped = (
+      count_cases(events) if events.exists() else (0, 0, 0)
+    )
   if status and not failed:
     failed = 1
   if skipped:

@@ -125,9 +125,7 @@ class ModuleBazelTest(absltest.TestCase):
     )
     extension = Build()
     extension.evaluate("third_party/extensions.bzl")
-    self.assertCountEqual(
-      extension.repositories, self.module.used_repositories
-    )
+    self.assertCountEqual(extension.repositories, self.module.used_repositories)
 
   def test_rule_sets_are_those_of_bazel_4(self):
     # Java and coverage are Bazel's own business there.

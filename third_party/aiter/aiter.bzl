@@ -3,13 +3,14 @@
 load("@rules_cc//cc:cc_library.bzl", "cc_library")
 load("//third_party/aiter/aot:kernels.bzl", "embedded_kernels", "kernel_report", "triton_kernels")
 
-def kernel_library(platform, arch_prefix):
-    """Declares `kernels_<platform>`, a cc_library of its code objects.
+def kernel_library(name, platform, arch_prefix):
+    """A cc_library of a platform's code objects.
 
     `code_objects_<platform>` are they themselves, and `report_<platform>` is
     the table of the compiler's figures for them.
 
     Args:
+      name: the library.
       platform: rocm or cuda.
       arch_prefix: what the names of its architectures begin with.
     """
@@ -35,7 +36,7 @@ def kernel_library(platform, arch_prefix):
         report = report,
     )
     cc_library(
-        name = "kernels_" + platform,
+        name = name,
         srcs = [
             "src/kernel_table.cc",
             generated + ".S",

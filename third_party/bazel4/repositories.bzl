@@ -11,7 +11,9 @@ _REPOSITORIES = [
     "rules_python",
 ]
 
+# buildifier: disable=unnamed-macro
 def bazel4_repositories():
+    """Declares them, under the names that Bazel 4 wants."""
     for name in _REPOSITORIES:
         native.local_repository(
             name = name,

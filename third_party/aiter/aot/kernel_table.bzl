@@ -7,20 +7,16 @@ _KEY = ["op", "grade", "arch", "dtype", "dqk", "dv"]
 
 def _impl(repository_ctx):
     path = repository_ctx.path(repository_ctx.attr.table)
-    header = None
+    lines = [line.strip() for line in repository_ctx.read(path).split("\n")]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    header = lines[0]
+    columns = header.split(",")
+    for column in _KEY:
+        if column not in columns:
+            fail("%s: no column %s" % (path, column))
     rows = []
     seen = {}
-    for line in repository_ctx.read(path).split("\n"):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        if header == None:
-            header = line
-            columns = line.split(",")
-            for column in _KEY:
-                if column not in columns:
-                    fail("%s: no column %s" % (path, column))
-            continue
+    for line in lines[1:]:
         cells = line.split(",")
         if len(cells) != len(columns):
             fail("%s: %d cells for %d columns: %s" % (path, len(cells), len(columns), line))
