@@ -8,12 +8,14 @@ of one unit in the last place of the largest value; lse is always held to 1e-4.
 
 import dataclasses
 import itertools
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 import jax
+from jax._src.aiter import reference
 from jax.experimental import aiter
 import jax.numpy as jnp
 import ml_dtypes
@@ -314,6 +316,40 @@ class CombinationTest(MhaTestCase):
   @hypothesis.given(cases())
   def test_random(self, case):
     self.check(case)
+
+
+class BlockTest(MhaTestCase):
+  """The reference by blocks, made small; float32, so on any platform."""
+
+  def setUp(self):
+    super().setUp()
+    for name in ("_ONE_BLOCK", "_BLOCK_Q", "_BLOCK_K"):
+      self.enter_context(mock.patch.object(reference, name, 8))
+    jax.clear_caches()
+    self.addCleanup(jax.clear_caches)
+
+  def check_blocks(self, **options):
+    small = dict(dtype="fp32", sq=20, sk=28, dqk=8)
+    self.check(Case(**{**small, **options}))
+
+  @parameterized.parameters(*FEATURES)
+  def test_alone(self, feature):
+    options = dict(FEATURES[feature])
+    if "lengths" in options:
+      options["lengths"] = ((11, 28), (20, 9))
+    if "dqk" in options:
+      options.update(dqk=24, dv=16)
+    self.check_blocks(**options)
+
+  @parameterized.parameters(
+      dict(causal=True, hq=4, hk=2, bias="b1qk", alibi="h", dropout=0.3),
+      dict(window=(3, 0), cap=4.0, sink="bh", use_lse=True, bias="qk"),
+      dict(packed=True, lengths=((9, 12), (0, 3), (17, 20)), gaps=(3, 2),
+           causal=True, alibi="bh", sink="h", dropout=0.2, min_seqlen_q=4),
+      dict(lengths=((3, 28), (20, 0)), window=(4, 4, 2), use_lse=True),
+      dict(sq=1, sk=40, causal=True), dict(sq=40, sk=9, causal=True, sink="h"))
+  def test_together(self, **options):
+    self.check_blocks(**options)
 
 
 class ShapeTest(MhaTestCase):
