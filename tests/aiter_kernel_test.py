@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels' arithmetic without a GPU.
+
+Triton's interpreter runs the Triton kernels, forward and every gradient, on
+NumPy arrays, with small tiles so that a short sequence has full, cut and dead
+ones. Results are held to the float64 formula as tests/aiter_mha_test.py does.
+"""
+
+import functools
+import math
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+# pylint: disable=g-import-not-at-top
+from absl.testing import absltest
+from absl.testing import parameterized
+import ml_dtypes
+import numpy as np
+import oracle
+from third_party.aiter.kernels import common
+from third_party.aiter.kernels import mha_bwd
+from third_party.aiter.kernels import mha_fwd
+import triton.language as tl
+from triton.runtime import interpreter
+
+_UNBOUNDED = 2**30
+
+
+@functools.cache  # Triton remembers dtypes by their address.
+class _DType:
+  """A dtype under the name by which Triton knows it."""
+
+  def __init__(self, name):
+    self.name = name
+
+  def __str__(self):
+    return "stand_in." + self.name
+
+
+class _Tensor:
+  """As much of a torch.Tensor as the interpreter asks of an argument."""
+
+  def __init__(self, array):
+    self.array = np.ascontiguousarray(array)
+    self.dtype = _DType(self.array.dtype.name)
+    self.shape = self.array.shape
+
+  def data_ptr(self):
+    return self.array.ctypes.data
+
+  def untyped_storage(self):
+    return self
+
+  def cpu(self):
+    return self
+
+  def copy_(self, other):
+    assert other.array is self.array
+
+  def new_empty(self, *_, **__):
+    return _Tensor(np.zeros(0, self.array.dtype))
+
+  def set_(self, storage, *_):
+    self.array = storage.array
+
+  def storage_offset(self):
+    return 0
+
+  def size(self):
+    return self.shape
+
+  def stride(self):
+    return tuple(s // self.array.itemsize for s in self.array.strides)
+
+
+def _create_dot(self, a, b, d, *rest, create_dot):
+  """The interpreter's dot; on bfloat16 Triton 3.9's multiplies bit patterns."""
+  def widen(x):
+    if x.dtype.scalar != tl.bfloat16:
+      return x
+    return interpreter.TensorHandle(
+        (x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+  return create_dot(self, widen(a), widen(b), d, *rest)
+
+
+def _strides(x):
+  """(row, head, batch) strides of [b, s, h, d] or [total, h, d]."""
+  s = [n // x.itemsize for n in x.strides]
+  return (s[-3], s[-2], s[0] if x.ndim == 4 else 0)
+
+
+class _Case:
+  """One call of the operator: its operands, launches and results."""
+
+  def __init__(
+      self, dtype=np.float16, general=False, b=1, hq=2, hk=1, sq=48, sk=64,
+      dqk=32, dv=None, block=None, tile_m=16, tile_n=16, heads_first=False,
+      left=-1, right=-1, sink_tokens=0, top_left=False, sink=False, bias=None,
+      bias_f32=False, slopes=False, cap=0.0, p_drop=0.0, dlse=False, skip=0,
+      scale=None, cu_q=None, cu_k=None, pad_q=None, pad_k=None, packed=False,
+  ):
+    rng = np.random.default_rng(sq * 1000 + sk)
+    dv = dv or dqk
+    self.dtype, self.general, self.packed = dtype, general, packed
+    self.tile_m, self.tile_n, self.heads_first = tile_m, tile_n, heads_first
+    self.b = b = len(cu_q) - 1 if packed else b
+    if packed:
+      sq, sk = (pad_q or cu_q)[-1] + 3, (pad_k or cu_k)[-1] + 5
+    self.sizes = (b, sq, sk, hq, hk, dqk, dv)
+    lead = () if packed else (b,)
+    random = lambda *s: rng.standard_normal(s, np.float32)
+    tensor = lambda *s: random(*lead, *s).astype(dtype)
+    self.q, self.k = tensor(sq, hq, dqk), tensor(sk, hk, dqk)
+    self.v, self.do = tensor(sk, hk, dv), tensor(sq, hq, dv)
+    lse_shape = (*lead, hq, sq)
+    self.dlse = random(*lse_shape) if dlse else None
+    self.sink = random(b, hq) if sink else None
+    self.slopes = rng.random((b, hq), np.float32) if slopes else None
+    self.bias = None
+    if bias:
+      self.bias = random(*bias, sq, sk).astype(
+          np.float32 if bias_f32 else dtype)
+    self.key = (123456789, 3987654321)
+    state = np.zeros((b, hq, 4), np.uint32)
+    state[..., :2] = self.key
+    state[..., 2], state[..., 3] = np.mgrid[:b, :hq]
+    self.state = state
+    self.cu = [cu_q, cu_k, pad_q, pad_k]
+    self.scale = dqk**-0.5 if scale is None else scale
+    flag = lambda bit, on: bit.value if on else 0
+    self.flags = (
+        flag(common.HAS_BIAS, bias) | flag(common.BIAS_F32, bias_f32)
+        | flag(common.ALIBI, slopes) | flag(common.SINK, sink)
+        | flag(common.DROPOUT, p_drop) | flag(common.VARLEN, packed)
+        | flag(common.CU_Q, cu_q) | flag(common.CU_K, cu_k)
+        | flag(common.CU_Q_PAD, pad_q) | flag(common.CU_K_PAD, pad_k)
+        | flag(common.TOP_LEFT, top_left) | flag(common.DLSE, dlse))
+    threshold = int(math.floor(np.float64(np.float32(p_drop)) * 2**32))
+    self.scalars = (
+        float(self.scale), float(cap), int(np.uint32(threshold).view(np.int32)),
+        float(np.float32(1 / (1 - np.float64(np.float32(p_drop))))),
+        left if left >= 0 else _UNBOUNDED, right if right >= 0 else _UNBOUNDED,
+        sink_tokens, skip, self.flags)
+    self.skip = skip
+    head = block or 1 << (dqk.bit_length() - 1)
+    self.blocks = dict(
+        HEAD=head, TAIL=max(dqk - head, 0), BLOCK_DV=block or dv,
+        CHEAP_CAST=True)
+    self.grade = dict(
+        GENERAL=general, HEADS_FIRST=heads_first,
+        LANE_KEYS=4 if tile_n == 16 else 2)
+    sequences = []
+    for i in range(b):
+      nq = cu_q[i + 1] - cu_q[i] if cu_q else sq
+      nk = cu_k[i + 1] - cu_k[i] if cu_k else sk
+      at = ((pad_q or cu_q)[i], (pad_k or cu_k)[i]) if packed else (0, 0)
+      sequences.append((at[0], nq, at[1], nk))
+    self.reference = dict(
+        dlse=self.dlse, sequences=sequences, scale=self.scale,
+        mask=oracle.Mask(left, right, sink_tokens, top_left), cap=cap,
+        bias=self.bias, slopes=self.slopes, sink=self.sink, key=self.key,
+        p_drop=p_drop, skip=skip)
+
+  def _grid(self, tile, heads, rows):
+    tiles = rows // tile + self.b if self.packed else -(-rows // tile)
+    grid = [tiles, heads, 1 if self.packed else self.b]
+    if self.heads_first:
+      grid[:2] = grid[1::-1]
+    return tuple(grid)
+
+  def run(self):
+    """Launches every kernel: a dict of results as oracle.attention's."""
+    b, sq, sk, hq, hk, _, dv = self.sizes
+    tensor = lambda x: _Tensor(np.zeros(16, np.float32) if x is None else x)
+    # What no kernel writes must have been there before: in packed batches the
+    # rows between sequences, which the caller clears.
+    fill = 0.0 if self.packed else np.nan
+    new = lambda like: _Tensor(np.full(like.shape, fill, like.dtype))
+    lse_shape = (hq, sq) if self.packed else (b, hq, sq)
+    float_rows = lambda value: _Tensor(np.full(lse_shape, value, np.float32))
+    q, k, v, do = (_Tensor(x) for x in (self.q, self.k, self.v, self.do))
+    out, dq, dk, dvt = (new(x) for x in (self.do, self.q, self.k, self.v))
+    lse = float_rows(-np.inf if self.packed else np.nan)
+    delta, d_slopes = float_rows(np.nan), float_rows(fill)
+    d_sink = _Tensor(np.full((b, hq), np.nan, np.float32))
+    cu = [_Tensor(np.asarray(c or [0], np.int32)) for c in self.cu]
+    bias, dbias = tensor(self.bias), tensor(None)
+    bias_strides, bias_shape = (0, 0, 0), (1, 1)
+    if self.bias is not None:
+      dbias = _Tensor(np.full(self.bias.shape, np.nan, np.float32))
+      bias_shape = self.bias.shape[:2]
+      bias_strides = (
+          sk, sq * sk if bias_shape[1] > 1 else 0,
+          bias_shape[1] * sq * sk if bias_shape[0] > 1 else 0)
+    slopes, sink, state = (
+        tensor(x) for x in (self.slopes, self.sink, self.state))
+    lse_strides = (sq, 0 if self.packed else hq * sq)
+    strides = lambda *xs: [n for x in xs for n in _strides(x.array)]
+    tiles = dict(TILE_M=self.tile_m, TILE_N=self.tile_n, **self.blocks)
+
+    mha_fwd.mha_fwd[self._grid(self.tile_m, hq, sq)](
+        q, k, v, out, lse, bias, bias, slopes, sink, state, *cu,
+        *strides(q, k, v, out), *lse_strides, *bias_strides, *self.sizes,
+        *self.scalars, **tiles, **self.grade)
+    mha_bwd.mha_bwd_delta[(-(-sq // self.tile_m), hq, 1 if self.packed else b)](
+        out, do, tensor(self.dlse), delta, *strides(out, do), *lse_strides,
+        b, sq, hq, dv, self.flags,
+        TILE_M=self.tile_m, BLOCK_DV=self.blocks["BLOCK_DV"])
+    arguments = (
+        q, k, v, do, lse, delta, dq, dk, dvt, dbias, d_slopes, bias, bias,
+        slopes, state, *cu, *strides(q, k, v, do, dq, dk, dvt), *lse_strides,
+        *bias_strides, *bias_strides, *self.sizes, *bias_shape, *self.scalars)
+    mha_bwd.mha_bwd_dkdv[self._grid(self.tile_n, hk, sk)](
+        *arguments, **tiles, **self.grade)
+    mha_bwd.mha_bwd_dq[self._grid(self.tile_m, hq, sq)](
+        *arguments, **tiles, **self.grade)
+    result = dict(out=out, lse=lse, dq=dq, dk=dk, dv=dvt)
+    if self.bias is not None:
+      grid = (-(-sk // self.tile_n), -(-sq // self.tile_m),
+              bias_shape[0] * bias_shape[1])
+      mha_bwd.mha_bwd_dbias[grid](*arguments, **tiles)
+      result["dbias"] = dbias
+    if self.sink is not None:
+      mha_bwd.mha_bwd_dsink[(hq, b)](
+          lse, delta, sink, d_sink, cu[0], cu[2], *lse_strides, b, sq, hq,
+          self.skip, self.flags, TILE_M=32)
+      result["dsink"] = d_sink
+    result = {n: x.array.astype(np.float64) for n, x in result.items()}
+    if self.slopes is not None:
+      rows = d_slopes.array.astype(np.float64)
+      if self.packed:
+        result["dslopes"] = np.stack([
+            rows[:, s:s + n].sum(1)
+            for s, n, _, _ in self.reference["sequences"]])
+      else:
+        result["dslopes"] = rows.sum(-1)
+    return result
+
+  def expected(self, dtype=None):
+    return oracle.attention(
+        self.q, self.k, self.v, self.do, dtype=dtype, **self.reference)
+
+
+_CU_Q, _CU_K = (0, 17, 17, 50, 51), (0, 20, 40, 40, 77)
+_PAD_Q, _PAD_K = (0, 20, 25, 60, 64), (0, 22, 48, 48, 90)
+_CASES = dict(
+    full=dict(),
+    bf16=dict(dtype=ml_dtypes.bfloat16),
+    causal=dict(right=0, b=2, hq=4, hk=2),
+    causal_more_queries=dict(right=0, sq=60, sk=7),
+    causal_ragged=dict(sq=37, sk=51, right=0),
+    window=dict(left=10, right=5, sq=60, sk=60),
+    window_wide=dict(left=70, right=33, sq=130, sk=111, tile_n=32),
+    window_left=dict(left=45, sq=90, sk=75),
+    top_left=dict(left=4, right=0, sq=50, sk=20, top_left=True),
+    decode=dict(sq=1, sk=77, right=0),
+    sink=dict(sink=True, right=0, sq=40, sk=20, dlse=True),
+    no_keys=dict(sk=0, sink=True),
+    unequal_head_dims=dict(dqk=96, dv=64, right=0),
+    heads_first=dict(heads_first=True, right=0, b=2, hq=4, hk=2),
+    packed=dict(packed=True, cu_q=_CU_Q, cu_k=_CU_K, right=0),
+    packed_padded=dict(
+        packed=True, cu_q=_CU_Q, cu_k=_CU_K, pad_q=_PAD_Q, pad_k=_PAD_K,
+        left=12, right=3, sink=True, hq=4, hk=2, dlse=True),
+    packed_skip=dict(packed=True, cu_q=_CU_Q, cu_k=_CU_K, skip=1, sink=True),
+    dense_lengths=dict(
+        b=3, cu_q=(0, 17, 17, 60), cu_k=(0, 20, 60, 60), sq=48, sk=50, right=0,
+        sink=True),
+    general=dict(general=True, block=32, dqk=24, dv=16),
+    general_bias=dict(general=True, b=2, bias=(1, 2), sq=37, sk=45, right=0),
+    general_bias_f32=dict(
+        general=True, b=2, bias=(2, 1), bias_f32=True, sq=37, sk=45),
+    general_alibi=dict(general=True, slopes=True, right=0, b=2, hq=4, hk=2),
+    general_soft_cap=dict(general=True, cap=3.0, right=0),
+    general_dropout=dict(general=True, p_drop=0.3, right=0, b=2),
+    general_sink_tokens=dict(
+        general=True, left=8, right=3, sink_tokens=20, sq=60, sk=50,
+        tile_n=32),
+    general_negative_scale=dict(general=True, scale=-0.2, right=0),
+    general_all=dict(
+        general=True, b=2, hq=4, hk=2, bias=(2, 4), slopes=True, cap=5.0,
+        p_drop=0.2, sink=True, left=20, right=2, sink_tokens=3, sq=45, sk=53,
+        dlse=True, dqk=40, dv=24, block=64),
+    general_packed_all=dict(
+        general=True, packed=True, cu_q=_CU_Q, cu_k=_CU_K, pad_q=_PAD_Q,
+        slopes=True, cap=4.0, p_drop=0.25, sink=True, left=12, right=1,
+        sink_tokens=2, hq=4, hk=2),
+)
+
+
+class KernelTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    create_dot = interpreter.InterpreterBuilder.create_dot
+    self.enter_context(absltest.mock.patch.object(
+        interpreter.InterpreterBuilder, "create_dot",
+        lambda *args: _create_dot(*args, create_dot=create_dot)))
+
+  @parameterized.named_parameters(*_CASES.items())
+  def test_matches_formula(self, config):
+    case = _Case(**config)
+    actual = case.run()
+    exact, plain = case.expected(), case.expected(case.dtype)
+    epsilon = float(ml_dtypes.finfo(case.dtype).eps)
+    for name, value in actual.items():
+      want = exact[name]
+      np.testing.assert_array_equal(
+          np.isinf(want), np.isinf(value), err_msg=name)
+      error = np.where(np.isinf(want), 0, value - np.where(
+          np.isinf(want), 0, want))
+      allowed = np.where(np.isinf(want), 0, plain[name] - np.where(
+          np.isinf(want), 0, want))
+      size = np.abs(np.where(np.isinf(want), 0, want)).max(initial=0)
+      self.assertLessEqual(
+          np.abs(error).max(initial=0),
+          2 * np.abs(allowed).max(initial=0) + epsilon * max(size, 0.1), name)
+
+  def test_nan_is_not_lost(self):
+    case = _Case(right=0, sq=32, sk=32)
+    case.q[0, 3, 1, 5] = np.nan
+    out = case.run()["out"]
+    self.assertTrue(np.isnan(out[0, 3, 1]).all())
+    self.assertFalse(np.isnan(out[0, :3]).any())
+
+
+if __name__ == "__main__":
+  absltest.main()
