@@ -343,8 +343,9 @@ def demo(args: argparse.Namespace) -> None:
 
 def bench(args: argparse.Namespace) -> None:
   interpreter, platform = install(prepare())
+  out = ROOT / "dist/attention"
   run(
-    [interpreter, ROOT / "benchmarks/attention.py", *args.rest],
+    [interpreter, ROOT / "benchmarks/attention.py", "--out", out, *args.rest],
     env=environment_for(platform),
   )
 
