@@ -301,12 +301,13 @@ def install(python: str) -> tuple[pathlib.Path, str]:
   )
   wheels = build_wheels(python, archs, ROOT / "dist")
   requirements = lock("requirements")
+  names = ["jax_aiter", "jax_rocm7_plugin"]
   if platform == "cuda":
     requirements += lock("cuda_requirements")
     names = ["jax_aiter", "jax_aiter_cuda13"]
-  else:
+  elif platform == "rocm":
+    # Without a GPU this would only complain that there is none.
     requirements += lock("rocm_requirements", without=["jax-rocm7-plugin"])
-    names = ["jax_aiter", "jax_rocm7_plugin"]
   tag = output(
     [python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"]
   ).strip()
