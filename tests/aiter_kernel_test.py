@@ -149,7 +149,7 @@ class _Case:
         CHEAP_CAST=True)
     self.grade = dict(
         GENERAL=general, HEADS_FIRST=heads_first,
-        LANE_KEYS=4 if tile_n == 16 else 2)
+        LANE_KEYS=4 if heads_first or b == 1 else 0)
     sequences = []
     for i in range(b):
       nq = cu_q[i + 1] - cu_q[i] if cu_q else sq

@@ -119,7 +119,7 @@ def _constants(row, constants):
       # gfx950 and NVIDIA convert to bfloat16 in one instruction.
       "CHEAP_CAST": row["arch"] in ("gfx90a", "gfx942", "gfx1100", "gfx1201"),
       "HEADS_FIRST": row["arch"].startswith("gfx9"),
-      "LANE_KEYS": 2 if row["arch"].startswith("sm_") else 4,
+      "LANE_KEYS": 4 if row["arch"].startswith("gfx9") else 0,
   }
   values.update(constants)
   return values

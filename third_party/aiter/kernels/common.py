@@ -28,7 +28,8 @@ DLSE = tl.constexpr(2048)
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-# 2^98: between every score and the bounds of cut_edges.
+# Bounds of cut_edges are at least 2^99; every score is below EDGE_LIMIT, 2^98.
+_HUGE = tl.constexpr(1.2676506002282294e30)
 EDGE_LIMIT = tl.constexpr(3.1691265005705735e29)
 
 
@@ -229,9 +230,8 @@ def _edge_bound(
     edge, direction, TILE_N: tl.constexpr, LANE_KEYS: tl.constexpr
 ):
   """(edge[r] - c) * direction, times 2^100, split as in cut_edges."""
-  huge: tl.constexpr = 1.2676506002282294e30
-  slope = -huge * direction
-  base = (edge.to(tl.float32) * direction + 0.5) * huge
+  slope = -_HUGE * direction
+  base = (edge.to(tl.float32) * direction + 0.5) * _HUGE
   LANES: tl.constexpr = 8 // LANE_KEYS
   c = (tl.arange(0, TILE_N // 8)[:, None, None] * 8
        + tl.arange(0, LANE_KEYS)[None, None, :])[None, :, :, :]
@@ -254,19 +254,29 @@ def cut_edges(
   that reach the row's maximum, through a NaN or in a row without any key, are
   beyond EDGE_LIMIT and so cannot be mistaken for a score.
 
-  A lane of a matrix instruction holds LANE_KEYS neighbouring keys of each 8.
-  Split so, a column is a constant of the instruction plus a part of the lane.
+  On CDNA a lane of a matrix instruction holds LANE_KEYS neighbouring keys of
+  each 8. Split so, a column is a constant of the instruction plus a part of the
+  lane. LANE_KEYS = 0, without packed fma, compares and selects.
   """
-  wide = tl.reshape(s, [TILE_M, TILE_N // 8, 8 // LANE_KEYS, LANE_KEYS])
-  bound = _edge_bound(edge, direction, TILE_N, LANE_KEYS)
-  if BOTH:
-    other = _edge_bound(other_edge, -1.0, TILE_N, LANE_KEYS)
+  if LANE_KEYS > 0:
+    wide = tl.reshape(s, [TILE_M, TILE_N // 8, 8 // LANE_KEYS, LANE_KEYS])
+    bound = _edge_bound(edge, direction, TILE_N, LANE_KEYS)
+    if BOTH:
+      other = _edge_bound(other_edge, -1.0, TILE_N, LANE_KEYS)
+    else:
+      # A third operand that never wins: a minimum of three is one instruction,
+      # where a minimum of two first has to quiet NaNs.
+      other = 3.0e38
+    wide = tl.minimum(tl.minimum(wide, bound), other)
+    s = tl.reshape(wide, [TILE_M, TILE_N])
   else:
-    # A third operand that never wins: a minimum of three is one instruction,
-    # where a minimum of two first has to quiet NaNs.
-    other = 3.0e38
-  wide = tl.minimum(tl.minimum(wide, bound), other)
-  return tl.reshape(wide, [TILE_M, TILE_N])
+    c = tl.arange(0, TILE_N)[None, :]
+    if BOTH:
+      seen = (c <= edge[:, None]) & (c >= other_edge[:, None])
+    else:
+      seen = (edge[:, None] - c) * direction >= 0
+    s = tl.where(seen, s, -_HUGE)
+  return s
 
 
 @triton.jit
