@@ -135,7 +135,10 @@ def find_python() -> str:
 
 def prepare() -> str:
   """Readies the machine for Bazel; returns the Python of the build."""
-  install_packages(BUILD_TOOLS, {"/usr/include/zlib.h": "zlib1g-dev"})
+  tools = dict(BUILD_TOOLS)
+  if shutil.which("bazelisk"):
+    del tools["bazel"]
+  install_packages(tools, {"/usr/include/zlib.h": "zlib1g-dev"})
   return find_python()
 
 
@@ -405,6 +408,7 @@ def count_cases(events: pathlib.Path) -> tuple[int, int, int]:
 def test(args: argparse.Namespace) -> None:
   python = prepare()
   targets = args.targets or ["//..."]
+  gpu, _ = find_gpu()
   with tempfile.TemporaryDirectory() as folder:
     events = pathlib.Path(folder) / "events.json"
     command = bazel(
@@ -412,6 +416,7 @@ def test(args: argparse.Namespace) -> None:
       python,
       "--keep_going",
       f"--build_event_json_file={events}",
+      *([] if gpu == "cpu" else ["--//tests:gpu=" + gpu]),
       *arch_flags(args.archs),
       "--",
       *targets,

@@ -8,7 +8,7 @@ import zipfile
 
 
 def install(wheel_path: pathlib.Path, site: pathlib.Path) -> None:
-  """Unpacks one wheel; two wheels may not bring the same file."""
+  """Unpacks one wheel; two wheels may not differ in a file."""
   with zipfile.ZipFile(wheel_path) as wheel:
     for member in wheel.infolist():
       if member.is_dir():
@@ -24,10 +24,13 @@ def install(wheel_path: pathlib.Path, site: pathlib.Path) -> None:
       if " " in name:
         continue
       path = site / name
+      content = wheel.read(member)
       if path.exists():
-        raise FileExistsError(f"{wheel_path.name}: {name} is there already")
+        if path.read_bytes() == content:
+          continue
+        raise FileExistsError(f"{wheel_path.name}: another wheel has {name}")
       path.parent.mkdir(parents=True, exist_ok=True)
-      path.write_bytes(wheel.read(member))
+      path.write_bytes(content)
       if member.external_attr >> 16 & 0o111:
         path.chmod(0o755)
 

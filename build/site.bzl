@@ -3,6 +3,23 @@
 load("@rules_python//python:py_info.bzl", "PyInfo")
 load("@rules_python//python:py_test.bzl", "py_test")
 
+# Platforms that have a PJRT plugin to install beside ours.
+GPUS = [
+    "cuda",
+    "rocm",
+]
+
+def _gpu_impl(ctx):
+    if ctx.build_setting_value not in GPUS + ["none"]:
+        fail("%s: %s is none of %s, none" %
+             (ctx.label, ctx.build_setting_value, ", ".join(GPUS)))
+    return []
+
+gpu = rule(
+    implementation = _gpu_impl,
+    build_setting = config.string(flag = True),
+)
+
 def _site_impl(ctx):
     site = ctx.actions.declare_directory(ctx.label.name)
     args = ctx.actions.args()

@@ -18,6 +18,10 @@ def repositories():
         lock = "//third_party/pypi:build_requirements_lock.txt",
     )
     pypi(
+        name = "pypi_cuda",
+        lock = "//third_party/pypi:cuda_requirements_lock.txt",
+    )
+    pypi(
         name = "pypi_lint",
         lock = "//third_party/pypi:lint_requirements_lock.txt",
     )
