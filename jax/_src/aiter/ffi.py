@@ -214,3 +214,9 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
   return _dispatch(
       True, x, features(cfg, x, wanted, saved.dlse is not None), kernel,
       functools.partial(reference.mha_bwd, cfg, wanted), x, saved)
+
+
+# A program that was exported elsewhere calls its targets without being traced
+# here, so they are registered as soon as this module is imported.
+for _platform in platforms_enabled():
+  gpu_aiter.load(_platform)

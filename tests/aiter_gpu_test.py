@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only a GPU shows: captured graphs, streams, threads, host time.
+
+Skipped where JAX has no GPU with kernels. Device memory read by the host,
+allocation in a handler, or a synchronisation would break the captured graph.
+"""
+
+import concurrent.futures
+import functools
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from absl.testing import absltest
+import jax
+from jax._src.aiter import ffi
+from jax.experimental import aiter
+from jax.experimental.compute_on import compute_on
+import jax.numpy as jnp
+import numpy as np
+
+PLATFORM = next((p for p in ffi.PLATFORMS if ffi.architectures(p)), None)
+
+# Run in a process of its own, because XLA reads its flags once.
+GRAPH_PROGRAM = """
+import functools, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental import aiter
+q, k, v = (jax.random.normal(jax.random.key(i), (2, 300, 4, 64), jnp.bfloat16)
+           for i in range(3))
+def loss(q, k, v, key):
+  for _ in range(2):
+    q = aiter.flash_attn_func(q, k, v, causal=True, dropout_p=0.1,
+                              dropout_key=key)
+  cu = jnp.array([0, 100, 100, 600])
+  flat = [t.reshape(600, 4, 64) for t in (q, k, v)]
+  out = aiter.flash_attn_varlen(*flat, cu, cu, causal=True)
+  return jnp.sum(out.astype(jnp.float32) ** 2)
+step = jax.jit(jax.grad(loss, (0, 1, 2)))
+for call in range(4):  # The first is not captured; the others replay.
+  outs = jax.device_get(step(q, k, v, jax.random.key(call % 2)))
+  np.savez(f"{sys.argv[1]}/{call}.npz", *(o.astype(np.float32) for o in outs))
+"""
+
+
+@unittest.skipIf(PLATFORM is None, "there is no GPU here")
+class GpuTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    q = jnp.zeros((1, 1, 1, 64), jnp.bfloat16)
+    from jax._src.aiter.types import Operands  # pylint: disable=g-import-not-at-top
+    self.assertTrue(ffi._serves(PLATFORM, False, Operands(q, q, q), ()),
+                    "the GPU runs the reference")
+
+  def inputs(self, s=257, d=64):
+    return [jax.random.normal(jax.random.key(i), (2, s, 4, d), jnp.bfloat16)
+            for i in range(3)]
+
+  def step(self, **options):
+    def loss(*args):
+      return jnp.sum(
+          aiter.flash_attn_func(*args, **options).astype(jnp.float32) ** 2)
+    return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
+
+  def assert_same(self, got, want):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+      np.testing.assert_array_equal(np.asarray(a, np.float32),
+                                    np.asarray(b, np.float32))
+
+  def test_the_kernel_runs(self):
+    """The compiled program has our calls and not the reference."""
+    text = self.step(causal=True).lower(*self.inputs()).compile().as_text()
+    for op in ("mha_fwd", "mha_bwd"):
+      self.assertIn(ffi.gpu_aiter.target(PLATFORM, op), text)
+
+  def test_threads(self):
+    """Eight threads compile and run different calls at once (finding 2)."""
+    variants = [dict(causal=True), dict(window_size=(30, 10)),
+                dict(logits_soft_cap=5.0), dict(softmax_scale=0.2)]
+    args = self.inputs()
+    want = [jax.device_get(self.step(**v)(*args)) for v in variants]
+
+    def work(i):
+      step = self.step(**variants[i % 4])  # a program of its own
+      return [jax.device_get(step(*args)) for _ in range(5)]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+      for i, results in enumerate(pool.map(work, range(16))):
+        for got in results:
+          self.assert_same(got, want[i % 4])
+
+  def test_two_streams(self):
+    """Calls on two streams of one program give what one stream gives."""
+    q, k, v = self.inputs(s=1000)
+    fn = functools.partial(aiter.flash_attn_func, causal=True)
+
+    @jax.jit
+    def both(q, k, v):
+      with compute_on("gpu_stream:1"):
+        a = jax.jit(fn)(q, k, v)
+      with compute_on("gpu_stream:2"):
+        b = jax.jit(fn)(k, q, v)
+      return a, b
+
+    want = fn(q, k, v), fn(k, q, v)
+    for _ in range(10):
+      self.assert_same(both(q, k, v), want)
+
+  def test_captured_graph(self):
+    """The handlers are recorded into a command buffer, and replay right."""
+    results = []
+    with tempfile.TemporaryDirectory() as root:
+      for flags in ("--xla_gpu_enable_command_buffer=",
+                    "--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL"
+                    " --xla_gpu_graph_min_graph_size=1"):
+        out = pathlib.Path(root, str(len(results)))
+        dump = out / "dump"
+        dump.mkdir(parents=True)
+        subprocess.run(
+            [sys.executable, "-P", "-c", GRAPH_PROGRAM, str(out)], check=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path),
+                 "XLA_FLAGS": f"{flags} --xla_dump_to={dump}"
+                              " --xla_dump_hlo_module_re=.*loss.*"})
+        thunks = "\n".join(p.read_text() for p in dump.glob("*thunk_sequence*"))
+        results.append((thunks, [
+            np.load(out / f"{i}.npz") for i in range(4)]))
+    (_, eager), (thunks, captured) = results
+    self.assertRegex(thunks, r"(?i)commandbuffer|command_buffer")
+    inside = re.search(
+        r"(?is)command_?buffer.*?aiter_mha_fwd.*?aiter_mha_bwd", thunks)
+    self.assertIsNotNone(inside, thunks[:2000])
+    for a, b in zip(eager, captured):
+      for name in a.files:
+        np.testing.assert_array_equal(a[name], b[name])
+
+  def test_no_host_allocation_or_sync(self):
+    """Host time of a call stays small while the device is busy (finding 3)."""
+    q, k, v = self.inputs(s=4096, d=128)
+    f = jax.jit(functools.partial(aiter.flash_attn_func, causal=True))
+    jax.block_until_ready(f(q, k, v))
+    begin = time.perf_counter()
+    outs = [f(q, k, v) for _ in range(20)]
+    launched = time.perf_counter() - begin
+    jax.block_until_ready(outs)
+    finished = time.perf_counter() - begin
+    self.assertLess(launched, 0.8 * finished)
+
+  def test_error_of_the_handler(self):
+    """What only the handler can see comes back as an error, not an abort."""
+    q = jnp.zeros((1, 8, 3, 64), jnp.bfloat16)
+    k = jnp.zeros((1, 8, 2, 64), jnp.bfloat16)
+    from jax._src.aiter.types import Config, Operands  # pylint: disable=g-import-not-at-top
+    with self.assertRaisesRegex(Exception, "head"):
+      jax.block_until_ready(jax.jit(
+          lambda q, k: ffi.mha_fwd(Config(0.1), Operands(q, k, k)))(q, k))
+    # The process and the device are fine afterwards.
+    self.assertTrue((aiter.flash_attn_func(k, k, k) == 0).all())
+
+
+if __name__ == "__main__":
+  absltest.main()

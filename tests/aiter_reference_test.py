@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference: memory, Philox, agreement with jax.nn, choice of kernels."""
+
+import itertools
+import os
+import subprocess
+import sys
+from unittest import mock
+import warnings
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+from jax._src.aiter import ffi
+from jax._src.aiter import philox
+from jax.experimental import aiter
+import jax.numpy as jnp
+import numpy as np
+
+import oracle
+
+
+def normal(seed, *shape, dtype=jnp.float32):
+  return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+class MemoryTest(parameterized.TestCase):
+
+  def temporary_bytes(self, s, packed, backward, **options):
+    """Scratch of a compiled call of s tokens; nothing runs."""
+    lead = (s,) if packed else (1, s)
+    q, k, v = (jax.ShapeDtypeStruct((*lead, 2, 32), jnp.float32),) * 3
+    cu = jax.ShapeDtypeStruct((4,), jnp.int32)
+
+    def fn(q, k, v, cu):
+      if packed:
+        return aiter.flash_attn_varlen(q, k, v, cu, cu, **options)
+      return aiter.flash_attn_func(q, k, v, **options)
+
+    if backward:
+      run = jax.grad(lambda *a: jnp.sum(fn(*a) ** 2), (0, 1, 2))
+    else:
+      run = fn
+    with jax.default_device(jax.devices("cpu")[0]):
+      compiled = jax.jit(run).lower(q, k, v, cu).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  @parameterized.product(
+      packed=[False, True], backward=[False, True],
+      options=[dict(causal=True), dict(window_size=(1000, 10), sink=True)])
+  def test_linear_at_32k(self, packed, backward, options):
+    """32k tokens need about twice the scratch of 16k, far from 4 times."""
+    if "sink" in options:
+      options = dict(options, sink=jnp.zeros(2))
+    half, full = (self.temporary_bytes(s, packed, backward, **options)
+                  for s in (2**14, 2**15))
+    self.assertLess(full, 2.2 * half)
+    # A [s, s] matrix of one head alone is 4 GiB.
+    self.assertLess(full, 2**28)
+
+  def test_runs_at_32k(self):
+    """One head of 32k tokens with a window, forward and backward."""
+    if jax.default_backend() != "cpu":
+      self.skipTest("the reference is what runs on CPUs")
+    q, k, v = (normal(i, 1, 2**15, 1, 8) for i in range(3))
+    f = jax.jit(jax.value_and_grad(lambda q: jnp.sum(aiter.flash_attn_func(
+        q, k, v, causal=True, window_size=(100, 0)) ** 2)))
+    value, dq = f(q)
+    # The last rows alone, as a small problem.
+    n = 256
+    want = jax.grad(lambda q: jnp.sum(aiter.flash_attn_func(
+        q, k[:, -n:], v[:, -n:], causal=True, window_size=(100, 0))
+                                      [:, 128:] ** 2))(q[:, -n:])
+    self.assertTrue(np.isfinite(value))
+    np.testing.assert_allclose(dq[:, -128:], want[:, -128:], atol=1e-5)
+
+
+class PhiloxTest(parameterized.TestCase):
+
+  # Random123's known answers for philox4x32-10: counter, key, result.
+  @parameterized.parameters(
+      ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+      ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2,
+       [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+      ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+       [0xA4093822, 0x299F31D0],
+       [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]))
+  def test_known_answers(self, counter, key, result):
+    words = philox.philox4x32(tuple(jnp.uint32(k) for k in key),
+                              tuple(jnp.uint32(c) for c in counter))
+    self.assertEqual([int(w) for w in words], result)
+    self.assertEqual([int(w) for w in oracle.philox4x32(key, counter)], result)
+
+  @parameterized.parameters(0.0, 0.17, 0.5, 0.999)
+  def test_mask(self, p):
+    """Both ways of making a mask are the oracle's."""
+    p = float(np.float32(p))
+    key, batch, head = (0xDEADBEEF, 17), 3, 5
+    state = jnp.array([*key, batch, head], jnp.uint32)
+    rows, cols = jnp.arange(19)[:, None], jnp.arange(24)
+    want = oracle.keep_mask(key, batch, head, 19, 24, p)
+    np.testing.assert_array_equal(
+        philox.keep_mask(state, rows, cols, p, cols_are_a_run=True), want)
+    np.testing.assert_array_equal(philox.keep_mask(state, rows, cols, p), want)
+    shuffled = np.random.default_rng(0).permutation(24)
+    np.testing.assert_array_equal(
+        philox.keep_mask(state, rows, cols[shuffled], p), want[:, shuffled])
+
+  def test_rate(self):
+    mask = oracle.keep_mask((1, 2), 0, 0, 512, 512, 0.3)
+    self.assertAlmostEqual(mask.mean(), 0.7, delta=0.005)
+
+
+class JaxNnTest(parameterized.TestCase):
+  """dot_product_attention is jax.nn's."""
+
+  def check(self, args, seen=None, **options):
+    """Compares outputs and gradients where `seen`, [b, t, 1, 1], is true."""
+    def run(fn, **more):
+      def loss(args):
+        out = fn(*args, **options, **more)
+        out, residual = out if options.get("return_residual") else (out, None)
+        if seen is not None:
+          out = jnp.where(seen, out, 0)
+          if residual is not None:
+            residual = jnp.where(seen[..., 0], residual, 0)
+        weights = jnp.cos(jnp.arange(out.size, dtype=jnp.float32))
+        return jnp.sum(out * weights.reshape(out.shape)), (out, residual)
+      grads, outs = jax.grad(loss, has_aux=True)(args)
+      return outs, grads
+    got = run(aiter.dot_product_attention)
+    want = run(jax.nn.dot_product_attention, implementation="xla")
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+      self.assertEqual((a.shape, a.dtype), (b.shape, b.dtype))
+      np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+  def qkv(self, sq=13, sk=17, hq=4, hk=2, lead=(2,)):
+    return (normal(1, *lead, sq, hq, 8), normal(2, *lead, sk, hk, 8),
+            normal(3, *lead, sk, hk, 8))
+
+  @parameterized.product(
+      is_causal=[False, True], local_window_size=[None, 3, (4, 0), (0, 2)],
+      lengths=[(13, 17), (17, 13), (9, 9)])
+  def test_masks(self, is_causal, local_window_size, lengths):
+    """Masks start at the top left corner."""
+    sq, sk = lengths
+    left, right = (local_window_size if isinstance(local_window_size, tuple)
+                   else (local_window_size,) * 2)
+    i, j = np.arange(sq)[:, None], np.arange(sk)
+    see = np.ones((sq, sk), bool)
+    if is_causal:
+      see &= j <= i
+    if left is not None:
+      see &= (j >= i - left) & (j <= i + right)
+    self.check(self.qkv(sq, sk), see.any(1)[None, :, None, None],
+               is_causal=is_causal, local_window_size=local_window_size)
+
+  @parameterized.parameters(
+      ((2, 4, 13, 17),), ((2, 1, 13, 17),), ((1, 4, 1, 17),), ((1, 1, 13, 1),))
+  def test_bias_and_mask(self, shape):
+    bias = normal(4, *shape)
+    mask = np.random.default_rng(5).random(shape) < 0.7
+    mask[..., :1] = True
+    self.check((*self.qkv(), bias))
+    self.check(self.qkv(), mask=jnp.asarray(mask))
+    self.check((*self.qkv(), bias), mask=jnp.asarray(mask), is_causal=True)
+
+  @parameterized.parameters((True, True), (True, False), (False, True))
+  def test_lengths(self, with_q, with_kv):
+    options = {}
+    if with_q:
+      options["query_seq_lengths"] = jnp.array([13, 5], jnp.int32)
+    if with_kv:
+      options["key_value_seq_lengths"] = jnp.array([4, 17], jnp.int32)
+    q_lengths = options.get("query_seq_lengths", jnp.array([13, 13]))
+    seen = jnp.arange(13)[None] < q_lengths[:, None]
+    for causal in (False, True):
+      self.check(self.qkv(), seen[..., None, None], is_causal=causal, **options)
+
+  @parameterized.parameters(4, 3)
+  def test_rank_scale_residual(self, rank):
+    lead = (2,) if rank == 4 else ()
+    self.check(self.qkv(lead=lead), scale=0.3, return_residual=True)
+
+  def test_a_row_that_sees_nothing(self):
+    """The stated difference: 0, not the mean of the values."""
+    q, k, v = self.qkv()
+    out, residual = aiter.dot_product_attention(
+        q, k, v, mask=jnp.zeros((1, 1, 13, 17), bool), return_residual=True)
+    self.assertTrue((out == 0).all())
+    self.assertTrue(jnp.isneginf(residual).all())
+
+
+class ChoiceTest(parameterized.TestCase):
+  """When the reference runs, and when one is told."""
+
+  def setUp(self):
+    super().setUp()
+    for cache in (ffi._unserved, ffi._warn_once):
+      cache.cache_clear()
+      self.addCleanup(cache.cache_clear)
+    jax.clear_caches()
+    self.addCleanup(jax.clear_caches)
+
+  def staged(self, dtype, archs, module, **options):
+    """Targets that a call stages on a machine with such devices; warnings."""
+    architectures = lambda platform: archs if platform == "rocm" else ()
+    with (mock.patch.object(ffi, "architectures", architectures),
+          mock.patch.object(ffi, "platforms_enabled", lambda: ("rocm", "cuda")),
+          mock.patch.object(ffi.gpu_aiter, "load", lambda platform: module),
+          warnings.catch_warnings(record=True) as caught):
+      warnings.simplefilter("always")
+      q = jax.ShapeDtypeStruct((1, 8, 2, 16), dtype)
+      for _ in range(2):
+        program = str(jax.make_jaxpr(lambda q: aiter.flash_attn_func(
+            q, q, q, **options))(q))
+        jax.clear_caches()
+    names = [n for n in ("hip_aiter_mha_fwd", "cu_aiter_mha_fwd")
+             if n in program]
+    return names, [str(w.message) for w in caught
+                   if "jax.experimental.aiter" in str(w.message)]
+
+  def test_kernels_for_other_machines(self):
+    """Without a GPU both platforms are staged, for export, in silence."""
+    names, told = self.staged(jnp.bfloat16, (), None)
+    self.assertEqual(names, ["hip_aiter_mha_fwd", "cu_aiter_mha_fwd"])
+    self.assertEmpty(told)
+
+  def test_float32_has_no_kernel(self):
+    names, told = self.staged(jnp.float32, ("gfx942",), mock.Mock())
+    self.assertEmpty(names)
+    self.assertLen(told, 1)
+    self.assertIn("float32", told[0])
+
+  def test_no_plugin_module(self):
+    names, told = self.staged(jnp.bfloat16, ("gfx942",), None)
+    self.assertEqual(names, ["cu_aiter_mha_fwd"])
+    self.assertLen(told, 1)
+    self.assertIn("jax_aiter[rocm7]", told[0])
+
+  def test_architecture_without_kernels(self):
+    module = mock.Mock()
+    module.mha_kernels.side_effect = ValueError("no kernel for gfx803")
+    names, told = self.staged(jnp.float16, ("gfx803",), module)
+    self.assertEqual(names, ["cu_aiter_mha_fwd"])
+    self.assertLen(told, 1)
+    self.assertIn("gfx803", told[0])
+
+  def test_architecture_with_kernels(self):
+    module = mock.Mock()
+    names, told = self.staged(
+        jnp.float16, ("gfx942",), module, causal=True, logits_soft_cap=2.0)
+    self.assertEqual(names, ["hip_aiter_mha_fwd", "cu_aiter_mha_fwd"])
+    self.assertEmpty(told)
+    module.mha_kernels.assert_called_with(
+        False, "gfx942", "fp16", False, 16, 16, ["soft_cap", "window"])
+
+  def test_head_dims_are_padded_only_when_needed(self):
+    """59 becomes 64 on its way to the kernel, 40 stays."""
+    for dim, padded in ((59, 64), (40, 40), (1, 8), (256, 256)):
+      q = jax.ShapeDtypeStruct((1, 8, 2, dim), jnp.bfloat16)
+      program = jax.make_jaxpr(lambda q: aiter.flash_attn_func(q, q, q))(q)
+      calls = [e for e in equations(program.jaxpr)
+               if e.primitive.name == "ffi_call"]
+      self.assertNotEmpty(calls)
+      for call in calls:
+        self.assertEqual(call.invars[0].aval.shape, (1, 8, 2, padded))
+      self.assertEqual(program.out_avals[0].shape, (1, 8, 2, dim))
+      pads = [e for e in equations(program.jaxpr) if e.primitive.name == "pad"]
+      self.assertEqual(bool(pads), dim != padded)
+
+  def test_nothing_for_gpus_is_imported_on_a_cpu(self):
+    """With JAX_PLATFORMS=cpu no plugin and no _aiter is loaded."""
+    code = """
+import sys
+from jax.experimental import aiter
+import jax.numpy as jnp
+x = jnp.ones((1, 8, 1, 8), jnp.bfloat16)
+aiter.flash_attn_func(x, x, x).block_until_ready()
+bad = [m for m in sys.modules if m.endswith('_aiter') and 'gpu' not in m
+       or m.startswith(('jax_cuda', 'jax_rocm'))]
+assert not bad, bad
+"""
+    subprocess.run([sys.executable, "-P", "-c", code], check=True,
+                   env={**os.environ, "JAX_PLATFORMS": "cpu",
+                        "PYTHONPATH": os.pathsep.join(sys.path)})
+
+  def test_targets_are_registered_once(self):
+    """However many threads ask, the module is imported one time."""
+    from jaxlib import gpu_aiter  # pylint: disable=g-import-not-at-top
+    module = mock.Mock()
+    module.registrations.return_value = {}
+    with (mock.patch.dict(gpu_aiter._modules, clear=True),
+          mock.patch.object(gpu_aiter, "import_from_plugin",
+                            return_value=module) as find):
+      self.assertIs(gpu_aiter.load("rocm"), gpu_aiter.load("rocm"))
+      find.assert_called_once_with("rocm", "_aiter")
+      module.registrations.assert_called_once_with()
+
+  def test_jax_aiter_import_path(self):
+    """jax-aiter's users keep their import."""
+    from jax_aiter import mha  # pylint: disable=g-import-not-at-top
+    self.assertIs(mha.flash_attn_func, aiter.flash_attn_func)
+    self.assertIs(mha.flash_attn_varlen, aiter.flash_attn_varlen)
+
+
+def equations(jaxpr):
+  """All equations of a jaxpr and of those inside it."""
+  for eqn in jaxpr.eqns:
+    yield eqn
+    for value in itertools.chain.from_iterable(
+        v if isinstance(v, (tuple, list)) else (v,)
+        for v in eqn.params.values()):
+      inner = getattr(value, "jaxpr", value)
+      if hasattr(inner, "eqns"):
+        yield from equations(inner)
+
+
+if __name__ == "__main__":
+  absltest.main()
