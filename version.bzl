@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The versions that wheels carry, in this one place."""
 
 # Ours.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The front to the build: one command a purpose.
 
   demo    build the wheels for this machine, install them in .venv and train a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Installs wheels into a folder that becomes a place to import from."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wheels, installed: what tests, examples and benchmarks import."""
 
 load("@rules_python//python:py_info.bzl", "PyInfo")
@@ -30,8 +31,8 @@ def _site_impl(ctx):
     ctx.actions.run(
         executable = ctx.executable._install,
         arguments = [args],
-        # Half a gigabyte that is quicker unpacked again than cached.
-        execution_requirements = {"no-remote-cache": ""},
+        # Quicker unpacked again than half a gigabyte is cached.
+        execution_requirements = {"no-cache": ""},
         inputs = ctx.files.wheels,
         mnemonic = "InstallWheels",
         outputs = [site],

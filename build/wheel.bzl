@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our wheels; their bytes depend on their content alone."""
 
 load("//:version.bzl", "JAX_VERSION", "MIN_JAX_VERSION", "PLATFORM_TAG", "PYTHON_REQUIRES", "PYTHON_TAG", "VERSION")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a wheel whose bytes depend on its content alone.
 
 With --base, the wheel is a published one with files added and its version and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluates the Bazel 7 build's declarations, which Bazel 4 does not read.
 
 MODULE.bazel, the module extension behind it and WORKSPACE run in a Starlark

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel and a wheel that are built twice are equal byte for byte."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is in the wheels, and what `_aiter.so` in them asks of a machine."""
 
 import base64

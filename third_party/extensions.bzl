@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The repositories as a module extension.
 
 Only MODULE.bazel loads this file: Bazel 4 has no `module_extension`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every external repository, for WORKSPACE and for MODULE.bazel alike."""
 
 load("//third_party/aiter/aot:kernel_table.bzl", "kernel_table")

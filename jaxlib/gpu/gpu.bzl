@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python module of jaxlib/gpu, for one GPU platform."""
 
 load("//third_party/nanobind:nanobind.bzl", "nanobind_extension")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels of one GPU platform, as the operator library wants them."""
 
 load("@rules_cc//cc:cc_library.bzl", "cc_library")

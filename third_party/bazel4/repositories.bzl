@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rule sets that Bazel 4 would otherwise download, as local repositories.
 
 Each has the files that this tree and Bazel's own BUILD files load, so the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python extension modules written with nanobind."""
 
 load("@rules_cc//cc:cc_binary.bzl", "cc_binary")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A repository for the Python that builds and runs everything here.
 
 PYTHON_BIN_PATH names it; otherwise it is the first of python3.12, 3.13 and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wheels from PyPI, pinned by hash.
 
 `pypi` fetches what one lock file names. For each project it has a file target

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unpacks parts of a wheel into the current directory."""
 
 import argparse

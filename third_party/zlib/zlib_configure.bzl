@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The system's zlib; every manylinux platform has libz.so.1."""
 
 def _impl(repository_ctx):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads configs/*.csv while Bazel loads, so that each row is an action.
 
 A changed row then recompiles one kernel, and a removed row leaves no trace.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules that compile kernels ahead of time and make them C++ sources."""
 
 load("@aiter_kernel_table//:table.bzl", "HEADER", "ROWS")

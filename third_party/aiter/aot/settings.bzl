@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build settings of the kernels: //third_party/aiter:archs, :allow_spills."""
 
 ArchsInfo = provider(

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Bazel 4's own files load from rules_java."""
 
 # buildifier: disable=native-java

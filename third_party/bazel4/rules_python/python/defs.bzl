@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Bazel 4's own files load from rules_python."""
 
 load(":py_runtime_pair.bzl", _py_runtime_pair = "py_runtime_pair")
