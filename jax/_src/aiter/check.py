@@ -7,14 +7,13 @@ import importlib.metadata
 import time
 import warnings
 
-import jax
 import jax.numpy as jnp
-from jaxlib import gpu_aiter
 import numpy as np
 
-from jax._src.aiter import ffi
-from jax._src.aiter import mha
+import jax
+from jax._src.aiter import ffi, mha
 from jax._src.aiter.types import Config, Operands, Wanted
+from jaxlib import gpu_aiter
 
 _PACKAGES = ("jax", "jaxlib", "jax_aiter", "jax-rocm7-plugin",
              "jax-cuda13-plugin", "jax_aiter_rocm7", "jax_aiter_cuda13")

@@ -13,14 +13,14 @@ from __future__ import annotations
 import functools
 import warnings
 
-import jax
-from jax import lax
 import jax.numpy as jnp
-from jaxlib import gpu_aiter
 import numpy as np
 
+import jax
+from jax import lax
 from jax._src.aiter import reference
 from jax._src.aiter.types import Config, Grads, Operands, Saved, Wanted
+from jaxlib import gpu_aiter
 
 PLATFORMS = ("rocm", "cuda")
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16"}

@@ -8,10 +8,11 @@ compute the same function.
 
 from __future__ import annotations
 
-import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
+
+import jax
+from jax import lax
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)

@@ -15,11 +15,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+import jax
+from jax import lax
 from jax._src.aiter import philox
 from jax._src.aiter.types import Config, Grads, Operands, Saved, Wanted
 

@@ -1,0 +1,527 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention operator: how JAX differentiates, maps and shards it.
+
+A call passes these layers, each unaware of the ones above it:
+  mha              custom_vjp
+  _fwd_op, _bwd_op custom_vmap: a mapped axis is folded into the batch
+  _partitioned_*   custom_partitioning: batch and heads shard
+  ffi.mha_*        kernel or reference
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jax
+from jax import lax
+from jax._src.aiter import ffi, reference
+from jax._src.aiter.types import Config, Grads, Operands, Saved, Wanted
+
+# -----------------------------------------------------------------------------
+# custom_vjp
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def mha(cfg: Config, x: Operands):
+  """(out, lse) of the operands, differentiable."""
+  return _forward(cfg, x)
+
+
+def _forward(cfg: Config, x: Operands):
+  """(out, lse), sharded as q is, where the mesh has explicit axes."""
+  spec = jax.typeof(x.q).sharding.spec
+  if x.packed:
+    specs = PartitionSpec(spec[0], spec[1], None), PartitionSpec(*spec[1::-1])
+  else:
+    specs = (PartitionSpec(*spec[:3], None),
+             PartitionSpec(spec[0], spec[2], spec[1]))
+  return _in_auto_mode(_fwd_op(cfg), specs, x)
+
+
+def _backward(cfg: Config, wanted: Wanted, x: Operands, saved: Saved):
+  """Gradients, with those of the slopes summed, each sharded as its operand."""
+  def run(x, saved):
+    grads = _bwd_op(cfg, wanted)(x, saved)
+    if wanted.dslopes:
+      grads = grads._replace(dslopes=reference.sum_rows(x, grads.dslopes))
+    return grads
+
+  spec = lambda t: jax.typeof(t).sharding.spec
+  return _in_auto_mode(run, Grads(
+      spec(x.q), spec(x.k), spec(x.v), spec(x.bias) if wanted.dbias else None,
+      spec(x.sink) if wanted.dsink else None,
+      spec(x.alibi_slopes) if wanted.dslopes else None), x, saved)
+
+
+def _in_auto_mode(fun, specs, *args):
+  """fun(*args), with a mesh's explicit axes automatic inside.
+
+  Shardings are then left to the partitioner below rather than to types.
+
+  Args:
+    fun: a function.
+    specs: PartitionSpecs of its results.
+    *args: its arguments, of which the first are Operands.
+
+  Returns:
+    The results.
+  """
+  mesh = jax.typeof(args[0].q).sharding.mesh
+  if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+    return fun(*args)
+  shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs,
+                           is_leaf=lambda s: isinstance(s, PartitionSpec))
+  return jax.sharding.auto_axes(fun, out_sharding=shardings)(*args)
+
+
+def _fwd_rule(cfg: Config, x: Operands):
+  # Only what is differentiated with respect to gets a gradient kernel. The
+  # choice is static, so it travels as presence or absence of a residual.
+  def perturbed(t):
+    return () if t is not None and t.perturbed else None
+
+  wanted = (perturbed(x.bias), perturbed(x.sink), perturbed(x.alibi_slopes))
+  x = jax.tree.map(lambda t: t.value, x,
+                   is_leaf=lambda t: hasattr(t, "perturbed"))
+  out, lse = _forward(cfg, x)
+  # MaxText's remat policies save what has this name.
+  out, lse = checkpoint_name(out, "context"), checkpoint_name(lse, "context")
+  return (out, lse), (x, out, lse, wanted)
+
+
+def _bwd_rule(cfg: Config, residuals, cotangents):
+  x, out, lse, wanted = residuals
+  wanted = Wanted(*(w is not None for w in wanted))
+  dout, dlse = (None if isinstance(t, SymbolicZero) else t for t in cotangents)
+  if dout is None:
+    dout = jnp.zeros_like(out)
+  if dlse is not None:
+    # A row that sees nothing has no gradient, whatever its -inf turned into.
+    dlse = jnp.where(lse == -jnp.inf, 0, dlse)
+  grads = _backward(cfg, wanted, x, Saved(dout, out, lse, dlse))
+  dbias = grads.dbias
+  return (x._replace(
+      q=grads.dq, k=grads.dk, v=grads.dv, cu_seqlens_q=None,
+      cu_seqlens_k=None, cu_seqlens_q_padded=None, cu_seqlens_k_padded=None,
+      bias=None if dbias is None else dbias.astype(x.bias.dtype),
+      alibi_slopes=grads.dslopes, sink=grads.dsink, dropout_state=None),)
+
+
+mha.defvjp(_fwd_rule, _bwd_rule, symbolic_zeros=True)
+
+# -----------------------------------------------------------------------------
+# vmap: a mapped axis becomes part of the batch, or of the packed rows.
+
+
+def _fold_rows(t, mapped: bool, n: int):
+  """[n?, b, ..] -> [n * b, ..]"""
+  if t is None:
+    return None
+  if not mapped:
+    t = jnp.broadcast_to(t, (n, *t.shape))
+  return t.reshape(n * t.shape[1], *t.shape[2:])
+
+
+def _fold_lengths(cu, mapped, n: int):
+  """Cumulative lengths [n?, b + 1] -> [n * b + 1]"""
+  if cu is None:
+    return None
+  lengths = _fold_rows(cu[..., 1:] - cu[..., :-1], mapped, n)
+  return jnp.concatenate([jnp.zeros_like(lengths[:1]),
+                          jnp.cumsum(lengths, dtype=jnp.int32)])
+
+
+def _fold_starts(cu, padded, mapped, n: int, total: int):
+  """First rows [n?, b + 1] -> [n * b + 1] where element i has rows of its own."""
+  starts, mapped = (cu, mapped[0]) if padded is None else (padded, mapped[1])
+  if not mapped:
+    starts = jnp.broadcast_to(starts, (n, *starts.shape))
+  at = jnp.arange(n, dtype=jnp.int32)[:, None] * np.int32(total)
+  starts = (starts[:, :-1] + at).reshape(-1)
+  return jnp.concatenate([starts, jnp.full((1,), n * total, jnp.int32)])
+
+
+def _fold(x: Operands, mapped: Operands, n: int, own_bias: bool) -> Operands:
+  """Operands of one call that does the work of n.
+
+  Args:
+    x: operands, those mapped with a leading axis of n.
+    mapped: which have it.
+    n: size of the mapped axis.
+    own_bias: every element needs its own rows of the bias, for its gradient.
+  """
+  rows = lambda name: _fold_rows(getattr(x, name), getattr(mapped, name), n)
+  packed = x.q.ndim - mapped.q == 3
+  lengths = {
+      s: _fold_lengths(getattr(x, s), getattr(mapped, s), n)
+      for s in ("cu_seqlens_q", "cu_seqlens_k")}
+  starts = {}
+  if packed:
+    for s, t in (("q", x.q), ("k", x.k)):
+      name, padded = f"cu_seqlens_{s}", f"cu_seqlens_{s}_padded"
+      starts[padded] = _fold_starts(
+          getattr(x, name), getattr(x, padded),
+          (getattr(mapped, name), getattr(mapped, padded)), n,
+          t.shape[-3])
+  bias = x.bias
+  if bias is not None:
+    b = x.q.shape[-4]
+    per_batch = bias.shape[-4] == b
+    if mapped.bias or own_bias or (per_batch and b > 1):
+      if not mapped.bias:
+        bias = jnp.broadcast_to(bias, (n, *bias.shape))
+      if not per_batch:
+        bias = jnp.broadcast_to(bias, (n, b, *bias.shape[2:]))
+      bias = bias.reshape(n * b, *bias.shape[2:])
+  return Operands(
+      rows("q"), rows("k"), rows("v"), **lengths, **starts, bias=bias,
+      alibi_slopes=rows("alibi_slopes"), sink=rows("sink"),
+      dropout_state=rows("dropout_state"))
+
+
+def _fold_lse(t, mapped: bool, n: int, packed: bool):
+  if t is None or not packed:
+    return _fold_rows(t, mapped, n)
+  if not mapped:
+    t = jnp.broadcast_to(t, (n, *t.shape))
+  return jnp.moveaxis(t, 0, 1).reshape(t.shape[1], -1)
+
+
+def _unfold_rows(t, n: int):
+  return None if t is None else t.reshape(n, t.shape[0] // n, *t.shape[1:])
+
+
+def _unfold_lse(t, n: int, packed: bool):
+  if t is None or not packed:
+    return _unfold_rows(t, n)
+  return jnp.moveaxis(t.reshape(t.shape[0], n, -1), 1, 0)
+
+
+@functools.cache
+def _fwd_op(cfg: Config):
+  """The forward operator for a configuration: Operands -> (out, lse)."""
+  partitioned = _partitioned_fwd(cfg)
+
+  @custom_vmap
+  def mha_fwd(x):
+    return partitioned(x)
+
+  @mha_fwd.def_vmap
+  def _(n, mapped, x):
+    mapped, = mapped
+    folded = _fold(x, mapped, n, own_bias=False)
+    out, lse = mha_fwd(folded)
+    return ((_unfold_rows(out, n), _unfold_lse(lse, n, folded.packed)),
+            (True, True))
+
+  return mha_fwd
+
+
+@functools.cache
+def _bwd_op(cfg: Config, wanted: Wanted):
+  """The backward operator: Operands, Saved -> Grads."""
+  partitioned = _partitioned_bwd(cfg, wanted)
+
+  @custom_vmap
+  def mha_bwd(x, saved):
+    return partitioned(x, saved)
+
+  @mha_bwd.def_vmap
+  def _(n, mapped, x, saved):
+    mapped, mapped_saved = mapped
+    folded = _fold(x, mapped, n, own_bias=wanted.dbias)
+    packed = folded.packed
+    grads = mha_bwd(folded, Saved(
+        _fold_rows(saved.dout, mapped_saved.dout, n),
+        _fold_rows(saved.out, mapped_saved.out, n),
+        _fold_lse(saved.lse, mapped_saved.lse, n, packed),
+        _fold_lse(saved.dlse, mapped_saved.dlse, n, packed)))
+    dbias = _unfold_rows(grads.dbias, n)
+    if dbias is not None and x.bias.shape[-4] == 1:
+      dbias = jnp.sum(dbias, axis=1, keepdims=True)
+    grads = Grads(
+        _unfold_rows(grads.dq, n), _unfold_rows(grads.dk, n),
+        _unfold_rows(grads.dv, n), dbias, _unfold_rows(grads.dsink, n),
+        _unfold_lse(grads.dslopes, n, packed))
+    return grads, jax.tree.map(lambda _: True, grads)
+
+  return mha_bwd
+
+
+# -----------------------------------------------------------------------------
+# Sharding: batch and heads partition; a packed call by heads alone. Sequence
+# and head_dim are gathered. Query heads of one group follow their key head.
+
+
+def _head_names(x: Operands) -> tuple[str, str]:
+  """Names of the query and key head dimensions in the sharding rule.
+
+  Grouped heads are two names: one compound dimension (h g) would be right too,
+  but lets a mesh axis that does not divide h be split between h and g.
+  """
+  return ("h", "h") if x.q.shape[-2] == x.k.shape[-2] else ("h", "n")
+
+
+def _specs(x: Operands, heads: tuple[str, str], batch: str):
+  """Names of the dimensions of every operand; '_' is a lonely one."""
+  hq, hk = heads
+  b = () if x.packed else (batch,)
+  sq, sk = ("tq", "tk") if x.packed else ("sq", "sk")
+  rows = ("_",) if x.packed else (batch,)
+  spec = Operands(
+      q=(*b, sq, hq, "d"), k=(*b, sk, hk, "d"), v=(*b, sk, hk, "e"),
+      cu_seqlens_q=("_",), cu_seqlens_k=("_",), cu_seqlens_q_padded=("_",),
+      cu_seqlens_k_padded=("_",), alibi_slopes=(*rows, hq), sink=(*rows, hq),
+      dropout_state=(*rows, hq, "_"))
+  if x.bias is not None:
+    spec = spec._replace(bias=(
+        "_" if x.bias.shape[0] == 1 else batch,
+        "_" if x.bias.shape[1] == 1 else hq, "sq", "sk"))
+  return Operands(*(None if t is None else s for t, s in zip(x, spec)))
+
+
+def _lse_spec(x: Operands, hq: str, batch: str):
+  return (hq, "tq") if x.packed else (batch, hq, "sq")
+
+
+def _result_specs(x: Operands, wanted: Wanted | None, heads, batch):
+  """As _specs, for (out, lse), or for Grads if `wanted` is given."""
+  spec = _specs(x, heads, batch)
+  lse = _lse_spec(x, heads[0], batch)
+  if wanted is None:
+    return (*spec.q[:-1], "e"), lse
+  return Grads(
+      spec.q, spec.k, spec.v, spec.bias if wanted.dbias else None,
+      spec.sink if wanted.dsink else None, lse if wanted.dslopes else None)
+
+
+def _saved_specs(x: Operands, saved: Saved, heads, batch):
+  spec = _specs(x, heads, batch)
+  lse = _lse_spec(x, heads[0], batch)
+  out = (*spec.q[:-1], "e")
+  return Saved(out, out, lse, None if saved.dlse is None else lse)
+
+
+def _is_spec(t) -> bool:
+  return type(t) is tuple and all(isinstance(n, str) for n in t)
+
+
+def _einsum_rule(args, results) -> tuple[str, tuple[str, ...]]:
+  """The sharding rule in JAX's notation, and the names to replicate."""
+  lonely = 0
+  fixed = []
+
+  def words(spec):
+    nonlocal lonely
+    out = []
+    for name in spec:
+      if name == "_":
+        name = f"u{lonely}"
+        lonely += 1
+      if name not in ("b", "h", "n") and name not in fixed:
+        fixed.append(name)
+      out.append(name)
+    return " ".join(out)
+
+  sides = [", ".join(words(s) for s in jax.tree.leaves(side, is_leaf=_is_spec))
+           for side in (args, results)]
+  return " -> ".join(sides), tuple(fixed)
+
+
+class _Split(NamedTuple):
+  """How a call is divided: mesh axes of the batch and of the heads.
+
+  `shared_kv` says that every shard holds all key heads and reads one of them.
+  """
+  batch: tuple[str, ...]
+  heads: tuple[str, ...]
+  shared_kv: bool
+
+
+def _axes(entry) -> tuple[str, ...]:
+  """Mesh axes of an entry of a PartitionSpec."""
+  if entry is None:
+    return ()
+  return tuple(entry) if isinstance(entry, tuple) else (entry,)
+
+
+def _choose_split(mesh, x: Operands) -> _Split:
+  """The division that q's, or else k's, sharding suggests and heads allow."""
+  size = lambda axes: math.prod(mesh.shape[a] for a in axes)
+
+  def axes_of(dim):
+    return _axes(x.q.sharding.spec[dim]) or _axes(x.k.sharding.spec[dim])
+
+  batch = () if x.packed else axes_of(0)
+  heads = tuple(a for a in axes_of(x.q.ndim - 2) if a not in batch)
+  hq, hk = x.q.shape[-2], x.k.shape[-2]
+  if not x.packed and x.q.shape[0] % size(batch):
+    batch = ()
+  n = size(heads)
+  if hk % n == 0:
+    return _Split(batch, heads, False)
+  if hq % n == 0 and (hq // hk) % (hq // n) == 0:
+    return _Split(batch, heads, True)
+  return _Split(batch, (), False)
+
+
+def _to_shardings(mesh, split: _Split, specs):
+  """Shardings for specs whose head names are 'hq' and 'hk'."""
+  names = {"b": split.batch or None, "hq": split.heads or None,
+           "hk": None if split.shared_kv else split.heads or None}
+  return jax.tree.map(
+      lambda s: NamedSharding(mesh, PartitionSpec(*(names.get(n) for n in s))),
+      specs, is_leaf=_is_spec)
+
+
+def _shard_index(mesh, axes):
+  """Linear index of this shard along a dimension sharded over axes."""
+  index = jnp.int32(0)
+  for a in axes:
+    index = index * np.int32(mesh.shape[a]) + lax.axis_index(a).astype(jnp.int32)
+  return index
+
+
+def _localise(mesh, split: _Split, x: Operands, hq: int, hk: int):
+  """Cuts out what a shard needs of operands that every shard holds whole.
+
+  Args:
+    mesh: the mesh.
+    split: the division.
+    x: the shard's operands.
+    hq: query heads of the whole call.
+    hk: key heads of the whole call.
+
+  Returns:
+    The operands of the shard's own call, and its key head if `shared_kv`.
+  """
+  if not x.packed and split.batch:
+    def local(cu):
+      if cu is None:
+        return None
+      b = x.q.shape[0]
+      return lax.dynamic_slice_in_dim(
+          cu, _shard_index(mesh, split.batch) * np.int32(b), b + 1)
+    x = x._replace(cu_seqlens_q=local(x.cu_seqlens_q),
+                   cu_seqlens_k=local(x.cu_seqlens_k))
+  kv_head = None
+  if split.shared_kv:
+    first = _shard_index(mesh, split.heads) * np.int32(x.q.shape[-2])
+    kv_head = first // np.int32(hq // hk)
+    axis = x.k.ndim - 2
+    x = x._replace(k=lax.dynamic_slice_in_dim(x.k, kv_head, 1, axis),
+                   v=lax.dynamic_slice_in_dim(x.v, kv_head, 1, axis))
+  return x, kv_head
+
+
+@functools.cache
+def _partitioned_fwd(cfg: Config):
+  def mha_fwd(x):
+    return ffi.mha_fwd(cfg, x)
+
+  def partition(mesh, args, results):
+    del results
+    x, = args
+    split = _choose_split(mesh, x)
+    hq, hk = x.q.shape[-2], x.k.shape[-2]
+    names = ("hq", "hk")
+
+    def lower(x):
+      x, _ = _localise(mesh, split, x, hq, hk)
+      return ffi.mha_fwd(cfg, x)
+
+    return (mesh, _in_plain_types(lower),
+            _to_shardings(mesh, split, _result_specs(x, None, names, "b")),
+            (_to_shardings(mesh, split, _specs(x, names, "b")),))
+
+  return _with_rule(mha_fwd, partition, None)
+
+
+@functools.cache
+def _partitioned_bwd(cfg: Config, wanted: Wanted):
+  def mha_bwd(x, saved):
+    return ffi.mha_bwd(cfg, wanted, x, saved)
+
+  def partition(mesh, args, results):
+    del results
+    x, saved = args
+    split = _choose_split(mesh, x)
+    hq, hk = x.q.shape[-2], x.k.shape[-2]
+    names = ("hq", "hk")
+    # A bias that broadcasts over a sharded dimension collects its gradient.
+    bias_axes = ()
+    if wanted.dbias:
+      bias_axes = ((split.batch if x.bias.shape[0] == 1 else ()) +
+                   (split.heads if x.bias.shape[1] == 1 else ()))
+
+    def lower(x, saved):
+      whole_kv = x.k.shape, x.v.shape
+      x, kv_head = _localise(mesh, split, x, hq, hk)
+      grads = ffi.mha_bwd(cfg, wanted, x, saved)
+      if bias_axes:
+        grads = grads._replace(dbias=lax.psum(grads.dbias, bias_axes))
+      if split.shared_kv:
+        def collect(part, shape):
+          axis = part.ndim - 2
+          wide = jnp.promote_types(part.dtype, jnp.float32)
+          whole = lax.dynamic_update_slice_in_dim(
+              jnp.zeros(shape, wide), part.astype(wide), kv_head, axis)
+          return lax.psum(whole, split.heads).astype(part.dtype)
+        grads = grads._replace(dk=collect(grads.dk, whole_kv[0]),
+                               dv=collect(grads.dv, whole_kv[1]))
+      return grads
+
+    return (mesh, _in_plain_types(lower),
+            _to_shardings(mesh, split, _result_specs(x, wanted, names, "b")),
+            (_to_shardings(mesh, split, _specs(x, names, "b")),
+             _to_shardings(mesh, split, _saved_specs(x, saved, names, "b"))))
+
+  return _with_rule(mha_bwd, partition, wanted)
+
+
+def _in_plain_types(lower):
+  """`lower`, for JAX to trace under a context mesh of explicit axes.
+
+  A partitioned function sees one shard's arrays, so types that speak of meshes
+  have no place in it; the partitioner rejects what they lower to.
+  """
+  def wrapped(*args):
+    mesh = jax.sharding.get_abstract_mesh()
+    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+      return lower(*args)
+    auto = jax.sharding.AbstractMesh(
+        mesh.axis_sizes, mesh.axis_names,
+        (jax.sharding.AxisType.Auto,) * len(mesh.axis_names))
+    with jax.sharding.use_abstract_mesh(auto):
+      args = jax.tree.map(
+          lambda t: jax.sharding.reshard(t, PartitionSpec()), args)
+      return lower(*args)
+
+  return wrapped
+
+
+def _with_rule(fun, partition, wanted: Wanted | None):
+  """`fun`, partitioned by a sharding rule made for its arguments' shapes."""
+  def call(*args):
+    x = args[0]
+    names = _head_names(x)
+    specs = [_specs(x, names, "b")]
+    if wanted is not None:
+      specs.append(_saved_specs(x, args[1], names, "b"))
+    rule, fixed = _einsum_rule(specs, _result_specs(x, wanted, names, "b"))
+    op = custom_partitioning(fun)
+    op.def_partition(partition, sharding_rule=rule,
+                     need_replication_factors=fixed)
+    return op(*args)
+
+  return call
