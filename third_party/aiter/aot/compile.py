@@ -17,12 +17,14 @@ kernel, the others are options of Triton's backend.
 """
 
 import argparse
+import copy
 import csv
 import importlib
 import json
 import os
 import pathlib
 import re
+import shutil
 import sys
 import tempfile
 
@@ -50,7 +52,6 @@ _OPS = {
 }
 _HEADS_FIRST = {"mha_fwd", "mha_bwd_dkdv", "mha_bwd_dq"}
 
-_TRITON_DTYPE = {"fp16": "fp16", "bf16": "bf16", "fp32": "fp32"}
 # Pointers that are not to the input type.
 _POINTERS = {
     "lse": "fp32", "delta": "fp32", "dlse": "fp32", "bias_f32": "fp32",
@@ -70,22 +71,21 @@ _LDS = {"gfx90a": 65536, "gfx942": 65536, "gfx950": 163840, "gfx1100": 65536,
         "gfx1201": 65536, "sm_80": 101376, "sm_90": 232448}
 
 
-def _signature(arg_names):
-  """Triton types of the run-time arguments, by name."""
-  def kind(name, dtype):
-    if name in _POINTERS:
-      return "*" + _POINTERS[name]
-    if name in _TENSORS:
-      return "*" + dtype
-    if name in _FLOATS:
-      return "fp32"
-    if re.match(r"batch_stride_|nhead_stride_(lse|bias|dbias)$", name):
-      return "i64"
-    return "i32"
-  return lambda dtype: {n: kind(n, dtype) for n in arg_names}
+def _type(name, dtype):
+  """Triton's type of a run-time argument."""
+  if name in _POINTERS:
+    return "*" + _POINTERS[name]
+  if name in _TENSORS:
+    return "*" + dtype
+  if name in _FLOATS:
+    return "fp32"
+  if re.match(r"batch_stride_|nhead_stride_(lse|bias|dbias)$", name):
+    return "i64"
+  return "i32"
 
 
 def _attributes(names, signature):
+  """What is promised of the arguments' divisibility."""
   attrs = {}
   for i, name in enumerate(names):
     if name.isupper():
@@ -141,17 +141,39 @@ def _map_types(maps, dtype):
           for n, (_, rows, dim) in maps.items()}
 
 
-def _hidden(compiled):
-  """Pointers that Triton appends to the declared arguments."""
-  asm = compiled.asm
+def _parameter_sizes(asm):
+  """Bytes of each parameter in the object, from its own description."""
   if "ptx" in asm:
     entry = re.search(r"\.entry\s+\w+\s*\((.*?)\)", asm["ptx"], re.S).group(1)
-    return len(re.findall(r"\.param\b", entry))
-  kernel = re.search(
-      r"define amdgpu_kernel void @\w+\((.*?)\)\s*(?:local_unnamed_addr)?[^)]*\{",
-      asm["llir"], re.S).group(1)
-  # Attributes hold commas in parentheses at most: strip those first.
-  return len(re.sub(r"\([^()]*\)", "", kernel).split(","))
+    return [
+        int(length) if length else int(bits) // 8 for bits, length in re.findall(
+            r"\.param\s.*?\.[bsuf](\d+)\b[^\[,]*(?:\[(\d+)\])?", entry)]
+  return [int(size) for size, kind in re.findall(
+      r"\.size:\s+(\d+)\s+\.value_kind:\s+(\w+)", asm["amdgcn"])
+      if not kind.startswith("hidden_")]
+
+
+def _arguments(run_time, signature, maps, asm):
+  """The parameters in order as [name, type], Triton's own at the end."""
+  args = []
+  for n in run_time:
+    if n in maps:
+      # Triton adds the map's shape and strides, which no kernel reads.
+      args.append([n, "tensormap"])
+      args += [[f"{n}.shape{i}", "i32"] for i in range(4)]
+      args += [[f"{n}.stride{i}", "i64"] for i in range(4)]
+    else:
+      args.append([n, "*" if signature[n].startswith("*") else
+                   {"fp32": "f32"}.get(signature[n], signature[n])])
+  sizes = _parameter_sizes(asm)
+  hidden = ["scratch", "profile"][:len(sizes) - len(args)]
+  args += [[n, "hidden"] for n in hidden]
+  expected = [
+      {"tensormap": 128, "i32": 4, "f32": 4}.get(t, 8) for _, t in args]
+  if sizes != expected:
+    raise RuntimeError(
+        f"the object's parameters are not the kernel's: {sizes}, {expected}")
+  return args
 
 
 def compile_row(row):
@@ -161,7 +183,6 @@ def compile_row(row):
     (code object, JSON dict, assembly text or None).
   """
   os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="aiter_aot_")
-  import shutil
   try:
     return _compile_row(row)
   finally:
@@ -184,8 +205,8 @@ def _compile_row(row):
   kernel = getattr(module, function)
   names = list(kernel.arg_names)
   run_time = [n for n in names if not n.isupper()]
-  dtype = _TRITON_DTYPE[row["dtype"]]
-  signature = _signature(run_time)(dtype)
+  dtype = row["dtype"]
+  signature = {n: _type(n, dtype) for n in run_time}
   values = {n: v for n, v in _constants(row, constants).items() if n in names}
   maps = _tensor_maps(module, function, values)
   signature |= _map_types(maps, dtype)
@@ -213,19 +234,7 @@ def _compile_row(row):
   if getattr(meta, "global_scratch_size", 0) or meta.profile_scratch_size:
     raise RuntimeError(f"{symbol}: the kernel wants global scratch memory")
 
-  args = []
-  for n in run_time:
-    if n in maps:
-      # Triton adds the map's shape and strides, which no kernel reads.
-      args.append([n, "tensormap"])
-      args += [[f"{n}.shape{i}", "i32"] for i in range(4)]
-      args += [[f"{n}.stride{i}", "i64"] for i in range(4)]
-    else:
-      args.append([n, "*" if signature[n].startswith("*") else
-                   {"fp32": "f32"}.get(signature[n], signature[n])])
-  hidden = _hidden(compiled) - len(args)
-  for i in range(hidden):
-    args.append([("scratch", "profile")[i], "hidden"])
+  args = _arguments(run_time, signature, maps, compiled.asm)
   grid = list(_OPS[op][1])
   if op in _HEADS_FIRST and values.get("HEADS_FIRST"):
     grid[0], grid[1] = grid[1], grid[0]
@@ -250,7 +259,6 @@ def _renamed(kernel, symbol):
   Triton names the object's symbol after the Python function, without the
   argument types when it compiles ahead of time.
   """
-  import copy
   kernel = copy.copy(kernel)
   kernel.__name__ = symbol
   kernel._fn_name = symbol  # pylint: disable=protected-access
@@ -303,3 +311,6 @@ def main():
 
 if __name__ == "__main__":
   main()
+  # Triton's bindings would print their leaks at a normal exit.
+  sys.stdout.flush()
+  os._exit(0)
