@@ -13,16 +13,14 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 # pylint: disable=g-import-not-at-top
-from absl.testing import absltest
-from absl.testing import parameterized
 import ml_dtypes
 import numpy as np
 import oracle
-from third_party.aiter.kernels import common
-from third_party.aiter.kernels import mha_bwd
-from third_party.aiter.kernels import mha_fwd
 import triton.language as tl
+from absl.testing import absltest, parameterized
 from triton.runtime import interpreter
+
+from third_party.aiter.kernels import common, mha_bwd, mha_fwd
 
 _UNBOUNDED = 2**30
 

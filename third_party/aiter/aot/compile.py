@@ -1,4 +1,4 @@
-# Copyright 2026 The AITER for JAX Authors. Licensed under Apache-2.0.
+# SPDX-License-Identifier: Apache-2.0
 """Ahead-of-time compiler: one row of configs/*.csv -> a code object and JSON.
 
   compile.py --header op,grade,... --row mha_fwd,fast,... --out-object F.co
@@ -145,9 +145,9 @@ def _parameter_sizes(asm):
   """Bytes of each parameter in the object, from its own description."""
   if "ptx" in asm:
     entry = re.search(r"\.entry\s+\w+\s*\((.*?)\)", asm["ptx"], re.S).group(1)
-    return [
-        int(length) if length else int(bits) // 8 for bits, length in re.findall(
-            r"\.param\s.*?\.[bsuf](\d+)\b[^\[,]*(?:\[(\d+)\])?", entry)]
+    found = re.findall(
+        r"\.param\s.*?\.[bsuf](\d+)\b[^\[,]*(?:\[(\d+)\])?", entry)
+    return [int(length) if length else int(bits) // 8 for bits, length in found]
   return [int(size) for size, kind in re.findall(
       r"\.size:\s+(\d+)\s+\.value_kind:\s+(\w+)", asm["amdgcn"])
       if not kind.startswith("hidden_")]

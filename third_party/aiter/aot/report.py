@@ -1,4 +1,4 @@
-# Copyright 2026 The AITER for JAX Authors. Licensed under Apache-2.0.
+# SPDX-License-Identifier: Apache-2.0
 """Table of the kernels' resources from compile.py's JSON files.
 
   report.py --out-csv T.csv --out-md T.md [--check] JSON...

@@ -1,4 +1,4 @@
-# Copyright 2026 The AITER for JAX Authors. Licensed under Apache-2.0.
+# SPDX-License-Identifier: Apache-2.0
 """What the compiler says about one kernel: registers, spills, LDS, loops.
 
 On AMD the innermost loops with matrix instructions are also counted by class,

@@ -1,4 +1,4 @@
-# Copyright 2026 The AITER for JAX Authors. Licensed under Apache-2.0.
+# SPDX-License-Identifier: Apache-2.0
 """What forward and backward attention share: flags, sequences, ranges, masks.
 
 Positions: row i and key j count from the start of their own sequence. Row i

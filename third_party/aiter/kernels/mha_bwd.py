@@ -1,4 +1,4 @@
-# Copyright 2026 The AITER for JAX Authors. Licensed under Apache-2.0.
+# SPDX-License-Identifier: Apache-2.0
 """Attention backward, without atomics: every sum has one owner.
 
   mha_bwd_delta  delta = rowsum(dout * out) - dlse
@@ -683,7 +683,7 @@ def mha_bwd_dsink(
     batch, seqlen_q, nhead_q, min_seqlen_q, flags,
     TILE_M: tl.constexpr,
 ):
-  """d_sink = -sum over rows of exp(sink - lse) * delta. Grid: (heads, batch)."""
+  """d_sink = -sum_rows exp(sink - lse) * delta. Grid: (heads, batch)."""
   head = tl.program_id(0)
   index = tl.program_id(1)
   start, len_q = common.sequence_extent(

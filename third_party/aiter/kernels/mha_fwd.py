@@ -1,4 +1,4 @@
-# Copyright 2026 The AITER for JAX Authors. Licensed under Apache-2.0.
+# SPDX-License-Identifier: Apache-2.0
 """Attention forward: out = softmax(scale * q k^T + ...) v, and its lse.
 
 One program computes TILE_M rows of one head. It walks over the keys in tiles
