@@ -16,7 +16,7 @@ _modules: dict[str, ModuleType | None] = {}
 
 
 def target(platform: str, op: str) -> str:
-  """Name of an operator's FFI target: ("rocm", "mha_fwd") -> hip_aiter_mha_fwd."""
+  """An operator's FFI target: ("rocm", "mha_fwd") -> hip_aiter_mha_fwd."""
   return f"{_PREFIXES[platform]}_aiter_{op}"
 
 

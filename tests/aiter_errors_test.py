@@ -3,12 +3,12 @@
 
 import functools
 
-from absl.testing import absltest
-from absl.testing import parameterized
-import jax
-from jax.experimental import aiter
 import jax.numpy as jnp
 import numpy as np
+from absl.testing import absltest, parameterized
+
+import jax
+from jax.experimental import aiter
 
 
 def array(*shape, dtype=jnp.bfloat16):
@@ -23,7 +23,8 @@ JAX_NN = dict(query=DENSE["q"], key=DENSE["k"], value=DENSE["v"])
 
 # Name, error, replaced arguments, what the message must have.
 COMMON = [
-    ("dropout_p_type", TypeError, dict(dropout_p="0.1"), ["dropout_p", "'0.1'"]),
+    ("dropout_p_type", TypeError, dict(dropout_p="0.1"),
+     ["dropout_p", "'0.1'"]),
     ("dropout_p_low", ValueError, dict(dropout_p=-0.1), ["dropout_p", "-0.1"]),
     ("dropout_p_one", ValueError, dict(dropout_p=1.0), ["dropout_p", "1.0"]),
     ("dropout_p_nearly_one", ValueError, dict(dropout_p=1 - 1e-12),
@@ -43,8 +44,10 @@ COMMON = [
     ("return_lse", TypeError, dict(return_lse="yes"), ["return_lse"]),
     ("window_scalar", TypeError, dict(window_size=3), ["window_size", "3"]),
     ("window_short", ValueError, dict(window_size=(3,)), ["window_size"]),
-    ("window_long", ValueError, dict(window_size=(3, 3, 3, 3)), ["window_size"]),
-    ("window_low", ValueError, dict(window_size=(-2, 0)), ["window_size", "-2"]),
+    ("window_long", ValueError, dict(window_size=(3, 3, 3, 3)),
+     ["window_size"]),
+    ("window_low", ValueError, dict(window_size=(-2, 0)),
+     ["window_size", "-2"]),
     ("window_float", TypeError, dict(window_size=(1.5, 0)),
      ["window_size", "1.5"]),
     ("sink_tokens_low", ValueError, dict(window_size=(1, 0, -1)),
@@ -73,7 +76,8 @@ FUNC = COMMON + [
      ["q", "float8_e4m3fn"]),
     ("mixed", TypeError, dict(k=array(2, 12, 2, 16, dtype=jnp.float16)),
      ["bfloat16, float16, bfloat16", "one dtype"]),
-    ("batches", ValueError, dict(q=array(3, 8, 4, 16)), ["k's batch", "2", "3"]),
+    ("batches", ValueError, dict(q=array(3, 8, 4, 16)),
+     ["k's batch", "2", "3"]),
     ("head_dims", ValueError, dict(q=array(2, 8, 4, 24)),
      ["k's head_dim", "16", "24"]),
     ("kv_length", ValueError, dict(v=array(2, 11, 2, 16)),
@@ -90,7 +94,8 @@ FUNC = COMMON + [
     ("large_v_dim", ValueError, dict(v=array(2, 12, 2, 257)),
      ["v's head_dim", "257"]),
     ("no_head_dim", ValueError, dict(v=array(2, 12, 2, 0)), ["v's head_dim"]),
-    ("bias_rank", ValueError, dict(bias=jnp.zeros(12)), ["bias", "float32[12]"]),
+    ("bias_rank", ValueError, dict(bias=jnp.zeros(12)),
+     ["bias", "float32[12]"]),
     ("bias_shape", ValueError, dict(bias=jnp.zeros((12, 8))),
      ["bias", "[12, 8]", "[2, 4, 8, 12]"]),
     ("bias_dtype", TypeError, dict(bias=jnp.zeros((8, 12), jnp.int32)),
@@ -137,7 +142,8 @@ NN = [
     ("heads", ValueError, dict(query=array(2, 8, 3, 16)),
      ["query and key", "3 and 2"]),
     ("list", TypeError, dict(key=[1.0]), ["key", "list"]),
-    ("mask_dtype", TypeError, dict(mask=jnp.zeros((8, 12))), ["mask", "float32"]),
+    ("mask_dtype", TypeError, dict(mask=jnp.zeros((8, 12))),
+     ["mask", "float32"]),
     ("mask_shape", ValueError, dict(mask=jnp.zeros((2, 4, 8, 13), bool)),
      ["mask", "[2, 4, 8, 12]"]),
     ("bias_shape", ValueError, dict(bias=jnp.zeros((3, 1, 8, 12))),

@@ -16,13 +16,14 @@ import tempfile
 import time
 import unittest
 
+import jax.numpy as jnp
+import numpy as np
 from absl.testing import absltest
+from jax.experimental.compute_on import compute_on
+
 import jax
 from jax._src.aiter import ffi
 from jax.experimental import aiter
-from jax.experimental.compute_on import compute_on
-import jax.numpy as jnp
-import numpy as np
 
 PLATFORM = next((p for p in ffi.PLATFORMS if ffi.architectures(p)), None)
 

@@ -10,18 +10,17 @@ import dataclasses
 import itertools
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
 import hypothesis
-from hypothesis import strategies as st
-import jax
-from jax._src.aiter import reference
-from jax.experimental import aiter
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-
 import oracle
+from absl.testing import absltest, parameterized
+from hypothesis import strategies as st
+
+import jax
+from jax._src.aiter import reference
+from jax.experimental import aiter
 
 ON_GPU = jax.default_backend() == "gpu"
 DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
@@ -46,8 +45,8 @@ class Case:
   """One attention problem.
 
   `bias` is a shape made of 'b', 'h', 'q', 'k' and '1'. `lengths` are pairs of
-  query and key lengths: of the sequences of a packed call, or of the padded ones
-  of a dense call. `gaps` are unused rows after each packed sequence.
+  query and key lengths: of the sequences of a packed call, or of the padded
+  ones of a dense call. `gaps` are unused rows after each packed sequence.
   """
   dtype: str = "bf16"
   b: int = 2
@@ -219,7 +218,8 @@ class MhaTestCase(parameterized.TestCase):
       if name == "lse":
         self.assertLessEqual(error, LSE_TOLERANCE * max(1, np.abs(ref).max()))
         continue
-      limit = 2 * np.abs(low - ref).max() + FLOOR[case.dtype] * np.abs(ref).max()
+      limit = (2 * np.abs(low - ref).max() +
+               FLOOR[case.dtype] * np.abs(ref).max())
       self.assertLessEqual(error, limit + 1e-6, f"{name} of {case}")
 
 

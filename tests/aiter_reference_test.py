@@ -5,19 +5,17 @@ import itertools
 import os
 import subprocess
 import sys
-from unittest import mock
 import warnings
+from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
-import jax
-from jax._src.aiter import ffi
-from jax._src.aiter import philox
-from jax.experimental import aiter
 import jax.numpy as jnp
 import numpy as np
-
 import oracle
+from absl.testing import absltest, parameterized
+
+import jax
+from jax._src.aiter import ffi, philox
+from jax.experimental import aiter
 
 
 def normal(seed, *shape, dtype=jnp.float32):

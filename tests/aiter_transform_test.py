@@ -11,15 +11,14 @@ os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") +
                            " --xla_force_host_platform_device_count=8")
 
 # pylint: disable=g-import-not-at-top
-from absl.testing import absltest
-from absl.testing import parameterized
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
 import jax
 from jax.experimental import aiter
-import jax.numpy as jnp
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-import numpy as np
 
 CPUS = jax.devices("cpu")
 # The kernels take 16-bit types; on a CPU float32 shows differences sharper.
@@ -298,7 +297,8 @@ class VmapTest(TransformTestCase):
           q, k, v, jnp.array([0, 5, 12]), jnp.array([0, 8, 20]),
           cu_seqlens_q_padded=jnp.array([0, 7, 16]),
           cu_seqlens_k_padded=jnp.array([0, 10, 24])), (0, 1, 2))(q, k, v)
-    self.assert_close(jax.vmap(fn)(q, k, v), loop_over(fn, (0,) * 3, 2)(q, k, v))
+    self.assert_close(jax.vmap(fn)(q, k, v),
+                      loop_over(fn, (0,) * 3, 2)(q, k, v))
 
   def test_nested(self):
     q, k, v = (jnp.stack([jnp.stack([t, -t]), jnp.stack([2 * t, t + 1]),
@@ -344,7 +344,8 @@ class VmapTest(TransformTestCase):
     q, k, v = (jnp.stack([t, -t]) for t in qkv(2))
     fn = results_of(functools.partial(
         aiter.dot_product_attention, is_causal=True), (0, 1, 2))
-    self.assert_close(jax.vmap(fn)(q, k, v), loop_over(fn, (0,) * 3, 2)(q, k, v))
+    self.assert_close(jax.vmap(fn)(q, k, v),
+                      loop_over(fn, (0,) * 3, 2)(q, k, v))
 
 
 HEADS = P("x", None, "y")

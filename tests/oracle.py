@@ -126,8 +126,8 @@ def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
     v: likewise.
     dout: gradient of out.
     dlse: gradient of lse [b, hq, sq] or [hq, total_q], or None.
-    sequences: for each sequence (first query row, queries, first key row, keys).
-      Dense calls may give it too, to shorten sequences.
+    sequences: for each sequence (first query row, queries, first key row,
+      keys). Dense calls may give it too, to shorten sequences.
     scale: softmax scale.
     mask: a Mask.
     cap: soft cap, 0 for none.

@@ -92,8 +92,9 @@ def _unserved(platform: str, backward: bool, dtype: str, packed: bool,
     return None  # Staged for another machine: its handler will tell.
   module = gpu_aiter.load(platform)
   if module is None:
+    extra = {"rocm": "rocm7", "cuda": "cuda13"}[platform]
     return (f"the {platform} plugin has no module _aiter"
-            f" (install jax_aiter[{'rocm7' if platform == 'rocm' else 'cuda13'}])")
+            f" (install jax_aiter[{extra}])")
   for arch in archs:
     try:
       module.mha_kernels(backward, arch, _DTYPES[dtype], packed, hdim_q, hdim_v,

@@ -2,7 +2,7 @@
 """Multi-head attention: the public functions and their arguments.
 
 Python values are checked at once; arrays are checked, and brought to the
-operator's form, inside one jit, so that eager calls after the first cost little.
+operator's form, inside one jit, so that later eager calls cost little.
 """
 
 from __future__ import annotations
@@ -300,7 +300,8 @@ def _keep_mask(call: _Call, x: Operands):
   if x.dropout_state is None:
     return jnp.ones((b, hq, sq, sk), jnp.uint8)
   keep = philox.keep_mask(
-      x.dropout_state[:, :, None, None], jnp.arange(sq, dtype=jnp.int32)[:, None],
+      x.dropout_state[:, :, None, None],
+      jnp.arange(sq, dtype=jnp.int32)[:, None],
       jnp.arange(sk + -sk % 4, dtype=jnp.int32), call.dropout_p,
       cols_are_a_run=True)
   return keep[..., :sk].astype(jnp.uint8)
@@ -366,8 +367,8 @@ def flash_attn_func(
     cu_seqlens_kv: the same of keys.
     dropout_key: a JAX PRNG key, required if dropout_p > 0. The mask depends on
       the key and on (batch, head, row, column) alone.
-    logits_soft_cap: if > 0, scaled scores become cap * tanh(score / cap), before
-      bias and slopes.
+    logits_soft_cap: if > 0, scaled scores become cap * tanh(score / cap),
+      before bias and slopes.
     sink: [hq] or [b, hq], a logit in every row's softmax that has no value.
 
   Returns:
@@ -573,7 +574,8 @@ def dot_product_attention(
                  f"a shape that broadcasts to {list(full)}")
     if bias is None:
       bias = jnp.zeros((1, 1), query.dtype)
-    bias = jnp.where(jnp.reshape(mask, shape), bias, -jnp.inf).astype(bias.dtype)
+    mask = jnp.reshape(mask, shape)
+    bias = jnp.where(mask, bias, -jnp.inf).astype(bias.dtype)
   if bias is not None and bias.ndim < 2:
     bias = jnp.reshape(bias, (1,) * (2 - bias.ndim) + tuple(bias.shape))
   result = _attend(

@@ -142,7 +142,7 @@ def _fold_lengths(cu, mapped, n: int):
 
 
 def _fold_starts(cu, padded, mapped, n: int, total: int):
-  """First rows [n?, b + 1] -> [n * b + 1] where element i has rows of its own."""
+  """First rows [n?, b + 1] -> [n * b + 1]; every element has its own rows."""
   starts, mapped = (cu, mapped[0]) if padded is None else (padded, mapped[1])
   if not mapped:
     starts = jnp.broadcast_to(starts, (n, *starts.shape))
@@ -388,7 +388,8 @@ def _shard_index(mesh, axes):
   """Linear index of this shard along a dimension sharded over axes."""
   index = jnp.int32(0)
   for a in axes:
-    index = index * np.int32(mesh.shape[a]) + lax.axis_index(a).astype(jnp.int32)
+    here = lax.axis_index(a).astype(jnp.int32)
+    index = index * np.int32(mesh.shape[a]) + here
   return index
 
 

@@ -114,7 +114,7 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
             (x.cu_seqlens_k, x.cu_seqlens_k_padded)))
     segment_q, row, seq = _segments(start_q, len_q, sq, -1)
     segment_k, col, _ = _segments(start_k, len_k, sk, -2)
-    len_q, len_k, start_k = len_q[seq][None], len_k[seq][None], start_k[seq][None]
+    len_q, len_k, start_k = (t[seq][None] for t in (len_q, len_k, start_k))
     segment_q, segment_k = segment_q[None], segment_k[None]
     row, col = row[None], col[None]
     # Rows of the per-sequence tables move to the query axis: [1, hq, sq, ..].
@@ -367,7 +367,8 @@ def mha_fwd(cfg: Config, x: Operands) -> tuple[jax.Array, jax.Array]:
     if p.block_k >= p.sk:
       carry = update(0, carry, p)
     else:
-      carry = lax.fori_loop(*_key_blocks(p), lambda j, c: update(j, c, p), carry)
+      carry = lax.fori_loop(
+          *_key_blocks(p), lambda j, c: update(j, c, p), carry)
     m, l, acc = carry
     seen = l > 0
     out = acc / jnp.where(seen, l, 1)[..., None]
@@ -476,7 +477,8 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
       carry = update(0, carry, p, dout, lse, delta)
     else:
       carry = lax.fori_loop(
-          *_key_blocks(p), lambda j, c: update(j, c, p, dout, lse, delta), carry)
+          *_key_blocks(p), lambda j, c: update(j, c, p, dout, lse, delta),
+          carry)
     dq, dk, dv, dbias, dslopes = carry
     return (_from_heads(dq).astype(x.q.dtype), dbias, dslopes), dk, dv
 
