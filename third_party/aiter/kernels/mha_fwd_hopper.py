@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flash attention forward for Hopper (sm_90), fast grade, in Gluon.
 
-One producer warp copies key and value tiles by TMA; each consumer warpgroup
+A producer warpgroup copies key and value tiles by TMA; each consumer warpgroup
 owns 64 query rows. A consumer keeps two matrix products in flight: the scores
 of the next tile run on the tensor cores while it computes the softmax of this
 one, so that exponentials hide behind products.
@@ -9,11 +10,13 @@ one, so that exponentials hide behind products.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-from triton.experimental.gluon.language.nvidia.hopper import tma
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+  fence_async_shared,
+  mbarrier,
+  tma,
+  warpgroup_mma,
+  warpgroup_mma_wait,
+)
 
 _LOG2E = gl.constexpr(1.4426950408889634)
 _LN2 = gl.constexpr(0.6931471805599453)
@@ -35,6 +38,11 @@ def _accumulator(n):
 
 
 @gluon.constexpr_function
+def _stack(count, shape):
+  return [count, *shape]
+
+
+@gluon.constexpr_function
 def _store_layout(n):
   """Returns a layout whose threads hold 16 bytes of a row of n values."""
   lanes = min(n // 8, 32)
@@ -43,9 +51,9 @@ def _store_layout(n):
 
 @gluon.constexpr_function
 def _copy_layout(n):
-  """Returns a layout for one warp copying 8 rows of n values."""
+  """Returns the producer's layout of a few rows of n values."""
   lanes = min(n // 8, 32)
-  return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [1, 1], [1, 0])
+  return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
 
 
 @gluon.jit
@@ -73,16 +81,18 @@ def _ring(step, STAGES: gl.constexpr):
 def _copy_rows(base, stride, smem, count, first_row, N: gl.constexpr,
                D: gl.constexpr):
   """Copies the first `count` rows of a tile and fills the others with 0."""
-  CHUNK: gl.constexpr = 8
+  CHUNK: gl.constexpr = 16
   LAYOUT: gl.constexpr = _copy_layout(D)
   tile = smem.reshape([N, D])
   rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))
   cols = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
-  at = base + (first_row + rows).to(gl.int64)[:, None] * stride + cols[None, :]
+  offsets = rows[:, None] * stride + cols[None, :]
+  base += first_row.to(gl.int64) * stride
   for i in gl.static_range(N // CHUNK):
     mask = (rows < count - i * CHUNK)[:, None] & (cols >= 0)[None, :]
-    async_copy.async_load(tile.slice(i * CHUNK, CHUNK), at, mask=mask)
-    at += CHUNK * stride
+    async_copy.async_load(tile.slice(i * CHUNK, CHUNK), base + offsets,
+                          mask=mask)
+    base += CHUNK * stride
   async_copy.commit_group()
   async_copy.wait_group(0)
   fence_async_shared()
@@ -130,7 +140,7 @@ def _mask_scores(s, rows, first_col, seqlen_k, off, window_left, window_right,
 
 
 @gluon.jit
-def _step(acc, p, m, l, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+def _step(acc, p, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
           step, tile, rows, seqlen_k, off, window_left, window_right, scale,
           N: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
           STAGES: gl.constexpr, MASK: gl.constexpr, S_LAYOUT: gl.constexpr,
@@ -156,12 +166,12 @@ def _step(acc, p, m, l, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
     shift = gl.where(m_new == float("-inf"), 0.0, shift)
   e = gl.exp2(s * scale - shift[:, None])
   alpha = gl.exp2(m * scale - shift)
-  l = l * alpha + gl.sum(e, 1)
+  norm = norm * alpha + gl.sum(e, 1)
   acc = warpgroup_mma_wait(0, deps=[acc])
   p = gl.convert_layout(e.to(p.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
   mbarrier.arrive(v_empty.index(vi))
   acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
-  return acc, p, m_new, l
+  return acc, p, m_new, norm
 
 
 @gluon.jit
@@ -179,7 +189,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
   rows = row0 + w * 64 + gl.arange(0, 64, ROWS)
   acc = gl.zeros([64, DV], gl.float32, O_LAYOUT)
   m = gl.full([64], float("-inf"), gl.float32, ROWS)
-  l = gl.zeros([64], gl.float32, ROWS)
+  norm = gl.zeros([64], gl.float32, ROWS)
   if tile_hi > tile_lo:
     q = q_smem.index(w).reshape([64, D])
     zero = gl.zeros([64, N], gl.float32, S_LAYOUT)
@@ -194,7 +204,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
     m = gl.max(s, 1)
     shift = gl.where(m == float("-inf"), 0.0, m * scale)
     e = gl.exp2(s * scale - shift[:, None])
-    l = gl.sum(e, 1)
+    norm = gl.sum(e, 1)
     p = gl.convert_layout(e.to(q_smem.dtype), P_LAYOUT)
     # Tiles that the diagonal or the end crosses, then whole tiles, then
     # tiles that the window's left edge crosses.
@@ -202,20 +212,20 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
     whole = gl.minimum(gl.maximum(tile_hi - full_lo, right),
                        tile_hi - tile_lo)
     for step in range(1, right):
-      acc, p, m, l = _step(acc, p, m, l, q, k_smem, v_smem, k_full, k_empty,
-                           v_full, v_empty, step, tile_hi - 1 - step, rows,
-                           seqlen_k, off, window_left, window_right, scale, N,
-                           D, DV, STAGES, True, S_LAYOUT, O_LAYOUT)
+      acc, p, m, norm = _step(
+          acc, p, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+          step, tile_hi - 1 - step, rows, seqlen_k, off, window_left,
+          window_right, scale, N, D, DV, STAGES, True, S_LAYOUT, O_LAYOUT)
     for step in range(right, whole):
-      acc, p, m, l = _step(acc, p, m, l, q, k_smem, v_smem, k_full, k_empty,
-                           v_full, v_empty, step, tile_hi - 1 - step, rows,
-                           seqlen_k, off, window_left, window_right, scale, N,
-                           D, DV, STAGES, False, S_LAYOUT, O_LAYOUT)
+      acc, p, m, norm = _step(
+          acc, p, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+          step, tile_hi - 1 - step, rows, seqlen_k, off, window_left,
+          window_right, scale, N, D, DV, STAGES, False, S_LAYOUT, O_LAYOUT)
     for step in range(whole, tile_hi - tile_lo):
-      acc, p, m, l = _step(acc, p, m, l, q, k_smem, v_smem, k_full, k_empty,
-                           v_full, v_empty, step, tile_hi - 1 - step, rows,
-                           seqlen_k, off, window_left, window_right, scale, N,
-                           D, DV, STAGES, True, S_LAYOUT, O_LAYOUT)
+      acc, p, m, norm = _step(
+          acc, p, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+          step, tile_hi - 1 - step, rows, seqlen_k, off, window_left,
+          window_right, scale, N, D, DV, STAGES, True, S_LAYOUT, O_LAYOUT)
     vi, v_phase = _ring(tile_hi - tile_lo - 1, STAGES)
     mbarrier.wait(v_full.index(vi), v_phase)
     acc = warpgroup_mma(p, v_smem.index(vi).reshape([N, DV]), acc,
@@ -226,15 +236,15 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
   if (flags & _SINK) != 0:
     m_new = gl.maximum(m, sink_logit * _LOG2E)
     alpha = gl.exp2(m - m_new)
-    l = l * alpha + gl.exp2(sink_logit * _LOG2E - m_new)
+    norm = norm * alpha + gl.exp2(sink_logit * _LOG2E - m_new)
     acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
     m = m_new
-  empty = (l == 0.0) | (rows >= seqlen_q)
-  inverse = gl.convert_layout(1.0 / gl.where(empty, 1.0, l),
+  empty = (norm == 0.0) | (rows >= seqlen_q)
+  inverse = gl.convert_layout(1.0 / gl.where(empty, 1.0, norm),
                               gl.SliceLayout(1, O_LAYOUT))
   keep = gl.convert_layout(empty, gl.SliceLayout(1, O_LAYOUT)) == 0
   acc = gl.where(keep[:, None], acc * inverse[:, None], 0.0)
-  value = gl.where(empty, float("-inf"), m * _LN2 + gl.log(l))
+  value = gl.where(empty, float("-inf"), m * _LN2 + gl.log(norm))
   gl.store(lse + rows, value, mask=rows < row_end)
   STORE: gl.constexpr = _store_layout(DV)
   o = gl.convert_layout(acc.to(q_smem.dtype), STORE)
@@ -242,6 +252,16 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
   o_cols = gl.arange(0, DV, gl.SliceLayout(0, STORE))
   gl.store(out + o_rows[:, None].to(gl.int64) * stride_o + o_cols[None, :], o,
            mask=(o_rows < row_end)[:, None])
+
+
+def tensor_maps(function, constants):
+  """TMA maps of a kernel: argument -> (tensor, rows of a box, head dim)."""
+  assert function == "mha_fwd", function
+  return {
+      "q_desc": ("q", 64, constants["HEAD"]),
+      "k_desc": ("k", constants["TILE_N"], constants["HEAD"]),
+      "v_desc": ("v", constants["TILE_N"], constants["BLOCK_DV"]),
+  }
 
 
 @gluon.jit
@@ -254,16 +274,16 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
             nhead_stride_bias, batch_stride_bias, batch, seqlen_q, seqlen_k,
             nhead_q, nhead_k, hdim_q, hdim_v, scale_s, logits_soft_cap,
             drop_threshold, rp_keep, window_size_left, window_size_right,
-            sink_tokens, min_seqlen_q, flags, D: gl.constexpr,
-            DV: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
-            WARPGROUPS: gl.constexpr):
+            sink_tokens, min_seqlen_q, flags, TILE_M: gl.constexpr,
+            TILE_N: gl.constexpr, HEAD: gl.constexpr, BLOCK_DV: gl.constexpr,
+            STAGES: gl.constexpr):
   """Attention forward; the argument list of the plain kernel, plus TMA maps.
 
   The maps view q, k and v as [batch, head, row, dim] (packed: batch 1), with
-  boxes of 64 query rows and N key rows. The grid is (tile of 64 * WARPGROUPS
-  rows, query head, batch); later tiles, the longest when causal, start first.
+  boxes of 64 query rows and TILE_N key rows. The grid is (tile of TILE_M rows,
+  query head, batch); later tiles, the longest when causal, start first.
   """
-  TILE_M: gl.constexpr = 64 * WARPGROUPS
+  WARPGROUPS: gl.constexpr = TILE_M // 64
   tile = gl.num_programs(0) - 1 - gl.program_id(0)
   head = gl.program_id(1)
   index_b = gl.program_id(2)
@@ -303,17 +323,17 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
   col_lo = gl.maximum(row0 + off - window_size_left, 0)
   full_hi = gl.minimum(seqlen_k, row0 + off + window_size_right + 1)
   full_lo = gl.maximum(row0 + TILE_M - 1 + off - window_size_left, 0)
-  tile_lo = col_lo // N
-  tile_hi = (gl.maximum(col_hi, 0) + N - 1) // N
+  tile_lo = col_lo // TILE_N
+  tile_hi = (gl.maximum(col_hi, 0) + TILE_N - 1) // TILE_N
   tile_hi = gl.where(row0 < seqlen_q, tile_hi, 0)
-  full_hi = gl.maximum(full_hi, 0) // N
-  full_lo = (full_lo + N - 1) // N
+  full_hi = gl.maximum(full_hi, 0) // TILE_N
+  full_lo = (full_lo + TILE_N - 1) // TILE_N
 
   # Rows of the last tile that belong to another sequence or to nobody: they
   # may hold anything, and 0 * NaN is NaN, so V's must be read as 0.
   foreign_rows = 0
   if (flags & (_VARLEN | _CU_K)) != 0:
-    foreign_rows = tile_hi * N - seqlen_k
+    foreign_rows = tile_hi * TILE_N - seqlen_k
   v += (slot_b.to(gl.int64) * batch_stride_v + head_k * nhead_stride_v)
 
   sink_logit = 0.0
@@ -326,11 +346,11 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
 
   dtype: gl.constexpr = q_desc.dtype
   q_smem = gl.allocate_shared_memory(
-      dtype, [WARPGROUPS] + q_desc.block_type.shape, q_desc.layout)
+      dtype, _stack(WARPGROUPS, q_desc.block_type.shape), q_desc.layout)
   k_smem = gl.allocate_shared_memory(
-      dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
+      dtype, _stack(STAGES, k_desc.block_type.shape), k_desc.layout)
   v_smem = gl.allocate_shared_memory(
-      dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
+      dtype, _stack(STAGES, v_desc.block_type.shape), v_desc.layout)
   q_full = mbarrier.allocate_mbarrier(batch=WARPGROUPS)
   k_full = mbarrier.allocate_mbarrier(batch=STAGES)
   k_empty = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -353,14 +373,14 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
              tile_hi, full_lo, full_hi)
   if WARPGROUPS == 2:
     gl.warp_specialize([
-        (_consume, (0, consume, N, D, DV, STAGES)),
-        (_consume, (1, consume, N, D, DV, STAGES)),
-        (_produce, (produce, N, DV, STAGES, WARPGROUPS)),
-    ], [4, 1], [232, 40])
+        (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),
+        (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),
+        (_produce, (produce, TILE_N, BLOCK_DV, STAGES, WARPGROUPS)),
+    ], [4, 4], [232, 40])
   else:
     gl.warp_specialize([
-        (_consume, (0, consume, N, D, DV, STAGES)),
-        (_consume, (1, consume, N, D, DV, STAGES)),
-        (_consume, (2, consume, N, D, DV, STAGES)),
-        (_produce, (produce, N, DV, STAGES, WARPGROUPS)),
-    ], [4, 4, 1], [160, 160, 32])
+        (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),
+        (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),
+        (_consume, (2, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),
+        (_produce, (produce, TILE_N, BLOCK_DV, STAGES, WARPGROUPS)),
+    ], [4, 4, 4], [152, 152, 56])
