@@ -18,20 +18,22 @@ import pathlib
 import sys
 
 _NO_SPILLS = ("gfx942", "gfx950", "sm_90")
+# Innermost loops in program order: tiles without a mask, tiles that one edge of
+# the window cuts, and in the fast forward those that need every check.
+_LOOPS = ("", "masked_", "checked_")
 _COLUMNS = (
     "arch", "op", "grade", "dtype", "dqk", "dv", "tile_m", "tile_n",
     "num_warps", "vgpr", "agpr", "sgpr", "regs", "spills", "sgpr_spills",
     "scratch", "lds", "occupancy",
-    "mfma", "valu", "trans", "loop_lds", "loop_scratch",
-    "masked_mfma", "masked_valu", "masked_trans", "masked_loop_lds",
-    "masked_loop_scratch")
+    *(prefix + name for prefix in _LOOPS
+      for name in ("mfma", "valu", "trans", "loop_lds", "loop_scratch")))
 
 
 def _row(description):
   row = {c: description.get(c, "") for c in _COLUMNS}
   found = description["resources"]
   row.update({k: v for k, v in found.items() if k in row})
-  for prefix, loop in zip(("", "masked_"), found.get("loops", ())):
+  for prefix, loop in zip(_LOOPS, found.get("loops", ())):
     for key in ("mfma", "valu", "trans"):
       row[prefix + key] = loop[key]
     row[prefix + "loop_lds"] = loop["lds"]
@@ -43,7 +45,8 @@ def _markdown(rows):
   lines = ["# Resources of the compiled kernels", "",
            "Loops: matrix + VALU + transcendental clocks of an iteration.", "",
            "| kernel | tile | registers | spills | LDS | occupancy "
-           "| unmasked loop | masked loop |", "|" + "---|" * 8]
+           "| unmasked loop | masked loop | checked loop |",
+           "|" + "---|" * 9]
   for r in rows:
     registers = r["regs"] or f'{r["vgpr"]} ({r["agpr"]} AGPR), {r["sgpr"]} S'
     def loop(prefix, r=r):
@@ -55,7 +58,7 @@ def _markdown(rows):
         f'| {r["op"]} {r["grade"]} {r["dtype"]} {r["dqk"]}/{r["dv"]} '
         f'{r["arch"]} | {r["tile_m"]}x{r["tile_n"]} | {registers} '
         f'| {r["spills"]} | {r["lds"]} | {r["occupancy"]} '
-        f'| {loop("")} | {loop("masked_")} |')
+        + "".join(f"| {loop(prefix)} " for prefix in _LOOPS) + "|")
   return "\n".join(lines) + "\n"
 
 
