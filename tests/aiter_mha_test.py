@@ -341,6 +341,13 @@ class BlockTest(MhaTestCase):
       options.update(dqk=24, dv=16)
     self.check_blocks(**options)
 
+  @parameterized.parameters("", "packed")
+  def test_x64(self, packed):
+    """Integers stay 32 bits wide where JAX's default is 64."""
+    with jax.enable_x64(True):
+      self.check_blocks(causal=True, dropout=0.2, sink="h", packed=bool(packed),
+                        lengths=((9, 12), (17, 20)) if packed else ())
+
   @parameterized.parameters(
       dict(causal=True, hq=4, hk=2, bias="b1qk", alibi="h", dropout=0.3),
       dict(window=(3, 0), cap=4.0, sink="bh", use_lse=True, bias="qk"),

@@ -158,7 +158,7 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
         diag - cfg.window_left, 0)
     last = len_k if cfg.window_right < 0 else jnp.minimum(
         len_k, diag + cfg.window_right + 1)
-    first, last = (jnp.broadcast_to(start_k + t, diag.shape)
+    first, last = (jnp.broadcast_to(start_k + t, diag.shape).astype(jnp.int32)
                    for t in (first, last))
     seen = first < last
     if segment_q is not None:
