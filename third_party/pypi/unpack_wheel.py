@@ -34,8 +34,7 @@ def main() -> None:
   if args.compile:
     compileall.compile_dir(
       ".",
-      quiet=1,
-      stripdir=pathlib.Path.cwd(),
+      quiet=2,
       # Neither a time stamp nor a look at the source: the same bytes always.
       invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )
