@@ -103,11 +103,13 @@ def head(q, k, v, dout, dlse, *, scale, mask, cap=0.0, bias=None, slope=None,
     delta = r(delta - np.where(np.isinf(lse), 0, f64(dlse)))
   ds = r(p * r(dp - delta[:, None]))
   result = dict(out=out, lse=lse, dv=dv_, dbias=ds,
-                dslope=-(ds * distance).sum())
+                dslope=-(ds * distance).sum(),
+                dslope_terms=np.abs(ds * distance).sum())
   if sink is not None:
     share = np.where(seen[:, 0], np.exp(f64(sink) - np.where(
         np.isinf(lse), 0, lse)), 0)
     result["dsink"] = -(share * delta).sum()
+    result["dsink_terms"] = np.abs(share * delta).sum()
   if tanh is not None:
     ds = r(ds * r(1 - tanh * tanh))
   result["dq"] = r(r(ds @ k) * scale)
@@ -140,7 +142,8 @@ def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
     dtype: rounding of every step; None for none.
 
   Returns:
-    dict with out, lse, dq, dk, dv and, as given, dbias, dslopes, dsink.
+    dict with out, lse, dq, dk, dv and, as given, dbias, dslopes, dsink; of the
+    last two, which are sums over many rows, also the sums of absolute values.
   """
   mask = mask or Mask()
   packed = q.ndim == 3
@@ -153,7 +156,8 @@ def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
       out=np.zeros((*q.shape[:-1], v.shape[-1])),
       lse=np.full(lse_shape, -np.inf), dq=np.zeros(q.shape),
       dk=np.zeros(k.shape), dv=np.zeros(v.shape), dslopes=np.zeros((b, hq)),
-      dsink=np.zeros((b, hq)),
+      dsink=np.zeros((b, hq)), dslopes_terms=np.zeros((b, hq)),
+      dsink_terms=np.zeros((b, hq)),
       dbias=None if bias is None else np.zeros(bias.shape))
   for n, (q0, nq, k0, nk) in enumerate(sequences):
     if skip and nq <= skip:
@@ -181,8 +185,10 @@ def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
       out["dk"][cols] += x["dk"]
       out["dv"][cols] += x["dv"]
       out["dslopes"][n, h] = x["dslope"]
+      out["dslopes_terms"][n, h] = x["dslope_terms"]
       if sink is not None:
         out["dsink"][n, h] = x["dsink"]
+        out["dsink_terms"][n, h] = x["dsink_terms"]
       if bias is not None:
         out["dbias"][picked] += x["dbias"]
   if dtype is not None:

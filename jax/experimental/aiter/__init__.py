@@ -2,11 +2,9 @@
 """AMD's AITER operators for JAX: fused on AMD and NVIDIA GPUs, right on any."""
 
 from jax._src.aiter.mha import (
-    dot_product_attention as dot_product_attention,
+    dot_product_attention,
+    flash_attn_func,
+    flash_attn_varlen,
 )
-from jax._src.aiter.mha import (
-    flash_attn_func as flash_attn_func,
-)
-from jax._src.aiter.mha import (
-    flash_attn_varlen as flash_attn_varlen,
-)
+
+__all__ = ["dot_product_attention", "flash_attn_func", "flash_attn_varlen"]
