@@ -31,19 +31,19 @@ _TOP_LEFT = gl.constexpr(1024)
 
 
 @gluon.constexpr_function
-def _accumulator(n):
+def accumulator(n):
   """Returns the layout of a warpgroup's 64 x n accumulator."""
   return gl.NVMMADistributedLayout(
       version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 16])
 
 
 @gluon.constexpr_function
-def _stack(count, shape):
+def stack(count, shape):
   return [count, *shape]
 
 
 @gluon.constexpr_function
-def _store_layout(n):
+def store_layout(n):
   """Returns a layout whose threads hold 16 bytes of a row of n values."""
   lanes = min(n // 8, 32)
   return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
@@ -57,7 +57,7 @@ def _copy_layout(n):
 
 
 @gluon.jit
-def _find_sequence(cu_seqlens_q, batch, slot, TILE_M: gl.constexpr):
+def find_sequence(cu_seqlens_q, batch, slot, TILE_M: gl.constexpr):
   """Returns the sequence that owns a packed grid slot, by binary search."""
   lo = 0
   hi = batch - 1
@@ -72,13 +72,13 @@ def _find_sequence(cu_seqlens_q, batch, slot, TILE_M: gl.constexpr):
 
 
 @gluon.jit
-def _ring(step, STAGES: gl.constexpr):
+def ring(step, STAGES: gl.constexpr):
   """Returns the buffer and the barrier phase of a ring's `step`-th use."""
   return step % STAGES, (step // STAGES) & 1
 
 
 @gluon.jit
-def _copy_rows(base, stride, smem, count, first_row, N: gl.constexpr,
+def copy_rows(base, stride, smem, count, first_row, N: gl.constexpr,
                D: gl.constexpr):
   """Copies the first `count` rows of a tile and fills the others with 0."""
   CHUNK: gl.constexpr = 16
@@ -113,14 +113,14 @@ def _produce(args, N: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr,
                      q_full.index(w), q_smem.index(w))
     for step in range(tile_hi - tile_lo):
       row = k_row + (tile_hi - 1 - step) * N
-      i, phase = _ring(step, STAGES)
+      i, phase = ring(step, STAGES)
       mbarrier.wait(k_empty.index(i), phase ^ 1)
       mbarrier.expect(k_full.index(i), k_desc.nbytes_per_cta)
       tma.async_load(k_desc, [slot_b, head_k, row, 0], k_full.index(i),
                      k_smem.index(i))
       mbarrier.wait(v_empty.index(i), phase ^ 1)
       if (step == 0) & (foreign_rows > 0):
-        _copy_rows(v, stride_v, v_smem.index(i), N - foreign_rows, row, N, DV)
+        copy_rows(v, stride_v, v_smem.index(i), N - foreign_rows, row, N, DV)
         mbarrier.arrive(v_full.index(i))
       else:
         mbarrier.expect(v_full.index(i), v_desc.nbytes_per_cta)
@@ -146,8 +146,8 @@ def _step(acc, p, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
           STAGES: gl.constexpr, MASK: gl.constexpr, S_LAYOUT: gl.constexpr,
           O_LAYOUT: gl.constexpr):
   """Adds tile `tile + 1`'s P V while computing tile `tile`'s P."""
-  ki, k_phase = _ring(step, STAGES)
-  vi, v_phase = _ring(step - 1, STAGES)
+  ki, k_phase = ring(step, STAGES)
+  vi, v_phase = ring(step - 1, STAGES)
   zero = gl.zeros([64, N], gl.float32, S_LAYOUT)
   mbarrier.wait(k_full.index(ki), k_phase)
   k = k_smem.index(ki).reshape([N, D])
@@ -175,14 +175,48 @@ def _step(acc, p, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
 
 
 @gluon.jit
+def _serial_step(acc, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full,
+                 v_empty, step, tile, rows, seqlen_k, off, window_left,
+                 window_right, scale, N: gl.constexpr, D: gl.constexpr,
+                 DV: gl.constexpr, STAGES: gl.constexpr, MASK: gl.constexpr,
+                 S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr):
+  """Adds a tile, one product after the other: other warpgroups overlap."""
+  i, phase = ring(step, STAGES)
+  zero = gl.zeros([64, N], gl.float32, S_LAYOUT)
+  mbarrier.wait(k_full.index(i), phase)
+  k = k_smem.index(i).reshape([N, D])
+  s = warpgroup_mma(q, k.permute([1, 0]), zero, use_acc=False, is_async=True)
+  s = warpgroup_mma_wait(0, deps=[s])
+  mbarrier.arrive(k_empty.index(i))
+  if MASK:
+    s = _mask_scores(s, rows, tile * N, seqlen_k, off, window_left,
+                     window_right, N, S_LAYOUT)
+  m_new = gl.maximum(m, gl.max(s, 1))
+  shift = m_new * scale
+  if MASK:
+    shift = gl.where(m_new == float("-inf"), 0.0, shift)
+  e = gl.exp2(s * scale - shift[:, None])
+  alpha = gl.exp2(m * scale - shift)
+  norm = norm * alpha + gl.sum(e, 1)
+  acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
+  p = gl.convert_layout(e.to(k_smem.dtype),
+                        gl.DotOperandLayout(0, O_LAYOUT, 2))
+  mbarrier.wait(v_full.index(i), phase)
+  acc = warpgroup_mma(p, v_smem.index(i).reshape([N, DV]), acc, is_async=True)
+  acc = warpgroup_mma_wait(0, deps=[acc])
+  mbarrier.arrive(v_empty.index(i))
+  return acc, m_new, norm
+
+
+@gluon.jit
 def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
-             DV: gl.constexpr, STAGES: gl.constexpr):
+             DV: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr):
   """Computes 64 query rows: an online softmax over the key tiles."""
   (q_smem, k_smem, v_smem, q_full, k_full, k_empty, v_full, v_empty, out, lse,
    sink_logit, stride_o, row0, row_end, seqlen_q, seqlen_k, off, window_left,
    window_right, scale_s, flags, tile_lo, tile_hi, full_lo, full_hi) = args
-  S_LAYOUT: gl.constexpr = _accumulator(N)
-  O_LAYOUT: gl.constexpr = _accumulator(DV)
+  S_LAYOUT: gl.constexpr = accumulator(N)
+  O_LAYOUT: gl.constexpr = accumulator(DV)
   P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
   ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
   scale = scale_s * _LOG2E
@@ -190,7 +224,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
   acc = gl.zeros([64, DV], gl.float32, O_LAYOUT)
   m = gl.full([64], float("-inf"), gl.float32, ROWS)
   norm = gl.zeros([64], gl.float32, ROWS)
-  if tile_hi > tile_lo:
+  if OVERLAP and tile_hi > tile_lo:
     q = q_smem.index(w).reshape([64, D])
     zero = gl.zeros([64, N], gl.float32, S_LAYOUT)
     mbarrier.wait(q_full.index(w), 0)
@@ -226,11 +260,32 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
           acc, p, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
           step, tile_hi - 1 - step, rows, seqlen_k, off, window_left,
           window_right, scale, N, D, DV, STAGES, True, S_LAYOUT, O_LAYOUT)
-    vi, v_phase = _ring(tile_hi - tile_lo - 1, STAGES)
+    vi, v_phase = ring(tile_hi - tile_lo - 1, STAGES)
     mbarrier.wait(v_full.index(vi), v_phase)
     acc = warpgroup_mma(p, v_smem.index(vi).reshape([N, DV]), acc,
                         is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
+  if tile_hi > tile_lo and not OVERLAP:
+    q = q_smem.index(w).reshape([64, D])
+    mbarrier.wait(q_full.index(w), 0)
+    steps = tile_hi - tile_lo
+    right = gl.minimum(gl.maximum(tile_hi - full_hi, 0), steps)
+    whole = gl.minimum(gl.maximum(tile_hi - full_lo, right), steps)
+    for step in range(right):
+      acc, m, norm = _serial_step(
+          acc, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+          step, tile_hi - 1 - step, rows, seqlen_k, off, window_left,
+          window_right, scale, N, D, DV, STAGES, True, S_LAYOUT, O_LAYOUT)
+    for step in range(right, whole):
+      acc, m, norm = _serial_step(
+          acc, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+          step, tile_hi - 1 - step, rows, seqlen_k, off, window_left,
+          window_right, scale, N, D, DV, STAGES, False, S_LAYOUT, O_LAYOUT)
+    for step in range(whole, steps):
+      acc, m, norm = _serial_step(
+          acc, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+          step, tile_hi - 1 - step, rows, seqlen_k, off, window_left,
+          window_right, scale, N, D, DV, STAGES, True, S_LAYOUT, O_LAYOUT)
 
   m = m * scale
   if (flags & _SINK) != 0:
@@ -246,7 +301,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
   acc = gl.where(keep[:, None], acc * inverse[:, None], 0.0)
   value = gl.where(empty, float("-inf"), m * _LN2 + gl.log(norm))
   gl.store(lse + rows, value, mask=rows < row_end)
-  STORE: gl.constexpr = _store_layout(DV)
+  STORE: gl.constexpr = store_layout(DV)
   o = gl.convert_layout(acc.to(q_smem.dtype), STORE)
   o_rows = row0 + w * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORE))
   o_cols = gl.arange(0, DV, gl.SliceLayout(0, STORE))
@@ -276,7 +331,7 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
             drop_threshold, rp_keep, window_size_left, window_size_right,
             sink_tokens, min_seqlen_q, flags, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, HEAD: gl.constexpr, BLOCK_DV: gl.constexpr,
-            STAGES: gl.constexpr):
+            STAGES: gl.constexpr, OVERLAP: gl.constexpr):
   """Attention forward; the argument list of the plain kernel, plus TMA maps.
 
   The maps view q, k and v as [batch, head, row, dim] (packed: batch 1), with
@@ -294,7 +349,7 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
   dense_rows = seqlen_q
   if (flags & _VARLEN) != 0:
     slot = tile
-    index_b = _find_sequence(cu_seqlens_q, batch, slot, TILE_M)
+    index_b = find_sequence(cu_seqlens_q, batch, slot, TILE_M)
     slot_b = 0
     q_row = gl.load(cu_seqlens_q + index_b)
     k_row = gl.load(cu_seqlens_k + index_b)
@@ -346,11 +401,11 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
 
   dtype: gl.constexpr = q_desc.dtype
   q_smem = gl.allocate_shared_memory(
-      dtype, _stack(WARPGROUPS, q_desc.block_type.shape), q_desc.layout)
+      dtype, stack(WARPGROUPS, q_desc.block_type.shape), q_desc.layout)
   k_smem = gl.allocate_shared_memory(
-      dtype, _stack(STAGES, k_desc.block_type.shape), k_desc.layout)
+      dtype, stack(STAGES, k_desc.block_type.shape), k_desc.layout)
   v_smem = gl.allocate_shared_memory(
-      dtype, _stack(STAGES, v_desc.block_type.shape), v_desc.layout)
+      dtype, stack(STAGES, v_desc.block_type.shape), v_desc.layout)
   q_full = mbarrier.allocate_mbarrier(batch=WARPGROUPS)
   k_full = mbarrier.allocate_mbarrier(batch=STAGES)
   k_empty = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -373,14 +428,22 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
              tile_hi, full_lo, full_hi)
   if WARPGROUPS == 2:
     gl.warp_specialize([
-        (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),
-        (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),
+        (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
+        (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
         (_produce, (produce, TILE_N, BLOCK_DV, STAGES, WARPGROUPS)),
     ], [4, 4], [232, 40])
-  else:
+  elif WARPGROUPS == 3:
     gl.warp_specialize([
-        (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),
-        (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),
-        (_consume, (2, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),
+        (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
+        (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
+        (_consume, (2, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
         (_produce, (produce, TILE_N, BLOCK_DV, STAGES, WARPGROUPS)),
     ], [4, 4, 4], [152, 152, 56])
+  else:
+    gl.warp_specialize([
+        (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
+        (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
+        (_consume, (2, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
+        (_consume, (3, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
+        (_produce, (produce, TILE_N, BLOCK_DV, STAGES, WARPGROUPS)),
+    ], [4, 4, 4, 4], [112, 112, 112, 32])
