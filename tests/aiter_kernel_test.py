@@ -315,12 +315,21 @@ class KernelTest(parameterized.TestCase):
           np.abs(error).max(initial=0),
           2 * np.abs(allowed).max(initial=0) + epsilon * max(size, 0.1), name)
 
-  def test_nan_is_not_lost(self):
-    case = _Case(right=0, sq=32, sk=32)
-    case.q[0, 3, 1, 5] = np.nan
-    out = case.run()["out"]
-    self.assertTrue(np.isnan(out[0, 3, 1]).all())
-    self.assertFalse(np.isnan(out[0, :3]).any())
+  @parameterized.named_parameters(
+      ("full", dict(), False), ("edge", dict(right=0, sq=32, sk=32), False),
+      ("general", dict(general=True, right=0, sq=32, sk=32), False),
+      ("whole_row", dict(right=0), True))
+  def test_nan_is_not_lost(self, config, whole_row):
+    case = _Case(**config)
+    if whole_row:
+      case.q[0, 3, 1] = np.nan
+    else:
+      case.k[0, 3, 0, 5] = np.nan
+    result = case.run()
+    want = np.isnan(case.expected()["out"]).all(-1)
+    np.testing.assert_array_equal(np.isnan(result["out"]).any(-1), want)
+    np.testing.assert_array_equal(
+        np.isnan(result["lse"]), np.moveaxis(want, 1, 2))
 
 
 if __name__ == "__main__":

@@ -256,12 +256,13 @@ def mha_fwd(
         GENERAL, CHEAP_CAST, LANE_KEYS)
 
   rows = tl.arange(0, TILE_M)
-  live = (rows < len_q - m0) & (l > 0)
+  seen = l > 0
   if not GENERAL:
     # Bounds of cut_edges in the maximum: a row without any key, or a NaN.
     limit = scale_s * common.EDGE_LIMIT
-    live &= m > -limit
+    seen &= m > -limit
     l = tl.where(m > limit, float("nan"), l)
+  live = (rows < len_q - m0) & (seen | (l != l))
   l_safe = tl.where(live, l, 1.0)
   acc = tl.where(live[:, None], acc / l_safe[:, None], 0.0)
   lse_tile = tl.where(
