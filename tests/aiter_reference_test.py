@@ -126,8 +126,9 @@ class JaxNnTest(parameterized.TestCase):
         return jnp.sum(out * weights.reshape(out.shape)), (out, residual)
       grads, outs = jax.grad(loss, has_aux=True)(args)
       return outs, grads
-    got = run(aiter.dot_product_attention)
-    want = run(jax.nn.dot_product_attention, implementation="xla")
+    with jax.default_matmul_precision("highest"):
+      got = run(aiter.dot_product_attention)
+      want = run(jax.nn.dot_product_attention, implementation="xla")
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
       self.assertEqual((a.shape, a.dtype), (b.shape, b.dtype))
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
@@ -268,15 +269,14 @@ class ChoiceTest(parameterized.TestCase):
       self.assertEqual(bool(pads), dim != padded)
 
   def test_nothing_for_gpus_is_imported_on_a_cpu(self):
-    """With JAX_PLATFORMS=cpu no plugin and no _aiter is loaded."""
+    """With JAX_PLATFORMS=cpu no _aiter is loaded, whatever is installed."""
     code = """
 import sys
 from jax.experimental import aiter
 import jax.numpy as jnp
 x = jnp.ones((1, 8, 1, 8), jnp.bfloat16)
 aiter.flash_attn_func(x, x, x).block_until_ready()
-bad = [m for m in sys.modules if m.endswith('_aiter') and 'gpu' not in m
-       or m.startswith(('jax_cuda', 'jax_rocm'))]
+bad = [m for m in sys.modules if m.endswith('._aiter')]
 assert not bad, bad
 """
     subprocess.run([sys.executable, "-P", "-c", code], check=True,

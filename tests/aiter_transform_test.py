@@ -489,8 +489,11 @@ class ShardingTest(TransformTestCase):
     mapped = jax.shard_map(
         fn, mesh=self.mesh, in_specs=(HEADS, P("x"), P("x"), P()),
         out_specs=HEADS, check_vma=check_vma)
-    run = lambda f: jax.jit(results_of(f, (0, 1, 2, 3)))(q, k, v, bias)
-    self.assert_close(run(mapped), run(fn), 1e-5)
+    args = jax.device_put((q, k, v, bias), CPUS[0])
+    run = lambda f, args: jax.jit(results_of(f, (0, 1, 2, 3)))(*args)
+    # The mapped function's arrays follow its mesh, also where JAX has a GPU.
+    there = jax.device_put(args, NamedSharding(self.mesh, P()))
+    self.assert_close(run(mapped, there), run(fn, args), 1e-5)
 
   def test_shard_map_blocks(self):
     """Loops of the blockwise reference carry varying types."""
@@ -499,8 +502,11 @@ class ShardingTest(TransformTestCase):
     fn = functools.partial(aiter.flash_attn_func, causal=True)
     mapped = jax.shard_map(fn, mesh=self.mesh, in_specs=(P("x"),) * 3,
                            out_specs=P("x"))
-    run = lambda f: jax.jit(results_of(f, (0, 1, 2)))(q, k, v)
-    self.assert_close(run(mapped), run(fn), 1e-5)
+    args = jax.device_put((q, k, v), CPUS[0])
+    run = lambda f, args: jax.jit(results_of(f, (0, 1, 2)))(*args)
+    # The mapped function's arrays follow its mesh, also where JAX has a GPU.
+    there = jax.device_put(args, NamedSharding(self.mesh, P()))
+    self.assert_close(run(mapped, there), run(fn, args), 1e-5)
 
   def test_vmap_of_sharded(self):
     q, k, v = (jnp.stack([t, -t]).astype(jnp.float32) for t in qkv(4, hk=4))
