@@ -466,7 +466,7 @@ def lint(args: argparse.Namespace) -> None:
   python_files = tracked(".py")
   cpp_files = tracked(".cc", ".h")
   bazel_files = tracked(".bazel", ".bzl", "WORKSPACE")
-  check = [] if args.fix else ["--check"]
+  check = [] if args.fix else ["--check", "--output-format=concise"]
   checks = [
     [tools / "ruff", "check", *(["--fix"] if args.fix else []), *python_files],
     [tools / "ruff", "format", *check, *python_files],
