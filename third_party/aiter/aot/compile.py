@@ -13,7 +13,10 @@ JSON describes it for embed.py (symbol, arguments, launch shape) and report.py
 Columns of a row: op, grade, arch, dtype, dqk, dv name the kernel and are its
 symbol; tile_m, tile_n, num_warps, num_stages and options say how to build it.
 options: key=value pairs separated by blanks; capital keys are constants of the
-kernel, the others are options of Triton's backend.
+kernel, the others are options of Triton's backend, but for
+  module=NAME      the file of the kernel, if not the op's usual one;
+  function=NAME    its function, if not the op;
+  excludes=A+B     features (kernel_table.h) that this row leaves to another.
 """
 
 import argparse
@@ -176,6 +179,15 @@ def _arguments(run_time, signature, maps, asm):
   return args
 
 
+def _symbol(row):
+  """The row's unique name; kernel_table.bzl has the same rule."""
+  cells = [row[c] for c in ("op", "grade", "dtype", "dqk", "dv", "arch")]
+  for option in (row.get("options") or "").split():
+    if option.startswith("excludes="):
+      cells.append("no_" + option[len("excludes="):].replace("+", "_"))
+  return "_".join(cells)
+
+
 def compile_row(row):
   """Builds one kernel.
 
@@ -196,9 +208,9 @@ def _compile_row(row):
   from triton.compiler import ASTSource
 
   op, arch = row["op"], row["arch"]
-  symbol = "_".join(
-      row[c] for c in ("op", "grade", "dtype", "dqk", "dv", "arch"))
+  symbol = _symbol(row)
   build, constants = _options(row.get("options") or "")
+  excludes = [f for f in build.pop("excludes", "").split("+") if f]
   module = build.pop("module", _OPS[op][0])
   function = build.pop("function", op)
   module = importlib.import_module("third_party.aiter.kernels." + module)
@@ -246,6 +258,7 @@ def _compile_row(row):
       "tile_m": int(row["tile_m"]), "tile_n": int(row["tile_n"]),
       "num_warps": meta.num_warps, "threads": threads, "shared": meta.shared,
       "symbol": symbol, "grid": grid, "args": args,
+      "excludes": excludes,
       "maps": {n: {"tensor": tensor, "box": [min(dim, 64), rows, 1, 1]}
                for n, (tensor, rows, dim) in maps.items()},
       "resources": resources.of(arch, compiled.asm, obj, threads, meta.shared),
@@ -269,8 +282,7 @@ def _rows(path, arch, select):
   with open(path, encoding="utf-8") as f:
     lines = [l for l in f if l.strip() and not l.startswith("#")]
   for row in csv.DictReader(lines):
-    symbol = "_".join(
-        row[c] for c in ("op", "grade", "dtype", "dqk", "dv", "arch"))
+    symbol = _symbol(row)
     if row["arch"] == arch and re.search(select, symbol):
       yield symbol, row
 

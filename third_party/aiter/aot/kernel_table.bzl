@@ -6,6 +6,14 @@ A changed row then recompiles one kernel, and a removed row leaves no trace.
 
 _KEY = ["op", "grade", "arch", "dtype", "dqk", "dv"]
 
+def _symbol(row):
+    """The row's unique name; compile.py has the same rule."""
+    cells = [row[column] for column in ["op", "grade", "dtype", "dqk", "dv", "arch"]]
+    for option in row.get("options", "").split(" "):
+        if option.startswith("excludes="):
+            cells.append("no_" + option[len("excludes="):].replace("+", "_"))
+    return "_".join(cells)
+
 def _impl(repository_ctx):
     path = repository_ctx.path(repository_ctx.attr.table)
     lines = [line.strip() for line in repository_ctx.read(path).split("\n")]
@@ -22,7 +30,7 @@ def _impl(repository_ctx):
         if len(cells) != len(columns):
             fail("%s: %d cells for %d columns: %s" % (path, len(cells), len(columns), line))
         row = dict(zip(columns, cells))
-        symbol = "_".join([row[column] for column in ["op", "grade", "dtype", "dqk", "dv", "arch"]])
+        symbol = _symbol(row)
         if symbol in seen:
             fail("%s: %s stands twice" % (path, symbol))
         seen[symbol] = True

@@ -17,22 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from third_party.aiter.kernels import mha_fwd_hopper as forward
-
-_LOG2E = gl.constexpr(1.4426950408889634)
-_VARLEN = gl.constexpr(32)
-_CU_Q = gl.constexpr(64)
-_CU_K = gl.constexpr(128)
-_CU_Q_PAD = gl.constexpr(256)
-_CU_K_PAD = gl.constexpr(512)
-_TOP_LEFT = gl.constexpr(1024)
-
-_accumulator = forward.accumulator
-_copy_rows = forward.copy_rows
-_find_sequence = forward.find_sequence
-_ring = forward.ring
-_stack = forward.stack
-_store_layout = forward.store_layout
+from third_party.aiter.kernels import hopper
 
 
 def tensor_maps(function, constants):
@@ -52,22 +37,22 @@ def _extents(index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
   """Returns a sequence's first rows and lengths, and its mask's offset."""
   q_row = 0
   k_row = 0
-  if (flags & _VARLEN) != 0:
+  if (flags & hopper.VARLEN) != 0:
     q_row = gl.load(cu_seqlens_q + index_b)
     k_row = gl.load(cu_seqlens_k + index_b)
-  if (flags & _CU_Q) != 0:
+  if (flags & hopper.CU_Q) != 0:
     seqlen_q = (gl.load(cu_seqlens_q + index_b + 1) -
                 gl.load(cu_seqlens_q + index_b))
-  if (flags & _CU_K) != 0:
+  if (flags & hopper.CU_K) != 0:
     seqlen_k = (gl.load(cu_seqlens_k + index_b + 1) -
                 gl.load(cu_seqlens_k + index_b))
-  if (flags & _CU_Q_PAD) != 0:
+  if (flags & hopper.CU_Q_PAD) != 0:
     q_row = gl.load(cu_seqlens_q_padded + index_b)
-  if (flags & _CU_K_PAD) != 0:
+  if (flags & hopper.CU_K_PAD) != 0:
     k_row = gl.load(cu_seqlens_k_padded + index_b)
   if min_seqlen_q > 0:
     seqlen_q = gl.where(seqlen_q <= min_seqlen_q, 0, seqlen_q)
-  off = gl.where((flags & _TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
+  off = gl.where((flags & hopper.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
   return q_row, k_row, seqlen_q, seqlen_k, off
 
 
@@ -82,7 +67,7 @@ def _tile_at(step, low, full_low, full_high, masked):
 @gluon.jit
 def _store(base, stride, value, row0, row_end, D: gl.constexpr):
   """Stores 64 rows of an accumulator, those before row_end."""
-  STORE: gl.constexpr = _store_layout(D)
+  STORE: gl.constexpr = hopper.rows_layout(D)
   value = gl.convert_layout(value.to(base.dtype.element_ty), STORE)
   rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, STORE))
   cols = gl.arange(0, D, gl.SliceLayout(0, STORE))
@@ -95,7 +80,7 @@ def _store(base, stride, value, row0, row_end, D: gl.constexpr):
 
 @gluon.jit
 def _dkdv_produce(args, M: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
-                  STAGES: gl.constexpr):
+                  STAGES: gl.constexpr, BLOCKS: gl.constexpr):
   """Copies K and V once, then Q, dO, lse and delta of every tile of rows."""
   (q_desc, k_desc, v_desc, do_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
    delta_smem, kv_full, q_full, q_empty, do_full, do_empty, lse, delta,
@@ -104,7 +89,7 @@ def _dkdv_produce(args, M: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
    stride_do, nhead_stride_do, foreign) = args
   ROWS: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
   if high > low:
-    for w in gl.static_range(2):
+    for w in gl.static_range(BLOCKS):
       mbarrier.expect(kv_full.index(w),
                       k_desc.nbytes_per_cta + v_desc.nbytes_per_cta)
       tma.async_load(k_desc, [slot_b, head_k, k_row + w * 64, 0],
@@ -116,7 +101,7 @@ def _dkdv_produce(args, M: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
       head = head_k * group + g
       for tile in range(low, high):
         row = q_row + tile * M
-        i, phase = _ring(use, STAGES)
+        i, phase = hopper.ring(use, STAGES)
         whole = (foreign == 0) | ((tile + 1) * M <= seqlen_q)
         mbarrier.wait(q_empty.index(i), phase ^ 1)
         rows = tile * M + gl.arange(0, M, ROWS)
@@ -129,13 +114,13 @@ def _dkdv_produce(args, M: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
           tma.async_load(q_desc, [slot_b, head, row, 0], q_full.index(i),
                          q_smem.index(i))
         else:
-          _copy_rows(q + head * nhead_stride_q, stride_q, q_smem.index(i),
-                     seqlen_q - tile * M, row, M, D)
+          hopper.copy_rows(q + head * nhead_stride_q, stride_q,
+                           q_smem.index(i), seqlen_q - tile * M, row, M, D)
           mbarrier.arrive(q_full.index(i))
         # +inf makes p zero for rows without any key and past the end.
         lse_smem.index(i).store(
             gl.where(lse_tile == float("-inf"), float("inf"),
-                     lse_tile * _LOG2E))
+                     lse_tile * hopper.LOG2E))
         mbarrier.arrive(q_full.index(i))
         mbarrier.wait(do_empty.index(i), phase ^ 1)
         if whole:
@@ -143,8 +128,8 @@ def _dkdv_produce(args, M: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
           tma.async_load(do_desc, [slot_b, head, row, 0], do_full.index(i),
                          do_smem.index(i))
         else:
-          _copy_rows(do + head * nhead_stride_do, stride_do, do_smem.index(i),
-                     seqlen_q - tile * M, row, M, DV)
+          hopper.copy_rows(do + head * nhead_stride_do, stride_do,
+                           do_smem.index(i), seqlen_q - tile * M, row, M, DV)
           mbarrier.arrive(do_full.index(i))
         delta_smem.index(i).store(delta_tile)
         mbarrier.arrive(do_full.index(i))
@@ -157,9 +142,9 @@ def _dkdv_step(dk, dv, k, v, q_smem, do_smem, lse_smem, delta_smem, q_full,
                scale, M: gl.constexpr, D: gl.constexpr,
                DV: gl.constexpr, STAGES: gl.constexpr):
   """Adds a tile of M rows to dk and dv of a warpgroup's 64 keys."""
-  S_LAYOUT: gl.constexpr = _accumulator(M)
+  S_LAYOUT: gl.constexpr = hopper.accumulator(M)
   COLS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
-  i, phase = _ring(use, STAGES)
+  i, phase = hopper.ring(use, STAGES)
   zero = gl.zeros([64, M], gl.float32, S_LAYOUT)
   q = q_smem.index(i).reshape([M, D])
   do = do_smem.index(i).reshape([M, DV])
@@ -176,13 +161,13 @@ def _dkdv_step(dk, dv, k, v, q_smem, do_smem, lse_smem, delta_smem, q_full,
   if M > 64:
     dp = warpgroup_mma_wait(0, deps=[dp])
   p_cast = gl.convert_layout(p.to(q_smem.dtype),
-                             gl.DotOperandLayout(0, _accumulator(DV), 2))
+                             gl.DotOperandLayout(0, hopper.accumulator(DV), 2))
   if M <= 64:
     dv = warpgroup_mma(p_cast, do, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=[dp])
   ds = p * (dp - delta_smem.index(i).load(COLS)[None, :])
   ds_cast = gl.convert_layout(ds.to(q_smem.dtype),
-                              gl.DotOperandLayout(0, _accumulator(D), 2))
+                              gl.DotOperandLayout(0, hopper.accumulator(D), 2))
   if M > 64:
     dv = warpgroup_mma(p_cast, do, dv, is_async=True)
   dk = warpgroup_mma(ds_cast, q, dk, is_async=True)
@@ -201,15 +186,15 @@ def _dkdv_consume(w: gl.constexpr, args, M: gl.constexpr, D: gl.constexpr,
    q_empty, do_full, do_empty, dk_ptr, dv_ptr, stride_dk, stride_dv, group, n0,
    key_end, seqlen_k, off, window_left, window_right, scale_s, low,
    high) = args
-  dk = gl.zeros([64, D], gl.float32, _accumulator(D))
-  dv = gl.zeros([64, DV], gl.float32, _accumulator(DV))
+  dk = gl.zeros([64, D], gl.float32, hopper.accumulator(D))
+  dv = gl.zeros([64, DV], gl.float32, hopper.accumulator(DV))
   if high > low:
     window = (window_left + window_right).to(gl.uint32, bitcast=True)
     keys = (n0 - off + window_left + w * 64 +
-            gl.arange(0, 64, gl.SliceLayout(1, _accumulator(M))))
+            gl.arange(0, 64, gl.SliceLayout(1, hopper.accumulator(M))))
     k = k_smem.index(w).reshape([64, D])
     v = v_smem.index(w).reshape([64, DV])
-    scale = scale_s * _LOG2E
+    scale = scale_s * hopper.LOG2E
     mbarrier.wait(kv_full.index(w), 0)
     use = 0
     # Every tile is masked: a second loop for whole tiles costs registers.
@@ -221,12 +206,96 @@ def _dkdv_consume(w: gl.constexpr, args, M: gl.constexpr, D: gl.constexpr,
             M, D, DV, STAGES)
         use += 1
   # Keys past a dense sequence's length may hold anything; their gradient is 0.
-  live = n0 + w * 64 + gl.arange(0, 64, gl.SliceLayout(1, _accumulator(DV)))
+  live = n0 + w * 64 + gl.arange(
+      0, 64, gl.SliceLayout(1, hopper.accumulator(DV)))
   dv = gl.where((live < seqlen_k)[:, None], dv, 0.0)
   _store(dv_ptr, stride_dv, dv, n0 + w * 64, key_end, DV)
-  live = n0 + w * 64 + gl.arange(0, 64, gl.SliceLayout(1, _accumulator(D)))
+  live = n0 + w * 64 + gl.arange(
+      0, 64, gl.SliceLayout(1, hopper.accumulator(D)))
   dk = gl.where((live < seqlen_k)[:, None], dk * scale_s, 0.0)
   _store(dk_ptr, stride_dk, dk, n0 + w * 64, key_end, D)
+
+
+@gluon.jit
+def _split_step(acc, k, v, q_smem, do_smem, lse_smem, delta_smem, q_full,
+                q_empty, do_full, do_empty, use, row0, keys, window, scale,
+                M: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+                IS_DV: gl.constexpr):
+  """Adds a tile of M rows to dv, or to dk, of a block's 64 keys."""
+  S_LAYOUT: gl.constexpr = hopper.accumulator(M)
+  COLS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
+  P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, hopper.accumulator(D), 2)
+  i, phase = hopper.ring(use, STAGES)
+  zero = gl.zeros([64, M], gl.float32, S_LAYOUT)
+  q = q_smem.index(i).reshape([M, D])
+  do = do_smem.index(i).reshape([M, D])
+  mbarrier.wait(q_full.index(i), phase)
+  s = warpgroup_mma(k, q.permute([1, 0]), zero, use_acc=False, is_async=True)
+  mbarrier.wait(do_full.index(i), phase)
+  if IS_DV:
+    s = warpgroup_mma_wait(0, deps=[s])
+  else:
+    dp = warpgroup_mma(v, do.permute([1, 0]), zero, use_acc=False,
+                       is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s])
+  p = gl.exp2(s * scale - lse_smem.index(i).load(COLS)[None, :])
+  # -left <= key - row <= right, as one comparison of unsigned numbers.
+  diff = (keys - row0)[:, None] - gl.arange(0, M, COLS)[None, :]
+  p = gl.where(diff.to(gl.uint32, bitcast=True) <= window, p, 0.0)
+  if IS_DV:
+    mbarrier.arrive(q_empty.index(i))
+    p = gl.convert_layout(p.to(q_smem.dtype), P_LAYOUT)
+    acc = warpgroup_mma(p, do, acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(do_empty.index(i))
+  else:
+    dp = warpgroup_mma_wait(0, deps=[dp])
+    ds = p * (dp - delta_smem.index(i).load(COLS)[None, :])
+    mbarrier.arrive(do_empty.index(i))
+    ds = gl.convert_layout(ds.to(q_smem.dtype), P_LAYOUT)
+    acc = warpgroup_mma(ds, q, acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(q_empty.index(i))
+  return acc
+
+
+@gluon.jit
+def _split_consume(IS_DV: gl.constexpr, args, M: gl.constexpr,
+                   D: gl.constexpr, STAGES: gl.constexpr):
+  """Computes dv, or dk, of a block's 64 keys.
+
+  Head dim 256 leaves a warpgroup registers for one of the two, so both
+  warpgroups compute the probabilities.
+  """
+  (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, kv_full, q_full,
+   q_empty, do_full, do_empty, dk_ptr, dv_ptr, stride_dk, stride_dv, group, n0,
+   key_end, seqlen_k, off, window_left, window_right, scale_s, low,
+   high) = args
+  acc = gl.zeros([64, D], gl.float32, hopper.accumulator(D))
+  if high > low:
+    window = (window_left + window_right).to(gl.uint32, bitcast=True)
+    keys = (n0 - off + window_left +
+            gl.arange(0, 64, gl.SliceLayout(1, hopper.accumulator(M))))
+    k = k_smem.index(0).reshape([64, D])
+    v = v_smem.index(0).reshape([64, D])
+    scale = scale_s * hopper.LOG2E
+    mbarrier.wait(kv_full.index(0), 0)
+    use = 0
+    for _ in range(group):
+      for tile in range(low, high):
+        acc = _split_step(
+            acc, k, v, q_smem, do_smem, lse_smem, delta_smem, q_full, q_empty,
+            do_full, do_empty, use, tile * M, keys, window, scale, M, D,
+            STAGES, IS_DV)
+        use += 1
+  live = n0 + gl.arange(
+      0, 64, gl.SliceLayout(1, hopper.accumulator(D)))
+  if IS_DV:
+    acc = gl.where((live < seqlen_k)[:, None], acc, 0.0)
+    _store(dv_ptr, stride_dv, acc, n0, key_end, D)
+  else:
+    acc = gl.where((live < seqlen_k)[:, None], acc * scale_s, 0.0)
+    _store(dk_ptr, stride_dk, acc, n0, key_end, D)
 
 
 @gluon.jit
@@ -252,26 +321,26 @@ def mha_bwd_dkdv(
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     BLOCK_DV: gl.constexpr, STAGES: gl.constexpr,
 ):
-  """dk and dv of 128 keys of one kv head.
+  """dk and dv of TILE_N keys of one kv head: 128, or 64 of head dim 256.
 
   The plain kernel's arguments after the TMA maps of q, k, v and do, which view
   them as [batch, head, row, dim]. Grid: (tiles of keys, kv heads, batch).
   """
-  gl.static_assert(TILE_N == 128)
+  BLOCKS: gl.constexpr = TILE_N // 64
   tile_n = gl.program_id(0)
   head_k = gl.program_id(1)
   index_b = gl.program_id(2)
   slot_b = index_b
-  if (flags & _VARLEN) != 0:
+  if (flags & hopper.VARLEN) != 0:
     slot = tile_n
-    index_b = _find_sequence(cu_seqlens_k, batch, slot, TILE_N)
+    index_b = hopper.find_sequence(cu_seqlens_k, batch, slot, TILE_N)
     slot_b = 0
     tile_n = slot - (gl.load(cu_seqlens_k + index_b) // TILE_N + index_b)
   q_row, k_row, len_q, len_k, off = _extents(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
       cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
   key_end = len_k
-  if (flags & _VARLEN) == 0:
+  if (flags & hopper.VARLEN) == 0:
     key_end = seqlen_k
   n0 = tile_n * TILE_N
   group = nhead_q // nhead_k
@@ -292,26 +361,26 @@ def mha_bwd_dkdv(
          k_row.to(gl.int64) * stride_dk)
   dv += (b * batch_stride_dv + head_k * nhead_stride_dv +
          k_row.to(gl.int64) * stride_dv)
-  foreign = flags & (_VARLEN | _CU_Q)
+  foreign = flags & (hopper.VARLEN | hopper.CU_Q)
 
   dtype: gl.constexpr = q_desc.dtype
   q_smem = gl.allocate_shared_memory(
-      dtype, _stack(STAGES, q_desc.block_type.shape), q_desc.layout)
+      dtype, hopper.stack(STAGES, q_desc.block_type.shape), q_desc.layout)
   do_smem = gl.allocate_shared_memory(
-      dtype, _stack(STAGES, do_desc.block_type.shape), do_desc.layout)
+      dtype, hopper.stack(STAGES, do_desc.block_type.shape), do_desc.layout)
   k_smem = gl.allocate_shared_memory(
-      dtype, _stack(2, k_desc.block_type.shape), k_desc.layout)
+      dtype, hopper.stack(BLOCKS, k_desc.block_type.shape), k_desc.layout)
   v_smem = gl.allocate_shared_memory(
-      dtype, _stack(2, v_desc.block_type.shape), v_desc.layout)
+      dtype, hopper.stack(BLOCKS, v_desc.block_type.shape), v_desc.layout)
   VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
   lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, TILE_M], VECTOR)
   delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, TILE_M], VECTOR)
-  kv_full = mbarrier.allocate_mbarrier(batch=2)
+  kv_full = mbarrier.allocate_mbarrier(batch=BLOCKS)
   q_full = mbarrier.allocate_mbarrier(batch=STAGES)
   q_empty = mbarrier.allocate_mbarrier(batch=STAGES)
   do_full = mbarrier.allocate_mbarrier(batch=STAGES)
   do_empty = mbarrier.allocate_mbarrier(batch=STAGES)
-  for w in gl.static_range(2):
+  for w in gl.static_range(BLOCKS):
     mbarrier.init(kv_full.index(w), count=1)
   for i in gl.static_range(STAGES):
     mbarrier.init(q_full.index(i), count=2)
@@ -328,11 +397,19 @@ def mha_bwd_dkdv(
              q_full, q_empty, do_full, do_empty, dk, dv, stride_dk, stride_dv,
              group, n0, key_end, len_k, off, window_size_left,
              window_size_right, scale_s, low, high)
-  gl.warp_specialize([
-      (_dkdv_consume, (0, consume, TILE_M, HEAD, BLOCK_DV, STAGES)),
-      (_dkdv_consume, (1, consume, TILE_M, HEAD, BLOCK_DV, STAGES)),
-      (_dkdv_produce, (produce, TILE_M, HEAD, BLOCK_DV, STAGES)),
-  ], [4, 4], [232, 40])
+  if BLOCKS == 2:
+    gl.warp_specialize([
+        (_dkdv_consume, (0, consume, TILE_M, HEAD, BLOCK_DV, STAGES)),
+        (_dkdv_consume, (1, consume, TILE_M, HEAD, BLOCK_DV, STAGES)),
+        (_dkdv_produce, (produce, TILE_M, HEAD, BLOCK_DV, STAGES, BLOCKS)),
+    ], [4, 4], [232, 40])
+  else:
+    gl.static_assert(HEAD == BLOCK_DV)
+    gl.warp_specialize([
+        (_split_consume, (True, consume, TILE_M, HEAD, STAGES)),
+        (_split_consume, (False, consume, TILE_M, HEAD, STAGES)),
+        (_dkdv_produce, (produce, TILE_M, HEAD, BLOCK_DV, STAGES, BLOCKS)),
+    ], [4, 4], [232, 40])
 
 
 # ---- dq ----
@@ -357,7 +434,7 @@ def _dq_produce(args, N: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
     for step in range(steps):
       tile = _tile_at(step, low, full_low, full_high, masked)
       row = k_row + tile * N
-      i, phase = _ring(step, STAGES)
+      i, phase = hopper.ring(step, STAGES)
       whole = (foreign == 0) | ((tile + 1) * N <= len_k)
       mbarrier.wait(k_empty.index(i), phase ^ 1)
       if whole:
@@ -365,7 +442,8 @@ def _dq_produce(args, N: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
         tma.async_load(k_desc, [slot_b, head_k, row, 0], k_full.index(i),
                        k_smem.index(i))
       else:
-        _copy_rows(k, stride_k, k_smem.index(i), len_k - tile * N, row, N, D)
+        hopper.copy_rows(k, stride_k, k_smem.index(i), len_k - tile * N, row,
+                         N, D)
         mbarrier.arrive(k_full.index(i))
       mbarrier.wait(v_empty.index(i), phase ^ 1)
       if whole:
@@ -373,7 +451,8 @@ def _dq_produce(args, N: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
         tma.async_load(v_desc, [slot_b, head_k, row, 0], v_full.index(i),
                        v_smem.index(i))
       else:
-        _copy_rows(v, stride_v, v_smem.index(i), len_k - tile * N, row, N, DV)
+        hopper.copy_rows(v, stride_v, v_smem.index(i), len_k - tile * N, row,
+                         N, DV)
         mbarrier.arrive(v_full.index(i))
 
 
@@ -383,8 +462,8 @@ def _dq_step(dq, q, do, k_smem, v_smem, k_full, k_empty, v_full, v_empty, step,
              scale, N: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
              STAGES: gl.constexpr, MASK: gl.constexpr):
   """Adds a tile of N keys to dq of a warpgroup's 64 rows."""
-  S_LAYOUT: gl.constexpr = _accumulator(N)
-  i, phase = _ring(step, STAGES)
+  S_LAYOUT: gl.constexpr = hopper.accumulator(N)
+  i, phase = hopper.ring(step, STAGES)
   zero = gl.zeros([64, N], gl.float32, S_LAYOUT)
   k = k_smem.index(i).reshape([N, D])
   v = v_smem.index(i).reshape([N, DV])
@@ -403,7 +482,7 @@ def _dq_step(dq, q, do, k_smem, v_smem, k_full, k_empty, v_full, v_empty, step,
   mbarrier.arrive(v_empty.index(i))
   ds = p * (dp - delta[:, None])
   ds = gl.convert_layout(ds.to(k_smem.dtype),
-                         gl.DotOperandLayout(0, _accumulator(D), 2))
+                         gl.DotOperandLayout(0, hopper.accumulator(D), 2))
   dq = warpgroup_mma(ds, k, dq, is_async=True)
   dq = warpgroup_mma_wait(0, deps=[dq])
   mbarrier.arrive(k_empty.index(i))
@@ -418,17 +497,17 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
    lse, delta, dq_ptr, stride_dq, row0, row_end, len_q, len_k, off,
    window_left, window_right, scale_s, low, full_low, full_high, masked,
    steps) = args
-  ROWS: gl.constexpr = gl.SliceLayout(1, _accumulator(N))
+  ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   rows = row0 + w * 64 + gl.arange(0, 64, ROWS)
-  dq = gl.zeros([64, D], gl.float32, _accumulator(D))
+  dq = gl.zeros([64, D], gl.float32, hopper.accumulator(D))
   if steps > 0:
     lse_rows = gl.load(lse + rows, mask=rows < len_q, other=float("-inf"))
     lse_rows = gl.where(lse_rows == float("-inf"), float("inf"),
-                        lse_rows * _LOG2E)
+                        lse_rows * hopper.LOG2E)
     delta_rows = gl.load(delta + rows, mask=rows < len_q, other=0.0)
     q = q_smem.index(w).reshape([64, D])
     do = do_smem.index(w).reshape([64, DV])
-    scale = scale_s * _LOG2E
+    scale = scale_s * hopper.LOG2E
     mbarrier.wait(q_full.index(w), 0)
     for step in range(masked):
       dq = _dq_step(
@@ -441,7 +520,8 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
           dq, q, do, k_smem, v_smem, k_full, k_empty, v_full, v_empty, step, 0,
           rows, lse_rows, delta_rows, len_k, off, window_left, window_right,
           scale, N, D, DV, STAGES, False)
-  live = row0 + w * 64 + gl.arange(0, 64, gl.SliceLayout(1, _accumulator(D)))
+  live = row0 + w * 64 + gl.arange(
+      0, 64, gl.SliceLayout(1, hopper.accumulator(D)))
   dq = gl.where((live < len_q)[:, None], dq * scale_s, 0.0)
   _store(dq_ptr, stride_dq, dq, row0 + w * 64, row_end, D)
 
@@ -480,9 +560,9 @@ def mha_bwd_dq(
   index_b = gl.program_id(2)
   head_k = head // (nhead_q // nhead_k)
   slot_b = index_b
-  if (flags & _VARLEN) != 0:
+  if (flags & hopper.VARLEN) != 0:
     slot = tile_m
-    index_b = _find_sequence(cu_seqlens_q, batch, slot, TILE_M)
+    index_b = hopper.find_sequence(cu_seqlens_q, batch, slot, TILE_M)
     slot_b = 0
     tile_m = slot - (gl.load(cu_seqlens_q + index_b) // TILE_M + index_b)
   dense_rows = seqlen_q
@@ -491,7 +571,7 @@ def mha_bwd_dq(
       cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
   # A skipped packed sequence's rows were zeroed before the launch.
   row_end = len_q
-  if (flags & _VARLEN) == 0:
+  if (flags & hopper.VARLEN) == 0:
     row_end = dense_rows
   row0 = tile_m * TILE_M
 
@@ -516,17 +596,17 @@ def mha_bwd_dq(
   delta += b * batch_stride_lse + head * nhead_stride_lse + q_row
   dq += (b * batch_stride_dq + head * nhead_stride_dq +
          q_row.to(gl.int64) * stride_dq)
-  foreign = flags & (_VARLEN | _CU_K)
+  foreign = flags & (hopper.VARLEN | hopper.CU_K)
 
   dtype: gl.constexpr = q_desc.dtype
   q_smem = gl.allocate_shared_memory(
-      dtype, _stack(2, q_desc.block_type.shape), q_desc.layout)
+      dtype, hopper.stack(2, q_desc.block_type.shape), q_desc.layout)
   do_smem = gl.allocate_shared_memory(
-      dtype, _stack(2, do_desc.block_type.shape), do_desc.layout)
+      dtype, hopper.stack(2, do_desc.block_type.shape), do_desc.layout)
   k_smem = gl.allocate_shared_memory(
-      dtype, _stack(STAGES, k_desc.block_type.shape), k_desc.layout)
+      dtype, hopper.stack(STAGES, k_desc.block_type.shape), k_desc.layout)
   v_smem = gl.allocate_shared_memory(
-      dtype, _stack(STAGES, v_desc.block_type.shape), v_desc.layout)
+      dtype, hopper.stack(STAGES, v_desc.block_type.shape), v_desc.layout)
   q_full = mbarrier.allocate_mbarrier(batch=2)
   k_full = mbarrier.allocate_mbarrier(batch=STAGES)
   k_empty = mbarrier.allocate_mbarrier(batch=STAGES)

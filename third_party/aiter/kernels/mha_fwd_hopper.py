@@ -4,99 +4,21 @@
 A producer warpgroup copies key and value tiles by TMA; each consumer warpgroup
 owns 64 query rows. A consumer keeps two matrix products in flight: the scores
 of the next tile run on the tensor cores while it computes the softmax of this
-one, so that exponentials hide behind products.
+one, so that exponentials hide behind products. At head dim 64, where they take
+as long as the products, three warpgroups that do one thing after the other
+(OVERLAP = 0) hide each other's better.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
-  fence_async_shared,
   mbarrier,
   tma,
   warpgroup_mma,
   warpgroup_mma_wait,
 )
 
-_LOG2E = gl.constexpr(1.4426950408889634)
-_LN2 = gl.constexpr(0.6931471805599453)
-
-_SINK = gl.constexpr(8)
-_VARLEN = gl.constexpr(32)
-_CU_Q = gl.constexpr(64)
-_CU_K = gl.constexpr(128)
-_CU_Q_PAD = gl.constexpr(256)
-_CU_K_PAD = gl.constexpr(512)
-_TOP_LEFT = gl.constexpr(1024)
-
-
-@gluon.constexpr_function
-def accumulator(n):
-  """Returns the layout of a warpgroup's 64 x n accumulator."""
-  return gl.NVMMADistributedLayout(
-      version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 16])
-
-
-@gluon.constexpr_function
-def stack(count, shape):
-  return [count, *shape]
-
-
-@gluon.constexpr_function
-def store_layout(n):
-  """Returns a layout whose threads hold 16 bytes of a row of n values."""
-  lanes = min(n // 8, 32)
-  return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
-
-
-@gluon.constexpr_function
-def _copy_layout(n):
-  """Returns the producer's layout of a few rows of n values."""
-  lanes = min(n // 8, 32)
-  return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
-
-
-@gluon.jit
-def find_sequence(cu_seqlens_q, batch, slot, TILE_M: gl.constexpr):
-  """Returns the sequence that owns a packed grid slot, by binary search."""
-  lo = 0
-  hi = batch - 1
-  while lo < hi:
-    mid = (lo + hi + 1) // 2
-    first = gl.load(cu_seqlens_q + mid) // TILE_M + mid
-    if first <= slot:
-      lo = mid
-    else:
-      hi = mid - 1
-  return lo
-
-
-@gluon.jit
-def ring(step, STAGES: gl.constexpr):
-  """Returns the buffer and the barrier phase of a ring's `step`-th use."""
-  return step % STAGES, (step // STAGES) & 1
-
-
-@gluon.jit
-def copy_rows(base, stride, smem, count, first_row, N: gl.constexpr,
-               D: gl.constexpr):
-  """Copies the first `count` rows of a tile and fills the others with 0."""
-  CHUNK: gl.constexpr = 16
-  LAYOUT: gl.constexpr = _copy_layout(D)
-  tile = smem.reshape([N, D])
-  rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))
-  cols = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
-  offsets = rows[:, None] * stride + cols[None, :]
-  base += first_row.to(gl.int64) * stride
-  for i in gl.static_range(N // CHUNK):
-    mask = (rows < count - i * CHUNK)[:, None] & (cols >= 0)[None, :]
-    async_copy.async_load(tile.slice(i * CHUNK, CHUNK), base + offsets,
-                          mask=mask)
-    base += CHUNK * stride
-  async_copy.commit_group()
-  async_copy.wait_group(0)
-  fence_async_shared()
-  gl.barrier()
+from third_party.aiter.kernels import hopper
 
 
 @gluon.jit
@@ -113,14 +35,15 @@ def _produce(args, N: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr,
                      q_full.index(w), q_smem.index(w))
     for step in range(tile_hi - tile_lo):
       row = k_row + (tile_hi - 1 - step) * N
-      i, phase = ring(step, STAGES)
+      i, phase = hopper.ring(step, STAGES)
       mbarrier.wait(k_empty.index(i), phase ^ 1)
       mbarrier.expect(k_full.index(i), k_desc.nbytes_per_cta)
       tma.async_load(k_desc, [slot_b, head_k, row, 0], k_full.index(i),
                      k_smem.index(i))
       mbarrier.wait(v_empty.index(i), phase ^ 1)
       if (step == 0) & (foreign_rows > 0):
-        copy_rows(v, stride_v, v_smem.index(i), N - foreign_rows, row, N, DV)
+        hopper.copy_rows(v, stride_v, v_smem.index(i), N - foreign_rows, row,
+                         N, DV)
         mbarrier.arrive(v_full.index(i))
       else:
         mbarrier.expect(v_full.index(i), v_desc.nbytes_per_cta)
@@ -146,8 +69,8 @@ def _step(acc, p, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
           STAGES: gl.constexpr, MASK: gl.constexpr, S_LAYOUT: gl.constexpr,
           O_LAYOUT: gl.constexpr):
   """Adds tile `tile + 1`'s P V while computing tile `tile`'s P."""
-  ki, k_phase = ring(step, STAGES)
-  vi, v_phase = ring(step - 1, STAGES)
+  ki, k_phase = hopper.ring(step, STAGES)
+  vi, v_phase = hopper.ring(step - 1, STAGES)
   zero = gl.zeros([64, N], gl.float32, S_LAYOUT)
   mbarrier.wait(k_full.index(ki), k_phase)
   k = k_smem.index(ki).reshape([N, D])
@@ -181,7 +104,7 @@ def _serial_step(acc, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full,
                  DV: gl.constexpr, STAGES: gl.constexpr, MASK: gl.constexpr,
                  S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr):
   """Adds a tile, one product after the other: other warpgroups overlap."""
-  i, phase = ring(step, STAGES)
+  i, phase = hopper.ring(step, STAGES)
   zero = gl.zeros([64, N], gl.float32, S_LAYOUT)
   mbarrier.wait(k_full.index(i), phase)
   k = k_smem.index(i).reshape([N, D])
@@ -215,11 +138,11 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
   (q_smem, k_smem, v_smem, q_full, k_full, k_empty, v_full, v_empty, out, lse,
    sink_logit, stride_o, row0, row_end, seqlen_q, seqlen_k, off, window_left,
    window_right, scale_s, flags, tile_lo, tile_hi, full_lo, full_hi) = args
-  S_LAYOUT: gl.constexpr = accumulator(N)
-  O_LAYOUT: gl.constexpr = accumulator(DV)
+  S_LAYOUT: gl.constexpr = hopper.accumulator(N)
+  O_LAYOUT: gl.constexpr = hopper.accumulator(DV)
   P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
   ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-  scale = scale_s * _LOG2E
+  scale = scale_s * hopper.LOG2E
   rows = row0 + w * 64 + gl.arange(0, 64, ROWS)
   acc = gl.zeros([64, DV], gl.float32, O_LAYOUT)
   m = gl.full([64], float("-inf"), gl.float32, ROWS)
@@ -260,7 +183,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
           acc, p, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
           step, tile_hi - 1 - step, rows, seqlen_k, off, window_left,
           window_right, scale, N, D, DV, STAGES, True, S_LAYOUT, O_LAYOUT)
-    vi, v_phase = ring(tile_hi - tile_lo - 1, STAGES)
+    vi, v_phase = hopper.ring(tile_hi - tile_lo - 1, STAGES)
     mbarrier.wait(v_full.index(vi), v_phase)
     acc = warpgroup_mma(p, v_smem.index(vi).reshape([N, DV]), acc,
                         is_async=True)
@@ -288,10 +211,10 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
           window_right, scale, N, D, DV, STAGES, True, S_LAYOUT, O_LAYOUT)
 
   m = m * scale
-  if (flags & _SINK) != 0:
-    m_new = gl.maximum(m, sink_logit * _LOG2E)
+  if (flags & hopper.SINK) != 0:
+    m_new = gl.maximum(m, sink_logit * hopper.LOG2E)
     alpha = gl.exp2(m - m_new)
-    norm = norm * alpha + gl.exp2(sink_logit * _LOG2E - m_new)
+    norm = norm * alpha + gl.exp2(sink_logit * hopper.LOG2E - m_new)
     acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
     m = m_new
   empty = (norm == 0.0) | (rows >= seqlen_q)
@@ -299,9 +222,9 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
                               gl.SliceLayout(1, O_LAYOUT))
   keep = gl.convert_layout(empty, gl.SliceLayout(1, O_LAYOUT)) == 0
   acc = gl.where(keep[:, None], acc * inverse[:, None], 0.0)
-  value = gl.where(empty, float("-inf"), m * _LN2 + gl.log(norm))
+  value = gl.where(empty, float("-inf"), m * hopper.LN2 + gl.log(norm))
   gl.store(lse + rows, value, mask=rows < row_end)
-  STORE: gl.constexpr = store_layout(DV)
+  STORE: gl.constexpr = hopper.rows_layout(DV)
   o = gl.convert_layout(acc.to(q_smem.dtype), STORE)
   o_rows = row0 + w * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORE))
   o_cols = gl.arange(0, DV, gl.SliceLayout(0, STORE))
@@ -347,31 +270,31 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
   q_row = 0
   k_row = 0
   dense_rows = seqlen_q
-  if (flags & _VARLEN) != 0:
+  if (flags & hopper.VARLEN) != 0:
     slot = tile
-    index_b = find_sequence(cu_seqlens_q, batch, slot, TILE_M)
+    index_b = hopper.find_sequence(cu_seqlens_q, batch, slot, TILE_M)
     slot_b = 0
     q_row = gl.load(cu_seqlens_q + index_b)
     k_row = gl.load(cu_seqlens_k + index_b)
     tile = slot - (q_row // TILE_M + index_b)
-  if (flags & _CU_Q) != 0:
+  if (flags & hopper.CU_Q) != 0:
     seqlen_q = (gl.load(cu_seqlens_q + index_b + 1) -
                 gl.load(cu_seqlens_q + index_b))
-  if (flags & _CU_K) != 0:
+  if (flags & hopper.CU_K) != 0:
     seqlen_k = (gl.load(cu_seqlens_k + index_b + 1) -
                 gl.load(cu_seqlens_k + index_b))
-  if (flags & _CU_Q_PAD) != 0:
+  if (flags & hopper.CU_Q_PAD) != 0:
     q_row = gl.load(cu_seqlens_q_padded + index_b)
-  if (flags & _CU_K_PAD) != 0:
+  if (flags & hopper.CU_K_PAD) != 0:
     k_row = gl.load(cu_seqlens_k_padded + index_b)
   row0 = tile * TILE_M
   # Rows that this block must write; the rest belong to others or to nobody.
   row_end = seqlen_q
-  if (flags & _VARLEN) == 0:
+  if (flags & hopper.VARLEN) == 0:
     row_end = dense_rows
   if min_seqlen_q > 0:
     seqlen_q = gl.where(seqlen_q <= min_seqlen_q, 0, seqlen_q)
-  off = gl.where((flags & _TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
+  off = gl.where((flags & hopper.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
 
   last = gl.minimum(row0 + TILE_M, seqlen_q) - 1
   col_hi = gl.minimum(seqlen_k, last + off + window_size_right + 1)
@@ -387,12 +310,12 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
   # Rows of the last tile that belong to another sequence or to nobody: they
   # may hold anything, and 0 * NaN is NaN, so V's must be read as 0.
   foreign_rows = 0
-  if (flags & (_VARLEN | _CU_K)) != 0:
+  if (flags & (hopper.VARLEN | hopper.CU_K)) != 0:
     foreign_rows = tile_hi * TILE_N - seqlen_k
   v += (slot_b.to(gl.int64) * batch_stride_v + head_k * nhead_stride_v)
 
   sink_logit = 0.0
-  if (flags & _SINK) != 0:
+  if (flags & hopper.SINK) != 0:
     sink_logit = gl.load(sink + index_b * nhead_q + head)
   out += (slot_b.to(gl.int64) * batch_stride_o + head * nhead_stride_o +
           q_row.to(gl.int64) * stride_o)
@@ -401,11 +324,11 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
 
   dtype: gl.constexpr = q_desc.dtype
   q_smem = gl.allocate_shared_memory(
-      dtype, stack(WARPGROUPS, q_desc.block_type.shape), q_desc.layout)
+      dtype, hopper.stack(WARPGROUPS, q_desc.block_type.shape), q_desc.layout)
   k_smem = gl.allocate_shared_memory(
-      dtype, stack(STAGES, k_desc.block_type.shape), k_desc.layout)
+      dtype, hopper.stack(STAGES, k_desc.block_type.shape), k_desc.layout)
   v_smem = gl.allocate_shared_memory(
-      dtype, stack(STAGES, v_desc.block_type.shape), v_desc.layout)
+      dtype, hopper.stack(STAGES, v_desc.block_type.shape), v_desc.layout)
   q_full = mbarrier.allocate_mbarrier(batch=WARPGROUPS)
   k_full = mbarrier.allocate_mbarrier(batch=STAGES)
   k_empty = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -432,18 +355,11 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
         (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
         (_produce, (produce, TILE_N, BLOCK_DV, STAGES, WARPGROUPS)),
     ], [4, 4], [232, 40])
-  elif WARPGROUPS == 3:
-    gl.warp_specialize([
-        (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
-        (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
-        (_consume, (2, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
-        (_produce, (produce, TILE_N, BLOCK_DV, STAGES, WARPGROUPS)),
-    ], [4, 4, 4], [152, 152, 56])
   else:
+    gl.static_assert(WARPGROUPS == 3)
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
         (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
         (_consume, (2, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
-        (_consume, (3, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
         (_produce, (produce, TILE_N, BLOCK_DV, STAGES, WARPGROUPS)),
-    ], [4, 4, 4, 4], [112, 112, 112, 32])
+    ], [4, 4, 4], [160, 160, 32])

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Hopper (sm_90) kernels in Gluon share: layouts, rings, copies."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+
+# Bits of the argument `flags`.
+SINK = gl.constexpr(8)
+VARLEN = gl.constexpr(32)
+CU_Q = gl.constexpr(64)
+CU_K = gl.constexpr(128)
+CU_Q_PAD = gl.constexpr(256)
+CU_K_PAD = gl.constexpr(512)
+TOP_LEFT = gl.constexpr(1024)
+
+
+@gluon.constexpr_function
+def accumulator(n):
+  """Returns the layout of a warpgroup's 64 x n accumulator."""
+  return gl.NVMMADistributedLayout(
+      version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 16])
+
+
+@gluon.constexpr_function
+def stack(count, shape):
+  """Returns the shape of a ring of buffers."""
+  return [count, *shape]
+
+
+@gluon.constexpr_function
+def rows_layout(n):
+  """Returns a warpgroup's layout of rows of n values, 16 bytes a thread."""
+  lanes = min(n // 8, 32)
+  return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+
+
+@gluon.jit
+def find_sequence(cu_seqlens, batch, slot, TILE: gl.constexpr):
+  """Returns the sequence that owns a packed grid slot, by binary search."""
+  lo = 0
+  hi = batch - 1
+  while lo < hi:
+    mid = (lo + hi + 1) // 2
+    first = gl.load(cu_seqlens + mid) // TILE + mid
+    if first <= slot:
+      lo = mid
+    else:
+      hi = mid - 1
+  return lo
+
+
+@gluon.jit
+def ring(step, STAGES: gl.constexpr):
+  """Returns the buffer and the barrier phase of a ring's `step`-th use."""
+  return step % STAGES, (step // STAGES) & 1
+
+
+@gluon.jit
+def copy_rows(base, stride, smem, count, first_row, N: gl.constexpr,
+              D: gl.constexpr):
+  """Copies the first `count` rows of a tile and fills the others with 0."""
+  CHUNK: gl.constexpr = 16
+  LAYOUT: gl.constexpr = rows_layout(D)
+  tile = smem.reshape([N, D])
+  rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))
+  cols = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
+  offsets = rows[:, None] * stride + cols[None, :]
+  base += first_row.to(gl.int64) * stride
+  for i in gl.static_range(N // CHUNK):
+    mask = (rows < count - i * CHUNK)[:, None] & (cols >= 0)[None, :]
+    async_copy.async_load(tile.slice(i * CHUNK, CHUNK), base + offsets,
+                          mask=mask)
+    base += CHUNK * stride
+  async_copy.commit_group()
+  async_copy.wait_group(0)
+  fence_async_shared()
+  gl.barrier()
