@@ -430,7 +430,7 @@ def test(args: argparse.Namespace) -> None:
   if status and not failed:
     failed = 1
   if skipped:
-    print(f"{skipped} skipped, for want of hardware")
+    print(f"{skipped} skipped")
   print(f"{passed} passed, {failed} failed", flush=True)
   sys.exit(status)
 
