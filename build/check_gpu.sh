@@ -17,14 +17,29 @@ shift 2
 [ $# -gt 0 ] || set -- tests sanitize bench
 root=$(realpath "$(dirname "$0")/..")
 export XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1
-failed=0
 
+# One command, its log and its line of the report.
 step() {
   name=$1
   shift
   begin=$(date +%s)
-  if "$@" > "$out/$name.log" 2>&1; then state=ok; else state=FAILED failed=1; fi
-  echo "$state $name, $(($(date +%s) - begin)) s: $(tail -n 1 "$out/$name.log")"
+  "$@" > "$out/$name.log" 2>&1
+  status=$?
+  echo "$name: status $status, $(($(date +%s) - begin)) s," \
+    "$(grep -E '^Ran |^OK|^FAILED|^ERROR SUMMARY|RACECHECK SUMMARY|^right' \
+      "$out/$name.log" | tr '\n' ' ')"
+  [ $status -eq 0 ] || touch "$out/failed"
+}
+
+# A test file in as many processes at once as given: most of the time is XLA's
+# compilation, on the host.
+shards() {
+  i=0
+  while [ $i -lt "$2" ]; do
+    step "$1.$i" env TEST_TOTAL_SHARDS="$2" TEST_SHARD_INDEX=$i \
+      python3 "aiter_$1_test.py" &
+    i=$((i + 1))
+  done
 }
 
 # The tree's own jax/ must not stand before the installed one.
@@ -34,20 +49,23 @@ step install python3 -m pip install --no-index --no-deps --force-reinstall \
 for what; do
   case $what in
     tests)
-      for test in mha transform errors gpu; do
-        step "$test" python3 -P "aiter_${test}_test.py"
-      done
+      shards mha 8
+      shards transform 3
+      shards errors 1
+      shards gpu 1
       ;;
     sanitize)
       for tool in memcheck racecheck; do
-        step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 \
-          python3 -P -m jax.experimental.aiter
+        step $tool compute-sanitizer --tool $tool --error-exitcode 1 \
+          --kernel-regex kns=mha_ python3 -m jax.experimental.aiter &
       done
       ;;
     bench)
-      step bench python3 -P ../benchmarks/attention.py --out "$out/attention" \
+      wait
+      step bench python3 ../benchmarks/attention.py --out "$out/attention" \
         --markdown "$out/performance.md"
       ;;
   esac
 done
-exit $failed
+wait
+[ ! -e "$out/failed" ]

@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 import jax.numpy as jnp
@@ -140,16 +139,13 @@ class GpuTest(absltest.TestCase):
         np.testing.assert_array_equal(a[name], b[name])
 
   def test_no_host_allocation_or_sync(self):
-    """Host time of a call stays small while the device is busy (finding 3)."""
-    q, k, v = self.inputs(s=2**15, d=128)
+    """Calls return while the device is still busy with them (finding 3)."""
+    q, k, v = self.inputs(s=8192, d=128)
     f = jax.jit(functools.partial(aiter.flash_attn_func, causal=True))
     jax.block_until_ready(f(q, k, v))
-    begin = time.perf_counter()
-    outs = [f(q, k, v) for _ in range(20)]
-    launched = time.perf_counter() - begin
+    outs = [f(q, k, v) for _ in range(100)]
+    self.assertFalse(outs[-1].is_ready())
     jax.block_until_ready(outs)
-    finished = time.perf_counter() - begin
-    self.assertLess(launched, 0.8 * finished)
 
   def test_error_of_the_handler(self):
     """What only the handler can see comes back as an error, not an abort."""
