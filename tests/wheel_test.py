@@ -169,6 +169,13 @@ class WheelTest(parameterized.TestCase):
     ]
     self.assertEqual(defined, ["PyInit__aiter"])
 
+  @parameterized.parameters("rocm", "cuda")
+  def test_module_has_these_kernels(self, platform):
+    """The code objects of this build, not those of an earlier one."""
+    blob = ROOT / "third_party/aiter" / platform / "aiter/kernels.bin"
+    (wheel,) = (w for w in WHEELS if w.name.startswith("jax_aiter_" + platform))
+    self.assertTrue(blob.read_bytes() in module(wheel))
+
   @parameterized.named_parameters(named(ADD_ONS + PLUGINS))
   def test_module_needs_no_driver(self, path):
     elf = elffile.ELFFile(io.BytesIO(module(path)))

@@ -14,6 +14,7 @@ Output depends on the set of inputs alone, not on their order or location.
 """
 
 import argparse
+import hashlib
 import json
 import pathlib
 import re
@@ -231,8 +232,11 @@ def embed(kernels):
       *rows,
       "};\n",
   ])
+  # The digest is for builds: an assembler does not report what .incbin reads,
+  # so a build that trusts such reports would keep the object of an older blob.
   asm = "\n".join([
       "/* Written by third_party/aiter/aot/embed.py. */",
+      f"/* kernels.bin: sha256 {hashlib.sha256(blob).hexdigest()} */",
       "  .section .rodata",
       f"  .balign {_ALIGNMENT}",
       "  .globl aiter_kernels_blob",
