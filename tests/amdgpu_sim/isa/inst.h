@@ -75,6 +75,7 @@ struct Inst {
   bool clamp = false;
   uint8_t omod = 0;        // 0 none, 1 *2, 2 *4, 3 /2
   bool op_sel_dst = false; // VOP3 op_sel of the result: high half written
+  bool keeps_high = false; // a 16-bit result leaves the other half alone
   uint8_t op_sel = 0, op_sel_hi = 0;  // As written, bit k the k-th in the list.
   uint8_t bitop3 = 0;
   DppControl dpp = DppControl::kNone;

@@ -163,6 +163,32 @@ inline void SetLane(uint32_t* plane, int lane, T value) {
   }
 }
 
+// The same by type, for functions of a whole wave: operand `index` with all its
+// modifiers as 64 values, and a result with its own.
+template <typename T>
+inline void ReadValues(const Wave& wave, const Inst& inst, int index,
+                       T* values) {
+  Plane plane;
+  const uint32_t* from = Read(wave, inst, index, TypeOf<T>(), &plane);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    values[lane] = GetLane<T>(from, lane);
+  }
+}
+
+template <typename T>
+inline void WriteValues(Wave& wave, const Inst& inst, const T* values) {
+  Plane plane;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    SetLane<T>(plane.at, lane, values[lane]);
+  }
+  Write(wave, inst, TypeOf<T>(), &plane);
+}
+
+// A lane mask: VCC, an SGPR pair or a constant.
+inline uint64_t ReadMask(const Wave& wave, const Operand& o) {
+  return o.kind == Operand::Kind::kScalar ? wave.s64(o.reg) : o.constant;
+}
+
 template <typename T>
 struct Parameter {
   using Value = std::remove_cv_t<std::remove_reference_t<T>>;
@@ -395,6 +421,25 @@ Op PackedOp(const char* mnemonic, uint32_t extra = 0, uint8_t archs = kOnAll) {
   op.archs = archs;
   op.dst[0] = PackedTypeOf<typename S::Result>();
   for (int k = 0; k < S::kSources; ++k) op.src[k] = S::PackedType(k);
+  return op;
+}
+
+// An op whose function is of a whole wave.
+inline Op WaveOp(const char* mnemonic, Execute execute,
+                 std::initializer_list<Type> dst,
+                 std::initializer_list<Type> src, uint32_t modifiers = 0,
+                 uint8_t archs = kOnAll,
+                 InstClass inst_class = InstClass::kValu) {
+  Op op = {};
+  op.mnemonic = mnemonic;
+  op.execute = execute;
+  op.inst_class = inst_class;
+  int k = 0;
+  for (Type type : dst) op.dst[k++] = type;
+  k = 0;
+  for (Type type : src) op.src[k++] = type;
+  op.modifiers = modifiers;
+  op.archs = archs;
   return op;
 }
 
