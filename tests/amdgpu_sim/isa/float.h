@@ -379,6 +379,14 @@ inline T MaximumOrNan(T a, T b) {
   result = a != a ? a : result;
   return Canonical(result);
 }
+template <typename T>
+inline T MinimumOrNan3(T a, T b, T c) {
+  return MinimumOrNan(MinimumOrNan(a, b), c);
+}
+template <typename T>
+inline T MaximumOrNan3(T a, T b, T c) {
+  return MaximumOrNan(MaximumOrNan(a, b), c);
+}
 
 // ---------------------------------------------------------------------------
 // Result modifiers.
