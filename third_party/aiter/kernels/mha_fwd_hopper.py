@@ -6,7 +6,8 @@ owns 64 query rows. A consumer keeps two matrix products in flight: the scores
 of the next tile run on the tensor cores while it computes the softmax of this
 one, so that exponentials hide behind products. At head dim 64, where they take
 as long as the products, three warpgroups that do one thing after the other
-(OVERLAP = 0) hide each other's better.
+(OVERLAP = 0) hide each other's better. Under a mask each of them then takes
+only the key tiles that its own rows see (OWN_KEYS = 1).
 """
 
 from triton.experimental import gluon
@@ -19,6 +20,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from third_party.aiter.kernels import hopper
+
+
+@gluon.jit
+def _key_tiles(row0, rows, seqlen_q, seqlen_k, off, window_left, window_right,
+               N: gl.constexpr):
+  """Key tiles that rows see.
+
+  Returns:
+    (lo, hi, full_lo, full_hi): tiles lo to hi - 1 are seen, full_lo to
+    full_hi - 1 by every row.
+  """
+  last = gl.minimum(row0 + rows, seqlen_q) - 1
+  col_hi = gl.minimum(seqlen_k, last + off + window_right + 1)
+  col_lo = gl.maximum(row0 + off - window_left, 0)
+  full_hi = gl.minimum(seqlen_k, row0 + off + window_right + 1)
+  full_lo = gl.maximum(row0 + rows - 1 + off - window_left, 0)
+  tile_lo = col_lo // N
+  tile_hi = (gl.maximum(col_hi, 0) + N - 1) // N
+  tile_hi = gl.where(row0 < seqlen_q, tile_hi, 0)
+  full_hi = gl.maximum(full_hi, 0) // N
+  full_lo = (full_lo + N - 1) // N
+  return tile_lo, tile_hi, full_lo, full_hi
 
 
 @gluon.jit
@@ -98,6 +121,16 @@ def _step(acc, p, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
 
 
 @gluon.jit
+def _skip_step(k_full, k_empty, v_full, v_empty, step, STAGES: gl.constexpr):
+  """Lets a tile pass that none of the warpgroup's rows sees."""
+  i, phase = hopper.ring(step, STAGES)
+  mbarrier.wait(k_full.index(i), phase)
+  mbarrier.arrive(k_empty.index(i))
+  mbarrier.wait(v_full.index(i), phase)
+  mbarrier.arrive(v_empty.index(i))
+
+
+@gluon.jit
 def _serial_step(acc, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full,
                  v_empty, step, tile, rows, seqlen_k, off, window_left,
                  window_right, scale, N: gl.constexpr, D: gl.constexpr,
@@ -133,7 +166,8 @@ def _serial_step(acc, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full,
 
 @gluon.jit
 def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
-             DV: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr):
+             DV: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
+             OWN_KEYS: gl.constexpr):
   """Computes 64 query rows: an online softmax over the key tiles."""
   (q_smem, k_smem, v_smem, q_full, k_full, k_empty, v_full, v_empty, out, lse,
    sink_logit, stride_o, row0, row_end, seqlen_q, seqlen_k, off, window_left,
@@ -192,9 +226,20 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
     q = q_smem.index(w).reshape([64, D])
     mbarrier.wait(q_full.index(w), 0)
     steps = tile_hi - tile_lo
-    right = gl.minimum(gl.maximum(tile_hi - full_hi, 0), steps)
-    whole = gl.minimum(gl.maximum(tile_hi - full_lo, right), steps)
-    for step in range(right):
+    begin = 0
+    end = steps
+    if OWN_KEYS:
+      own_lo, own_hi, full_lo, full_hi = _key_tiles(
+          row0 + w * 64, 64, seqlen_q, seqlen_k, off, window_left,
+          window_right, N)
+      begin = gl.minimum(gl.maximum(tile_hi - own_hi, 0), steps)
+      end = gl.minimum(gl.maximum(tile_hi - own_lo, begin), steps)
+    right = gl.minimum(gl.maximum(tile_hi - full_hi, begin), end)
+    whole = gl.minimum(gl.maximum(tile_hi - full_lo, right), end)
+    if OWN_KEYS:
+      for step in range(begin):
+        _skip_step(k_full, k_empty, v_full, v_empty, step, STAGES)
+    for step in range(begin, right):
       acc, m, norm = _serial_step(
           acc, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
           step, tile_hi - 1 - step, rows, seqlen_k, off, window_left,
@@ -204,11 +249,14 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
           acc, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
           step, tile_hi - 1 - step, rows, seqlen_k, off, window_left,
           window_right, scale, N, D, DV, STAGES, False, S_LAYOUT, O_LAYOUT)
-    for step in range(whole, steps):
+    for step in range(whole, end):
       acc, m, norm = _serial_step(
           acc, m, norm, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
           step, tile_hi - 1 - step, rows, seqlen_k, off, window_left,
           window_right, scale, N, D, DV, STAGES, True, S_LAYOUT, O_LAYOUT)
+    if OWN_KEYS:
+      for step in range(end, steps):
+        _skip_step(k_full, k_empty, v_full, v_empty, step, STAGES)
 
   m = m * scale
   if (flags & hopper.SINK) != 0:
@@ -254,7 +302,8 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
             drop_threshold, rp_keep, window_size_left, window_size_right,
             sink_tokens, min_seqlen_q, flags, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, HEAD: gl.constexpr, BLOCK_DV: gl.constexpr,
-            STAGES: gl.constexpr, OVERLAP: gl.constexpr):
+            STAGES: gl.constexpr, OVERLAP: gl.constexpr,
+            OWN_KEYS: gl.constexpr):
   """Attention forward; the argument list of the plain kernel, plus TMA maps.
 
   The maps view q, k and v as [batch, head, row, dim] (packed: batch 1), with
@@ -296,16 +345,9 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
     seqlen_q = gl.where(seqlen_q <= min_seqlen_q, 0, seqlen_q)
   off = gl.where((flags & hopper.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
 
-  last = gl.minimum(row0 + TILE_M, seqlen_q) - 1
-  col_hi = gl.minimum(seqlen_k, last + off + window_size_right + 1)
-  col_lo = gl.maximum(row0 + off - window_size_left, 0)
-  full_hi = gl.minimum(seqlen_k, row0 + off + window_size_right + 1)
-  full_lo = gl.maximum(row0 + TILE_M - 1 + off - window_size_left, 0)
-  tile_lo = col_lo // TILE_N
-  tile_hi = (gl.maximum(col_hi, 0) + TILE_N - 1) // TILE_N
-  tile_hi = gl.where(row0 < seqlen_q, tile_hi, 0)
-  full_hi = gl.maximum(full_hi, 0) // TILE_N
-  full_lo = (full_lo + TILE_N - 1) // TILE_N
+  tile_lo, tile_hi, full_lo, full_hi = _key_tiles(
+      row0, TILE_M, seqlen_q, seqlen_k, off, window_size_left,
+      window_size_right, TILE_N)
 
   # Rows of the last tile that belong to another sequence or to nobody: they
   # may hold anything, and 0 * NaN is NaN, so V's must be read as 0.
@@ -351,15 +393,20 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
              tile_hi, full_lo, full_hi)
   if WARPGROUPS == 2:
     gl.warp_specialize([
-        (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
-        (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
+        (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP,
+                    OWN_KEYS)),
+        (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP,
+                    OWN_KEYS)),
         (_produce, (produce, TILE_N, BLOCK_DV, STAGES, WARPGROUPS)),
     ], [4, 4], [232, 40])
   else:
     gl.static_assert(WARPGROUPS == 3)
     gl.warp_specialize([
-        (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
-        (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
-        (_consume, (2, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP)),
+        (_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP,
+                    OWN_KEYS)),
+        (_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP,
+                    OWN_KEYS)),
+        (_consume, (2, consume, TILE_N, HEAD, BLOCK_DV, STAGES, OVERLAP,
+                    OWN_KEYS)),
         (_produce, (produce, TILE_N, BLOCK_DV, STAGES, WARPGROUPS)),
     ], [4, 4, 4], [160, 160, 32])
