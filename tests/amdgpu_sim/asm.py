@@ -96,7 +96,7 @@ class Kernel:
   name: str = "kernel"
   kernarg_size: int = 64
   lds: int = 0
-  scratch: int = 0
+  scratch: int = 0  # Not on gfx90a, where code must find it itself.
   mode: int = MODE
   dimensions: int = 1  # of the work-item's id: x, y << 10, z << 20
 
@@ -115,7 +115,7 @@ s_endpgm
 .amdhsa_kernel {self.name}
 .amdhsa_group_segment_fixed_size {self.lds}
 .amdhsa_private_segment_fixed_size {self.scratch}
-.amdhsa_enable_private_segment {int(self.scratch > 0)}
+{".amdhsa_enable_private_segment 1" if self.scratch else ""}
 .amdhsa_kernarg_size {self.kernarg_size}
 .amdhsa_user_sgpr_count 2
 .amdhsa_user_sgpr_kernarg_segment_ptr 1
@@ -496,6 +496,8 @@ def assemble_all(snippets: Sequence[Snippet]):
       if not errors[i]:
         kernels.append(_kernel(f"snippet{i}", snippet))
         owner += [i] * kernels[-1].code().count("\n")
+    if not kernels:
+      return b"", errors
     text = kernel_file(kernels)
     try:
       return assemble(text), errors
@@ -518,6 +520,8 @@ def run(snippets: Sequence[Snippet]) -> list[Any]:
   """
   code_object, errors = assemble_all(snippets)
   results: list[Any] = list(errors)
+  if not code_object:
+    return results
   with Module(code_object) as module:
     for i, snippet in enumerate(snippets):
       if results[i]:
