@@ -585,15 +585,13 @@ constexpr uint8_t kOnGfx94 = kOnGfx942 | kOnGfx950;
 
 class Table {
  public:
-  void Add(const char* mnemonic, Execute execute, int passes, uint8_t archs,
-           Type c = Type::kF32) {
+  void Add(const char* mnemonic, Execute execute, int passes, uint8_t archs) {
     Op op{};
     op.mnemonic = mnemonic;
     op.execute = execute;
     op.inst_class = InstClass::kMfma;
     op.dst[0] = kW;
-    op.src[0] = op.src[1] = kW;
-    op.src[2] = c;
+    op.src[0] = op.src[1] = op.src[2] = kW;
     op.modifiers = kMfma;
     op.archs = archs;
     op.mfma_passes = static_cast<uint16_t>(passes);
@@ -602,9 +600,9 @@ class Table {
 
   // A shape that gfx90a names in another way, and may need other passes for.
   void AddBoth(const char* old_name, int old_passes, const char* name,
-               int passes, Execute execute, Type c = Type::kF32) {
-    Add(old_name, execute, old_passes, kOnGfx90a, c);
-    Add(name, execute, passes, kOnGfx94, c);
+               int passes, Execute execute) {
+    Add(old_name, execute, old_passes, kOnGfx90a);
+    Add(name, execute, passes, kOnGfx94);
   }
 
   Ops Take() { return std::move(ops_); }
@@ -649,13 +647,13 @@ void AddF16(Table* table) {
   table->Add("v_mfma_f32_32x32x16_f16", Mfma<float, 32, 16, 1, kF, kF>, 8,
              kOnGfx950);
   table->Add("v_smfmac_f32_16x16x32_f16", Smfmac<float, 16, 32, kF, kF>, 4,
-             kOnGfx94, kW);
+             kOnGfx94);
   table->Add("v_smfmac_f32_32x32x16_f16", Smfmac<float, 32, 16, kF, kF>, 8,
-             kOnGfx94, kW);
+             kOnGfx94);
   table->Add("v_smfmac_f32_16x16x64_f16", Smfmac<float, 16, 64, kF, kF>, 4,
-             kOnGfx950, kW);
+             kOnGfx950);
   table->Add("v_smfmac_f32_32x32x32_f16", Smfmac<float, 32, 32, kF, kF>, 8,
-             kOnGfx950, kW);
+             kOnGfx950);
 }
 
 void AddBf16(Table* table) {
@@ -686,55 +684,50 @@ void AddBf16(Table* table) {
   table->Add("v_mfma_f32_32x32x16_bf16", Mfma<float, 32, 16, 1, kF, kF>, 8,
              kOnGfx950);
   table->Add("v_smfmac_f32_16x16x32_bf16", Smfmac<float, 16, 32, kF, kF>, 4,
-             kOnGfx94, kW);
+             kOnGfx94);
   table->Add("v_smfmac_f32_32x32x16_bf16", Smfmac<float, 32, 16, kF, kF>, 8,
-             kOnGfx94, kW);
+             kOnGfx94);
   table->Add("v_smfmac_f32_16x16x64_bf16", Smfmac<float, 16, 64, kF, kF>, 4,
-             kOnGfx950, kW);
+             kOnGfx950);
   table->Add("v_smfmac_f32_32x32x32_bf16", Smfmac<float, 32, 32, kF, kF>, 8,
-             kOnGfx950, kW);
+             kOnGfx950);
 }
 
 void AddI8(Table* table) {
   using I = int32_t;
   constexpr Format kF = Format::kI8;
-  constexpr Type kC = Type::kI32;
   table->AddBoth("v_mfma_i32_32x32x4i8", 16, "v_mfma_i32_32x32x4_2b_i8", 16,
-                 Mfma<I, 32, 4, 2, kF, kF>, kC);
+                 Mfma<I, 32, 4, 2, kF, kF>);
   table->AddBoth("v_mfma_i32_16x16x4i8", 8, "v_mfma_i32_16x16x4_4b_i8", 8,
-                 Mfma<I, 16, 4, 4, kF, kF>, kC);
+                 Mfma<I, 16, 4, 4, kF, kF>);
   table->AddBoth("v_mfma_i32_4x4x4i8", 2, "v_mfma_i32_4x4x4_16b_i8", 2,
-                 Mfma<I, 4, 4, 16, kF, kF>, kC);
-  table->Add("v_mfma_i32_32x32x8i8", Mfma<I, 32, 8, 1, kF, kF>, 16, kOnGfx90a,
-             kC);
-  table->Add("v_mfma_i32_16x16x16i8", Mfma<I, 16, 16, 1, kF, kF>, 8, kOnGfx90a,
-             kC);
-  table->Add("v_mfma_i32_32x32x16_i8", Mfma<I, 32, 16, 1, kF, kF>, 8, kOnGfx94,
-             kC);
-  table->Add("v_mfma_i32_16x16x32_i8", Mfma<I, 16, 32, 1, kF, kF>, 4, kOnGfx94,
-             kC);
-  table->Add("v_mfma_i32_16x16x64_i8", Mfma<I, 16, 64, 1, kF, kF>, 4, kOnGfx950,
-             kC);
-  table->Add("v_mfma_i32_32x32x32_i8", Mfma<I, 32, 32, 1, kF, kF>, 8, kOnGfx950,
-             kC);
-  table->Add("v_smfmac_i32_16x16x64_i8", Smfmac<I, 16, 64, kF, kF>, 4, kOnGfx94,
-             kW);
-  table->Add("v_smfmac_i32_32x32x32_i8", Smfmac<I, 32, 32, kF, kF>, 8, kOnGfx94,
-             kW);
+                 Mfma<I, 4, 4, 16, kF, kF>);
+  table->Add("v_mfma_i32_32x32x8i8", Mfma<I, 32, 8, 1, kF, kF>, 16, kOnGfx90a);
+  table->Add("v_mfma_i32_16x16x16i8", Mfma<I, 16, 16, 1, kF, kF>, 8, kOnGfx90a);
+  table->Add("v_mfma_i32_32x32x16_i8", Mfma<I, 32, 16, 1, kF, kF>, 8, kOnGfx94);
+  table->Add("v_mfma_i32_16x16x32_i8", Mfma<I, 16, 32, 1, kF, kF>, 4, kOnGfx94);
+  table->Add("v_mfma_i32_16x16x64_i8", Mfma<I, 16, 64, 1, kF, kF>, 4,
+             kOnGfx950);
+  table->Add("v_mfma_i32_32x32x32_i8", Mfma<I, 32, 32, 1, kF, kF>, 8,
+             kOnGfx950);
+  table->Add("v_smfmac_i32_16x16x64_i8", Smfmac<I, 16, 64, kF, kF>, 4,
+             kOnGfx94);
+  table->Add("v_smfmac_i32_32x32x32_i8", Smfmac<I, 32, 32, kF, kF>, 8,
+             kOnGfx94);
   table->Add("v_smfmac_i32_16x16x128_i8", Smfmac<I, 16, 128, kF, kF>, 4,
-             kOnGfx950, kW);
+             kOnGfx950);
   table->Add("v_smfmac_i32_32x32x64_i8", Smfmac<I, 32, 64, kF, kF>, 8,
-             kOnGfx950, kW);
+             kOnGfx950);
 }
 
 template <Format kA, Format kB>
 void AddF8(Table* table, const char* const (&names)[6]) {
   table->Add(names[0], Mfma<float, 16, 32, 1, kA, kB>, 4, kOnGfx94);
   table->Add(names[1], Mfma<float, 32, 16, 1, kA, kB>, 8, kOnGfx94);
-  table->Add(names[2], Smfmac<float, 16, 64, kA, kB>, 4, kOnGfx94, kW);
-  table->Add(names[3], Smfmac<float, 32, 32, kA, kB>, 8, kOnGfx94, kW);
-  table->Add(names[4], Smfmac<float, 16, 128, kA, kB>, 4, kOnGfx950, kW);
-  table->Add(names[5], Smfmac<float, 32, 64, kA, kB>, 8, kOnGfx950, kW);
+  table->Add(names[2], Smfmac<float, 16, 64, kA, kB>, 4, kOnGfx94);
+  table->Add(names[3], Smfmac<float, 32, 32, kA, kB>, 8, kOnGfx94);
+  table->Add(names[4], Smfmac<float, 16, 128, kA, kB>, 4, kOnGfx950);
+  table->Add(names[5], Smfmac<float, 32, 64, kA, kB>, 8, kOnGfx950);
 }
 
 #define AMDGPU_SIM_F8(types)                                            \
@@ -769,14 +762,13 @@ void AddF8(Table* table) {
 #undef AMDGPU_SIM_F8
 
 void AddF64(Table* table) {
-  constexpr Type kC = Type::kF64;
   for (const uint8_t archs : {kOnGfx90a, kOnGfx942, kOnGfx950}) {
     const bool old = archs == kOnGfx90a;
     const int times = archs == kOnGfx950 ? 2 : 1;  // Half the rate.
     table->Add(old ? "v_mfma_f64_16x16x4f64" : "v_mfma_f64_16x16x4_f64",
-               MfmaF64<16, 1>, 8 * times, archs, kC);
+               MfmaF64<16, 1>, 8 * times, archs);
     table->Add(old ? "v_mfma_f64_4x4x4f64" : "v_mfma_f64_4x4x4_4b_f64",
-               MfmaF64<4, 4>, 4 * times, archs, kC);
+               MfmaF64<4, 4>, 4 * times, archs);
   }
 }
 
