@@ -6,6 +6,7 @@
           small GPT with our attention and with jax.nn's
   test    run the tests, all or the named Bazel targets
   wheels  build the wheels of a release into a folder
+  sim     run a program on simulated AMD GPUs
   bench   time attention against other implementations on this machine
   lint    check Python, C++ and Bazel files
 
@@ -37,6 +38,7 @@ CACHE = (
   / "aiter_jax"
 )
 VENV = ROOT / ".venv"
+SIM_VENV = ROOT / ".venv_sim"
 
 # Command -> the Debian package that has it.
 BUILD_TOOLS = {
@@ -45,6 +47,9 @@ BUILD_TOOLS = {
   "git": "git",
 }
 LINT_TOOLS = {"node": "nodejs", "npm": "npm"}
+# File -> the Debian package that has it, and what else the simulator needs.
+BUILD_FILES = {"/usr/include/zlib.h": "zlib1g-dev"}
+SIM_FILES = {"/usr/lib/llvm-22/include/llvm-c/Disassembler.h": "llvm-22-dev"}
 
 # NVIDIA compute capability -> the kernels that run on it.
 CUDA_ARCHS = {"8.0": "sm_80", "8.6": "sm_80", "8.9": "sm_80", "9.0": "sm_90"}
@@ -134,12 +139,12 @@ def find_python() -> str:
   )
 
 
-def prepare() -> str:
+def prepare(simulator: bool = False) -> str:
   """Readies the machine for Bazel; returns the Python of the build."""
   tools = dict(BUILD_TOOLS)
   if shutil.which("bazelisk"):
     del tools["bazel"]
-  install_packages(tools, {"/usr/include/zlib.h": "zlib1g-dev"})
+  install_packages(tools, BUILD_FILES | (SIM_FILES if simulator else {}))
   return find_python()
 
 
@@ -238,12 +243,15 @@ def platforms_of(archs: str | None) -> list[str]:
 
 
 def build_wheels(
-  python: str, archs: str | None, out: pathlib.Path
+  python: str,
+  archs: str | None,
+  out: pathlib.Path,
+  more: Iterable[str] = (),
 ) -> list[pathlib.Path]:
-  """Builds the wheels and copies them to a folder."""
+  """Builds the wheels, and more targets', and copies them to a folder."""
   wheels = {}
-  for platform in platforms_of(archs):
-    target = "//build:wheels_" + platform
+  targets = ["//build:wheels_" + platform for platform in platforms_of(archs)]
+  for target in [*targets, *more]:
     for wheel in built_files(python, target, arch_flags(archs)):
       wheels[wheel.name] = wheel
   out.mkdir(parents=True, exist_ok=True)
@@ -292,6 +300,23 @@ def lock(name: str, without: Iterable[str] = ()) -> str:
   return text
 
 
+def locked_wheels(
+  python: str, wheels: Iterable[pathlib.Path], names: Iterable[str]
+) -> str:
+  """Requirements for those of our wheels that fit the Python."""
+  tag = output(
+    [python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"]
+  ).strip()
+  lines = ""
+  for wheel in wheels:
+    name, _, python_tag, abi, _ = wheel.name.split("-")
+    if name in names and (abi in ("none", "abi3") or python_tag == tag):
+      digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+      uri = wheel.absolute().as_uri()
+      lines += f"{name} @ {uri} --hash=sha256:{digest}\n"
+  return lines
+
+
 def install(python: str) -> tuple[pathlib.Path, str]:
   """Builds the wheels for this machine and installs them in .venv.
 
@@ -312,15 +337,7 @@ def install(python: str) -> tuple[pathlib.Path, str]:
   elif platform == "rocm":
     # Without a GPU this would only complain that there is none.
     requirements += lock("rocm_requirements", without=["jax-rocm7-plugin"])
-  tag = output(
-    [python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"]
-  ).strip()
-  for wheel in wheels:
-    name, _, python_tag, abi, _ = wheel.name.split("-")
-    if name in names and (abi in ("none", "abi3") or python_tag == tag):
-      digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-      uri = wheel.absolute().as_uri()
-      requirements += f"{name} @ {uri} --hash=sha256:{digest}\n"
+  requirements += locked_wheels(python, wheels, names)
   say("Installing them in .venv")
   return locked_venv(VENV, python, requirements), platform
 
@@ -353,6 +370,39 @@ def bench(args: argparse.Namespace) -> None:
     [interpreter, ROOT / "benchmarks/attention.py", "--out", out, *args.rest],
     env=environment_for(platform),
   )
+
+
+def sim(args: argparse.Namespace) -> None:
+  python = prepare(simulator=True)
+  say(f"Building wheels for {args.arch} and its simulator")
+  wheels = build_wheels(
+    python,
+    args.arch,
+    ROOT / "dist/sim",
+    more=["//tests/amdgpu_sim:amdgpu_sim"],
+  )
+  requirements = (
+    lock("requirements")
+    + lock("rocm_requirements", without=["jax-rocm7-plugin"])
+    + locked_wheels(
+      python, wheels, ["jax_aiter", "jax_rocm7_plugin", "amdgpu_sim"]
+    )
+  )
+  interpreter = locked_venv(SIM_VENV, python, requirements)
+  environment = os.environ | {
+    "AMDGPU_SIM_ARCH": args.arch,
+    "AMDGPU_SIM_DEVICES": str(args.devices),
+    "JAX_PLATFORMS": "rocm",
+    "PATH": f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}",
+    "VIRTUAL_ENV": str(SIM_VENV),
+  }
+  if args.stats:
+    environment["AMDGPU_SIM_STATS"] = str(args.stats.absolute())
+  if args.checks:
+    environment["AMDGPU_SIM_CHECKS"] = args.checks
+  say(f"Running on {args.devices} simulated {args.arch}")
+  sys.stdout.flush()
+  os.execvpe(args.command[0], args.command, environment)
 
 
 def wheels(args: argparse.Namespace) -> None:
@@ -407,7 +457,7 @@ def count_cases(events: pathlib.Path) -> tuple[int, int, int]:
 
 
 def test(args: argparse.Namespace) -> None:
-  python = prepare()
+  python = prepare(simulator=True)
   targets = args.targets or ["//..."]
   gpu, _ = find_gpu()
   with tempfile.TemporaryDirectory() as folder:
@@ -508,6 +558,24 @@ def main() -> None:
 
   command(demo, "build, install, and train a small GPT")
   command(bench, "time attention; further flags go to the benchmark")
+  added = command(sim, "run a program on simulated AMD GPUs")
+  added.add_argument(
+    "--arch", default="gfx942", choices=["gfx90a", "gfx942", "gfx950"]
+  )
+  added.add_argument("--devices", type=int, default=1, choices=range(1, 9))
+  added.add_argument(
+    "--stats",
+    type=pathlib.Path,
+    nargs="?",
+    const=pathlib.Path("sim_stats.csv"),
+    help="print a table of kernels and write it to a CSV; default: %(const)s",
+  )
+  added.add_argument(
+    "--checks", help="checks to leave out, as -uninitialized,-lds_race"
+  )
+  added.add_argument(
+    "command", nargs="+", help="after --, such as: python program.py"
+  )
   added = command(test, "run the tests")
   added.add_argument("--archs", help=archs_help)
   added.add_argument("targets", nargs="*", help="Bazel targets; default: all")

@@ -118,9 +118,9 @@ def jax_aiter_wheel(name):
         version = VERSION,
     )
 
-def _module(plugin, platform, dist_info):
+def _module(plugin, platform, dist_info, variant = ""):
     return {
-        "//jaxlib/%s:_aiter.so" % platform: "jax_%s_plugin" % plugin,
+        "//jaxlib/%s:%s_aiter.so" % (platform, variant): "jax_%s_plugin" % plugin,
         "//third_party/aiter:report_" + platform: dist_info + ".dist-info/kernels",
     }
 
@@ -146,20 +146,46 @@ def add_on_wheel(name, plugin, platform):
         version = VERSION,
     )
 
-def plugin_wheel(name, python_tag):
+def plugin_wheel(name, python_tag, variant = ""):
     """The published ROCm plugin with `_aiter.so` in it.
 
     Args:
       name: the target, and the folder that the wheel is in.
       python_tag: which of the published wheels, such as cp312.
+      variant: the folder of another build of `_aiter.so`, such as "asan/".
     """
     version = "%s+aiter%s" % (JAX_VERSION, VERSION)
     _wheel(
         name = name,
         base = "@pypi_rocm//:jax_rocm7_plugin_%s.whl" % python_tag,
         distribution = "jax_rocm7_plugin",
-        placed = _module("rocm7", "rocm", "jax_rocm7_plugin-" + version),
+        placed = _module("rocm7", "rocm", "jax_rocm7_plugin-" + version, variant),
         requires = ["jax-aiter==" + VERSION],
         tag = "%s-%s-%s" % (python_tag, python_tag, PLATFORM_TAG),
         version = version,
+    )
+
+def simulator_wheel(name, libraries):
+    """The simulator of AMD GPUs, in the place of ROCm's libraries.
+
+    Args:
+      name: the target, and the folder that the wheel is in.
+      libraries: the shared libraries.
+    """
+    _wheel(
+        name = name,
+        distribution = "amdgpu_sim",
+        placed = {
+            "//tests/amdgpu_sim:plugin": "jax_plugins",
+            libraries: "_rocm_sdk_core/lib",
+        },
+        # The libraries have what this release imports.
+        requires = [
+            "jax-rocm7-pjrt==" + JAX_VERSION,
+            "jax-rocm7-plugin==" + JAX_VERSION,
+        ],
+        summary = "Simulated AMD Instinct GPUs for JAX on machines without",
+        # LLVM's library is the building machine's.
+        tag = "py3-none-linux_x86_64",
+        version = VERSION,
     )

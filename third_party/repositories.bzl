@@ -2,6 +2,7 @@
 """Every external repository, for WORKSPACE and for MODULE.bazel alike."""
 
 load("//third_party/aiter/aot:kernel_table.bzl", "kernel_table")
+load("//third_party/llvm:llvm_configure.bzl", "llvm_configure")
 load("//third_party/py:python_configure.bzl", "python_configure")
 load("//third_party/pypi:pypi.bzl", "pypi", "wheel_archive")
 load("//third_party/zlib:zlib_configure.bzl", "zlib_configure")
@@ -57,6 +58,7 @@ def repositories():
         include = ["jaxlib/include/"],
         wheel = "@pypi_build//:jaxlib.whl",
     )
+    llvm_configure(name = "llvm")
     zlib_configure(name = "zlib")
 
     kernel_table(

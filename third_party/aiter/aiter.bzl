@@ -2,11 +2,13 @@
 """The kernels of one GPU platform, as the operator library wants them."""
 
 load("@rules_cc//cc:cc_library.bzl", "cc_library")
+load("//build:sanitizers.bzl", "SANITIZER_COPTS")
 load("//third_party/aiter/aot:kernels.bzl", "embedded_kernels", "kernel_report", "triton_kernels")
 
 def kernel_library(name, platform, arch_prefix):
     """A cc_library of a platform's code objects.
 
+    There is one for each sanitizer too, with its suffix.
     `code_objects_<platform>` are they themselves, and `report_<platform>` is
     the table of the compiler's figures for them.
 
@@ -36,21 +38,21 @@ def kernel_library(name, platform, arch_prefix):
         kernels = [code_objects],
         report = report,
     )
-    cc_library(
-        name = name,
+    [cc_library(
+        name = name + sanitizer,
         srcs = [
             "src/kernel_table.cc",
             generated + ".S",
             generated + ".h",
         ],
         # The assembler looks for kernels.bin along -I, not along -isystem.
-        copts = ["-I$(GENDIR)/third_party/aiter/" + platform],
+        copts = copts + ["-I$(GENDIR)/third_party/aiter/" + platform],
         linkstatic = True,
         textual_hdrs = [
             generated + ".bin",
             generated + ".inc",
         ],
-        deps = [":aiter"],
+        deps = [":aiter" + sanitizer],
         # The library asks for the table; nothing here asks for the library.
         alwayslink = True,
-    )
+    ) for sanitizer, copts in SANITIZER_COPTS.items()]

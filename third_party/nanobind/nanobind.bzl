@@ -3,17 +3,18 @@
 
 load("@rules_cc//cc:cc_binary.bzl", "cc_binary")
 
-def nanobind_extension(name, srcs, deps = [], copts = [], local_defines = [], visibility = None):
+def nanobind_extension(name, srcs, deps = [], copts = [], linkopts = [], local_defines = [], visibility = None):
     """Builds `<name>.so` for CPython's stable ABI.
 
     It exports PyInit_<name> and nothing else, so that it cannot clash with
     another module's nanobind or C++ library.
 
     Args:
-      name: the module's name.
+      name: the module's name, perhaps in a folder.
       srcs: C++ sources.
       deps: cc_library targets beside nanobind itself.
       copts: further compiler options.
+      linkopts: further linker options.
       local_defines: preprocessor definitions.
       visibility: as everywhere.
     """
@@ -21,7 +22,7 @@ def nanobind_extension(name, srcs, deps = [], copts = [], local_defines = [], vi
     native.genrule(
         name = name + "_lds",
         outs = [version_script],
-        cmd = "echo '{ global: PyInit_%s; local: *; };' > $@" % name,
+        cmd = "echo '{ global: PyInit_%s; local: *; };' > $@" % name.split("/")[-1],
     )
     cc_binary(
         name = name + ".so",
@@ -32,7 +33,9 @@ def nanobind_extension(name, srcs, deps = [], copts = [], local_defines = [], vi
             "-fno-strict-aliasing",
             "-fvisibility=hidden",
         ],
-        linkopts = ["-Wl,--version-script,$(location :%s)" % version_script],
+        linkopts = linkopts + [
+            "-Wl,--version-script,$(location :%s)" % version_script,
+        ],
         linkshared = True,
         linkstatic = True,
         local_defines = local_defines,
