@@ -366,24 +366,23 @@ void StoreSmall(Wave& wave, const Inst& inst) {
   Announce<kSpace>(wave, 0, 0);
 }
 
-// Memory to LDS: lane after lane, dense, from M0 plus the instruction's
-// offset, which counts on both sides. M0 has 16 bits where LDS has 64 KB.
+// Memory to LDS, at M0 plus the instruction's offset, which counts on both
+// sides, plus the lane's place: 4 bytes for a dword, 16 for three or four.
 template <Space kSpace, int kDwords>
 void ToLds(Wave& wave, const Inst& inst) {
-  if constexpr (kDwords != 1 && kDwords != 3 && kDwords != 4) {
-    throw Fault{Check::kUnsupported, "load of this width to LDS"};
-  }
+  const bool known =
+      kDwords == 1 || (kDwords > 2 && wave.arch == Arch::kGfx950);
+  if (!known) throw Fault{Check::kUnsupported, "load of this width to LDS"};
   const uint64_t exec = wave.exec();
-  uint32_t base = wave.s[kM0];
-  if (wave.arch != Arch::kGfx950) {
-    if (kDwords != 1) {
-      throw Fault{Check::kUnsupported, "load of this width to LDS"};
-    }
-    base &= 0xffff;
-  }
+  // Buffer loads had 16 bits before LDS grew; the others count dwords.
+  const uint32_t mask = kSpace != Space::kBuffer     ? 0x3fffc
+                        : wave.arch == Arch::kGfx950 ? 0x3ffff
+                                                     : 0xffff;
+  const uint32_t base = (wave.s[kM0] & mask) + inst.offset;
+  constexpr int kStride = kDwords == 1 ? 4 : 16;
   uint32_t target[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
-    target[lane] = base + inst.offset + 4 * kDwords * lane;
+    target[lane] = base + kStride * lane;
   }
   uint32_t values[kLanes][kDwords];
   LaneBytes at;

@@ -210,18 +210,13 @@ void ReadTransposed(Wave& wave, const Inst& inst) {
   constexpr int kRows = 32 * kDwords / kBits;
   constexpr int kRowLanes = 16 / kRows;
   static_assert(kRows * kRowLanes == 16);
-  const uint64_t exec = wave.exec();
-  for (int group = 0; group < 4; ++group) {
-    const uint64_t active = exec >> (16 * group) & 0xffff;
-    if (active != 0 && active != 0xffff) {
-      throw Fault{Check::kUnsupported,
-                  "transposing read by part of sixteen lanes"};
-    }
+  // The ISA demands it.
+  if (wave.exec() != ~uint64_t{0}) {
+    throw Fault{Check::kUnsupported, "transposing read by part of a wave"};
   }
   LaneBytes at;
   Reach(wave, inst, inst.offset, 4 * kDwords, Access::kRead, at);
   for (int first = 0; first < kLanes; first += 16) {
-    if ((exec >> first & 1) == 0) continue;
     uint8_t elements[16][kRows * 2];  // Sixteen bits a piece at most.
     const auto element = [&](int lane, int index) {
       const int bit = index * kBits;
