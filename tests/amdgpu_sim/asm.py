@@ -99,6 +99,7 @@ class Kernel:
   scratch: int = 0  # Not on gfx90a, where code must find it itself.
   mode: int = MODE
   dimensions: int = 1  # of the work-item's id: x, y << 10, z << 20
+  vgprs: int = 512  # Beyond 256 they are a0 to a255.
 
   def code(self) -> str:
     """Instructions and descriptor."""
@@ -123,9 +124,9 @@ s_endpgm
 .amdhsa_system_sgpr_workgroup_id_y 1
 .amdhsa_system_sgpr_workgroup_id_z 1
 .amdhsa_system_vgpr_workitem_id {self.dimensions - 1}
-.amdhsa_next_free_vgpr 512
+.amdhsa_next_free_vgpr {self.vgprs}
 .amdhsa_next_free_sgpr 96
-.amdhsa_accum_offset 256
+.amdhsa_accum_offset {min(256, self.vgprs)}
 .amdhsa_float_round_mode_32 {self.mode & 3}
 .amdhsa_float_round_mode_16_64 {self.mode >> 2 & 3}
 .amdhsa_float_denorm_mode_32 {self.mode >> 4 & 3}
@@ -149,7 +150,7 @@ s_endpgm
     .private_segment_fixed_size: {self.scratch}
     .wavefront_size: 64
     .sgpr_count: 96
-    .vgpr_count: 512
+    .vgpr_count: {self.vgprs}
     .max_flat_workgroup_size: 1024
     .args:{arguments}
 """
