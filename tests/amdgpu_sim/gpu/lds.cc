@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/amdgpu_sim/gpu/lds.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "tests/amdgpu_sim/isa/inst.h"
+
+namespace amdgpu_sim {
+namespace {
+
+template <typename T>
+T Load(const uint8_t* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+
+template <typename T>
+void Store(uint8_t* to, T value) {
+  std::memcpy(to, &value, sizeof(T));
+}
+
+// Calls f(offset, T{}) for pieces of 8, 4, 2 and 1 bytes.
+template <typename F>
+void Pieces(uint32_t offset, int bytes, F&& f) {
+  for (; bytes >= 8; offset += 8, bytes -= 8) f(offset, uint64_t{});
+  if (bytes & 4) {
+    f(offset, uint32_t{});
+    offset += 4;
+  }
+  if (bytes & 2) {
+    f(offset, uint16_t{});
+    offset += 2;
+  }
+  if (bytes & 1) f(offset, uint8_t{});
+}
+
+// The byte in all bytes of a T.
+template <typename T>
+constexpr T Splat(uint8_t byte) {
+  return static_cast<T>(0x0101010101010101u * byte);
+}
+
+}  // namespace
+
+void Lds::Reset(uint32_t size, int waves) {
+  if (bytes_.empty()) {
+    bytes_.resize(kMaxSize);
+    written_.resize(kMaxSize);
+    writer_.resize(kMaxSize);
+    reader_.resize(kMaxSize);
+    touched_.resize(kMaxSize / kBlock + 1);
+  }
+  uint32_t used = std::max(size_, size);
+  size_ = size;
+  shared_ = waves > 1;
+  any_dma_ = false;
+  races_ = CheckEnabled(Check::kLdsRace);
+  uninitialized_ = CheckEnabled(Check::kUninitialized);
+  // No sensible number, address or count.
+  std::memset(bytes_.data(), 0xff, size);
+  std::memset(written_.data(), 0, used);
+  std::memset(writer_.data(), 0, used);
+  std::memset(reader_.data(), 0, used);
+  std::memset(touched_.data(), 0, touched_.size());
+  suspects_.clear();
+  if (size == 0) return;
+  while (records_.size() < static_cast<size_t>(waves)) {
+    records_.push_back(std::make_unique<WaveRecords>());
+  }
+  for (int i = 0; i < waves; ++i) {
+    for (Record& record : records_[i]->lds) record.sequence = 0;
+    for (Record& record : records_[i]->dma) record.sequence = 0;
+    records_[i]->last = nullptr;
+  }
+}
+
+const Lds::Record* Lds::Last(const Wave& wave) const {
+  if (size_ == 0) return nullptr;
+  const Record* last = records_[wave.index]->last;
+  return last != nullptr && last->sequence == wave.sequence ? last : nullptr;
+}
+
+void Lds::Note(Wave& wave, uint32_t address, int bytes, bool write, bool dma) {
+  WaveRecords& records = *records_[wave.index];
+  Record* record = records.last;
+  if (record == nullptr || record->sequence != wave.sequence) {
+    if (dma) {
+      record = &records.dma[records.next_dma];
+      records.next_dma = (records.next_dma + 1) % kDmaRecords;
+    } else {
+      record = &records.lds[records.next_lds];
+      records.next_lds = (records.next_lds + 1) % kLdsRecords;
+    }
+    record->sequence = wave.sequence;
+    record->write = write;
+    record->dma = dma;
+    record->bytes = bytes;
+    record->count = 0;
+    records.last = record;
+  }
+  if (record->count < 2 * kLanes) record->address[record->count++] = address;
+}
+
+uint8_t* Lds::Reach(Wave& wave, uint32_t address, int bytes, Access access,
+                    int lane) {
+  if (__builtin_expect(
+          address >= size_ || static_cast<uint32_t>(bytes) > size_ - address,
+          false)) {
+    throw Fault{Check::kOutOfBounds,
+                "LDS access of " + std::to_string(bytes) +
+                    " bytes, the workgroup has " + std::to_string(size_),
+                lane, address};
+  }
+  bool dma = wave.current != nullptr &&
+             wave.current->inst_class != InstClass::kLds && wave.current->lds;
+  if (shared_ || record_all_ || dma) {
+    bool write = access != Access::kRead && access != Access::kAtomicRead;
+    Note(wave, address, bytes, write, dma);
+  }
+  switch (access) {
+    case Access::kRead:
+    case Access::kAtomicRead:
+      ReadBytes(wave, address, bytes, lane);
+      break;
+    case Access::kWrite:
+    case Access::kAtomicWrite:
+      WriteBytes(wave, address, bytes, lane, dma);
+      break;
+    case Access::kAtomic:
+      if (address % bytes != 0 && CheckEnabled(Check::kMisaligned)) {
+        throw Fault{Check::kMisaligned,
+                    "LDS atomic of " + std::to_string(bytes) +
+                        " bytes at an address that is no multiple of it",
+                    lane, address};
+      }
+      AtomicBytes(wave, address, bytes, lane);
+      break;
+  }
+  return bytes_.data() + address;
+}
+
+std::string Lds::Who(uint8_t code) const {
+  if (code == kMany || code == kManyAtomic) return "several waves";
+  return "wave " + std::to_string((code & kWaveMask) - 1);
+}
+
+// Whether a load to LDS that the wave has not waited for writes the byte.
+bool Lds::InFlight(const Wave& wave, uint32_t offset) const {
+  for (const Record& record : records_[wave.index]->dma) {
+    if (record.sequence == 0 || !wave.vm.Has(record.sequence)) continue;
+    for (int i = 0; i < record.count; ++i) {
+      if (offset - record.address[i] < static_cast<uint32_t>(record.bytes)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+void Lds::MarkReader(uint32_t offset, int wave) {
+  uint8_t& reader = reader_[offset];
+  uint8_t mine = static_cast<uint8_t>(wave + 1);
+  if (reader == 0) {
+    reader = mine;
+  } else if (reader != mine) {
+    reader = kMany;
+  }
+}
+
+void Lds::MarkWriter(uint32_t offset, int wave, uint8_t how) {
+  uint8_t& writer = writer_[offset];
+  uint8_t mine = static_cast<uint8_t>(wave + 1);
+  if (writer == 0 || (writer & kWaveMask) == mine) {
+    if (writer != kMany) {
+      writer = mine | how;
+      return;
+    }
+  }
+  if (many_.empty()) many_.resize(kMaxSize);
+  if (writer == kManyAtomic) {
+    many_[offset] = 0xffff;
+  } else if (writer != kMany) {
+    many_[offset] = static_cast<uint16_t>(1u << ((writer & kWaveMask) - 1));
+  }
+  many_[offset] |= static_cast<uint16_t>(1u << wave);
+  writer = kMany;
+}
+
+void Lds::ReadBytes(Wave& wave, uint32_t offset, int bytes, int lane) {
+  const uint8_t mine = static_cast<uint8_t>(wave.index + 1);
+  const bool track = shared_ && races_;
+  if (track) Touch(offset, bytes);
+  Pieces(offset, bytes, [&](uint32_t at, auto type) {
+    using T = decltype(type);
+    if (__builtin_expect(Load<T>(&written_[at]) != Splat<T>(1), false) &&
+        uninitialized_) {
+      throw Fault{Check::kUninitialized,
+                  "LDS read of " + std::to_string(bytes) +
+                      " bytes, some of which nobody wrote",
+                  lane, at};
+    }
+    if (!track && !any_dma_) return;
+    const T writer = Load<T>(&writer_[at]);
+    if (__builtin_expect(writer != 0 && writer != Splat<T>(mine), false)) {
+      for (uint32_t i = at; i < at + sizeof(T); ++i) {
+        const uint8_t code = writer_[i];
+        if (code == 0 || code == mine || code == (mine | kAtomicWrite)) {
+          continue;
+        }
+        if (code == (mine | kDma)) {
+          if (!CheckEnabled(Check::kWaitcnt) || !InFlight(wave, i)) continue;
+          throw Fault{Check::kWaitcnt,
+                      "LDS read of a byte that the wave's own load to LDS "
+                      "writes, before its s_waitcnt vmcnt",
+                      lane, i};
+        }
+        if (code == kMany && (many_[i] >> wave.index & 1)) continue;
+        if (!track) continue;
+        throw Fault{Check::kLdsRace,
+                    "LDS read of a byte that " + Who(code) +
+                        " wrote since the last barrier",
+                    lane, i};
+      }
+    }
+    if (!track) return;
+    const T reader = Load<T>(&reader_[at]);
+    if (reader == Splat<T>(mine) || reader == Splat<T>(kMany)) return;
+    if (reader == 0) {
+      Store<T>(&reader_[at], Splat<T>(mine));
+      return;
+    }
+    for (uint32_t i = at; i < at + sizeof(T); ++i) {
+      MarkReader(i, wave.index);
+    }
+  });
+}
+
+void Lds::WriteBytes(Wave& wave, uint32_t offset, int bytes, int lane,
+                     bool dma) {
+  const uint8_t mine = static_cast<uint8_t>(wave.index + 1);
+  const uint8_t how = dma ? kDma : 0;
+  std::memset(&written_[offset], 1, bytes);
+  if (dma) any_dma_ = true;
+  if (!((shared_ && races_) || any_dma_)) return;
+  Touch(offset, bytes);
+  Pieces(offset, bytes, [&](uint32_t at, auto type) {
+    using T = decltype(type);
+    const T writer = Load<T>(&writer_[at]);
+    const T reader = Load<T>(&reader_[at]);
+    if (__builtin_expect((writer == 0 || writer == Splat<T>(mine)) &&
+                             (reader == 0 || reader == Splat<T>(mine)),
+                         true)) {
+      Store<T>(&writer_[at], Splat<T>(mine | how));
+      return;
+    }
+    suspect_ = &wave;
+    for (uint32_t i = at; i < at + sizeof(T); ++i) {
+      const uint8_t code = writer_[i];
+      if (code != 0 && (code == kMany || (code & kWaveMask) != mine)) {
+        suspects_.push_back(
+            {i, bytes_[i], code, false, static_cast<int8_t>(lane)});
+      } else if (reader_[i] != 0 && reader_[i] != mine) {
+        suspects_.push_back(
+            {i, bytes_[i], reader_[i], true, static_cast<int8_t>(lane)});
+      }
+      MarkWriter(i, wave.index, how);
+    }
+  });
+}
+
+void Lds::AtomicBytes(Wave& wave, uint32_t offset, int bytes, int lane) {
+  const uint8_t mine = static_cast<uint8_t>(wave.index + 1);
+  for (uint32_t i = offset; i < offset + bytes; ++i) {
+    if (written_[i] == 0 && uninitialized_) {
+      throw Fault{Check::kUninitialized,
+                  "LDS atomic on a byte that nobody wrote", lane, i};
+    }
+    written_[i] = 1;
+    if (!shared_ || !races_) continue;
+    uint8_t& writer = writer_[i];
+    if (reader_[i] != 0 && reader_[i] != mine) {
+      throw Fault{Check::kLdsRace,
+                  "LDS atomic on a byte that " + Who(reader_[i]) +
+                      " read since the last barrier",
+                  lane, i};
+    }
+    if (writer == 0 || (writer & kWaveMask) == mine) {
+      if (writer == 0) writer = kAtomicWrite | mine;
+    } else if (writer == kManyAtomic || (writer & kAtomicWrite)) {
+      if (writer == kMany) {
+        throw Fault{Check::kLdsRace,
+                    "LDS atomic on a byte that several waves wrote since the "
+                    "last barrier",
+                    lane, i};
+      }
+      writer = kManyAtomic;
+    } else {
+      throw Fault{Check::kLdsRace,
+                  "LDS atomic on a byte that " + Who(writer) +
+                      " wrote since the last barrier",
+                  lane, i};
+    }
+  }
+  if (shared_ && races_) Touch(offset, bytes);
+}
+
+void Lds::CheckSuspects() {
+  std::vector<Suspect> suspects = std::move(suspects_);
+  suspects_.clear();
+  if (!races_) return;
+  for (const Suspect& suspect : suspects) {
+    if (bytes_[suspect.offset] == suspect.old) continue;
+    throw Fault{Check::kLdsRace,
+                "LDS write of a byte that " + Who(suspect.other) +
+                    (suspect.read ? " read" : " wrote with another value") +
+                    " since the last barrier",
+                suspect.lane, suspect.offset};
+  }
+}
+
+void Lds::PassBarrier(const Wave* const* waves, int count) {
+  if (size_ == 0) return;
+  for (uint32_t block = 0; block * kBlock < size_; ++block) {
+    if (touched_[block] == 0) continue;
+    touched_[block] = 0;
+    std::memset(&writer_[block * kBlock], 0, kBlock);
+    std::memset(&reader_[block * kBlock], 0, kBlock);
+  }
+  // What is still under way belongs to the next interval.
+  auto carry = [&](const Record& record, const Wave& wave, uint8_t how) {
+    for (int i = 0; i < record.count; ++i) {
+      Touch(record.address[i], record.bytes);
+      for (int byte = 0; byte < record.bytes; ++byte) {
+        uint32_t at = record.address[i] + byte;
+        if (record.write) {
+          MarkWriter(at, wave.index, how);
+        } else {
+          MarkReader(at, wave.index);
+        }
+      }
+    }
+  };
+  for (int i = 0; i < count; ++i) {
+    const Wave& wave = *waves[i];
+    if (wave.lgkm.empty() && wave.vm.empty()) continue;
+    const WaveRecords& records = *records_[wave.index];
+    if (!wave.lgkm.empty()) {
+      for (const Record& record : records.lds) {
+        if (record.sequence != 0 && wave.lgkm.Has(record.sequence)) {
+          carry(record, wave, 0);
+        }
+      }
+    }
+    if (!any_dma_ || wave.vm.empty()) continue;
+    for (const Record& record : records.dma) {
+      if (record.sequence != 0 && wave.vm.Has(record.sequence)) {
+        carry(record, wave, kDma);
+      }
+    }
+  }
+}
+
+}  // namespace amdgpu_sim

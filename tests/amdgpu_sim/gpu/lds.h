@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The LDS of a workgroup, and who touched its bytes since the last barrier.
+#ifndef AMDGPU_SIM_GPU_LDS_H_
+#define AMDGPU_SIM_GPU_LDS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/amdgpu_sim/gpu/memory.h"
+#include "tests/amdgpu_sim/gpu/wave.h"
+
+namespace amdgpu_sim {
+
+// Two waves conflict over a byte if both touch it between two barriers and one
+// of the accesses changes it. A write of the value that is already there is no
+// conflict: Triton lets waves that hold the same values all store them.
+//
+// An access that its wave has not waited for when it arrives at a barrier
+// may happen after it, and counts in the next interval too.
+class Lds {
+ public:
+  // All bytes unwritten and untouched. `waves` share it.
+  void Reset(uint32_t size, int waves);
+
+  uint8_t* Reach(Wave& wave, uint32_t address, int bytes, Access access,
+                 int lane);
+
+  // After each instruction that may have written: throws if one of its writes
+  // changed a byte that another wave touched.
+  void Settle() {
+    if (!suspects_.empty()) CheckSuspects();
+  }
+
+  // All waves are at a barrier.
+  void PassBarrier(const Wave* const* waves, int count);
+
+  uint32_t size() const { return size_; }
+
+  // The accesses of the latest instruction, for the statistics. Recorded if
+  // wanted, or if waves share the LDS.
+  struct Record {
+    uint64_t sequence = 0;  // Wave::sequence; 0 is none.
+    bool write = false;
+    bool dma = false;  // A load to LDS, which vmcnt counts.
+    int bytes = 0;
+    int count = 0;
+    uint32_t address[2 * kLanes];
+  };
+  void set_record_all(bool on) { record_all_ = on; }
+  const Record* Last(const Wave& wave) const;
+
+ private:
+  // In writer_: 0, or how and which wave (plus 1) wrote the byte.
+  static constexpr uint8_t kWaveMask = 0x1f;
+  static constexpr uint8_t kDma = 0x40;
+  static constexpr uint8_t kAtomicWrite = 0x80;
+  static constexpr uint8_t kManyAtomic = 0xc0;
+  static constexpr uint8_t kMany = 0xff;  // Equal values; see many_.
+
+  struct Suspect {
+    uint32_t offset;
+    uint8_t old;
+    uint8_t other;  // writer_ or reader_ before.
+    bool read;      // The other access.
+    int8_t lane;
+  };
+
+  void Note(Wave& wave, uint32_t address, int bytes, bool write, bool dma);
+  void ReadBytes(Wave& wave, uint32_t offset, int bytes, int lane);
+  void WriteBytes(Wave& wave, uint32_t offset, int bytes, int lane, bool dma);
+  void AtomicBytes(Wave& wave, uint32_t offset, int bytes, int lane);
+  void Touch(uint32_t offset, int bytes) {
+    touched_[offset / kBlock] = 1;
+    touched_[(offset + bytes - 1) / kBlock] = 1;
+  }
+  void MarkWriter(uint32_t offset, int wave, uint8_t how);
+  void MarkReader(uint32_t offset, int wave);
+  void CheckSuspects();
+  bool InFlight(const Wave& wave, uint32_t offset) const;
+  std::string Who(uint8_t code) const;
+
+  static constexpr uint32_t kBlock = 256;
+  static constexpr int kMaxSize = 160 * 1024 + kBlock;
+  static constexpr int kLdsRecords = 16;  // lgkmcnt counts to 15
+  static constexpr int kDmaRecords = 64;  // vmcnt to 63
+
+  struct WaveRecords {
+    Record lds[kLdsRecords];
+    Record dma[kDmaRecords];
+    int next_lds = 0, next_dma = 0;
+    Record* last = nullptr;
+  };
+
+  uint32_t size_ = 0;
+  bool shared_ = false, record_all_ = false, any_dma_ = false;
+  bool races_ = true, uninitialized_ = true;
+  std::vector<uint8_t> bytes_, written_, writer_, reader_, touched_;
+  std::vector<uint16_t> many_;  // Waves that wrote, of bytes with kMany.
+  std::vector<Suspect> suspects_;
+  const Wave* suspect_ = nullptr;
+  std::vector<std::unique_ptr<WaveRecords>> records_;
+};
+
+}  // namespace amdgpu_sim
+
+#endif  // AMDGPU_SIM_GPU_LDS_H_

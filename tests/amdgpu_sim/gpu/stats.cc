@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/amdgpu_sim/gpu/stats.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace amdgpu_sim {
+namespace {
+
+constexpr int kClasses = static_cast<int>(InstClass::kCount);
+constexpr const char* kClassNames[kClasses] = {
+    "salu", "smem",  "branch", "wait",   "barrier", "other",
+    "valu", "trans", "mfma",   "global", "scratch", "lds"};
+
+// Cycles of a SIMD: 16 lanes a cycle, transcendental operations 4 lanes.
+constexpr int kIssueCycles = 4;
+constexpr int kTransCycles = 16;
+
+// One bank gives four bytes a cycle.
+int Banks(Arch arch) { return arch == Arch::kGfx950 ? 64 : 32; }
+
+struct Table {
+  std::mutex mutex;
+  std::map<std::pair<std::string, std::string>, Counts> rows;
+};
+
+Table& GetTable() {
+  static Table* const table = new Table;
+  return *table;
+}
+
+const char* StatsPath() {
+  static const char* const path = std::getenv("AMDGPU_SIM_STATS");
+  return path != nullptr && path[0] != '\0' ? path : nullptr;
+}
+
+void Write() {
+  Table& table = GetTable();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  using Row = std::pair<std::pair<std::string, std::string>, Counts>;
+  std::vector<Row> rows(table.rows.begin(), table.rows.end());
+  std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
+    return a.second.issue_cycles > b.second.issue_cycles;
+  });
+
+  std::fprintf(stderr, "%-40s %8s %12s %6s %12s %12s %12s %10s\n", "kernel",
+               "launches", "instructions", "mfma%", "read B", "written B",
+               "LDS B", "conflict%");
+  FILE* csv = std::fopen(StatsPath(), "w");
+  if (csv != nullptr) {
+    std::fprintf(csv, "arch,kernel,launches,workgroups,waves");
+    for (const char* name : kClassNames) std::fprintf(csv, ",%s", name);
+    std::fprintf(csv,
+                 ",issue_cycles,mfma_cycles,bytes_read,bytes_written,"
+                 "lds_bytes,lds_cycles,lds_conflict_cycles\n");
+  } else {
+    std::fprintf(stderr, "amdgpu_sim: cannot write %s\n", StatsPath());
+  }
+  for (const Row& row : rows) {
+    const Counts& counts = row.second;
+    uint64_t instructions = 0;
+    for (uint64_t count : counts.instructions) instructions += count;
+    auto percent = [](uint64_t part, uint64_t whole) {
+      return whole == 0 ? 0.0 : 100.0 * part / whole;
+    };
+    std::fprintf(stderr,
+                 "%-40.40s %8" PRIu64 " %12" PRIu64 " %6.1f %12" PRIu64
+                 " %12" PRIu64 " %12" PRIu64 " %10.1f\n",
+                 row.first.second.c_str(), counts.launches, instructions,
+                 percent(counts.mfma_cycles, counts.issue_cycles),
+                 counts.bytes_read, counts.bytes_written, counts.lds_bytes,
+                 percent(counts.lds_conflicts,
+                         counts.lds_cycles + counts.lds_conflicts));
+    if (csv == nullptr) continue;
+    std::fprintf(csv, "%s,\"%s\",%" PRIu64 ",%" PRIu64 ",%" PRIu64,
+                 row.first.first.c_str(), row.first.second.c_str(),
+                 counts.launches, counts.workgroups, counts.waves);
+    for (uint64_t count : counts.instructions) {
+      std::fprintf(csv, ",%" PRIu64, count);
+    }
+    for (uint64_t value :
+         {counts.issue_cycles, counts.mfma_cycles, counts.bytes_read,
+          counts.bytes_written, counts.lds_bytes, counts.lds_cycles,
+          counts.lds_conflicts}) {
+      std::fprintf(csv, ",%" PRIu64, value);
+    }
+    std::fprintf(csv, "\n");
+  }
+  if (csv != nullptr) std::fclose(csv);
+}
+
+}  // namespace
+
+void Counts::Add(const Counts& other) {
+  launches += other.launches;
+  workgroups += other.workgroups;
+  waves += other.waves;
+  for (int i = 0; i < kClasses; ++i) instructions[i] += other.instructions[i];
+  issue_cycles += other.issue_cycles;
+  mfma_cycles += other.mfma_cycles;
+  bytes_read += other.bytes_read;
+  bytes_written += other.bytes_written;
+  lds_bytes += other.lds_bytes;
+  lds_cycles += other.lds_cycles;
+  lds_conflicts += other.lds_conflicts;
+}
+
+void Counts::Count(const Inst& inst, Arch arch, const Lds::Record* lds) {
+  ++instructions[static_cast<int>(inst.inst_class)];
+  switch (inst.inst_class) {
+    case InstClass::kMfma:
+      issue_cycles += 4 * inst.mfma_passes;
+      mfma_cycles += 4 * inst.mfma_passes;
+      break;
+    case InstClass::kTrans:
+      issue_cycles += kTransCycles;
+      break;
+    default:
+      issue_cycles += kIssueCycles;
+      break;
+  }
+  if (lds == nullptr) return;
+  lds_bytes += uint64_t{1} * lds->bytes * lds->count;
+
+  // As many lanes at once as all banks have bytes for; each further dword
+  // that a bank must give takes a cycle. Lanes that share a dword share it.
+  const int banks = Banks(arch);
+  const int dwords = std::max(1, lds->bytes / 4);
+  const int group = std::max(1, banks / dwords);
+  for (int begin = 0; begin < lds->count; begin += group) {
+    uint32_t seen[64 * 4];
+    int seen_count = 0;
+    int load[64] = {};
+    int worst = 1;
+    for (int i = begin; i < std::min(lds->count, begin + group); ++i) {
+      for (int j = 0; j < dwords; ++j) {
+        uint32_t dword = lds->address[i] / 4 + j;
+        if (std::find(seen, seen + seen_count, dword) != seen + seen_count) {
+          continue;
+        }
+        if (seen_count < 64 * 4) seen[seen_count++] = dword;
+        worst = std::max(worst, ++load[dword % banks]);
+      }
+    }
+    lds_cycles += 1;
+    lds_conflicts += worst - 1;
+  }
+}
+
+bool StatsEnabled() { return StatsPath() != nullptr; }
+
+void AddStats(const std::string& arch, const std::string& kernel,
+              const Counts& counts) {
+  static const int registered = std::atexit(Write);
+  (void)registered;
+  Table& table = GetTable();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  table.rows[{arch, kernel}].Add(counts);
+}
+
+}  // namespace amdgpu_sim

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/amdgpu_sim/gpu/workgroup.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+#include "tests/amdgpu_sim/isa/float.h"
+#include "tests/amdgpu_sim/isa/inst.h"
+
+namespace amdgpu_sim {
+namespace {
+
+// Instructions of a wave until another one has its turn: few enough that a
+// wave sees what it spins on, many enough to keep registers in the cache.
+constexpr uint64_t kTurn = 8192;
+
+// A NaN as f64, f32, bf16 and both halves of f16; no address. Fills registers
+// that nobody wrote.
+constexpr uint32_t kPoison = 0x7ff77ff7;
+
+}  // namespace
+
+void Workgroup::Start(const KernelSetup& setup, MemoryView* memory,
+                      uint64_t number, const uint32_t (&id)[3]) {
+  setup_ = &setup;
+  number_ = number;
+  std::copy(id, id + 3, id_);
+  executed_ = 0;
+  turn_ = 0;
+  count_ = setup.waves;
+  running_ = nullptr;
+  lds_.Reset(setup.lds_size, setup.waves);
+  while (waves_.size() < static_cast<size_t>(count_)) {
+    waves_.push_back(std::unique_ptr<Wave>(new Wave));
+  }
+  for (int i = 0; i < count_; ++i) {
+    waves_[i]->index = i;
+    SetUpWave(*waves_[i], setup, memory);
+  }
+}
+
+void Workgroup::SetUpWave(Wave& wave, const KernelSetup& setup,
+                          MemoryView* memory) {
+  std::fill_n(&wave.v[0][0], setup.vector_registers * kLanes, kPoison);
+  std::fill_n(&wave.v[kAccum][0], setup.accum_registers * kLanes, kPoison);
+  std::fill_n(wave.s, kScalarRegisters, kPoison);
+  wave.pc = setup.entry;
+  wave.scc = wave.ended = wave.at_barrier = false;
+  wave.arch = setup.arch;
+  wave.mode.bits = setup.mode;
+  wave.workgroup = this;
+  wave.memory = memory;
+  wave.current = nullptr;
+  wave.sequence = 0;
+  wave.vm.Clear();
+  wave.lgkm.Clear();
+
+  std::copy(setup.user, setup.user + setup.users, wave.s);
+  int next = setup.users;
+  for (int axis = 0; axis < 3; ++axis) {
+    if (setup.id[axis]) wave.s[next++] = id_[axis];
+  }
+  if (setup.wave_offset) wave.s[next++] = 0;
+  wave.set_s64(kFlatScratch, 0);
+
+  uint32_t first = wave.index * kLanes;
+  uint32_t lanes = std::min<uint32_t>(setup.work_items - first, kLanes);
+  wave.set_s64(kExec, lanes == 64 ? ~uint64_t{0} : (uint64_t{1} << lanes) - 1);
+  for (uint32_t lane = 0; lane < lanes; ++lane) {
+    uint32_t item = first + lane;
+    uint32_t x = item % setup.block[0];
+    uint32_t y = item / setup.block[0] % setup.block[1];
+    uint32_t z = item / setup.block[0] / setup.block[1];
+    wave.v[0][lane] = x | y << 10 | z << 20;
+  }
+
+  wave.scratch_size = setup.scratch_size;
+  if (setup.scratch_size > 0) {
+    size_t size = size_t{setup.scratch_size} * kLanes;
+    wave.scratch.resize(size);
+    wave.scratch_written.assign(size, 0);
+  }
+}
+
+void Workgroup::CheckRegisters(const Inst& inst) const {
+  auto check = [&](bool scalar, int first, int count) {
+    if (count == 0) return;
+    int limit;
+    const char* file;
+    if (scalar) {
+      if (first >= kFlatScratch) return;
+      limit = setup_->scalar_registers;
+      file = "s";
+    } else if (first < kAccum) {
+      limit = setup_->vector_registers;
+      file = "v";
+    } else {
+      first -= kAccum;
+      limit = setup_->accum_registers;
+      file = "a";
+    }
+    if (first + count <= limit) return;
+    throw Fault{Check::kRegister,
+                std::string(file) + std::to_string(first + count - 1) +
+                    " is used, the kernel asked for " + std::to_string(limit)};
+  };
+  for (int i = 0; i < inst.use_count; ++i) {
+    check(inst.uses[i].scalar, inst.uses[i].first, inst.uses[i].count);
+  }
+}
+
+template <bool kCareful>
+uint64_t Workgroup::RunWave(Wave& wave, Program* program, uint64_t turn,
+                            Counts* counts) {
+  running_ = &wave;
+  ApplyMode(wave);
+  const bool registers = kCareful && CheckEnabled(Check::kRegister);
+  const bool waits = CheckEnabled(Check::kWaitcnt);
+  const uint64_t begin = wave.sequence;
+  const uint64_t end = begin + turn;
+  while (wave.sequence < end) {
+    const Inst* inst;
+    try {
+      inst = &program->At(wave.pc);
+    } catch (...) {
+      wave.current = nullptr;  // The report is about wave.pc.
+      throw;
+    }
+    wave.current = inst;
+    ++wave.sequence;
+    if (waits) wave.CheckUses(*inst);
+    if (registers) CheckRegisters(*inst);
+    wave.pc += inst->bytes;
+    inst->execute(wave, *inst);
+    lds_.Settle();
+    if (kCareful && counts != nullptr) {
+      counts->Count(*inst, wave.arch, lds_.Last(wave));
+    }
+    if (wave.ended | wave.at_barrier) break;
+  }
+  return wave.sequence - begin;
+}
+
+void Workgroup::PassBarrier() {
+  const Wave* all[16 + 1];
+  int here = 0;
+  for (int i = 0; i < count_; ++i) {
+    if (waves_[i]->at_barrier) all[here++] = waves_[i].get();
+  }
+  if (CheckEnabled(Check::kBarrier)) {
+    running_ = all[0];
+    for (int i = 0; i < count_; ++i) {
+      if (!waves_[i]->ended) continue;
+      throw Fault{Check::kBarrier, "wave " + std::to_string(i) +
+                                       " has ended and never comes to the "
+                                       "barrier where others wait"};
+    }
+    for (int i = 1; i < here; ++i) {
+      if (all[i]->pc == all[0]->pc) continue;
+      char offset[32];
+      std::snprintf(offset, sizeof(offset), "+0x%llx",
+                    static_cast<unsigned long long>(
+                        all[i]->pc - all[i]->current->bytes - setup_->entry));
+      throw Fault{Check::kBarrier, "wave " + std::to_string(all[i]->index) +
+                                       " waits at another barrier, at " +
+                                       offset};
+    }
+  }
+  lds_.PassBarrier(all, here);
+  for (int i = 0; i < count_; ++i) waves_[i]->at_barrier = false;
+}
+
+bool Workgroup::Run(Program* program, uint64_t budget, Counts* counts,
+                    const std::atomic<bool>* cancel) {
+  // All workgroups run the same instructions: the first one's are checked
+  // against what the kernel asked for.
+  const bool careful = counts != nullptr || number_ == 0;
+  lds_.set_record_all(counts != nullptr);
+  const uint64_t end = executed_ + budget;
+  while (executed_ < end) {
+    if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
+      return false;
+    }
+    Wave* wave = nullptr;
+    bool waiting = false;
+    for (int i = 0; i < count_ && wave == nullptr; ++i) {
+      Wave* next = waves_[turn_].get();
+      turn_ = turn_ + 1 == count_ ? 0 : turn_ + 1;
+      if (next->at_barrier) {
+        waiting = true;
+      } else if (!next->ended) {
+        wave = next;
+      }
+    }
+    if (wave == nullptr) {
+      if (!waiting) return true;
+      PassBarrier();
+      turn_ = 0;
+      continue;
+    }
+    executed_ += careful ? RunWave<true>(*wave, program, kTurn, counts)
+                         : RunWave<false>(*wave, program, kTurn, counts);
+  }
+  return false;
+}
+
+}  // namespace amdgpu_sim
