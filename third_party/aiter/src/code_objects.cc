@@ -38,15 +38,9 @@ Status Inflate(const KernelInfo& kernel, std::unique_ptr<uint8_t[]>* object) {
   return Status();
 }
 
-Status LoadKernel(const Driver& driver, const KernelInfo& kernel,
-                  void** function) {
-  std::unique_ptr<uint8_t[]> object;
-  AITER_RETURN_IF_ERROR(Inflate(kernel, &object));
-  std::string name = std::string("kernel ") + kernel.symbol;
-  void* module = nullptr;
-  if (int error = driver.module_load(&module, object.get()); error != 0) {
-    return DriverError(driver, error, "Loading " + name);
-  }
+// Finds the kernel in its loaded module and gets it ready to launch.
+Status FindFunction(const Driver& driver, const KernelInfo& kernel,
+                    void* module, const std::string& name, void** function) {
   void* found = nullptr;
   if (int error = driver.module_get_function(&found, module, kernel.symbol);
       error != 0) {
@@ -64,6 +58,21 @@ Status LoadKernel(const Driver& driver, const KernelInfo& kernel,
   }
   *function = found;
   return Status();
+}
+
+Status LoadKernel(const Driver& driver, const KernelInfo& kernel,
+                  void** function) {
+  std::unique_ptr<uint8_t[]> object;
+  AITER_RETURN_IF_ERROR(Inflate(kernel, &object));
+  std::string name = std::string("kernel ") + kernel.symbol;
+  void* module = nullptr;
+  if (int error = driver.module_load(&module, object.get()); error != 0) {
+    return DriverError(driver, error, "Loading " + name);
+  }
+  Status status = FindFunction(driver, kernel, module, name, function);
+  // The next call loads it again.
+  if (!status.ok()) driver.module_unload(module);
+  return status;
 }
 
 }  // namespace

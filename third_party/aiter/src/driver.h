@@ -45,6 +45,7 @@ struct TensorMapShape {
 struct Driver {
   Platform platform = Platform::kHip;
   int (*module_load)(void** module, const void* image) = nullptr;
+  int (*module_unload)(void* module) = nullptr;
   int (*module_get_function)(void** function, void* module,
                              const char* name) = nullptr;
   // Lets a function use so many bytes of dynamic shared memory. Null where no

@@ -71,6 +71,8 @@ Status LoadCudaDriver(Driver* driver) {
   driver->platform = Platform::kCuda;
   AITER_RETURN_IF_ERROR(library.Find("cuModuleLoadData", &driver->module_load));
   AITER_RETURN_IF_ERROR(
+      library.Find("cuModuleUnload", &driver->module_unload));
+  AITER_RETURN_IF_ERROR(
       library.Find("cuModuleGetFunction", &driver->module_get_function));
   AITER_RETURN_IF_ERROR(
       library.Find("cuFuncSetAttribute", &driver->allow_shared));

@@ -66,6 +66,8 @@ Status LoadHipDriver(Driver* driver) {
   AITER_RETURN_IF_ERROR(
       library.Find("hipModuleLoadData", &driver->module_load));
   AITER_RETURN_IF_ERROR(
+      library.Find("hipModuleUnload", &driver->module_unload));
+  AITER_RETURN_IF_ERROR(
       library.Find("hipModuleGetFunction", &driver->module_get_function));
   AITER_RETURN_IF_ERROR(library.Find("hipModuleLaunchKernel", &driver->launch));
   AITER_RETURN_IF_ERROR(library.Find("hipMemsetD8Async", &driver->memset_d8));

@@ -184,6 +184,7 @@ struct Recorder {
   std::vector<Fill> fills;
   std::vector<TensorMapCall> maps;
   int loads = 0;
+  int unloads = 0;
   int allowed_shared = 0;
   std::string failing;  // Name of the call that fails.
   std::string arch = "gfx942";
@@ -194,6 +195,7 @@ struct Recorder {
     fills.clear();
     maps.clear();
     loads = 0;
+    unloads = 0;
     allowed_shared = 0;
   }
 };
@@ -211,6 +213,12 @@ int ModuleLoad(void** module, const void* image) {
   ++g_recorder.loads;
   *module = &g_recorder;
   return Result("module_load");
+}
+
+int ModuleUnload(void* module) {
+  CHECK(module == &g_recorder);
+  ++g_recorder.unloads;
+  return 0;
 }
 
 int ModuleGetFunction(void** function, void* module, const char* name) {
@@ -306,6 +314,7 @@ const Driver& FakeDriver() {
     Driver d;
     d.platform = Platform::kHip;
     d.module_load = ModuleLoad;
+    d.module_unload = ModuleUnload;
     d.module_get_function = ModuleGetFunction;
     d.allow_shared = AllowShared;
     d.launch = LaunchKernel;
@@ -688,6 +697,9 @@ void TestFailures() {
           Contains(status.message(), "describe_device"));
     mha_bwd_args bwd = BwdArgs(128, 128, /*packed=*/true);
     if (std::string(call) != "memset_d32") CHECK(!mha_bwd(bwd, nullptr).ok());
+    // A module without its function is not kept.
+    bool lost = std::string(call) == "module_get_function";
+    CHECK(g_recorder.unloads == (lost ? g_recorder.loads : 0));
     g_recorder.failing.clear();
     CHECK_OK(mha_fwd(args, nullptr));
     CHECK_OK(mha_bwd(bwd, nullptr));
@@ -699,6 +711,7 @@ void TestFailures() {
     Status status = mha_fwd(FwdArgs(128, 128), nullptr);
     CHECK(status.code() == StatusCode::kInternal);
     CHECK(Contains(status.message(), "719 (planted)"));
+    CHECK(g_recorder.unloads == (mapped ? 0 : 1));
     g_recorder.failing.clear();
     CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
   }
