@@ -584,7 +584,7 @@ void CheckTranscendental() {
   CheckOne(&m, "v_sin_f32", turns, [](double x) {
     double t = x - std::nearbyint(x);
     if (t == 0) return x == 0 ? x : 0.0;
-    if (std::fabs(t) == 0.5) return 0.0;
+    if (std::fabs(t) == 0.5) return std::copysign(0.0, t);
     return std::sin(2 * M_PI * t);
   });
   CheckOne(&m, "v_cos_f32", turns, [](double x) {

@@ -28,6 +28,7 @@ inline float FlushedFloat(double a) { return Flushed(static_cast<float>(a)); }
 template <int n>
 inline double Polynomial(const double (&c)[n], double x) {
   double sum = c[n - 1];
+#pragma GCC unroll 16
   for (int k = n - 2; k >= 0; --k) sum = __builtin_fma(sum, x, c[k]);
   return sum;
 }
@@ -100,27 +101,24 @@ inline double Turn(double a) {
   return a - ((a + kInteger) - kInteger);
 }
 
-// Of an angle in turns. Beyond 256 turns the hardware gives up.
+// Finite and beyond 256 turns, where the hardware gives up.
+inline bool IsFar(float a) {
+  float size = FloatOf(BitsOf(a) & 0x7fffffff);
+  return (size > 256) & (size < __builtin_inff());
+}
+
+// Of an angle in turns.
 inline double SinTurns(float a) {
   double t = Turn(a);
-  t = t > 0.25 ? 0.5 - t : t;
-  t = t < -0.25 ? -0.5 - t : t;
-  double sine = SinQuarter(t);
-  sine = a == 0 ? static_cast<double>(a) : sine;
-  bool far = (a > 256) | (a < -256);
-  sine = far ? 0.0 : sine;
-  bool infinite = (BitsOf(a) & 0x7fffffff) == 0x7f800000;
-  return infinite ? __builtin_nan("") : sine;
+  double size = __builtin_fabs(t);
+  double other = 0.5 - size;
+  double sine = SinQuarter(size < other ? size : other);
+  return IsFar(a) ? 0.0 : __builtin_copysign(sine, t);
 }
 
 inline double CosTurns(float a) {
-  double t = Turn(a);
-  t = t < 0 ? -t : t;
-  double cosine = SinQuarter(0.25 - t);
-  bool far = (a > 256) | (a < -256);
-  cosine = far ? 1.0 : cosine;
-  bool infinite = (BitsOf(a) & 0x7fffffff) == 0x7f800000;
-  return infinite ? __builtin_nan("") : cosine;
+  double cosine = SinQuarter(0.25 - __builtin_fabs(Turn(a)));
+  return IsFar(a) ? 1.0 : cosine;
 }
 
 }  // namespace amdgpu_sim

@@ -276,6 +276,41 @@ double DivScale64(double s0, double s1, double s2, bool& post) {
   return DoubleOf(DivScaleBits(BitsOf(s0), BitsOf(s1), BitsOf(s2), post));
 }
 
+// Most operands need no scale: a vector loop sees that.
+template <auto F, typename T, typename Bits>
+void DivScaleVector(Wave& wave, const Inst& inst) {
+  using P = Parts<Bits>;
+  constexpr Type kType = TypeOf<T>();
+  constexpr int kHigh = 31 - (P::kMax == 255 ? 8 : 11);
+  Plane planes[3], out, slow;
+  const uint32_t* in[3];
+  for (int k = 0; k < 3; ++k) {
+    in[k] = Read(wave, inst, k, kType, &planes[k]);
+  }
+  constexpr int kPart = (RegistersOf(kType) - 1) * kLanes;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    int d = in[1][kPart + lane] >> kHigh & P::kMax;
+    int n = in[2][kPart + lane] >> kHigh & P::kMax;
+    slow.at[lane] = (d < 1) | (d > 2 * P::kBias - 2) | (n <= P::kTiny) |
+                    (n == P::kMax) | (n - d >= P::kFar) |
+                    (n - d < 3 - P::kBias);
+  }
+  std::memcpy(out.at, in[0], RegistersOf(kType) * kLanes * 4);
+  uint64_t written = WrittenLanes(wave, inst);
+  uint64_t post = 0;
+  for (uint64_t lanes = MaskOf(slow.at) & written; lanes;
+       lanes &= lanes - 1) {
+    int lane = __builtin_ctzll(lanes);
+    bool scale = false;
+    SetLane(out.at, lane,
+            F(GetLane<T>(in[0], lane), GetLane<T>(in[1], lane),
+              GetLane<T>(in[2], lane), scale));
+    post |= uint64_t{scale} << lane;
+  }
+  WriteMask(wave, inst.dst[1], post);
+  Write(wave, inst, kType, &out);
+}
+
 // (a * b + c) * 2^64 or 2^-64, rounded once. A large addend means that the
 // denominator was scaled up.
 float ScaledFma(float a, float b, float c) {
@@ -499,7 +534,6 @@ void AddF32Ops(Ops* ops) {
       VectorOp<Ldexp>("v_ldexp_f32"),
       VectorOp<FrexpExp>("v_frexp_exp_i32_f32"),
       VectorOp<FrexpMant>("v_frexp_mant_f32"),
-      VectorOp<DivScale>("v_div_scale_f32"),
       VectorOp<DivFixup>("v_div_fixup_f32"),
       TransOp<Rcp>("v_rcp_f32"),
       TransOp<Rcp>("v_rcp_iflag_f32"),
@@ -514,6 +548,9 @@ void AddF32Ops(Ops* ops) {
   fmas.src[2] = Type::kF32;
   fmas.execute = DivFmas<Fma32, ScaledFma, float>;
   list.push_back(fmas);
+  Op scale = VectorOp<DivScale>("v_div_scale_f32");
+  scale.execute = DivScaleVector<DivScale, float, uint32_t>;
+  list.push_back(scale);
   ops->insert(ops->end(), list.begin(), list.end());
 }
 
@@ -534,7 +571,6 @@ void AddF64Ops(Ops* ops) {
       DoubleOp<Ldexp64>("v_ldexp_f64"),
       DoubleOp<FrexpExp64>("v_frexp_exp_i32_f64"),
       DoubleOp<FrexpMant64>("v_frexp_mant_f64"),
-      DoubleOp<DivScale64>("v_div_scale_f64"),
       DoubleOp<DivFixup64>("v_div_fixup_f64"),
       DoubleOp<TrigPreop>("v_trig_preop_f64"),
       DoubleOp<Rcp64>("v_rcp_f64", 0, InstClass::kTrans),
@@ -545,6 +581,9 @@ void AddF64Ops(Ops* ops) {
   fmas.src[2] = Type::kF64;
   fmas.execute = InDoubleMode<DivFmas<Fma64, ScaledFma64, double>>;
   list.push_back(fmas);
+  Op scale = VectorOp<DivScale64>("v_div_scale_f64");
+  scale.execute = DivScaleVector<DivScale64, double, uint64_t>;
+  list.push_back(scale);
   ops->insert(ops->end(), list.begin(), list.end());
 }
 
