@@ -2,6 +2,8 @@
 
 #include "tests/amdgpu_sim/isa/decode.h"
 
+#include <immintrin.h>
+#include <immintrin.h>
 #include <llvm-c/Disassembler.h>
 #include <llvm-c/Target.h>
 
@@ -360,6 +362,10 @@ class Parser {
       o->constant = word_ & 0xffff;
       return;
     }
+    if (text.substr(0, 8) == "gpr_idx(") {
+      o->constant = word_ >> 8 & 15;
+      return;
+    }
     if (text == "src_shared_base" || text == "src_private_base") {
       // As 32 bits the hardware gives something else, so LLVM reads a pair.
       if (RegistersOf(type) != 2) Refuse("32 bits of an aperture");
@@ -558,7 +564,6 @@ class Parser {
     }
     if (name == "bound_ctrl") {
       Need(kDpp, text);
-      // Old texts print a set bit as 0.
       inst_.bound_ctrl = true;
       return true;
     }
@@ -661,36 +666,70 @@ class Parser {
   Inst inst_;
 };
 
+// Decodes with the host's own rounding, whatever the running wave's is: the
+// constants of an instruction are the same for all.
+class HostRounding {
+ public:
+  HostRounding() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~HostRounding() { _mm_setcsr(saved_); }
+  HostRounding(const HostRounding&) = delete;
+
+ private:
+  const unsigned saved_;
+};
+
+// A move between s_set_gpr_idx_on and s_set_gpr_idx_off: M0 has what is added
+// to the numbers of its vector registers, and to which of them.
+void ExecuteIndexed(Wave& wave, const Inst& inst) {
+  Inst moved = inst;
+  int index = wave.s[kM0] & 0xff;
+  int which = wave.s[kM0] >> 12;
+  moved.use_count = 0;
+  auto move = [&](Operand* o, bool enabled) {
+    if (o->kind != Operand::Kind::kVector) return;
+    if (enabled) o->reg += index;
+    if (o->reg + o->count > kAccum) {
+      throw Fault{Check::kUnsupported,
+                  "an index beyond the vector registers: " +
+                      std::to_string(index)};
+    }
+    moved.uses[moved.use_count++] = {false, o->reg, o->count};
+  };
+  move(&moved.src[0], which & 1);
+  move(&moved.dst[0], which & 8);
+  wave.CheckUses(moved);
+  inst.indexed(wave, moved);
+}
+
 class LazyProgram : public Program {
  public:
-  LazyProgram(Arch arch, uint64_t base, uint64_t size)
-      : arch_(arch), base_(base), size_(size), table_(size / 4) {}
+  LazyProgram(Arch arch, uint64_t base, uint64_t size) : arch_(arch) {
+    base_ = base;
+    count_ = size / 4;
+    table_ = std::make_unique<std::atomic<const Inst*>[]>(count_);
+  }
 
-  const Inst& At(uint64_t pc) override {
+ protected:
+  const Inst& Add(uint64_t pc) override {
     uint64_t offset = pc - base_;
-    if (pc < base_ || offset >= size_ / 4 * 4 || offset % 4) {
+    if (pc < base_ || offset / 4 >= count_ || offset % 4) {
       throw Fault{Check::kOutOfBounds, "no instruction at this address", -1,
                   pc};
     }
-    const Inst* inst = table_[offset / 4].load(std::memory_order_acquire);
-    return inst ? *inst : Add(pc, offset);
-  }
-
- private:
-  const Inst& Add(uint64_t pc, uint64_t offset) {
+    HostRounding rounding;
     Inst inst = Decode(arch_, pc, reinterpret_cast<const uint8_t*>(pc),
-                       size_ - offset);
+                       4 * count_ - offset);
     std::lock_guard<std::mutex> lock(mutex_);
-    const Inst* other = table_[offset / 4].load(std::memory_order_relaxed);
+    std::atomic<const Inst*>& entry = table_[offset / 4];
+    const Inst* other = entry.load(std::memory_order_relaxed);
     if (other) return *other;
     insts_.push_back(inst);
-    table_[offset / 4].store(&insts_.back(), std::memory_order_release);
+    entry.store(&insts_.back(), std::memory_order_release);
     return insts_.back();
   }
 
+ private:
   const Arch arch_;
-  const uint64_t base_, size_;
-  std::vector<std::atomic<const Inst*>> table_;
   std::mutex mutex_;
   std::deque<Inst> insts_;  // Its elements never move.
 };

@@ -4,6 +4,7 @@
 #ifndef AMDGPU_SIM_ISA_DECODE_H_
 #define AMDGPU_SIM_ISA_DECODE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
@@ -21,7 +22,24 @@ class Program {
 
   // The instruction at an address, decoded at its first use. Throws
   // Fault{kUnsupported} for one that is unknown, naming text and modifier.
-  virtual const Inst& At(uint64_t pc) = 0;
+  const Inst& At(uint64_t pc) {
+    // An address that is no multiple of 4 becomes a large index.
+    uint64_t offset = pc - base_;
+    uint64_t index = offset >> 2 | offset << 62;
+    if (__builtin_expect(index < count_, true)) {
+      const Inst* inst = table_[index].load(std::memory_order_acquire);
+      if (__builtin_expect(inst != nullptr, true)) return *inst;
+    }
+    return Add(pc);
+  }
+
+ protected:
+  // At() for an instruction that is not in the table.
+  virtual const Inst& Add(uint64_t pc) = 0;
+
+  // One entry every four bytes from `base_`, null before its first use.
+  uint64_t base_ = 0, count_ = 0;
+  std::unique_ptr<std::atomic<const Inst*>[]> table_;
 };
 
 // One instruction of `bytes` at pc, by LLVM's disassembler. Throws as At.
