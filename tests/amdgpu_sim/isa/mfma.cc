@@ -20,6 +20,7 @@
 
 #include "tests/amdgpu_sim/isa/atomic.h"
 #include "tests/amdgpu_sim/isa/float.h"
+#include "tests/amdgpu_sim/isa/lanes.h"
 #include "tests/amdgpu_sim/isa/ops.h"
 
 namespace amdgpu_sim {
@@ -562,22 +563,18 @@ void Smfmac(Wave& wave, const Inst& inst) {
 
 // Moves of accumulation registers obey EXEC, as vector instructions do.
 void MoveAccum(Wave& wave, const Inst& inst) {
-  const uint64_t exec = wave.exec();
-  uint32_t* dst = wave.v[inst.dst[0].reg];
   const Operand& source = inst.src[0];
-  for (int lane = 0; lane < kLanes; ++lane) {
-    if ((exec >> lane & 1) == 0) continue;
-    switch (source.kind) {
-      case Operand::Kind::kVector:
-        dst[lane] = wave.v[source.reg][lane];
-        break;
-      case Operand::Kind::kScalar:
-        dst[lane] = wave.s[source.reg];
-        break;
-      default:
-        dst[lane] = static_cast<uint32_t>(source.constant);
-    }
+  uint32_t values[kLanes];
+  if (source.kind == Operand::Kind::kVector) {
+    std::memcpy(values, wave.v[source.reg], sizeof(values));
+  } else {
+    const uint32_t value = source.kind == Operand::Kind::kScalar
+                               ? wave.s[source.reg]
+                               : static_cast<uint32_t>(source.constant);
+    std::fill(values, values + kLanes, value);
   }
+  uint32_t* dst = wave.v[inst.dst[0].reg];
+  ForLanes(wave.exec(), [&](int lane) { dst[lane] = values[lane]; });
 }
 
 constexpr Type kW = Type::kWide;
