@@ -196,8 +196,9 @@ FAULTS = [
           0, block=128),
     Fault("lds_read_write", "lds_race",
           "ds_write_b32 v1, v0\nv_xor_b32 v2, 0x100, v1\n" + _WAIT
-          + "s_nop 0\nds_read_b32 v3, v2\n" + _WAIT,
+          + "s_barrier\nds_write_b32 v1, v1\nds_read_b32 v3, v2\n" + _WAIT,
           "ds_write_b32 v1, v0\nv_xor_b32 v2, 0x100, v1\n" + _WAIT
+          + "s_barrier\nds_write_b32 v1, v1\n" + _WAIT
           + "s_barrier\nds_read_b32 v3, v2\n" + _WAIT,
           "ds_(read|write)_b32", None, block=128),
     Fault("lds_read_over_barrier", "lds_race",
@@ -233,7 +234,7 @@ FAULTS = [
     Fault("register_beyond", "register", "v_mov_b32 v100, 0\n",
           "v_mov_b32 v7, 0\n", "v_mov_b32", vgprs=8),
     Fault("no_instruction", "unsupported", ".long 0xbfff0000\n", "s_nop 0\n",
-          ""),
+          "(?i)bfff0000|decod"),
     # There is one, which the simulator does not know how to execute.
     Fault("unknown_instruction", "unsupported", "s_trap 2\n", "s_nop 0\n",
           "s_trap"),

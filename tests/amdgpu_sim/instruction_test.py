@@ -295,7 +295,7 @@ def log2(x):
 
 
 def exp2(x):
-  return math.inf if x > 2000 else 2.0**x
+  return math.inf if x > 1023 else 2.0**x
 
 
 def sqrt(x):
@@ -385,12 +385,10 @@ def class_of(x):
   return np.where(np.isnan(x), np.where(quiet, 1, 0), out)
 
 
-def bfe(x, offset, width, signed):
+def bfe(x, offset, width, is_signed):
   offset, width = offset & 31, width & 31
-  field = (x & M32) >> offset & ((1 << width) - 1)
-  if signed and width and field >> (width - 1) & 1:
-    field -= 1 << width
-  return field
+  field = (signed(x, 32) if is_signed else x) >> offset & ((1 << width) - 1)
+  return signed(field, width) if is_signed and width else field
 
 
 def first_bit_high(x, size=32):
@@ -547,8 +545,8 @@ VECTOR = [
     L("v_subrev_u32", "u32 = u32 u32", lambda a, b: b - a),
     L("v_add_i32", "i32 = i32 i32", lambda a, b: a + b),
     L("v_sub_i32", "i32 = i32 i32", lambda a, b: a - b),
-    L("v_add_i16", "i16 = i16 i16", lambda a, b: a + b),
-    L("v_sub_i16", "i16 = i16 i16", lambda a, b: a - b),
+    L("v_add_i16", "i16 = i16 i16", lambda a, b: a + b, keep=True),
+    L("v_sub_i16", "i16 = i16 i16", lambda a, b: a - b, keep=True),
     L("v_add_co_u32", "u32 m = u32 u32",
       lambda a, b: (a + b, a.astype(U64) + b > M32)),
     L("v_sub_co_u32", "u32 m = u32 u32", lambda a, b: (a - b, b > a)),

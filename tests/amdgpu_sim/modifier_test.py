@@ -235,7 +235,7 @@ class FloatModifierTest(Batch):
                 v={1: LANE * 0 + 0xFFFE, 2: LANE * 0 + 5})
     self.expect("v_sub_u16 v0, v1, v2 clamp", 0, dtype=U32,
                 v={1: LANE * 0 + 4, 2: LANE * 0 + 5})
-    self.expect("v_add_i16 v0, v1, v2 clamp", 0x7FFF, dtype=U32,
+    self.expect("v_add_i16 v0, v1, v2 clamp", 0x7FFF, dtype=U16,
                 v={1: LANE * 0 + 0x7FFE, 2: LANE * 0 + 5})
 
   def test_output_modifiers(self):

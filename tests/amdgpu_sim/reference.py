@@ -112,10 +112,10 @@ def encode(value, form: Format, rounding: int = EVEN,
   overflow = form.greatest if saturate or form.finite == "none" else (
       form.nan if form.finite else form.greatest + 1
   )
-  if form.finite == "fnuz" and overflow == form.nan:
-    sign = 0
+  fnuz_nan = form.finite == "fnuz" and not saturate
+  sign_of_overflow = 0 if fnuz_nan else sign
   if isinstance(value, float) and math.isinf(value):
-    return sign | overflow
+    return sign_of_overflow | overflow
   value = abs(fractions.Fraction(value))
   # 2**exponent <= value < 2**(exponent + 1)
   exponent = value.numerator.bit_length() - value.denominator.bit_length()
@@ -133,7 +133,9 @@ def encode(value, form: Format, rounding: int = EVEN,
   bits = whole + ((normal - form.zero_exponent) << form.mantissa)
   if bits > form.greatest:
     toward_zero = rounding == ZERO or rounding == (UP if negative else DOWN)
-    bits = form.greatest if toward_zero else overflow
+    if not toward_zero:
+      return sign_of_overflow | overflow
+    bits = form.greatest
   elif flush and bits < 2**form.mantissa:
     bits = 0
   if bits == 0 and form.finite == "fnuz":
