@@ -51,7 +51,7 @@ uint32_t MbcntHi(uint32_t a, uint32_t b, Lane lane) {
 }
 
 // Swaps the odd blocks of `size` lanes of the first register with the even
-// blocks of the second.
+// blocks of the second. With all lanes enabled bound_ctrl does nothing.
 template <int size>
 void PermlaneSwap(Wave& wave, const Inst& inst) {
   if (wave.exec() != ~uint64_t{0}) {
@@ -75,9 +75,9 @@ Ops CrossLaneOps() {
       WaveOp("v_writelane_b32", Writelane, {kB32}, {kB32, kB32}),
       VectorOp<MbcntLo>("v_mbcnt_lo_u32_b32"),
       VectorOp<MbcntHi>("v_mbcnt_hi_u32_b32"),
-      WaveOp("v_permlane16_swap_b32", PermlaneSwap<16>, {kB32}, {kB32}, 0,
+      WaveOp("v_permlane16_swap_b32", PermlaneSwap<16>, {kB32}, {kB32}, kDpp,
              kOnGfx950),
-      WaveOp("v_permlane32_swap_b32", PermlaneSwap<32>, {kB32}, {kB32}, 0,
+      WaveOp("v_permlane32_swap_b32", PermlaneSwap<32>, {kB32}, {kB32}, kDpp,
              kOnGfx950),
   };
 }

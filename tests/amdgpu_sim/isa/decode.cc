@@ -3,7 +3,6 @@
 #include "tests/amdgpu_sim/isa/decode.h"
 
 #include <immintrin.h>
-#include <immintrin.h>
 #include <llvm-c/Disassembler.h>
 #include <llvm-c/Target.h>
 
@@ -720,15 +719,48 @@ class LazyProgram : public Program {
     Inst inst = Decode(arch_, pc, reinterpret_cast<const uint8_t*>(pc),
                        4 * count_ - offset);
     std::lock_guard<std::mutex> lock(mutex_);
-    std::atomic<const Inst*>& entry = table_[offset / 4];
-    const Inst* other = entry.load(std::memory_order_relaxed);
+    const Inst* other = table_[offset / 4].load(std::memory_order_relaxed);
     if (other) return *other;
-    insts_.push_back(inst);
-    entry.store(&insts_.back(), std::memory_order_release);
-    return insts_.back();
+    if (IsNamed(inst, "s_set_gpr_idx_on")) AddIndexed(offset + inst.bytes);
+    return Keep(inst, offset);
   }
 
  private:
+  static bool IsNamed(const Inst& inst, const char* mnemonic) {
+    return std::strcmp(inst.mnemonic, mnemonic) == 0;
+  }
+
+  const Inst& Keep(const Inst& inst, uint64_t offset) {
+    insts_.push_back(inst);
+    table_[offset / 4].store(&insts_.back(), std::memory_order_release);
+    return insts_.back();
+  }
+
+  // Decodes what follows s_set_gpr_idx_on, which is the moves that compilers
+  // index. With the lock held.
+  void AddIndexed(uint64_t offset) {
+    while (offset < 4 * count_) {
+      Inst inst = Decode(arch_, base_ + offset,
+                         reinterpret_cast<const uint8_t*>(base_ + offset),
+                         4 * count_ - offset);
+      if (IsNamed(inst, "s_set_gpr_idx_off")) return;
+      bool scalar = inst.inst_class == InstClass::kSalu ||
+                    inst.inst_class == InstClass::kWait ||
+                    inst.inst_class == InstClass::kOtherScalar;
+      if (IsNamed(inst, "v_mov_b32") && inst.plain) {
+        inst.indexed = inst.execute;
+        inst.execute = ExecuteIndexed;
+        Keep(inst, offset);
+      } else if (!scalar) {
+        throw Fault{Check::kUnsupported,
+                    "between s_set_gpr_idx_on and s_set_gpr_idx_off: " +
+                        std::string(inst.text),
+                    -1, inst.pc};
+      }
+      offset += inst.bytes;
+    }
+  }
+
   const Arch arch_;
   std::mutex mutex_;
   std::deque<Inst> insts_;  // Its elements never move.

@@ -63,6 +63,7 @@ struct RegRange {
 
 struct Inst {
   Execute execute = nullptr;
+  Execute indexed = nullptr;  // After s_set_gpr_idx_on: what is indexed.
   Operand dst[2];
   Operand src[5];          // v_mfma_scale_* has five.
   uint64_t pc = 0;         // Its own address; the next one's is pc + bytes.

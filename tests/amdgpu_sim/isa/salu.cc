@@ -385,6 +385,15 @@ void MovreldB64(Wave& wave, const Inst& inst) {
   wave.set_s64(Relative(wave, inst.dst[0], 2), value);
 }
 
+// The moves between these are indexed (decode.cc).
+void SetGprIdxOn(u32 a, u32 which, Wave& wave) {
+  wave.s[kM0] = (wave.s[kM0] & 0xffff0f00) | (a & 0xff) | which << 12;
+}
+void SetGprIdxIdx(u32 a, Wave& wave) {
+  wave.s[kM0] = (wave.s[kM0] & 0xffffff00) | (a & 0xff);
+}
+void SetGprIdxOff() {}
+
 // Compares.
 
 enum class Relation { kEq, kLg, kGt, kGe, kLt, kLe };
@@ -601,6 +610,9 @@ void AddMoves(Ops* ops) {
                  kOnAll, InstClass::kSalu),
           WaveOp("s_movreld_b64", MovreldB64, {Type::kB64}, {Type::kB64}, 0,
                  kOnAll, InstClass::kSalu),
+          ScalarOp<SetGprIdxOn>("s_set_gpr_idx_on"),
+          ScalarOp<SetGprIdxIdx>("s_set_gpr_idx_idx"),
+          ScalarOp<SetGprIdxOff>("s_set_gpr_idx_off"),
           ScalarOp<PackLL>("s_pack_ll_b32_b16"),
           ScalarOp<PackLH>("s_pack_lh_b32_b16"),
           ScalarOp<PackHH>("s_pack_hh_b32_b16"),
