@@ -186,6 +186,15 @@ Op FloatDotOp(const char* mnemonic, uint8_t archs) {
 // ---------------------------------------------------------------------------
 // v_fma_mix: each source is f32 or, by op_sel_hi, the half that op_sel names.
 
+// The decoder took an inline constant for an f32. Integers are the bits of
+// either type.
+uint16_t HalfConstant(const Operand& o) {
+  if (o.op_sel) throw Fault{Check::kUnsupported, "op_sel of a constant"};
+  uint32_t bits = static_cast<uint32_t>(o.constant);
+  bool integer = bits + 16 <= 80;
+  return integer ? static_cast<uint16_t>(bits) : FloatToHalf(FloatOf(bits));
+}
+
 const uint32_t* ReadMixed(const Wave& wave, const Inst& inst, int index,
                           Plane* plane) {
   Operand o = inst.src[index];
@@ -195,6 +204,7 @@ const uint32_t* ReadMixed(const Wave& wave, const Inst& inst, int index,
     o.op_sel = false;
     return ReadModified(wave, inst, o, Type::kF32, false, plane);
   }
+  if (o.kind == Operand::Kind::kConstant) o.constant = HalfConstant(o);
   Plane raw;
   const uint32_t* halves =
       ReadModified(wave, inst, o, Type::kF16, false, &raw);
