@@ -308,8 +308,10 @@ class Parser {
         {"xnack_mask_lo", kXnackMask, 1},
         {"xnack_mask_hi", kXnackMask + 1, 1},
     };
-    if (text == "src_scc" || text == "scc") {
-      o->kind = Operand::Kind::kScc;
+    if (text == "src_scc" || text == "src_vccz" || text == "src_execz") {
+      o->kind = text == "src_scc"    ? Operand::Kind::kScc
+                : text == "src_vccz" ? Operand::Kind::kVccz
+                                     : Operand::Kind::kExecz;
       o->count = static_cast<uint8_t>(RegistersOf(o->type));
       return true;
     }
@@ -377,11 +379,13 @@ class Parser {
       // C of an MFMA.
       type = Contains(name_, "_f64") ? Type::kF64 : Type::kF32;
     }
+    // A literal that could have been an inline constant.
+    bool literal = TakePrefix(&text, "lit(") && TakeSuffix(&text, ")");
     int64_t value;
     bool wide = RegistersOf(type) == 2 && type != Type::kPkF32 &&
                 type != Type::kPkB32;
     if (ParseInt(text, &value)) {
-      bool literal = Contains(text, "0x");
+      literal |= Contains(text, "0x");
       if (literal && type == Type::kF64) {
         // A literal is the high half of a double.
         if (static_cast<uint64_t>(value) >> 32 == 0) value <<= 32;

@@ -29,8 +29,11 @@ enum class SdwaSelect : uint8_t {
 };
 
 struct Operand {
-  enum class Kind : uint8_t { kNone, kVector, kScalar, kConstant, kScc,
-                              kOff };  // "off": no address register
+  enum class Kind : uint8_t {
+    kNone, kVector, kScalar, kConstant,
+    kScc, kVccz, kExecz,  // 1 or 0
+    kOff,                 // "off": no address register
+  };
   Kind kind = Kind::kNone;
   Type type = Type::kNone;
   uint16_t reg = 0;        // In Wave::v (AGPRs from kAccum) or Wave::s.

@@ -28,7 +28,9 @@ uint64_t ReadBits(const Wave& wave, const Operand& o, int bytes) {
     case Operand::Kind::kConstant:
       return o.constant;
     case Operand::Kind::kScc:
-      return wave.scc;
+    case Operand::Kind::kVccz:
+    case Operand::Kind::kExecz:
+      return ConditionOf(wave, o.kind);
     default:
       throw Fault{Check::kUnsupported, "this operand of a scalar operation"};
   }

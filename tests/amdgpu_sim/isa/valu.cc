@@ -69,7 +69,9 @@ void ReadRaw(const Wave& wave, const Operand& o, Type type, uint32_t* to) {
       if (two) Fill(to + kLanes, wave.s[o.reg + 1]);
       return;
     case Operand::Kind::kScc:
-      Fill(to, wave.scc);
+    case Operand::Kind::kVccz:
+    case Operand::Kind::kExecz:
+      Fill(to, ConditionOf(wave, o.kind));
       if (two) Fill(to + kLanes, 0);
       return;
     case Operand::Kind::kConstant:

@@ -189,6 +189,15 @@ inline uint64_t ReadMask(const Wave& wave, const Operand& o) {
   return o.kind == Operand::Kind::kScalar ? wave.s64(o.reg) : o.constant;
 }
 
+// SCC, VCCZ or EXECZ as an operand.
+inline uint32_t ConditionOf(const Wave& wave, Operand::Kind kind) {
+  switch (kind) {
+    case Operand::Kind::kScc: return wave.scc;
+    case Operand::Kind::kVccz: return wave.vcc() == 0;
+    default: return wave.exec() == 0;
+  }
+}
+
 template <typename T>
 struct Parameter {
   using Value = std::remove_cv_t<std::remove_reference_t<T>>;
