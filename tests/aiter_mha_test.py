@@ -13,6 +13,7 @@ from unittest import mock
 
 import hypothesis
 import jax.numpy as jnp
+import machine
 import ml_dtypes
 import numpy as np
 import oracle
@@ -23,7 +24,6 @@ import jax
 from jax._src.aiter import reference
 from jax.experimental import aiter
 
-ON_GPU = jax.default_backend() == "gpu"
 DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 # Of a result's largest value: half a unit of rounding the result, and as much
 # again for an order of summation unlike the plain formula's.
@@ -36,11 +36,6 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("aiter")
 
 
-def on_gpu(gpu, cpu):
-  """A size for the platform: CPUs are slow, and have no tiles."""
-  return gpu if ON_GPU else cpu
-
-
 @dataclasses.dataclass(frozen=True)
 class Case:
   """One attention problem.
@@ -51,11 +46,11 @@ class Case:
   """
   dtype: str = "bf16"
   b: int = 2
-  sq: int = on_gpu(203, 20)
-  sk: int = on_gpu(333, 28)
+  sq: int = machine.size(203, 20, 71)
+  sk: int = machine.size(333, 28, 99)
   hq: int = 2
   hk: int = 2
-  dqk: int = on_gpu(64, 16)
+  dqk: int = machine.size(64, 16)
   dv: int = 0
   causal: bool = False
   window: tuple[int, ...] = (-1, -1)
@@ -237,22 +232,24 @@ FEATURES = {
     "sink": dict(sink="h"),
     "soft_cap": dict(cap=5.0),
     "dropout": dict(dropout=0.17),
-    "padded": dict(lengths=((on_gpu(150, 11), on_gpu(333, 28)),
-                            (on_gpu(203, 20), on_gpu(97, 9)))),
-    "packed": dict(packed=True, lengths=(
-        (on_gpu(70, 9), on_gpu(100, 12)), (1, on_gpu(130, 7)), (0, 5),
-        (on_gpu(131, 6), on_gpu(67, 4)))),
+    "padded": dict(lengths=machine.size(
+        ((150, 333), (203, 97)), ((11, 28), (20, 9)), ((40, 99), (71, 33)))),
+    "packed": dict(packed=True, lengths=machine.size(
+        ((70, 100), (1, 130), (0, 5), (131, 67)),
+        ((9, 12), (1, 7), (0, 5), (6, 4)),
+        ((70, 40), (1, 70), (0, 5), (20, 67)))),
     "gqa": dict(hq=4, hk=2),
     "mqa": dict(hq=3, hk=1),
-    "unequal_dims": dict(dqk=on_gpu(192, 24), dv=on_gpu(128, 16)),
+    "unequal_dims": dict(dqk=machine.size(192, 24), dv=machine.size(128, 16)),
     "use_lse": dict(use_lse=True),
     "scale": dict(scale=0.3),
 }
 EXCLUSIVE = [
     {"window", "streaming"}, {"bias", "bias_broadcast"}, {"padded", "packed"},
     {"bias", "packed"}, {"bias_broadcast", "packed"}, {"gqa", "mqa"}]
-PAIRS = [pair for pair in itertools.combinations(FEATURES, 2)
-         if set(pair) not in EXCLUSIVE]
+PAIRS = machine.sample((
+    pair for pair in itertools.combinations(FEATURES, 2)
+    if set(pair) not in EXCLUSIVE), simulated=12)
 
 
 class FeatureTest(MhaTestCase):
@@ -263,15 +260,15 @@ class FeatureTest(MhaTestCase):
 
   @parameterized.parameters(*FEATURES)
   def test_alone(self, feature):
-    for dtype in ("bf16", "fp16") if ON_GPU else ("fp16",):
+    for dtype in machine.size(("bf16", "fp16"), ("fp16",), ("fp16",)):
       self.check(Case(dtype=dtype, **FEATURES[feature]))
 
   @parameterized.parameters(*PAIRS)
   def test_pair(self, first, second):
     self.check(Case(**FEATURES[first], **FEATURES[second]))
 
-  @parameterized.parameters(
-      "qk", "hqk", "11qk", "b1qk", "1h1k", "b1q1", "bh11")
+  @parameterized.parameters(*machine.sample(
+      ("qk", "hqk", "11qk", "b1qk", "1h1k", "b1q1", "bh11"), simulated=2))
   def test_bias_shape(self, shape):
     self.check(Case(bias=shape, hq=2, hk=1))
 
@@ -283,7 +280,7 @@ class FeatureTest(MhaTestCase):
 @st.composite
 def cases(draw):
   """Any documented combination."""
-  small = st.integers(1, on_gpu(300, 24))
+  small = st.integers(1, machine.size(300, 24, 80))
   packed = draw(st.booleans())
   b = draw(st.integers(1, 3))
   hk = draw(st.integers(1, 2))
@@ -297,8 +294,9 @@ def cases(draw):
   return Case(
       dtype=draw(st.sampled_from(["bf16", "fp16"])), b=b, sq=sq, sk=sk,
       hq=hk * draw(st.integers(1, 3)), hk=hk,
-      dqk=draw(st.sampled_from(on_gpu([17, 40, 64, 96, 128, 192], [5, 8, 16]))),
-      dv=draw(st.sampled_from(on_gpu([0, 33, 64, 128], [0, 7, 16]))),
+      dqk=draw(st.sampled_from(machine.size(
+          [17, 40, 64, 96, 128, 192], [5, 8, 16]))),
+      dv=draw(st.sampled_from(machine.size([0, 33, 64, 128], [0, 7, 16]))),
       causal=draw(st.booleans()), window=window,
       bias="" if packed else draw(
           st.sampled_from(["", "bhqk", "qk", "b1qk", "1h1k"])),
@@ -316,7 +314,7 @@ def cases(draw):
 
 class CombinationTest(MhaTestCase):
 
-  @hypothesis.settings(max_examples=on_gpu(200, 25))
+  @hypothesis.settings(max_examples=machine.size(200, 25, 6))
   @hypothesis.given(cases())
   def test_random(self, case):
     self.check(case)
@@ -327,6 +325,8 @@ class BlockTest(MhaTestCase):
 
   def setUp(self):
     super().setUp()
+    if machine.SIMULATED:
+      self.skipTest("no kernel of ours runs")
     for name in ("_ONE_BLOCK", "_BLOCK_Q", "_BLOCK_K"):
       self.enter_context(mock.patch.object(reference, name, 8))
     jax.clear_caches()
@@ -365,18 +365,18 @@ class BlockTest(MhaTestCase):
 
 class ShapeTest(MhaTestCase):
 
-  @parameterized.parameters(
+  @parameterized.parameters(*machine.sample((
       (1, 1), (8, 8), (32, 32), (40, 40), (59, 59), (64, 64), (80, 80),
       (96, 96), (111, 111), (128, 128), (160, 160), (192, 128), (224, 224),
-      (256, 256), (128, 64), (36, 100))
+      (256, 256), (128, 64), (36, 100)), simulated=8))
   def test_head_dim(self, dqk, dv):
     self.check(Case(dqk=dqk, dv=dv, causal=True, b=1, hq=2, hk=1))
 
-  @parameterized.parameters(
+  @parameterized.parameters(*machine.sample((
       (1, 1), (1, 257), (113, 203), (128, 217), (211, 113), (256, 512),
-      (512, 256), (1023, 1024), (1024, 1023))
+      (512, 256), (1023, 1024), (1024, 1023)), simulated=5))
   def test_lengths(self, sq, sk):
-    if not ON_GPU and sq * sk > 2**17:
+    if sq * sk > machine.size(2**30, 2**17, 2**15):
       sq, sk = sq // 8, sk // 8
     self.check(Case(dtype="fp16", b=1, sq=sq, sk=sk, causal=True))
 
@@ -386,16 +386,19 @@ class ShapeTest(MhaTestCase):
       mask=["full", "causal", "window", "packed", "gqa"])
   def test_training_shape(self, dims, dtype, mask):
     """What training runs: the shapes that have tuned kernels."""
-    if not ON_GPU and (dtype == "bf16") == (mask in ("full", "causal")):
+    if not machine.GPU and (dtype == "bf16") == (mask in ("full", "causal")):
       self.skipTest("the reference is one code for all of these")
+    if machine.SIMULATED and mask not in {
+        "fp16": ("full", "packed"), "bf16": ("window", "gqa")}[dtype]:
+      self.skipTest("left to real GPUs")
     options = {
         "full": {}, "causal": dict(causal=True),
-        "window": dict(window=(on_gpu(200, 9), 0)),
-        "packed": dict(packed=True, causal=True, lengths=on_gpu(
-            ((300, 300), (1, 1), (0, 0), (517, 517)), ((9, 9), (1, 1), (13, 13))
-        )),
+        "window": dict(window=(machine.size(200, 9, 40), 0)),
+        "packed": dict(packed=True, causal=True, lengths=machine.size(
+            ((300, 300), (1, 1), (0, 0), (517, 517)), ((9, 9), (1, 1), (13, 13)),
+            ((130, 130), (1, 1), (0, 0), (20, 20)))),
         "gqa": dict(hq=8, hk=2, causal=True)}[mask]
-    s = on_gpu(777, 33)
+    s = machine.size(777, 33, 150)
     self.check(Case(dtype=dtype, b=1, sq=s, sk=s, dqk=dims[0], dv=dims[1],
                     **options))
 
@@ -415,8 +418,8 @@ class ShapeTest(MhaTestCase):
 
   def test_rows_that_see_nothing(self):
     """Causal with sq > sk: the first rows see no key."""
-    case = Case(sq=on_gpu(300, 30), sk=on_gpu(100, 10), causal=True,
-                use_lse=True, dropout=0.1)
+    case = Case(sq=machine.size(300, 30, 150), sk=machine.size(100, 10, 50),
+                causal=True, use_lse=True, dropout=0.1)
     self.check(case)
     x, _ = make_inputs(case)
     got = run(case, x)
@@ -426,7 +429,8 @@ class ShapeTest(MhaTestCase):
     self.assertTrue((got["dq"][:, :blind] == 0).all())
 
   def test_rows_that_see_nothing_but_the_sink(self):
-    case = Case(sq=on_gpu(300, 30), sk=on_gpu(100, 10), causal=True, sink="h")
+    case = Case(sq=machine.size(300, 30, 150), sk=machine.size(100, 10, 50),
+                causal=True, sink="h")
     self.check(case)
 
   def test_bias_of_minus_infinity_hides(self):
@@ -516,9 +520,9 @@ class ReviewTest(MhaTestCase):
 
   def test_finding_4_1_cross_attention_causal(self):
     """sq and sk are never mistaken for each other."""
-    for sq, sk in ((on_gpu(100, 8), on_gpu(700, 40)),
-                   (on_gpu(700, 40), on_gpu(100, 8))):
-      self.check(Case(sq=sq, sk=sk, causal=True, dqk=on_gpu(128, 16)))
+    short, long = machine.size((100, 700), (8, 40), (20, 150))
+    for sq, sk in (short, long), (long, short):
+      self.check(Case(sq=sq, sk=sk, causal=True, dqk=machine.size(128, 16)))
 
   def test_finding_4_4_alibi_gradient_is_not_dropped(self):
     case = Case(alibi="h", causal=True)
@@ -543,7 +547,7 @@ class ReviewTest(MhaTestCase):
 
   def test_masks_agree_with_the_oracle(self):
     """return_attn_probs gives exactly the mask that the numbers come from."""
-    case = Case(dropout=0.25, hq=3, hk=3, sk=on_gpu(333, 27))
+    case = Case(dropout=0.25, hq=3, hk=3, sk=machine.size(333, 27, 99))
     x, _ = make_inputs(case)
     key = jax.random.bits(dropout_key(case), (2,), jnp.uint32)
     _, mask = aiter.flash_attn_func(
