@@ -32,6 +32,10 @@ def repositories():
         lock = "//third_party/pypi:rocm_requirements_lock.txt",
         python_versions = ["3.12", "3.13", "3.14"],
     )
+    pypi(
+        name = "pypi_sim",
+        lock = "//third_party/pypi:sim_requirements_lock.txt",
+    )
 
     wheel_archive(
         name = "nanobind",

@@ -6,6 +6,12 @@ load("@rules_cc//cc:cc_library.bzl", "cc_library")
 load("@rules_cc//cc:cc_test.bzl", "cc_test")
 load("//build:sanitizers.bzl", "SANITIZER_COPTS", "SANITIZER_ENV", "SANITIZER_LINKOPTS")
 
+ARCHS = [
+    "gfx90a",
+    "gfx942",
+    "gfx950",
+]
+
 # Optimised in every compilation mode: it is an interpreter. Products and sums
 # are fused where an instruction says so and nowhere else. hip/cpu.cc refuses
 # CPUs without these instructions.
@@ -15,6 +21,8 @@ _COPTS = [
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-fno-stack-protector",
+    "-fomit-frame-pointer",
     "-fvisibility=hidden",
 ]
 

@@ -21,3 +21,6 @@ def initialize() -> None:
   flags = os.environ.get("XLA_FLAGS", "")
   if "--xla_gpu_autotune_level" not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_autotune_level=0".strip()
+  # XLA would warn that there is no SMI. JAX has set 1 unless the user has.
+  if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
