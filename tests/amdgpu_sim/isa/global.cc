@@ -161,6 +161,7 @@ void ScratchOffsets(const Wave& wave, const Inst& inst, const Operand& scalar,
 }
 
 void CheckAligned(const uint64_t* address, int bytes, uint64_t lanes) {
+  if (!CheckEnabled(Check::kMisaligned)) return;
   ForLanes(lanes, [&](int lane) {
     if (address[lane] % bytes != 0) {
       throw Fault{Check::kMisaligned, "atomic access", lane, address[lane]};
@@ -608,13 +609,17 @@ class Rows {
     AddAtomic<U64, AtomicXor>("atomic_xor_x2");
     AddAtomic<U64, AtomicInc>("atomic_inc_x2");
     AddAtomic<U64, AtomicDec>("atomic_dec_x2");
-    AddAtomic<float, AtomicAdd>("atomic_add_f32");
+    // What the assembler knows.
+    constexpr uint8_t kFlatFloats =
+        kSpace == Space::kFlat ? kOnGfx942 | kOnGfx950 : kOnAll;
+    constexpr uint8_t kBfloats =
+        kSpace == Space::kBuffer ? kOnGfx950 : kOnGfx942 | kOnGfx950;
+    AddAtomic<float, AtomicAdd>("atomic_add_f32", kFlatFloats);
     AddAtomic<double, AtomicAdd>("atomic_add_f64");
     AddAtomic<double, AtomicMin>("atomic_min_f64");
     AddAtomic<double, AtomicMax>("atomic_max_f64");
-    AddAtomic<U32, AtomicPkAddF16>("atomic_pk_add_f16");
-    AddAtomic<U32, AtomicPkAddBf16>("atomic_pk_add_bf16",
-                                    kOnGfx942 | kOnGfx950);
+    AddAtomic<U32, AtomicPkAddF16>("atomic_pk_add_f16", kFlatFloats);
+    AddAtomic<U32, AtomicPkAddBf16>("atomic_pk_add_bf16", kBfloats);
     AddAtomicRow("atomic_cmpswap", CompareSwap<kSpace, U32>);
     AddAtomicRow("atomic_cmpswap_x2", CompareSwap<kSpace, U64>);
   }
