@@ -644,6 +644,7 @@ class Parser {
     for (const Operand& o : inst_.src) {
       if (o.neg || o.abs || o.sext || o.op_sel) inst_.plain = false;
     }
+    if (inst_.dpp != DppControl::kNone) SetDppLanes(&inst_);
     for (const Operand& o : inst_.dst) Use(o);
     for (const Operand& o : inst_.src) Use(o);
   }

@@ -56,6 +56,13 @@ enum class InstClass : uint8_t {
   kValu, kTrans, kMfma, kGlobal, kScratch, kLds, kCount,
 };
 
+// What a DPP control does to the lanes, apart from EXEC.
+struct DppLanes {
+  uint8_t source[kLanes];  // Its own number where it has none.
+  uint64_t valid = 0;      // Lanes that have a source.
+  uint64_t enabled = 0;    // Lanes in row_mask and bank_mask.
+};
+
 struct Inst;
 using Execute = void (*)(Wave&, const Inst&);
 
@@ -86,6 +93,7 @@ struct Inst {
   uint8_t dpp_value = 0;   // quad_perm as two bits a lane; else the amount
   uint8_t row_mask = 0xf, bank_mask = 0xf;
   bool bound_ctrl = false;
+  const DppLanes* dpp_lanes = nullptr;  // Null without DPP.
   bool sdwa = false;
   SdwaSelect dst_sel = SdwaSelect::kDword;
   uint8_t dst_unused = 0;  // 0 pad, 1 sign, 2 preserve

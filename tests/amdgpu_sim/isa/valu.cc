@@ -5,6 +5,8 @@
 #include <immintrin.h>
 
 #include <cmath>
+#include <deque>
+#include <mutex>
 
 namespace amdgpu_sim {
 namespace {
@@ -47,10 +49,26 @@ int DppSource(const Inst& inst, int lane) {
   return -1;
 }
 
-// As DppSource; a lane that EXEC disables is no source either.
-int ActiveDppSource(const Inst& inst, uint64_t exec, int lane) {
-  int source = DppSource(inst, lane);
-  return source >= 0 && (exec >> source & 1) ? source : -1;
+// Lanes whose source exists and is enabled by EXEC.
+uint64_t ActiveSources(const DppLanes& lanes, uint64_t exec) {
+  if (exec == ~uint64_t{0}) return lanes.valid;
+  uint64_t active = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    active |= (exec >> lanes.source[lane] & 1) << lane;
+  }
+  return active & lanes.valid;
+}
+
+// Permutes a register; 0 where there is no source.
+void Permute(const DppLanes& lanes, uint64_t active, uint32_t* values) {
+  alignas(64) uint32_t raw[kLanes];
+  std::memcpy(raw, values, sizeof(raw));
+  for (int lane = 0; lane < kLanes; ++lane) {
+    values[lane] = raw[lanes.source[lane]];
+  }
+  if (active == ~uint64_t{0}) return;
+  alignas(64) const uint32_t zeros[kLanes] = {};
+  WriteLanes(values, zeros, ~active);
 }
 
 void Fill(uint32_t* to, uint32_t value) {
@@ -157,6 +175,31 @@ uint16_t ClampHalf(uint16_t bits, uint16_t one, uint16_t infinity, bool dx10) {
 
 }  // namespace
 
+void SetDppLanes(Inst* inst) {
+  DppLanes lanes;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    int source = DppSource(*inst, lane);
+    lanes.source[lane] = static_cast<uint8_t>(source < 0 ? lane : source);
+    uint64_t bit = uint64_t{1} << lane;
+    if (source >= 0) lanes.valid |= bit;
+    bool row = inst->row_mask >> lane / 16 & 1;
+    bool bank = inst->bank_mask >> (lane / 4 & 3) & 1;
+    if (row && bank) lanes.enabled |= bit;
+  }
+  // One for all instructions alike; they are few.
+  static std::mutex* mutex = new std::mutex;
+  static auto* all = new std::deque<DppLanes>;
+  std::lock_guard<std::mutex> lock(*mutex);
+  for (const DppLanes& one : *all) {
+    if (std::memcmp(&one, &lanes, sizeof(lanes)) == 0) {
+      inst->dpp_lanes = &one;
+      return;
+    }
+  }
+  all->push_back(lanes);
+  inst->dpp_lanes = &all->back();
+}
+
 void WriteLanes(uint32_t* to, const uint32_t* from, uint64_t mask) {
   if (mask == ~uint64_t{0}) {
     std::memcpy(to, from, kLanes * sizeof(*to));
@@ -210,13 +253,9 @@ const uint32_t* ReadModified(const Wave& wave, const Inst& inst,
   ReadRaw(wave, o, type, at);
   bool two = RegistersOf(type) == 2;
   if (permuted) {
-    Plane raw = *plane;
-    uint64_t exec = wave.exec();
-    for (int lane = 0; lane < kLanes; ++lane) {
-      int source = ActiveDppSource(inst, exec, lane);
-      at[lane] = source < 0 ? 0 : raw.at[source];
-      if (two) at[kLanes + lane] = source < 0 ? 0 : raw.at[kLanes + source];
-    }
+    uint64_t active = ActiveSources(*inst.dpp_lanes, wave.exec());
+    Permute(*inst.dpp_lanes, active, at);
+    if (two) Permute(*inst.dpp_lanes, active, at + kLanes);
   }
   if (selected) Select(o.sdwa, o.sext, at);
   if (high) {
@@ -267,13 +306,8 @@ const uint32_t* ReadPacked(const Wave& wave, const Operand& o, Type type,
 uint64_t WrittenLanes(const Wave& wave, const Inst& inst) {
   uint64_t exec = wave.exec();
   if (inst.dpp == DppControl::kNone) return exec;
-  uint64_t lanes = 0;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    if (!(inst.row_mask >> lane / 16 & 1)) continue;
-    if (!(inst.bank_mask >> (lane / 4 & 3) & 1)) continue;
-    if (!inst.bound_ctrl && ActiveDppSource(inst, exec, lane) < 0) continue;
-    lanes |= uint64_t{1} << lane;
-  }
+  uint64_t lanes = inst.dpp_lanes->enabled;
+  if (!inst.bound_ctrl) lanes &= ActiveSources(*inst.dpp_lanes, exec);
   return lanes & exec;
 }
 

@@ -93,6 +93,9 @@ inline const uint32_t* Read(const Wave& wave, const Inst& inst, int index,
   return ReadModified(wave, inst, o, type, index == 0, plane);
 }
 
+// Fills Inst::dpp_lanes of an instruction with DPP.
+void SetDppLanes(Inst* inst);
+
 // Half `high` of a VOP3P operand, whose elements are 16 bits (or a register,
 // for kPkF32 and kPkB32), with its neg_lo or neg_hi.
 const uint32_t* ReadPacked(const Wave& wave, const Operand& o, Type type,
