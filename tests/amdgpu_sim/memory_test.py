@@ -184,7 +184,8 @@ DS_ATOMICS2 = {
     "wrap_b32": (U32, lambda o, a, b: o - a if o >= a else o + b),
 }
 SPACES = ("global", "flat", "buffer", "scratch")
-CACHES = (["buffer_wbl2", "buffer_invl2", "buffer_wbinvl1_vol"] if GFX90A else
+CACHES = (["buffer_wbl2", "buffer_invl2", "buffer_wbinvl1",
+           "buffer_wbinvl1_vol"] if GFX90A else
           ["buffer_wbl2 sc1", "buffer_inv sc1", "buffer_inv sc0 sc1"])
 
 
@@ -634,6 +635,44 @@ class MemoryTest(absltest.TestCase):
         want[lane, at : at + size] = new[lane, first : first + size]
       got = np.stack([after.v[64 + i] for i in range(32)], 1)
       np.testing.assert_array_equal(got.view(U8), want, name)
+
+  def test_scratch_of_gfx90a(self):
+    """Its private segment is a buffer in s[0:3]."""
+    if not GFX90A:
+      self.skipTest("gfx90a only")
+    lanes = np.arange(LANES, dtype=U32)
+    kernel = asm.Kernel(f"""
+      s_add_u32 s0, s0, s9
+      s_addc_u32 s1, s1, 0
+      s_load_dwordx2 s[20:21], s[4:5], 0x0
+      v_lshlrev_b32 v1, 2, v0
+      v_add_u32 v2, 100, v0
+      v_mov_b32 v10, 7
+      v_mov_b32 v11, 8
+      v_mov_b32 v4, 0
+      s_movk_i32 s32, {64 * 16}
+      buffer_store_dword v2, off, s[0:3], s32 offset:4
+      buffer_store_dwordx2 v[10:11], v4, s[0:3], 0 offen offset:32
+      {wait()}
+      v_mov_b32 v5, 20
+      buffer_load_dword v6, v5, s[0:3], 0 offen
+      buffer_load_dword v7, off, s[0:3], s32 offset:16
+      buffer_load_ushort v8, off, s[0:3], s32 offset:20
+      {wait()}
+      v_add_u32 v6, v6, v7
+      v_add_u32 v6, v6, v8
+      global_store_dword v1, v6, s[20:21]""")
+    text = asm.kernel_file([kernel]).replace(
+        ".amdhsa_user_sgpr_count 2",
+        ".amdhsa_user_sgpr_count 6\n"
+        ".amdhsa_user_sgpr_private_segment_buffer 1\n"
+        ".amdhsa_system_sgpr_private_segment_wavefront_offset 1"
+    ).replace("private_segment_fixed_size 0", "private_segment_fixed_size 64"
+             ).replace("private_segment_fixed_size: 0",
+                       "private_segment_fixed_size: 64")
+    with asm.Module(asm.assemble(text)) as module, asm.Buffer(256) as out:
+      module.launch("kernel", out)
+      np.testing.assert_array_equal(out.read(), lanes + 100 + 7 + 8)
 
   def test_flat_reaches_lds_and_scratch(self):
     if GFX90A:

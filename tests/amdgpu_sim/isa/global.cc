@@ -636,13 +636,21 @@ Ops GlobalOps() {
   Rows<Space::kFlat>("flat_", &ops);
   Rows<Space::kScratch>("scratch_", &ops);
   Rows<Space::kBuffer>("buffer_", &ops);
-  for (const char* name : {"buffer_wbl2", "buffer_inv", "buffer_invl2",
-                           "buffer_wbinvl1", "buffer_wbinvl1_vol"}) {
+  struct Cache {
+    const char* name;
+    uint8_t archs;
+  };
+  for (const Cache& cache :
+       {Cache{"buffer_wbl2", kOnAll},
+        Cache{"buffer_inv", kOnGfx942 | kOnGfx950},
+        Cache{"buffer_invl2", kOnGfx90a}, Cache{"buffer_wbinvl1", kOnGfx90a},
+        Cache{"buffer_wbinvl1_vol", kOnGfx90a}}) {
     Op op{};
-    op.mnemonic = name;
+    op.mnemonic = cache.name;
     op.execute = CacheOp;
     op.inst_class = InstClass::kGlobal;
     op.modifiers = kAddress;
+    op.archs = cache.archs;
     ops.push_back(op);
   }
   return ops;

@@ -329,9 +329,10 @@ Op Ds(const char* mnemonic, Execute execute, int dsts, int srcs,
 
 // Without and with result: ds_add_u32, ds_add_rtn_u32.
 template <typename T, T (*kNew)(T, T)>
-void AddAtomic(Ops* ops, const char* name, const char* returning) {
-  if (name) ops->push_back(Ds(name, Atomic<T, kNew, false>, 0, 2));
-  ops->push_back(Ds(returning, Atomic<T, kNew, true>, 1, 2));
+void AddAtomic(Ops* ops, const char* name, const char* returning,
+               uint8_t archs = kOnAll) {
+  if (name) ops->push_back(Ds(name, Atomic<T, kNew, false>, 0, 2, archs));
+  ops->push_back(Ds(returning, Atomic<T, kNew, true>, 1, 2, archs));
 }
 
 template <typename T, T (*kNew)(T, T, T)>
@@ -429,8 +430,10 @@ void AddAtomics(Ops* ops) {
   AddAtomic<double, AtomicAdd>(ops, "ds_add_f64", "ds_add_rtn_f64");
   AddAtomic<double, AtomicMin>(ops, "ds_min_f64", "ds_min_rtn_f64");
   AddAtomic<double, AtomicMax>(ops, "ds_max_f64", "ds_max_rtn_f64");
-  AddAtomic<U32, AtomicPkAddF16>(ops, "ds_pk_add_f16", "ds_pk_add_rtn_f16");
-  AddAtomic<U32, AtomicPkAddBf16>(ops, "ds_pk_add_bf16", "ds_pk_add_rtn_bf16");
+  AddAtomic<U32, AtomicPkAddF16>(ops, "ds_pk_add_f16", "ds_pk_add_rtn_f16",
+                                 kOnGfx942 | kOnGfx950);
+  AddAtomic<U32, AtomicPkAddBf16>(ops, "ds_pk_add_bf16", "ds_pk_add_rtn_bf16",
+                                  kOnGfx942 | kOnGfx950);
   AddAtomic2<U32, CompareStore>(ops, "ds_cmpst_b32", "ds_cmpst_rtn_b32");
   AddAtomic2<float, CompareStore>(ops, "ds_cmpst_f32", "ds_cmpst_rtn_f32");
   AddAtomic2<U64, CompareStore>(ops, "ds_cmpst_b64", "ds_cmpst_rtn_b64");
