@@ -30,6 +30,20 @@ void InDoubleMode(Wave& wave, const Inst& inst) {
   run(wave, inst);
 }
 
+// v_mad and v_mac flush denormals whatever the mode says.
+template <Execute run>
+void InFlushingMode(Wave& wave, const Inst& inst) {
+  ScopedMxcsr scope(wave, MxcsrFor(wave.mode.round32(), 0));
+  run(wave, inst);
+}
+
+template <auto F>
+Op MadOp(const char* mnemonic, uint32_t extra = 0) {
+  Op op = VectorOp<F>(mnemonic, extra, kOnGfx90a);
+  op.execute = InFlushingMode<Vector<F>>;
+  return op;
+}
+
 template <auto F>
 Op DoubleOp(const char* mnemonic, uint32_t extra = 0,
             InstClass inst_class = InstClass::kValu) {
@@ -71,6 +85,19 @@ double Fma64(double a, double b, double c) { return __builtin_fma(a, b, c); }
 float MulLegacy(float a, float b) {
   float product = a * b;
   return (a == 0) | (b == 0) ? 0.0f : product;
+}
+
+// Rounds the product as well.
+float Mad(float a, float b, float c) { return a * b + c; }
+float MadLegacy(float a, float b, float c) { return MulLegacy(a, b) + c; }
+
+float FlushHalf(float a) {
+  return std::fabs(a) < 0x1p-14f ? std::copysign(0.0f, a) : a;
+}
+float MadHalf(float a, float b, float c) {
+  float product = HalfToFloat(FloatToHalfByMode(FlushHalf(a) * FlushHalf(b)));
+  float sum = FlushHalf(product) + FlushHalf(c);
+  return FlushHalf(HalfToFloat(FloatToHalfByMode(sum)));
 }
 
 // f16: the product is exact in double. The sum may not be, but then one
@@ -517,8 +544,13 @@ void AddF32Ops(Ops* ops) {
       VectorOp<Fma32>("v_fma_f32"),
       VectorOp<Fma32>("v_fmac_f32", kReadsDst),
       // The text has the constant where the function has its operand.
-      VectorOp<Fma32>("v_fmaak_f32"),
-      VectorOp<Fma32>("v_fmamk_f32"),
+      VectorOp<Fma32>("v_fmaak_f32", 0, kOnGfx942 | kOnGfx950),
+      VectorOp<Fma32>("v_fmamk_f32", 0, kOnGfx942 | kOnGfx950),
+      MadOp<Mad>("v_mad_f32"),
+      MadOp<Mad>("v_mac_f32", kReadsDst),
+      MadOp<Mad>("v_madak_f32"),
+      MadOp<Mad>("v_madmk_f32"),
+      MadOp<MadLegacy>("v_mad_legacy_f32"),
       MinMaxOp<Minimum<false, F>, Minimum<true, F>>("v_min_f32"),
       MinMaxOp<Maximum<false, F>, Maximum<true, F>>("v_max_f32"),
       MinMaxOp<Minimum3<false, F>, Minimum3<true, F>>("v_min3_f32"),
@@ -597,6 +629,12 @@ void AddF16Ops(Ops* ops) {
       HalfOp<SubRev<F>>("v_subrev_f16"),
       HalfOp<Mul<F>>("v_mul_f16"),
       HalfOp<FmaHalf>("v_fma_f16", kOwn),
+      HalfOp<FmaHalf>("v_fma_legacy_f16", kOpSel),
+      HalfOp<MadHalf>("v_mad_f16", kOwn),
+      HalfOp<MadHalf>("v_mad_legacy_f16", kOpSel),
+      HalfOp<MadHalf>("v_mac_f16", kReadsDst | kKeepsHigh),
+      HalfOp<MadHalf>("v_madak_f16", kKeepsHigh),
+      HalfOp<MadHalf>("v_madmk_f16", kKeepsHigh),
       HalfMinMaxOp<Minimum<false, F>>("v_min_f16"),
       HalfMinMaxOp<Maximum<false, F>>("v_max_f16"),
       HalfMinMaxOp<Minimum3<false, F>>("v_min3_f16", kOwn),
@@ -611,6 +649,7 @@ void AddF16Ops(Ops* ops) {
       HalfOp<FrexpExpHalf>("v_frexp_exp_i16_f16"),
       HalfOp<FrexpMant>("v_frexp_mant_f16"),
       HalfOp<DivFixupHalf>("v_div_fixup_f16", kOwn),
+      HalfOp<DivFixupHalf>("v_div_fixup_legacy_f16", kOpSel),
       HalfOp<RcpHalf>("v_rcp_f16", 0, kOnAll, InstClass::kTrans),
       HalfOp<SqrtHalf>("v_sqrt_f16", 0, kOnAll, InstClass::kTrans),
       HalfOp<RsqHalf>("v_rsq_f16", 0, kOnAll, InstClass::kTrans),

@@ -290,21 +290,6 @@ Op CvtPkHalfOp(const char* mnemonic, uint8_t archs) {
   return op;
 }
 
-// To [-32767, 32767] or [0, 65535], of [-1, 1] or [0, 1].
-uint32_t ToNorm(float a, float low, float factor) {
-  a = a == a ? a : 0;
-  a = a < low ? low : a > 1 ? 1 : a;
-  return static_cast<uint32_t>(
-             static_cast<int32_t>(__builtin_roundeven(double{a} * factor))) &
-         0xffff;
-}
-uint32_t CvtPkSnorm(float low, float high) {
-  return ToNorm(low, -1, 32767) | ToNorm(high, -1, 32767) << 16;
-}
-uint32_t CvtPkUnorm(float low, float high) {
-  return ToNorm(low, 0, 65535) | ToNorm(high, 0, 65535) << 16;
-}
-
 // Random bits are added below the last bit kept, then all below it is cut.
 template <int kept>
 uint32_t AddRandom(uint32_t bits, uint32_t random) {
@@ -674,8 +659,6 @@ void AddPackingConversions(Ops* ops) {
       CvtPkHalfOp<kToZero>("v_cvt_pkrtz_f16_f32", kOnAll),
       CvtPkHalfOp<kToEven>("v_cvt_pk_f16_f32", kOnGfx950),
       VectorOp<CvtPkBfloat>("v_cvt_pk_bf16_f32", 0, kOnGfx950),
-      VectorOp<CvtPkSnorm>("v_cvt_pknorm_i16_f32"),
-      VectorOp<CvtPkUnorm>("v_cvt_pknorm_u16_f32"),
       VectorOp<CvtSrHalf>("v_cvt_sr_f16_f32", kHalfOf, kOnGfx950),
       VectorOp<CvtSrBfloat>("v_cvt_sr_bf16_f32", kHalfOf, kOnGfx950),
       VectorOp<FromMini<kFp8Fnuz>>("v_cvt_f32_fp8", 0, kOnGfx942),
