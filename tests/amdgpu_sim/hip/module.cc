@@ -4,8 +4,12 @@
 
 #include <elf.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -103,6 +107,21 @@ class Elf {
 
 constexpr char kDescriptorSuffix[] = ".kd";
 
+std::atomic<int> live_modules{0};
+
+// AMDGPU_SIM_DUMP names a folder for the code objects that are loaded, to be
+// disassembled there.
+void Dump(const std::vector<uint8_t>& elf) {
+  static const char* const folder = std::getenv("AMDGPU_SIM_DUMP");
+  static std::atomic<int> count{0};
+  if (folder == nullptr) return;
+  char name[32];
+  std::snprintf(name, sizeof(name), "/%d_%04d.hsaco", getpid(), count++);
+  std::unique_ptr<FILE, int (*)(FILE*)> file(
+      std::fopen((std::string(folder) + name).c_str(), "wb"), std::fclose);
+  if (file != nullptr) std::fwrite(elf.data(), 1, elf.size(), file.get());
+}
+
 }  // namespace
 
 Error Module::Load(const void* image, Device& device,
@@ -113,6 +132,7 @@ Error Module::Load(const void* image, Device& device,
       error != kSuccess) {
     return error;
   }
+  Dump(elf);
   auto loaded = std::make_shared<Module>(device);
   if (Error error = loaded->LoadElf(elf); error != kSuccess) return error;
   if (LogLevel() >= 1) {
@@ -128,7 +148,10 @@ Error Module::Load(const void* image, Device& device,
   return kSuccess;
 }
 
+Module::Module(Device& device) : device_(device) { ++live_modules; }
+
 Module::~Module() {
+  --live_modules;
   program_.reset();
   for (uint64_t base : registered_) Memory::Get().Free(base);
   if (base_ != nullptr) munmap(base_, span_);
@@ -327,5 +350,8 @@ void Module::AddFunction(const Msgpack& kernel) {
     function.arguments.push_back(std::move(argument));
   }
 }
+
+// For tests: modules that are loaded, for as long as a launch needs them.
+HIP_EXPORT int amdgpu_sim_live_modules() { return live_modules; }
 
 }  // namespace amdgpu_sim

@@ -49,6 +49,7 @@ class Module {
   // Loads an image, of any kind that FindCodeObject knows, for a device.
   static Error Load(const void* image, Device& device,
                     std::shared_ptr<Module>* module);
+  explicit Module(Device& device);
   ~Module();
 
   Device& device() const { return device_; }
@@ -60,8 +61,6 @@ class Module {
 
   // All its functions become invalid handles.
   void ReleaseFunctions();
-
-  explicit Module(Device& device) : device_(device) {}
 
  private:
   Error LoadElf(const std::vector<uint8_t>& elf);
