@@ -264,6 +264,9 @@ class ScaleTest(Batch):
                       OLD & ~(mask << shift) | pair << shift, v=v)
           # Stochastic: what can be represented stays.
           codes = self.codes(kind)
+          codes = np.where([self.fits(float(
+              reference.decode(int(c), FORMATS[kind])) * scale, wide)
+                            for c in codes], codes, 0).astype(U32)
           x, y = (np.array([reference.encode(
               fractions.Fraction(value) * fractions.Fraction(scale)
               if (value := reference.decode(int(c), FORMATS[kind])) else

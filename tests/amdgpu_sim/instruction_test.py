@@ -325,7 +325,9 @@ def number_max(a, b):
 def number_med3(a, b, c):
   nan = np.isnan(a) | np.isnan(b) | np.isnan(c)
   low = number_min(number_min(a, b), c)
-  middle = number_max(number_min(a, b), number_min(number_max(a, b), c))
+  high = number_max(number_max(a, b), c)
+  middle = np.where(high == a, number_max(b, c), np.where(
+      high == b, number_max(a, c), number_max(a, b)))
   return np.where(nan, low, middle)
 
 

@@ -164,10 +164,15 @@ def ieee(function: Callable, to: str = "") -> Callable:
     for index in np.ndindex(out.shape):
       values = [x[index] for x in inputs]
       floats = [float(v) for v in values]
+      finite = all(map(math.isfinite, floats))
+      # Beside an infinity or NaN it does not matter how great a number is.
+      tame = floats if finite else [
+          math.copysign(1, f) if f and math.isfinite(f) else f for f in floats
+      ]
       with np.errstate(all="ignore"):
-        plain = function(*(np.float64(f) for f in floats))
+        plain = function(*map(np.float64, tame))
       result = float(plain)
-      if all(map(math.isfinite, floats)):
+      if finite:
         exact = function(*map(fractions.Fraction, floats))
         if exact != 0:
           result = exact

@@ -285,10 +285,8 @@ const uint32_t* ReadPacked(const Wave& wave, const Operand& o, Type type,
   } else if (o.kind == Operand::Kind::kScalar) {
     Fill(at, wave.s[o.reg + (two && second)]);
   } else if (o.kind == Operand::Kind::kConstant) {
-    if (two && second && o.constant != 0) {
-      throw Fault{Check::kUnsupported,
-                  "op_sel of a constant as a pair of registers"};
-    }
+    // A pair of registers' second one too: LLVM's code for OCML's logarithm
+    // relies on it.
     Fill(at, static_cast<uint32_t>(o.constant));
   } else {
     throw Fault{Check::kUnsupported, "this operand of a packed operation"};
