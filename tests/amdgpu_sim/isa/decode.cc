@@ -192,6 +192,11 @@ class Parser {
     if (name_ == "ds_swizzle_b32") {
       inst_.offset = static_cast<int32_t>(word_ & 0xffff);
     }
+    if (Contains(name_, "_load_lds_")) inst_.lds = true;
+    // Formats of less than 8 bits take half the time.
+    if (Contains(name_, "_f8f6f4") && inst_.cbsz > 1 && inst_.blgp > 1) {
+      inst_.mfma_passes /= 2;
+    }
     Append();
     Finish();
     return inst_;
