@@ -17,6 +17,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+# Two checks only print otherwise.
+os.environ["AMDGPU_SIM_CHECKS"] = "+all"
 # pylint: disable=g-import-not-at-top,g-bad-import-order
 import asm
 
@@ -143,7 +145,7 @@ FAULTS = [
           "global_store_short v1, v0, s[8:9]\n" + _WAIT
           + "global_load_ushort v2, v1, s[8:9]\n" + _WAIT,
           "global_load_dword", 0, 0, written=False),
-    Fault("uninitialized_lds", "uninitialized",
+    Fault("uninitialized_lds", "lds_uninitialized",
           "ds_write_b32 v1, v0\n" + _WAIT + "ds_read_b32 v2, v1 offset:4\n"
           + _WAIT, "ds_write_b32 v1, v0\n" + _WAIT + "ds_read_b32 v2, v1\n"
           + _WAIT, "ds_read_b32", 63),
@@ -201,7 +203,7 @@ FAULTS = [
           + "s_barrier\nds_write_b32 v1, v1\n" + _WAIT
           + "s_barrier\nds_read_b32 v3, v2\n" + _WAIT,
           "ds_(read|write)_b32", None, block=128),
-    Fault("lds_read_over_barrier", "lds_race",
+    Fault("lds_read_over_barrier", "lds_wait",
           "ds_write_b32 v1, v0\nv_xor_b32 v2, 0x100, v1\n" + _WAIT
           + "s_barrier\nds_read_b32 v3, v1\ns_barrier\nds_write_b32 v2, v0\n"
           + _WAIT, "ds_write_b32 v1, v0\nv_xor_b32 v2, 0x100, v1\n" + _WAIT
@@ -300,7 +302,7 @@ class FaultTest(parameterized.TestCase):
         done.stderr)
 
   def test_one_check_turned_off_leaves_the_others(self):
-    environment = dict(os.environ, AMDGPU_SIM_CHECKS="-waitcnt")
+    environment = dict(os.environ, AMDGPU_SIM_CHECKS="+all,-waitcnt")
     command = [sys.executable, os.path.abspath(__file__), "--planted"]
     done = subprocess.run(command, env=environment, capture_output=True,
                           text=True, check=True)

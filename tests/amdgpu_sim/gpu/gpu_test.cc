@@ -507,11 +507,11 @@ void TestBarriers() {
     EXPECT(Launched(&program, Descriptor(), 128) == "barrier");
   }
   {
-    Functions program;
+    Functions program;  // A wave that has ended does not count.
     program.Add([](Wave& wave) { wave.ended = wave.index == 1; });
     program.Barrier();
     program.End();
-    EXPECT(Launched(&program, Descriptor(), 128) == "barrier");
+    EXPECT(Launched(&program, Descriptor(), 128) == "");
   }
 }
 
@@ -552,11 +552,11 @@ void TestLds() {
   EXPECT(run([](Functions* p) { p->Write(0, 252, 1); }) == "");
   EXPECT(run([](Functions* p) { p->Write(0, 253, 1); }) == "out_of_bounds");
   EXPECT(run([](Functions* p) { p->Write(0, ~0u, 1); }) == "out_of_bounds");
-  EXPECT(run([](Functions* p) { p->Read(0, 0); }) == "uninitialized");
+  EXPECT(run([](Functions* p) { p->Read(0, 0); }) == "lds_uninitialized");
   EXPECT(run([](Functions* p) {
            p->Write(0, 0, 1, 2);
            p->Read(0, 0);
-         }) == "uninitialized");
+         }) == "lds_uninitialized");
   EXPECT(run([](Functions* p) {
            p->Write(0, 0, 1);
            p->Read(0, 0);
@@ -577,7 +577,7 @@ void TestLds() {
            p->Write(0, 0, 1);
            p->Barrier();
            p->Read(1, 0);
-         }) == "lds_race");
+         }) == "lds_wait");
   auto write_after_read = [&](bool wait, uint32_t value) {
     return run([=](Functions* p) {
       p->Write(0, 0, 1);
@@ -590,7 +590,7 @@ void TestLds() {
     });
   };
   EXPECT(write_after_read(true, 2) == "");
-  EXPECT(write_after_read(false, 2) == "lds_race");
+  EXPECT(write_after_read(false, 2) == "lds_wait");
   EXPECT(write_after_read(false, 1) == "");  // Changes nothing.
   EXPECT(run([](Functions* p) {
            p->Write(0, 0, 1);
@@ -714,6 +714,7 @@ void TestConflicts() {
 int main() {
   // Ends the endless loop soon.
   setenv("AMDGPU_SIM_LIMIT", "10000000", 1);
+  setenv("AMDGPU_SIM_CHECKS", "+all", 1);
   using namespace amdgpu_sim;
   TestBounds();
   TestLookup();

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -127,6 +129,8 @@ class Dispatch {
   void SetUp();
   void Run();
   std::string Report(const Fault& fault) const;
+  // Prints a report that stops nothing, once for every kernel.
+  void Warn(const Fault& fault);
 
  private:
   void AddUser(uint32_t value) {
@@ -316,10 +320,19 @@ void Dispatch::Run() {
     }
     running_ = workgroup.get();
     memory_.SetWorkgroup(workgroup->number());
-    bool done;
+    bool done = false;
     try {
-      done = workgroup->Run(launch_.program, std::min(kSlice, limit), counts,
-                            launch_.cancel);
+      for (bool warned = true; warned;) {
+        done = workgroup->Run(launch_.program, std::min(kSlice, limit), counts,
+                              launch_.cancel);
+        const Fault* warning = workgroup->lds().warning();
+        warned = warning != nullptr;
+        if (warned) {
+          Warn(*warning);
+          workgroup->lds().ClearWarning();
+          setup_.quiet_checks = workgroup->lds().quiet();
+        }
+      }
       if (!done && workgroup->executed() >= limit) {
         throw Fault{Check::kEndless, "the workgroup executed " +
                                          std::to_string(workgroup->executed()) +
@@ -348,6 +361,18 @@ void Dispatch::Run() {
     counts_.bytes_written = memory_.bytes_written();
     AddStats(launch_.arch, launch_.kernel, counts_);
   }
+}
+
+void Dispatch::Warn(const Fault& fault) {
+  static std::mutex mutex;
+  static std::set<std::string>* const kernels = new std::set<std::string>;
+  std::lock_guard<std::mutex> lock(mutex);
+  std::string key = std::string(CheckName(fault.check)) + launch_.kernel;
+  if (!kernels->insert(key).second) return;
+  std::string report = Report(fault) +
+                       "  The launch goes on; AMDGPU_SIM_CHECKS=+" +
+                       CheckName(fault.check) + " would stop it.\n";
+  std::fputs(report.c_str(), stderr);
 }
 
 std::string Dispatch::Report(const Fault& fault) const {

@@ -46,7 +46,7 @@ constexpr T Splat(uint8_t byte) {
 
 }  // namespace
 
-void Lds::Reset(uint32_t size, int waves) {
+void Lds::Reset(uint32_t size, int waves, uint32_t quiet) {
   if (bytes_.empty()) {
     bytes_.resize(kMaxSize);
     written_.resize(kMaxSize);
@@ -57,9 +57,8 @@ void Lds::Reset(uint32_t size, int waves) {
   uint32_t used = std::max(size_, size);
   size_ = size;
   shared_ = waves > 1;
-  any_dma_ = false;
-  races_ = CheckEnabled(Check::kLdsRace);
-  uninitialized_ = CheckEnabled(Check::kUninitialized);
+  any_dma_ = has_warning_ = false;
+  SetQuiet(quiet);
   // No sensible number, address or count.
   std::memset(bytes_.data(), 0xff, size);
   std::memset(written_.data(), 0, used);
@@ -161,12 +160,30 @@ bool Lds::InFlight(const Wave& wave, uint32_t offset) const {
   return false;
 }
 
-void Lds::MarkReader(uint32_t offset, int wave) {
+void Lds::Conflict(const char* what, uint8_t other, const char* did, int lane,
+                   uint32_t offset) {
+  const bool carried = other != kMany && (other & kCarried) != 0;
+  Fault fault{carried ? Check::kLdsWait : Check::kLdsRace,
+              std::string("LDS ") + what + " of a byte that " + Who(other) +
+                  (carried ? " had not waited to have " : " ") + did +
+                  (carried ? " when it came to the last barrier"
+                           : " since the last barrier"),
+              lane, offset};
+  if (Wanted(fault.check)) Report(fault);
+}
+
+void Lds::Report(const Fault& fault) {
+  if (!CheckOnlyWarns(fault.check)) throw fault;
+  if (!has_warning_) warning_ = fault;
+  has_warning_ = true;
+}
+
+void Lds::MarkReader(uint32_t offset, int wave, uint8_t how) {
   uint8_t& reader = reader_[offset];
   uint8_t mine = static_cast<uint8_t>(wave + 1);
-  if (reader == 0) {
-    reader = mine;
-  } else if (reader != mine) {
+  if (reader == 0 || Own(reader, mine)) {
+    reader = mine | how;
+  } else {
     reader = kMany;
   }
 }
@@ -174,11 +191,9 @@ void Lds::MarkReader(uint32_t offset, int wave) {
 void Lds::MarkWriter(uint32_t offset, int wave, uint8_t how) {
   uint8_t& writer = writer_[offset];
   uint8_t mine = static_cast<uint8_t>(wave + 1);
-  if (writer == 0 || (writer & kWaveMask) == mine) {
-    if (writer != kMany) {
-      writer = mine | how;
-      return;
-    }
+  if (writer == 0 || Own(writer, mine)) {
+    writer = mine | how;
+    return;
   }
   if (many_.empty()) many_.resize(kMaxSize);
   if (writer == kManyAtomic) {
@@ -198,20 +213,19 @@ void Lds::ReadBytes(Wave& wave, uint32_t offset, int bytes, int lane) {
     using T = decltype(type);
     if (__builtin_expect(Load<T>(&written_[at]) != Splat<T>(1), false) &&
         uninitialized_) {
-      throw Fault{Check::kUninitialized,
-                  "LDS read of " + std::to_string(bytes) +
-                      " bytes, some of which nobody wrote",
-                  lane, at};
+      Report({Check::kLdsUninitialized,
+              "LDS read of " + std::to_string(bytes) +
+                  " bytes, some of which nobody wrote",
+              lane, at});
     }
     if (!track && !any_dma_) return;
     const T writer = Load<T>(&writer_[at]);
     if (__builtin_expect(writer != 0 && writer != Splat<T>(mine), false)) {
       for (uint32_t i = at; i < at + sizeof(T); ++i) {
         const uint8_t code = writer_[i];
-        if (code == 0 || code == mine || code == (mine | kAtomicWrite)) {
-          continue;
-        }
-        if (code == (mine | kDma)) {
+        if (code == 0) continue;
+        if (Own(code, mine)) {
+          if ((code & kDma) == 0) continue;
           if (!CheckEnabled(Check::kWaitcnt) || !InFlight(wave, i)) continue;
           throw Fault{Check::kWaitcnt,
                       "LDS read of a byte that the wave's own load to LDS "
@@ -220,10 +234,7 @@ void Lds::ReadBytes(Wave& wave, uint32_t offset, int bytes, int lane) {
         }
         if (code == kMany && (many_[i] >> wave.index & 1)) continue;
         if (!track) continue;
-        throw Fault{Check::kLdsRace,
-                    "LDS read of a byte that " + Who(code) +
-                        " wrote since the last barrier",
-                    lane, i};
+        Conflict("read", code, code & kCarried ? "written" : "wrote", lane, i);
       }
     }
     if (!track) return;
@@ -234,7 +245,7 @@ void Lds::ReadBytes(Wave& wave, uint32_t offset, int bytes, int lane) {
       return;
     }
     for (uint32_t i = at; i < at + sizeof(T); ++i) {
-      MarkReader(i, wave.index);
+      MarkReader(i, wave.index, 0);
     }
   });
 }
@@ -257,13 +268,13 @@ void Lds::WriteBytes(Wave& wave, uint32_t offset, int bytes, int lane,
       Store<T>(&writer_[at], Splat<T>(mine | how));
       return;
     }
-    suspect_ = &wave;
     for (uint32_t i = at; i < at + sizeof(T); ++i) {
       const uint8_t code = writer_[i];
-      if (code != 0 && (code == kMany || (code & kWaveMask) != mine)) {
+      if (code != 0 && !Own(code, mine)) {
         suspects_.push_back(
             {i, bytes_[i], code, false, static_cast<int8_t>(lane)});
-      } else if (reader_[i] != 0 && reader_[i] != mine) {
+      }
+      if (reader_[i] != 0 && !Own(reader_[i], mine)) {
         suspects_.push_back(
             {i, bytes_[i], reader_[i], true, static_cast<int8_t>(lane)});
       }
@@ -276,33 +287,23 @@ void Lds::AtomicBytes(Wave& wave, uint32_t offset, int bytes, int lane) {
   const uint8_t mine = static_cast<uint8_t>(wave.index + 1);
   for (uint32_t i = offset; i < offset + bytes; ++i) {
     if (written_[i] == 0 && uninitialized_) {
-      throw Fault{Check::kUninitialized,
-                  "LDS atomic on a byte that nobody wrote", lane, i};
+      Report({Check::kLdsUninitialized,
+              "LDS atomic on a byte that nobody wrote", lane, i});
     }
     written_[i] = 1;
     if (!shared_ || !races_) continue;
     uint8_t& writer = writer_[i];
-    if (reader_[i] != 0 && reader_[i] != mine) {
-      throw Fault{Check::kLdsRace,
-                  "LDS atomic on a byte that " + Who(reader_[i]) +
-                      " read since the last barrier",
-                  lane, i};
+    if (reader_[i] != 0 && !Own(reader_[i], mine)) {
+      Conflict("atomic", reader_[i], "read", lane, i);
     }
-    if (writer == 0 || (writer & kWaveMask) == mine) {
-      if (writer == 0) writer = kAtomicWrite | mine;
-    } else if (writer == kManyAtomic || (writer & kAtomicWrite)) {
-      if (writer == kMany) {
-        throw Fault{Check::kLdsRace,
-                    "LDS atomic on a byte that several waves wrote since the "
-                    "last barrier",
-                    lane, i};
+    if (writer == 0) {
+      writer = kAtomicWrite | mine;
+    } else if (!Own(writer, mine)) {
+      if (writer == kMany || (writer & kAtomicWrite) == 0) {
+        Conflict("atomic", writer, writer & kCarried ? "written" : "wrote",
+                 lane, i);
       }
       writer = kManyAtomic;
-    } else {
-      throw Fault{Check::kLdsRace,
-                  "LDS atomic on a byte that " + Who(writer) +
-                      " wrote since the last barrier",
-                  lane, i};
     }
   }
   if (shared_ && races_) Touch(offset, bytes);
@@ -314,11 +315,12 @@ void Lds::CheckSuspects() {
   if (!races_) return;
   for (const Suspect& suspect : suspects) {
     if (bytes_[suspect.offset] == suspect.old) continue;
-    throw Fault{Check::kLdsRace,
-                "LDS write of a byte that " + Who(suspect.other) +
-                    (suspect.read ? " read" : " wrote with another value") +
-                    " since the last barrier",
-                suspect.lane, suspect.offset};
+    const bool carried = suspect.other != kMany && (suspect.other & kCarried);
+    Conflict("write", suspect.other,
+             suspect.read ? "read"
+             : carried    ? "written with another value"
+                          : "wrote with another value",
+             suspect.lane, suspect.offset);
   }
 }
 
@@ -339,7 +341,7 @@ void Lds::PassBarrier(const Wave* const* waves, int count) {
         if (record.write) {
           MarkWriter(at, wave.index, how);
         } else {
-          MarkReader(at, wave.index);
+          MarkReader(at, wave.index, how);
         }
       }
     }
@@ -348,10 +350,10 @@ void Lds::PassBarrier(const Wave* const* waves, int count) {
     const Wave& wave = *waves[i];
     if (wave.lgkm.empty() && wave.vm.empty()) continue;
     const WaveRecords& records = *records_[wave.index];
-    if (!wave.lgkm.empty()) {
+    if (!wave.lgkm.empty() && Wanted(Check::kLdsWait)) {
       for (const Record& record : records.lds) {
         if (record.sequence != 0 && wave.lgkm.Has(record.sequence)) {
-          carry(record, wave, 0);
+          carry(record, wave, kCarried);
         }
       }
     }

@@ -19,11 +19,13 @@ namespace amdgpu_sim {
 // conflict: Triton lets waves that hold the same values all store them.
 //
 // An access that its wave has not waited for when it arrives at a barrier
-// may happen after it, and counts in the next interval too.
+// may happen after it (the ISA: barriers do not wait for any counters), and
+// counts in the next interval too: Check::kLdsWait.
 class Lds {
  public:
-  // All bytes unwritten and untouched. `waves` share it.
-  void Reset(uint32_t size, int waves);
+  // All bytes unwritten and untouched. `waves` share it. Checks whose bit is
+  // set in `quiet` are off.
+  void Reset(uint32_t size, int waves, uint32_t quiet);
 
   uint8_t* Reach(Wave& wave, uint32_t address, int bytes, Access access,
                  int lane);
@@ -37,7 +39,15 @@ class Lds {
   // All waves are at a barrier.
   void PassBarrier(const Wave* const* waves, int count);
 
-  uint32_t size() const { return size_; }
+  // What a check found that does not stop the launch; null if nothing. Only
+  // the first one is kept.
+  const Fault* warning() const { return has_warning_ ? &warning_ : nullptr; }
+  // One warning of a check is enough.
+  void ClearWarning() {
+    has_warning_ = false;
+    SetQuiet(quiet_ | 1u << static_cast<int>(warning_.check));
+  }
+  uint32_t quiet() const { return quiet_; }
 
   // The accesses of the latest instruction, for the statistics. Recorded if
   // wanted, or if waves share the LDS.
@@ -53,8 +63,9 @@ class Lds {
   const Record* Last(const Wave& wave) const;
 
  private:
-  // In writer_: 0, or how and which wave (plus 1) wrote the byte.
+  // In writer_ and reader_: 0, or how and which wave (plus 1) did it.
   static constexpr uint8_t kWaveMask = 0x1f;
+  static constexpr uint8_t kCarried = 0x20;  // Over the last barrier.
   static constexpr uint8_t kDma = 0x40;
   static constexpr uint8_t kAtomicWrite = 0x80;
   static constexpr uint8_t kManyAtomic = 0xc0;
@@ -77,8 +88,24 @@ class Lds {
     touched_[(offset + bytes - 1) / kBlock] = 1;
   }
   void MarkWriter(uint32_t offset, int wave, uint8_t how);
-  void MarkReader(uint32_t offset, int wave);
+  void MarkReader(uint32_t offset, int wave, uint8_t how);
+  static bool Own(uint8_t code, uint8_t mine) {
+    return (code & kWaveMask) == mine;  // kMany is nobody's.
+  }
   void CheckSuspects();
+  // Throws, or warns.
+  void Report(const Fault& fault);
+  void SetQuiet(uint32_t quiet) {
+    quiet_ = quiet;
+    uninitialized_ = Wanted(Check::kLdsUninitialized);
+    races_ = Wanted(Check::kLdsRace);
+  }
+  bool Wanted(Check check) const {
+    return CheckEnabled(check) && !(quiet_ >> static_cast<int>(check) & 1);
+  }
+  // Another wave's access came before this one.
+  void Conflict(const char* what, uint8_t other, const char* did, int lane,
+                uint32_t offset);
   bool InFlight(const Wave& wave, uint32_t offset) const;
   std::string Who(uint8_t code) const;
 
@@ -96,11 +123,12 @@ class Lds {
 
   uint32_t size_ = 0;
   bool shared_ = false, record_all_ = false, any_dma_ = false;
-  bool races_ = true, uninitialized_ = true;
+  bool races_ = true, uninitialized_ = true, has_warning_ = false;
+  uint32_t quiet_ = 0;
+  Fault warning_{Check::kLdsWait, ""};
   std::vector<uint8_t> bytes_, written_, writer_, reader_, touched_;
   std::vector<uint16_t> many_;  // Waves that wrote, of bytes with kMany.
   std::vector<Suspect> suspects_;
-  const Wave* suspect_ = nullptr;
   std::vector<std::unique_ptr<WaveRecords>> records_;
 };
 

@@ -27,6 +27,7 @@ struct KernelSetup {
   uint32_t work_items = 1;  // Of a workgroup.
   int waves = 1;            // Of a workgroup.
   uint32_t lds_size = 0;
+  uint32_t quiet_checks = 0;   // Bits of Check.
   uint32_t scratch_size = 0;   // Of a lane.
   int scalar_registers = 102;  // s registers that the kernel may use
   int vector_registers = 256;  // v registers
@@ -49,9 +50,9 @@ class Workgroup {
   void Start(const KernelSetup& setup, MemoryView* memory, uint64_t number,
              const uint32_t (&id)[3]);
 
-  // Runs until all waves have ended, or about `budget` instructions were
-  // executed. Returns whether the waves have ended. Throws Fault; wave() then
-  // is the one at fault.
+  // Runs until all waves have ended, about `budget` instructions were executed
+  // or lds() has a warning. Returns whether the waves have ended. Throws Fault;
+  // wave() then is the one at fault.
   bool Run(Program* program, uint64_t budget, Counts* counts,
            const std::atomic<bool>* cancel);
 
