@@ -412,7 +412,14 @@ uint32_t RegisterOf(const Wave& wave, const Operand& o, int index, int lane) {
 // Element `index` of a packed operand, as bits of a float.
 template <Wide wide>
 uint32_t ElementOf(const Wave& wave, const Operand& o, int index, int lane) {
-  if (wide == Wide::kF32) return RegisterOf(wave, o, index, lane);
+  if (wide == Wide::kF32) {
+    uint32_t bits = RegisterOf(wave, o, index, lane);
+    if (o.abs) bits &= 0x7fffffff;
+    return o.neg ? bits ^ 0x80000000 : bits;
+  }
+  if (o.neg || o.abs) {
+    throw Fault{Check::kUnsupported, "neg or abs of a packed source"};
+  }
   uint32_t bits = RegisterOf(wave, o, index / 2, lane) >> 16 * (index & 1);
   bits &= 0xffff;
   return wide == Wide::kF16 ? BitsOf(HalfToFloat(static_cast<uint16_t>(bits)))
@@ -517,7 +524,7 @@ void Widen(Wave& wave, const Inst& inst) {
 
 Op ScaleOp(const char* mnemonic, Execute execute, int sources) {
   Op op = {mnemonic, execute, InstClass::kValu, {Type::kWide}, {},
-           kOpSel, kOnGfx950};
+           kOpSel | kNegAbs, kOnGfx950};
   for (int k = 0; k < sources; ++k) op.src[k] = Type::kWide;
   // The scale may be a constant.
   op.src[sources - 1] = Type::kF32;
