@@ -95,8 +95,8 @@ class Calls {
 thread_local Error last_error = kSuccess;
 
 bool Allocates(const std::string& name) {
-  return name.find("lloc") != std::string::npos || name == "hipMemCreate" ||
-         name == "hipMemAddressReserve";
+  return name.find("Malloc") != std::string::npos || name == "hipHostAlloc" ||
+         name == "hipMemCreate" || name == "hipMemAddressReserve";
 }
 
 const char* ErrorText(int error, bool name_wanted) {
