@@ -18,7 +18,7 @@ from absl.testing import absltest, parameterized
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 # Two checks only print otherwise.
-os.environ["AMDGPU_SIM_CHECKS"] = "+all"
+os.environ.setdefault("AMDGPU_SIM_CHECKS", "+all")
 # pylint: disable=g-import-not-at-top,g-bad-import-order
 import asm
 
@@ -241,6 +241,8 @@ FAULTS = [
     Fault("unknown_instruction", "unsupported", "s_trap 2\n", "s_nop 0\n",
           "s_trap"),
 ]
+# For instruction_test's coverage.
+COVERED = {"s_trap"}
 ALWAYS_ON = ("unsupported", "out_of_bounds", "use_after_free", "endless")
 
 
