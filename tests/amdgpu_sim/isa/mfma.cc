@@ -141,37 +141,82 @@ uint32_t RoundXf32(uint32_t bits) {
   return (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
 }
 
-const float* MiniTable(Format format, Arch arch) {
+const MiniFormat& MiniOf(Format format, Arch arch) {
   const bool fnuz = arch == Arch::kGfx942;
   switch (format) {
     case Format::kFp8:
-      return (fnuz ? DecodeTable<kFp8Fnuz>() : DecodeTable<kFp8>()).data();
+      return fnuz ? kFp8Fnuz : kFp8;
     case Format::kBf8:
-      return (fnuz ? DecodeTable<kBf8Fnuz>() : DecodeTable<kBf8>()).data();
+      return fnuz ? kBf8Fnuz : kBf8;
     case Format::kFp6:
-      return DecodeTable<kFp6>().data();
+      return kFp6;
     case Format::kBf6:
-      return DecodeTable<kBf6>().data();
+      return kBf6;
     default:
-      return DecodeTable<kFp4>().data();
+      return kFp4;
   }
 }
 
+// Codes to floats, eight at a time: the magnitude moves to a float's place
+// and takes its exponent by a product, which is exact, denormals too.
+class MiniDecoder {
+ public:
+  explicit MiniDecoder(const MiniFormat& format)
+      : magnitude_(_mm256_set1_epi32(format.sign() - 1)),
+        sign_(_mm256_set1_epi32(format.sign())),
+        shift_(23 - format.mantissa_bits),
+        sign_shift_(32 - format.bits()),
+        scale_(_mm256_set1_ps(std::ldexp(1.0f, 127 - format.bias))),
+        largest_(_mm256_set1_epi32(format.max_code)),
+        infinity_(_mm256_set1_epi32(format.infinity)),
+        unsigned_zero_(format.unsigned_zero) {}
+
+  __m256 operator()(__m256i code) const {
+    const __m256i magnitude = _mm256_and_si256(code, magnitude_);
+    const __m256i sign = _mm256_and_si256(code, sign_);
+    __m256 value = _mm256_mul_ps(
+        _mm256_castsi256_ps(_mm256_slli_epi32(magnitude, shift_)), scale_);
+    // Beyond the largest number are infinity, if there is one, and NaNs.
+    __m256i nan = _mm256_cmpgt_epi32(magnitude, largest_);
+    const __m256i infinite = _mm256_cmpeq_epi32(magnitude, infinity_);
+    if (unsigned_zero_) nan = _mm256_cmpeq_epi32(code, sign_);
+    value = _mm256_blendv_ps(value, _mm256_set1_ps(__builtin_nanf("")),
+                             _mm256_castsi256_ps(nan));
+    value = _mm256_blendv_ps(value, _mm256_set1_ps(__builtin_inff()),
+                             _mm256_castsi256_ps(infinite));
+    return _mm256_or_ps(
+        value, _mm256_castsi256_ps(_mm256_slli_epi32(sign, sign_shift_)));
+  }
+
+ private:
+  const __m256i magnitude_, sign_;
+  const int shift_, sign_shift_;
+  const __m256 scale_;
+  const __m256i largest_, infinity_;
+  const bool unsigned_zero_;
+};
+
 void UnpackMini(const Wave& wave, int reg, Format format, int elements,
                 Panel<float>* panel) {
-  const float* table = MiniTable(format, wave.arch);
+  const MiniDecoder decode(MiniOf(format, wave.arch));
   const int bits = Bits(format);
+  const __m256i mask = _mm256_set1_epi32((1 << bits) - 1);
   for (int e = 0; e < elements; ++e) {
     const int first = e * bits / 32, shift = e * bits % 32;
     const uint32_t* low = wave.v[reg + first];
     // An element of six bits may continue in the next register.
     const bool crosses = shift + bits > 32;
     const uint32_t* high = wave.v[reg + first + (crosses ? 1 : 0)];
-    const uint32_t mask = (1u << bits) - 1;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      uint32_t code = low[lane] >> shift;
-      if (crosses) code |= high[lane] << (32 - shift);
-      panel->at[e][lane] = table[code & mask];
+    for (int lane = 0; lane < kLanes; lane += 8) {
+      const auto load = [lane](const uint32_t* from) {
+        return _mm256_load_si256(reinterpret_cast<const __m256i*>(from + lane));
+      };
+      __m256i code = _mm256_srli_epi32(load(low), shift);
+      if (crosses) {
+        code = _mm256_or_si256(code, _mm256_slli_epi32(load(high), 32 - shift));
+      }
+      _mm256_store_ps(panel->at[e] + lane,
+                      decode(_mm256_and_si256(code, mask)));
     }
   }
 }
@@ -274,10 +319,9 @@ T* PrepareD(Wave& wave, const Inst& inst, int registers) {
       std::memmove(d, wave.v[c.reg], registers * sizeof(wave.v[0]));
     }
   } else {
-    T value;
-    const uint32_t bits = static_cast<uint32_t>(c.constant);
-    std::memcpy(&value, &bits, 4);
-    std::fill(d, d + registers * kLanes, value);
+    const auto bits = static_cast<uint32_t>(c.constant);
+    uint32_t* to = wave.v[inst.dst[0].reg];
+    std::fill(to, to + registers * kLanes, bits);
   }
   return d;
 }
@@ -464,10 +508,13 @@ void MfmaF8f6f4(Wave& wave, const Inst& inst) {
     const double* columns = scale_b + k / 32 * kM;
     for (int row = 0; row < kM; ++row) {
       const int at = RowGroup<kM>(0, row) + row % 4 * kLanes;
-      for (int column = 0; column < kM; ++column) {
-        const double product = sum[at + column] * (rows[row] * columns[column]);
-        d[at + column] = static_cast<float>(d[at + column] + product);
+      alignas(32) float total[kM];
+      for (int i = 0; i < kM; i += 8) Store8(total + i, Load8(d + at + i));
+      for (int i = 0; i < kM; ++i) {
+        const double product = sum[at + i] * (rows[row] * columns[i]);
+        total[i] = static_cast<float>(total[i] + product);
       }
+      for (int i = 0; i < kM; i += 8) Store8(d + at + i, Load8(total + i));
     }
   }
 }
