@@ -2,6 +2,8 @@
 
 // Vector instructions on integers and bits, moves, and all compares.
 
+#include <immintrin.h>
+
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -175,6 +177,7 @@ u32 AlignBit(u32 a, u32 b, u32 c) {
 u32 AlignByte(u32 a, u32 b, u32 c) {
   return static_cast<u32>((u64{a} << 32 | b) >> 8 * (c & 3));
 }
+u32 Byte(u32 a, int k) { return a >> 8 * k & 0xff; }
 u32 PermByte(u64 data, u32 select) {
   u32 byte = static_cast<u32>(data >> 8 * (select & 7)) & 0xff;
   // 8 to 11: the sign of a 16-bit element.
@@ -186,6 +189,51 @@ u32 Perm(u32 a, u32 b, u32 c) {
   u64 data = u64{a} << 32 | b;
   return PermByte(data, c & 0xff) | PermByte(data, c >> 8 & 0xff) << 8 |
          PermByte(data, c >> 16 & 0xff) << 16 | PermByte(data, c >> 24) << 24;
+}
+// The selector is most often one for all lanes: bytes are shuffled then.
+void PermWave(Wave& wave, const Inst& inst) {
+  const Operand& o = inst.src[2];
+  u32 select = o.kind == Operand::Kind::kScalar
+                   ? wave.s[o.reg]
+                   : static_cast<u32>(o.constant);
+  bool uniform = inst.plain && (o.kind == Operand::Kind::kScalar ||
+                                o.kind == Operand::Kind::kConstant);
+  alignas(16) uint8_t from_a[16], from_b[16];
+  u32 ones = 0;
+  for (int k = 0; k < 4; ++k) {
+    u32 byte = Byte(select, k);
+    if (byte >= 8 && byte < 12) uniform = false;
+    if (byte > 12) ones |= u32{0xff} << 8 * k;
+    for (int element = 0; element < 16; element += 4) {
+      // 0x80 gives 0.
+      from_a[element + k] = byte >= 4 && byte < 8 ? element + byte - 4 : 0x80;
+      from_b[element + k] = byte < 4 ? element + byte : 0x80;
+    }
+  }
+  if (!uniform) {
+    Vector<Perm>(wave, inst);
+    return;
+  }
+  Plane planes[2], out;
+  const u32* a = Read(wave, inst, 0, Type::kU32, &planes[0]);
+  const u32* b = Read(wave, inst, 1, Type::kU32, &planes[1]);
+  auto load = [](const void* at) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(at));
+  };
+  auto both = [](const uint8_t* at) {
+    return _mm256_broadcastsi128_si256(
+        _mm_load_si128(reinterpret_cast<const __m128i*>(at)));
+  };
+  const __m256i shuffle_a = both(from_a), shuffle_b = both(from_b);
+  const __m256i set = _mm256_set1_epi32(static_cast<int>(ones));
+  for (int lane = 0; lane < kLanes; lane += 8) {
+    __m256i bytes =
+        _mm256_or_si256(_mm256_shuffle_epi8(load(a + lane), shuffle_a),
+                        _mm256_shuffle_epi8(load(b + lane), shuffle_b));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out.at + lane),
+                       _mm256_or_si256(bytes, set));
+  }
+  Write(wave, inst, Type::kU32, &out);
 }
 // Bit k of the table is the result where the sources' bits spell k.
 template <typename T>
@@ -201,7 +249,6 @@ T Bitop3(T a, T b, T c, const Inst& inst) {
 // Bytes.
 
 u32 Distance(u32 a, u32 b) { return a > b ? a - b : b - a; }
-u32 Byte(u32 a, int k) { return a >> 8 * k & 0xff; }
 u32 SadU8(u32 a, u32 b, u32 c) {
   for (int k = 0; k < 4; ++k) c += Distance(Byte(a, k), Byte(b, k));
   return c;
@@ -482,6 +529,8 @@ void AddArithmetic(Ops* ops) {
 }
 
 void AddBits(Ops* ops) {
+  Op perm = VectorOp<Perm>("v_perm_b32");
+  perm.execute = PermWave;
   ops->insert(
       ops->end(),
       {
@@ -513,7 +562,7 @@ void AddBits(Ops* ops) {
           VectorOp<Bcnt>("v_bcnt_u32_b32"),
           VectorOp<AlignBit>("v_alignbit_b32"),
           VectorOp<AlignByte>("v_alignbyte_b32"),
-          VectorOp<Perm>("v_perm_b32"),
+          perm,
           VectorOp<Bitop3<u32>>("v_bitop3_b32", kBitop3, kOnGfx950),
           VectorOp<Bitop3<u16>>("v_bitop3_b16", kBitop3 | kHalves, kOnGfx950),
           VectorOp<SadU8>("v_sad_u8"),
