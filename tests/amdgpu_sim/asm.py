@@ -186,6 +186,13 @@ def mnemonics(arch: str = ARCH) -> list[str]:
   return library().amdgpu_sim_mnemonics(arch.encode()).decode().split()
 
 
+def mnemonics_of(body: str) -> set[str]:
+  """The mnemonics in assembly text, without suffixes of encodings."""
+  words = re.findall(
+      r"^\s*((?:s|v|ds|global|flat|buffer|scratch)_\w+)", body, re.M)
+  return {re.sub(r"_(e32|e64|sdwa|dpp)$", "", word) for word in words}
+
+
 def last_report() -> str:
   return (library().amdgpu_sim_last_report() or b"").decode()
 

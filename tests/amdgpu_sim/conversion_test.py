@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 # pylint: disable=g-import-not-at-top,g-bad-import-order
 import asm
 import reference
-from modifier_test import LANE, OLD, Batch, floats
+from modifier_test import LANE, OLD, Batch, check_covered, floats
 
 U16, U32, U64 = np.uint16, np.uint32, np.uint64
 F16, F32, F64 = np.float16, np.float32, np.float64
@@ -413,13 +413,15 @@ v_cvt_f32_f16 v4, v2
 v_rcp_f32 v5, v4
 v_mul_f32 v5, v3, v5
 v_cvt_f16_f32 v6, v5
-v_div_fixup_f16 v0, v6, v2, v1
+v_div_fixup{} v0, v6, v2, v1
 """
     x = np.array([(a, b) for a in edges for b in edges], F16)
     for rows in np.resize(x, (256, 2)).reshape(-1, 64, 2):
       a, b = np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1])
-      self.expect(body, self.quotient(a, b, divide), dtype=F16,
-                  v={0: LANE * 0, 1: a, 2: b})
+      for name in ("_f16", "_legacy_f16"):
+        if "v_div_fixup" + name in asm.mnemonics():
+          self.expect(body.format(name), self.quotient(a, b, divide),
+                      dtype=F16, v={0: LANE * 0, 1: a, 2: b})
 
   def test_fixup(self):
     # Of the special operands, whatever the quotient is: numerator last.
@@ -557,12 +559,17 @@ COVERED = NARROW | {
     "v_cvt_pk_bf16_f32", "v_cvt_f32_bf16", "v_cvt_sr_bf16_f32",
     "v_cvt_sr_f16_f32", "v_div_scale_f32", "v_div_scale_f64",
     "v_div_fmas_f32", "v_div_fmas_f64", "v_div_fixup_f32", "v_div_fixup_f64",
-    "v_div_fixup_f16", "v_rcp_f64", "v_rsq_f64", "v_sqrt_f64", "v_sin_f32",
+    "v_div_fixup_f16", "v_div_fixup_legacy_f16", "v_rcp_f64", "v_rsq_f64", "v_sqrt_f64", "v_sin_f32",
     "v_sin_f16", "v_cos_f32", "v_cos_f16", "v_trig_preop_f64",
     "v_dot2_f32_f16", "v_dot2c_f32_f16", "v_dot2_f32_bf16",
     "v_dot2c_f32_bf16", "v_fma_mix_f32", "v_fma_mixlo_f16",
     "v_fma_mixhi_f16",
 }
+
+
+def tearDownModule():  # pylint: disable=invalid-name
+  check_covered(COVERED)
+
 
 if __name__ == "__main__":
   absltest.main()

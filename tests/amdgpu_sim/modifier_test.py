@@ -25,6 +25,18 @@ INSTRUCTIONS_BY_MODE = ("v_add_f32", "v_mul_f32", "v_fma_f32", "v_add_f64",
                         "v_fma_f16")
 
 
+# Mnemonics that Batch ran.
+RAN = set()
+
+
+def check_covered(covered):
+  """Fails unless a file's tests ran what it says that they do."""
+  if len(sys.argv) > 1 or "TEST_TOTAL_SHARDS" in os.environ:
+    return  # Not all of its tests ran.
+  missing = (covered & set(asm.mnemonics())) - RAN
+  assert not missing, f"COVERED, but not run: {sorted(missing)}"
+
+
 def floats(*values, dtype=F32):
   return np.resize(np.array(values, dtype), 64)
 
@@ -57,6 +69,8 @@ class Batch(parameterized.TestCase):
     super().tearDown()
     if not self._cases:
       return
+    for snippet, *_ in self._cases:
+      RAN.update(asm.mnemonics_of(snippet.body))
     results = asm.run([case[0] for case in self._cases])
     failures = []
     for (snippet, expected, out, dtype, scalar), result in zip(
@@ -658,7 +672,8 @@ class ControlTest(Batch):
                  "s_waitcnt 0", "s_waitcnt vmcnt(0) lgkmcnt(0) expcnt(0)",
                  "s_icache_inv",
                  "s_dcache_inv", "s_dcache_wb", "s_barrier", "v_nop",
-                 "s_ttracedata", "s_incperflevel 1", "s_decperflevel 1"):
+                 "s_incperflevel 1", "s_decperflevel 1", "s_wakeup",
+                 "s_dcache_inv_vol", "s_dcache_wb_vol", "v_clrexcp"):
       name = text.split()[0]
       if name in asm.mnemonics():
         self.expect(f"{text}\ns_mov_b32 s10, 4", [4], scalar=(10,))
@@ -687,6 +702,70 @@ class ControlTest(Batch):
                     scalar=(10, 11, 12, 13))
 
 
+class ScalarMemoryTest(Batch):
+  """Loads from what `run` read v5 from: the last 256 bytes before s[76:77]."""
+
+  HERE = "s_sub_u32 s10, s76, 256\ns_subb_u32 s11, s77, 0\n"
+  DESCRIPTOR = ("s_mov_b64 s[12:13], s[10:11]\ns_movk_i32 s14, 0x40\n"
+                "s_mov_b32 s15, 0x27000\n")
+  WAIT = "s_waitcnt lgkmcnt(0)\n"
+  WORDS = [int(x) for x in LANE * 7 + 1000]
+
+  def loaded(self, text, first, size, words=None):
+    expected = words or self.WORDS[first : first + size]
+    self.expect(self.HERE + self.DESCRIPTOR + f"s_mov_b32 s8, 12\n{text}\n"
+                + self.WAIT, expected, scalar=range(20, 20 + size),
+                v={5: LANE * 7 + 1000})
+
+  def test_loads(self):
+    for size in (1, 2, 4, 8, 16):
+      suffix = f"x{size}" if size > 1 else ""
+      dst = f"s[20:{19 + size}]" if size > 1 else "s20"
+      self.loaded(f"s_load_dword{suffix} {dst}, s[10:11], 0x0", 0, size)
+      self.loaded(f"s_load_dword{suffix} {dst}, s[10:11], 0x14", 5, size)
+      self.loaded(f"s_load_dword{suffix} {dst}, s[10:11], s8", 3, size)
+      self.loaded(f"s_load_dword{suffix} {dst}, s[76:77], -0xc0", 16, size)
+      self.loaded(f"s_buffer_load_dword{suffix} {dst}, s[12:15], 0x0", 0,
+                  size)
+      self.loaded(f"s_buffer_load_dword{suffix} {dst}, s[12:15], s8", 3,
+                  min(size, 8))
+    # Beyond num_records is zero.
+    self.loaded("s_buffer_load_dwordx2 s[20:21], s[12:15], 0x3c", 15, 2,
+                [self.WORDS[15], 0])
+
+  def test_stores(self):
+    for size in (1, 2, 4):
+      suffix = f"x{size}" if size > 1 else ""
+      src = f"s[20:{19 + size}]" if size > 1 else "s20"
+      if f"s_store_dword{suffix}" not in asm.mnemonics():
+        continue
+      self.expect(
+          self.HERE + f"s_store_dword{suffix} {src}, s[10:11], 0x10\n"
+          + self.WAIT + "s_dcache_wb\ns_load_dwordx8 s[24:31], s[10:11], 0x0"
+          "\n" + self.WAIT, [
+              *self.WORDS[:4], *(77 + i for i in range(size)),
+              *self.WORDS[4 + size : 8]], scalar=range(24, 32),
+          s={20: np.array([77, 78, 79, 80], U32)}, v={5: LANE * 7 + 1000})
+
+
+class RegisterIndexTest(Batch):
+
+  def test_index(self):
+    if "s_set_gpr_idx_on" not in asm.mnemonics():
+      self.skipTest("no register indexing")
+    v = {1: LANE + 100, 2: LANE + 200, 3: LANE + 300, 4: LANE + 400}
+    off = "\ns_set_gpr_idx_off"
+    self.expect("s_set_gpr_idx_on s10, gpr_idx(SRC0)\nv_mov_b32 v0, v1" + off,
+                LANE + 300, v=v, s={10: 2})
+    self.expect("s_set_gpr_idx_on s10, gpr_idx(DST)\nv_mov_b32 v0, v1" + off,
+                LANE + 100, v=v | {6: OLD}, s={10: 6}, out=6)
+    self.expect("s_set_gpr_idx_on s10, gpr_idx(SRC0)\ns_set_gpr_idx_idx s11\n"
+                "v_mov_b32 v0, v1" + off, LANE + 400, v=v, s={10: 2, 11: 3})
+    # Off again.
+    self.expect("s_set_gpr_idx_on s10, gpr_idx(SRC0)" + off
+                + "\nv_mov_b32 v0, v1", LANE + 100, v=v, s={10: 2})
+
+
 # What this file runs, for instruction_test's coverage.
 COVERED = {
     "v_swap_b32", "v_writelane_b32", "v_permlane16_swap_b32",
@@ -695,13 +774,23 @@ COVERED = {
     "s_cbranch_execnz", "s_getpc_b64", "s_setpc_b64", "s_swappc_b64",
     "s_call_b64", "s_nop", "s_sleep", "s_setprio", "s_waitcnt",
     "s_icache_inv", "s_dcache_inv", "s_dcache_wb", "s_barrier", "v_nop",
-    "s_ttracedata", "s_incperflevel", "s_decperflevel", "s_movrels_b32",
+    "s_wakeup", "s_dcache_inv_vol", "s_dcache_wb_vol", "v_clrexcp",
+    "s_incperflevel", "s_decperflevel", "s_movrels_b32",
     "s_movrels_b64", "s_movreld_b32", "s_movreld_b64", "s_memtime",
     "s_memrealtime", "s_getreg_b32", "s_setreg_b32", "s_setreg_imm32_b32",
+    "s_set_gpr_idx_on", "s_set_gpr_idx_off", "s_set_gpr_idx_idx",
+    *(f"s_{kind}_dword{size}" for kind in ("load", "buffer_load", "store")
+      for size in ("", "x2", "x4", "x8", "x16")),
     # Every kernel ends with it; `run`'s own instructions.
-    "s_endpgm", "s_load_dword", "s_load_dwordx4", "s_load_dwordx8",
-    "global_load_dword", "global_store_dword",
+    "s_endpgm", "global_load_dword", "global_store_dword",
 }
+
+
+def tearDownModule():  # pylint: disable=invalid-name
+  RAN.update({"s_endpgm", "s_load_dword", "s_load_dwordx4", "s_load_dwordx8",
+              "global_load_dword", "global_store_dword"})
+  check_covered(COVERED)
+
 
 if __name__ == "__main__":
   absltest.main()

@@ -119,8 +119,8 @@ def special_values(x):
           x == x, jnp.exp(x), 1 / x)
 
 
-SPECIAL = jnp.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-40, -1e-40,
-                     3e38, -3e38, 1e-38], F32)
+SPECIAL = jnp.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 2e-38, -2e-38,
+                     3e38, -3e38, 1.2e-38], F32)
 
 # XLA's default of a float32 dot rounds its operands to 10 bits of mantissa.
 DEFAULT_PRECISION = ("dot_f32",)
