@@ -140,9 +140,9 @@ struct MiniFormat {
   int exponent_bits;
   int mantissa_bits;
   int bias;
-  int max_code;   // The largest finite magnitude.
-  int infinity;   // Its code, or -1.
-  int nan;        // The code that a NaN becomes, or -1.
+  int max_code;        // The largest finite magnitude.
+  int infinity;        // Its code, or -1.
+  int nan;             // The code that a NaN becomes, or -1.
   bool unsigned_zero;  // fnuz: 0x80 is the NaN, and there is no -0.
 
   constexpr int bits() const { return 1 + exponent_bits + mantissa_bits; }
@@ -189,8 +189,7 @@ inline float DecodeMini(const MiniFormat& format, uint32_t code) {
       mantissa += 1 << format.mantissa_bits;
     }
     value = static_cast<float>(mantissa) *
-            internal::PowerOfTwo(exponent - format.bias -
-                                 format.mantissa_bits);
+            internal::PowerOfTwo(exponent - format.bias - format.mantissa_bits);
   }
   return negative ? -value : value;
 }

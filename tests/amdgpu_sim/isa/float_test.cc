@@ -2,6 +2,8 @@
 
 // Checks formats, floating-point instructions and their modes against
 // independent arithmetic on the host: wider types rounded by hand.
+#include "tests/amdgpu_sim/isa/float.h"
+
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -12,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "tests/amdgpu_sim/isa/float.h"
 #include "tests/amdgpu_sim/isa/ops.h"
 #include "tests/amdgpu_sim/isa/valu.h"
 
@@ -153,8 +154,7 @@ __float128 Rounded(__float128 value, int mantissa, int least, int rounding) {
 }
 
 double RoundedHalf(__float128 value, int rounding) {
-  double result =
-      static_cast<double>(Rounded(value, 10, -14, rounding));
+  double result = static_cast<double>(Rounded(value, 10, -14, rounding));
   if (std::fabs(result) > 65504) {
     bool stays = rounding == kToZero || (rounding == kUp && result < 0) ||
                  (rounding == kDown && result > 0);
@@ -171,9 +171,9 @@ void CheckMini(const char* name, const MiniFormat& f) {
     int fraction = code & ((1 << f.mantissa_bits) - 1);
     int magnitude = code & (f.sign() - 1);
     bool negative = code & f.sign();
-    double want = std::ldexp(
-        field ? fraction + (1 << f.mantissa_bits) : fraction,
-        (field ? field : 1) - f.bias - f.mantissa_bits);
+    double want =
+        std::ldexp(field ? fraction + (1 << f.mantissa_bits) : fraction,
+                   (field ? field : 1) - f.bias - f.mantissa_bits);
     if (magnitude > f.max_code) want = NAN;
     if (magnitude == f.infinity) want = INFINITY;
     if (negative) want = -want;
@@ -274,8 +274,7 @@ void CheckFormats() {
   Expect("bf16 NaN", FloatToBfloat(FloatOf(0x7f800001)), 0x7fc0);
   // Double rounding would take this up.
   Expect("odd", HalfToFloat(DoubleToHalf(1 + 0x1p-11 - 0x1p-50)), 1);
-  Expect("odd", HalfToFloat(DoubleToHalf(1 + 0x1p-11 + 0x1p-50)),
-         1 + 0x1p-10);
+  Expect("odd", HalfToFloat(DoubleToHalf(1 + 0x1p-11 + 0x1p-50)), 1 + 0x1p-10);
 }
 
 // ---------------------------------------------------------------------------
@@ -460,13 +459,13 @@ void CheckDivision() {
   Machine m(Arch::kGfx942);
   std::mt19937_64 random(2);
   std::vector<float> edges = {
-      0.0f,        -0.0f,       1.0f,       -1.0f,        3.0f,
-      0x1p-149f,   0x3p-149f,   0x1p-127f,  0x1.8p-127f,  0x1p-126f,
-      0x1.fp-126f, 0x1p-125f,   0x1p-110f,  0x1.7p-104f,  0x1p-63f,
-      0x1p-31f,    0x1.3p31f,   0x1p63f,    0x1.9p96f,    0x1p100f,
-      0x1p125f,    0x1p126f,    0x1.4p126f, 0x1.8p126f,   0x1p127f,
-      0x1.8p127f,  0x1.fffffep127f,         INFINITY,     -INFINITY,
-      NAN,         7.0f,        10.0f,      0x1.000002p0f};
+      0.0f,        -0.0f,           1.0f,         -1.0f,       3.0f,
+      0x1p-149f,   0x3p-149f,       0x1p-127f,    0x1.8p-127f, 0x1p-126f,
+      0x1.fp-126f, 0x1p-125f,       0x1p-110f,    0x1.7p-104f, 0x1p-63f,
+      0x1p-31f,    0x1.3p31f,       0x1p63f,      0x1.9p96f,   0x1p100f,
+      0x1p125f,    0x1p126f,        0x1.4p126f,   0x1.8p126f,  0x1p127f,
+      0x1.8p127f,  0x1.fffffep127f, INFINITY,     -INFINITY,   NAN,
+      7.0f,        10.0f,           0x1.000002p0f};
   std::vector<float> n, d;
   for (float a : edges) {
     for (float b : edges) {
@@ -507,11 +506,10 @@ void CheckDivision() {
 
   std::vector<double> n64, d64;
   std::vector<double> edges64 = {
-      0.0,         -0.0,       1.0,          3.0,        0x1p-1074,
-      0x1p-1023,   0x1p-1022,  0x1.8p-1022,  0x1p-1000,  0x1p-970,
-      0x1p-512,    0x1.7p512,  0x1p1000,     0x1p1020,   0x1p1022,
-      0x1.8p1022,  0x1p1023,   0x1.fp1023,   INFINITY,   NAN,
-      -7.0,        10.0};
+      0.0,       -0.0,        1.0,       3.0,        0x1p-1074, 0x1p-1023,
+      0x1p-1022, 0x1.8p-1022, 0x1p-1000, 0x1p-970,   0x1p-512,  0x1.7p512,
+      0x1p1000,  0x1p1020,    0x1p1022,  0x1.8p1022, 0x1p1023,  0x1.fp1023,
+      INFINITY,  NAN,         -7.0,      10.0};
   for (double a : edges64) {
     for (double b : edges64) {
       n64.push_back(a);
@@ -534,8 +532,8 @@ void CheckDivision() {
 // ---------------------------------------------------------------------------
 // Transcendental functions against the host's in double.
 
-void CheckOne(Machine* m, const char* mnemonic,
-              const std::vector<float>& in, double (*reference)(double)) {
+void CheckOne(Machine* m, const char* mnemonic, const std::vector<float>& in,
+              double (*reference)(double)) {
   auto out = m->Run<float>(mnemonic, in);
   int different = 0;
   for (size_t k = 0; k < in.size(); ++k) {
@@ -599,13 +597,12 @@ void CheckTranscendental() {
 void CheckModes() {
   Machine m(Arch::kGfx950);
   std::vector<float> a = {1, -1, 1, 0x1p-126f, 1e-40f, 0x1.fffffep127f};
-  std::vector<float> b = {0x1p-30f, -0x1p-30f, -0x1p-30f, 0, 0,
-                          0x1.fffffep127f};
+  std::vector<float> b = {0x1p-30f, -0x1p-30f, -0x1p-30f,
+                          0,        0,         0x1.fffffep127f};
   const float want[4][6] = {
       {1, -1, 1, 0x1p-126f, 1e-40f, INFINITY},
       {0x1.000002p0f, -1, 1, 0x1p-126f, 1e-40f, INFINITY},
-      {1, -0x1.000002p0f, 0x1.fffffep-1f, 0x1p-126f, 1e-40f,
-       0x1.fffffep127f},
+      {1, -0x1.000002p0f, 0x1.fffffep-1f, 0x1p-126f, 1e-40f, 0x1.fffffep127f},
       {1, -1, 0x1.fffffep-1f, 0x1p-126f, 1e-40f, 0x1.fffffep127f},
   };
   for (int rounding = 0; rounding < 4; ++rounding) {
@@ -613,8 +610,7 @@ void CheckModes() {
     auto sum = m.Run<float>("v_add_f32", a, b);
     m.SetMode(kMode);
     for (int k = 0; k < 6; ++k) {
-      Expect("rounding " + std::to_string(rounding), sum[k],
-             want[rounding][k]);
+      Expect("rounding " + std::to_string(rounding), sum[k], want[rounding][k]);
     }
   }
   m.SetMode(kFlush);
@@ -664,21 +660,22 @@ void CheckModes() {
 
 void CheckConversions() {
   Machine m(Arch::kGfx950);
-  std::vector<float> a = {0,      -0.9f,  1.9f,        -1.9f,  0x1p31f,
-                          -1e20f, 1e20f,  NAN,         -0x1p31f, 0x1p32f,
-                          -1,     0x1.fffffep31f};
-  const double i32[] = {0,        0,         1,  -1, INT32_MAX, INT32_MIN,
-                        INT32_MAX, 0, INT32_MIN, INT32_MAX, -1, INT32_MAX};
-  const double u32[] = {0,         0, 1, 0,          0x1p31, 0, UINT32_MAX, 0,
-                        0, UINT32_MAX, 0, 0xffffff00};
+  std::vector<float> a = {0,        -0.9f,   1.9f,  -1.9f,
+                          0x1p31f,  -1e20f,  1e20f, NAN,
+                          -0x1p31f, 0x1p32f, -1,    0x1.fffffep31f};
+  const double i32[] = {0,         0,         1,         -1,
+                        INT32_MAX, INT32_MIN, INT32_MAX, 0,
+                        INT32_MIN, INT32_MAX, -1,        INT32_MAX};
+  const double u32[] = {0,          0, 1, 0,          0x1p31, 0,
+                        UINT32_MAX, 0, 0, UINT32_MAX, 0,      0xffffff00};
   auto to_i32 = m.Run<int32_t>("v_cvt_i32_f32", a);
   auto to_u32 = m.Run<uint32_t>("v_cvt_u32_f32", a);
   for (size_t k = 0; k < a.size(); ++k) {
     Expect("i32 " + std::to_string(k), to_i32[k], i32[k]);
     Expect("u32 " + std::to_string(k), to_u32[k], u32[k]);
   }
-  std::vector<uint32_t> n = {0, 1, 0xffffffff, 0xffffff7f, 0xffffff80,
-                             0x80000001, 0x01000001};
+  std::vector<uint32_t> n = {0,          1,          0xffffffff, 0xffffff7f,
+                             0xffffff80, 0x80000001, 0x01000001};
   auto from = m.Run<float>("v_cvt_f32_u32", n);
   for (size_t k = 0; k < n.size(); ++k) {
     Expect("f32 from u32", from[k], static_cast<float>(n[k]));

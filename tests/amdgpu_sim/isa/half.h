@@ -56,17 +56,16 @@ inline void FloatsToHalves(const Mode& mode, const uint32_t* in,
   const bool saturate = mode.fp16_overflow();
   const __m128i low = _mm_set1_epi16(0x7fff);
   for (int lane = 0; lane < kLanes; lane += 8) {
-    __m256 floats =
-        _mm256_loadu_ps(reinterpret_cast<const float*>(in + lane));
+    __m256 floats = _mm256_loadu_ps(reinterpret_cast<const float*>(in + lane));
     __m128i halves = _mm256_cvtps_ph(floats, _MM_FROUND_CUR_DIRECTION);
     if (flush) halves = FlushHalves(halves);
     if (saturate) {
       // Infinite now and not before.
-      __m128i infinite = _mm_cmpeq_epi16(_mm_and_si128(halves, low),
-                                         _mm_set1_epi16(0x7c00));
+      __m128i infinite =
+          _mm_cmpeq_epi16(_mm_and_si128(halves, low), _mm_set1_epi16(0x7c00));
       __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), floats);
-      __m256i finite = _mm256_castps_si256(_mm256_cmp_ps(
-          size, _mm256_set1_ps(__builtin_inff()), _CMP_LT_OQ));
+      __m256i finite = _mm256_castps_si256(
+          _mm256_cmp_ps(size, _mm256_set1_ps(__builtin_inff()), _CMP_LT_OQ));
       __m128i mask = _mm_packs_epi32(_mm256_castsi256_si128(finite),
                                      _mm256_extracti128_si256(finite, 1));
       __m128i most = _mm_sub_epi16(halves, _mm_set1_epi16(1));
@@ -101,6 +100,12 @@ void ApplyHalf(const Wave& wave, const Inst& inst, const uint32_t* const* in,
   if constexpr (std::is_same_v<typename S::Result, float>) {
     FloatsToHalves(wave.mode, out, out);
   }
+}
+
+// The product is exact in double. The sum may not be, but then one addend is
+// too small to decide how the other rounds.
+inline float FmaHalf(float a, float b, float c) {
+  return RoundToOdd(static_cast<double>(a) * b + c);
 }
 
 // In IEEE mode a signaling NaN among the sources of a minimum or maximum is

@@ -70,13 +70,21 @@ Op MinMaxOp(const char* mnemonic, uint32_t extra = 0) {
 // Arithmetic.
 
 template <typename T>
-T Add(T a, T b) { return a + b; }
+T Add(T a, T b) {
+  return a + b;
+}
 template <typename T>
-T Sub(T a, T b) { return a - b; }
+T Sub(T a, T b) {
+  return a - b;
+}
 template <typename T>
-T SubRev(T a, T b) { return b - a; }
+T SubRev(T a, T b) {
+  return b - a;
+}
 template <typename T>
-T Mul(T a, T b) { return a * b; }
+T Mul(T a, T b) {
+  return a * b;
+}
 
 float Fma32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 double Fma64(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -100,18 +108,18 @@ float MadHalf(float a, float b, float c) {
   return FlushHalf(HalfToFloat(FloatToHalfByMode(sum)));
 }
 
-// f16: the product is exact in double. The sum may not be, but then one
-// addend is too small to decide how the other rounds.
-float FmaHalf(float a, float b, float c) {
-  return RoundToOdd(static_cast<double>(a) * b + c);
+template <typename T>
+T Floor(T a) {
+  return std::floor(a);
 }
-
 template <typename T>
-T Floor(T a) { return std::floor(a); }
+T Ceil(T a) {
+  return std::ceil(a);
+}
 template <typename T>
-T Ceil(T a) { return std::ceil(a); }
-template <typename T>
-T Trunc(T a) { return std::trunc(a); }
+T Trunc(T a) {
+  return std::trunc(a);
+}
 float RndNe(float a) { return __builtin_roundevenf(a); }
 double RndNe64(double a) { return __builtin_roundeven(a); }
 
@@ -191,9 +199,9 @@ struct Parts;
 template <>
 struct Parts<uint32_t> {
   static constexpr int kMantissa = 23, kMax = 255, kBias = 127;
-  static constexpr int kScale = 64;    // Of v_div_scale, a power of 2.
-  static constexpr int kFar = 96;      // Exponents so far apart: overflow.
-  static constexpr int kTiny = 23;     // A numerator's exponent field.
+  static constexpr int kScale = 64;  // Of v_div_scale, a power of 2.
+  static constexpr int kFar = 96;    // Exponents so far apart: overflow.
+  static constexpr int kTiny = 23;   // A numerator's exponent field.
   static constexpr int kUnderflow = -150;
   using Float = float;
   static float Make(uint32_t bits) { return FloatOf(bits); }
@@ -263,14 +271,13 @@ Bits DivScaleBits(Bits s0, Bits denominator, Bits numerator, bool& post) {
   if (d.zero || n.zero) {
     return Bits{P::kMax} << P::kMantissa | Bits{1} << (P::kMantissa - 1);
   }
-  bool is_denominator = P::Make(s0) == P::Make(denominator) &&
-                        s0 == denominator;
+  bool is_denominator =
+      P::Make(s0) == P::Make(denominator) && s0 == denominator;
   bool is_numerator = s0 == numerator;
   // |1 / d| and |n / d| below the least normal number.
   bool reciprocal_denormal =
       d.exponent > 2 * P::kBias - 1 ||
-      (d.exponent == 2 * P::kBias - 1 &&
-       d.mantissa != Bits{1} << P::kMantissa);
+      (d.exponent == 2 * P::kBias - 1 && d.mantissa != Bits{1} << P::kMantissa);
   int difference = n.exponent - d.exponent;
   bool quotient_denormal =
       difference < 1 - P::kBias ||
@@ -325,8 +332,7 @@ void DivScaleVector(Wave& wave, const Inst& inst) {
   std::memcpy(out.at, in[0], RegistersOf(kType) * kLanes * 4);
   uint64_t written = WrittenLanes(wave, inst);
   uint64_t post = 0;
-  for (uint64_t lanes = MaskOf(slow.at) & written; lanes;
-       lanes &= lanes - 1) {
+  for (uint64_t lanes = MaskOf(slow.at) & written; lanes; lanes &= lanes - 1) {
     int lane = __builtin_ctzll(lanes);
     bool scale = false;
     SetLane(out.at, lane,
@@ -632,9 +638,9 @@ void AddF16Ops(Ops* ops) {
       HalfOp<FmaHalf>("v_fma_legacy_f16", kOpSel),
       HalfOp<MadHalf>("v_mad_f16", kOwn),
       HalfOp<MadHalf>("v_mad_legacy_f16", kOpSel),
-      HalfOp<MadHalf>("v_mac_f16", kReadsDst | kKeepsHigh),
-      HalfOp<MadHalf>("v_madak_f16", kKeepsHigh),
-      HalfOp<MadHalf>("v_madmk_f16", kKeepsHigh),
+      HalfOp<MadHalf>("v_mac_f16", kReadsDst | kOpSel),
+      HalfOp<MadHalf>("v_madak_f16"),
+      HalfOp<MadHalf>("v_madmk_f16"),
       HalfMinMaxOp<Minimum<false, F>>("v_min_f16"),
       HalfMinMaxOp<Maximum<false, F>>("v_max_f16"),
       HalfMinMaxOp<Minimum3<false, F>>("v_min3_f16", kOwn),

@@ -2,11 +2,11 @@
 
 // Packed arithmetic (VOP3P), dot products, mixed precision, and conversions
 // that pack: f16, bf16, fp8, bf8, fp6, bf6, fp4.
-#include <immintrin.h>
-
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 #include "tests/amdgpu_sim/isa/float.h"
 #include "tests/amdgpu_sim/isa/half.h"
@@ -15,8 +15,6 @@
 
 namespace amdgpu_sim {
 namespace {
-
-
 
 // ---------------------------------------------------------------------------
 // Two elements of 32 bits.
@@ -41,10 +39,6 @@ void PkMov(Wave& wave, const Inst& inst) {
 
 // ---------------------------------------------------------------------------
 // Two halves.
-
-float FmaHalf(float a, float b, float c) {
-  return RoundToOdd(static_cast<double>(a) * b + c);
-}
 
 template <typename T>
 T Saturate(int32_t value, bool clamp) {
@@ -73,9 +67,13 @@ uint16_t PkMulLo(uint16_t a, uint16_t b) {
   return static_cast<uint16_t>(uint32_t{a} * b);
 }
 template <typename T>
-T PkMin(T a, T b) { return a < b ? a : b; }
+T PkMin(T a, T b) {
+  return a < b ? a : b;
+}
 template <typename T>
-T PkMax(T a, T b) { return a > b ? a : b; }
+T PkMax(T a, T b) {
+  return a > b ? a : b;
+}
 uint16_t PkShl(uint16_t count, uint16_t a) {
   return static_cast<uint16_t>(a << (count & 15));
 }
@@ -94,8 +92,8 @@ float LowBfloat(uint32_t a) { return FloatOf(a << 16); }
 
 // Products of two halves are exact in f32, so each step rounds once.
 template <float (*value)(uint32_t), bool addend_last>
-float Dot2Lane(uint32_t a_low, uint32_t a_high, uint32_t b_low,
-               uint32_t b_high, float c) {
+float Dot2Lane(uint32_t a_low, uint32_t a_high, uint32_t b_low, uint32_t b_high,
+               float c) {
   if (addend_last) {
     float sum = value(a_low) * value(b_low);
     sum = __builtin_fmaf(value(a_high), value(b_high), sum);
@@ -121,9 +119,8 @@ void Dot2(Wave& wave, const Inst& inst) {
       ReadModified(wave, inst, c, Type::kF32, false, &addend);
   for (int lane = 0; lane < kLanes; ++lane) {
     SetLane(out.at, lane,
-            Dot2Lane<value, addend_last>(in[0][lane], in[1][lane],
-                                         in[2][lane], in[3][lane],
-                                         FloatOf(from[lane])));
+            Dot2Lane<value, addend_last>(in[0][lane], in[1][lane], in[2][lane],
+                                         in[3][lane], FloatOf(from[lane])));
   }
   if (inst.clamp) ModifyResult(wave, inst, Type::kF32, out.at);
   WriteLanes(wave.v[inst.dst[0].reg], out.at, wave.exec());
@@ -206,8 +203,7 @@ const uint32_t* ReadMixed(const Wave& wave, const Inst& inst, int index,
   }
   if (o.kind == Operand::Kind::kConstant) o.constant = HalfConstant(o);
   Plane raw;
-  const uint32_t* halves =
-      ReadModified(wave, inst, o, Type::kF16, false, &raw);
+  const uint32_t* halves = ReadModified(wave, inst, o, Type::kF16, false, &raw);
   HalvesToFloats(wave.mode, halves, plane->at);
   return plane->at;
 }
@@ -254,27 +250,18 @@ Op FmaMixOp(const char* mnemonic) {
 
 template <int rounding>
 void CvtPkHalf(Wave& wave, const Inst& inst) {
-  constexpr int kImmediate[] = {_MM_FROUND_TO_NEAREST_INT, _MM_FROUND_TO_POS_INF,
-                                _MM_FROUND_TO_NEG_INF, _MM_FROUND_TO_ZERO};
-  Plane planes[2], out;
-  const uint32_t* in[2];
-  for (int k = 0; k < 2; ++k) {
-    in[k] = Read(wave, inst, k, Type::kF32, &planes[k]);
-  }
-  const bool flush = !(wave.mode.denorm16_64() & 2);
-  for (int lane = 0; lane < kLanes; lane += 8) {
-    __m128i halves[2];
+  Plane planes[2], halves[2];
+  {
+    ScopedMxcsr scope(wave, MxcsrFor(rounding, 3));
     for (int k = 0; k < 2; ++k) {
-      __m256 values =
-          _mm256_loadu_ps(reinterpret_cast<const float*>(in[k] + lane));
-      halves[k] = _mm256_cvtps_ph(values, kImmediate[rounding]);
-      if (flush) halves[k] = FlushHalves(halves[k]);
+      FloatsToHalves(wave.mode, Read(wave, inst, k, Type::kF32, &planes[k]),
+                     halves[k].at);
     }
-    __m128i* to = reinterpret_cast<__m128i*>(out.at + lane);
-    _mm_storeu_si128(to, _mm_unpacklo_epi16(halves[0], halves[1]));
-    _mm_storeu_si128(to + 1, _mm_unpackhi_epi16(halves[0], halves[1]));
   }
-  Write(wave, inst, Type::kB32, &out);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    halves[0].at[lane] |= halves[1].at[lane] << 16;
+  }
+  Write(wave, inst, Type::kB32, &halves[0]);
 }
 
 uint32_t CvtPkBfloat(float low, float high) {
@@ -326,8 +313,7 @@ float FromMini(uint32_t a) {
 template <const MiniFormat& format>
 uint64_t PairFromMini(uint32_t a) {
   const auto& table = DecodeTable<format>();
-  return BitsOf(table[a & 0xff]) | uint64_t{BitsOf(table[a >> 8 & 0xff])}
-                                       << 32;
+  return BitsOf(table[a & 0xff]) | uint64_t{BitsOf(table[a >> 8 & 0xff])} << 32;
 }
 
 template <const MiniFormat& format>
@@ -373,20 +359,15 @@ void CvtSrMini(Wave& wave, const Inst& inst) {
   uint32_t* to = wave.v[inst.dst[0].reg];
   for (uint64_t lanes = wave.exec(); lanes; lanes &= lanes - 1) {
     int lane = __builtin_ctzll(lanes);
-    WriteByte(inst,
-              EncodeMini(format, a[lane], saturate, 0, {true, r[lane]}),
+    WriteByte(inst, EncodeMini(format, a[lane], saturate, 0, {true, r[lane]}),
               &to[lane]);
   }
 }
 
 template <const MiniFormat& format>
 Op CvtSrMiniOp(const char* mnemonic, uint8_t archs) {
-  return {mnemonic,
-          CvtSrMini<format>,
-          InstClass::kValu,
-          {Type::kB32},
-          {Type::kF32, Type::kB32},
-          kOpSel | kNegAbs,
+  return {mnemonic,     CvtSrMini<format>,        InstClass::kValu,
+          {Type::kB32}, {Type::kF32, Type::kB32}, kOpSel | kNegAbs,
           archs};
 }
 
@@ -444,16 +425,14 @@ void Narrow(Wave& wave, const Inst& inst) {
   for (uint64_t lanes = wave.exec(); lanes; lanes &= lanes - 1) {
     int lane = __builtin_ctzll(lanes);
     int scale = ScaleOf(wave, scale_operand, lane);
-    uint32_t random =
-        stochastic ? RegisterOf(wave, inst.src[1], 0, lane) : 0;
+    uint32_t random = stochastic ? RegisterOf(wave, inst.src[1], 0, lane) : 0;
     uint32_t packed[7] = {};
     for (int k = 0; k < count; ++k) {
-      uint32_t bits =
-          kTwo ? ElementOf<wide>(wave, inst.src[k & 1], k / 2, lane)
-               : ElementOf<wide>(wave, inst.src[0], k, lane);
+      uint32_t bits = kTwo ? ElementOf<wide>(wave, inst.src[k & 1], k / 2, lane)
+                           : ElementOf<wide>(wave, inst.src[0], k, lane);
       if (scale == 0xff) bits = 0x7fc00000;
-      uint64_t code = EncodeMini(format, bits, saturate, scale - 127,
-                                 {stochastic, random});
+      uint64_t code =
+          EncodeMini(format, bits, saturate, scale - 127, {stochastic, random});
       if (stochastic) random = NextRandom(random);
       int at = k * format.bits();
       code <<= at % 32;
@@ -465,9 +444,8 @@ void Narrow(Wave& wave, const Inst& inst) {
       WriteByte(inst, packed[0], &wave.v[reg][lane]);
     } else if (kBits == 16) {
       uint32_t old = wave.v[reg][lane];
-      wave.v[reg][lane] = inst.op_sel_dst
-                              ? (old & 0xffff) | packed[0] << 16
-                              : (old & 0xffff0000) | packed[0];
+      wave.v[reg][lane] = inst.op_sel_dst ? (old & 0xffff) | packed[0] << 16
+                                          : (old & 0xffff0000) | packed[0];
     } else {
       for (int k = 0; k < kBits / 32; ++k) wave.v[reg + k][lane] = packed[k];
     }
@@ -486,9 +464,9 @@ void Widen(Wave& wave, const Inst& inst) {
   for (uint64_t lanes = wave.exec(); lanes; lanes &= lanes - 1) {
     int lane = __builtin_ctzll(lanes);
     int scale = ScaleOf(wave, inst.src[1], lane);
-    double factor = scale == 0xff ? __builtin_nan("")
-                                  : DoubleOf(uint64_t(scale - 127 + 1023)
-                                             << 52);
+    double factor = scale == 0xff
+                        ? __builtin_nan("")
+                        : DoubleOf(uint64_t(scale - 127 + 1023) << 52);
     uint32_t out[32] = {};
     for (int k = 0; k < count; ++k) {
       int at = first + k * format.bits();
@@ -522,79 +500,89 @@ void Widen(Wave& wave, const Inst& inst) {
   }
 }
 
-Op ScaleOp(const char* mnemonic, Execute execute, int sources) {
-  Op op = {mnemonic, execute, InstClass::kValu, {Type::kWide}, {},
-           kOpSel | kNegAbs, kOnGfx950};
-  for (int k = 0; k < sources; ++k) op.src[k] = Type::kWide;
-  // The scale may be a constant.
-  op.src[sources - 1] = Type::kF32;
-  if (sources == 3) op.src[1] = Type::kWide;
+Op ScaleOp(const char* mnemonic, Execute execute,
+           std::initializer_list<Type> sources) {
+  Op op = {mnemonic, execute,          InstClass::kValu, {Type::kWide},
+           {},       kOpSel | kNegAbs, kOnGfx950};
+  std::copy(sources.begin(), sources.end(), op.src);
   return op;
+}
+
+template <const MiniFormat& format, Wide wide, int count>
+Op NarrowOp(const char* mnemonic) {
+  constexpr Type kFirst = count == 2 ? Type::kF32 : Type::kWide;
+  Execute execute = Narrow<format, wide, count, false>;
+  if (wide == Wide::kF32) {
+    return ScaleOp(mnemonic, execute, {kFirst, kFirst, Type::kF32});
+  }
+  return ScaleOp(mnemonic, execute, {Type::kWide, Type::kF32});
+}
+
+template <const MiniFormat& format, Wide wide, int count>
+Op NarrowRandomOp(const char* mnemonic) {
+  return ScaleOp(mnemonic, Narrow<format, wide, count, true>,
+                 {Type::kWide, Type::kB32, Type::kF32});
+}
+
+template <const MiniFormat& format, Wide wide, int count>
+Op WidenOp(const char* mnemonic) {
+  return ScaleOp(mnemonic, Widen<format, wide, count>,
+                 {Type::kWide, Type::kF32});
 }
 
 void AddScaleOps(Ops* ops) {
   constexpr Wide F32 = Wide::kF32, F16 = Wide::kF16, BF16 = Wide::kBF16;
-#define PAIR(name, format, wide, count, sources)                         \
-  ScaleOp("v_cvt_scalef32_" name, Narrow<format, wide, count, false>,    \
-          sources)
-#define RANDOM(name, format, wide, count)                                \
-  ScaleOp("v_cvt_scalef32_sr_" name, Narrow<format, wide, count, true>, 3)
-#define WIDEN(name, format, wide, count)                                 \
-  ScaleOp("v_cvt_scalef32_" name, Widen<format, wide, count>, 2)
   Ops list = {
-      PAIR("pk_fp8_f32", kFp8, F32, 2, 3),
-      PAIR("pk_bf8_f32", kBf8, F32, 2, 3),
-      PAIR("pk_fp4_f32", kFp4, F32, 2, 3),
-      PAIR("pk_fp8_f16", kFp8, F16, 2, 2),
-      PAIR("pk_bf8_f16", kBf8, F16, 2, 2),
-      PAIR("pk_fp4_f16", kFp4, F16, 2, 2),
-      PAIR("pk_fp8_bf16", kFp8, BF16, 2, 2),
-      PAIR("pk_bf8_bf16", kBf8, BF16, 2, 2),
-      PAIR("pk_fp4_bf16", kFp4, BF16, 2, 2),
-      PAIR("2xpk16_fp6_f32", kFp6, F32, 32, 3),
-      PAIR("2xpk16_bf6_f32", kBf6, F32, 32, 3),
-      PAIR("pk32_fp6_f16", kFp6, F16, 32, 2),
-      PAIR("pk32_bf6_f16", kBf6, F16, 32, 2),
-      PAIR("pk32_fp6_bf16", kFp6, BF16, 32, 2),
-      PAIR("pk32_bf6_bf16", kBf6, BF16, 32, 2),
-      RANDOM("fp8_f32", kFp8, F32, 1),
-      RANDOM("bf8_f32", kBf8, F32, 1),
-      RANDOM("fp8_f16", kFp8, F16, 1),
-      RANDOM("bf8_f16", kBf8, F16, 1),
-      RANDOM("fp8_bf16", kFp8, BF16, 1),
-      RANDOM("bf8_bf16", kBf8, BF16, 1),
-      RANDOM("pk_fp4_f32", kFp4, F32, 2),
-      RANDOM("pk_fp4_f16", kFp4, F16, 2),
-      RANDOM("pk_fp4_bf16", kFp4, BF16, 2),
-      RANDOM("pk32_fp6_f32", kFp6, F32, 32),
-      RANDOM("pk32_bf6_f32", kBf6, F32, 32),
-      RANDOM("pk32_fp6_f16", kFp6, F16, 32),
-      RANDOM("pk32_bf6_f16", kBf6, F16, 32),
-      RANDOM("pk32_fp6_bf16", kFp6, BF16, 32),
-      RANDOM("pk32_bf6_bf16", kBf6, BF16, 32),
-      WIDEN("f32_fp8", kFp8, F32, 1),
-      WIDEN("f32_bf8", kBf8, F32, 1),
-      WIDEN("f16_fp8", kFp8, F16, 1),
-      WIDEN("f16_bf8", kBf8, F16, 1),
-      WIDEN("pk_f32_fp8", kFp8, F32, 2),
-      WIDEN("pk_f32_bf8", kBf8, F32, 2),
-      WIDEN("pk_f32_fp4", kFp4, F32, 2),
-      WIDEN("pk_f16_fp8", kFp8, F16, 2),
-      WIDEN("pk_f16_bf8", kBf8, F16, 2),
-      WIDEN("pk_f16_fp4", kFp4, F16, 2),
-      WIDEN("pk_bf16_fp8", kFp8, BF16, 2),
-      WIDEN("pk_bf16_bf8", kBf8, BF16, 2),
-      WIDEN("pk_bf16_fp4", kFp4, BF16, 2),
-      WIDEN("pk32_f32_fp6", kFp6, F32, 32),
-      WIDEN("pk32_f32_bf6", kBf6, F32, 32),
-      WIDEN("pk32_f16_fp6", kFp6, F16, 32),
-      WIDEN("pk32_f16_bf6", kBf6, F16, 32),
-      WIDEN("pk32_bf16_fp6", kFp6, BF16, 32),
-      WIDEN("pk32_bf16_bf6", kBf6, BF16, 32),
+      NarrowOp<kFp8, F32, 2>("v_cvt_scalef32_pk_fp8_f32"),
+      NarrowOp<kBf8, F32, 2>("v_cvt_scalef32_pk_bf8_f32"),
+      NarrowOp<kFp4, F32, 2>("v_cvt_scalef32_pk_fp4_f32"),
+      NarrowOp<kFp8, F16, 2>("v_cvt_scalef32_pk_fp8_f16"),
+      NarrowOp<kBf8, F16, 2>("v_cvt_scalef32_pk_bf8_f16"),
+      NarrowOp<kFp4, F16, 2>("v_cvt_scalef32_pk_fp4_f16"),
+      NarrowOp<kFp8, BF16, 2>("v_cvt_scalef32_pk_fp8_bf16"),
+      NarrowOp<kBf8, BF16, 2>("v_cvt_scalef32_pk_bf8_bf16"),
+      NarrowOp<kFp4, BF16, 2>("v_cvt_scalef32_pk_fp4_bf16"),
+      NarrowOp<kFp6, F32, 32>("v_cvt_scalef32_2xpk16_fp6_f32"),
+      NarrowOp<kBf6, F32, 32>("v_cvt_scalef32_2xpk16_bf6_f32"),
+      NarrowOp<kFp6, F16, 32>("v_cvt_scalef32_pk32_fp6_f16"),
+      NarrowOp<kBf6, F16, 32>("v_cvt_scalef32_pk32_bf6_f16"),
+      NarrowOp<kFp6, BF16, 32>("v_cvt_scalef32_pk32_fp6_bf16"),
+      NarrowOp<kBf6, BF16, 32>("v_cvt_scalef32_pk32_bf6_bf16"),
+      NarrowRandomOp<kFp8, F32, 1>("v_cvt_scalef32_sr_fp8_f32"),
+      NarrowRandomOp<kBf8, F32, 1>("v_cvt_scalef32_sr_bf8_f32"),
+      NarrowRandomOp<kFp8, F16, 1>("v_cvt_scalef32_sr_fp8_f16"),
+      NarrowRandomOp<kBf8, F16, 1>("v_cvt_scalef32_sr_bf8_f16"),
+      NarrowRandomOp<kFp8, BF16, 1>("v_cvt_scalef32_sr_fp8_bf16"),
+      NarrowRandomOp<kBf8, BF16, 1>("v_cvt_scalef32_sr_bf8_bf16"),
+      NarrowRandomOp<kFp4, F32, 2>("v_cvt_scalef32_sr_pk_fp4_f32"),
+      NarrowRandomOp<kFp4, F16, 2>("v_cvt_scalef32_sr_pk_fp4_f16"),
+      NarrowRandomOp<kFp4, BF16, 2>("v_cvt_scalef32_sr_pk_fp4_bf16"),
+      NarrowRandomOp<kFp6, F32, 32>("v_cvt_scalef32_sr_pk32_fp6_f32"),
+      NarrowRandomOp<kBf6, F32, 32>("v_cvt_scalef32_sr_pk32_bf6_f32"),
+      NarrowRandomOp<kFp6, F16, 32>("v_cvt_scalef32_sr_pk32_fp6_f16"),
+      NarrowRandomOp<kBf6, F16, 32>("v_cvt_scalef32_sr_pk32_bf6_f16"),
+      NarrowRandomOp<kFp6, BF16, 32>("v_cvt_scalef32_sr_pk32_fp6_bf16"),
+      NarrowRandomOp<kBf6, BF16, 32>("v_cvt_scalef32_sr_pk32_bf6_bf16"),
+      WidenOp<kFp8, F32, 1>("v_cvt_scalef32_f32_fp8"),
+      WidenOp<kBf8, F32, 1>("v_cvt_scalef32_f32_bf8"),
+      WidenOp<kFp8, F16, 1>("v_cvt_scalef32_f16_fp8"),
+      WidenOp<kBf8, F16, 1>("v_cvt_scalef32_f16_bf8"),
+      WidenOp<kFp8, F32, 2>("v_cvt_scalef32_pk_f32_fp8"),
+      WidenOp<kBf8, F32, 2>("v_cvt_scalef32_pk_f32_bf8"),
+      WidenOp<kFp4, F32, 2>("v_cvt_scalef32_pk_f32_fp4"),
+      WidenOp<kFp8, F16, 2>("v_cvt_scalef32_pk_f16_fp8"),
+      WidenOp<kBf8, F16, 2>("v_cvt_scalef32_pk_f16_bf8"),
+      WidenOp<kFp4, F16, 2>("v_cvt_scalef32_pk_f16_fp4"),
+      WidenOp<kFp8, BF16, 2>("v_cvt_scalef32_pk_bf16_fp8"),
+      WidenOp<kBf8, BF16, 2>("v_cvt_scalef32_pk_bf16_bf8"),
+      WidenOp<kFp4, BF16, 2>("v_cvt_scalef32_pk_bf16_fp4"),
+      WidenOp<kFp6, F32, 32>("v_cvt_scalef32_pk32_f32_fp6"),
+      WidenOp<kBf6, F32, 32>("v_cvt_scalef32_pk32_f32_bf6"),
+      WidenOp<kFp6, F16, 32>("v_cvt_scalef32_pk32_f16_fp6"),
+      WidenOp<kBf6, F16, 32>("v_cvt_scalef32_pk32_f16_bf6"),
+      WidenOp<kFp6, BF16, 32>("v_cvt_scalef32_pk32_bf16_fp6"),
+      WidenOp<kBf6, BF16, 32>("v_cvt_scalef32_pk32_bf16_bf6"),
   };
-#undef PAIR
-#undef RANDOM
-#undef WIDEN
   ops->insert(ops->end(), list.begin(), list.end());
 }
 
