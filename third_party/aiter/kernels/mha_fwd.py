@@ -80,6 +80,11 @@ def _attend(
   if GENERAL and MASKED:
     # A row that has seen no key yet: anything finite keeps the NaN away.
     m_exp = tl.where(m_new == float("-inf"), 0.0, m_new)
+  if LANE_KEYS > 0 and not GENERAL and (EDGE or MASKED):
+    # Such a row's maximum is a bound of cut_edges times the scale, rounded. The
+    # compiler fuses the subtraction below with the same product, unrounded:
+    # what is left of the bound may be huge, and its exponential infinite.
+    m_exp = tl.where(m_new < -scale * common.EDGE_LIMIT, 0.0, m_new)
   p = tl.exp2(s * score_scale - m_exp[:, None])
   alpha = tl.exp2(m - m_exp)
   l = l * alpha + tl.sum(p, 1)
