@@ -158,6 +158,7 @@ class Dispatch {
   const Workgroup* running_ = nullptr;
   std::deque<std::unique_ptr<Workgroup>> stopped_;  // By a fault.
   Counts counts_;
+  uint64_t instructions_ = 0;
 };
 
 uint64_t Dispatch::MakePacket() {
@@ -348,11 +349,13 @@ void Dispatch::Run() {
       return;
     }
     if (done) {
+      instructions_ += workgroup->executed();
       pool.Give(std::move(workgroup));
     } else {
       resident.push_back(std::move(workgroup));
     }
   }
+  AddLaunch(launch_.kernel, instructions_);
   if (counts != nullptr) {
     counts_.launches = 1;
     counts_.workgroups = total_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "tests/amdgpu_sim/isa/inst.h"
@@ -37,6 +38,19 @@ void Pieces(uint32_t offset, int bytes, F&& f) {
   }
   if (bytes & 1) f(offset, uint8_t{});
 }
+
+// Whether the wave's current instruction loads from global memory to LDS.
+bool IsDma(const Wave& wave) {
+  return wave.current != nullptr &&
+         wave.current->inst_class != InstClass::kLds && wave.current->lds;
+}
+
+// The widest integers that so many bytes are made of.
+template <int kBytes>
+using Unit = std::conditional_t<
+    kBytes % 8 == 0, uint64_t,
+    std::conditional_t<kBytes % 4 == 0, uint32_t,
+                       std::conditional_t<kBytes % 2 == 0, uint16_t, uint8_t>>>;
 
 // The byte in all bytes of a T.
 template <typename T>
@@ -83,25 +97,24 @@ const Lds::Record* Lds::Last(const Wave& wave) const {
   return last != nullptr && last->sequence == wave.sequence ? last : nullptr;
 }
 
-void Lds::Note(Wave& wave, uint32_t address, int bytes, bool write, bool dma) {
+Lds::Record* Lds::Begin(Wave& wave, int bytes, bool write, bool dma) {
   WaveRecords& records = *records_[wave.index];
   Record* record = records.last;
-  if (record == nullptr || record->sequence != wave.sequence) {
-    if (dma) {
-      record = &records.dma[records.next_dma];
-      records.next_dma = (records.next_dma + 1) % kDmaRecords;
-    } else {
-      record = &records.lds[records.next_lds];
-      records.next_lds = (records.next_lds + 1) % kLdsRecords;
-    }
-    record->sequence = wave.sequence;
-    record->write = write;
-    record->dma = dma;
-    record->bytes = bytes;
-    record->count = 0;
-    records.last = record;
+  if (record != nullptr && record->sequence == wave.sequence) return record;
+  if (dma) {
+    record = &records.dma[records.next_dma];
+    records.next_dma = (records.next_dma + 1) % kDmaRecords;
+  } else {
+    record = &records.lds[records.next_lds];
+    records.next_lds = (records.next_lds + 1) % kLdsRecords;
   }
-  if (record->count < 2 * kLanes) record->address[record->count++] = address;
+  record->sequence = wave.sequence;
+  record->write = write;
+  record->dma = dma;
+  record->bytes = bytes;
+  record->count = 0;
+  records.last = record;
+  return record;
 }
 
 uint8_t* Lds::Reach(Wave& wave, uint32_t address, int bytes, Access access,
@@ -114,11 +127,11 @@ uint8_t* Lds::Reach(Wave& wave, uint32_t address, int bytes, Access access,
                     " bytes, the workgroup has " + std::to_string(size_),
                 lane, address};
   }
-  bool dma = wave.current != nullptr &&
-             wave.current->inst_class != InstClass::kLds && wave.current->lds;
+  const bool dma = IsDma(wave);
   if (shared_ || record_all_ || dma) {
     bool write = access != Access::kRead && access != Access::kAtomicRead;
-    Note(wave, address, bytes, write, dma);
+    Record* record = Begin(wave, bytes, write, dma);
+    if (record->count < 2 * kLanes) record->address[record->count++] = address;
   }
   switch (access) {
     case Access::kRead:
@@ -140,6 +153,134 @@ uint8_t* Lds::Reach(Wave& wave, uint32_t address, int bytes, Access access,
       break;
   }
   return bytes_.data() + address;
+}
+
+template <int kBytes>
+inline bool Lds::ReadQuickly(uint32_t offset, uint8_t mine, bool track) {
+  using T = Unit<kBytes>;
+  bool good = true, fresh = false;
+  for (uint32_t i = offset; i < offset + kBytes; i += sizeof(T)) {
+    good &= Load<T>(&written_[i]) == Splat<T>(1);
+    const T writer = Load<T>(&writer_[i]);
+    good &= writer == 0 || writer == Splat<T>(mine);
+    const T reader = Load<T>(&reader_[i]);
+    fresh |= reader == 0;
+    good &=
+        reader == 0 || reader == Splat<T>(mine) || reader == Splat<T>(kMany);
+  }
+  if (!good) return false;
+  if (!track || !fresh) return true;
+  for (uint32_t i = offset; i < offset + kBytes; i += sizeof(T)) {
+    if (Load<T>(&reader_[i]) == 0) Store<T>(&reader_[i], Splat<T>(mine));
+  }
+  return true;
+}
+
+template <int kBytes>
+inline bool Lds::WriteQuickly(uint32_t offset, uint8_t mine, bool track) {
+  using T = Unit<kBytes>;
+  if (track) {
+    bool good = true;
+    for (uint32_t i = offset; i < offset + kBytes; i += sizeof(T)) {
+      const T writer = Load<T>(&writer_[i]);
+      good &= writer == 0 || writer == Splat<T>(mine);
+      const T reader = Load<T>(&reader_[i]);
+      good &= reader == 0 || reader == Splat<T>(mine);
+    }
+    if (!good) return false;
+  }
+  for (uint32_t i = offset; i < offset + kBytes; i += sizeof(T)) {
+    Store<T>(&written_[i], Splat<T>(1));
+    if (track) Store<T>(&writer_[i], Splat<T>(mine));
+  }
+  return true;
+}
+
+template <int kBytes>
+void Lds::PlainAll(Wave& wave, const uint32_t* address, bool write,
+                   uint64_t lanes) {
+  const uint8_t mine = static_cast<uint8_t>(wave.index + 1);
+  const bool track = (shared_ && races_) || any_dma_;
+  for (uint64_t left = lanes; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctzll(left);
+    if (write) {
+      if (!WriteQuickly<kBytes>(address[lane], mine, track)) {
+        WriteBytes(wave, address[lane], kBytes, lane, false);
+      }
+    } else if (!ReadQuickly<kBytes>(address[lane], mine, track)) {
+      ReadBytes(wave, address[lane], kBytes, lane);
+    }
+  }
+}
+
+void Lds::ReachAll(Wave& wave, const uint32_t* address, int bytes,
+                   Access access, uint64_t lanes, uint8_t** out) {
+  if (lanes == 0) return;
+  uint32_t low = ~uint32_t{0}, high = 0;
+  if (lanes == ~uint64_t{0}) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      low = std::min(low, address[lane]);
+      high = std::max(high, address[lane]);
+      out[lane] = bytes_.data() + address[lane];
+    }
+  } else {
+    for (uint64_t left = lanes; left != 0; left &= left - 1) {
+      const int lane = __builtin_ctzll(left);
+      low = std::min(low, address[lane]);
+      high = std::max(high, address[lane]);
+      out[lane] = bytes_.data() + address[lane];
+    }
+  }
+  const bool dma = IsDma(wave);
+  // One lane after the other where something is unusual.
+  const bool good = high < size_ &&
+                    static_cast<uint32_t>(bytes) <= size_ - high && !dma &&
+                    (access == Access::kRead || access == Access::kWrite);
+  if (!good) {
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const int lane = __builtin_ctzll(lanes);
+      out[lane] = Reach(wave, address[lane], bytes, access, lane);
+    }
+    return;
+  }
+  const bool write = access == Access::kWrite;
+  if (shared_ || record_all_) {
+    Record* record = Begin(wave, bytes, write, false);
+    if (lanes == ~uint64_t{0} && record->count <= kLanes) {
+      std::memcpy(record->address + record->count, address,
+                  kLanes * sizeof(uint32_t));
+      record->count += kLanes;
+    } else {
+      for (uint64_t left = lanes; left != 0; left &= left - 1) {
+        if (record->count == 2 * kLanes) break;
+        record->address[record->count++] = address[__builtin_ctzll(left)];
+      }
+    }
+  }
+  const uint32_t first = low / kBlock, last = (high + bytes - 1) / kBlock;
+  std::memset(&touched_[first], 1, last - first + 1);
+  switch (bytes) {
+    case 1:
+      return PlainAll<1>(wave, address, write, lanes);
+    case 2:
+      return PlainAll<2>(wave, address, write, lanes);
+    case 4:
+      return PlainAll<4>(wave, address, write, lanes);
+    case 8:
+      return PlainAll<8>(wave, address, write, lanes);
+    case 12:
+      return PlainAll<12>(wave, address, write, lanes);
+    case 16:
+      return PlainAll<16>(wave, address, write, lanes);
+  }
+  for (; lanes != 0; lanes &= lanes - 1) {
+    const int lane = __builtin_ctzll(lanes);
+    if (write) {
+      WriteBytes(wave, address[lane], bytes, lane, false);
+    } else {
+      ReadBytes(wave, address[lane], bytes, lane);
+    }
+  }
 }
 
 std::string Lds::Who(uint8_t code) const {

@@ -29,6 +29,9 @@ class Lds {
 
   uint8_t* Reach(Wave& wave, uint32_t address, int bytes, Access access,
                  int lane);
+  // The same for the lanes of a mask.
+  void ReachAll(Wave& wave, const uint32_t* address, int bytes, Access access,
+                uint64_t lanes, uint8_t** out);
 
   // After each instruction that may have written: throws if one of its writes
   // changed a byte that another wave touched.
@@ -79,7 +82,16 @@ class Lds {
     int8_t lane;
   };
 
-  void Note(Wave& wave, uint32_t address, int bytes, bool write, bool dma);
+  // The record of the wave's current instruction.
+  Record* Begin(Wave& wave, int bytes, bool write, bool dma);
+  // The common cases of the functions below: true if nothing else is to do.
+  template <int kBytes>
+  bool ReadQuickly(uint32_t offset, uint8_t mine, bool track);
+  template <int kBytes>
+  bool WriteQuickly(uint32_t offset, uint8_t mine, bool track);
+  template <int kBytes>
+  void PlainAll(Wave& wave, const uint32_t* address, bool write,
+                uint64_t lanes);
   void ReadBytes(Wave& wave, uint32_t offset, int bytes, int lane);
   void WriteBytes(Wave& wave, uint32_t offset, int bytes, int lane, bool dma);
   void AtomicBytes(Wave& wave, uint32_t offset, int bytes, int lane);

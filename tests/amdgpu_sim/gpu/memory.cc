@@ -531,7 +531,21 @@ inline void MemoryView::CheckWrite(Block* block, uint64_t offset, int bytes,
     uint64_t left = kPage - offset % kPage;
     if (left < static_cast<uint64_t>(part)) part = static_cast<int>(left);
     uint32_t* names = block->Names(offset);
-    for (int i = 0; i < part; ++i) {
+    int i = 0;
+    // Two at once: names of even offsets are aligned.
+    const uint64_t pair = uint64_t{mine_} << 32 | mine_;
+    for (; offset % 2 == 0 && i + 2 <= part; i += 2) {
+      uint64_t* two = reinterpret_cast<uint64_t*>(names + i);
+      const uint64_t old = __atomic_load_n(two, __ATOMIC_RELAXED);
+      if (old == pair) continue;
+      if (__builtin_expect(Foreign(static_cast<uint32_t>(old)) ||
+                               Foreign(static_cast<uint32_t>(old >> 32)),
+                           false)) {
+        break;
+      }
+      __atomic_store_n(two, pair, __ATOMIC_RELAXED);
+    }
+    for (; i < part; ++i) {
       uint32_t name = __atomic_load_n(names + i, __ATOMIC_RELAXED);
       if (__builtin_expect(Foreign(name), false)) {
         Race(block, offset + i, name, true, lane);
@@ -604,9 +618,51 @@ uint8_t* MemoryView::Reach(uint64_t address, int bytes, Access access,
 
 void MemoryView::ReachAll(const uint64_t* address, int bytes, Access access,
                           uint64_t lanes, uint8_t** out) {
+  if (lanes == 0) return;
+  uint64_t low = ~uint64_t{0}, high = 0;
+  for (uint64_t left = lanes; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctzll(left);
+    low = std::min(low, address[lane]);
+    high = std::max(high, address[lane]);
+    out[lane] = reinterpret_cast<uint8_t*>(address[lane]);
+  }
+  // Most often all lanes are in one block.
+  const bool plain = access == Access::kRead || access == Access::kWrite;
+  const int first = __builtin_ctzll(lanes);
+  Block* block = Look(address[first], bytes, access, first);
+  const uint64_t base = block->info.base, size = block->info.size;
+  if (!plain || low < base || high - base >= size ||
+      static_cast<uint64_t>(bytes) > size - (high - base)) {
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const int lane = __builtin_ctzll(lanes);
+      Reach(address[lane], bytes, access, lane);
+    }
+    return;
+  }
+  const uint64_t total = uint64_t{1} * bytes * __builtin_popcountll(lanes);
+  if (access == Access::kWrite) {
+    bytes_written_ += total;
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const int lane = __builtin_ctzll(lanes);
+      CheckWrite(block, address[lane] - base, bytes, lane);
+    }
+    return;
+  }
+  bytes_read_ += total;
+  // What a hip call wrote is most often read.
+  constexpr uint64_t kFew = 16;
+  const uint64_t first_page = (low - base) / kPage;
+  const uint64_t last_page = (high + bytes - 1 - base) / kPage;
+  if (last_page - first_page < kFew) {
+    bool good = true;
+    for (uint64_t page = first_page; page <= last_page; ++page) {
+      good &= block->Page(page * kPage) == kHip;
+    }
+    if (good) return;
+  }
   for (; lanes != 0; lanes &= lanes - 1) {
-    int lane = __builtin_ctzll(lanes);
-    out[lane] = Reach(address[lane], bytes, access, lane);
+    const int lane = __builtin_ctzll(lanes);
+    CheckRead(block, address[lane] - base, bytes, lane);
   }
 }
 

@@ -28,6 +28,8 @@ int Banks(Arch arch) { return arch == Arch::kGfx950 ? 64 : 32; }
 
 struct Table {
   std::mutex mutex;
+  // Launches and instructions.
+  std::map<std::string, std::pair<uint64_t, uint64_t>> launches;
   std::map<std::pair<std::string, std::string>, Counts> rows;
 };
 
@@ -165,4 +167,30 @@ void AddStats(const std::string& arch, const std::string& kernel,
   table.rows[{arch, kernel}].Add(counts);
 }
 
+void AddLaunch(const std::string& kernel, uint64_t instructions) {
+  Table& table = GetTable();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  auto& entry = table.launches[kernel];
+  ++entry.first;
+  entry.second += instructions;
+}
+
+static std::pair<uint64_t, uint64_t> LaunchesOf(const char* kernel) {
+  Table& table = GetTable();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  auto found = table.launches.find(kernel);
+  if (found == table.launches.end()) return {0, 0};
+  return found->second;
+}
+
 }  // namespace amdgpu_sim
+
+extern "C" __attribute__((visibility("default"))) uint64_t
+amdgpu_sim_launches(const char* kernel) {
+  return amdgpu_sim::LaunchesOf(kernel).first;
+}
+
+extern "C" __attribute__((visibility("default"))) uint64_t
+amdgpu_sim_instructions(const char* kernel) {
+  return amdgpu_sim::LaunchesOf(kernel).second;
+}

@@ -38,6 +38,15 @@ bool StatsEnabled();
 void AddStats(const std::string& arch, const std::string& kernel,
               const Counts& counts);
 
+// Counts a launch that ended without a fault, for the functions below; on
+// whether there are statistics or not.
+void AddLaunch(const std::string& kernel, uint64_t instructions);
+
 }  // namespace amdgpu_sim
+
+// Launches of a kernel, by its symbol without .kd, that ended without a fault,
+// and the instructions that their waves executed.
+extern "C" uint64_t amdgpu_sim_launches(const char* kernel);
+extern "C" uint64_t amdgpu_sim_instructions(const char* kernel);
 
 #endif  // AMDGPU_SIM_GPU_STATS_H_

@@ -145,11 +145,7 @@ uint8_t* Wave::Lds(uint32_t address, int bytes, Access access, int lane) {
 
 void Wave::LdsAll(const uint32_t* address, int bytes, Access access,
                   uint64_t lanes, uint8_t** out) {
-  amdgpu_sim::Lds& lds = workgroup->lds();
-  for (; lanes != 0; lanes &= lanes - 1) {
-    int lane = __builtin_ctzll(lanes);
-    out[lane] = lds.Reach(*this, address[lane], bytes, access, lane);
-  }
+  workgroup->lds().ReachAll(*this, address, bytes, access, lanes, out);
 }
 
 uint8_t* Wave::Scratch(uint32_t offset, int bytes, Access access, int lane) {
