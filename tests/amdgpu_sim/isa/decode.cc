@@ -161,6 +161,8 @@ class Parser {
   Inst Parse(const uint8_t* bytes, uint64_t length) {
     inst_.bytes = static_cast<uint8_t>(length);
     inst_.imm = static_cast<int16_t>(word_ & 0xffff);
+    // LLVM's remark on what no assembler would write.
+    if (Contains(text_, "/*")) Refuse("invalid encoding");
     size_t end = text_.find_first_of(" \t");
     std::string_view name = text_.substr(0, end);
     std::string_view rest =
