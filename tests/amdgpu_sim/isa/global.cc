@@ -525,11 +525,15 @@ class Rows {
                                     : kSpace == Space::kBuffer ? 3
                                                                : 2;
 
+  // On gfx90a LLVM reaches the private segment through a buffer.
+  static constexpr uint8_t kArchs =
+      kSpace == Space::kScratch ? kOnGfx942 | kOnGfx950 : kOnAll;
+
   void AddLoad(const char* name, Execute execute) {
-    Add(name, execute, 1, kAddresses);
+    Add(name, execute, 1, kAddresses, kArchs);
   }
   void AddStore(const char* name, Execute execute) {
-    Add(name, execute, 0, kAddresses + 1);
+    Add(name, execute, 0, kAddresses + 1, kArchs);
   }
 
   void AddLoads() {

@@ -774,12 +774,10 @@ void AddF8(Table* table, const char* const (&names)[6]) {
   table->Add(names[5], Smfmac<float, 32, 64, kA, kB>, 8, kOnGfx950);
 }
 
-#define AMDGPU_SIM_F8(types)                                            \
-  {                                                                     \
-    "v_mfma_f32_16x16x32_" types, "v_mfma_f32_32x32x16_" types,         \
-        "v_smfmac_f32_16x16x64_" types, "v_smfmac_f32_32x32x32_" types, \
-        "v_smfmac_f32_16x16x128_" types, "v_smfmac_f32_32x32x64_" types \
-  }
+#define AMDGPU_SIM_F8(types)                                        \
+  {"v_mfma_f32_16x16x32_" types,    "v_mfma_f32_32x32x16_" types,   \
+   "v_smfmac_f32_16x16x64_" types,  "v_smfmac_f32_32x32x32_" types, \
+   "v_smfmac_f32_16x16x128_" types, "v_smfmac_f32_32x32x64_" types}
 
 void AddF8(Table* table) {
   constexpr Format kF = Format::kFp8, kB = Format::kBf8;
