@@ -86,22 +86,20 @@ def jax_py_test(name, srcs = None, deps = [], env = {}, site = "//tests:site", *
         **kwargs
     )
 
-def sim_py_test(name, arch, devices = 1, srcs = None, env = {}, site = "//tests:sim_site", tags = [], **kwargs):
-    """A jax_py_test on simulated AMD GPUs, named after the architecture too.
+def sim_py_test(name, arch, devices = 1, env = {}, site = "//tests:sim_site", tags = [], **kwargs):
+    """A jax_py_test on simulated AMD GPUs.
 
     Args:
-      name: the test's source without the suffix; the test is <name>_<arch>.
+      name: the test.
       arch: gfx90a, gfx942 or gfx950.
       devices: how many, up to 8.
-      srcs: the test's source; name.py unless given.
       env: environment variables.
       site: wheels with the simulator among them.
       tags: as for py_test.
       **kwargs: as for jax_py_test.
     """
     jax_py_test(
-        name = "%s_%s" % (name, arch),
-        srcs = srcs or [name + ".py"],
+        name = name,
         env = dict({
             "AMDGPU_SIM_ARCH": arch,
             "AMDGPU_SIM_DEVICES": str(devices),

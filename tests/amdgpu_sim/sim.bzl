@@ -91,18 +91,19 @@ def _library(soname, variant, sanitizer, deps):
         deps = deps,
     )
 
-def simulator(sanitizer):
+def simulator(name, sanitizer):
     """The simulator and the shared libraries in ROCm's place.
 
     `runtime<sanitizer>` is it as a cc_library, with hip's functions;
     `libraries<sanitizer>` are the files.
 
     Args:
+      name: the simulator without hip's functions, as a cc_library.
       sanitizer: a suffix that //build:sanitizers.bzl has.
     """
     copts = _COPTS + SANITIZER_COPTS[sanitizer]
     cc_library(
-        name = "simulator" + sanitizer,
+        name = name,
         srcs = native.glob(
             [
                 "gpu/*.cc",
@@ -139,7 +140,7 @@ def simulator(sanitizer):
         linkstatic = True,
         deps = [
             ":cpu",
-            ":simulator" + sanitizer,
+            ":" + name,
         ],
         alwayslink = True,
     )
@@ -166,6 +167,11 @@ def simulator(sanitizer):
         srcs = [":%s/%s" % (variant, soname) for soname in _LIBRARIES],
     )
 
+def _variant(label, sanitizer):
+    if ":" not in label:
+        label += ":" + label.split("/")[-1]
+    return label + sanitizer
+
 def sim_cc_test(name, srcs, deps = [], sanitizers = SANITIZER_COPTS.keys(), **kwargs):
     """A cc_test of the simulator, as it is and under each sanitizer.
 
@@ -178,6 +184,7 @@ def sim_cc_test(name, srcs, deps = [], sanitizers = SANITIZER_COPTS.keys(), **kw
     """
     for sanitizer in sanitizers:
         env = dict(SANITIZER_ENV[sanitizer])
+
         # A C++ test frees what it takes.
         env.pop("ASAN_OPTIONS", None)
         cc_test(
@@ -188,6 +195,6 @@ def sim_cc_test(name, srcs, deps = [], sanitizers = SANITIZER_COPTS.keys(), **kw
             # The operator library looks for hip's functions by name.
             linkopts = SANITIZER_LINKOPTS[sanitizer] + ["-rdynamic"],
             linkstatic = True,
-            deps = [dep + sanitizer for dep in deps],
+            deps = [_variant(dep, sanitizer) for dep in deps],
             **kwargs
         )

@@ -38,21 +38,22 @@ def kernel_library(name, platform, arch_prefix):
         kernels = [code_objects],
         report = report,
     )
-    [cc_library(
-        name = name + sanitizer,
-        srcs = [
-            "src/kernel_table.cc",
-            generated + ".S",
-            generated + ".h",
-        ],
-        # The assembler looks for kernels.bin along -I, not along -isystem.
-        copts = copts + ["-I$(GENDIR)/third_party/aiter/" + platform],
-        linkstatic = True,
-        textual_hdrs = [
-            generated + ".bin",
-            generated + ".inc",
-        ],
-        deps = [":aiter" + sanitizer],
-        # The library asks for the table; nothing here asks for the library.
-        alwayslink = True,
-    ) for sanitizer, copts in SANITIZER_COPTS.items()]
+    for sanitizer, copts in SANITIZER_COPTS.items():
+        cc_library(
+            name = name + sanitizer,
+            srcs = [
+                "src/kernel_table.cc",
+                generated + ".S",
+                generated + ".h",
+            ],
+            # The assembler looks for kernels.bin along -I, not along -isystem.
+            copts = copts + ["-I$(GENDIR)/third_party/aiter/" + platform],
+            linkstatic = True,
+            textual_hdrs = [
+                generated + ".bin",
+                generated + ".inc",
+            ],
+            deps = [":aiter" + sanitizer],
+            # The library asks for the table; nothing here asks for the library.
+            alwayslink = True,
+        )
