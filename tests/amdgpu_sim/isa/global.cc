@@ -275,8 +275,7 @@ void LoadWide(Wave& wave, const Inst& inst) {
     const Buffer buffer(wave, inst, 0);
     const uint64_t whole =
         ReachBuffer(wave, buffer, 4 * kDwords, ReadAccess(wave, inst), at);
-    ForLanes(whole,
-             [&](int lane) { LoadDwords<kDwords>(wave, reg, lane, at[lane]); });
+    LoadLanes<kDwords>(wave, reg, whole, at);
     ForLanes(wave.exec() & ~whole, [&](int lane) {
       for (int i = 0; i < kDwords; ++i) {
         const uint8_t* piece =
@@ -287,8 +286,7 @@ void LoadWide(Wave& wave, const Inst& inst) {
   } else {
     const uint64_t lanes = Reach<kSpace>(wave, inst, false, 4 * kDwords,
                                          ReadAccess(wave, inst), at);
-    ForLanes(lanes,
-             [&](int lane) { LoadDwords<kDwords>(wave, reg, lane, at[lane]); });
+    LoadLanes<kDwords>(wave, reg, lanes, at);
   }
   Announce<kSpace>(wave, reg, kDwords);
 }
@@ -328,9 +326,7 @@ void StoreWide(Wave& wave, const Inst& inst) {
     const Buffer buffer(wave, inst, 1);
     const uint64_t whole =
         ReachBuffer(wave, buffer, 4 * kDwords, WriteAccess(wave, inst), at);
-    ForLanes(whole, [&](int lane) {
-      StoreDwords<kDwords>(wave, reg, lane, at[lane]);
-    });
+    StoreLanes<kDwords>(wave, reg, whole, at);
     ForLanes(wave.exec() & ~whole, [&](int lane) {
       for (int i = 0; i < kDwords; ++i) {
         uint8_t* piece =
@@ -341,9 +337,7 @@ void StoreWide(Wave& wave, const Inst& inst) {
   } else {
     const uint64_t lanes = Reach<kSpace>(wave, inst, true, 4 * kDwords,
                                          WriteAccess(wave, inst), at);
-    ForLanes(lanes, [&](int lane) {
-      StoreDwords<kDwords>(wave, reg, lane, at[lane]);
-    });
+    StoreLanes<kDwords>(wave, reg, lanes, at);
   }
   Announce<kSpace>(wave, 0, 0);
 }

@@ -5,6 +5,8 @@
 #ifndef AMDGPU_SIM_ISA_LANES_H_
 #define AMDGPU_SIM_ISA_LANES_H_
 
+#include <immintrin.h>
+
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -93,6 +95,71 @@ inline void StoreDwords(const Wave& wave, int reg, int lane, uint8_t* bytes) {
   for (int i = 0; i < kDwords; ++i) {
     Store<uint32_t>(bytes + 4 * i, wave.v[reg + i][lane]);
   }
+}
+
+// Four lanes at once: rows are the lanes' bytes, columns registers.
+inline void TransposeFour(__m128i* x) {
+  const __m128i a = _mm_unpacklo_epi32(x[0], x[1]),
+                b = _mm_unpacklo_epi32(x[2], x[3]),
+                c = _mm_unpackhi_epi32(x[0], x[1]),
+                d = _mm_unpackhi_epi32(x[2], x[3]);
+  x[0] = _mm_unpacklo_epi64(a, b);
+  x[1] = _mm_unpackhi_epi64(a, b);
+  x[2] = _mm_unpacklo_epi64(c, d);
+  x[3] = _mm_unpackhi_epi64(c, d);
+}
+
+// The same for the lanes of a mask.
+template <int kDwords>
+inline void LoadLanes(Wave& wave, int reg, uint64_t lanes,
+                      const LaneBytes& at) {
+  if constexpr (kDwords == 2 || kDwords == 4) {
+    if (lanes == ~uint64_t{0}) {
+      for (int lane = 0; lane < kLanes; lane += 4) {
+        __m128i x[4];
+        for (int i = 0; i < 4; ++i) {
+          const auto* from = reinterpret_cast<const __m128i*>(at[lane + i]);
+          x[i] = kDwords == 4 ? _mm_loadu_si128(from) : _mm_loadl_epi64(from);
+        }
+        TransposeFour(x);
+        for (int i = 0; i < kDwords; ++i) {
+          _mm_store_si128(reinterpret_cast<__m128i*>(&wave.v[reg + i][lane]),
+                          x[i]);
+        }
+      }
+      return;
+    }
+  }
+  ForLanes(lanes,
+           [&](int lane) { LoadDwords<kDwords>(wave, reg, lane, at[lane]); });
+}
+
+template <int kDwords>
+inline void StoreLanes(const Wave& wave, int reg, uint64_t lanes,
+                       const LaneBytes& at) {
+  if constexpr (kDwords == 2 || kDwords == 4) {
+    if (lanes == ~uint64_t{0}) {
+      for (int lane = 0; lane < kLanes; lane += 4) {
+        __m128i x[4] = {};
+        for (int i = 0; i < kDwords; ++i) {
+          x[i] = _mm_load_si128(
+              reinterpret_cast<const __m128i*>(&wave.v[reg + i][lane]));
+        }
+        TransposeFour(x);
+        for (int i = 0; i < 4; ++i) {
+          auto* to = reinterpret_cast<__m128i*>(at[lane + i]);
+          if (kDwords == 4) {
+            _mm_storeu_si128(to, x[i]);
+          } else {
+            _mm_storel_epi64(to, x[i]);
+          }
+        }
+      }
+      return;
+    }
+  }
+  ForLanes(lanes,
+           [&](int lane) { StoreDwords<kDwords>(wave, reg, lane, at[lane]); });
 }
 
 // A 1, 2 or 4 register value of a lane.

@@ -44,8 +44,7 @@ void Read(Wave& wave, const Inst& inst) {
   LaneBytes at;
   Reach(wave, inst, inst.offset, 4 * kDwords, Access::kRead, at);
   const int reg = inst.dst[0].reg;
-  ForLanes(wave.exec(),
-           [&](int lane) { LoadDwords<kDwords>(wave, reg, lane, at[lane]); });
+  LoadLanes<kDwords>(wave, reg, wave.exec(), at);
   AnnounceResult(wave, inst, kDwords);
 }
 
@@ -67,10 +66,8 @@ void Read2(Wave& wave, const Inst& inst) {
   Reach(wave, inst, inst.offset * kUnit, 4 * kDwords, Access::kRead, first);
   Reach(wave, inst, inst.offset1 * kUnit, 4 * kDwords, Access::kRead, second);
   const int reg = inst.dst[0].reg;
-  ForLanes(wave.exec(), [&](int lane) {
-    LoadDwords<kDwords>(wave, reg, lane, first[lane]);
-    LoadDwords<kDwords>(wave, reg + kDwords, lane, second[lane]);
-  });
+  LoadLanes<kDwords>(wave, reg, wave.exec(), first);
+  LoadLanes<kDwords>(wave, reg + kDwords, wave.exec(), second);
   AnnounceResult(wave, inst, 2 * kDwords);
 }
 
@@ -79,8 +76,7 @@ void Write(Wave& wave, const Inst& inst) {
   LaneBytes at;
   Reach(wave, inst, inst.offset, 4 * kDwords, Access::kWrite, at);
   const int reg = inst.src[1].reg;
-  ForLanes(wave.exec(),
-           [&](int lane) { StoreDwords<kDwords>(wave, reg, lane, at[lane]); });
+  StoreLanes<kDwords>(wave, reg, wave.exec(), at);
   AnnounceStore(wave);
 }
 
@@ -102,9 +98,7 @@ void Write2(Wave& wave, const Inst& inst) {
     Reach(wave, inst, (i == 0 ? inst.offset : inst.offset1) * kUnit,
           4 * kDwords, Access::kWrite, at);
     const int reg = inst.src[1 + i].reg;
-    ForLanes(wave.exec(), [&](int lane) {
-      StoreDwords<kDwords>(wave, reg, lane, at[lane]);
-    });
+    StoreLanes<kDwords>(wave, reg, wave.exec(), at);
   }
   AnnounceStore(wave);
 }
@@ -202,14 +196,73 @@ void Exchange2(Wave& wave, const Inst& inst) {
   AnnounceResult(wave, inst, sizeof(T) / 2);
 }
 
-// Sixteen lanes read a matrix of `kBits` wide elements, row after row, and
-// get its transpose: each lane a column. A lane reads as many elements as
-// the matrix has rows, so a row is spread over 16 / rows lanes.
+// Element `index` of a lane's bytes.
+template <int kBits>
+uint32_t Element(const uint8_t* bytes, int index) {
+  const int bit = index * kBits;
+  uint32_t value = bytes[bit / 8];
+  if (bit % 8 + kBits > 8) value |= uint32_t{bytes[bit / 8 + 1]} << 8;
+  return value >> (bit % 8) & ((1u << kBits) - 1);
+}
+
+inline __m128i LoadLow(const uint8_t* bytes) {
+  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
+}
+inline void StoreFour(uint32_t* lanes, __m128i x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes), x);
+}
+
+// Sixteen lanes read a matrix of elements of kBits, row after row, and get
+// its transpose: each lane a column. A lane reads as many elements as the
+// matrix has rows, so a row is spread over 16 / rows lanes.
 template <int kBits, int kDwords>
-void ReadTransposed(Wave& wave, const Inst& inst) {
+void Transpose(const uint8_t* const* at, Wave& wave, int reg, int first) {
   constexpr int kRows = 32 * kDwords / kBits;
   constexpr int kRowLanes = 16 / kRows;
   static_assert(kRows * kRowLanes == 16);
+  if constexpr (kBits == 16) {
+    // Four lanes a row; a register has two rows.
+    for (int r = 0; r < 2; ++r) {
+      for (int part = 0; part < 4; ++part) {
+        StoreFour(&wave.v[reg + r][first + 4 * part],
+                  _mm_unpacklo_epi16(LoadLow(at[8 * r + part]),
+                                     LoadLow(at[8 * r + 4 + part])));
+      }
+    }
+    return;
+  }
+  if constexpr (kBits == 8) {
+    // Two lanes a row; a register has four rows.
+    for (int r = 0; r < 2; ++r) {
+      for (int part = 0; part < 2; ++part) {
+        const auto row = [&](int i) {
+          return LoadLow(at[8 * r + 2 * i + part]);
+        };
+        const __m128i low = _mm_unpacklo_epi8(row(0), row(1));
+        const __m128i high = _mm_unpacklo_epi8(row(2), row(3));
+        uint32_t* to = &wave.v[reg + r][first + 8 * part];
+        StoreFour(to, _mm_unpacklo_epi16(low, high));
+        StoreFour(to + 4, _mm_unpackhi_epi16(low, high));
+      }
+    }
+    return;
+  }
+  for (int lane = 0; lane < 16; ++lane) {
+    uint32_t words[kDwords + 1] = {};
+    for (int row = 0; row < kRows; ++row) {
+      const uint64_t value =
+          Element<kBits>(at[row * kRowLanes + lane / kRows], lane % kRows);
+      const int bit = row * kBits;
+      const uint64_t shifted = value << (bit % 32);
+      words[bit / 32] |= static_cast<uint32_t>(shifted);
+      words[bit / 32 + 1] |= static_cast<uint32_t>(shifted >> 32);
+    }
+    for (int i = 0; i < kDwords; ++i) wave.v[reg + i][first + lane] = words[i];
+  }
+}
+
+template <int kBits, int kDwords>
+void ReadTransposed(Wave& wave, const Inst& inst) {
   // The ISA demands it.
   if (wave.exec() != ~uint64_t{0}) {
     throw Fault{Check::kUnsupported, "transposing read by part of a wave"};
@@ -217,33 +270,7 @@ void ReadTransposed(Wave& wave, const Inst& inst) {
   LaneBytes at;
   Reach(wave, inst, inst.offset, 4 * kDwords, Access::kRead, at);
   for (int first = 0; first < kLanes; first += 16) {
-    uint8_t elements[16][kRows * 2];  // Sixteen bits a piece at most.
-    const auto element = [&](int lane, int index) {
-      const int bit = index * kBits;
-      const uint8_t* bytes = at[first + lane] + bit / 8;
-      uint32_t value = bytes[0];
-      if (bit % 8 + kBits > 8) value |= uint32_t{bytes[1]} << 8;
-      return value >> (bit % 8) & ((1u << kBits) - 1);
-    };
-    for (int lane = 0; lane < 16; ++lane) {
-      for (int row = 0; row < kRows; ++row) {
-        Store<uint16_t>(&elements[lane][2 * row],
-                        element(row * kRowLanes + lane / kRows, lane % kRows));
-      }
-    }
-    for (int lane = 0; lane < 16; ++lane) {
-      uint32_t words[kDwords + 1] = {};
-      for (int row = 0; row < kRows; ++row) {
-        const uint64_t value = Load<uint16_t>(&elements[lane][2 * row]);
-        const int bit = row * kBits;
-        const uint64_t shifted = value << (bit % 32);
-        words[bit / 32] |= static_cast<uint32_t>(shifted);
-        words[bit / 32 + 1] |= static_cast<uint32_t>(shifted >> 32);
-      }
-      for (int i = 0; i < kDwords; ++i) {
-        wave.v[inst.dst[0].reg + i][first + lane] = words[i];
-      }
-    }
+    Transpose<kBits, kDwords>(at + first, wave, inst.dst[0].reg, first);
   }
   AnnounceResult(wave, inst, kDwords);
 }
