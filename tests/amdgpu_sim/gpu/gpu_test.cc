@@ -74,6 +74,26 @@ void TestBounds() {
   EXPECT(!Memory::Get().Free(base + 8));
 }
 
+void TestTail() {
+  // A dword that holds the last bytes may be read and exchanged, not written.
+  uint64_t base = Device(37);
+  uint8_t zeros[37] = {};
+  Memory::Get().Copy(base, reinterpret_cast<uint64_t>(zeros), 37);
+  MemoryView view(1);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT(ReachFault(&view, base + 36, 4, Access::kRead) == "");
+    EXPECT(ReachFault(&view, base + 36, 4, Access::kAtomic) == "");
+    EXPECT(ReachFault(&view, base + 36, 4, Access::kWrite) == "out_of_bounds");
+    EXPECT(ReachFault(&view, base + 36, 2, Access::kRead) == "out_of_bounds");
+    EXPECT(ReachFault(&view, base + 35, 4, Access::kRead) == "out_of_bounds");
+    EXPECT(ReachFault(&view, base + 32, 8, Access::kRead) == "out_of_bounds");
+    EXPECT(ReachFault(&view, base + 40, 4, Access::kRead) == "out_of_bounds");
+    // Now with a name for each byte.
+    view.Reach(base + 36, 1, Access::kWrite, 0);
+  }
+  Memory::Get().Free(base);
+}
+
 void TestLookup() {
   // More blocks than a view remembers.
   std::vector<uint64_t> bases;
@@ -706,6 +726,21 @@ void TestConflicts() {
   EXPECT(conflicts(8, Arch::kGfx942) == 2);
   EXPECT(conflicts(128, Arch::kGfx942) == 62);
   EXPECT(conflicts(132, Arch::kGfx942) == 0);
+  EXPECT(conflicts(8, Arch::kGfx950) == 1);
+  // Lanes 0 to 3 share banks with 4 to 7, which are read after them, but
+  // written with them.
+  record.bytes = 16;
+  EXPECT(conflicts(16, Arch::kGfx942) == 0);
+  for (int i = 0; i < 64; ++i) {
+    record.address[i] = (i % 4 + i / 16 * 4) * 16 + (i / 4 % 4) * 1024;
+  }
+  Counts counts;
+  counts.Count(Inst(), Arch::kGfx942, &record);
+  uint64_t reads = counts.lds_conflicts;
+  record.write = true;
+  counts = Counts();
+  counts.Count(Inst(), Arch::kGfx942, &record);
+  EXPECT(reads == 0 && counts.lds_conflicts == 8);
 }
 
 }  // namespace
@@ -717,6 +752,7 @@ int main() {
   setenv("AMDGPU_SIM_CHECKS", "+all", 1);
   using namespace amdgpu_sim;
   TestBounds();
+  TestTail();
   TestLookup();
   TestUnwritten();
   TestAlignment();

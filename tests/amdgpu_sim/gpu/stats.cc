@@ -26,6 +26,9 @@ constexpr int kTransCycles = 16;
 // One bank gives four bytes a cycle.
 int Banks(Arch arch) { return arch == Arch::kGfx950 ? 64 : 32; }
 
+// That lanes of one group may ask for.
+constexpr int kMostDwords = 64 * 4;
+
 struct Table {
   std::mutex mutex;
   // Launches and instructions.
@@ -136,18 +139,29 @@ void Counts::Count(const Inst& inst, Arch arch, const Lds::Record* lds) {
   const int banks = Banks(arch);
   const int dwords = std::max(1, lds->bytes / 4);
   const int group = std::max(1, banks / dwords);
+  // Reads of 16 bytes take lanes 0 to 3 and 20 to 23, 4 to 7 and 16 to 19, 8 to
+  // 11 and 28 to 31, 12 to 15 and 24 to 27; all others neighbours.
+  const bool crossed =
+      banks == 32 && lds->bytes == 16 && !lds->write && lds->count % 64 == 0;
   for (int begin = 0; begin < lds->count; begin += group) {
-    uint32_t seen[64 * 4];
+    uint32_t seen[kMostDwords];
     int seen_count = 0;
     int load[64] = {};
     int worst = 1;
     for (int i = begin; i < std::min(lds->count, begin + group); ++i) {
+      int lane = i;
+      if (crossed) {
+        // Of 32 lanes, the n-th quad and the n-th of these make a group.
+        constexpr int kSecond[] = {5, 4, 7, 6};
+        const int quad = i / 8 % 4, half = i / 4 % 2;
+        lane = i / 32 * 32 + 4 * (half == 0 ? quad : kSecond[quad]) + i % 4;
+      }
       for (int j = 0; j < dwords; ++j) {
-        uint32_t dword = lds->address[i] / 4 + j;
+        const uint32_t dword = lds->address[lane] / 4 + j;
         if (std::find(seen, seen + seen_count, dword) != seen + seen_count) {
           continue;
         }
-        if (seen_count < 64 * 4) seen[seen_count++] = dword;
+        if (seen_count < kMostDwords) seen[seen_count++] = dword;
         worst = std::max(worst, ++load[dword % banks]);
       }
     }
