@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention on four simulated GPUs gives what one gives.
+
+The kernels run on every device, forward and backward, and XLA's collectives
+carry what the partitions have to exchange.
+"""
+
+import functools
+import os
+
+os.environ.setdefault("AMDGPU_SIM_DEVICES", "4")
+
+# pylint: disable=g-import-not-at-top
+import jax.numpy as jnp
+import numpy as np
+import simulator
+from absl.testing import absltest, parameterized
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax
+from jax._src.aiter import ffi
+from jax.experimental import aiter
+
+DEVICES = jax.local_devices(backend="rocm")
+ARCH, = ffi.architectures("rocm")
+FORWARD = f"mha_fwd_fast_bf16_64_64_{ARCH}"
+BACKWARD = f"mha_bwd_dkdv_fast_bf16_64_64_{ARCH}"
+HEADS = P("x", None, "y")
+
+
+def qkv(b=2, s=70, hq=4, hk=4, d=64):
+  rng = np.random.default_rng(0)
+  return tuple(jnp.asarray(rng.standard_normal((b, s, h, d)), jnp.bfloat16)
+               for h in (hq, hk, hk))
+
+
+def results(fn):
+  """fn's output and the gradients of a scalar that all of it goes into."""
+  def run(*args):
+    def loss(*args):
+      out = fn(*args)
+      weights = jnp.sin(jnp.arange(out.size, dtype=jnp.float32))
+      return jnp.vdot(out.astype(jnp.float32), weights), out
+    return jax.grad(loss, tuple(range(len(args))), has_aux=True)(*args)
+  return jax.jit(run)
+
+
+class DevicesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.assertLen(DEVICES, 4)
+    self.mesh = Mesh(np.array(DEVICES).reshape(2, 2), ("x", "y"))
+
+  def assert_close(self, got, want):
+    """Partial sums of gradients are rounded to bfloat16 before they add up."""
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+      a, b = (np.asarray(t, np.float32) for t in (a, b))
+      np.testing.assert_allclose(a, b, atol=2e-2 * np.abs(b).max(), rtol=2e-2)
+
+  def check(self, fn, args, specs, sharded=None):
+    """fn on one device against `sharded` (fn) on four, and where it ran."""
+    want = results(fn)(*args)
+    before = [simulator.launches(kernel) for kernel in (FORWARD, BACKWARD)]
+    placed = [jax.device_put(t, NamedSharding(self.mesh, spec))
+              for t, spec in zip(args, specs)]
+    got = results(sharded or fn)(*placed)
+    jax.block_until_ready(got)
+    for kernel, count in zip((FORWARD, BACKWARD), before):
+      self.assertEqual(simulator.launches(kernel) - count, 4)
+    self.assertLen(got[1].sharding.device_set, 4)
+    self.assert_close(got, want)
+
+  @parameterized.named_parameters(
+      ("batch_and_heads", 4, HEADS, HEADS),
+      ("multi_query", 1, HEADS, P("x")),
+      ("keys_on_all", 2, HEADS, P()))
+  def test_named_sharding(self, hk, q_spec, kv_spec):
+    self.check(functools.partial(aiter.flash_attn_func, causal=True),
+               qkv(hk=hk), (q_spec, kv_spec, kv_spec))
+
+  def test_shard_map(self):
+    """A key head is shared by all devices: its gradient is their sum."""
+    fn = functools.partial(aiter.flash_attn_func, causal=True)
+    sharded = jax.shard_map(fn, mesh=self.mesh, in_specs=(HEADS, P("x"), P("x")),
+                            out_specs=HEADS)
+    self.check(fn, qkv(hk=1), (HEADS, P("x"), P("x")), sharded)
+
+  def test_psum(self):
+    """Heads on all devices, each projected, and the projections added up."""
+    w = jnp.asarray(np.random.default_rng(1).standard_normal((4, 64, 16)) / 16,
+                    jnp.bfloat16)
+
+    def fn(q, k, v, w, axis=None):
+      out = aiter.flash_attn_func(q, k, v, causal=True)
+      y = jnp.einsum("bshd,hde->bse", out.astype(jnp.float32),
+                     w.astype(jnp.float32))
+      return y if axis is None else jax.lax.psum(y, axis)
+
+    heads = P(None, None, ("x", "y"))
+    specs = (heads, heads, heads, P(("x", "y")))
+    sharded = jax.shard_map(
+        functools.partial(fn, axis=("x", "y")), mesh=self.mesh, in_specs=specs,
+        out_specs=P())
+    self.check(fn, (*qkv(b=1), w), specs, sharded)
+
+  def test_each_device_alone(self):
+    """The same call, placed on one device after the other."""
+    fn = results(functools.partial(aiter.flash_attn_func, window_size=(40, 9)))
+    args = qkv(b=1, hq=1, hk=1)
+    first, *others = [
+        jax.device_get(fn(*jax.device_put(args, device))) for device in DEVICES]
+    for other in others:
+      jax.tree.map(np.testing.assert_array_equal, first, other)
+
+
+if __name__ == "__main__":
+  absltest.main()
