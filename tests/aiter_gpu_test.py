@@ -16,6 +16,7 @@ import tempfile
 import unittest
 
 import jax.numpy as jnp
+import machine
 import numpy as np
 from absl.testing import absltest
 from jax.experimental.compute_on import compute_on
@@ -32,14 +33,15 @@ GRAPH_PROGRAM = """
 import functools, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.experimental import aiter
-q, k, v = (jax.random.normal(jax.random.key(i), (2, 300, 4, 64), jnp.bfloat16)
+s = int(sys.argv[2])
+q, k, v = (jax.random.normal(jax.random.key(i), (2, s, 4, 64), jnp.bfloat16)
            for i in range(3))
 def loss(q, k, v, key):
   for _ in range(2):
     q = aiter.flash_attn_func(q, k, v, causal=True, dropout_p=0.1,
                               dropout_key=key)
-  cu = jnp.array([0, 100, 100, 600])
-  flat = [t.reshape(600, 4, 64) for t in (q, k, v)]
+  cu = jnp.array([0, s // 3, s // 3, 2 * s])
+  flat = [t.reshape(2 * s, 4, 64) for t in (q, k, v)]
   out = aiter.flash_attn_varlen(*flat, cu, cu, causal=True)
   return jnp.sum(out.astype(jnp.float32) ** 2)
 step = jax.jit(jax.grad(loss, (0, 1, 2)))
@@ -58,7 +60,7 @@ class GpuTest(absltest.TestCase):
     self.assertTrue(ffi._serves(PLATFORM, False, Operands(q, q, q), ()),
                     "the GPU runs the reference")
 
-  def inputs(self, s=257, d=64):
+  def inputs(self, s=machine.size(257, 0, 70), d=64):
     return [jax.random.normal(jax.random.key(i), (2, s, 4, d), jnp.bfloat16)
             for i in range(3)]
 
@@ -91,13 +93,13 @@ class GpuTest(absltest.TestCase):
       return [jax.device_get(step(*args)) for _ in range(5)]
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-      for i, results in enumerate(pool.map(work, range(16))):
+      for i, results in enumerate(pool.map(work, range(machine.size(16, 0, 8)))):
         for got in results:
           self.assert_same(got, want[i % 4])
 
   def test_two_streams(self):
     """Calls on two streams of one program give what one stream gives."""
-    q, k, v = self.inputs(s=1000)
+    q, k, v = self.inputs(s=machine.size(1000, 0, 70))
     def loss(*args):
       return jnp.sum(
           aiter.flash_attn_func(*args, causal=True).astype(jnp.float32) ** 2)
@@ -121,7 +123,8 @@ class GpuTest(absltest.TestCase):
         dump = out / "dump"
         dump.mkdir(parents=True)
         subprocess.run(
-            [sys.executable, "-P", "-c", GRAPH_PROGRAM, str(out)], check=True,
+            [sys.executable, "-P", "-c", GRAPH_PROGRAM, str(out),
+             str(machine.size(300, 0, 60))], check=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path),
                  "XLA_FLAGS": f"{flags} --xla_dump_to={dump}"
                               " --xla_dump_hlo_module_re=.*loss.*"})
@@ -140,7 +143,7 @@ class GpuTest(absltest.TestCase):
 
   def test_no_host_allocation_or_sync(self):
     """Calls return while the device is still busy with them (finding 3)."""
-    q, k, v = self.inputs(s=8192, d=128)
+    q, k, v = self.inputs(s=machine.size(8192, 0, 300), d=128)
     f = jax.jit(functools.partial(aiter.flash_attn_func, causal=True))
     jax.block_until_ready(f(q, k, v))
     outs = [f(q, k, v) for _ in range(100)]
