@@ -78,7 +78,7 @@ Error Release(void* pointer) {
   }
   Error error = kSuccess;
   // A stream's own thread, in a host function, must not wait for itself.
-  if (!OnStreamThread()) {
+  if (ThisThreadsStream() == nullptr) {
     for (int i = 0; i < Device::Count(); ++i) {
       // All devices can use host memory.
       if (allocation.kind == MemoryKind::kDevice && i != allocation.device) {
@@ -139,7 +139,7 @@ Error UnregisterHost(void* pointer) {
       allocation.base != Address(pointer)) {
     return kHostMemoryNotRegistered;
   }
-  for (int i = 0; i < Device::Count() && !OnStreamThread(); ++i) {
+  for (int i = 0; i < Device::Count() && ThisThreadsStream() == nullptr; ++i) {
     Device::At(i)->Synchronize();
   }
   return Memory::Get().Free(allocation.base) ? kSuccess

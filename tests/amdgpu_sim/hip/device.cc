@@ -93,7 +93,10 @@ Error Device::Synchronize() {
   {
     std::lock_guard<std::mutex> lock(order_);
     for (Stream* stream : streams_) {
-      if (stream->last() != nullptr) wait.push_back(stream->last());
+      // A host function cannot wait for itself.
+      if (stream != ThisThreadsStream() && stream->last() != nullptr) {
+        wait.push_back(stream->last());
+      }
     }
   }
   for (const auto& completion : wait) completion->Wait();

@@ -218,6 +218,31 @@ void StreamsAreAsynchronousAndInOrder() {
   CHECK(words.All(2));
 }
 
+// Calls in a host function that would wait for its own stream do not hang.
+void HostFunctionsDoNotWaitForThemselves() {
+  TestStream stream;
+  struct State {
+    Stream* stream;
+    void* memory;
+    Error synchronized, destroyed, freed;
+  } state = {stream, nullptr, kSuccess, kSuccess, kUnknown};
+  OK(hipMalloc(&state.memory, 64));
+  OK(hipLaunchHostFunc(
+      stream,
+      [](void* data) {
+        State& state = *static_cast<State*>(data);
+        state.synchronized = hipStreamSynchronize(state.stream);
+        state.destroyed = hipStreamDestroy(state.stream);
+        state.freed = hipFree(state.memory);
+        hipDeviceSynchronize();
+      },
+      &state));
+  OK(hipStreamSynchronize(stream));
+  CHECK(state.synchronized == kIllegalState);
+  CHECK(state.destroyed == kIllegalState);
+  CHECK(state.freed == kSuccess);
+}
+
 void StreamsAreIndependent() {
   TestStream held, free;
   Words a(4), b(4);
@@ -258,8 +283,7 @@ void EventsTellTime() {
   float milliseconds = 0;
   EXPECT(hipEventElapsedTime(&milliseconds, start, stop), kInvalidHandle);
   OK(hipEventRecord(start, stream));
-  OK(hipLaunchHostFunc(
-      stream, [](void*) { Sleep(20); }, nullptr));
+  OK(hipLaunchHostFunc(stream, [](void*) { Sleep(20); }, nullptr));
   OK(hipEventRecord(stop, stream));
   EXPECT(hipEventElapsedTime(&milliseconds, start, stop), kNotReady);
   OK(hipEventSynchronize(stop));
@@ -279,8 +303,7 @@ void TheLegacyStreamWaitsForBlockingOnes() {
   EXPECT(hipStreamQuery(nullptr), kNotReady);
   // And they for it.
   OK(hipMemsetD32Async(words, 3, 4, blocking));
-  OK(hipLaunchHostFunc(
-      free, [](void*) {}, nullptr));
+  OK(hipLaunchHostFunc(free, [](void*) {}, nullptr));
   OK(hipStreamSynchronize(free));
   gate.Open();
   OK(hipStreamSynchronize(blocking));
@@ -602,8 +625,7 @@ void CaptureRefusesWhatItMust() {
   OK(hipStreamBeginCapture(stream, kCaptureThreadLocal));
   OK(hipEventRecord(event, stream));
   OK(hipStreamWaitEvent(side, event, 0));
-  OK(hipLaunchHostFunc(
-      side, [](void*) {}, nullptr));
+  OK(hipLaunchHostFunc(side, [](void*) {}, nullptr));
   EXPECT(hipStreamEndCapture(stream, &graph), kStreamCaptureUnjoined);
   // Memory cannot be allocated, but in the relaxed mode.
   void* pointer;
@@ -627,8 +649,7 @@ void CaptureRefusesWhatItMust() {
   {
     TestStream gone;
     OK(hipStreamBeginCapture(gone, kCaptureThreadLocal));
-    OK(hipLaunchHostFunc(
-        gone, [](void*) {}, nullptr));
+    OK(hipLaunchHostFunc(gone, [](void*) {}, nullptr));
   }
   OK(hipStreamSynchronize(stream));
   hipGetLastError();
@@ -843,9 +864,9 @@ struct Test {
 };
 
 constexpr Test kTests[] = {
-#define TEST(name) \
-  { #name, name }
+#define TEST(name) {#name, name}
     TEST(StreamsAreAsynchronousAndInOrder),
+    TEST(HostFunctionsDoNotWaitForThemselves),
     TEST(StreamsAreIndependent),
     TEST(EventsOrderStreams),
     TEST(EventsTellTime),

@@ -15,7 +15,7 @@ namespace {
 
 std::atomic<bool> exiting{false};
 std::atomic<uint64_t> next_stream_id{1};
-thread_local bool on_stream_thread = false;
+thread_local const Stream* this_threads_stream = nullptr;
 
 constexpr int kMaxDevices = 8;
 
@@ -178,6 +178,8 @@ Error Stream::Submit(std::shared_ptr<const Work> work,
 
 Error Stream::Synchronize() {
   if (Error error = RefuseCapture(*this); error != kSuccess) return error;
+  // A host function that waits for its own stream would wait for ever.
+  if (this_threads_stream == this) return kIllegalState;
   std::vector<std::shared_ptr<Completion>> wait;
   {
     std::lock_guard<std::mutex> order(device_.order());
@@ -211,7 +213,7 @@ Error Stream::Query() {
 }
 
 void Stream::RunTasks() {
-  on_stream_thread = true;
+  this_threads_stream = this;
   Device::SetCurrent(device_.index());
   // The stream may be gone as soon as this is signalled.
   const std::shared_ptr<Completion> ended = ended_;
@@ -251,6 +253,6 @@ void Event::Record(Device& device, std::shared_ptr<Completion> completion) {
 
 const std::atomic<bool>& Exiting() { return exiting; }
 
-bool OnStreamThread() { return on_stream_thread; }
+const Stream* ThisThreadsStream() { return this_threads_stream; }
 
 }  // namespace amdgpu_sim

@@ -152,8 +152,8 @@ class Event {
 // Whether the process is exiting: no work is done any more.
 const std::atomic<bool>& Exiting();
 
-// Whether the calling thread is a stream's.
-bool OnStreamThread();
+// The stream whose thread this is, in a host function; else null.
+const Stream* ThisThreadsStream();
 
 }  // namespace amdgpu_sim
 

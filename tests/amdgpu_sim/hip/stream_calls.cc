@@ -229,8 +229,10 @@ HIP_EXPORT Error hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
 
 HIP_EXPORT Error hipStreamDestroy(Stream* stream) {
   return Api(__func__, [&] {
-    // The destructor waits for the stream's thread, here and not in a lookup
-    // that another thread happens to be in.
+    // The destructor waits for the stream's thread, which this must not be.
+    if (stream != nullptr && stream == ThisThreadsStream()) {
+      return kIllegalState;
+    }
     return Handles<Stream>::Get().Remove(stream) == nullptr ? kInvalidHandle
                                                             : kSuccess;
   });
