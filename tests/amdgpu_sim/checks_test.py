@@ -368,7 +368,8 @@ def compile_matmul():
   import importlib.util
 
   from triton.backends.compiler import GPUTarget
-  from triton.compiler import ASTSource, compile as compile_kernel
+  from triton.compiler import ASTSource
+  from triton.compiler import compile as compile_kernel
 
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, "matmul.py")

@@ -559,9 +559,9 @@ COVERED = NARROW | {
     "v_cvt_pk_bf16_f32", "v_cvt_f32_bf16", "v_cvt_sr_bf16_f32",
     "v_cvt_sr_f16_f32", "v_div_scale_f32", "v_div_scale_f64",
     "v_div_fmas_f32", "v_div_fmas_f64", "v_div_fixup_f32", "v_div_fixup_f64",
-    "v_div_fixup_f16", "v_div_fixup_legacy_f16", "v_rcp_f64", "v_rsq_f64", "v_sqrt_f64", "v_sin_f32",
-    "v_sin_f16", "v_cos_f32", "v_cos_f16", "v_trig_preop_f64",
-    "v_dot2_f32_f16", "v_dot2c_f32_f16", "v_dot2_f32_bf16",
+    "v_div_fixup_f16", "v_div_fixup_legacy_f16", "v_rcp_f64", "v_rsq_f64",
+    "v_sqrt_f64", "v_sin_f32", "v_sin_f16", "v_cos_f32", "v_cos_f16",
+    "v_trig_preop_f64", "v_dot2_f32_f16", "v_dot2c_f32_f16", "v_dot2_f32_bf16",
     "v_dot2c_f32_bf16", "v_fma_mix_f32", "v_fma_mixlo_f16",
     "v_fma_mixhi_f16",
 }

@@ -53,8 +53,8 @@ _FLOAT32 = np.array([
 ], F32)
 EDGES = {
     "u32": np.array(_INT32, U32),
-    "u16": np.array([x & 0xFFFF for x in _INT32[:21]] + [0x1234, 0xFFFE, 0xABCD],
-                    U16),
+    "u16": np.array([x & 0xFFFF for x in _INT32[:21]]
+                    + [0x1234, 0xFFFE, 0xABCD], U16),
     "u64": np.array([0, 1, 2, 31, 32, 63, 64, 0xFFFFFFFF, 0x100000000,
                      0x7FFFFFFFFFFFFFFF, 0x8000000000000000, M64, M64 - 1,
                      0x123456789ABCDEF0, 0xFFFFFFFF00000000, 0x80000000,
@@ -688,6 +688,18 @@ VECTOR = [
     L("v_fmaak_f32", "f32 = f32 f32",
       lambda a, b: fma(a, b, np.full(64, 0x40490FDB, U32).view(F32)),
       text="v128, v32, v64, 0x40490fdb"),
+    # gfx90a's.
+    L("v_mad_f32", "f32 = f32 f32 f32", lambda a, b, c: mad(a, b, c)),
+    L("v_mac_f32", "f32 = f32 f32", lambda a, b, d: mad(a, b, d)),
+    L("v_madmk_f32", "f32 = f32 f32",
+      lambda a, b: mad(a, np.full(64, 3.140625, F32), b),
+      text="v128, v32, 0x40490000, v64"),
+    L("v_madak_f32", "f32 = f32 f32",
+      lambda a, b: mad(a, b, np.full(64, 3.140625, F32)),
+      text="v128, v32, v64, 0x40490000"),
+    L("v_mad_legacy_f32", "f32 = f32 f32 f32", lambda a, b, c: np.where(
+        (flushed(a) == 0) | (flushed(b) == 0),
+        flushed(add(np.zeros(64, F32), flushed(c))), mad(a, b, c))),
     L("v_min_f32", "f32 = f32 f32", number_min),
     L("v_max_f32", "f32 = f32 f32", number_max),
     L("v_min3_f32", "f32 = f32 f32 f32",
@@ -1076,9 +1088,11 @@ SCALAR = [
       }.items()),
     S("s_cmp_eq_u64", "= u64 u64", lambda a, b: (None, int(a == b))),
     S("s_cmp_lg_u64", "= u64 u64", lambda a, b: (None, int(a != b))),
-    S("s_bitcmp0_b32", "= u32 u32", lambda a, b: (None, 1 - (a >> (b & 31) & 1))),
+    S("s_bitcmp0_b32", "= u32 u32",
+      lambda a, b: (None, 1 - (a >> (b & 31) & 1))),
     S("s_bitcmp1_b32", "= u32 u32", lambda a, b: (None, a >> (b & 31) & 1)),
-    S("s_bitcmp0_b64", "= u64 u32", lambda a, b: (None, 1 - (a >> (b & 63) & 1))),
+    S("s_bitcmp0_b64", "= u64 u32",
+      lambda a, b: (None, 1 - (a >> (b & 63) & 1))),
     S("s_bitcmp1_b64", "= u64 u32", lambda a, b: (None, a >> (b & 63) & 1)),
     S("s_movk_i32", "u32 =", lambda: (-32767, None), text="s20, 0x8001"),
     S("s_cmovk_i32", "u32 =", lambda d, scc: (-2 if scc else d, None),
@@ -1106,6 +1120,208 @@ _SCALAR_EDGES = {
             0x00100010, 0x00050003, 0x003F0000, 0x00400000, 0x00200020,
             0x0008003C],
 }
+
+
+# Worked out by hand: instruction, v1, v2 and so on, and what is in v0 after,
+# which is 0x11111111 before.
+LITERALS = [
+    # The shift of 32 and 33 is one of 0 and 1.
+    ("v_lshlrev_b32 v0, v1, v2", (32, 1), 1),
+    ("v_ashrrev_i32 v0, v1, v2", (33, 0x80000000), 0xC0000000),
+    ("v_lshrrev_b16 v0, v1, v2", (17, 0xFFFF8000), 0x4000),
+    # 0x1F at bit 7, five bits wide, is minus one; width 0 is zero.
+    ("v_bfe_i32 v0, v1, v2, v3", (0xF80, 7, 5), 0xFFFFFFFF),
+    ("v_bfe_u32 v0, v1, v2, v3", (0xF80, 7, 5), 0x1F),
+    ("v_bfe_i32 v0, v1, v2, v3", (0xFFFFFFFF, 3, 0), 0),
+    ("v_bfe_i32 v0, v1, v2, v3", (0xFFFFFFFF, 31, 31), 0xFFFFFFFF),
+    ("v_alignbit_b32 v0, v1, v2, v3", (1, 0x80000000, 31), 3),
+    ("v_alignbyte_b32 v0, v1, v2, v3", (0x11223344, 0x55667788, 3),
+     0x22334455),
+    # Selectors: byte 4 (the first source's lowest), the sign of byte 1, all
+    # ones, zeros.
+    ("v_perm_b32 v0, v1, v2, v3", (0x01020384, 0x85060708, 0x0C0D0804),
+     0x00FF0084),
+    ("v_perm_b32 v0, v1, v2, v3", (0x80000000, 0x00008000, 0x0B0A0908),
+     0xFF0000FF),
+    ("v_mul_hi_i32 v0, v1, v2", (0x80000000, 0x80000000), 0x40000000),
+    ("v_mul_hi_u32 v0, v1, v2", (0xFFFFFFFF, 0xFFFFFFFF), 0xFFFFFFFE),
+    ("v_mul_i32_i24 v0, v1, v2", (0x00FFFFFF, 5), 0xFFFFFFFB),
+    ("v_mul_u32_u24 v0, v1, v2", (0xFF000003, 0xFF000005), 15),
+    ("v_mad_i32_i24 v0, v1, v2, v3", (0x800000, 2, 1), 0xFF000001),
+    ("v_med3_i32 v0, v1, v2, v3", (0x80000000, 7, 0x7FFFFFFF), 7),
+    ("v_sad_u8 v0, v1, v2, v3", (0x00FF1020, 0xFF002010, 1), 0x21F),
+    ("v_ffbh_u32 v0, v1", (0,), 0xFFFFFFFF),
+    ("v_ffbh_u32 v0, v1", (1,), 31),
+    ("v_ffbh_i32 v0, v1", (0xFFFFFFFE,), 31),
+    ("v_ffbh_i32 v0, v1", (0xFFFFFFFF,), 0xFFFFFFFF),
+    ("v_bfrev_b32 v0, v1", (0x80000001,), 0x80000001),
+    ("v_lshl_add_u32 v0, v1, v2, v3", (0x80000001, 33, 5), 7),
+    ("v_dot4_i32_i8 v0, v1, v2, v3", (0x80FF017F, 0x80020304, 10),
+     10 + 16384 - 2 + 3 + 508),
+    # Saturation; NaN is 0.
+    ("v_cvt_i32_f32 v0, v1", (0x4F000000,), 0x7FFFFFFF),
+    ("v_cvt_i32_f32 v0, v1", (0xFF800000,), 0x80000000),
+    ("v_cvt_i32_f32 v0, v1", (0x7FC00000,), 0),
+    ("v_cvt_u32_f32 v0, v1", (0xBF800000,), 0),
+    ("v_cvt_u32_f32 v0, v1", (0x4F800000,), 0xFFFFFFFF),
+    ("v_cvt_i32_f32 v0, v1", (0xC0200000,), 0xFFFFFFFE),  # -2.5
+    # 65520 is halfway to the number after the greatest half.
+    ("v_cvt_f16_f32 v0, v1", (0x477FF000,), 0x7C00),
+    ("v_cvt_f16_f32 v0, v1", (0x477FEFFF,), 0x7BFF),
+    ("v_cvt_f16_f32 v0, v1", (0x33000000,), 0),  # Half the least denormal.
+    ("v_cvt_f16_f32 v0, v1", (0x33000001,), 1),
+    ("v_cvt_f32_f16 v0, v1", (0x8001,), 0xB3800000),
+    ("v_cvt_f32_u32 v0, v1", (0xFFFFFFFF,), 0x4F800000),
+    ("v_cvt_f32_u32 v0, v1", (0x01000001,), 0x4B800000),  # To even.
+    ("v_cvt_pkrtz_f16_f32 v0, v1, v2", (0x477FFFFF, 0xBF8FFFFF), 0xBC7F7BFF),
+    # Zeros of both signs, NaNs.
+    ("v_min_f32 v0, v1, v2", (0x80000000, 0), 0x80000000),
+    ("v_min_f32 v0, v1, v2", (0, 0x80000000), 0x80000000),
+    ("v_max_f32 v0, v1, v2", (0x80000000, 0), 0),
+    ("v_max_f32 v0, v1, v2", (0x7FC00000, 0x3F800000), 0x3F800000),
+    ("v_max_f32 v0, v1, v2", (0x3F800000, 0x7FC00000), 0x3F800000),
+    # IEEE mode: a signalling NaN wins, and becomes quiet.
+    ("v_max_f32 v0, v1, v2", (0x7F800001, 0x3F800000), 0x7FC00001),
+    ("v_min_f32 v0, v1, v2", (0x3F800000, 0xFF800001), 0xFFC00001),
+    ("v_add_f32 v0, v1, v2", (0x3F800000, 0xBF800000), 0),
+    ("v_add_f32 v0, v1, v2", (0x80000000, 0x80000000), 0x80000000),
+    ("v_add_f32 v0, v1, v2", (0x7F7FFFFF, 0x73000000), 0x7F800000),
+    ("v_mul_f32 v0, v1, v2", (0x80000001, 0x3F000000), 0x80000000),
+    ("v_mul_f32 v0, v1, v2", (0x00000003, 0x3F000000), 2),  # To even.
+    # (1 + 2**-23)**2 - (1 + 2**-22) is 2**-46, only if fused.
+    ("v_fma_f32 v0, v1, v2, v3", (0x3F800001, 0x3F800001, 0xBF800002),
+     0x28800000),
+    ("v_fma_f32 v0, v1, v2, v3", (0x7F7FFFFF, 0x40000000, 0xFF7FFFFF),
+     0x7F7FFFFF),
+    ("v_rndne_f32 v0, v1", (0x40200000,), 0x40000000),  # 2.5
+    ("v_rndne_f32 v0, v1", (0xBF000000,), 0x80000000),  # -0.5
+    ("v_floor_f32 v0, v1", (0x80000001,), 0xBF800000),
+    ("v_ceil_f32 v0, v1", (0x80000001,), 0x80000000),
+    ("v_frexp_exp_i32_f32 v0, v1", (0x41000000,), 4),  # 8 = 0.5 * 2**4
+    ("v_frexp_mant_f32 v0, v1", (0x41000000,), 0x3F000000),
+    ("v_frexp_exp_i32_f32 v0, v1", (1,), 0xFFFFFF6C),  # -148
+    ("v_ldexp_f32 v0, v1, v2", (0x3F800000, 0xFFFFFF6B), 1),  # 2**-149
+    ("v_ldexp_f32 v0, v1, v2", (0x3F800000, 0xFFFFFF6A), 0),  # to even
+    ("v_ldexp_f32 v0, v1, v2", (0x3FC00000, 0xFFFFFF6A), 1),
+    ("v_ldexp_f32 v0, v1, v2", (0x3F800000, 128), 0x7F800000),
+    ("v_exp_f32 v0, v1", (0x41200000,), 0x44800000),  # 1024
+    ("v_log_f32 v0, v1", (0x80000000,), 0xFF800000),
+    ("v_rcp_f32 v0, v1", (0x80000000,), 0xFF800000),
+    ("v_sqrt_f32 v0, v1", (0x80000000,), 0x80000000),
+    ("v_med3_f32 v0, v1, v2, v3", (0x40400000, 0x3F800000, 0x40000000),
+     0x40000000),
+    # Halves. 16-bit results clear the other half.
+    ("v_add_f16 v0, v1, v2", (0x3C00, 0x3C00), 0x4000),
+    ("v_add_f16 v0, v1, v2", (0x7BFF, 0x4C00), 0x7C00),
+    ("v_mul_f16 v0, v1, v2", (0x0001, 0x3800), 0),
+    ("v_fma_f16 v0, v1, v2, v3", (0x3C01, 0x3C01, 0xBC02), 0x11110010),
+    ("v_pk_add_f16 v0, v1, v2", (0x3C004000, 0x3C00C000), 0x40000000),
+    ("v_pk_mul_lo_u16 v0, v1, v2", (0x00020100, 0x80000100), 0),
+    ("v_mad_u16 v0, v1, v2, v3", (0x100, 0x100, 7), 0x11110007),
+    ("v_sat_pk_u8_i16 v0, v1", (0x0123FFFF,), 0xFF00),
+]
+
+
+# Variants of a line: (text, vector registers, scalar registers, what the
+# sources are then), or None if there is none for these types.
+
+
+def _registers(sources, generator):
+  return {SRC[i]: widen(s, generator) for i, s in enumerate(sources)}
+
+
+def _of_register(word, dtype):
+  """The source that a register's word is."""
+  return np.ascontiguousarray(word).view(dtype).reshape(64, -1)[:, 0].copy()
+
+
+def _scalar(line, sources, generator):
+  """The first source in scalar registers."""
+  words = words_of(line.src[0])
+  text = line.instruction().replace(
+      register("v", SRC[0], words), register("s", 40, words))
+  registers = _registers(sources, generator)
+  value = registers.pop(SRC[0])[0]
+  expected = [np.full_like(sources[0], sources[0][0]), *sources[1:]]
+  return text, registers, {40: np.atleast_1d(value)}, expected
+
+
+def _constant(line, sources, generator):
+  """The first source as an inline constant."""
+  if line.src[0][0] == "f":
+    text, value = "-4.0", -4.0
+  else:
+    text, value = "-7", -7
+  dtype = sources[0].dtype
+  value = np.array([value]).astype(dtype if dtype.kind == "f" else (
+      f"i{dtype.itemsize}")).view(dtype)[0]
+  text = line.instruction().replace(
+      register("v", SRC[0], words_of(line.src[0])), text)
+  registers = _registers(sources, generator)
+  del registers[SRC[0]]
+  return text, registers, {}, [np.full_like(sources[0], value), *sources[1:]]
+
+
+def _negated(line, sources, generator):
+  """Minus the first source's magnitude."""
+  if line.src[0][0] != "f":
+    return None
+  name = register("v", SRC[0], words_of(line.src[0]))
+  text = line.instruction().replace(name, f"-|{name}|")
+  return text, _registers(sources, generator), {}, [
+      -np.abs(sources[0]), *sources[1:]]
+
+
+def _clamped(line, sources, generator):
+  if not line.dst or line.dst[0][0] != "f" or line.ulp:
+    return None
+  return (line.instruction() + " clamp", _registers(sources, generator), {},
+          sources)
+
+
+def clamped_to_one(x):
+  """The clamp of floats: NaN is 0 under DX10_CLAMP."""
+  if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
+    return x
+  return np.where(np.isnan(x), x.dtype.type(0), np.clip(
+      x, x.dtype.type(0), x.dtype.type(1)) + x.dtype.type(0))
+
+
+def _dpp(line, sources, generator):
+  """The first source from three lanes below, around its row."""
+  if words_of(line.src[0]) > 1 or line.dst[0][1:] == "64":
+    return None
+  lane = np.arange(64)
+  source = lane & ~15 | (lane - 3) & 15
+  text = (f"{line.mnemonic}_dpp {line.operands()} row_ror:3 row_mask:0xf "
+          "bank_mask:0xf")
+  return text, _registers(sources, generator), {}, [
+      sources[0][source], *sources[1:]]
+
+
+def _sdwa(line, sources, generator):
+  """High words of the sources."""
+  if any(t[0] == "f" and t != "f16" or t[1:] == "64"
+         for t in (*line.src, *line.dst) if t not in ("m", "s32")):
+    return None
+  if line.dst == ["m"]:
+    text = " src0_sel:WORD_1"
+  else:
+    text = " dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1"
+  if len(sources) > 1:
+    text += " src1_sel:WORD_1"
+  text = f"{line.mnemonic}_sdwa {line.operands()}{text}"
+  registers = _registers(sources, generator)
+  for i, values in enumerate(sources):
+    if values.dtype == F16:  # No signalling NaN.
+      low = bits_of(values).astype(U32)
+      registers[SRC[i]] = low | np.roll(low, 1) << 16
+  expected = [_of_register(registers[SRC[i]] >> 16, s.dtype)
+              for i, s in enumerate(sources)]
+  return text, registers, {}, expected
+
+
+VARIANTS = (_scalar, _constant, _negated, _clamped, _dpp, _sdwa)
 
 
 def supported(name):
@@ -1138,9 +1354,9 @@ class TableTest(absltest.TestCase):
       for i in range(line.rows):
         state = asm.State(
             vcc=int(generator.integers(0, M64, dtype=U64, endpoint=True)),
-            exec=[M64, 0x00FF00FF12345678, 1 << 63, 0][i % 4]
-            if i % 2 else M64, s={DST2: 0x5A5A5A5A})
-        for j, kind in enumerate(line.dst):
+            exec=[M64, 0x00FF00FF12345678, M64, 1 << 63][i % 4],
+            s={DST2: 0x5A5A5A5A})
+        for j in range(len(line.dst)):
           if old[j] is not None:
             state.v[DST + 16 * j] = widen(old[j][i], generator)
         for j, row in enumerate(rows):
@@ -1178,7 +1394,48 @@ class TableTest(absltest.TestCase):
           self.compare(line, [r[i] for r in rows],
                        [o if o is None else o[i] for o in old], before, after)
 
-  def compare(self, line, sources, old, before, after):
+  def test_variants(self):
+    """Every line in its other encodings, where LLVM knows them."""
+    generator = np.random.default_rng(3)
+    cases, snippets = [], []
+    for line in VECTOR:
+      if (not supported(line.mnemonic) or line.text or not line.src
+          or "lane" in line.mnemonic or "accvgpr" in line.mnemonic
+          or any(split(t)[0] > 1 for t in line.src if t != "m")):
+        continue
+      for variant in VARIANTS:
+        sources = [samples(t, generator, 1)[0] for t in line.src if t != "m"]
+        old = [None if t in ("m", "s32") else samples(t, generator, 1)[0]
+               for t in line.dst]
+        made = variant(line, sources, generator)
+        if made is None:
+          continue
+        text, registers, scalars, expected = made
+        state = asm.State(
+            vcc=int(generator.integers(0, M64, dtype=U64, endpoint=True)),
+            s=scalars | {DST2: 0})
+        for j, before in enumerate(old):
+          if before is not None:
+            state.v[DST + 16 * j] = widen(before, generator)
+        state.v.update(registers)
+        stored = [DST + 16 * j + k for j, kind in enumerate(line.dst)
+                  if kind not in ("m", "s32") for k in range(words_of(kind))]
+        snippets.append(asm.Snippet(text, [state], stored, [DST2]))
+        cases.append((variant, line, expected, old))
+    ran = {variant: 0 for variant in VARIANTS}
+    for (variant, line, expected, old), snippet, result in zip(
+        cases, snippets, asm.run(snippets), strict=True):
+      if isinstance(result, asm.AssemblyError):
+        continue  # There is no such encoding.
+      ran[variant] += 1
+      with self.subTest(snippet.body):
+        self.check(result, line)
+        self.compare(line, expected, old, snippet.before[0], result[0],
+                     variant is _clamped)
+    print({v.__name__: n for v, n in ran.items()})
+    self.assertGreater(min(ran.values()), 25)
+
+  def compare(self, line, sources, old, before, after, clamp=False):
     arguments, position = [], 0
     for kind in line.src:
       if kind == "m":
@@ -1188,6 +1445,8 @@ class TableTest(absltest.TestCase):
         position += 1
     results = call(line, arguments, d=old[0] if old else None,
                    exec=before.exec, lane=np.arange(64, dtype=U32))
+    if clamp:
+      results = tuple(clamped_to_one(r) for r in results)
     active = unpack(before.exec)
     told = lambda lanes: "; ".join(
         f"lane {i}: " + " ".join(str(a[i]) for a in arguments) for i in lanes)
@@ -1196,8 +1455,6 @@ class TableTest(absltest.TestCase):
         expected = pack(expected & active)
         if line.mnemonic.startswith("v_cmpx"):
           self.assertEqual(after.exec, expected)
-        if not line.mnemonic.startswith("v_cmp"):
-          pass
         wrong = expected ^ after.vcc
         self.assertEqual(after.vcc, expected, f"{line.instruction()}: " + told(
             [i for i in range(64) if wrong >> i & 1][:3]))
@@ -1297,6 +1554,23 @@ class TableTest(absltest.TestCase):
     told = f"{body} of {[hex(x) for x in case]}, d {old:#x}, scc {before.scc}"
     self.assertEqual((hex(actual), after.scc), (hex(value), scc), told)
     self.assertEqual(after.exec, expected.get("exec", before.exec), told)
+
+
+class LiteralTest(absltest.TestCase):
+
+  def test_literals(self):
+    cases = [c for c in LITERALS if c[0].split()[0] in MNEMONICS]
+    snippets = []
+    for text, sources, _ in cases:
+      state = asm.State(v={0: np.full(64, 0x11111111, U32)} | {
+          i + 1: np.full(64, x, U32) for i, x in enumerate(sources)})
+      snippets.append(asm.Snippet(text, [state], [0]))
+    for (text, sources, expected), result in zip(
+        cases, asm.run(snippets), strict=True):
+      with self.subTest(text):
+        self.assertNotIsInstance(result, Exception, result)
+        self.assertEqual({hex(x) for x in result[0].v[0]}, {hex(expected)},
+                         [hex(x) for x in sources])
 
 
 class CoverageTest(absltest.TestCase):

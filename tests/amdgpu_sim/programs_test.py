@@ -15,15 +15,17 @@ os.environ.setdefault("AMDGPU_SIM_DEVICES", "4")
 os.environ.setdefault("JAX_PLATFORMS", "rocm,cpu")
 
 # pylint: disable=g-import-not-at-top
-import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jax
+from jax import lax
+
 F32, F16, BF16 = np.float32, np.float16, jnp.bfloat16
+SPLIT = P("x")
 I32, U32, I8, I16 = np.int32, np.uint32, np.int8, np.int16
 
 
@@ -293,11 +295,11 @@ class SeveralDevicesTest(absltest.TestCase):
     super().tearDown()
     clear_fault()
 
-  def mapped(self, function, inputs=P("x"), outputs=P("x")):
-    return jax.jit(jax.shard_map(function, mesh=self.mesh, in_specs=inputs,
+  def mapped(self, function, outputs=SPLIT):
+    return jax.jit(jax.shard_map(function, mesh=self.mesh, in_specs=SPLIT,
                                  out_specs=outputs, check_vma=False))
 
-  def put(self, x, spec=P("x")):
+  def put(self, x, spec=SPLIT):
     return jax.device_put(np.asarray(x), NamedSharding(self.mesh, spec))
 
   def test_peer_copies(self):
