@@ -7,6 +7,7 @@ process that has the checks off.
 """
 
 import dataclasses
+import importlib.util
 import os
 import re
 import subprocess
@@ -22,6 +23,8 @@ os.environ.setdefault("AMDGPU_SIM_CHECKS", "+all")
 # pylint: disable=g-import-not-at-top,g-bad-import-order
 import asm
 
+# A workgroup that executes so many instructions never ends.
+os.environ["AMDGPU_SIM_LIMIT"] = "1000000"
 ILLEGAL_ADDRESS, LAUNCH_FAILURE = 700, 719
 # s[8:9] and s[10:11] are two buffers of 64 words for each of two workgroups, v1
 # four times the work-item.
@@ -235,6 +238,8 @@ FAULTS = [
           "global_load_dword", 0, 0, grid=2),
     Fault("register_beyond", "register", "v_mov_b32 v100, 0\n",
           "v_mov_b32 v7, 0\n", "v_mov_b32", vgprs=8),
+    Fault("endless", "endless", "again:\ns_branch again\n",
+          "s_branch again\nagain:\n", "s_branch"),
     Fault("no_instruction", "unsupported", ".long 0xbfff0000\n", "s_nop 0\n",
           "(?i)bfff0000|decod"),
     # There is one, which the simulator does not know how to execute.
@@ -365,8 +370,6 @@ M, N, K = 64, 64, 128
 
 def compile_matmul():
   """Triton's assembly of a matmul, with its number of waves and LDS."""
-  import importlib.util
-
   from triton.backends.compiler import GPUTarget
   from triton.compiler import ASTSource
   from triton.compiler import compile as compile_kernel

@@ -11,8 +11,8 @@ import re
 import subprocess
 import sys
 
-os.environ.setdefault("AMDGPU_SIM_DEVICES", "4")
-os.environ.setdefault("JAX_PLATFORMS", "rocm,cpu")
+os.environ["AMDGPU_SIM_DEVICES"] = "4"
+os.environ["JAX_PLATFORMS"] = "rocm,cpu"
 
 # pylint: disable=g-import-not-at-top
 import jax.numpy as jnp
