@@ -323,9 +323,24 @@ HIP_EXPORT Error hipDrvPointerGetAttributes(unsigned count, int* attributes,
                                             void** out, void* pointer) {
   return Api(__func__, [&] {
     if (attributes == nullptr || out == nullptr) return kInvalidValue;
+    // What a pointer does not have is null and no error, which would stay in
+    // hipGetLastError: rocPRIM's sort in XLA asks that one.
     for (unsigned i = 0; i < count; ++i) {
-      Error error = Attribute(out[i], attributes[i], pointer);
-      if (error != kSuccess) return error;
+      if (out[i] == nullptr) return kInvalidValue;
+      if (Attribute(out[i], attributes[i], pointer) == kSuccess) continue;
+      switch (attributes[i]) {
+        case kContext:
+        case kDeviceAddress:
+        case kHostAddress:
+        case kBufferId:
+        case kRangeStart:
+        case kRangeSize:
+          Put(out[i], uint64_t{0});
+          break;
+        default:
+          Put(out[i], 0);
+          break;
+      }
     }
     return kSuccess;
   });
