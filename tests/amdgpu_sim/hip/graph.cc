@@ -33,7 +33,7 @@ std::unordered_map<const GraphNode*, size_t> Places(
   return place;
 }
 
-std::shared_ptr<const Plan> PlanOf(const std::vector<const GraphNode*>& order) {
+std::shared_ptr<Plan> PlanOf(const std::vector<const GraphNode*>& order) {
   auto plan = std::make_shared<Plan>();
   for (const GraphNode* node : order) plan->push_back(node->work);
   return plan;
@@ -147,9 +147,9 @@ Error GraphExec::Update(const GraphNode* node,
   auto found = place_.find(node);
   if (found == place_.end()) return kInvalidValue;
   if ((*plan_)[found->second]->type != work->type) return kInvalidValue;
-  auto plan = std::make_shared<Plan>(*plan_);
-  (*plan)[found->second] = std::move(work);
-  plan_ = std::move(plan);
+  if (launched_) plan_ = std::make_shared<Plan>(*plan_);
+  launched_ = false;
+  (*plan_)[found->second] = std::move(work);
   return kSuccess;
 }
 
@@ -168,11 +168,13 @@ Error GraphExec::UpdateAll(const Graph& graph, const GraphNode** mismatch) {
   }
   // The nodes of the first graph remain the keys of later updates.
   plan_ = PlanOf(order);
+  launched_ = false;
   return kSuccess;
 }
 
-std::shared_ptr<const Work> GraphExec::Launch() const {
+std::shared_ptr<const Work> GraphExec::Launch() {
   std::lock_guard<std::mutex> lock(mutex_);
+  launched_ = true;
   return GraphWork(plan_);
 }
 

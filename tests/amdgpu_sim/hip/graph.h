@@ -71,11 +71,12 @@ class GraphExec {
   Error UpdateAll(const Graph& graph, const GraphNode** mismatch);
 
   // The work of a launch.
-  std::shared_ptr<const Work> Launch() const;
+  std::shared_ptr<const Work> Launch();
 
  private:
-  mutable std::mutex mutex_;
-  std::shared_ptr<const Plan> plan_;
+  std::mutex mutex_;
+  std::shared_ptr<Plan> plan_;
+  bool launched_ = false;  // A launch has the plan: an update copies it.
   // Where a node of the graph that was instantiated is in the plan, and which
   // places it depends on.
   std::unordered_map<const GraphNode*, size_t> place_;

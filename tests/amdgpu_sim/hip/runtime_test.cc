@@ -310,6 +310,22 @@ void TheLegacyStreamWaitsForBlockingOnes() {
   CHECK(words.All(3));
 }
 
+void ThreadsHaveStreamsOfTheirOwn() {
+  Stream* const own = reinterpret_cast<Stream*>(kPerThreadStream);
+  Words a(4), b(4);
+  Gate gate;
+  OK(hipLaunchHostFunc(own, Gate::Hold, &gate));
+  OK(hipMemsetD32Async(a, 1, 4, own));
+  std::thread([&] {
+    OK(hipMemsetD32Async(b, 2, 4, own));
+    OK(hipStreamSynchronize(own));
+  }).join();
+  EXPECT(hipStreamQuery(own), kNotReady);
+  gate.Open();
+  OK(hipStreamSynchronize(own));
+  CHECK(a.All(1) && b.All(2));
+}
+
 void StreamsWaitForValues() {
   TestStream waits, writes;
   uint64_t* flag;
@@ -710,6 +726,19 @@ void GraphsAreBuiltAndUpdated() {
   OK(hipStreamSynchronize(stream));
   CHECK(Filled(other.Read(), 60) && Filled(words.Read(), 60) && copy.All(3) &&
         ran == 2);
+
+  // An update does not touch a launch that is under way.
+  Gate gate;
+  fill.value = 8;
+  OK(hipLaunchHostFunc(stream, Gate::Hold, &gate));
+  OK(hipGraphLaunch(exec, stream));
+  OK(hipGraphExecMemsetNodeSetParams(exec, fill_node, &fill));
+  gate.Open();
+  OK(hipStreamSynchronize(stream));
+  CHECK(copy.All(3));
+  OK(hipGraphLaunch(exec, stream));
+  OK(hipStreamSynchronize(stream));
+  CHECK(copy.All(8));
   OK(hipGraphExecDestroy(exec));
 
   // A cycle.
@@ -871,6 +900,7 @@ constexpr Test kTests[] = {
     TEST(EventsOrderStreams),
     TEST(EventsTellTime),
     TEST(TheLegacyStreamWaitsForBlockingOnes),
+    TEST(ThreadsHaveStreamsOfTheirOwn),
     TEST(StreamsWaitForValues),
     TEST(CopiesOfPageableMemory),
     TEST(CopiesAreChecked),
