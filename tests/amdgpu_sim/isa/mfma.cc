@@ -407,12 +407,8 @@ void AddSmallBlocks(const Panel<T>& a, const Panel<T>& b, int k_count, T* d) {
   }
 }
 
-void CheckOverflowMode(const Wave& wave) {
-  if (wave.mode.fp16_overflow()) {
-    throw Fault{Check::kUnsupported, "matrix instruction with FP16_OVFL"};
-  }
-}
-
+// MODE's FP16_OVFL, which Triton sets around conversions to fp8, is about
+// results in half precision: no matrix instruction has one.
 uint32_t MxcsrOf(const Wave& wave, Format format) {
   const bool flush = wave.arch == Arch::kGfx90a &&
                      (format == Format::kF16 || format == Format::kBf16);
@@ -422,7 +418,6 @@ uint32_t MxcsrOf(const Wave& wave, Format format) {
 // M x M x K in kBlocks blocks, both operands in one type or both of 8 bits.
 template <typename T, int kM, int kK, int kBlocks, Format kA, Format kB>
 void Mfma(Wave& wave, const Inst& inst) {
-  CheckOverflowMode(wave);
   const ScopedMxcsr mode(wave, MxcsrOf(wave, kA));
   constexpr int kGroups = kLanes / (kM * kBlocks);  // Of lanes, along k.
   constexpr int kElements = kK / kGroups;
@@ -486,7 +481,6 @@ void UnpackScale(const Wave& wave, const Operand& operand, double* scale) {
 
 template <int kM, int kK, bool kScaled>
 void MfmaF8f6f4(Wave& wave, const Inst& inst) {
-  CheckOverflowMode(wave);
   const ScopedMxcsr mode(wave, kExactMxcsr);
   Panel<float> a, b;
   const float *ak[kK], *bk[kK];
@@ -574,7 +568,6 @@ void MfmaF64(Wave& wave, const Inst& inst) {
 // a lane meets element e / 2 * 4 + index of B's lane of the same k.
 template <typename T, int kM, int kK, Format kA, Format kB>
 void Smfmac(Wave& wave, const Inst& inst) {
-  CheckOverflowMode(wave);
   const ScopedMxcsr mode(wave, kExactMxcsr);
   constexpr int kGroups = kLanes / kM;
   constexpr int kElementsB = kK / kGroups, kElementsA = kElementsB / 2;
