@@ -569,8 +569,10 @@ class ReviewTest(MhaTestCase):
 
   def test_plain_jnp_formula(self):
     """The measure itself: jnp's plain formula is no better than half of it."""
+    # XLA's transposes of other sizes break a rule of the simulated GPU.
+    sizes = machine.size({}, {}, dict(sq=64, sk=128))
     for dtype in ("bf16", "fp16"):
-      case = Case(dtype=dtype, causal=True)
+      case = Case(dtype=dtype, causal=True, **sizes)
       x, sequences = make_inputs(case)
       want, _ = expected(case, x, sequences)
       low, _ = expected(case, x, sequences, DTYPES[dtype])
