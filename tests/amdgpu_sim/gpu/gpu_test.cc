@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -24,7 +25,7 @@
 namespace amdgpu_sim {
 namespace {
 
-int failures = 0;
+std::atomic<int> failures{0};
 
 void Expect(bool condition, const char* text, int line) {
   if (condition) return;
@@ -561,6 +562,40 @@ void TestSpin() {
   EXPECT(Launched(&endless, Descriptor(), 64) == "endless");
 }
 
+// Streams run launches of one program at once.
+void TestParallelLaunches() {
+  Functions program;
+  uint64_t sums = Device(64);
+  Memory::Get().Touch(sums, 64, true);
+  uint64_t own = Device(4 * 4096);
+  program.Write(0, 0, 1);
+  program.Wait();
+  program.Barrier();
+  program.Read(1, 0);
+  program.Add([=](Wave& wave) {
+    uint64_t at = own + 64 * wave.workgroup->number() + 4 * wave.index;
+    wave.Global(at, 4, Access::kAtomicWrite, 0);
+    uint8_t* sum = wave.Global(sums, 8, Access::kAtomic, 0);
+    __atomic_fetch_add(reinterpret_cast<uint64_t*>(sum), 1, __ATOMIC_RELAXED);
+  });
+  program.End();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 20; ++i) {
+        std::string report;
+        Descriptor descriptor(256);
+        Launched(&program, descriptor, 128, 16, &report);
+        EXPECT(report.empty());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT(*reinterpret_cast<uint64_t*>(sums) == 4 * 20 * 16 * 2);
+  Memory::Get().Free(sums);
+  Memory::Get().Free(own);
+}
+
 void TestLds() {
   auto run = [](const std::function<void(Functions*)>& build,
                 uint32_t block = 128) {
@@ -748,7 +783,7 @@ void TestConflicts() {
 
 int main() {
   // Ends the endless loop soon.
-  setenv("AMDGPU_SIM_LIMIT", "10000000", 1);
+  setenv("AMDGPU_SIM_LIMIT", "40000000", 1);
   setenv("AMDGPU_SIM_CHECKS", "+all", 1);
   using namespace amdgpu_sim;
   TestBounds();
@@ -766,8 +801,9 @@ int main() {
   TestBarriers();
   TestSpin();
   TestLds();
+  TestParallelLaunches();
   TestScratch();
   TestConflicts();
-  std::fprintf(stderr, "%d failures\n", failures);
+  std::fprintf(stderr, "%d failures\n", failures.load());
   return failures == 0 ? 0 : 1;
 }

@@ -12,6 +12,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <set>
 #include <string>
 #include <utility>
@@ -27,7 +28,7 @@ namespace {
 
 // Workgroups run one after the other. One that takes longer than this many
 // instructions may wait for a later one, so the next ones start beside it.
-constexpr uint64_t kSlice = uint64_t{1} << 22;
+constexpr uint64_t kSlice = uint64_t{1} << 24;
 constexpr size_t kResident = 256;
 
 // AMDGPU_SIM_LIMIT: instructions of a workgroup that mean it never ends.
@@ -423,9 +424,16 @@ std::string Dispatch::Report(const Fault& fault) const {
 
 std::string Run(const Launch& launch) {
   Dispatch dispatch(launch);
+  auto run = [&] {
+    try {
+      dispatch.SetUp();
+      dispatch.Run();
+    } catch (const std::bad_alloc&) {
+      throw Fault{Check::kUnsupported, "the host has no memory left"};
+    }
+  };
   try {
-    dispatch.SetUp();
-    dispatch.Run();
+    run();
   } catch (const Fault& fault) {
     std::string report = dispatch.Report(fault);
     std::fputs(report.c_str(), stderr);

@@ -174,7 +174,13 @@ uint64_t Memory::Allocate(uint64_t size, MemoryKind kind, int device,
   allocation.flags = flags;
   std::unique_lock<std::shared_mutex> lock(mutex_);
   allocation.id = ++last_id_;
-  live_[allocation.base] = std::make_shared<Block>(allocation);
+  try {
+    live_[allocation.base] = std::make_shared<Block>(allocation);
+  } catch (const std::bad_alloc&) {
+    live_.erase(allocation.base);
+    munmap(memory, length);
+    return 0;
+  }
   return allocation.base;
 }
 
