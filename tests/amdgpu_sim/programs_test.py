@@ -121,6 +121,26 @@ def special_values(x):
           x == x, jnp.exp(x), 1 / x)
 
 
+def trigonometry(x):
+  return (jnp.tan(x), jnp.arcsin(x / 9), jnp.arctan(x), jnp.arcsinh(x),
+          jnp.cosh(x), jnp.sin(x * 1e5), jnp.cos(x * 3e7))
+
+
+def gated(x, w, b):
+  return jax.nn.gelu(x @ w + b), jax.nn.silu(x @ w)
+
+
+def doubles(x, y):
+  return (x + y, x * y, x / y, jnp.sqrt(abs(x)), jnp.exp(x), jnp.sin(x),
+          jnp.floor(x), jnp.remainder(x, y), x.astype(F32), x.astype(I32))
+
+
+def long_integers(x, y):
+  y = jnp.where(y == 0, 1, y)
+  return (x + y, x * y, x // y, x % y, x << (y & 31), x >> (y & 63), x < y,
+          x.astype(np.float64), lax.clz(x))
+
+
 SPECIAL = jnp.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 2e-38, -2e-38,
                      3e38, -3e38, 1.2e-38], F32)
 
@@ -227,6 +247,50 @@ PROGRAMS = {
         normal(60), normal(60, seed=1)), 1e-5),
     "reduce_window": (lambda x: lax.reduce_window(
         x, -jnp.inf, lax.max, (3, 3), (2, 2), "SAME"), (normal(20, 21),), 0),
+    "trigonometry": (trigonometry, (normal(300),), 1e-5),
+    "erf_inv": (lambda x: lax.erf_inv(jnp.clip(x / 4, -0.99, 0.99)), (
+        normal(200),), 1e-5),
+    "digamma_igamma": (lambda x: (
+        lax.digamma(x), lax.igamma(x, x + 0.3)), (
+            jnp.abs(normal(50)) + 0.3,), 1e-4),
+    "random_normal": (lambda: jax.random.normal(jax.random.key(3), (300,)),
+                      (), 1e-5),
+    "random_choice": (lambda: jax.random.categorical(
+        jax.random.key(5), jnp.arange(10.0) / 3, shape=(100,)), (), 0),
+    "associative_scan": (lambda x: lax.associative_scan(jnp.multiply, x), (
+        1 + normal(100) / 10,), 1e-4),
+    "sort_pairs": (lambda x, y: lax.sort((x, y), num_keys=1), (
+        integers(500), normal(500)), 0),
+    "sort_large": (jnp.sort, (normal(5000),), 0),
+    "sort_bf16": (jnp.sort, (normal(300, dtype=BF16),), 0),
+    "top_k_large": (lambda x: lax.top_k(x, 16), (normal(3, 2000),), 0),
+    "unique": (lambda x: jnp.unique(x, size=50), (
+        integers(100, low=0, high=40),), 0),
+    "histogram": (lambda x: jnp.histogram(x, bins=10)[0], (normal(300),), 0),
+    "bincount": (lambda x: jnp.bincount(x, length=20), (
+        integers(300, low=0, high=20),), 0),
+    "median": (jnp.median, (normal(101),), 0),
+    "scatter_max": (lambda x, i, u: (x.at[i].max(u), x.at[i].min(u)), (
+        normal(64), integers(200, low=0, high=64), normal(200)), 0),
+    "scatter_add_bf16": (lambda x, i, u: x.at[i].add(u), (
+        normal(64, dtype=BF16), integers(64, low=0, high=64),
+        normal(64, dtype=BF16)), 5e-2),
+    "reductions_large": (lambda x: (x.sum(), x.mean(0), x.std(1)), (
+        normal(300, 1000),), 1e-3),
+    "integers_u8": (integer_arithmetic, (
+        integers(300, low=0, high=255, dtype=np.uint8),
+        integers(300, low=0, high=255, dtype=np.uint8, seed=1)), 0),
+    "dot_large": (lambda a, b: a @ b, (normal(256, 300), normal(300, 200)),
+                  1e-4),
+    "dot_to_f32": (lambda a, b: jnp.dot(
+        a, b, preferred_element_type=F32), (
+            normal(100, 96, dtype=BF16), normal(96, 60, dtype=BF16)), 1e-2),
+    "dot_fused": (gated, (normal(64, 128, dtype=BF16), normal(
+        128, 64, dtype=BF16), normal(64, dtype=BF16)), 5e-2),
+    "dot_product_attention": (lambda q: jax.nn.dot_product_attention(
+        q, q, q, is_causal=True), (normal(2, 32, 2, 16),), 1e-4),
+    "fori_loop": (lambda x: lax.fori_loop(
+        0, 20, lambda i, c: c * 1.01 + i, x), (normal(40),), 1e-5),
     "searchsorted": (lambda x, y: jnp.searchsorted(jnp.sort(x), y), (
         normal(50), normal(30, seed=1)), 0),
 }
@@ -274,12 +338,26 @@ class ProgramTest(parameterized.TestCase):
 
   @parameterized.named_parameters((n, n) for n in PROGRAMS)
   def test_matches_cpu(self, name):
-    function, arguments, tolerance = PROGRAMS[name]
     precision = "default" if name in DEFAULT_PRECISION else "highest"
+    self.check(*PROGRAMS[name], precision)
+
+  def test_doubles(self):
+    with jax.enable_x64(True):
+      self.check(doubles, (normal(300, dtype=np.float64) * 7, normal(
+          300, dtype=np.float64, seed=1)), 1e-12)
+
+  def test_long_integers(self):
+    with jax.enable_x64(True):
+      self.check(long_integers, (
+          integers(300, low=-(2**62), high=2**62, dtype=np.int64),
+          integers(300, low=-(2**40), high=2**40, dtype=np.int64, seed=1)), 0)
+
+  def check(self, function, arguments, tolerance, precision="highest"):
     results = {}
     for device in (jax.devices("cpu")[0], accelerators()[0]):
       placed = jax.device_put(arguments, device)
-      with jax.default_matmul_precision(precision):
+      with (jax.default_matmul_precision(precision),
+            jax.default_device(device)):
         results[device.platform] = jax.tree.map(
             np.asarray, jax.jit(function)(*placed))
     compare(self, results["gpu"], results["cpu"], tolerance)
