@@ -676,6 +676,40 @@ class MfmaTest(absltest.TestCase):
                      else asm.ARCH == GFX90A)
           np.testing.assert_array_equal(got, 0 if flushes else 2 * value)
 
+  def test_overflow(self):
+    """MODE's FP16_OVFL makes sums that overflow the largest numbers."""
+    largest = float(np.finfo(np.float32).max)
+    for shape in SHAPES:
+      if shape.out is not np.float32 or shape.modifiers not in (
+          "", "cbsz:0 blgp:0"):
+        continue
+      with self.subTest(shape.mnemonic):
+        case = self._random(shape, np.random.default_rng(14))
+        # Finite products large enough to leave their mark on C.
+        code = {"f32": 0x7E800000, "xf32": 0x7E800000, "bf16": 0x7E80}.get(
+            shape.a.name)
+        if code is None:
+          continue
+        case.a[:], case.b[:] = code, code
+        case.b[:, 1::2] |= 0x80000000 if shape.b.bits == 32 else 0x8000
+        case.c[:] = 0
+        if case.kept is not None:
+          case.a[:] = code
+        runner = Runner(shape)
+        states = [runner.state(case) for _ in range(3)]
+        states[1].mode |= 1 << 23
+        infinite = Case(case.a, case.b, case.c.copy(), case.kept)
+        infinite.c[0, 0, 0] = np.inf
+        states[2] = runner.state(infinite)
+        states[2].mode |= 1 << 23
+        got = runner.results(states)
+        sign = np.where(np.arange(shape.m) % 2, -1, 1)
+        np.testing.assert_array_equal(
+            got[0], np.broadcast_to(sign * np.inf, got[0].shape))
+        np.testing.assert_array_equal(
+            got[1], np.broadcast_to(sign * largest, got[1].shape))
+        self.assertEqual(got[2][0, 0, 0], np.inf)
+
   def test_rounding_of_xf32(self):
     for shape in SHAPES:
       if shape.a.name != "xf32":

@@ -407,8 +407,44 @@ void AddSmallBlocks(const Panel<T>& a, const Panel<T>& b, int k_count, T* d) {
   }
 }
 
-// MODE's FP16_OVFL, which Triton sets around conversions to fp8, is about
-// results in half precision: no matrix instruction has one.
+// With MODE's FP16_OVFL, which Triton sets around conversions to fp8, sums that
+// overflow are the largest numbers. One with an infinite operand does not
+// overflow; which of the two makes an infinity is not told apart here, so that
+// any infinite operand turns this off.
+bool HasInfinity(const float* values, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (std::fabs(values[i]) == __builtin_inff()) return true;
+  }
+  return false;
+}
+
+bool ClampsOverflow(const Wave& wave, const Panel<float>& a, int elements_a,
+                    const Panel<float>& b, int elements_b, const float* c,
+                    int registers) {
+  return wave.mode.fp16_overflow() &&
+         !HasInfinity(a.at[0], elements_a * kLanes) &&
+         !HasInfinity(b.at[0], elements_b * kLanes) &&
+         !HasInfinity(c, registers * kLanes);
+}
+
+bool ClampsOverflow(const Wave& wave, const Panel<int32_t>&, int,
+                    const Panel<int32_t>&, int, const int32_t*, int) {
+  if (wave.mode.fp16_overflow()) {
+    throw Fault{Check::kUnsupported,
+                "integer matrix instruction with FP16_OVFL"};
+  }
+  return false;
+}
+
+void ClampOverflow(float* d, int registers) {
+  for (int i = 0; i < registers * kLanes; ++i) {
+    if (std::fabs(d[i]) == __builtin_inff()) {
+      d[i] = std::copysign(3.40282347e38f, d[i]);
+    }
+  }
+}
+void ClampOverflow(int32_t*, int) {}
+
 uint32_t MxcsrOf(const Wave& wave, Format format) {
   const bool flush = wave.arch == Arch::kGfx90a &&
                      (format == Format::kF16 || format == Format::kBf16);
@@ -426,7 +462,10 @@ void Mfma(Wave& wave, const Inst& inst) {
   Unpack(wave, inst.src[1].reg, kB, kElements, &b);
   BroadcastA(inst, kElements, &a);
   PermuteB(inst, kElements, &b);
-  T* d = PrepareD<T>(wave, inst, kM * kM * kBlocks / kLanes);
+  constexpr int kRegisters = kM * kM * kBlocks / kLanes;
+  T* d = PrepareD<T>(wave, inst, kRegisters);
+  const bool clamp =
+      ClampsOverflow(wave, a, kElements, b, kElements, d, kRegisters);
   if constexpr (kM == 4) {
     AddSmallBlocks(a, b, kElements, d);
   } else {
@@ -440,6 +479,7 @@ void Mfma(Wave& wave, const Inst& inst) {
       AddBlock<kM>(ak, bk, kK, block, d);
     }
   }
+  if (clamp) ClampOverflow(d, kRegisters);
 }
 
 // A operand of f8f6f4, by k: 32 elements of a lane, consecutive ones, except
@@ -486,16 +526,17 @@ void MfmaF8f6f4(Wave& wave, const Inst& inst) {
   const float *ak[kK], *bk[kK];
   UnpackF8f6f4<kM, kK>(wave, inst.src[0].reg, inst.cbsz, &a, ak);
   UnpackF8f6f4<kM, kK>(wave, inst.src[1].reg, inst.blgp, &b, bk);
-  if constexpr (!kScaled) {
-    AddBlock<kM>(ak, bk, kK, 0, PrepareD<float>(wave, inst, kM * kM / kLanes));
-    return;
-  }
   double scale_a[kLanes], scale_b[kLanes];
-  UnpackScale(wave, inst.src[3], scale_a);
-  UnpackScale(wave, inst.src[4], scale_b);
-  float* d = PrepareD<float>(wave, inst, kM * kM / kLanes);
+  if constexpr (kScaled) {
+    UnpackScale(wave, inst.src[3], scale_a);
+    UnpackScale(wave, inst.src[4], scale_b);
+  }
+  constexpr int kRegisters = kM * kM / kLanes;
+  float* d = PrepareD<float>(wave, inst, kRegisters);
+  const bool clamp = ClampsOverflow(wave, a, 32, b, 32, d, kRegisters);
+  if constexpr (!kScaled) AddBlock<kM>(ak, bk, kK, 0, d);
   // 32 products at a time share their scales, lane row + M * block's.
-  for (int k = 0; k < kK; k += 32) {
+  for (int k = 0; kScaled && k < kK; k += 32) {
     alignas(64) float sum[kM * kM] = {};
     AddBlock<kM>(ak + k, bk + k, 32, 0, sum);
     const double* rows = scale_a + k / 32 * kM;
@@ -511,6 +552,7 @@ void MfmaF8f6f4(Wave& wave, const Inst& inst) {
       for (int i = 0; i < kM; i += 8) Store8(d + at + i, Load8(total + i));
     }
   }
+  if (clamp) ClampOverflow(d, kRegisters);
 }
 
 double DoubleAt(const Wave& wave, int reg, int lane) {
@@ -581,7 +623,10 @@ void Smfmac(Wave& wave, const Inst& inst) {
   for (int lane = 0; lane < kLanes; ++lane) {
     indices[lane] = wave.v[inst.src[2].reg][lane] >> (set * 2 * kElementsA);
   }
+  constexpr int kRegisters = kM * kM / kLanes;
   T* d = reinterpret_cast<T*>(wave.v[inst.dst[0].reg]);
+  const bool clamp =
+      ClampsOverflow(wave, a, kElementsA, b, kElementsB, d, kRegisters);
   for (int row = 0; row < kM; ++row) {
     T* to = d + RowGroup<kM>(0, row) + row % 4 * kLanes;
     typename VectorOf<T>::Type sum[kM / 8];
@@ -599,6 +644,7 @@ void Smfmac(Wave& wave, const Inst& inst) {
     }
     for (int i = 0; i < kM / 8; ++i) Store8(to + 8 * i, sum[i]);
   }
+  if (clamp) ClampOverflow(d, kRegisters);
 }
 
 // Moves of accumulation registers obey EXEC, as vector instructions do.
