@@ -158,26 +158,29 @@ uint8_t* Lds::Reach(Wave& wave, uint32_t address, int bytes, Access access,
 template <int kBytes>
 inline bool Lds::ReadQuickly(uint32_t offset, uint8_t mine, bool track) {
   using T = Unit<kBytes>;
-  bool good = true, fresh = false;
+  bool good = true, mark = false;
   for (uint32_t i = offset; i < offset + kBytes; i += sizeof(T)) {
     good &= Load<T>(&written_[i]) == Splat<T>(1);
     const T writer = Load<T>(&writer_[i]);
     good &= writer == 0 || writer == Splat<T>(mine);
     const T reader = Load<T>(&reader_[i]);
-    fresh |= reader == 0;
-    good &=
-        reader == 0 || reader == Splat<T>(mine) || reader == Splat<T>(kMany);
+    mark |= reader != Splat<T>(mine) && reader != Splat<T>(kMany);
+    // Nobody, or the same for all of the bytes.
+    good &= reader == Splat<T>(static_cast<uint8_t>(reader));
   }
   if (!good) return false;
-  if (!track || !fresh) return true;
+  if (!track || !mark) return true;
   for (uint32_t i = offset; i < offset + kBytes; i += sizeof(T)) {
-    if (Load<T>(&reader_[i]) == 0) Store<T>(&reader_[i], Splat<T>(mine));
+    const uint8_t reader = reader_[i];
+    const bool others = reader != 0 && !Own(reader, mine);
+    Store<T>(&reader_[i], Splat<T>(others ? kMany : mine));
   }
   return true;
 }
 
 template <int kBytes>
-inline bool Lds::WriteQuickly(uint32_t offset, uint8_t mine, bool track) {
+inline bool Lds::WriteQuickly(uint32_t offset, uint8_t mine, uint8_t how,
+                              bool track) {
   using T = Unit<kBytes>;
   if (track) {
     bool good = true;
@@ -191,21 +194,23 @@ inline bool Lds::WriteQuickly(uint32_t offset, uint8_t mine, bool track) {
   }
   for (uint32_t i = offset; i < offset + kBytes; i += sizeof(T)) {
     Store<T>(&written_[i], Splat<T>(1));
-    if (track) Store<T>(&writer_[i], Splat<T>(mine));
+    if (track) Store<T>(&writer_[i], Splat<T>(mine | how));
   }
   return true;
 }
 
 template <int kBytes>
-void Lds::PlainAll(Wave& wave, const uint32_t* address, bool write,
+void Lds::PlainAll(Wave& wave, const uint32_t* address, bool write, bool dma,
                    uint64_t lanes) {
   const uint8_t mine = static_cast<uint8_t>(wave.index + 1);
+  const uint8_t how = dma ? kDma : 0;
+  any_dma_ |= dma;
   const bool track = (shared_ && races_) || any_dma_;
   for (uint64_t left = lanes; left != 0; left &= left - 1) {
     const int lane = __builtin_ctzll(left);
     if (write) {
-      if (!WriteQuickly<kBytes>(address[lane], mine, track)) {
-        WriteBytes(wave, address[lane], kBytes, lane, false);
+      if (!WriteQuickly<kBytes>(address[lane], mine, how, track)) {
+        WriteBytes(wave, address[lane], kBytes, lane, dma);
       }
     } else if (!ReadQuickly<kBytes>(address[lane], mine, track)) {
       ReadBytes(wave, address[lane], kBytes, lane);
@@ -233,9 +238,9 @@ void Lds::ReachAll(Wave& wave, const uint32_t* address, int bytes,
   }
   const bool dma = IsDma(wave);
   // One lane after the other where something is unusual.
-  const bool good = high < size_ &&
-                    static_cast<uint32_t>(bytes) <= size_ - high && !dma &&
-                    (access == Access::kRead || access == Access::kWrite);
+  const bool good =
+      high < size_ && static_cast<uint32_t>(bytes) <= size_ - high &&
+      (access == Access::kWrite || (access == Access::kRead && !dma));
   if (!good) {
     for (; lanes != 0; lanes &= lanes - 1) {
       const int lane = __builtin_ctzll(lanes);
@@ -244,8 +249,8 @@ void Lds::ReachAll(Wave& wave, const uint32_t* address, int bytes,
     return;
   }
   const bool write = access == Access::kWrite;
-  if (shared_ || record_all_) {
-    Record* record = Begin(wave, bytes, write, false);
+  if (shared_ || record_all_ || dma) {
+    Record* record = Begin(wave, bytes, write, dma);
     if (lanes == ~uint64_t{0} && record->count <= kLanes) {
       std::memcpy(record->address + record->count, address,
                   kLanes * sizeof(uint32_t));
@@ -261,22 +266,22 @@ void Lds::ReachAll(Wave& wave, const uint32_t* address, int bytes,
   std::memset(&touched_[first], 1, last - first + 1);
   switch (bytes) {
     case 1:
-      return PlainAll<1>(wave, address, write, lanes);
+      return PlainAll<1>(wave, address, write, dma, lanes);
     case 2:
-      return PlainAll<2>(wave, address, write, lanes);
+      return PlainAll<2>(wave, address, write, dma, lanes);
     case 4:
-      return PlainAll<4>(wave, address, write, lanes);
+      return PlainAll<4>(wave, address, write, dma, lanes);
     case 8:
-      return PlainAll<8>(wave, address, write, lanes);
+      return PlainAll<8>(wave, address, write, dma, lanes);
     case 12:
-      return PlainAll<12>(wave, address, write, lanes);
+      return PlainAll<12>(wave, address, write, dma, lanes);
     case 16:
-      return PlainAll<16>(wave, address, write, lanes);
+      return PlainAll<16>(wave, address, write, dma, lanes);
   }
   for (; lanes != 0; lanes &= lanes - 1) {
     const int lane = __builtin_ctzll(lanes);
     if (write) {
-      WriteBytes(wave, address[lane], bytes, lane, false);
+      WriteBytes(wave, address[lane], bytes, lane, dma);
     } else {
       ReadBytes(wave, address[lane], bytes, lane);
     }
@@ -290,6 +295,7 @@ std::string Lds::Who(uint8_t code) const {
 
 // Whether a load to LDS that the wave has not waited for writes the byte.
 bool Lds::InFlight(const Wave& wave, uint32_t offset) const {
+  if (wave.vm.empty()) return false;
   for (const Record& record : records_[wave.index]->dma) {
     if (record.sequence == 0 || !wave.vm.Has(record.sequence)) continue;
     for (int i = 0; i < record.count; ++i) {
@@ -367,7 +373,10 @@ void Lds::ReadBytes(Wave& wave, uint32_t offset, int bytes, int lane) {
         if (code == 0) continue;
         if (Own(code, mine)) {
           if ((code & kDma) == 0) continue;
-          if (!CheckEnabled(Check::kWaitcnt) || !InFlight(wave, i)) continue;
+          if (!CheckEnabled(Check::kWaitcnt) || !InFlight(wave, i)) {
+            writer_[i] = mine;
+            continue;
+          }
           throw Fault{Check::kWaitcnt,
                       "LDS read of a byte that the wave's own load to LDS "
                       "writes, before its s_waitcnt vmcnt",

@@ -88,9 +88,9 @@ class Lds {
   template <int kBytes>
   bool ReadQuickly(uint32_t offset, uint8_t mine, bool track);
   template <int kBytes>
-  bool WriteQuickly(uint32_t offset, uint8_t mine, bool track);
+  bool WriteQuickly(uint32_t offset, uint8_t mine, uint8_t how, bool track);
   template <int kBytes>
-  void PlainAll(Wave& wave, const uint32_t* address, bool write,
+  void PlainAll(Wave& wave, const uint32_t* address, bool write, bool dma,
                 uint64_t lanes);
   void ReadBytes(Wave& wave, uint32_t offset, int bytes, int lane);
   void WriteBytes(Wave& wave, uint32_t offset, int bytes, int lane, bool dma);
