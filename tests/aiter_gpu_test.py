@@ -60,7 +60,8 @@ class GpuTest(absltest.TestCase):
     self.assertTrue(ffi._serves(PLATFORM, False, Operands(q, q, q), ()),
                     "the GPU runs the reference")
 
-  def inputs(self, s=machine.size(257, 0, 70), d=64):
+  def inputs(self, s=None, d=64):
+    s = s or machine.size(257, 0, 70)
     return [jax.random.normal(jax.random.key(i), (2, s, 4, d), jnp.bfloat16)
             for i in range(3)]
 
@@ -93,7 +94,8 @@ class GpuTest(absltest.TestCase):
       return [jax.device_get(step(*args)) for _ in range(5)]
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-      for i, results in enumerate(pool.map(work, range(machine.size(16, 0, 8)))):
+      jobs = range(machine.size(16, 0, 8))
+      for i, results in enumerate(pool.map(work, jobs)):
         for got in results:
           self.assert_same(got, want[i % 4])
 

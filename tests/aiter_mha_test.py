@@ -395,7 +395,8 @@ class ShapeTest(MhaTestCase):
         "full": {}, "causal": dict(causal=True),
         "window": dict(window=(machine.size(200, 9, 40), 0)),
         "packed": dict(packed=True, causal=True, lengths=machine.size(
-            ((300, 300), (1, 1), (0, 0), (517, 517)), ((9, 9), (1, 1), (13, 13)),
+            ((300, 300), (1, 1), (0, 0), (517, 517)),
+            ((9, 9), (1, 1), (13, 13)),
             ((130, 130), (1, 1), (0, 0), (20, 20)))),
         "gqa": dict(hq=8, hk=2, causal=True)}[mask]
     s = machine.size(777, 33, 150)

@@ -83,9 +83,10 @@ class DevicesTest(parameterized.TestCase):
   def test_shard_map(self):
     """A key head is shared by all devices: its gradient is their sum."""
     fn = functools.partial(aiter.flash_attn_func, causal=True)
-    sharded = jax.shard_map(fn, mesh=self.mesh, in_specs=(HEADS, P("x"), P("x")),
-                            out_specs=HEADS)
-    self.check(fn, qkv(hk=1), (HEADS, P("x"), P("x")), sharded)
+    specs = (HEADS, P("x"), P("x"))
+    sharded = jax.shard_map(
+        fn, mesh=self.mesh, in_specs=specs, out_specs=HEADS)
+    self.check(fn, qkv(hk=1), specs, sharded)
 
   def test_psum(self):
     """Heads on all devices, each projected, and the projections added up."""

@@ -65,7 +65,8 @@ class GraphTest(absltest.TestCase):
     for want in eager[1:]:
       before = self.count()
       state = jax.block_until_ready(step(state, k, v, ends))
-      counts.append({name: n - before[name] for name, n in self.count().items()})
+      counts.append({name: n - before[name]
+                     for name, n in self.count().items()})
       np.testing.assert_allclose(
           np.asarray(state, np.float32), np.asarray(want, np.float32),
           atol=3e-2, rtol=3e-2)

@@ -70,8 +70,7 @@ Status LoadCudaDriver(Driver* driver) {
   AITER_RETURN_IF_ERROR(library.Open("cuLaunchKernel", kNames, 2));
   driver->platform = Platform::kCuda;
   AITER_RETURN_IF_ERROR(library.Find("cuModuleLoadData", &driver->module_load));
-  AITER_RETURN_IF_ERROR(
-      library.Find("cuModuleUnload", &driver->module_unload));
+  AITER_RETURN_IF_ERROR(library.Find("cuModuleUnload", &driver->module_unload));
   AITER_RETURN_IF_ERROR(
       library.Find("cuModuleGetFunction", &driver->module_get_function));
   AITER_RETURN_IF_ERROR(
