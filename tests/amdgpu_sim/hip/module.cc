@@ -188,7 +188,8 @@ Error Module::LoadElf(const std::vector<uint8_t>& elf) {
   }
   if (Error error = LoadSegments(elf); error != kSuccess) return error;
   if (Error error = LoadSymbols(elf); error != kSuccess) return error;
-  return LoadMetadata(elf);
+  if (Error error = LoadMetadata(elf); error != kSuccess) return error;
+  return program_ == nullptr && !functions_.empty() ? kInvalidImage : kSuccess;
 }
 
 Error Module::LoadSegments(const std::vector<uint8_t>& elf) {
@@ -326,7 +327,11 @@ void Module::AddFunction(const Msgpack& kernel) {
   if (descriptor == nullptr) {
     descriptor = FindGlobal(kernel.String(".name") + kDescriptorSuffix);
   }
-  if (descriptor == nullptr) return;
+  constexpr uint64_t kDescriptorBytes = 64;
+  if (descriptor == nullptr || descriptor->address + kDescriptorBytes >
+                                   reinterpret_cast<uint64_t>(base_) + span_) {
+    return;
+  }
   Function& function = functions_[kernel.String(".name")];
   function.module = this;
   function.name = kernel.String(".name");
