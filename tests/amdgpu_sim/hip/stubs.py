@@ -52,7 +52,9 @@ _TEXT = re.compile(
 _QUIET = re.compile(r"rocprofiler_|amdsmi_|numa_|hsa_init")
 
 # Libraries of every Linux, from which modules import the rest.
-_SYSTEM = re.compile(r"(lib(c|dl|m|pthread|rt|stdc\+\+|gcc_s)|ld-linux.*)\.so\.")
+_SYSTEM = re.compile(
+  r"(lib(c|dl|m|pthread|rt|stdc\+\+|gcc_s)|ld-linux.*)\.so\."
+)
 
 _SHT_DYNAMIC, _SHT_DYNSYM = 6, 11
 _SHT_GNU_VERNEED, _SHT_GNU_VERSYM = 0x6FFFFFFE, 0x6FFFFFFF
@@ -65,10 +67,10 @@ class Module:
 
   def __init__(self, content: bytes):
     self._content = content
-    (self._section_offset,) = struct.unpack_from("<Q", content, 40)
+    (sections,) = struct.unpack_from("<Q", content, 40)
     size, count = struct.unpack_from("<HH", content, 58)
     self._sections = [
-      struct.unpack_from("<IIQQQQIIQQ", content, self._section_offset + i * size)
+      struct.unpack_from("<IIQQQQIIQQ", content, sections + i * size)
       for i in range(count)
     ]
     self.needed: list[str] = self._read_needed()
@@ -177,7 +179,8 @@ def stub_source(library: str, functions: dict[str, str], error: int) -> str:
     "namespace {",
     "",
     "// Says once what a program asked for in vain.",
-    "[[maybe_unused]] long Missing(std::atomic<bool>& said, const char* name) {",
+    "[[maybe_unused]] long Missing(std::atomic<bool>& said,",
+    "                              const char* name) {",
     "  if (!said.exchange(true)) {",
     '    std::fprintf(stderr, "amdgpu_sim: %s is not simulated\\n", name);',
     "  }",
@@ -214,7 +217,8 @@ def version_script(library: str, functions: dict[str, str]) -> str:
   rest = nodes.pop("", []) + _EXTRA.get(library, [])
   lines = []
   for version in sorted(nodes):
-    lines.append(f"{version} {{ global: {'; '.join(sorted(nodes[version]))}; }};")
+    names = "; ".join(sorted(nodes[version]))
+    lines.append(f"{version} {{ global: {names}; }};")
   names = "".join(f" {name};" for name in sorted(rest))
   exported = f" global:{names}" if names else ""
   lines.append(f"AMDGPU_SIM_1 {{{exported} local: *; }};")
