@@ -484,6 +484,27 @@ void TestWaits() {
   EXPECT(with(Counter::kVm, 2, 4, false, "flat_load", InstClass::kGlobal) ==
          "waitcnt");
 
+  // A load may overwrite what an earlier one of its kind has yet to write, but
+  // not use it as its address.
+  auto twice = [](InstClass second, bool address) {
+    Functions program;
+    auto load = [](Wave& wave) { wave.Announce(Counter::kVm, false, 4, 2); };
+    program.Add(load).inst.inst_class = InstClass::kGlobal;
+    Inst& inst = program.Add(load).inst;
+    inst.inst_class = second;
+    inst.dst[0].kind = Operand::Kind::kVector;
+    inst.dst[0].reg = 4;
+    inst.dst[0].count = 2;
+    if (address) inst.src[0] = inst.dst[0];
+    inst.uses[0] = {false, 4, 2};
+    inst.use_count = 1;
+    program.End();
+    return Launched(&program, Descriptor(), 64);
+  };
+  EXPECT(twice(InstClass::kGlobal, false) == "");
+  EXPECT(twice(InstClass::kGlobal, true) == "waitcnt");
+  EXPECT(twice(InstClass::kLds, false) == "waitcnt");
+
   Outstanding outstanding(3);
   for (uint16_t reg = 0; reg < 5; ++reg) {
     Outstanding::Operation operation;

@@ -212,9 +212,16 @@ void Wave::CheckWatched(const Inst& inst) const {
     if (__builtin_expect(!in_vm && !in_lgkm, true)) continue;
     // Vector memory returns in order, and so does LDS: a load may overwrite
     // what an earlier one of the same kind has yet to write.
-    bool flat = std::strncmp(inst.mnemonic, "flat_", 5) == 0;
     bool result = inst.dst[0].kind == Operand::Kind::kVector && !use.scalar &&
-                  use.first == inst.dst[0].reg && !flat;
+                  use.first == inst.dst[0].reg &&
+                  std::strncmp(inst.mnemonic, "flat_", 5) != 0;
+    for (const Operand& source : inst.src) {
+      if (source.kind == Operand::Kind::kVector &&
+          source.reg < use.first + use.count &&
+          use.first < source.reg + source.count) {
+        result = false;
+      }
+    }
     for (const Outstanding* counter : {&vm, &lgkm}) {
       bool same =
           result && (counter == &vm ? inst.inst_class == InstClass::kGlobal ||
