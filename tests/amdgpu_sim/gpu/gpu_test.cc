@@ -249,22 +249,19 @@ void TestThreads() {
 // A program of functions, each one an instruction of four bytes.
 class Functions : public Program {
  public:
-  struct Step {
+  struct Step : Inst {
     std::function<void(Wave&)> run;
-    Inst inst;
   };
   Functions() { base_ = 0x10000; }
 
   Step& Add(std::function<void(Wave&)> run) {
     auto step = std::make_unique<Step>();
     step->run = std::move(run);
-    step->inst.pc = base_ + 4 * steps_.size();
-    step->inst.inst_class = InstClass::kSalu;
-    step->inst.text = "step";
-    step->inst.execute = [](Wave& wave, const Inst& inst) {
-      const Step* step = reinterpret_cast<const Step*>(
-          reinterpret_cast<const char*>(&inst) - offsetof(Step, inst));
-      step->run(wave);
+    step->pc = base_ + 4 * steps_.size();
+    step->inst_class = InstClass::kSalu;
+    step->text = "step";
+    step->execute = [](Wave& wave, const Inst& inst) {
+      static_cast<const Step&>(inst).run(wave);
     };
     steps_.push_back(std::move(step));
     return *steps_.back();
@@ -292,7 +289,7 @@ class Functions : public Program {
     Step& step = Add([=](Wave& w) {
       if (wave < 0 || w.index == wave) run(w);
     });
-    step.inst.inst_class = InstClass::kLds;
+    step.inst_class = InstClass::kLds;
     return step;
   }
   Step& Wait() {
@@ -307,7 +304,7 @@ class Functions : public Program {
     if (index >= steps_.size()) {
       throw Fault{Check::kOutOfBounds, "no instruction", -1, pc};
     }
-    return steps_[index]->inst;
+    return *steps_[index];
   }
 
  private:
@@ -437,8 +434,8 @@ void TestRegisters() {
   auto with = [](bool scalar, uint16_t first, uint16_t count) {
     Functions program;
     Functions::Step& step = program.Add([](Wave&) {});
-    step.inst.uses[0] = {scalar, first, count};
-    step.inst.use_count = 1;
+    step.uses[0] = {scalar, first, count};
+    step.use_count = 1;
     program.End();
     return Launched(&program, Descriptor(), 64);
   };
@@ -460,13 +457,13 @@ void TestWaits() {
     for (int reg : {4, 8, 12}) {
       Functions::Step& load = program.Add(
           [=](Wave& wave) { wave.Announce(counter, scalar, reg, 4); });
-      load.inst.inst_class = inst_class;
-      load.inst.mnemonic = mnemonic;
+      load.inst_class = inst_class;
+      load.mnemonic = mnemonic;
     }
     program.Add([=](Wave& wave) { wave.Wait(counter, outstanding); });
     Functions::Step& step = program.Add([](Wave&) {});
-    step.inst.uses[0] = {scalar, use, 1};
-    step.inst.use_count = 1;
+    step.uses[0] = {scalar, use, 1};
+    step.use_count = 1;
     program.End();
     return Launched(&program, Descriptor(), 64);
   };
@@ -489,8 +486,8 @@ void TestWaits() {
   auto twice = [](InstClass second, bool address) {
     Functions program;
     auto load = [](Wave& wave) { wave.Announce(Counter::kVm, false, 4, 2); };
-    program.Add(load).inst.inst_class = InstClass::kGlobal;
-    Inst& inst = program.Add(load).inst;
+    program.Add(load).inst_class = InstClass::kGlobal;
+    Inst& inst = program.Add(load);
     inst.inst_class = second;
     inst.dst[0].kind = Operand::Kind::kVector;
     inst.dst[0].reg = 4;
@@ -733,8 +730,8 @@ void TestLds() {
         std::memset(w.Lds(0, 4, Access::kWrite, 0), 5, 4);
         w.Announce(Counter::kVm, false, 0, 0);
       });
-      load.inst.inst_class = InstClass::kGlobal;
-      load.inst.lds = true;
+      load.inst_class = InstClass::kGlobal;
+      load.lds = true;
       if (wait) p->Add([](Wave& w) { w.Wait(Counter::kVm, 0); });
       if (barrier) p->Barrier();
       p->Read(reader, 0);
