@@ -277,8 +277,7 @@ HIP_EXPORT Error hipLaunchKernel(const void* host, Dim3 grid, Dim3 block,
   });
 }
 
-// The workgroups of a launch run one after another, not at the same time: one
-// that waits for another is stopped as endless.
+// As any launch: workgroups that wait for each other get their turns.
 HIP_EXPORT Error hipLaunchCooperativeKernel(const void* host, Dim3 grid,
                                             Dim3 block, void** params,
                                             unsigned dynamic_lds,
