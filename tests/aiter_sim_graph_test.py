@@ -81,6 +81,30 @@ class GraphTest(absltest.TestCase):
       for name in RECORDING:
         self.assertEqual(call[name], 0, name)
 
+  def test_failure_while_recording(self):
+    """It is an exception of that call; the program, compiled anew, works."""
+    self.addCleanup(simulator.fail_nothing)
+    q, k, v = jax.device_put([
+        np.random.default_rng(i).standard_normal((1, 40, 2, 64)).astype(
+            jnp.bfloat16) for i in range(3)])
+
+    def compiled():  # XLA does not record a program again after a failure.
+      return jax.jit(lambda q, k, v: aiter.flash_attn_func(
+          aiter.flash_attn_func(q, k, v), k, v, causal=True))
+
+    step = compiled()
+    want = jax.device_get(step(q, k, v))  # Not recorded yet.
+    simulator.fail("hipModuleLaunchKernel", 2)
+    with self.assertRaisesRegex(
+        jax.errors.JaxRuntimeError, "aiter_mha: Launching kernel mha_fwd_"):
+      jax.block_until_ready(step(q, k, v))
+    simulator.fail_nothing()
+    step = compiled()
+    graphs = simulator.calls("hipGraphLaunch")
+    for _ in range(4):
+      np.testing.assert_array_equal(jax.device_get(step(q, k, v)), want)
+    self.assertEqual(simulator.calls("hipGraphLaunch") - graphs, 3)
+
 
 if __name__ == "__main__":
   absltest.main()
