@@ -12,9 +12,8 @@ namespace amdgpu_sim {
 namespace {
 
 uint32_t ScalarValue(const Wave& wave, const Operand& o) {
-  return o.kind == Operand::Kind::kScalar
-             ? wave.s[o.reg]
-             : static_cast<uint32_t>(o.constant);
+  return o.kind == Operand::Kind::kScalar ? wave.s[o.reg]
+                                          : static_cast<uint32_t>(o.constant);
 }
 
 // A lane of an operand that may be a scalar or a constant too.

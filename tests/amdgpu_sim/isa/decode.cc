@@ -48,9 +48,9 @@ class Disassembler {
     if (!context_) Start();
     char buffer[512];
     // LLVM takes the bytes as mutable but does not change them.
-    uint64_t length = LLVMDisasmInstruction(
-        context_, const_cast<uint8_t*>(bytes), size, pc, buffer,
-        sizeof(buffer));
+    uint64_t length =
+        LLVMDisasmInstruction(context_, const_cast<uint8_t*>(bytes), size, pc,
+                              buffer, sizeof(buffer));
     *text = buffer;
     return length;
   }
@@ -389,8 +389,8 @@ class Parser {
     // A literal that could have been an inline constant.
     bool literal = TakePrefix(&text, "lit(") && TakeSuffix(&text, ")");
     int64_t value;
-    bool wide = RegistersOf(type) == 2 && type != Type::kPkF32 &&
-                type != Type::kPkB32;
+    bool wide =
+        RegistersOf(type) == 2 && type != Type::kPkF32 && type != Type::kPkB32;
     if (ParseInt(text, &value)) {
       literal |= Contains(text, "0x");
       if (literal && type == Type::kF64) {
@@ -399,8 +399,8 @@ class Parser {
       } else if (literal && type == Type::kI64) {
         value = static_cast<int32_t>(value);
       }
-      o->constant = wide ? static_cast<uint64_t>(value)
-                         : static_cast<uint32_t>(value);
+      o->constant =
+          wide ? static_cast<uint64_t>(value) : static_cast<uint32_t>(value);
       return;
     }
     std::string copy(text);
@@ -700,9 +700,9 @@ void ExecuteIndexed(Wave& wave, const Inst& inst) {
     if (o->kind != Operand::Kind::kVector) return;
     if (enabled) o->reg += index;
     if (o->reg + o->count > kAccum) {
-      throw Fault{Check::kUnsupported,
-                  "an index beyond the vector registers: " +
-                      std::to_string(index)};
+      throw Fault{
+          Check::kUnsupported,
+          "an index beyond the vector registers: " + std::to_string(index)};
     }
     moved.uses[moved.use_count++] = {false, o->reg, o->count};
   };
@@ -784,8 +784,7 @@ Inst Decode(Arch arch, uint64_t pc, const uint8_t* bytes, uint64_t size) {
   std::string text;
   uint64_t length = Disassembler::For(arch).Text(pc, bytes, size, &text);
   if (length == 0) {
-    throw Fault{Check::kUnsupported, "no instruction at this address", -1,
-                pc};
+    throw Fault{Check::kUnsupported, "no instruction at this address", -1, pc};
   }
   std::string_view line = text;
   size_t comment = std::min(line.find(';'), line.find("//"));

@@ -20,17 +20,20 @@ constexpr uint8_t kOnGfx90a = 1, kOnGfx942 = 2, kOnGfx950 = 4, kOnAll = 7;
 // Modifiers that an op's function honours. The decoder refuses any other.
 enum Modifiers : uint32_t {
   kNoModifiers = 0,
-  kDpp = 1 << 0, kSdwa = 1 << 1,
-  kNegAbs = 1 << 2, kClamp = 1 << 3, kOmod = 1 << 4,
-  kOpSel = 1 << 5,          // VOP3 form, halves
-  kPacked = 1 << 6,         // VOP3P op_sel, op_sel_hi, neg_lo, neg_hi
-  kMfma = 1 << 7,           // cbsz abid blgp (and neg on f64)
-  kAddress = 1 << 8,        // offset, offset0/1, glc, sc0, sc1, nt, slc, ...
+  kDpp = 1 << 0,
+  kSdwa = 1 << 1,
+  kNegAbs = 1 << 2,
+  kClamp = 1 << 3,
+  kOmod = 1 << 4,
+  kOpSel = 1 << 5,    // VOP3 form, halves
+  kPacked = 1 << 6,   // VOP3P op_sel, op_sel_hi, neg_lo, neg_hi
+  kMfma = 1 << 7,     // cbsz abid blgp (and neg on f64)
+  kAddress = 1 << 8,  // offset, offset0/1, glc, sc0, sc1, nt, slc, ...
   kBitop3 = 1 << 9,
   // Not in the text; the decoder appends these operands to src.
-  kReadsDst = 1 << 10,      // dst[0] as the source after the last (v_fmac)
-  kReadsVcc = 1 << 11,      // VCC as a kMask after that (v_div_fmas)
-  kKeepsHigh = 1 << 12,     // a 16-bit result leaves the other half alone
+  kReadsDst = 1 << 10,   // dst[0] as the source after the last (v_fmac)
+  kReadsVcc = 1 << 11,   // VCC as a kMask after that (v_div_fmas)
+  kKeepsHigh = 1 << 12,  // a 16-bit result leaves the other half alone
 };
 
 struct Op {
@@ -47,14 +50,14 @@ struct Op {
 using Ops = std::vector<Op>;
 
 // One part a source file.
-Ops ScalarOps();      // salu.cc, smem too
-Ops IntegerOps();     // valu_int.cc, compares and moves too
-Ops FloatOps();       // valu_float.cc
-Ops PackedOps();      // valu_packed.cc: VOP3P, dot, packed conversions
-Ops CrossLaneOps();   // cross_lane.cc: readlane, permlane, mbcnt, ...
-Ops MfmaOps();        // mfma.cc
-Ops GlobalOps();      // global.cc: global, flat, buffer, scratch, atomics
-Ops LdsOps();         // lds.cc
+Ops ScalarOps();     // salu.cc, smem too
+Ops IntegerOps();    // valu_int.cc, compares and moves too
+Ops FloatOps();      // valu_float.cc
+Ops PackedOps();     // valu_packed.cc: VOP3P, dot, packed conversions
+Ops CrossLaneOps();  // cross_lane.cc: readlane, permlane, mbcnt, ...
+Ops MfmaOps();       // mfma.cc
+Ops GlobalOps();     // global.cc: global, flat, buffer, scratch, atomics
+Ops LdsOps();        // lds.cc
 
 // The op of a mnemonic on an architecture; null if there is none.
 const Op* FindOp(const char* mnemonic, Arch arch);

@@ -39,8 +39,8 @@ uint64_t ReadBits(const Wave& wave, const Operand& o, int bytes) {
 template <typename P>
 struct ScalarParameter {
   using Value = std::remove_cv_t<std::remove_reference_t<P>>;
-  static constexpr bool kSource = std::is_integral_v<Value> &&
-                                  !std::is_same_v<Value, bool>;
+  static constexpr bool kSource =
+      std::is_integral_v<Value> && !std::is_same_v<Value, bool>;
 };
 
 template <typename F>
@@ -103,9 +103,9 @@ void CallScalar(Wave& wave, const Inst& inst, std::index_sequence<k...>) {
 
 template <auto F>
 void Scalar(Wave& wave, const Inst& inst) {
-  CallScalar<F>(wave, inst,
-                std::make_index_sequence<
-                    ScalarSignature<decltype(F)>::kParameters>());
+  CallScalar<F>(
+      wave, inst,
+      std::make_index_sequence<ScalarSignature<decltype(F)>::kParameters>());
 }
 
 // `more` may have kReadsDst.
@@ -198,8 +198,7 @@ i32 Abs(i32 a, bool& scc) {
   return static_cast<i32>(value);
 }
 i32 AbsDiff(i32 a, i32 b, bool& scc) {
-  return Abs(static_cast<i32>(static_cast<u32>(a) - static_cast<u32>(b)),
-             scc);
+  return Abs(static_cast<i32>(static_cast<u32>(a) - static_cast<u32>(b)), scc);
 }
 // SOPK: the destination is a source too.
 i32 AddK(u16 k, i32 d, bool& scc) {
@@ -209,22 +208,42 @@ i32 MulK(u16 k, i32 d) { return Mul(d, static_cast<int16_t>(k)); }
 
 // Bits. SCC says that the result is not 0.
 
-enum class Logic { kAnd, kOr, kXor, kAndn2, kOrn2, kNand, kNor, kXnor,
-                   kAndn1, kOrn1 };
+enum class Logic {
+  kAnd,
+  kOr,
+  kXor,
+  kAndn2,
+  kOrn2,
+  kNand,
+  kNor,
+  kXnor,
+  kAndn1,
+  kOrn1
+};
 
 template <Logic logic, typename T>
 T Combine(T a, T b) {
   switch (logic) {
-    case Logic::kAnd: return a & b;
-    case Logic::kOr: return a | b;
-    case Logic::kXor: return a ^ b;
-    case Logic::kAndn2: return a & ~b;
-    case Logic::kOrn2: return a | ~b;
-    case Logic::kNand: return ~(a & b);
-    case Logic::kNor: return ~(a | b);
-    case Logic::kXnor: return ~(a ^ b);
-    case Logic::kAndn1: return ~a & b;
-    case Logic::kOrn1: return ~a | b;
+    case Logic::kAnd:
+      return a & b;
+    case Logic::kOr:
+      return a | b;
+    case Logic::kXor:
+      return a ^ b;
+    case Logic::kAndn2:
+      return a & ~b;
+    case Logic::kOrn2:
+      return a | ~b;
+    case Logic::kNand:
+      return ~(a & b);
+    case Logic::kNor:
+      return ~(a | b);
+    case Logic::kXnor:
+      return ~(a ^ b);
+    case Logic::kAndn1:
+      return ~a & b;
+    case Logic::kOrn1:
+      return ~a | b;
   }
 }
 template <Logic logic, typename T>
@@ -269,7 +288,7 @@ T Shr(T a, u32 b, bool& scc) {
 }
 template <typename T>
 T Bfm(u32 a, u32 b) {
-  return ((T{1} << a % kBits<T>) - 1) << b % kBits<T>;
+  return ((T{1} << a % kBits<T>)-1) << b % kBits<T>;
 }
 template <typename T>
 T Bfe(T a, u32 b, bool& scc) {
@@ -352,15 +371,19 @@ u32 PackHH(u32 a, u32 b) { return (b & 0xffff0000) | a >> 16; }
 // Moves.
 
 template <typename T>
-T Move(T a) { return a; }
-template <typename T>
-T Cmov(T a, T d, bool& scc) { return scc ? a : d; }
-template <typename T>
-T Cselect(T a, T b, bool& scc) { return scc ? a : b; }
-i32 MoveK(u16 k) { return static_cast<int16_t>(k); }
-i32 CmovK(u16 k, i32 d, bool& scc) {
-  return scc ? static_cast<int16_t>(k) : d;
+T Move(T a) {
+  return a;
 }
+template <typename T>
+T Cmov(T a, T d, bool& scc) {
+  return scc ? a : d;
+}
+template <typename T>
+T Cselect(T a, T b, bool& scc) {
+  return scc ? a : b;
+}
+i32 MoveK(u16 k) { return static_cast<int16_t>(k); }
+i32 CmovK(u16 k, i32 d, bool& scc) { return scc ? static_cast<int16_t>(k) : d; }
 i32 SextI8(u32 a) { return static_cast<int8_t>(a); }
 i32 SextI16(u32 a) { return static_cast<int16_t>(a); }
 
@@ -403,12 +426,18 @@ enum class Relation { kEq, kLg, kGt, kGe, kLt, kLe };
 template <Relation relation, typename T>
 bool Holds(T a, T b) {
   switch (relation) {
-    case Relation::kEq: return a == b;
-    case Relation::kLg: return a != b;
-    case Relation::kGt: return a > b;
-    case Relation::kGe: return a >= b;
-    case Relation::kLt: return a < b;
-    case Relation::kLe: return a <= b;
+    case Relation::kEq:
+      return a == b;
+    case Relation::kLg:
+      return a != b;
+    case Relation::kGt:
+      return a > b;
+    case Relation::kGe:
+      return a >= b;
+    case Relation::kLt:
+      return a < b;
+    case Relation::kLe:
+      return a <= b;
   }
 }
 template <Relation relation, typename T>
@@ -434,12 +463,24 @@ template <Condition condition>
 void BranchIf(Wave& wave, const Inst& inst) {
   bool taken = false;
   switch (condition) {
-    case Condition::kScc0: taken = !wave.scc; break;
-    case Condition::kScc1: taken = wave.scc; break;
-    case Condition::kVccz: taken = wave.vcc() == 0; break;
-    case Condition::kVccnz: taken = wave.vcc() != 0; break;
-    case Condition::kExecz: taken = wave.exec() == 0; break;
-    case Condition::kExecnz: taken = wave.exec() != 0; break;
+    case Condition::kScc0:
+      taken = !wave.scc;
+      break;
+    case Condition::kScc1:
+      taken = wave.scc;
+      break;
+    case Condition::kVccz:
+      taken = wave.vcc() == 0;
+      break;
+    case Condition::kVccnz:
+      taken = wave.vcc() != 0;
+      break;
+    case Condition::kExecz:
+      taken = wave.exec() == 0;
+      break;
+    case Condition::kExecnz:
+      taken = wave.exec() != 0;
+      break;
   }
   if (taken) wave.pc = Target(inst);
 }
@@ -466,9 +507,8 @@ void Waitcnt(Wave& wave, const Inst& inst) {
   if (lgkm < 15) wave.Wait(Counter::kLgkm, lgkm);
 }
 void Trap(Wave&, const Inst& inst) {
-  throw Fault{Check::kUnsupported,
-              "the program stopped itself by s_trap " +
-                  std::to_string(inst.imm & 0xff)};
+  throw Fault{Check::kUnsupported, "the program stopped itself by s_trap " +
+                                       std::to_string(inst.imm & 0xff)};
 }
 
 // Hardware registers, by number.
@@ -484,16 +524,15 @@ struct Field {
 };
 
 [[noreturn]] void RefuseRegister(int id) {
-  throw Fault{Check::kUnsupported,
-              "hardware register " + std::to_string(id)};
+  throw Fault{Check::kUnsupported, "hardware register " + std::to_string(id)};
 }
 u32 GetReg(u32 hwreg, Wave& wave) {
   Field field(hwreg);
   u32 value;
   if (field.id == kModeRegister) {
     value = wave.mode.bits;
-  } else if (field.id == kHwId || (field.id == kXccId &&
-                                   wave.arch != Arch::kGfx90a)) {
+  } else if (field.id == kHwId ||
+             (field.id == kXccId && wave.arch != Arch::kGfx90a)) {
     value = 0;  // One compute unit runs everything, in turn.
   } else if (field.id == kShMemBases) {
     value = (kSharedAperture & 0xffff0000) | kPrivateAperture >> 16;
@@ -527,9 +566,9 @@ uint64_t ScalarOffset(const Wave& wave, const Inst& inst, const Operand& o) {
   return static_cast<uint64_t>(offset + inst.offset);
 }
 void Load(Wave& wave, const Inst& inst) {
-  uint64_t address = (wave.s64(inst.src[0].reg) +
-                      ScalarOffset(wave, inst, inst.src[1])) &
-                     ~uint64_t{3};
+  uint64_t address =
+      (wave.s64(inst.src[0].reg) + ScalarOffset(wave, inst, inst.src[1])) &
+      ~uint64_t{3};
   const Operand& dst = inst.dst[0];
   for (int k = 0; k < dst.count; ++k) {
     std::memcpy(&wave.s[dst.reg + k],
@@ -549,17 +588,16 @@ void BufferLoad(Wave& wave, const Inst& inst) {
   for (int k = 0; k < dst.count; ++k, offset += 4) {
     u32 value = 0;  // Out of the buffer's range.
     if (offset + 4 <= size) {
-      std::memcpy(&value, wave.Global(base + offset, 4, Access::kRead, -1),
-                  4);
+      std::memcpy(&value, wave.Global(base + offset, 4, Access::kRead, -1), 4);
     }
     wave.s[dst.reg + k] = value;
   }
   wave.Announce(Counter::kLgkm, true, dst.reg, dst.count);
 }
 void Store(Wave& wave, const Inst& inst) {
-  uint64_t address = (wave.s64(inst.src[1].reg) +
-                      ScalarOffset(wave, inst, inst.src[2])) &
-                     ~uint64_t{3};
+  uint64_t address =
+      (wave.s64(inst.src[1].reg) + ScalarOffset(wave, inst, inst.src[2])) &
+      ~uint64_t{3};
   const Operand& data = inst.src[0];
   for (int k = 0; k < data.count; ++k) {
     std::memcpy(wave.Global(address + 4 * k, 4, Access::kWrite, -1),
@@ -576,9 +614,9 @@ void Memtime(Wave& wave, const Inst& inst) {
 void Memrealtime(Wave& wave, const Inst& inst) {
   using Ticks = std::chrono::duration<int64_t, std::ratio<1, 100000000>>;
   auto now = std::chrono::steady_clock::now().time_since_epoch();
-  wave.set_s64(inst.dst[0].reg, static_cast<uint64_t>(
-                                    std::chrono::duration_cast<Ticks>(now)
-                                        .count()));
+  wave.set_s64(
+      inst.dst[0].reg,
+      static_cast<uint64_t>(std::chrono::duration_cast<Ticks>(now).count()));
   wave.Announce(Counter::kLgkm, true, inst.dst[0].reg, 2);
 }
 
@@ -586,39 +624,37 @@ Op Plain(const char* mnemonic, Execute execute, InstClass inst_class) {
   return WaveOp(mnemonic, execute, {}, {}, 0, kOnAll, inst_class);
 }
 
-Op Smem(const char* mnemonic, Execute execute,
-        std::initializer_list<Type> dst, std::initializer_list<Type> src) {
+Op Smem(const char* mnemonic, Execute execute, std::initializer_list<Type> dst,
+        std::initializer_list<Type> src) {
   return WaveOp(mnemonic, execute, dst, src, kAddress, kOnAll,
                 InstClass::kSmem);
 }
 
 void AddMoves(Ops* ops) {
-  ops->insert(
-      ops->end(),
-      {
-          ScalarOp<Move<u32>>("s_mov_b32"),
-          ScalarOp<Move<u64>>("s_mov_b64"),
-          ScalarOp<Cmov<u32>>("s_cmov_b32", kReadsDst),
-          ScalarOp<Cmov<u64>>("s_cmov_b64", kReadsDst),
-          ScalarOp<Cselect<u32>>("s_cselect_b32"),
-          ScalarOp<Cselect<u64>>("s_cselect_b64"),
-          ScalarOp<MoveK>("s_movk_i32"),
-          ScalarOp<CmovK>("s_cmovk_i32", kReadsDst),
-          ScalarOp<SextI8>("s_sext_i32_i8"),
-          ScalarOp<SextI16>("s_sext_i32_i16"),
-          ScalarOp<MovrelsB32>("s_movrels_b32"),
-          ScalarOp<MovrelsB64>("s_movrels_b64"),
-          WaveOp("s_movreld_b32", MovreldB32, {Type::kB32}, {Type::kB32}, 0,
-                 kOnAll, InstClass::kSalu),
-          WaveOp("s_movreld_b64", MovreldB64, {Type::kB64}, {Type::kB64}, 0,
-                 kOnAll, InstClass::kSalu),
-          ScalarOp<SetGprIdxOn>("s_set_gpr_idx_on"),
-          ScalarOp<SetGprIdxIdx>("s_set_gpr_idx_idx"),
-          ScalarOp<SetGprIdxOff>("s_set_gpr_idx_off"),
-          ScalarOp<PackLL>("s_pack_ll_b32_b16"),
-          ScalarOp<PackLH>("s_pack_lh_b32_b16"),
-          ScalarOp<PackHH>("s_pack_hh_b32_b16"),
-      });
+  ops->insert(ops->end(), {
+                              ScalarOp<Move<u32>>("s_mov_b32"),
+                              ScalarOp<Move<u64>>("s_mov_b64"),
+                              ScalarOp<Cmov<u32>>("s_cmov_b32", kReadsDst),
+                              ScalarOp<Cmov<u64>>("s_cmov_b64", kReadsDst),
+                              ScalarOp<Cselect<u32>>("s_cselect_b32"),
+                              ScalarOp<Cselect<u64>>("s_cselect_b64"),
+                              ScalarOp<MoveK>("s_movk_i32"),
+                              ScalarOp<CmovK>("s_cmovk_i32", kReadsDst),
+                              ScalarOp<SextI8>("s_sext_i32_i8"),
+                              ScalarOp<SextI16>("s_sext_i32_i16"),
+                              ScalarOp<MovrelsB32>("s_movrels_b32"),
+                              ScalarOp<MovrelsB64>("s_movrels_b64"),
+                              WaveOp("s_movreld_b32", MovreldB32, {Type::kB32},
+                                     {Type::kB32}, 0, kOnAll, InstClass::kSalu),
+                              WaveOp("s_movreld_b64", MovreldB64, {Type::kB64},
+                                     {Type::kB64}, 0, kOnAll, InstClass::kSalu),
+                              ScalarOp<SetGprIdxOn>("s_set_gpr_idx_on"),
+                              ScalarOp<SetGprIdxIdx>("s_set_gpr_idx_idx"),
+                              ScalarOp<SetGprIdxOff>("s_set_gpr_idx_off"),
+                              ScalarOp<PackLL>("s_pack_ll_b32_b16"),
+                              ScalarOp<PackLH>("s_pack_lh_b32_b16"),
+                              ScalarOp<PackHH>("s_pack_hh_b32_b16"),
+                          });
 }
 
 void AddArithmetic(Ops* ops) {
@@ -648,75 +684,74 @@ void AddArithmetic(Ops* ops) {
 }
 
 void AddBits(Ops* ops) {
-  ops->insert(
-      ops->end(),
-      {
-          ScalarOp<Bitwise<Logic::kAnd, u32>>("s_and_b32"),
-          ScalarOp<Bitwise<Logic::kAnd, u64>>("s_and_b64"),
-          ScalarOp<Bitwise<Logic::kOr, u32>>("s_or_b32"),
-          ScalarOp<Bitwise<Logic::kOr, u64>>("s_or_b64"),
-          ScalarOp<Bitwise<Logic::kXor, u32>>("s_xor_b32"),
-          ScalarOp<Bitwise<Logic::kXor, u64>>("s_xor_b64"),
-          ScalarOp<Bitwise<Logic::kAndn2, u32>>("s_andn2_b32"),
-          ScalarOp<Bitwise<Logic::kAndn2, u64>>("s_andn2_b64"),
-          ScalarOp<Bitwise<Logic::kOrn2, u32>>("s_orn2_b32"),
-          ScalarOp<Bitwise<Logic::kOrn2, u64>>("s_orn2_b64"),
-          ScalarOp<Bitwise<Logic::kNand, u32>>("s_nand_b32"),
-          ScalarOp<Bitwise<Logic::kNand, u64>>("s_nand_b64"),
-          ScalarOp<Bitwise<Logic::kNor, u32>>("s_nor_b32"),
-          ScalarOp<Bitwise<Logic::kNor, u64>>("s_nor_b64"),
-          ScalarOp<Bitwise<Logic::kXnor, u32>>("s_xnor_b32"),
-          ScalarOp<Bitwise<Logic::kXnor, u64>>("s_xnor_b64"),
-          ScalarOp<SaveExec<Logic::kAnd>>("s_and_saveexec_b64"),
-          ScalarOp<SaveExec<Logic::kOr>>("s_or_saveexec_b64"),
-          ScalarOp<SaveExec<Logic::kXor>>("s_xor_saveexec_b64"),
-          ScalarOp<SaveExec<Logic::kAndn2>>("s_andn2_saveexec_b64"),
-          ScalarOp<SaveExec<Logic::kOrn2>>("s_orn2_saveexec_b64"),
-          ScalarOp<SaveExec<Logic::kNand>>("s_nand_saveexec_b64"),
-          ScalarOp<SaveExec<Logic::kNor>>("s_nor_saveexec_b64"),
-          ScalarOp<SaveExec<Logic::kXnor>>("s_xnor_saveexec_b64"),
-          ScalarOp<SaveExec<Logic::kAndn1>>("s_andn1_saveexec_b64"),
-          ScalarOp<SaveExec<Logic::kOrn1>>("s_orn1_saveexec_b64"),
-          ScalarOp<WriteExec<Logic::kAndn1>>("s_andn1_wrexec_b64"),
-          ScalarOp<WriteExec<Logic::kAndn2>>("s_andn2_wrexec_b64"),
-          ScalarOp<Not<u32>>("s_not_b32"),
-          ScalarOp<Not<u64>>("s_not_b64"),
-          ScalarOp<Lshl<u32>>("s_lshl_b32"),
-          ScalarOp<Lshl<u64>>("s_lshl_b64"),
-          ScalarOp<Shr<u32>>("s_lshr_b32"),
-          ScalarOp<Shr<u64>>("s_lshr_b64"),
-          ScalarOp<Shr<i32>>("s_ashr_i32"),
-          ScalarOp<Shr<i64>>("s_ashr_i64"),
-          ScalarOp<Bfm<u32>>("s_bfm_b32"),
-          ScalarOp<Bfm<u64>>("s_bfm_b64"),
-          ScalarOp<Bfe<u32>>("s_bfe_u32"),
-          ScalarOp<Bfe<i32>>("s_bfe_i32"),
-          ScalarOp<Bfe<u64>>("s_bfe_u64"),
-          ScalarOp<Bfe<i64>>("s_bfe_i64"),
-          ScalarOp<Brev<u32>>("s_brev_b32"),
-          ScalarOp<Brev<u64>>("s_brev_b64"),
-          ScalarOp<Bcnt<u32, false>>("s_bcnt0_i32_b32"),
-          ScalarOp<Bcnt<u64, false>>("s_bcnt0_i32_b64"),
-          ScalarOp<Bcnt<u32, true>>("s_bcnt1_i32_b32"),
-          ScalarOp<Bcnt<u64, true>>("s_bcnt1_i32_b64"),
-          ScalarOp<Ff<u32, false>>("s_ff0_i32_b32"),
-          ScalarOp<Ff<u64, false>>("s_ff0_i32_b64"),
-          ScalarOp<Ff<u32, true>>("s_ff1_i32_b32"),
-          ScalarOp<Ff<u64, true>>("s_ff1_i32_b64"),
-          ScalarOp<Flbit<u32>>("s_flbit_i32_b32"),
-          ScalarOp<Flbit<u64>>("s_flbit_i32_b64"),
-          ScalarOp<FlbitSigned<i32>>("s_flbit_i32"),
-          ScalarOp<FlbitSigned<i64>>("s_flbit_i32_i64"),
-          ScalarOp<Wqm<u32>>("s_wqm_b32"),
-          ScalarOp<Wqm<u64>>("s_wqm_b64"),
-          ScalarOp<Quadmask<u32>>("s_quadmask_b32"),
-          ScalarOp<Quadmask<u64>>("s_quadmask_b64"),
-          ScalarOp<Bitreplicate>("s_bitreplicate_b64_b32"),
-          ScalarOp<Bitset<u32, false>>("s_bitset0_b32", kReadsDst),
-          ScalarOp<Bitset<u64, false>>("s_bitset0_b64", kReadsDst),
-          ScalarOp<Bitset<u32, true>>("s_bitset1_b32", kReadsDst),
-          ScalarOp<Bitset<u64, true>>("s_bitset1_b64", kReadsDst),
-      });
+  ops->insert(ops->end(),
+              {
+                  ScalarOp<Bitwise<Logic::kAnd, u32>>("s_and_b32"),
+                  ScalarOp<Bitwise<Logic::kAnd, u64>>("s_and_b64"),
+                  ScalarOp<Bitwise<Logic::kOr, u32>>("s_or_b32"),
+                  ScalarOp<Bitwise<Logic::kOr, u64>>("s_or_b64"),
+                  ScalarOp<Bitwise<Logic::kXor, u32>>("s_xor_b32"),
+                  ScalarOp<Bitwise<Logic::kXor, u64>>("s_xor_b64"),
+                  ScalarOp<Bitwise<Logic::kAndn2, u32>>("s_andn2_b32"),
+                  ScalarOp<Bitwise<Logic::kAndn2, u64>>("s_andn2_b64"),
+                  ScalarOp<Bitwise<Logic::kOrn2, u32>>("s_orn2_b32"),
+                  ScalarOp<Bitwise<Logic::kOrn2, u64>>("s_orn2_b64"),
+                  ScalarOp<Bitwise<Logic::kNand, u32>>("s_nand_b32"),
+                  ScalarOp<Bitwise<Logic::kNand, u64>>("s_nand_b64"),
+                  ScalarOp<Bitwise<Logic::kNor, u32>>("s_nor_b32"),
+                  ScalarOp<Bitwise<Logic::kNor, u64>>("s_nor_b64"),
+                  ScalarOp<Bitwise<Logic::kXnor, u32>>("s_xnor_b32"),
+                  ScalarOp<Bitwise<Logic::kXnor, u64>>("s_xnor_b64"),
+                  ScalarOp<SaveExec<Logic::kAnd>>("s_and_saveexec_b64"),
+                  ScalarOp<SaveExec<Logic::kOr>>("s_or_saveexec_b64"),
+                  ScalarOp<SaveExec<Logic::kXor>>("s_xor_saveexec_b64"),
+                  ScalarOp<SaveExec<Logic::kAndn2>>("s_andn2_saveexec_b64"),
+                  ScalarOp<SaveExec<Logic::kOrn2>>("s_orn2_saveexec_b64"),
+                  ScalarOp<SaveExec<Logic::kNand>>("s_nand_saveexec_b64"),
+                  ScalarOp<SaveExec<Logic::kNor>>("s_nor_saveexec_b64"),
+                  ScalarOp<SaveExec<Logic::kXnor>>("s_xnor_saveexec_b64"),
+                  ScalarOp<SaveExec<Logic::kAndn1>>("s_andn1_saveexec_b64"),
+                  ScalarOp<SaveExec<Logic::kOrn1>>("s_orn1_saveexec_b64"),
+                  ScalarOp<WriteExec<Logic::kAndn1>>("s_andn1_wrexec_b64"),
+                  ScalarOp<WriteExec<Logic::kAndn2>>("s_andn2_wrexec_b64"),
+                  ScalarOp<Not<u32>>("s_not_b32"),
+                  ScalarOp<Not<u64>>("s_not_b64"),
+                  ScalarOp<Lshl<u32>>("s_lshl_b32"),
+                  ScalarOp<Lshl<u64>>("s_lshl_b64"),
+                  ScalarOp<Shr<u32>>("s_lshr_b32"),
+                  ScalarOp<Shr<u64>>("s_lshr_b64"),
+                  ScalarOp<Shr<i32>>("s_ashr_i32"),
+                  ScalarOp<Shr<i64>>("s_ashr_i64"),
+                  ScalarOp<Bfm<u32>>("s_bfm_b32"),
+                  ScalarOp<Bfm<u64>>("s_bfm_b64"),
+                  ScalarOp<Bfe<u32>>("s_bfe_u32"),
+                  ScalarOp<Bfe<i32>>("s_bfe_i32"),
+                  ScalarOp<Bfe<u64>>("s_bfe_u64"),
+                  ScalarOp<Bfe<i64>>("s_bfe_i64"),
+                  ScalarOp<Brev<u32>>("s_brev_b32"),
+                  ScalarOp<Brev<u64>>("s_brev_b64"),
+                  ScalarOp<Bcnt<u32, false>>("s_bcnt0_i32_b32"),
+                  ScalarOp<Bcnt<u64, false>>("s_bcnt0_i32_b64"),
+                  ScalarOp<Bcnt<u32, true>>("s_bcnt1_i32_b32"),
+                  ScalarOp<Bcnt<u64, true>>("s_bcnt1_i32_b64"),
+                  ScalarOp<Ff<u32, false>>("s_ff0_i32_b32"),
+                  ScalarOp<Ff<u64, false>>("s_ff0_i32_b64"),
+                  ScalarOp<Ff<u32, true>>("s_ff1_i32_b32"),
+                  ScalarOp<Ff<u64, true>>("s_ff1_i32_b64"),
+                  ScalarOp<Flbit<u32>>("s_flbit_i32_b32"),
+                  ScalarOp<Flbit<u64>>("s_flbit_i32_b64"),
+                  ScalarOp<FlbitSigned<i32>>("s_flbit_i32"),
+                  ScalarOp<FlbitSigned<i64>>("s_flbit_i32_i64"),
+                  ScalarOp<Wqm<u32>>("s_wqm_b32"),
+                  ScalarOp<Wqm<u64>>("s_wqm_b64"),
+                  ScalarOp<Quadmask<u32>>("s_quadmask_b32"),
+                  ScalarOp<Quadmask<u64>>("s_quadmask_b64"),
+                  ScalarOp<Bitreplicate>("s_bitreplicate_b64_b32"),
+                  ScalarOp<Bitset<u32, false>>("s_bitset0_b32", kReadsDst),
+                  ScalarOp<Bitset<u64, false>>("s_bitset0_b64", kReadsDst),
+                  ScalarOp<Bitset<u32, true>>("s_bitset1_b32", kReadsDst),
+                  ScalarOp<Bitset<u64, true>>("s_bitset1_b64", kReadsDst),
+              });
 }
 
 void AddCompares(Ops* ops) {

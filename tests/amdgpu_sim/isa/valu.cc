@@ -116,17 +116,23 @@ void Select(SdwaSelect select, bool sext, uint32_t* values) {
   int up = 32 - bits;
   for (int lane = 0; lane < kLanes; ++lane) {
     uint32_t value = values[lane] >> shift << up;
-    values[lane] = sext ? static_cast<uint32_t>(
-                              static_cast<int32_t>(value) >> up)
-                        : value >> up;
+    values[lane] =
+        sext ? static_cast<uint32_t>(static_cast<int32_t>(value) >> up)
+             : value >> up;
   }
 }
 
 // Which bit of which register is an element's sign, or -1.
 int SignBit(Type type) {
   switch (type) {
-    case Type::kF16: case Type::kBF16: case Type::kPkF16: case Type::kPkBF16:
-    case Type::kU16: case Type::kI16: case Type::kB16: case Type::kPkB16:
+    case Type::kF16:
+    case Type::kBF16:
+    case Type::kPkF16:
+    case Type::kPkBF16:
+    case Type::kU16:
+    case Type::kI16:
+    case Type::kB16:
+    case Type::kPkB16:
       return 15;
     default:
       return 31;
@@ -220,10 +226,10 @@ uint64_t MaskOf(const uint32_t* values) {
   uint64_t mask = 0;
   const __m256i zero = _mm256_setzero_si256();
   for (int k = 0; k < 8; ++k) {
-    __m256i v = _mm256_loadu_si256(
-        reinterpret_cast<const __m256i*>(values + 8 * k));
-    int zeros = _mm256_movemask_ps(
-        _mm256_castsi256_ps(_mm256_cmpeq_epi32(v, zero)));
+    __m256i v =
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + 8 * k));
+    int zeros =
+        _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(v, zero)));
     mask |= static_cast<uint64_t>(~zeros & 0xff) << 8 * k;
   }
   return mask;
@@ -373,9 +379,9 @@ void WriteModified(Wave& wave, const Inst& inst, Type type, Plane* plane) {
       uint32_t value = at[lane] << shift & field;
       if (inst.dst_unused == 1) {
         // The sign fills what is above the field.
-        value = static_cast<uint32_t>(static_cast<int32_t>(at[lane] << up) >>
-                                      up)
-                << shift;
+        value =
+            static_cast<uint32_t>(static_cast<int32_t>(at[lane] << up) >> up)
+            << shift;
       } else if (inst.dst_unused == 2) {
         value |= to[lane] & ~field;
       }

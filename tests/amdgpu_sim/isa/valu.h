@@ -30,10 +30,16 @@
 namespace amdgpu_sim {
 
 // A half-precision number as its bits, so that signatures tell it from u16.
-struct Half { uint16_t bits; };
-struct Bfloat { uint16_t bits; };
+struct Half {
+  uint16_t bits;
+};
+struct Bfloat {
+  uint16_t bits;
+};
 
-struct Lane { int index; };
+struct Lane {
+  int index;
+};
 
 // The register type of a C++ type.
 template <typename T>
@@ -65,10 +71,16 @@ constexpr Type PackedTypeOf() {
 // Registers of an operand; 0 for kWide and kNone, where the text tells.
 constexpr int RegistersOf(Type type) {
   switch (type) {
-    case Type::kNone: case Type::kWide:
+    case Type::kNone:
+    case Type::kWide:
       return 0;
-    case Type::kB64: case Type::kI64: case Type::kU64: case Type::kF64:
-    case Type::kPkF32: case Type::kPkB32: case Type::kMask:
+    case Type::kB64:
+    case Type::kI64:
+    case Type::kU64:
+    case Type::kF64:
+    case Type::kPkF32:
+    case Type::kPkB32:
+    case Type::kMask:
       return 2;
     default:
       return 1;
@@ -195,9 +207,12 @@ inline uint64_t ReadMask(const Wave& wave, const Operand& o) {
 // SCC, VCCZ or EXECZ as an operand.
 inline uint32_t ConditionOf(const Wave& wave, Operand::Kind kind) {
   switch (kind) {
-    case Operand::Kind::kScc: return wave.scc;
-    case Operand::Kind::kVccz: return wave.vcc() == 0;
-    default: return wave.exec() == 0;
+    case Operand::Kind::kScc:
+      return wave.scc;
+    case Operand::Kind::kVccz:
+      return wave.vcc() == 0;
+    default:
+      return wave.exec() == 0;
   }
 }
 
@@ -338,8 +353,7 @@ void Packed(Wave& wave, const Inst& inst) {
   Plane out[2];
   for (int half = 0; half < 2; ++half) {
     for (int k = 0; k < S::kSources; ++k) {
-      in[k] = ReadPacked(wave, inst.src[k], S::PackedType(k), half,
-                         &planes[k]);
+      in[k] = ReadPacked(wave, inst.src[k], S::PackedType(k), half, &planes[k]);
     }
     Apply<F>(inst, in, out[half].at, nullptr);
     if (inst.clamp) ModifyResult(wave, inst, TypeOf<R>(), out[half].at);
@@ -409,8 +423,7 @@ Op TransOp(const char* mnemonic, uint32_t extra = 0, uint8_t archs = kOnAll) {
 }
 
 template <auto F, bool to_exec = false>
-Op CompareOp(const char* mnemonic, uint32_t extra = 0,
-             uint8_t archs = kOnAll) {
+Op CompareOp(const char* mnemonic, uint32_t extra = 0, uint8_t archs = kOnAll) {
   Op op = {};
   op.mnemonic = mnemonic;
   op.execute = Compare<F, to_exec>;

@@ -96,9 +96,7 @@ T Mad16(T a, T b, T c, const Inst& inst) {
   return inst.clamp ? Saturated<T>(sum) : static_cast<T>(sum);
 }
 u32 MadU32U16(u16 a, u16 b, u32 c) { return u32{a} * b + c; }
-u32 MadI32I16(i16 a, i16 b, u32 c) {
-  return static_cast<u32>(i32{a} * b) + c;
-}
+u32 MadI32I16(i16 a, i16 b, u32 c) { return static_cast<u32>(i32{a} * b) + c; }
 u64 MadU64U32(u32 a, u32 b, u64 c, bool& carry) {
   u64 sum = u64{a} * b + c;
   carry = sum < c;
@@ -108,8 +106,7 @@ u64 MadU64U32(u32 a, u32 b, u64 c, bool& carry) {
 u64 MadI64I32(i32 a, i32 b, u64 c, bool& carry) {
   i64 product = i64{a} * b;
   u64 sum = static_cast<u64>(product) + c;
-  carry = ((product < 0) ^ (static_cast<i64>(c) < 0) ^
-           (sum < c)) != 0;
+  carry = ((product < 0) ^ (static_cast<i64>(c) < 0) ^ (sum < c)) != 0;
   return sum;
 }
 u32 Add3(u32 a, u32 b, u32 c) { return a + b + c; }
@@ -119,15 +116,25 @@ u64 LshlAdd64(u64 a, u32 b, u64 c) { return (a << (b & 7)) + c; }
 u32 Xad(u32 a, u32 b, u32 c) { return (a ^ b) + c; }
 
 template <typename T>
-T Min(T a, T b) { return a < b ? a : b; }
+T Min(T a, T b) {
+  return a < b ? a : b;
+}
 template <typename T>
-T Max(T a, T b) { return a > b ? a : b; }
+T Max(T a, T b) {
+  return a > b ? a : b;
+}
 template <typename T>
-T Min3(T a, T b, T c) { return Min(Min(a, b), c); }
+T Min3(T a, T b, T c) {
+  return Min(Min(a, b), c);
+}
 template <typename T>
-T Max3(T a, T b, T c) { return Max(Max(a, b), c); }
+T Max3(T a, T b, T c) {
+  return Max(Max(a, b), c);
+}
 template <typename T>
-T Med3(T a, T b, T c) { return Max(Min(a, b), Min(Max(a, b), c)); }
+T Med3(T a, T b, T c) {
+  return Max(Min(a, b), Min(Max(a, b), c));
+}
 
 // Bits.
 
@@ -193,9 +200,8 @@ u32 Perm(u32 a, u32 b, u32 c) {
 // The selector is most often one for all lanes: bytes are shuffled then.
 void PermWave(Wave& wave, const Inst& inst) {
   const Operand& o = inst.src[2];
-  u32 select = o.kind == Operand::Kind::kScalar
-                   ? wave.s[o.reg]
-                   : static_cast<u32>(o.constant);
+  u32 select = o.kind == Operand::Kind::kScalar ? wave.s[o.reg]
+                                                : static_cast<u32>(o.constant);
   bool uniform = inst.plain && (o.kind == Operand::Kind::kScalar ||
                                 o.kind == Operand::Kind::kConstant);
   alignas(16) uint8_t from_a[16], from_b[16];
@@ -279,12 +285,12 @@ u16 SatPkU8I16(u32 a) {
                           SaturateU8(static_cast<i32>(a) >> 16) << 8);
 }
 u16 AshrPkI8(i32 a, i32 b, u32 c) {
-  return static_cast<u16>(SaturateI8(a >> (c & 31)) |
-                          SaturateI8(b >> (c & 31)) << 8);
+  return static_cast<u16>(SaturateI8(a >> (c & 31)) | SaturateI8(b >> (c & 31))
+                                                          << 8);
 }
 u16 AshrPkU8(i32 a, i32 b, u32 c) {
-  return static_cast<u16>(SaturateU8(a >> (c & 31)) |
-                          SaturateU8(b >> (c & 31)) << 8);
+  return static_cast<u16>(SaturateU8(a >> (c & 31)) | SaturateU8(b >> (c & 31))
+                                                          << 8);
 }
 u32 PackB32F16(Half a, Half b) { return a.bits | u32{b.bits} << 16; }
 u32 CvtPkU16U32(u32 a, u32 b) {
@@ -299,7 +305,9 @@ u32 Prng(u32 a) { return a << 1 ^ (a >> 31 ? 197 : 0); }
 // Moves.
 
 template <typename T>
-T Move(T a) { return a; }
+T Move(T a) {
+  return a;
+}
 u32 Cndmask(u32 a, u32 b, bool select) { return select ? b : a; }
 
 void Nothing(Wave&, const Inst&) {}
@@ -317,28 +325,60 @@ void Swap(Wave& wave, const Inst& inst) {
 
 // By name: f lt eq le gt lg ge o u nge nlg ngt nle neq nlt tru, of which
 // integers have f lt eq le gt ne ge t.
-enum class Relation { kF, kLt, kEq, kLe, kGt, kLg, kGe, kO, kU, kNge, kNlg,
-                      kNgt, kNle, kNeq, kNlt, kTru };
+enum class Relation {
+  kF,
+  kLt,
+  kEq,
+  kLe,
+  kGt,
+  kLg,
+  kGe,
+  kO,
+  kU,
+  kNge,
+  kNlg,
+  kNgt,
+  kNle,
+  kNeq,
+  kNlt,
+  kTru
+};
 
 template <Relation relation, typename T>
 bool Holds(T a, T b) {
   switch (relation) {
-    case Relation::kF: return false;
-    case Relation::kLt: return a < b;
-    case Relation::kEq: return a == b;
-    case Relation::kLe: return a <= b;
-    case Relation::kGt: return a > b;
-    case Relation::kLg: return a < b || a > b;
-    case Relation::kGe: return a >= b;
-    case Relation::kO: return a == a && b == b;
-    case Relation::kU: return a != a || b != b;
-    case Relation::kNge: return !(a >= b);
-    case Relation::kNlg: return !(a < b || a > b);
-    case Relation::kNgt: return !(a > b);
-    case Relation::kNle: return !(a <= b);
-    case Relation::kNeq: return !(a == b);
-    case Relation::kNlt: return !(a < b);
-    case Relation::kTru: return true;
+    case Relation::kF:
+      return false;
+    case Relation::kLt:
+      return a < b;
+    case Relation::kEq:
+      return a == b;
+    case Relation::kLe:
+      return a <= b;
+    case Relation::kGt:
+      return a > b;
+    case Relation::kLg:
+      return a < b || a > b;
+    case Relation::kGe:
+      return a >= b;
+    case Relation::kO:
+      return a == a && b == b;
+    case Relation::kU:
+      return a != a || b != b;
+    case Relation::kNge:
+      return !(a >= b);
+    case Relation::kNlg:
+      return !(a < b || a > b);
+    case Relation::kNgt:
+      return !(a > b);
+    case Relation::kNle:
+      return !(a <= b);
+    case Relation::kNeq:
+      return !(a == b);
+    case Relation::kNlt:
+      return !(a < b);
+    case Relation::kTru:
+      return true;
   }
 }
 
@@ -404,24 +444,21 @@ const char* Name(const std::string& name) {
 
 template <bool to_exec, Relation relation>
 void AddFloatCompare(Ops* ops, const char* name) {
-  std::string stem =
-      std::string(to_exec ? "v_cmpx_" : "v_cmp_") + name + "_";
-  ops->push_back(CompareOp<Holds<relation, float>, to_exec>(
-      Name(stem + "f32")));
-  Op halves = CompareOp<HoldsHalf<relation, false>, to_exec>(
-      Name(stem + "f16"));
+  std::string stem = std::string(to_exec ? "v_cmpx_" : "v_cmp_") + name + "_";
+  ops->push_back(
+      CompareOp<Holds<relation, float>, to_exec>(Name(stem + "f32")));
+  Op halves =
+      CompareOp<HoldsHalf<relation, false>, to_exec>(Name(stem + "f16"));
   halves.execute = CompareHalves<relation, to_exec>;
   ops->push_back(halves);
-  Op doubles = CompareOp<Holds<relation, double>, to_exec>(
-      Name(stem + "f64"));
+  Op doubles = CompareOp<Holds<relation, double>, to_exec>(Name(stem + "f64"));
   doubles.execute = CompareDoubles<relation, to_exec>;
   ops->push_back(doubles);
 }
 
 template <bool to_exec, Relation relation>
 void AddIntCompare(Ops* ops, const char* name) {
-  std::string stem =
-      std::string(to_exec ? "v_cmpx_" : "v_cmp_") + name + "_";
+  std::string stem = std::string(to_exec ? "v_cmpx_" : "v_cmp_") + name + "_";
   ops->push_back(CompareOp<Holds<relation, i16>, to_exec>(Name(stem + "i16")));
   ops->push_back(CompareOp<Holds<relation, u16>, to_exec>(Name(stem + "u16")));
   ops->push_back(CompareOp<Holds<relation, i32>, to_exec>(Name(stem + "i32")));
