@@ -272,6 +272,11 @@ class FeatureTest(MhaTestCase):
   def test_bias_shape(self, shape):
     self.check(Case(bias=shape, hq=2, hk=1))
 
+  def test_bias_that_broadcasts_over_queries(self):
+    """Its gradient's sum is not taken in 16 bits."""
+    self.check(Case(dtype="fp16", b=1, sq=59, sk=26, dqk=64, bias="1h1k",
+                    seed=1))
+
   @parameterized.parameters("h", "bh")
   def test_per_head_shape(self, shape):
     self.check(Case(alibi=shape, sink=shape, causal=True, b=3))

@@ -192,7 +192,11 @@ def _check_bias(call: _Call, bias, q, k):
   bias = bias.reshape(shape)
   if bias.dtype not in (q.dtype, jnp.float32):
     bias = bias.astype(jnp.promote_types(q.dtype, jnp.float32))
-  return jnp.broadcast_to(bias, (*shape[:2], *full[2:]))
+  if shape[2:] == tuple(full[2:]):
+    return bias
+  # In float32, because the gradient is a sum over what broadcasts here.
+  wide = bias.astype(jnp.promote_types(bias.dtype, jnp.float32))
+  return jnp.broadcast_to(wide, (*shape[:2], *full[2:])).astype(bias.dtype)
 
 
 def _dropout_state(call: _Call, key, b: int, hq: int):
