@@ -143,9 +143,11 @@ class GpuTest(absltest.TestCase):
       for name in a:
         np.testing.assert_array_equal(a[name], b[name])
 
+  @unittest.skipIf(machine.SIMULATED, "a simulated GPU shares the host's cores,"
+                   " which decide; a recorded graph shows the same")
   def test_no_host_allocation_or_sync(self):
     """Calls return while the device is still busy with them (finding 3)."""
-    q, k, v = self.inputs(s=machine.size(8192, 0, 300), d=128)
+    q, k, v = self.inputs(s=8192, d=128)
     f = jax.jit(functools.partial(aiter.flash_attn_func, causal=True))
     jax.block_until_ready(f(q, k, v))
     outs = [f(q, k, v) for _ in range(100)]
