@@ -571,7 +571,7 @@ def main() -> None:
     help="print a table of kernels and write it to a CSV; default: %(const)s",
   )
   added.add_argument(
-    "--checks", help="checks to leave out, as -uninitialized,-lds_race"
+    "--checks", help="changes to the checks: --checks=-uninitialized,+lds_wait"
   )
   added.add_argument(
     "command", nargs="+", help="after --, such as: python program.py"
