@@ -219,11 +219,13 @@ FAULTS = [
           "ds_write_b32 v2, v3\n" + _WAIT,
           "v_mov_b32 v2, 0\nv_mov_b32 v3, 7\nds_write_b32 v2, v3\n" + _WAIT,
           "ds_write_b32", None, block=128),
+    # Halves of a workgroup may take turns, if their barriers are as many.
     Fault("divergent_barrier", "barrier",
-          _SECOND_WAVE + "s_barrier\ns_branch end\nsecond:\ns_nop 0\n"
-          "s_barrier\nend:\n",
-          _SECOND_WAVE + "s_nop 0\ns_branch end\nsecond:\ns_nop 0\n"
-          "end:\ns_barrier\n", "s_barrier", block=128),
+          _SECOND_WAVE + "s_barrier\nsecond:\ns_nop 0\ns_barrier\n",
+          _SECOND_WAVE + "s_barrier\nsecond:\ns_barrier\n"
+          + _SECOND_WAVE.replace("second", "end")
+          + "s_branch done\nend:\ns_barrier\ndone:\n",
+          "s_barrier", block=128),
     Fault("workgroups_write", "global_race",
           "v_mov_b32 v2, s2\nglobal_store_dword v1, v2, s[8:9]\n",
           "v_mov_b32 v2, s2\nglobal_atomic_add v1, v2, s[8:9]\n",

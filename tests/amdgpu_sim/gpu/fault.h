@@ -23,7 +23,8 @@ enum class Check : uint8_t {
   kWaitcnt,           // Register used before the s_waitcnt of its load.
   kLdsRace,           // Waves of a workgroup touch a byte without a barrier.
   kLdsWait,           // The same over a barrier that an access may outlast.
-  kBarrier,           // Waves of a workgroup meet at different barriers.
+  kBarrier,           // Waves of a workgroup meet at different barriers,
+                      // and at different numbers of them.
   kGlobalRace,        // Workgroups touch a byte without atomics.
   kRegister,          // Register beyond those that the kernel asked for.
   kEndless,           // The launch makes no progress.

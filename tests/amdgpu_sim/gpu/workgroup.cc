@@ -31,6 +31,7 @@ void Workgroup::Start(const KernelSetup& setup, MemoryView* memory,
   turn_ = 0;
   count_ = setup.waves;
   running_ = nullptr;
+  apart_.clear();
   lds_.Reset(setup.lds_size, setup.waves, setup.quiet_checks);
   while (waves_.size() < static_cast<size_t>(count_)) {
     waves_.push_back(std::unique_ptr<Wave>(new Wave));
@@ -144,24 +145,32 @@ uint64_t Workgroup::RunWave(Wave& wave, Program* program, uint64_t turn,
 }
 
 // Waves that have ended do not count: so the ISA says, and XLA's top_k is such.
+// Nor does it matter which barrier each is at: Triton lets half of the waves
+// wait at one more in front of a loop, so that the halves take turns, and the
+// other half at one behind it. A barrier too few is a fault there: the waves
+// were not where they thought to be.
 void Workgroup::PassBarrier() {
   const Wave* all[16 + 1];
   int here = 0;
   for (int i = 0; i < count_; ++i) {
     if (waves_[i]->at_barrier) all[here++] = waves_[i].get();
   }
-  if (CheckEnabled(Check::kBarrier)) {
+  for (int i = 1; i < here && apart_.empty(); ++i) {
+    if (all[i]->pc == all[0]->pc) continue;
+    char text[96];
+    const auto offset = [&](const Wave* wave) {
+      return static_cast<unsigned long long>(wave->pc - wave->current->bytes -
+                                             setup_->entry);
+    };
+    std::snprintf(text, sizeof(text),
+                  "waves %d and %d met at two barriers, +0x%llx and +0x%llx",
+                  all[0]->index, all[i]->index, offset(all[0]), offset(all[i]));
+    apart_ = text;
+  }
+  if (!apart_.empty() && here < count_ && CheckEnabled(Check::kBarrier)) {
     running_ = all[0];
-    for (int i = 1; i < here; ++i) {
-      if (all[i]->pc == all[0]->pc) continue;
-      char offset[32];
-      std::snprintf(offset, sizeof(offset), "+0x%llx",
-                    static_cast<unsigned long long>(
-                        all[i]->pc - all[i]->current->bytes - setup_->entry));
-      throw Fault{Check::kBarrier, "wave " + std::to_string(all[i]->index) +
-                                       " waits at another barrier, at " +
-                                       offset};
-    }
+    throw Fault{Check::kBarrier,
+                apart_ + ", and some have ended before this one"};
   }
   lds_.PassBarrier(all, here);
   for (int i = 0; i < count_; ++i) waves_[i]->at_barrier = false;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tests/amdgpu_sim/gpu/launch.h"
@@ -81,6 +82,7 @@ class Workgroup {
   int turn_ = 0;   // The wave that is next.
   std::vector<std::unique_ptr<Wave>> waves_;
   const Wave* running_ = nullptr;
+  std::string apart_;  // Which waves met at different barriers first.
   Lds lds_;
 };
 
