@@ -22,11 +22,11 @@ from absl.testing import absltest
 from jax.experimental.compute_on import compute_on
 
 import jax
-from jax._src.aiter import ffi
+from jax._src.aiter import dispatch, ffi
 from jax._src.aiter.types import Config, Operands
 from jax.experimental import aiter
 
-PLATFORM = next((p for p in ffi.PLATFORMS if ffi.architectures(p)), None)
+PLATFORM = next((p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
 
 # Run in a process of its own, because XLA reads its flags once.
 GRAPH_PROGRAM = """
@@ -57,7 +57,8 @@ class GpuTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     q = jnp.zeros((1, 1, 1, 64), jnp.bfloat16)
-    self.assertTrue(ffi._serves(PLATFORM, False, Operands(q, q, q), ()),
+    self.assertIsNone(ffi._unserved(PLATFORM, False, "bfloat16", False, 64, 64,
+                                    ()),
                     "the GPU runs the reference")
 
   def inputs(self, s=None, d=64):

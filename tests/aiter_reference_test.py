@@ -14,7 +14,7 @@ import oracle
 from absl.testing import absltest, parameterized
 
 import jax
-from jax._src.aiter import ffi, philox
+from jax._src.aiter import dispatch, ffi, philox
 from jax.experimental import aiter
 
 
@@ -195,7 +195,7 @@ class ChoiceTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    for cache in (ffi._unserved, ffi._warn_once):
+    for cache in (ffi._unserved, dispatch._warn_once):
       cache.cache_clear()
       self.addCleanup(cache.cache_clear)
     jax.clear_caches()
@@ -204,9 +204,9 @@ class ChoiceTest(parameterized.TestCase):
   def staged(self, dtype, archs, module, **options):
     """Targets that a call stages on a machine with such devices; warnings."""
     architectures = lambda platform: archs if platform == "rocm" else ()
-    with (mock.patch.object(ffi, "architectures", architectures),
-          mock.patch.object(ffi, "platforms_enabled", lambda: ("rocm", "cuda")),
-          mock.patch.object(ffi.gpu_aiter, "load", lambda platform: module),
+    with (mock.patch.object(dispatch, "architectures", architectures),
+          mock.patch.object(dispatch, "platforms_enabled", lambda: ("rocm", "cuda")),
+          mock.patch.object(dispatch.gpu_aiter, "load", lambda platform: module),
           warnings.catch_warnings(record=True) as caught):
       warnings.simplefilter("always")
       q = jax.ShapeDtypeStruct((1, 8, 2, 16), dtype)

@@ -67,5 +67,8 @@ def repositories():
 
     kernel_table(
         name = "aiter_kernel_table",
-        table = "//third_party/aiter/configs:mha.csv",
+        tables = [
+            "//third_party/aiter/configs:mha.csv",
+            "//third_party/aiter/configs:norm.csv",
+        ],
     )

@@ -12,8 +12,10 @@
 
 #include "aiter/device.h"
 #include "aiter/mha.h"
+#include "aiter/norm.h"
 #include "aiter/status.h"
 #include "jaxlib/gpu/aiter_mha.h"
+#include "jaxlib/gpu/aiter_norm.h"
 #include "jaxlib/gpu/vendor.h"
 #include "nanobind/nanobind.h"
 #include "nanobind/stl/string.h"
@@ -39,6 +41,10 @@ nb::dict Registrations() {
       Stages(AiterMhaFwdInitialize, AiterMhaFwd);
   targets[JAX_GPU_PREFIX "_aiter_mha_bwd"] =
       Stages(AiterMhaBwdInitialize, AiterMhaBwd);
+  targets[JAX_GPU_PREFIX "_aiter_norm_fwd"] =
+      Stages(AiterNormFwdInitialize, AiterNormFwd);
+  targets[JAX_GPU_PREFIX "_aiter_norm_bwd"] =
+      Stages(AiterNormBwdInitialize, AiterNormBwd);
   return targets;
 }
 
@@ -60,8 +66,7 @@ nb::list Kernels() {
     row["grade"] = k.grade;
     row["arch"] = k.arch;
     row["dtype"] = k.data_type;
-    row["dqk"] = k.hdim_q;
-    row["dv"] = k.hdim_v;
+    row["dims"] = nb::make_tuple(k.dims[0], k.dims[1]);
     row["tile_m"] = k.tile_m;
     row["tile_n"] = k.tile_n;
     rows.append(row);
@@ -89,6 +94,22 @@ std::string DeviceArch(int ordinal) {
   return arch;
 }
 
+aiter::DataType DataTypeOf(const std::string& name) {
+  if (name == "fp16") return aiter::DataType::kFp16;
+  if (name == "bf16") return aiter::DataType::kBf16;
+  if (name == "fp32") return aiter::DataType::kFp32;
+  throw nb::value_error(
+      ("dtype is " + name + ", but must be fp16, bf16 or fp32").c_str());
+}
+
+std::vector<std::string> NormKernels(bool backward, const std::string& arch,
+                                     const std::string& dtype, int64_t cols) {
+  std::vector<std::string> names;
+  ThrowIfError(
+      aiter::norm_kernels(backward, DataTypeOf(dtype), cols, arch, &names));
+  return names;
+}
+
 // A problem of one row each with the given features, for kernel selection.
 std::vector<std::string> MhaKernels(bool backward, const std::string& arch,
                                     const std::string& dtype, bool packed,
@@ -102,12 +123,7 @@ std::vector<std::string> MhaKernels(bool backward, const std::string& arch,
   };
 
   aiter::mha_bwd_args args;
-  if (dtype != "fp16" && dtype != "bf16") {
-    throw nb::value_error(
-        ("dtype is " + dtype + ", but must be fp16 or bf16").c_str());
-  }
-  args.data_type =
-      dtype == "fp16" ? aiter::DataType::kFp16 : aiter::DataType::kBf16;
+  args.data_type = DataTypeOf(dtype);
   args.is_group_mode = packed;
   args.batch = args.seqlen_q = args.seqlen_k = args.nhead_q = args.nhead_k = 1;
   args.hdim_q = hdim_q;
@@ -171,6 +187,9 @@ NB_MODULE(_aiter, m) {
         nb::arg("dtype"), nb::arg("packed"), nb::arg("hdim_q"),
         nb::arg("hdim_v"), nb::arg("features"),
         "Kernels of an attention call, in launch order; ValueError if none.");
+  m.def("norm_kernels", &NormKernels, nb::arg("backward"), nb::arg("arch"),
+        nb::arg("dtype"), nb::arg("cols"),
+        "Kernels of a norm, in launch order; ValueError if none.");
 }
 
 }  // namespace jax::JAX_GPU_NAMESPACE

@@ -3,12 +3,11 @@
 #include "jaxlib/gpu/aiter_mha.h"
 
 #include <cstdint>
-#include <initializer_list>
-#include <string>
 #include <utility>
 
 #include "aiter/mha.h"
 #include "aiter/status.h"
+#include "jaxlib/gpu/ffi_util.h"
 #include "jaxlib/gpu/vendor.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -41,16 +40,6 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
 
-using Buffer = ffi::AnyBuffer;
-using Shape = std::initializer_list<int64_t>;
-
-#define AITER_FFI_RETURN_IF_ERROR(expr)                 \
-  do {                                                  \
-    if (ffi::Error error_ = (expr); error_.failure()) { \
-      return error_;                                    \
-    }                                                   \
-  } while (false)
-
 // Operands that forward and backward share, in their order.
 struct Operands {
   Buffer q, k, v;
@@ -58,131 +47,6 @@ struct Operands {
   Buffer cu_seqlens_q_padded, cu_seqlens_k_padded;
   Buffer bias, alibi_slopes, sink, dropout_state;
 };
-
-template <typename Dims>
-std::string ShapeString(const Dims& dims) {
-  std::string text = "[";
-  for (int64_t dim : dims) {
-    text += (text.size() > 1 ? "," : "") + std::to_string(dim);
-  }
-  return text + "]";
-}
-
-std::string ShapeString(const Shape& dims) { return ShapeString<Shape>(dims); }
-
-ffi::Error Invalid(const char* name, const std::string& given,
-                   const std::string& accepted) {
-  return ffi::Error::InvalidArgument(std::string("aiter_mha: ") + name + " " +
-                                     given + ", but must " + accepted);
-}
-
-// As NumPy has it; a runtime newer than the headers may know more types.
-std::string TypeName(ffi::DataType type) {
-  switch (type) {
-    case ffi::PRED:
-      return "bool";
-    case ffi::S8:
-      return "int8";
-    case ffi::S32:
-      return "int32";
-    case ffi::S64:
-      return "int64";
-    case ffi::U32:
-      return "uint32";
-    case ffi::F16:
-      return "float16";
-    case ffi::BF16:
-      return "bfloat16";
-    case ffi::F32:
-      return "float32";
-    case ffi::F64:
-      return "float64";
-    default:
-      return "number " + std::to_string(static_cast<int>(type)) + " of XLA";
-  }
-}
-
-ffi::Error CheckType(const char* name, const Buffer& buffer,
-                     ffi::DataType type) {
-  if (buffer.element_type() == type) return ffi::Error::Success();
-  return Invalid(name, "has dtype " + TypeName(buffer.element_type()),
-                 "have dtype " + TypeName(type));
-}
-
-ffi::Error CheckShape(const char* name, const Buffer& buffer, Shape shape) {
-  Buffer::Dimensions dims = buffer.dimensions();
-  bool equal = dims.size() == shape.size();
-  for (size_t i = 0; equal && i < dims.size(); ++i) {
-    equal = dims[i] == shape.begin()[i];
-  }
-  if (equal) return ffi::Error::Success();
-  return Invalid(name, "has shape " + ShapeString(dims),
-                 "have shape " + ShapeString(shape));
-}
-
-ffi::Error Check(const char* name, const Buffer& buffer, ffi::DataType type,
-                 Shape shape) {
-  AITER_FFI_RETURN_IF_ERROR(CheckType(name, buffer, type));
-  return CheckShape(name, buffer, shape);
-}
-
-// An absent operand is an array of rank 1 and length 0.
-bool IsPresent(const Buffer& buffer) {
-  Buffer::Dimensions dims = buffer.dimensions();
-  return dims.size() != 1 || dims[0] != 0;
-}
-
-// Address of an optional operand; null says absent to the library. A buffer
-// without elements may have no address; nothing reads it.
-void* Address(const Buffer& buffer) {
-  static constexpr uintptr_t kNoElements = 256;
-  if (!IsPresent(buffer)) return nullptr;
-  return buffer.untyped_data() != nullptr
-             ? buffer.untyped_data()
-             : reinterpret_cast<void*>(kNoElements);
-}
-
-// Checks an optional operand and sets `*address` to where it lies, if it does.
-ffi::Error Optional(const char* name, const Buffer& buffer, ffi::DataType type,
-                    Shape shape, const void** address) {
-  if (IsPresent(buffer)) {
-    AITER_FFI_RETURN_IF_ERROR(Check(name, buffer, type, shape));
-  }
-  *address = Address(buffer);
-  return ffi::Error::Success();
-}
-
-ffi::Error Optional(const char* name, const Buffer& buffer, ffi::DataType type,
-                    Shape shape, void** address) {
-  const void* const_address;
-  AITER_FFI_RETURN_IF_ERROR(
-      Optional(name, buffer, type, shape, &const_address));
-  *address = const_cast<void*>(const_address);
-  return ffi::Error::Success();
-}
-
-ffi::Error ToError(const aiter::Status& status) {
-  ffi::ErrorCode code = ffi::ErrorCode::kInternal;
-  switch (status.code()) {
-    case aiter::StatusCode::kOk:
-      return ffi::Error::Success();
-    case aiter::StatusCode::kInvalidArgument:
-      code = ffi::ErrorCode::kInvalidArgument;
-      break;
-    case aiter::StatusCode::kUnimplemented:
-      code = ffi::ErrorCode::kUnimplemented;
-      break;
-    case aiter::StatusCode::kFailedPrecondition:
-      code = ffi::ErrorCode::kFailedPrecondition;
-      break;
-    case aiter::StatusCode::kResourceExhausted:
-      code = ffi::ErrorCode::kResourceExhausted;
-      break;
-    case aiter::StatusCode::kInternal:
-      break;
-  }
-  return ffi::Error(code, "aiter_mha: " + status.message());
-}
 
 // Row, head and batch strides of a contiguous [batch,] rows, heads, dim.
 void SetStrides(int64_t rows, int64_t heads, int64_t dim, int64_t* stride,
@@ -371,20 +235,6 @@ struct BwdResults {
   Buffer dq, dk, dv, dbias, dsink, dslopes, delta;
 };
 
-ffi::Error CheckLike(const char* name, const Buffer& buffer,
-                     const Buffer& like) {
-  AITER_FFI_RETURN_IF_ERROR(CheckType(name, buffer, like.element_type()));
-  if (buffer.dimensions().size() == like.dimensions().size()) {
-    bool equal = true;
-    for (size_t i = 0; i < like.dimensions().size(); ++i) {
-      equal &= buffer.dimensions()[i] == like.dimensions()[i];
-    }
-    if (equal) return ffi::Error::Success();
-  }
-  return Invalid(name, "has shape " + ShapeString(buffer.dimensions()),
-                 "have shape " + ShapeString(like.dimensions()));
-}
-
 ffi::Error SetBwd(const Operands& in, const BwdOperands& bwd,
                   const BwdResults& results, const MhaAttrs& attrs,
                   aiter::mha_bwd_args* a) {
@@ -541,14 +391,6 @@ auto BindBwd(Binding binding) {
       .template Ret<Buffer>()  // dslopes
       .template Ret<Buffer>()  // delta
       .template Attrs<MhaAttrs>();
-}
-
-auto BindExecute() {
-  return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<gpuStream_t>>();
-}
-
-auto BindInitialize() {
-  return ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>();
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
-from jax._src.aiter import ffi, mha
+from jax._src.aiter import dispatch, ffi, mha
 from jax._src.aiter.types import Config, Operands, Wanted
 from jaxlib import gpu_aiter
 
@@ -111,11 +111,11 @@ def main() -> int:
   device = jax.devices()[0]
   print(f"device\n  {device.platform}: {device.device_kind}, "
         f"{jax.device_count()} of them")
-  for platform in ffi.PLATFORMS:
-    for arch in ffi.architectures(platform):
+  for platform in dispatch.PLATFORMS:
+    for arch in dispatch.architectures(platform):
       print(f"  {platform} {arch}")
       _describe_kernels(platform, arch)
-  if not any(ffi.architectures(p) for p in ffi.PLATFORMS):
+  if not any(dispatch.architectures(p) for p in dispatch.PLATFORMS):
     print("  kernels: none, the reference in jax.numpy runs here")
   print("self-check against the reference in float32, forward and backward")
   good = [_check(*call) for call in _CALLS]

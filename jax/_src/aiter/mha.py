@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 import math
-import numbers
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 import jax
 from jax import lax
-from jax._src.aiter import mha_op, philox, reference
+from jax._src.aiter import arguments, mha_op, philox, reference
+from jax._src.aiter.arguments import bad, check_is_array, describe, flag
 from jax._src.aiter.types import Config, Operands
 
 _MAX_HEAD_DIM = 256
@@ -46,46 +46,19 @@ class _Call(NamedTuple):
   names: tuple[str, ...] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
 
 
-def _bad(function: str, name: str, given: Any, accepted: str,
-         error: type[Exception] = ValueError) -> Exception:
-  return error(f"{function}: {name} is {given}; accepted is {accepted}")
-
-
-def _number(function, name, value, accepted, allowed, kind=float):
-  """A Python number from a static argument, or an error."""
-  if isinstance(value, jax.core.Tracer):
-    raise _bad(function, name, "a traced value",
-               f"{accepted}, known while tracing", TypeError)
-  wanted = numbers.Integral if kind is int else numbers.Real
-  if hasattr(value, "item") and getattr(value, "shape", None) == ():
-    value = value.item()
-  if not isinstance(value, wanted) or isinstance(value, bool):
-    raise _bad(function, name, repr(value), accepted, TypeError)
-  value = kind(value)
-  if not allowed(value):
-    raise _bad(function, name, repr(value), accepted)
-  return value
-
-
-def _flag(function, name, value) -> bool:
-  if isinstance(value, (bool, np.bool_)):
-    return bool(value)
-  raise _bad(function, name, repr(value), "a bool", TypeError)
-
-
 def _static_arguments(function, dropout_p, softmax_scale, causal, window_size,
                       logits_soft_cap, deterministic, **others) -> _Call:
   """Checks everything that is not an array."""
-  number = functools.partial(_number, function)
+  number = functools.partial(arguments.number, function)
   accepted = ("(left, right) or (left, right, sink_tokens), integers, each side"
               " >= 0 or -1 for unbounded, sink_tokens >= 0")
   try:
     window = tuple(window_size)
   except TypeError:
-    raise _bad(function, "window_size", repr(window_size), accepted,
+    raise bad(function, "window_size", repr(window_size), accepted,
                TypeError) from None
   if len(window) not in (2, 3):
-    raise _bad(function, "window_size", repr(window_size), accepted)
+    raise bad(function, "window_size", repr(window_size), accepted)
   left, right = (number("window_size", w, accepted, lambda w: w >= -1, int)
                  for w in window[:2])
   sink_tokens = number("window_size", window[2], accepted, lambda w: w >= 0,
@@ -98,22 +71,10 @@ def _static_arguments(function, dropout_p, softmax_scale, causal, window_size,
                            "None or a finite number", math.isfinite)
   return _Call(
       function, softmax_scale, float(np.float32(dropout_p)),
-      _flag(function, "causal", causal), (left, right, sink_tokens),
+      flag(function, "causal", causal), (left, right, sink_tokens),
       number("logits_soft_cap", logits_soft_cap, "0 for none or a number > 0",
              lambda c: 0 <= c < math.inf),
-      _flag(function, "deterministic", deterministic), **others)
-
-
-def _check_is_array(function, name, value, optional=True):
-  if value is None and optional:
-    return
-  if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-    raise _bad(function, name, f"a {type(value).__name__}", "an array",
-               TypeError)
-
-
-def _describe(t) -> str:
-  return f"{t.dtype}{list(t.shape)}"
+      flag(function, "deterministic", deterministic), **others)
 
 
 def _check_qkv(call: _Call, q, k, v, packed: bool):
@@ -122,31 +83,31 @@ def _check_qkv(call: _Call, q, k, v, packed: bool):
   layout = "[total, heads, head_dim]" if packed else "[b, s, heads, head_dim]"
   for name, t in zip(call.names, (q, k, v)):
     if t.dtype.name not in _DTYPES:
-      raise _bad(call.function, f"{name}'s dtype", t.dtype,
+      raise bad(call.function, f"{name}'s dtype", t.dtype,
                  " or ".join(_DTYPES), TypeError)
     if t.ndim != (3 if packed else 4):
-      raise _bad(call.function, name, _describe(t), f"rank {3 if packed else 4}"
+      raise bad(call.function, name, describe(t), f"rank {3 if packed else 4}"
                  f" {layout}")
   if not q.dtype == k.dtype == v.dtype:
-    raise _bad(call.function, f"the dtype of {nq}, {nk}, {nv}",
+    raise bad(call.function, f"the dtype of {nq}, {nk}, {nv}",
                f"{q.dtype}, {k.dtype}, {v.dtype}", "one dtype for all three",
                TypeError)
   if k.shape[:-1] != v.shape[:-1]:
-    raise _bad(call.function, nv, _describe(v),
+    raise bad(call.function, nv, describe(v),
                f"{list(k.shape[:-1])} + [head_dim], as {nk}")
   if q.shape[-1] != k.shape[-1]:
-    raise _bad(call.function, f"{nk}'s head_dim", k.shape[-1],
+    raise bad(call.function, f"{nk}'s head_dim", k.shape[-1],
                f"{q.shape[-1]}, as {nq}")
   if not packed and q.shape[0] != k.shape[0]:
-    raise _bad(call.function, f"{nk}'s batch", k.shape[0],
+    raise bad(call.function, f"{nk}'s batch", k.shape[0],
                f"{q.shape[0]}, as {nq}")
   for name, t in ((nq, q), (nv, v)):
     if not 1 <= t.shape[-1] <= _MAX_HEAD_DIM:
-      raise _bad(call.function, f"{name}'s head_dim", t.shape[-1],
+      raise bad(call.function, f"{name}'s head_dim", t.shape[-1],
                  f"1 to {_MAX_HEAD_DIM}")
   hq, hk = q.shape[-2], k.shape[-2]
   if hq < 1 or hk < 1 or hq % hk:
-    raise _bad(call.function, f"heads of {nq} and {nk}", f"{hq} and {hk}",
+    raise bad(call.function, f"heads of {nq} and {nk}", f"{hq} and {hk}",
                f"a number of {nq} heads that is a multiple of {nk}'s")
 
 
@@ -154,10 +115,10 @@ def _check_lengths(call: _Call, name: str, cu, size: int | None):
   if cu is None:
     return None
   if not jnp.issubdtype(cu.dtype, jnp.integer):
-    raise _bad(call.function, f"{name}'s dtype", cu.dtype, "an integer dtype",
+    raise bad(call.function, f"{name}'s dtype", cu.dtype, "an integer dtype",
                TypeError)
   if cu.ndim != 1 or cu.shape[0] < 1 or size not in (None, cu.shape[0]):
-    raise _bad(call.function, name, _describe(cu),
+    raise bad(call.function, name, describe(cu),
                f"shape [{'b + 1' if size is None else size}]")
   return cu.astype(jnp.int32)
 
@@ -167,10 +128,10 @@ def _check_per_head(call: _Call, name: str, t, b: int, hq: int):
   if t is None:
     return None
   if not jnp.issubdtype(t.dtype, jnp.floating):
-    raise _bad(call.function, f"{name}'s dtype", t.dtype, "a floating dtype",
+    raise bad(call.function, f"{name}'s dtype", t.dtype, "a floating dtype",
                TypeError)
   if t.shape not in ((hq,), (b, hq)):
-    raise _bad(call.function, name, _describe(t),
+    raise bad(call.function, name, describe(t),
                f"shape [{hq}] or [{b}, {hq}]")
   return jnp.broadcast_to(t.astype(jnp.float32), (b, hq))
 
@@ -181,12 +142,12 @@ def _check_bias(call: _Call, bias, q, k):
     return None
   full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
   if not jnp.issubdtype(bias.dtype, jnp.floating):
-    raise _bad(call.function, "bias's dtype", bias.dtype, "a floating dtype",
+    raise bad(call.function, "bias's dtype", bias.dtype, "a floating dtype",
                TypeError)
   shape = (1,) * (4 - bias.ndim) + tuple(bias.shape)
   if not 2 <= bias.ndim <= 4 or any(
       n not in (1, m) for n, m in zip(shape, full)):
-    raise _bad(call.function, "bias", _describe(bias),
+    raise bad(call.function, "bias", describe(bias),
                f"[sq, sk], [hq, sq, sk] or [b, hq, sq, sk] that broadcasts to"
                f" {list(full)}")
   bias = bias.reshape(shape)
@@ -204,14 +165,14 @@ def _dropout_state(call: _Call, key, b: int, hq: int):
   if key is not None:
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed and key.dtype != jnp.uint32:
-      raise _bad(call.function, "dropout_key's dtype", key.dtype,
+      raise bad(call.function, "dropout_key's dtype", key.dtype,
                  "a PRNG key, as jax.random.key makes it", TypeError)
     if key.ndim != (0 if typed else 1):
-      raise _bad(call.function, "dropout_key", _describe(key), "a single key")
+      raise bad(call.function, "dropout_key", describe(key), "a single key")
   if call.dropout_p == 0.0:
     return None
   if key is None:
-    raise _bad(call.function, "dropout_key", None,
+    raise bad(call.function, "dropout_key", None,
                f"a PRNG key whenever dropout_p > 0 (it is {call.dropout_p:g})")
   words = jnp.broadcast_to(jax.random.bits(key, (2,), jnp.uint32), (b, hq, 2))
   counter = functools.partial(lax.broadcasted_iota, jnp.uint32, (b, hq, 1))
@@ -313,9 +274,9 @@ def _keep_mask(call: _Call, x: Operands):
 
 def _check_arrays(function, required, optional):
   for name, t in required.items():
-    _check_is_array(function, name, t, optional=False)
+    check_is_array(function, name, t, optional=False)
   for name, t in optional.items():
-    _check_is_array(function, name, t)
+    check_is_array(function, name, t)
 
 
 # -----------------------------------------------------------------------------
@@ -390,8 +351,8 @@ def flash_attn_func(
       cu_seqlens_kv=cu_seqlens_kv, dropout_key=dropout_key, sink=sink))
   call = _static_arguments(
       name, dropout_p, softmax_scale, causal, window_size, logits_soft_cap,
-      deterministic, return_lse=_flag(name, "return_lse", return_lse),
-      return_attn_probs=_flag(name, "return_attn_probs", return_attn_probs),
+      deterministic, return_lse=flag(name, "return_lse", return_lse),
+      return_attn_probs=flag(name, "return_attn_probs", return_attn_probs),
       names=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_kv"))
   return _attend(call, None, dropout_key, q, k, v, cu_seqlens_q, cu_seqlens_kv,
                  bias, alibi_slopes, sink)
@@ -470,12 +431,12 @@ def flash_attn_varlen(
            cu_seqlens_k_padded=cu_seqlens_k_padded))
   for arg, value in (("max_seqlen_q", max_seqlen_q),
                      ("max_seqlen_k", max_seqlen_k)):
-    _number(name, arg, value, "an integer >= 0", lambda n: n >= 0, int)
-  _flag(name, "zero_tensors", zero_tensors)
+    arguments.number(name, arg, value, "an integer >= 0", lambda n: n >= 0, int)
+  flag(name, "zero_tensors", zero_tensors)
   call = _static_arguments(
       name, dropout_p, softmax_scale, causal, window_size, logits_soft_cap,
-      deterministic, return_lse=_flag(name, "return_lse", return_lse),
-      min_seqlen_q=_number(name, "min_seqlen_q", min_seqlen_q,
+      deterministic, return_lse=flag(name, "return_lse", return_lse),
+      min_seqlen_q=arguments.number(name, "min_seqlen_q", min_seqlen_q,
                            "an integer >= 0", lambda n: n >= 0, int))
   return _attend(call, (cu_seqlens_q_padded, cu_seqlens_k_padded), dropout_key,
                  q, k, v, cu_seqlens_q, cu_seqlens_k, None, alibi_slopes, sink)
@@ -540,17 +501,17 @@ def dot_product_attention(
     sides = (local_window_size if isinstance(local_window_size, (tuple, list))
              else (local_window_size,) * 2)
     if len(sides) != 2:
-      raise _bad(name, "local_window_size", repr(local_window_size), accepted)
-    window = tuple(_number(name, "local_window_size", w, accepted,
+      raise bad(name, "local_window_size", repr(local_window_size), accepted)
+    window = tuple(arguments.number(name, "local_window_size", w, accepted,
                            lambda w: w >= 0, int) for w in sides)
   call = _static_arguments(
       name, 0.0, scale, is_causal, window, 0.0, True, top_left=True,
-      return_lse=_flag(name, "return_residual", return_residual),
+      return_lse=flag(name, "return_residual", return_residual),
       names=("query", "key", "value", "query_seq_lengths",
              "key_value_seq_lengths"))
   ranks = {t.ndim for t in (query, key, value)}
   if ranks not in ({3}, {4}):
-    raise _bad(name, "the rank of query, key, value",
+    raise bad(name, "the rank of query, key, value",
                f"{query.ndim}, {key.ndim}, {value.ndim}", "3 or 4 for all")
   unbatched = ranks == {3}
   if unbatched:
@@ -560,21 +521,21 @@ def dot_product_attention(
     if lengths is None:
       return None
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
-      raise _bad(name, f"{arg}'s dtype", lengths.dtype, "an integer dtype",
+      raise bad(name, f"{arg}'s dtype", lengths.dtype, "an integer dtype",
                  TypeError)
     if lengths.shape != query.shape[:1]:
-      raise _bad(name, arg, _describe(lengths), f"shape [{query.shape[0]}]")
+      raise bad(name, arg, describe(lengths), f"shape [{query.shape[0]}]")
     lengths = jnp.asarray(lengths, jnp.int32)
     return jnp.concatenate([jnp.zeros((1,), jnp.int32),
                             jnp.cumsum(lengths, dtype=jnp.int32)])
 
   if mask is not None:
     if mask.dtype != bool:
-      raise _bad(name, "mask's dtype", mask.dtype, "bool", TypeError)
+      raise bad(name, "mask's dtype", mask.dtype, "bool", TypeError)
     full = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
     if mask.ndim > 4 or any(n not in (1, m) for n, m in zip(shape, full)):
-      raise _bad(name, "mask", _describe(mask),
+      raise bad(name, "mask", describe(mask),
                  f"a shape that broadcasts to {list(full)}")
     if bias is None:
       bias = jnp.zeros((1, 1), query.dtype)

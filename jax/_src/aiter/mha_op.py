@@ -25,6 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jax
 from jax import lax
 from jax._src.aiter import ffi, reference
+from jax._src.aiter.partition import in_auto_mode, in_plain_types, mesh_axes
 from jax._src.aiter.types import Config, Grads, Operands, Saved, Wanted
 
 # -----------------------------------------------------------------------------
@@ -45,7 +46,8 @@ def _forward(cfg: Config, x: Operands):
   else:
     specs = (PartitionSpec(*spec[:3], None),
              PartitionSpec(spec[0], spec[2], spec[1]))
-  return _in_auto_mode(_fwd_op(cfg), specs, x)
+  return in_auto_mode(
+      _fwd_op(cfg), jax.typeof(x.q).sharding.mesh, specs, x)
 
 
 def _backward(cfg: Config, wanted: Wanted, x: Operands, saved: Saved):
@@ -57,31 +59,10 @@ def _backward(cfg: Config, wanted: Wanted, x: Operands, saved: Saved):
     return grads
 
   spec = lambda t: jax.typeof(t).sharding.spec
-  return _in_auto_mode(run, Grads(
+  return in_auto_mode(run, jax.typeof(x.q).sharding.mesh, Grads(
       spec(x.q), spec(x.k), spec(x.v), spec(x.bias) if wanted.dbias else None,
       spec(x.sink) if wanted.dsink else None,
       spec(x.alibi_slopes) if wanted.dslopes else None), x, saved)
-
-
-def _in_auto_mode(fun, specs, *args):
-  """fun(*args), with a mesh's explicit axes automatic inside.
-
-  Shardings are then left to the partitioner below rather than to types.
-
-  Args:
-    fun: a function.
-    specs: PartitionSpecs of its results.
-    *args: its arguments, of which the first are Operands.
-
-  Returns:
-    The results.
-  """
-  mesh = jax.typeof(args[0].q).sharding.mesh
-  if jax.sharding.AxisType.Explicit not in mesh.axis_types:
-    return fun(*args)
-  shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs,
-                           is_leaf=lambda s: isinstance(s, PartitionSpec))
-  return jax.sharding.auto_axes(fun, out_sharding=shardings)(*args)
 
 
 def _fwd_rule(cfg: Config, x: Operands):
@@ -348,19 +329,13 @@ class _Split(NamedTuple):
   shared_kv: bool
 
 
-def _axes(entry) -> tuple[str, ...]:
-  """Mesh axes of an entry of a PartitionSpec."""
-  if entry is None:
-    return ()
-  return tuple(entry) if isinstance(entry, tuple) else (entry,)
-
-
 def _choose_split(mesh, x: Operands) -> _Split:
   """The division that q's, or else k's, sharding suggests and heads allow."""
   size = lambda axes: math.prod(mesh.shape[a] for a in axes)
 
   def axes_of(dim):
-    return _axes(x.q.sharding.spec[dim]) or _axes(x.k.sharding.spec[dim])
+    return mesh_axes(x.q.sharding.spec[dim]) or mesh_axes(
+        x.k.sharding.spec[dim])
 
   batch = () if x.packed else axes_of(0)
   heads = tuple(a for a in axes_of(x.q.ndim - 2) if a not in batch)
@@ -441,7 +416,7 @@ def _partitioned_fwd(cfg: Config):
       x, _ = _localise(mesh, split, x, hq, hk)
       return ffi.mha_fwd(cfg, x)
 
-    return (mesh, _in_plain_types(lower),
+    return (mesh, in_plain_types(lower),
             _to_shardings(mesh, split, _result_specs(x, None, names, "b")),
             (_to_shardings(mesh, split, _specs(x, names, "b")),))
 
@@ -482,33 +457,12 @@ def _partitioned_bwd(cfg: Config, wanted: Wanted):
                                dv=collect(grads.dv, whole_kv[1]))
       return grads
 
-    return (mesh, _in_plain_types(lower),
+    return (mesh, in_plain_types(lower),
             _to_shardings(mesh, split, _result_specs(x, wanted, names, "b")),
             (_to_shardings(mesh, split, _specs(x, names, "b")),
              _to_shardings(mesh, split, _saved_specs(x, saved, names, "b"))))
 
   return _with_rule(mha_bwd, partition, wanted)
-
-
-def _in_plain_types(lower):
-  """`lower`, for JAX to trace under a context mesh of explicit axes.
-
-  A partitioned function sees one shard's arrays, so types that speak of meshes
-  have no place in it; the partitioner rejects what they lower to.
-  """
-  def wrapped(*args):
-    mesh = jax.sharding.get_abstract_mesh()
-    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
-      return lower(*args)
-    auto = jax.sharding.AbstractMesh(
-        mesh.axis_sizes, mesh.axis_names,
-        (jax.sharding.AxisType.Auto,) * len(mesh.axis_names))
-    with jax.sharding.use_abstract_mesh(auto):
-      args = jax.tree.map(
-          lambda t: jax.sharding.reshard(t, PartitionSpec()), args)
-      return lower(*args)
-
-  return wrapped
 
 
 def _with_rule(fun, partition, wanted: Wanted | None):

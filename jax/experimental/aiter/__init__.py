@@ -6,5 +6,19 @@ from jax._src.aiter.mha import (
     flash_attn_func,
     flash_attn_varlen,
 )
+from jax._src.aiter.norm import (
+    layer_norm,
+    layer_norm_with_add,
+    rms_norm,
+    rms_norm_with_add,
+)
 
-__all__ = ["dot_product_attention", "flash_attn_func", "flash_attn_varlen"]
+__all__ = [
+    "dot_product_attention",
+    "flash_attn_func",
+    "flash_attn_varlen",
+    "layer_norm",
+    "layer_norm_with_add",
+    "rms_norm",
+    "rms_norm_with_add",
+]

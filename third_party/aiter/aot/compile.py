@@ -10,8 +10,9 @@ nothing else: no path, no date, no cache of another process goes into it. The
 JSON describes it for embed.py (symbol, arguments, launch shape) and report.py
 (the compiler's figures; on AMD the counted loops).
 
-Columns of a row: op, grade, arch, dtype, dqk, dv name the kernel and are its
-symbol; tile_m, tile_n, num_warps, num_stages and options say how to build it.
+Columns of a row: op, grade, arch, dtype and the sizes before tile_m (head dims
+of attention, columns of a norm) name the kernel and are its symbol; tile_m,
+tile_n, num_warps, num_stages and options say how to build it.
 options: key=value pairs separated by blanks; capital keys are constants of the
 kernel, the others are options of Triton's backend, but for
   module=NAME      the file of the kernel, if not the op's usual one;
@@ -42,52 +43,15 @@ _ROOT = pathlib.Path(__file__).absolute().parents[3]
 if str(_ROOT) not in sys.path:
   sys.path.insert(0, str(_ROOT))
 
+from third_party.aiter.aot import families
 from third_party.aiter.aot import resources
 
-# Op -> (module, grid axes, fastest first).
-_OPS = {
-    "mha_fwd": ("mha_fwd", ("tile_m", "nhead_q", "batch")),
-    "mha_bwd_delta": ("mha_bwd", ("tile_m", "nhead_q", "batch")),
-    "mha_bwd_dkdv": ("mha_bwd", ("tile_n", "nhead_k", "batch")),
-    "mha_bwd_dq": ("mha_bwd", ("tile_m", "nhead_q", "batch")),
-    "mha_bwd_dbias": ("mha_bwd", ("tile_n", "tile_m", "bias")),
-    "mha_bwd_dsink": ("mha_bwd", ("nhead_q", "batch")),
-}
-_HEADS_FIRST = {"mha_fwd", "mha_bwd_dkdv", "mha_bwd_dq"}
-
-# Pointers that are not to the input type.
-_POINTERS = {
-    "lse": "fp32", "delta": "fp32", "dlse": "fp32", "bias_f32": "fp32",
-    "alibi_slopes": "fp32", "sink": "fp32", "d_sink": "fp32",
-    "d_slopes": "fp32", "dbias": "fp32", "dropout_state": "u32",
-    "cu_seqlens_q": "i32", "cu_seqlens_k": "i32",
-    "cu_seqlens_q_padded": "i32", "cu_seqlens_k_padded": "i32",
-}
-_TENSORS = {"q", "k", "v", "out", "do", "dq", "dk", "dv", "bias"}
-_FLOATS = {"scale_s", "logits_soft_cap", "rp_keep"}
-# Strides and sizes that are always multiples of 8 elements: rows of the
-# tensors are then aligned to 16 bytes, and a load may be that wide.
-_MULTIPLE_OF_8 = re.compile(
-    r"(stride|nhead_stride|batch_stride)_(q|k|v|o|do|dq|dk|dv)$|hdim_[qv]$")
 # Bytes of LDS or shared memory that one workgroup may have.
 _LDS = {"gfx90a": 65536, "gfx942": 65536, "gfx950": 163840, "gfx1100": 65536,
         "gfx1201": 65536, "sm_80": 101376, "sm_90": 232448}
 
 
-def _type(name, dtype):
-  """Triton's type of a run-time argument."""
-  if name in _POINTERS:
-    return "*" + _POINTERS[name]
-  if name in _TENSORS:
-    return "*" + dtype
-  if name in _FLOATS:
-    return "fp32"
-  if re.match(r"batch_stride_|nhead_stride_(lse|bias|dbias)$", name):
-    return "i64"
-  return "i32"
-
-
-def _attributes(names, signature):
+def _attributes(names, signature, aligned):
   """What is promised of the arguments' divisibility."""
   attrs = {}
   for i, name in enumerate(names):
@@ -95,7 +59,7 @@ def _attributes(names, signature):
       continue
     if signature[name].startswith("*"):
       attrs[(i,)] = [["tt.divisibility", 16]]
-    elif _MULTIPLE_OF_8.match(name):
+    elif re.match(aligned, name):
       attrs[(i,)] = [["tt.divisibility", 8]]
   return attrs
 
@@ -109,23 +73,6 @@ def _options(text):
         ";", ",")
     (constants if key.isupper() else build)[key] = value
   return build, constants
-
-
-def _constants(row, constants):
-  """Values of the kernel's compile-time parameters."""
-  dqk, dv = int(row["dqk"]), int(row["dv"])
-  head = 1 << (dqk.bit_length() - 1) if dqk else 0
-  values = {
-      "TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
-      "HEAD": head, "TAIL": dqk - head, "BLOCK_DV": dv,
-      "GENERAL": row["grade"] == "general",
-      # gfx950 and NVIDIA convert to bfloat16 in one instruction.
-      "CHEAP_CAST": row["arch"] in ("gfx90a", "gfx942", "gfx1100", "gfx1201"),
-      "HEADS_FIRST": row["arch"].startswith("gfx9"),
-      "LANE_KEYS": 4 if row["arch"].startswith("gfx9") else 0,
-  }
-  values.update(constants)
-  return values
 
 
 def _tensor_maps(module, function, values):
@@ -179,9 +126,16 @@ def _arguments(run_time, signature, maps, asm):
   return args
 
 
+def _dims(row):
+  """The sizes that a kernel is for: the columns between dtype and tile_m."""
+  columns = list(row)
+  return [row[c] for c in columns[columns.index("dtype") + 1:
+                                  columns.index("tile_m")]]
+
+
 def _symbol(row):
   """The row's unique name; kernel_table.bzl has the same rule."""
-  cells = [row[c] for c in ("op", "grade", "dtype", "dqk", "dv", "arch")]
+  cells = [row["op"], row["grade"], row["dtype"], *_dims(row), row["arch"]]
   for option in (row.get("options") or "").split():
     if option.startswith("excludes="):
       cells.append("no_" + option[len("excludes="):].replace("+", "_"))
@@ -211,15 +165,18 @@ def _compile_row(row):
   symbol = _symbol(row)
   build, constants = _options(row.get("options") or "")
   excludes = [f for f in build.pop("excludes", "").split("+") if f]
-  module = build.pop("module", _OPS[op][0])
+  family = families.family_of(op)
+  usual_module, grid = family.ops[op]
+  module = build.pop("module", usual_module)
   function = build.pop("function", op)
   module = importlib.import_module("third_party.aiter.kernels." + module)
   kernel = getattr(module, function)
   names = list(kernel.arg_names)
   run_time = [n for n in names if not n.isupper()]
   dtype = row["dtype"]
-  signature = {n: _type(n, dtype) for n in run_time}
-  values = {n: v for n, v in _constants(row, constants).items() if n in names}
+  signature = {n: family.type_of(n, dtype) for n in run_time}
+  values = family.constants(row) | constants
+  values = {n: v for n, v in values.items() if n in names}
   maps = _tensor_maps(module, function, values)
   signature |= _map_types(maps, dtype)
   full = {n: signature.get(n, "constexpr") for n in names}
@@ -228,8 +185,10 @@ def _compile_row(row):
   kernel = _renamed(kernel, symbol)
   if kernel.is_gluon():
     from triton.experimental.gluon._runtime import GluonASTSource as ASTSource
+  sure = not family.aligned_if or family.aligned_if in excludes
   source = ASTSource(
-      kernel, full, constexprs=values, attrs=_attributes(names, signature))
+      kernel, full, constexprs=values,
+      attrs=_attributes(names, signature, family.aligned if sure else "$^"))
   if arch.startswith("gfx"):
     target = GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
   else:
@@ -247,14 +206,14 @@ def _compile_row(row):
     raise RuntimeError(f"{symbol}: the kernel wants global scratch memory")
 
   args = _arguments(run_time, signature, maps, compiled.asm)
-  grid = list(_OPS[op][1])
-  if op in _HEADS_FIRST and values.get("HEADS_FIRST"):
+  grid = list(grid)
+  if op in family.heads_first and values.get("HEADS_FIRST"):
     grid[0], grid[1] = grid[1], grid[0]
   obj = compiled.asm["hsaco" if arch.startswith("gfx") else "cubin"]
   threads = meta.num_warps * (64 if arch.startswith("gfx9") else 32)
   description = {
       "op": op, "grade": row["grade"], "arch": arch, "dtype": row["dtype"],
-      "dqk": int(row["dqk"]), "dv": int(row["dv"]),
+      "dims": [int(d) for d in _dims(row)],
       "tile_m": int(row["tile_m"]), "tile_n": int(row["tile_n"]),
       "num_warps": meta.num_warps, "threads": threads, "shared": meta.shared,
       "symbol": symbol, "grid": grid, "args": args,

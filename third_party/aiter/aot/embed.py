@@ -37,7 +37,7 @@ _FEATURES = (
     "alibi", "bias", "bias_f32", "cu_k", "cu_k_padded", "cu_q", "cu_q_padded",
     "cu_seqlens", "dlse", "dropout", "min_seqlen", "no_keys",
     "non_positive_scale", "sink", "sink_tokens", "soft_cap", "top_left",
-    "varlen", "window",
+    "unaligned", "varlen", "window",
 )
 
 _HEADER = """\
@@ -189,7 +189,8 @@ def embed(kernels):
       maps = map_tables.setdefault(specs, f"kTensorMaps{len(map_tables) + 1}")
     grid = [f"GridAxis::{_constant(axis)}" for axis in k["grid"]]
     grid += ["GridAxis::kNone"] * (3 - len(grid))
-    any_type = k["dtype"] == "fp32"
+    any_type = k["dtype"] == "any"
+    dims = (*k["dims"], 0, 0)[:2]
     compressed = zlib.compress(k["object"], 9)
     rows.append(
         "    {" + ", ".join([
@@ -197,7 +198,7 @@ def embed(kernels):
             f'"{k["arch"]}"',
             "DataType::" + _constant("bf16" if any_type else k["dtype"]),
             "true" if any_type else "false",
-            str(k["dqk"]), str(k["dv"]),
+            f"{{{dims[0]}, {dims[1]}}}",
             " | ".join(f"kFeature{_camel(f)}" for f in sorted(excludes)) or "0",
             str(k["tile_m"]), str(k["tile_n"]), str(k["threads"]),
             str(k["shared"]), "{" + ", ".join(grid) + "}",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules that compile kernels ahead of time and make them C++ sources."""
 
-load("@aiter_kernel_table//:table.bzl", "HEADER", "ROWS")
+load("@aiter_kernel_table//:table.bzl", "ROWS")
 load(":settings.bzl", "AllowSpillsInfo", "ArchsInfo")
 
 KernelsInfo = provider(
@@ -12,12 +12,18 @@ KernelsInfo = provider(
     },
 )
 
-def _family(op):
-    """mha_bwd_dq -> mha_bwd: kernels/mha_bwd*.py alone define it."""
-    return "_".join(op.split("_")[:2])
+def _reads(op, source, operators):
+    """Whether a kernel may read a source.
+
+    mha_bwd_dq reads mha_bwd*.py, mha.py and what is named after no operator.
+    """
+    words = op.split("_")
+    return (source.startswith("_".join(words[:2])) or
+            source == words[0] + ".py" or
+            source.split("_")[0].split(".")[0] not in operators)
 
 def _triton_kernels_impl(ctx):
-    families = {_family(row.op): True for row in ROWS}
+    operators = {row.op.split("_")[0]: True for row in ROWS}
     archs = ctx.attr._archs[ArchsInfo].archs
     objects = []
     descriptions = []
@@ -32,11 +38,10 @@ def _triton_kernels_impl(ctx):
         sources = [
             source
             for source in ctx.files.srcs
-            if source.basename.startswith(_family(row.op)) or
-               not [family for family in families if source.basename.startswith(family)]
+            if _reads(row.op, source.basename, operators)
         ]
         args = ctx.actions.args()
-        args.add("--header", HEADER)
+        args.add("--header", row.header)
         args.add("--row", row.line)
         args.add("--out-object", code)
         args.add("--out-json", description)

@@ -7,17 +7,16 @@
 
 #include "third_party/aiter/src/driver.h"
 #include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/select.h"
 
 namespace aiter {
 
 std::vector<KernelDescription> list_kernels() {
   std::vector<KernelDescription> kernels;
   for (const KernelInfo& k : GetKernelTable()) {
-    std::string data_type = k.any_data_type                  ? "fp32"
-                            : k.data_type == DataType::kFp16 ? "fp16"
-                                                             : "bf16";
-    kernels.push_back({k.symbol, k.op, k.grade, k.arch, data_type, k.hdim_q,
-                       k.hdim_v, k.tile_m, k.tile_n});
+    kernels.push_back({k.symbol, k.op, k.grade, k.arch,
+                       k.any_data_type ? "any" : DataTypeName(k.data_type),
+                       {k.dims[0], k.dims[1]}, k.tile_m, k.tile_n});
   }
   return kernels;
 }

@@ -7,12 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "aiter/mha.h"
+#include "aiter/kernel.h"
 #include "third_party/aiter/src/driver.h"
 
 namespace aiter {
 
-// What a problem asks of a kernel. The low bits are the kernels' own argument
+// What an attention problem asks of a kernel. The low bits are the kernels' own argument
 // `flags` (kernels/common.py has the same list); the high ones only select.
 enum Feature : uint32_t {
   kFeatureBias = 1 << 0,
@@ -40,6 +40,11 @@ enum Feature : uint32_t {
   kFeatureCuSeqlens = kFeatureCuQ | kFeatureCuK,
 };
 
+// What a norm asks of a kernel. Its flags are run-time arguments of all kernels.
+enum NormFeature : uint32_t {
+  kFeatureUnaligned = 1 << 0,  // Rows do not begin at multiples of 16 bytes.
+};
+
 // What a dimension of the grid counts.
 enum class GridAxis : uint8_t {
   kNone,  // 1
@@ -48,7 +53,8 @@ enum class GridAxis : uint8_t {
   kNheadQ,
   kNheadK,
   kBatch,
-  kBias,  // The bias's batches times its heads.
+  kBias,   // The bias's batches times its heads.
+  kParts,  // Parts that rows are divided into.
 };
 
 // Which tensor a tensor map describes, and its box. The map has four
@@ -65,12 +71,12 @@ struct TensorMapSpec {
 struct KernelInfo {
   const char* symbol;
   const char* op;
-  const char* grade;  // "fast" wants the exact head dims, "general" up to them.
+  const char* grade;  // "fast" wants the exact sizes, "general" up to them.
   const char* arch;
   DataType data_type;
-  bool any_data_type;  // Works on float32 operands alone.
-  int16_t hdim_q;      // 0 where the operation has none.
-  int16_t hdim_v;
+  bool any_data_type;  // The same for every type.
+  // The sizes that it is for, as a ProblemKey has them; 0 is no bound.
+  int32_t dims[2];
   uint32_t excludes;  // Features that the kernel cannot serve.
   int16_t tile_m;
   int16_t tile_n;

@@ -6,13 +6,13 @@
 #include <initializer_list>
 #include <string>
 
-#include "third_party/aiter/src/code_objects.h"
 #include "third_party/aiter/src/driver.h"
 #include "third_party/aiter/src/kernel_table.h"
 #include "third_party/aiter/src/launch.h"
+#include "third_party/aiter/src/mha_launch.h"
 #include "third_party/aiter/src/mha_params.h"
 #include "third_party/aiter/src/plan_cache.h"
-#include "third_party/aiter/src/select.h"
+#include "third_party/aiter/src/steps.h"
 
 namespace aiter {
 namespace {
@@ -192,11 +192,11 @@ uint32_t Flag(bool condition, Feature feature) {
   return condition ? static_cast<uint32_t>(feature) : 0;
 }
 
-MhaKey KeyOf(const mha_args& a) {
-  MhaKey key;
+ProblemKey KeyOf(const mha_args& a) {
+  ProblemKey key;
   key.data_type = a.data_type;
-  key.hdim_q = static_cast<int16_t>(a.hdim_q);
-  key.hdim_v = static_cast<int16_t>(a.hdim_v);
+  key.dims[0] = static_cast<int32_t>(a.hdim_q);
+  key.dims[1] = static_cast<int32_t>(a.hdim_v);
   bool bias = a.bias_ptr != nullptr;
   bool logical_q = a.cu_seqlen_q_ptr != nullptr;
   bool logical_k = a.cu_seqlen_k_ptr != nullptr;
@@ -222,8 +222,8 @@ MhaKey KeyOf(const mha_args& a) {
   return key;
 }
 
-MhaKey KeyOf(const mha_bwd_args& a) {
-  MhaKey key = KeyOf(static_cast<const mha_args&>(a));
+ProblemKey KeyOf(const mha_bwd_args& a) {
+  ProblemKey key = KeyOf(static_cast<const mha_args&>(a));
   key.features |= Flag(a.dlse_ptr != nullptr, kFeatureDlse) |
                   Flag(a.dbias_ptr != nullptr, kFeatureDbias) |
                   Flag(a.d_sink_ptr != nullptr, kFeatureDsink);
@@ -237,7 +237,7 @@ int32_t Window(int64_t size) {
 }
 
 // All sizes were checked to fit.
-MhaParams ParamsOf(const mha_args& a, const MhaKey& key) {
+MhaParams ParamsOf(const mha_args& a, const ProblemKey& key) {
   MhaParams p;
   p.q_ptr = a.q_ptr;
   p.k_ptr = a.k_ptr;
@@ -301,7 +301,7 @@ MhaParams ParamsOf(const mha_args& a, const MhaKey& key) {
   return p;
 }
 
-MhaParams ParamsOf(const mha_bwd_args& a, const MhaKey& key) {
+MhaParams ParamsOf(const mha_bwd_args& a, const ProblemKey& key) {
   MhaParams p = ParamsOf(static_cast<const mha_args&>(a), key);
   p.do_ptr = a.do_ptr;
   p.out_ptr = a.o_ptr;
@@ -333,46 +333,7 @@ MhaParams ParamsOf(const mha_bwd_args& a, const MhaKey& key) {
   return p;
 }
 
-// An operation of a call and where its kernel goes.
-template <typename Slot>
-struct Step {
-  const char* op;
-  bool wanted;
-  Slot* slot;
-};
-
-template <typename Slot>
-using Steps = std::initializer_list<Step<Slot>>;
-
-Status LoadSteps(const MhaKey& key, Steps<LoadedKernel> steps) {
-  Context* context;
-  AITER_RETURN_IF_ERROR(Context::Current(&context));
-  for (const Step<LoadedKernel>& step : steps) {
-    *step.slot = LoadedKernel();
-    if (!step.wanted) continue;
-    AITER_RETURN_IF_ERROR(
-        SelectKernel(context->device(), step.op, key, &step.slot->info));
-    AITER_RETURN_IF_ERROR(
-        context->Load(*step.slot->info, &step.slot->function));
-  }
-  return Status();
-}
-
-Status NameSteps(const MhaKey& key, const std::string& arch,
-                 std::initializer_list<Step<void>> steps,
-                 std::vector<std::string>* names) {
-  const DeviceInfo device = DeviceOfArch(arch);
-  names->clear();
-  for (const Step<void>& step : steps) {
-    if (!step.wanted) continue;
-    const KernelInfo* kernel;
-    AITER_RETURN_IF_ERROR(SelectKernel(device, step.op, key, &kernel));
-    names->push_back(kernel->symbol);
-  }
-  return Status();
-}
-
-Status CheckPlan(const MhaKey& key, const MhaKey& plan) {
+Status CheckPlan(const ProblemKey& key, const ProblemKey& plan) {
   if (key == plan) return Status();
   return Status(StatusCode::kFailedPrecondition,
                 "plan was made for other arguments: features, head dimensions "
@@ -416,7 +377,7 @@ Status mha_bwd_plan(const mha_bwd_args& args, MhaBwdPlan* plan) {
 
 Status mha_fwd(const mha_fwd_args& args, const MhaFwdPlan& plan, void* stream) {
   AITER_RETURN_IF_ERROR(CheckFwd(args));
-  MhaKey key = KeyOf(args);
+  ProblemKey key = KeyOf(args);
   AITER_RETURN_IF_ERROR(CheckPlan(key, plan.key));
   const Driver* driver;
   AITER_RETURN_IF_ERROR(GetDriver(&driver));
@@ -437,7 +398,7 @@ Status mha_fwd(const mha_fwd_args& args, const MhaFwdPlan& plan, void* stream) {
 
 Status mha_bwd(const mha_bwd_args& args, const MhaBwdPlan& plan, void* stream) {
   AITER_RETURN_IF_ERROR(CheckBwd(args));
-  MhaKey key = KeyOf(args);
+  ProblemKey key = KeyOf(args);
   AITER_RETURN_IF_ERROR(CheckPlan(key, plan.key));
   const Driver* driver;
   AITER_RETURN_IF_ERROR(GetDriver(&driver));
@@ -518,19 +479,17 @@ Status mha_bwd(const mha_bwd_args& args, void* stream) {
 Status mha_fwd_kernels(const mha_fwd_args& args, const std::string& arch,
                        std::vector<std::string>* names) {
   AITER_RETURN_IF_ERROR(CheckFwd(args));
-  return NameSteps(KeyOf(args), arch, {{"mha_fwd", true, nullptr}}, names);
+  return NameSteps(KeyOf(args), arch, {"mha_fwd"}, names);
 }
 
 Status mha_bwd_kernels(const mha_bwd_args& args, const std::string& arch,
                        std::vector<std::string>* names) {
   AITER_RETURN_IF_ERROR(CheckBwd(args));
-  return NameSteps(KeyOf(args), arch,
-                   {{"mha_bwd_delta", true, nullptr},
-                    {"mha_bwd_dkdv", true, nullptr},
-                    {"mha_bwd_dbias", args.dbias_ptr != nullptr, nullptr},
-                    {"mha_bwd_dsink", args.d_sink_ptr != nullptr, nullptr},
-                    {"mha_bwd_dq", true, nullptr}},
-                   names);
+  std::vector<const char*> ops = {"mha_bwd_delta", "mha_bwd_dkdv"};
+  if (args.dbias_ptr != nullptr) ops.push_back("mha_bwd_dbias");
+  if (args.d_sink_ptr != nullptr) ops.push_back("mha_bwd_dsink");
+  ops.push_back("mha_bwd_dq");
+  return NameSteps(KeyOf(args), arch, ops, names);
 }
 
 }  // namespace aiter

@@ -92,8 +92,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     k.grade = grade;
     k.arch = arch;
     k.data_type = DataType::kBf16;
-    k.hdim_q = static_cast<int16_t>(dqk);
-    k.hdim_v = static_cast<int16_t>(dv);
+    k.dims[0] = dqk;
+    k.dims[1] = dv;
     k.tile_m = static_cast<int16_t>(tile_m);
     k.tile_n = static_cast<int16_t>(tile_n);
     k.threads = 256;

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <new>
 
-#include "aiter/mha.h"
+#include "aiter/kernel.h"
 #include "aiter/status.h"
 #include "third_party/aiter/src/code_objects.h"
 
@@ -23,7 +23,7 @@ class PlanCache {
   // Sets `*plan` to the current context's plan for `key`, made from `args` by
   // `make` if there is none yet. It lives as long as the cache.
   template <typename Args>
-  Status FindOrMake(const Args& args, const MhaKey& key,
+  Status FindOrMake(const Args& args, const ProblemKey& key,
                     Status (*make)(const Args&, Plan*), const Plan** plan) {
     Context* context;
     AITER_RETURN_IF_ERROR(Context::Current(&context));
@@ -53,17 +53,17 @@ class PlanCache {
 
   static constexpr size_t kBuckets = 64;
 
-  static size_t Hash(uint64_t context, const MhaKey& key) {
+  static size_t Hash(uint64_t context, const ProblemKey& key) {
     uint64_t h = context ^ key.features ^
-                 (static_cast<uint64_t>(key.hdim_q) << 32) ^
-                 (static_cast<uint64_t>(key.hdim_v) << 44) ^
+                 (static_cast<uint64_t>(key.dims[0]) << 32) ^
+                 (static_cast<uint64_t>(key.dims[1]) << 44) ^
                  (static_cast<uint64_t>(key.data_type) << 56);
     h *= 0x9e3779b97f4a7c15;
     return h >> 58;
   }
 
   static const Plan* Find(const std::atomic<Node*>& bucket, uint64_t context,
-                          const MhaKey& key) {
+                          const ProblemKey& key) {
     const Node* node = bucket.load(std::memory_order_acquire);
     while (node != nullptr &&
            (node->context != context || node->plan.key != key)) {

@@ -2,6 +2,7 @@
 
 #include "third_party/aiter/src/select.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
@@ -36,23 +37,23 @@ constexpr uint32_t kGeneralOnly = kFeatureBias | kFeatureAlibi |
                                   kFeatureDropout | kFeatureSoftCap |
                                   kFeatureSinkTokens | kFeatureNonPositiveScale;
 
-bool Serves(const KernelInfo& kernel, const MhaKey& key) {
+bool Serves(const KernelInfo& kernel, const ProblemKey& key) {
   if (!kernel.any_data_type && kernel.data_type != key.data_type) return false;
   uint32_t excludes = kernel.excludes;
   if (std::strcmp(kernel.grade, kFast) == 0) {
-    if (kernel.hdim_q != key.hdim_q || kernel.hdim_v != key.hdim_v) {
+    if (kernel.dims[0] != key.dims[0] || kernel.dims[1] != key.dims[1]) {
       return false;
     }
     excludes |= kGeneralOnly;
-  } else if (kernel.hdim_q > 0 &&
-             (kernel.hdim_q < key.hdim_q || kernel.hdim_v < key.hdim_v)) {
+  } else if (kernel.dims[0] > 0 && (kernel.dims[0] < key.dims[0] ||
+                                    kernel.dims[1] < key.dims[1])) {
     return false;
   }
   return (key.features & excludes) == 0;
 }
 
-// Names of the features in `bits`, for a message.
-std::string FeatureNames(uint32_t bits) {
+// Names of an attention problem's features, for a message.
+std::string FeatureNames(const std::string& op, uint32_t bits) {
   static constexpr struct {
     Feature feature;
     const char* name;
@@ -72,10 +73,17 @@ std::string FeatureNames(uint32_t bits) {
       {kFeatureNonPositiveScale, "scale_s <= 0"},
   };
   std::string text;
+  if (op.compare(0, 4, "mha_") != 0) return text;
   for (const auto& f : kNames) {
     if ((bits & f.feature) != 0) text += std::string(", ") + f.name;
   }
   return text;
+}
+
+// How much a kernel is for; one without a bound is for the most.
+int Volume(const KernelInfo& kernel) {
+  if (kernel.dims[0] == 0) return INT_MAX;
+  return kernel.dims[0] * std::max(kernel.dims[1], 1);
 }
 
 int PopCount(uint32_t bits) {
@@ -87,7 +95,7 @@ int PopCount(uint32_t bits) {
 }  // namespace
 
 Status SelectKernel(const DeviceInfo& device, const std::string& op,
-                    const MhaKey& key, const KernelInfo** kernel) {
+                    const ProblemKey& key, const KernelInfo** kernel) {
   using Rank = std::tuple<int, bool, int, int>;
   *kernel = nullptr;
   Rank best;
@@ -101,7 +109,7 @@ Status SelectKernel(const DeviceInfo& device, const std::string& op,
       continue;
     }
     Rank rank(arch, std::strcmp(candidate.grade, kFast) == 0,
-              -candidate.hdim_q * candidate.hdim_v,
+              -Volume(candidate),
               PopCount(candidate.excludes));
     if (*kernel == nullptr || rank > best) {
       *kernel = &candidate;
@@ -120,10 +128,15 @@ Status SelectKernel(const DeviceInfo& device, const std::string& op,
   }
   return Status(StatusCode::kUnimplemented,
                 "No " + op + " kernel on " + device.arch + " for " +
-                    (key.data_type == DataType::kFp16 ? "fp16" : "bf16") +
-                    " with head dimensions (" + std::to_string(key.hdim_q) +
-                    ", " + std::to_string(key.hdim_v) + ")" +
-                    FeatureNames(key.features));
+                    DataTypeName(key.data_type) + " with sizes (" +
+                    std::to_string(key.dims[0]) + ", " +
+                    std::to_string(key.dims[1]) + ")" +
+                    FeatureNames(op, key.features));
+}
+
+const char* DataTypeName(DataType type) {
+  static constexpr const char* kNames[] = {"fp16", "bf16", "fp32"};
+  return kNames[static_cast<int>(type)];
 }
 
 DeviceInfo DeviceOfArch(const std::string& arch) {

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "aiter/mha.h"
+#include "aiter/kernel.h"
 #include "aiter/status.h"
 #include "third_party/aiter/src/driver.h"
 #include "third_party/aiter/src/kernel_table.h"
@@ -15,10 +15,13 @@ namespace aiter {
 
 // Sets `*kernel` to the best row of the table for operation `op`: one built for
 // the nearest architecture that runs on the device, the fast grade before the
-// general, the smallest head dimensions that hold the problem's, the most
+// general, the smallest sizes that hold the problem's, the most
 // specialised. Fails if there is none.
 Status SelectKernel(const DeviceInfo& device, const std::string& op,
-                    const MhaKey& key, const KernelInfo** kernel);
+                    const ProblemKey& key, const KernelInfo** kernel);
+
+// "fp16", "bf16" or "fp32".
+const char* DataTypeName(DataType type);
 
 // A device of architecture `arch`, to select for without having one; any
 // kernel's shared memory fits.

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "aiter/mha.h"
 #include "aiter/status.h"
 
 namespace aiter {
@@ -18,9 +17,8 @@ struct KernelDescription {
   std::string op;
   std::string grade;  // "fast" or "general"
   std::string arch;
-  std::string data_type;  // "fp16", "bf16", or "fp32" if it serves both
-  int hdim_q;             // Exact in the fast grade, else a maximum; 0: none.
-  int hdim_v;
+  std::string data_type;  // "fp16", "bf16", "fp32" or "any"
+  int dims[2];  // Exact in the fast grade, else a maximum; 0: no bound.
   int tile_m;
   int tile_n;
 };

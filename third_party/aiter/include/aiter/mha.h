@@ -28,11 +28,10 @@
 #include <string>
 #include <vector>
 
+#include "aiter/kernel.h"
 #include "aiter/status.h"
 
 namespace aiter {
-
-enum class DataType : uint8_t { kFp16, kBf16 };
 
 // What forward and backward share. Pointers are device pointers; a null pointer
 // says that the operand is absent. Strides count elements. The head dimension
@@ -140,38 +139,15 @@ struct mha_bwd_args : mha_args {
   int64_t stride_dv = 0, nhead_stride_dv = 0, batch_stride_dv = 0;
 };
 
-struct KernelInfo;  // A row of the table of embedded kernels.
-
-// A kernel which is loaded in one context.
-struct LoadedKernel {
-  const KernelInfo* info = nullptr;
-  void* function = nullptr;
-};
-
-// What of the arguments decides which kernels run. A plan serves every call
-// for which this is equal.
-struct MhaKey {
-  uint32_t features = 0;
-  int16_t hdim_q = 0;
-  int16_t hdim_v = 0;
-  DataType data_type = DataType::kBf16;
-
-  bool operator==(const MhaKey& other) const {
-    return features == other.features && hdim_q == other.hdim_q &&
-           hdim_v == other.hdim_v && data_type == other.data_type;
-  }
-  bool operator!=(const MhaKey& other) const { return !(*this == other); }
-};
-
 // Loaded kernels of a forward call, valid in the context that was current when
 // it was made. Trivially copyable; nothing to release.
 struct MhaFwdPlan {
-  MhaKey key;
+  ProblemKey key;
   LoadedKernel fwd;
 };
 
 struct MhaBwdPlan {
-  MhaKey key;
+  ProblemKey key;
   LoadedKernel delta;
   LoadedKernel dkdv;
   LoadedKernel dbias;  // Null without a dbias.

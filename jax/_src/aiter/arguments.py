@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of arguments that the public functions share."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+import jax
+
+
+def bad(function: str, name: str, given: Any, accepted: str,
+         error: type[Exception] = ValueError) -> Exception:
+  return error(f"{function}: {name} is {given}; accepted is {accepted}")
+
+
+def number(function, name, value, accepted, allowed, kind=float):
+  """A Python number from a static argument, or an error."""
+  if isinstance(value, jax.core.Tracer):
+    raise bad(function, name, "a traced value",
+               f"{accepted}, known while tracing", TypeError)
+  wanted = numbers.Integral if kind is int else numbers.Real
+  if hasattr(value, "item") and getattr(value, "shape", None) == ():
+    value = value.item()
+  if not isinstance(value, wanted) or isinstance(value, bool):
+    raise bad(function, name, repr(value), accepted, TypeError)
+  value = kind(value)
+  if not allowed(value):
+    raise bad(function, name, repr(value), accepted)
+  return value
+
+
+def flag(function, name, value) -> bool:
+  if isinstance(value, (bool, np.bool_)):
+    return bool(value)
+  raise bad(function, name, repr(value), "a bool", TypeError)
+
+
+def check_is_array(function, name, value, optional=True):
+  if value is None and optional:
+    return
+  if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+    raise bad(function, name, f"a {type(value).__name__}", "an array",
+               TypeError)
+
+
+def describe(t) -> str:
+  return f"{t.dtype}{list(t.shape)}"

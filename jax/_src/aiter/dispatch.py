@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel or reference: the one place where a call meets its platform.
+
+A call becomes an FFI call on ROCm and CUDA and the reference elsewhere. The
+choice is staged with the computation, so a program can be exported for a
+platform which the exporting machine does not have. A GPU that no kernel serves
+(no plugin module, no code object for its architecture) and arguments that none
+serves run the reference too, after one warning.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+import jax
+from jax import lax
+from jaxlib import gpu_aiter
+
+PLATFORMS = ("rocm", "cuda")
+
+
+def platforms_enabled() -> tuple[str, ...]:
+  """GPU platforms that JAX's settings do not rule out in this process."""
+  allowed = jax.config.jax_platforms
+  if not allowed:
+    return PLATFORMS
+  names = allowed.split(",")
+  return tuple(p for p in PLATFORMS if p in names or "gpu" in names)
+
+
+@functools.cache
+def architectures(platform: str) -> tuple[str, ...]:
+  """Architectures of this process's devices: ("gfx942",), ("sm_90",), ()."""
+  if platform not in platforms_enabled():
+    return ()
+  try:
+    devices = jax.local_devices(backend=platform)
+  except RuntimeError:
+    return ()
+  found = []
+  for device in devices:
+    name = str(device.compute_capability).split(":")[0]
+    if platform == "cuda":
+      name = "sm_" + name.replace(".", "")
+    if name not in found:
+      found.append(name)
+  return tuple(found)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+  warnings.warn(
+      f"jax.experimental.aiter: {reason}; the reference in jax.numpy runs"
+      " instead, correct but slower", RuntimeWarning, stacklevel=3)
+
+
+def unserved(platform: str, dtype: str, dtypes: dict[str, str],
+             kernels: Callable) -> str | None:
+  """Why the devices of this process cannot run a kernel for a call, or None.
+
+  Args:
+    platform: "rocm" or "cuda".
+    dtype: of the call.
+    dtypes: those that kernels serve -> their names for `_aiter`.
+    kernels: (_aiter, architecture, dtype's name) -> the kernels; it raises
+      ValueError if there are none.
+  """
+  archs = architectures(platform)
+  if dtype not in dtypes:
+    return f"no {platform} kernel for dtype {dtype}, only for {list(dtypes)}"
+  if not archs:
+    return None  # Staged for another machine: its handler will tell.
+  module = gpu_aiter.load(platform)
+  if module is None:
+    extra = {"rocm": "rocm7", "cuda": "cuda13"}[platform]
+    return (f"the {platform} plugin has no module _aiter"
+            f" (install jax_aiter[{extra}])")
+  for arch in archs:
+    try:
+      kernels(module, arch, dtypes[dtype])
+    except ValueError as e:
+      return f"no {platform} kernel for this call on {arch}: {e}"
+  return None
+
+
+def dispatch(reason: Callable[[str], str | None], kernel, fallback, *args):
+  """Stages kernel(platform, *args) where one is, fallback(*args) elsewhere.
+
+  Args:
+    reason: platform -> why no kernel serves the call there, or None.
+    kernel: (platform, *args) -> the results.
+    fallback: (*args) -> the results.
+    *args: trees of arrays.
+  """
+  branches = {}
+  for platform in platforms_enabled():
+    missing = reason(platform)
+    if missing is None:
+      branches[platform] = functools.partial(kernel, platform)
+    elif architectures(platform):
+      _warn_once(missing)
+  if not branches:
+    return fallback(*args)
+  return lax.platform_dependent(*args, default=fallback, **branches)
+
+
+def absent(t, dtype):
+  """t, or what stands for an operand that is not there."""
+  return jnp.zeros((0,), dtype) if t is None else t
+
+
+def like(t, shape, dtype):
+  """Result type of a shape and dtype that varies over t's manual mesh axes."""
+  return jax.typeof(t).update(shape=tuple(shape), dtype=jnp.dtype(dtype),
+                              weak_type=False)
+
+
+# A program that was exported elsewhere calls its targets without being traced
+# here, so they are registered as soon as this module is imported.
+for _platform in platforms_enabled():
+  gpu_aiter.load(_platform)

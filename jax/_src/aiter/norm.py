@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm and LayerNorm: the public functions and their arguments."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+import jax
+from jax._src.aiter import arguments, norm_op, reference
+from jax._src.aiter.norm_op import Config, Rows
+
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def _check_arrays(function: str, x, residual, gamma, beta) -> None:
+  """Types and shapes of the arrays."""
+  bad = functools.partial(arguments.bad, function)
+  for name, t in dict(x=x, residual=residual, gamma=gamma, beta=beta).items():
+    if t is None:
+      continue
+    arguments.check_is_array(function, name, t)
+    if t.dtype.name not in _DTYPES:
+      raise bad(f"{name}'s dtype", t.dtype, " or ".join(_DTYPES), TypeError)
+  if x.ndim < 1:
+    raise bad("x", arguments.describe(x), "an array of rank 1 or more")
+  if residual is not None and (residual.shape, residual.dtype) != (
+      x.shape, x.dtype):
+    raise bad("residual", arguments.describe(residual),
+              f"{arguments.describe(x)}, as x")
+  for name, t in (("gamma", gamma), ("beta", beta)):
+    if t is not None and t.shape != x.shape[-1:]:
+      raise bad(name, arguments.describe(t),
+                f"shape {list(x.shape[-1:])}, x's last dimension")
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _apply(cfg: Config, x, residual, gamma, beta):
+  """The norm of checked arguments."""
+  # Weights of x's type or in float32; one type for both.
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  weights = [t for t in (gamma, beta) if t is not None]
+  dtype = x.dtype if all(t.dtype == x.dtype for t in weights) else wide
+  if gamma is None:
+    gamma = jnp.ones(x.shape[-1:], dtype)
+  rows = Rows(x, residual, gamma.astype(dtype),
+              None if beta is None else beta.astype(dtype))
+  # Inside shard_map all arrays vary over the axes that one varies over; the
+  # cast's transpose sums the gradient of what all shards share.
+  rows = Rows(*(
+      None if t is None else functools.reduce(
+          lambda t, other: t if other is None
+          else reference.vary_like(t, other), rows, t) for t in rows))
+  return norm_op.norm(cfg, rows)
+
+
+def _norm(function: str, layer: bool, x, residual, gamma, beta, epsilon: Any,
+          gemma: bool = False, t5: bool = False):
+  _check_arrays(function, x, residual, gamma, beta)
+  epsilon = arguments.number(
+      function, "epsilon", epsilon, "a finite number >= 0",
+      lambda e: 0 <= e < math.inf)
+  cfg = Config(layer, epsilon, arguments.flag(function, "gemma", gemma),
+               arguments.flag(function, "t5", t5))
+  return _apply(cfg, x, residual, gamma, beta)
+
+
+def rms_norm(
+    x: jax.Array,
+    gamma: jax.Array,
+    epsilon: float = 1e-6,
+    *,
+    gemma: bool = False,
+    t5: bool = False,
+) -> jax.Array:
+  """Root mean square layer normalization over the last axis.
+
+  Computes `x / sqrt(mean(x**2) + epsilon) * gamma` in float32 (Zhang and
+  Sennrich, arXiv:1910.07467), with one pass over memory on a GPU. Its gradients
+  are kernels too, and the same bits in each run.
+
+  Args:
+    x: [..., n], float16, bfloat16, float32 or (by the reference) float64.
+    gamma: [n], the weight; its own dtype may be wider than x's.
+    epsilon: added to the mean of squares, at least 0.
+    gemma: multiply by 1 + gamma, as Gemma's checkpoints want it.
+    t5: round the normalised rows to x's dtype before the weight, as T5 does.
+
+  Returns:
+    [..., n], x's dtype.
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  return _norm("rms_norm", False, x, None, gamma, None, epsilon, gemma, t5)[0]
+
+
+def rms_norm_with_add(
+    x: jax.Array,
+    residual: jax.Array,
+    gamma: jax.Array,
+    epsilon: float = 1e-6,
+    *,
+    gemma: bool = False,
+    t5: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+  """`rms_norm` of `x + residual`, and the sum.
+
+  The sum is formed in float32. The norm is that of the unrounded sum, or with
+  `t5` of the rounded one.
+
+  Args:
+    x: as in rms_norm.
+    residual: shape and dtype of x.
+    gamma: as in rms_norm.
+    epsilon: as in rms_norm.
+    gemma: as in rms_norm.
+    t5: as in rms_norm.
+
+  Returns:
+    (y, residual_out): the norm, and x + residual rounded to x's dtype.
+
+  Raises:
+    TypeError: as rms_norm.
+    ValueError: as rms_norm.
+  """
+  return _norm("rms_norm_with_add", False, x, residual, gamma, None, epsilon,
+               gemma, t5)
+
+
+def layer_norm(
+    x: jax.Array,
+    gamma: jax.Array | None,
+    beta: jax.Array | None,
+    epsilon: float = 1e-5,
+) -> jax.Array:
+  """Layer normalization over the last axis.
+
+  Computes `(x - mean(x)) / sqrt(var(x) + epsilon) * gamma + beta` in float32
+  (Ba, Kiros and Hinton, arXiv:1607.06450), with one pass over memory on a GPU.
+  Its gradients are kernels too, and the same bits in each run.
+
+  Args:
+    x: [..., n], float16, bfloat16, float32 or (by the reference) float64.
+    gamma: [n], the weight, or None for 1; may be wider than x.
+    beta: [n], the bias, or None for 0.
+    epsilon: added to the variance, at least 0.
+
+  Returns:
+    [..., n], x's dtype.
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  return _norm("layer_norm", True, x, None, gamma, beta, epsilon)[0]
+
+
+def layer_norm_with_add(
+    x: jax.Array,
+    residual: jax.Array,
+    gamma: jax.Array | None,
+    beta: jax.Array | None,
+    epsilon: float = 1e-5,
+) -> tuple[jax.Array, jax.Array]:
+  """`layer_norm` of `x + residual`, and the sum.
+
+  The sum is formed in float32, and the norm is that of the unrounded sum.
+
+  Args:
+    x: as in layer_norm.
+    residual: shape and dtype of x.
+    gamma: as in layer_norm.
+    beta: as in layer_norm.
+    epsilon: as in layer_norm.
+
+  Returns:
+    (y, residual_out): the norm, and x + residual rounded to x's dtype.
+
+  Raises:
+    TypeError: as layer_norm.
+    ValueError: as layer_norm.
+  """
+  return _norm("layer_norm_with_add", True, x, residual, gamma, beta, epsilon)

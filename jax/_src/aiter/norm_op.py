@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm and LayerNorm as an operator: formulas, kernels, JAX's transforms.
+
+A call passes these layers, each unaware of the ones above it:
+  norm             custom_vjp
+  _fwd_op, _bwd_op custom_vmap: a mapped axis is one more axis of rows
+  _partitioned_*   custom_partitioning: rows shard, columns are gathered
+  _fwd, _bwd       kernel or reference
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jax
+from jax import lax
+from jax._src.aiter import dispatch
+from jax._src.aiter.dispatch import absent, like
+from jax._src.aiter.partition import in_auto_mode, in_plain_types, mesh_axes
+from jaxlib import gpu_aiter
+
+_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+# Runs of rows whose shares of dgamma are summed apart: enough to occupy the
+# largest device of a platform (MI300X has 304 compute units, H100 132).
+_PARTS = {"rocm": 608, "cuda": 264}
+
+
+class Config(NamedTuple):
+  """Static facts of a call; hashable.
+
+  Attributes:
+    layer: LayerNorm, else RMSNorm.
+    epsilon: added to the variance.
+    gemma: the weight is 1 + gamma.
+    t5: normalised rows are rounded to x's dtype before the weight, and so is
+      the sum with a residual before the norm.
+  """
+  layer: bool
+  epsilon: float
+  gemma: bool = False
+  t5: bool = False
+
+
+class Rows(NamedTuple):
+  """Arrays of a forward call; an absent one is None.
+
+  Attributes:
+    x: [..., cols].
+    residual: like x: is added to it.
+    gamma: [cols], x's dtype or float32.
+    beta: [cols], gamma's dtype.
+  """
+  x: jax.Array
+  residual: jax.Array | None
+  gamma: jax.Array
+  beta: jax.Array | None
+
+
+class Normed(NamedTuple):
+  """Results of a forward call.
+
+  Attributes:
+    y: like x.
+    residual_out: x + residual, like x; None without a residual.
+    mean: float32 [...]; 0 of an RMSNorm.
+    rstd: float32 [...], 1 / sqrt(variance + epsilon).
+  """
+  y: jax.Array
+  residual_out: jax.Array | None
+  mean: jax.Array
+  rstd: jax.Array
+
+
+class Saved(NamedTuple):
+  """Arrays of a backward call.
+
+  Attributes:
+    dy: gradient of y.
+    dresidual_out: gradient of residual_out, or None.
+    s: what was normalised, in x's dtype.
+    gamma: as in Rows.
+    mean: as in Normed.
+    rstd: as in Normed.
+  """
+  dy: jax.Array
+  dresidual_out: jax.Array | None
+  s: jax.Array
+  gamma: jax.Array
+  mean: jax.Array
+  rstd: jax.Array
+
+
+class Grads(NamedTuple):
+  """Gradients.
+
+  Attributes:
+    dx: of x, and of the residual as well.
+    dgamma: float32 [cols].
+    dbeta: float32 [cols], or None.
+  """
+  dx: jax.Array
+  dgamma: jax.Array
+  dbeta: jax.Array | None
+
+
+# -----------------------------------------------------------------------------
+# The formulas in jax.numpy
+
+
+def _wide(t):
+  return t.astype(jnp.promote_types(t.dtype, jnp.float32))
+
+
+def _weight(cfg: Config, gamma):
+  return 1 + _wide(gamma) if cfg.gemma else _wide(gamma)
+
+
+def _rounded(cfg: Config, t, dtype):
+  return t.astype(dtype).astype(t.dtype) if cfg.t5 else t
+
+
+def reference_fwd(cfg: Config, rows: Rows) -> Normed:
+  """The norm in jax.numpy, in float32 or wider."""
+  x, residual, gamma, beta = rows
+  s = _wide(x)
+  residual_out = None
+  if residual is not None:
+    s = s + _wide(residual)
+    residual_out = s.astype(x.dtype)
+    s = _rounded(cfg, s, x.dtype)
+  mean = jnp.zeros_like(s[..., :1])
+  if cfg.layer:
+    mean = jnp.mean(s, -1, keepdims=True)
+    s = s - mean
+  rstd = lax.rsqrt(jnp.mean(s * s, -1, keepdims=True)
+                   + np.asarray(cfg.epsilon, s.dtype))
+  y = _rounded(cfg, s * rstd, x.dtype) * _weight(cfg, gamma)
+  if beta is not None:
+    y = y + _wide(beta)
+  return Normed(y.astype(x.dtype), residual_out, mean[..., 0], rstd[..., 0])
+
+
+def reference_bwd(cfg: Config, with_beta: bool, saved: Saved) -> Grads:
+  """The norm's gradients in jax.numpy, in float32 or wider."""
+  dy, rstd = _wide(saved.dy), saved.rstd[..., None]
+  n = (_wide(saved.s) - saved.mean[..., None]) * rstd
+  g = dy * _weight(cfg, saved.gamma)
+  dx = g - n * jnp.mean(n * g, -1, keepdims=True)
+  if cfg.layer:
+    dx = dx - jnp.mean(g, -1, keepdims=True)
+  dx = dx * rstd
+  if saved.dresidual_out is not None:
+    dx = dx + _wide(saved.dresidual_out)
+  rows = tuple(range(dy.ndim - 1))
+  return Grads(
+      dx.astype(saved.s.dtype),
+      jnp.sum(dy * _rounded(cfg, n, saved.s.dtype), rows),
+      jnp.sum(dy, rows) if with_beta else None)
+
+
+# -----------------------------------------------------------------------------
+# Kernels
+
+
+@functools.cache
+def _unserved(platform: str, backward: bool, dtype: str,
+              cols: int) -> str | None:
+  return dispatch.unserved(
+      platform, dtype, _DTYPES, lambda module, arch, name: module.norm_kernels(
+          backward, arch, name, cols))
+
+
+def _dispatch(backward: bool, x, kernel, fallback, *args):
+  if x.size == 0:
+    return fallback(*args)
+  return dispatch.dispatch(
+      lambda platform: _unserved(platform, backward, x.dtype.name, x.shape[-1]),
+      kernel, fallback, *args)
+
+
+def _flat(t, dtype):
+  """[..., cols] -> [rows, cols]; nothing if there is no array."""
+  return absent(None, dtype) if t is None else t.reshape(-1, t.shape[-1])
+
+
+def _attributes(cfg: Config):
+  return dict(epsilon=np.float32(cfg.epsilon), layer=cfg.layer,
+              gemma=cfg.gemma, t5=cfg.t5)
+
+
+def _fwd(cfg: Config, rows: Rows) -> Normed:
+  def kernel(platform, rows):
+    x, residual, gamma, beta = rows
+    flat = _flat(x, x.dtype)
+    result = like(x, flat.shape, x.dtype)
+    none = like(x, (0,), x.dtype)
+    each = like(x, flat.shape[:1], jnp.float32)
+    y, residual_out, mean, rstd = jax.ffi.ffi_call(
+        gpu_aiter.target(platform, "norm_fwd"),
+        (result, none if residual is None else result, each, each),
+    )(flat, _flat(residual, x.dtype), gamma, absent(beta, gamma.dtype),
+      **_attributes(cfg))
+    return Normed(
+        y.reshape(x.shape),
+        None if residual is None else residual_out.reshape(x.shape),
+        mean.reshape(x.shape[:-1]), rstd.reshape(x.shape[:-1]))
+
+  return _dispatch(False, rows.x, kernel,
+                   functools.partial(reference_fwd, cfg), rows)
+
+
+def _bwd(cfg: Config, with_beta: bool, saved: Saved) -> Grads:
+  def kernel(platform, saved):
+    s = saved.s
+    flat = _flat(s, s.dtype)
+    rows, cols = flat.shape
+    parts = like(s, (min(rows, _PARTS[platform]), cols), jnp.float32)
+    summed = like(s, (cols,), jnp.float32)
+    none = like(s, (0,), jnp.float32)
+    dx, dgamma, dbeta, _, _ = jax.ffi.ffi_call(
+        gpu_aiter.target(platform, "norm_bwd"),
+        (like(s, flat.shape, s.dtype), summed, summed if with_beta else none,
+         parts, parts if with_beta else none),
+    )(_flat(saved.dy, s.dtype), _flat(saved.dresidual_out, s.dtype), flat,
+      saved.gamma, saved.mean.reshape(-1), saved.rstd.reshape(-1),
+      **_attributes(cfg))
+    return Grads(dx.reshape(s.shape), dgamma, dbeta if with_beta else None)
+
+  return _dispatch(True, saved.s, kernel,
+                   functools.partial(reference_bwd, cfg, with_beta), saved)
+
+
+# -----------------------------------------------------------------------------
+# Sharding
+
+
+def _is_spec(t) -> bool:
+  return type(t) is tuple and all(isinstance(n, str) for n in t)
+
+
+def _specs(tree):
+  """Names of the dimensions of every array of a Rows, Normed, Saved or Grads.
+
+  The last dimension of x and its like, and of gamma, is "cols"; others are
+  "r0", "r1", ..., those of the rows.
+  """
+  per_row = ("mean", "rstd")
+  one_row = ("gamma", "beta", "dgamma", "dbeta")
+
+  def names(field, t):
+    if t is None:
+      return None
+    if field in one_row:
+      return ("cols",)
+    lead = tuple(f"r{i}" for i in range(t.ndim - (field not in per_row)))
+    return lead if field in per_row else (*lead, "cols")
+
+  return type(tree)(*(names(f, t) for f, t in zip(tree._fields, tree)))
+
+
+def _with_rule(fun, arrays, results, sum_over_rows: bool):
+  """fun(arrays), partitioned along the rows.
+
+  Args:
+    fun: Rows -> Normed, or Saved -> Grads.
+    arrays: its argument.
+    results: the argument's results, abstractly.
+    sum_over_rows: whether dgamma and dbeta are summed over the shards.
+
+  Returns:
+    The results.
+  """
+  specs, result_specs = _specs(arrays), _specs(results)
+  words = lambda side: ", ".join(
+      " ".join(s) for s in jax.tree.leaves(side, is_leaf=_is_spec))
+
+  def partition(mesh, args, _):
+    x = args[0].x if isinstance(args[0], Rows) else args[0].s
+    split = {}
+    for i, entry in enumerate(x.sharding.spec[:x.ndim - 1]):
+      names = mesh_axes(entry)
+      if x.shape[i] % math.prod(mesh.shape[a] for a in names) == 0:
+        split[f"r{i}"] = names or None
+    everywhere = tuple(a for names in split.values() for a in names or ())
+
+    def lower(arrays):
+      out = fun(arrays)
+      if sum_over_rows and everywhere:
+        out = out._replace(
+            dgamma=lax.psum(out.dgamma, everywhere),
+            dbeta=None if out.dbeta is None
+            else lax.psum(out.dbeta, everywhere))
+      return out
+
+    to_shardings = lambda side: jax.tree.map(
+        lambda s: NamedSharding(mesh, PartitionSpec(*map(split.get, s))),
+        side, is_leaf=_is_spec)
+    return (mesh, in_plain_types(lower), to_shardings(result_specs),
+            (to_shardings(specs),))
+
+  op = custom_partitioning(fun)
+  op.def_partition(
+      partition, sharding_rule=f"{words(specs)} -> {words(result_specs)}",
+      need_replication_factors=("cols",))
+  return op(arrays)
+
+
+# -----------------------------------------------------------------------------
+# vmap
+
+
+def _with_axis(n: int, mapped, tree):
+  """Arrays of rows, all with the mapped axis in front."""
+  return jax.tree.map(
+      lambda t, m: t if m else jnp.broadcast_to(t, (n, *t.shape)), tree, mapped)
+
+
+@functools.cache
+def _fwd_op(cfg: Config):
+  """Rows -> Normed."""
+  fun = functools.partial(_fwd, cfg)
+
+  @custom_vmap
+  def norm_fwd(rows):
+    return _with_rule(fun, rows, jax.eval_shape(
+        functools.partial(reference_fwd, cfg), rows), False)
+
+  @norm_fwd.def_vmap
+  def _(n, mapped, rows):
+    mapped, = mapped
+    if mapped.gamma or mapped.beta:
+      out = lax.map(norm_fwd, _with_axis(n, mapped, rows))
+    else:
+      lead = lambda t: t._replace(gamma=None, beta=None)
+      out = norm_fwd(_with_axis(n, lead(mapped), lead(rows))._replace(
+          gamma=rows.gamma, beta=rows.beta))
+    return out, jax.tree.map(lambda _: True, out)
+
+  return norm_fwd
+
+
+@functools.cache
+def _bwd_op(cfg: Config, with_beta: bool):
+  """Saved -> Grads."""
+  fun = functools.partial(_bwd, cfg, with_beta)
+
+  @custom_vmap
+  def norm_bwd(saved):
+    return _with_rule(fun, saved, jax.eval_shape(
+        functools.partial(reference_bwd, cfg, with_beta), saved), True)
+
+  @norm_bwd.def_vmap
+  def _(n, mapped, saved):
+    # Each element of the mapped axis has its own dgamma.
+    out = lax.map(norm_bwd, _with_axis(n, mapped[0], saved))
+    return out, jax.tree.map(lambda _: True, out)
+
+  return norm_bwd
+
+
+# -----------------------------------------------------------------------------
+# custom_vjp
+
+
+def _spec(t):
+  return jax.typeof(t).sharding.spec
+
+
+def _forward(cfg: Config, rows: Rows) -> Normed:
+  """The forward operator; on a mesh with explicit axes, sharded as x is."""
+  lead = _spec(rows.x)[:-1]
+  whole, each = PartitionSpec(*lead, None), PartitionSpec(*lead)
+  return in_auto_mode(
+      _fwd_op(cfg), jax.typeof(rows.x).sharding.mesh,
+      Normed(whole, None if rows.residual is None else whole, each, each), rows)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def norm(cfg: Config, rows: Rows):
+  """(y, residual_out), differentiable; residual_out may be None."""
+  out = _forward(cfg, rows)
+  return out.y, out.residual_out
+
+
+def _fwd_rule(cfg: Config, rows: Rows):
+  rows = jax.tree.map(lambda t: t.value, rows,
+                      is_leaf=lambda t: hasattr(t, "perturbed"))
+  out = _forward(cfg, rows)
+  s = rows.x if out.residual_out is None else out.residual_out
+  return (out.y, out.residual_out), (s, rows.gamma, rows.beta, out.mean,
+                                     out.rstd)
+
+
+def _bwd_rule(cfg: Config, residuals, cotangents):
+  s, gamma, beta, mean, rstd = residuals
+  dy, dresidual_out = (
+      None if isinstance(t, SymbolicZero) else t for t in cotangents)
+  if dy is None:
+    dy = jnp.zeros_like(s)
+  has_residual = cotangents[1] is not None
+  saved = Saved(dy, dresidual_out, s, gamma, mean, rstd)
+  grads = in_auto_mode(
+      _bwd_op(cfg, beta is not None), jax.typeof(s).sharding.mesh,
+      Grads(_spec(s), _spec(gamma), None if beta is None else _spec(beta)),
+      saved)
+  return (Rows(
+      grads.dx, grads.dx if has_residual else None,
+      grads.dgamma.astype(gamma.dtype),
+      None if beta is None else grads.dbeta.astype(beta.dtype)),)
+
+
+norm.defvjp(_fwd_rule, _bwd_rule, symbolic_zeros=True)

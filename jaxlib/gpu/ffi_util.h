@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// What the FFI handlers of all operators share: checks of buffers, errors.
+#ifndef JAXLIB_GPU_FFI_UTIL_H_
+#define JAXLIB_GPU_FFI_UTIL_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "aiter/status.h"
+#include "jaxlib/gpu/vendor.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = ::xla::ffi;
+
+namespace jax::JAX_GPU_NAMESPACE {
+
+using Buffer = ffi::AnyBuffer;
+using Shape = std::initializer_list<int64_t>;
+
+#define AITER_FFI_RETURN_IF_ERROR(expr)                 \
+  do {                                                  \
+    if (ffi::Error error_ = (expr); error_.failure()) { \
+      return error_;                                    \
+    }                                                   \
+  } while (false)
+
+template <typename Dims>
+std::string ShapeString(const Dims& dims) {
+  std::string text = "[";
+  for (int64_t dim : dims) {
+    text += (text.size() > 1 ? "," : "") + std::to_string(dim);
+  }
+  return text + "]";
+}
+
+inline std::string ShapeString(const Shape& dims) { return ShapeString<Shape>(dims); }
+
+inline ffi::Error Invalid(const char* name, const std::string& given,
+                   const std::string& accepted) {
+  return ffi::Error::InvalidArgument(std::string("aiter: ") + name + " " +
+                                     given + ", but must " + accepted);
+}
+
+// As NumPy has it; a runtime newer than the headers may know more types.
+inline std::string TypeName(ffi::DataType type) {
+  switch (type) {
+    case ffi::PRED:
+      return "bool";
+    case ffi::S8:
+      return "int8";
+    case ffi::S32:
+      return "int32";
+    case ffi::S64:
+      return "int64";
+    case ffi::U32:
+      return "uint32";
+    case ffi::F16:
+      return "float16";
+    case ffi::BF16:
+      return "bfloat16";
+    case ffi::F32:
+      return "float32";
+    case ffi::F64:
+      return "float64";
+    default:
+      return "number " + std::to_string(static_cast<int>(type)) + " of XLA";
+  }
+}
+
+inline ffi::Error CheckType(const char* name, const Buffer& buffer,
+                     ffi::DataType type) {
+  if (buffer.element_type() == type) return ffi::Error::Success();
+  return Invalid(name, "has dtype " + TypeName(buffer.element_type()),
+                 "have dtype " + TypeName(type));
+}
+
+template <typename Dims>
+ffi::Error CheckShape(const char* name, const Buffer& buffer,
+                      const Dims& shape) {
+  Buffer::Dimensions dims = buffer.dimensions();
+  if (std::equal(dims.begin(), dims.end(), shape.begin(), shape.end())) {
+    return ffi::Error::Success();
+  }
+  return Invalid(name, "has shape " + ShapeString(dims),
+                 "have shape " + ShapeString(shape));
+}
+
+inline ffi::Error Check(const char* name, const Buffer& buffer, ffi::DataType type,
+                 Shape shape) {
+  AITER_FFI_RETURN_IF_ERROR(CheckType(name, buffer, type));
+  return CheckShape(name, buffer, shape);
+}
+
+inline ffi::Error CheckLike(const char* name, const Buffer& buffer,
+                            const Buffer& like) {
+  AITER_FFI_RETURN_IF_ERROR(CheckType(name, buffer, like.element_type()));
+  return CheckShape(name, buffer, like.dimensions());
+}
+
+// An absent operand is an array of rank 1 and length 0.
+inline bool IsPresent(const Buffer& buffer) {
+  Buffer::Dimensions dims = buffer.dimensions();
+  return dims.size() != 1 || dims[0] != 0;
+}
+
+// Address of an optional operand; null says absent to the library. A buffer
+// without elements may have no address; nothing reads it.
+inline void* Address(const Buffer& buffer) {
+  static constexpr uintptr_t kNoElements = 256;
+  if (!IsPresent(buffer)) return nullptr;
+  return buffer.untyped_data() != nullptr
+             ? buffer.untyped_data()
+             : reinterpret_cast<void*>(kNoElements);
+}
+
+// Checks an optional operand and sets `*address` to where it lies, if it does.
+inline ffi::Error Optional(const char* name, const Buffer& buffer, ffi::DataType type,
+                    Shape shape, const void** address) {
+  if (IsPresent(buffer)) {
+    AITER_FFI_RETURN_IF_ERROR(Check(name, buffer, type, shape));
+  }
+  *address = Address(buffer);
+  return ffi::Error::Success();
+}
+
+inline ffi::Error Optional(const char* name, const Buffer& buffer, ffi::DataType type,
+                    Shape shape, void** address) {
+  const void* const_address;
+  AITER_FFI_RETURN_IF_ERROR(
+      Optional(name, buffer, type, shape, &const_address));
+  *address = const_cast<void*>(const_address);
+  return ffi::Error::Success();
+}
+
+inline ffi::Error ToError(const aiter::Status& status) {
+  ffi::ErrorCode code = ffi::ErrorCode::kInternal;
+  switch (status.code()) {
+    case aiter::StatusCode::kOk:
+      return ffi::Error::Success();
+    case aiter::StatusCode::kInvalidArgument:
+      code = ffi::ErrorCode::kInvalidArgument;
+      break;
+    case aiter::StatusCode::kUnimplemented:
+      code = ffi::ErrorCode::kUnimplemented;
+      break;
+    case aiter::StatusCode::kFailedPrecondition:
+      code = ffi::ErrorCode::kFailedPrecondition;
+      break;
+    case aiter::StatusCode::kResourceExhausted:
+      code = ffi::ErrorCode::kResourceExhausted;
+      break;
+    case aiter::StatusCode::kInternal:
+      break;
+  }
+  return ffi::Error(code, "aiter: " + status.message());
+}
+
+inline auto BindExecute() {
+  return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<gpuStream_t>>();
+}
+
+inline auto BindInitialize() {
+  return ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>();
+}
+
+}  // namespace jax::JAX_GPU_NAMESPACE
+
+#endif  // JAXLIB_GPU_FFI_UTIL_H_

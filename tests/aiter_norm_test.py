@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm and LayerNorm: numbers against float64, transformations, errors.
+
+y, residual_out and every gradient are compared with a float64 oracle. The error
+may be twice that of the plain formula, with every step in the input dtype, plus
+a floor of one unit in the last place of the largest value.
+"""
+
+import dataclasses
+import functools
+import os
+import unittest
+
+os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") +
+                           " --xla_force_host_platform_device_count=8")
+
+# pylint: disable=g-import-not-at-top
+import hypothesis
+import jax.numpy as jnp
+import machine
+import ml_dtypes
+import numpy as np
+from absl.testing import absltest, parameterized
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax
+from jax._src.aiter import dispatch, norm_op
+from jax.experimental import aiter
+
+DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
+FLOOR = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
+CPUS = jax.devices("cpu")
+PLATFORM = next(
+    (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
+
+hypothesis.settings.register_profile(
+    "aiter", deadline=None, derandomize=True, database=None,
+    suppress_health_check=list(hypothesis.HealthCheck))
+hypothesis.settings.load_profile("aiter")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One call. `weights` is the dtype of gamma and beta, x's if empty."""
+  dtype: str = "bf16"
+  lead: tuple[int, ...] = (3, 5)
+  cols: int = 48
+  layer: bool = False
+  residual: bool = False
+  gemma: bool = False
+  t5: bool = False
+  weights: str = ""
+  offset: float = 0.0
+  epsilon: float = 1e-5
+
+  def inputs(self, seed=0):
+    """x, residual, gamma, beta, dy and dresidual_out; float64, as rounded."""
+    rng = np.random.default_rng(seed)
+    round_to = lambda t, dtype: t.astype(DTYPES[dtype]).astype(np.float64)
+    rows = lambda: round_to(
+        self.offset + rng.standard_normal((*self.lead, self.cols)), self.dtype)
+    cols = lambda: round_to(
+        rng.standard_normal(self.cols), self.weights or self.dtype)
+    return rows(), rows(), cols(), cols(), rows() - self.offset, rows()
+
+  def call(self, x, residual, gamma, beta):
+    """(y, residual_out or None) of the public function."""
+    args = [x] + [residual] * self.residual + [gamma] + [beta] * self.layer
+    suffix = "_with_add" if self.residual else ""
+    if self.layer:
+      out = getattr(aiter, "layer_norm" + suffix)(*args, self.epsilon)
+    else:
+      out = getattr(aiter, "rms_norm" + suffix)(
+          *args, self.epsilon, gemma=self.gemma, t5=self.t5)
+    return out if self.residual else (out, None)
+
+
+def formula(case: Case, xp, x, residual, gamma, beta):
+  """The plain formula in the arguments' dtype; `xp` is numpy or jax.numpy."""
+  s = x + residual if case.residual else x
+  d = s - xp.mean(s, -1, keepdims=True) if case.layer else s
+  n = d / xp.sqrt(xp.mean(d * d, -1, keepdims=True) + case.epsilon)
+  y = n * (1 + gamma if case.gemma else gamma)
+  return (y + beta if case.layer else y), s
+
+
+def oracle(case: Case, inputs):
+  """float64 results: y, residual_out, dx, dgamma, dbeta."""
+  x, residual, gamma, beta, dy, dres = inputs
+  y, s = formula(case, np, x, residual, gamma, beta)
+  d = s - s.mean(-1, keepdims=True) if case.layer else s
+  rstd = 1 / np.sqrt((d * d).mean(-1, keepdims=True) + case.epsilon)
+  n = d * rstd
+  g = dy * (1 + gamma if case.gemma else gamma)
+  dx = g - n * (n * g).mean(-1, keepdims=True)
+  if case.layer:
+    dx = dx - g.mean(-1, keepdims=True)
+  rows = tuple(range(x.ndim - 1))
+  return dict(
+      y=y, residual_out=s, dx=dx * rstd + (dres if case.residual else 0),
+      dgamma=(dy * n).sum(rows), dbeta=dy.sum(rows))
+
+
+def results(case: Case, function, inputs):
+  """The same names, of a function (x, residual, gamma, beta) -> (y, sum)."""
+  to = lambda t, dtype: jnp.asarray(t, DTYPES[dtype])
+  x, residual, dy, dres = (
+      to(inputs[i], case.dtype) for i in (0, 1, 4, 5))
+  gamma, beta = (to(inputs[i], case.weights or case.dtype) for i in (2, 3))
+
+  @jax.jit
+  def run(x, residual, gamma, beta, dy, dres):
+    (y, s), vjp = jax.vjp(function, x, residual, gamma, beta)
+    cotangents = dy.astype(y.dtype), None if s is None else dres.astype(s.dtype)
+    dx, dresidual, dgamma, dbeta = vjp(cotangents)
+    return dict(y=y, residual_out=s, dx=dx, dresidual=dresidual, dgamma=dgamma,
+                dbeta=dbeta)
+
+  out = jax.device_get(run(x, residual, gamma, beta, dy, dres))
+  return {k: None if v is None else np.asarray(v, np.float64)
+          for k, v in out.items()}
+
+
+class NormTestCase(parameterized.TestCase):
+
+  def check(self, case: Case, seed=0):
+    inputs = case.inputs(seed)
+    want = oracle(case, inputs)
+    got = results(case, case.call, inputs)
+    plain = results(case, functools.partial(formula, case, jnp), inputs)
+    names = ["y", "dx", "dgamma"]
+    if case.residual:
+      np.testing.assert_array_equal(got["dx"], got["dresidual"])
+      names.append("residual_out")
+    if case.layer:
+      names.append("dbeta")
+    for name in names:
+      expected = want[name]
+      if not expected.size:
+        continue
+      self.assertEqual(got[name].shape, expected.shape)
+      error = np.max(np.abs(got[name] - expected))
+      allowed = 2 * np.max(np.abs(plain[name] - expected))
+      floor = FLOOR[case.dtype] * np.max(np.abs(expected))
+      self.assertLessEqual(error, allowed + floor, f"{name} of {case}")
+
+
+class NumbersTest(NormTestCase):
+
+  @parameterized.product(
+      dtype=["bf16", "fp16", "fp32"], layer=[False, True],
+      residual=[False, True])
+  def test_functions(self, dtype, layer, residual):
+    self.check(Case(dtype=dtype, layer=layer, residual=residual))
+
+  @parameterized.product(
+      cols=[1, 7, 8, 1000, 1024, 1032, 2048, 4096, 5120, 8192, 12296, 32768],
+      layer=[False, True])
+  def test_columns(self, cols, layer):
+    """Every kernel: those that hold a row, and that for any number."""
+    self.check(Case(cols=cols, lead=(5,), layer=layer, residual=layer))
+
+  @parameterized.parameters("fp16", "fp32")
+  def test_columns_of_other_types(self, dtype):
+    for cols in (1024, 4096, 1029):
+      self.check(Case(dtype=dtype, cols=cols, lead=(9,), layer=True))
+
+  def test_longest(self):
+    """65,536 columns and more."""
+    self.check(Case(cols=65536, lead=(2,)))
+    self.check(Case(cols=65537, lead=(2,), layer=True, residual=True))
+
+  @parameterized.parameters(1, 2, 63, 700)
+  def test_rows(self, rows):
+    """Fewer rows than parts, and more."""
+    self.check(Case(lead=(rows,), cols=64, layer=True))
+
+  @parameterized.product(
+      gemma=[False, True], t5=[False, True], residual=[False, True])
+  def test_options(self, gemma, t5, residual):
+    self.check(Case(gemma=gemma, t5=t5, residual=residual))
+
+  @parameterized.product(dtype=["bf16", "fp16"], layer=[False, True])
+  def test_wide_weights(self, dtype, layer):
+    self.check(Case(dtype=dtype, layer=layer, weights="fp32", residual=True))
+
+  def test_mixed_weights(self):
+    """gamma and beta of two types: both count in float32."""
+    x = jnp.ones((2, 16), jnp.bfloat16) * jnp.arange(16)
+    beta = jnp.full(16, 2.0**-9 + 1, jnp.float32)
+    out = aiter.layer_norm(x, jnp.zeros(16, jnp.bfloat16), beta)
+    self.assertEqual(out.dtype, jnp.bfloat16)
+    np.testing.assert_array_equal(out, beta.astype(jnp.bfloat16)[None].repeat(
+        2, 0))
+
+  def test_without_weights(self):
+    x = jax.random.normal(jax.random.key(0), (4, 32))
+    np.testing.assert_array_equal(
+        aiter.layer_norm(x, None, None),
+        aiter.layer_norm(x, jnp.ones(32), jnp.zeros(32)))
+
+  @parameterized.parameters(48, 1032, 9001)
+  def test_far_from_zero(self, cols):
+    """The variance of numbers that lie around 100 is not lost."""
+    self.check(Case(dtype="fp32", cols=cols, layer=True, offset=100.0))
+
+  def test_t5_rounds_before_the_weight(self):
+    x = jnp.asarray(np.linspace(-3, 5, 64), jnp.bfloat16)[None]
+    gamma = jnp.full(64, 1.0 + 2.0**-7, jnp.bfloat16)
+    n = aiter.rms_norm(x, jnp.ones(64, jnp.bfloat16))
+    np.testing.assert_array_equal(
+        aiter.rms_norm(x, gamma, t5=True),
+        (n.astype(jnp.float32) * gamma.astype(jnp.float32)).astype(n.dtype))
+
+  def test_sum_is_not_rounded_before_the_norm(self):
+    """The norm sees bits of the sum that residual_out has lost."""
+    x = jnp.full((1, 16), 256.0, jnp.bfloat16).at[0, 0].set(-256)
+    residual = jnp.full((1, 16), 0.5, jnp.bfloat16)
+    y, s = aiter.layer_norm_with_add(
+        x, residual, jnp.full(16, 2.0**10, jnp.float32), None)
+    np.testing.assert_array_equal(s, x)
+    exact = 256.5 - np.where(np.arange(16) == 0, 512.0, 0)
+    exact = (exact - exact.mean()) / exact.std() * 2.0**10
+    np.testing.assert_allclose(y[0].astype(jnp.float32), exact, rtol=2.0**-8)
+
+  def test_zero_rows_and_special_numbers(self):
+    gamma = jnp.ones(16)
+    np.testing.assert_array_equal(
+        aiter.rms_norm(jnp.zeros((2, 16)), gamma), 0.0)
+    self.assertTrue(np.isnan(aiter.rms_norm(jnp.zeros((2, 16)), gamma,
+                                            epsilon=0.0)).all())
+    x = jnp.ones((3, 16)).at[1, 3].set(jnp.nan)
+    out = np.isnan(aiter.rms_norm(x, gamma))
+    np.testing.assert_array_equal(out, np.arange(3)[:, None] == 1 + 0 * out)
+
+  def test_empty(self):
+    for shape in ((0, 16), (2, 0, 16)):
+      x = jnp.zeros(shape, jnp.bfloat16)
+      y, vjp = jax.vjp(aiter.rms_norm, x, jnp.ones(16, jnp.bfloat16))
+      self.assertEqual(y.shape, shape)
+      np.testing.assert_array_equal(vjp(y)[1], 0)
+
+  def test_same_bits(self):
+    """Backward is deterministic."""
+    case = Case(lead=(machine.size(4000, 100, 70),), layer=True, residual=True)
+    first, second = (
+        results(case, case.call, case.inputs()) for _ in range(2))
+    for name, t in first.items():
+      np.testing.assert_array_equal(t, second[name])
+
+  @hypothesis.settings(max_examples=machine.size(40, 25, 6))
+  @hypothesis.given(st.data())
+  def test_any_shape(self, data):
+    draw = data.draw
+    layer = draw(st.booleans())
+    self.check(Case(
+        dtype=draw(st.sampled_from(list(DTYPES))),
+        lead=tuple(draw(st.lists(st.integers(0, 6), max_size=3))),
+        cols=draw(st.integers(1, machine.size(3000, 300, 300))), layer=layer,
+        residual=draw(st.booleans()),
+        gemma=not layer and draw(st.booleans()),
+        weights=draw(st.sampled_from(["", "fp32"]))), draw(st.integers(0, 99)))
+
+
+@unittest.skipIf(PLATFORM is None, "there is no GPU here")
+class KernelTest(absltest.TestCase):
+
+  def test_kernels_serve(self):
+    """No call here quietly ran the reference."""
+    for dtype in norm_op._DTYPES:
+      for cols in (1, 1024, 5120, 65536, 100001):
+        for backward in (False, True):
+          self.assertIsNone(norm_op._unserved(PLATFORM, backward, dtype, cols))
+    text = jax.jit(jax.grad(lambda x: jnp.sum(aiter.rms_norm(
+        x, jnp.ones(64, x.dtype)) ** 2))).lower(jnp.ones((4, 64))).as_text()
+    for op in ("norm_fwd", "norm_bwd"):
+      self.assertIn(norm_op.gpu_aiter.target(PLATFORM, op), text)
+
+
+def both(x, r, g, b):
+  """Every kind of result, from one scalar's gradients."""
+  y, s = aiter.layer_norm_with_add(x, r, g, b)
+  z = aiter.rms_norm(s, g)
+  weight = jnp.arange(1.0, 1 + x.shape[-1])
+  return (y * jnp.sin(weight)).sum(-1) + (z * jnp.cos(weight)).sum(-1)
+
+
+class TransformTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    case = Case(dtype="fp32", lead=(4, 6), cols=40)
+    self.args = [jnp.asarray(t, jnp.float32) for t in case.inputs()[:4]]
+    self.loss = lambda *args: jnp.sum(both(*args) ** 2)
+    self.gradients = jax.grad(self.loss, (0, 1, 2, 3))
+
+  def assert_close(self, got, want):
+    for a, b in zip(jax.tree.leaves(jax.device_get(got)),
+                    jax.tree.leaves(jax.device_get(want)), strict=True):
+      self.assertEqual(a.shape, b.shape)
+      np.testing.assert_allclose(a, b, rtol=2e-5,
+                                 atol=2e-5 * max(1, np.abs(b).max()))
+
+  def test_jit(self):
+    self.assert_close(jax.jit(self.gradients)(*self.args),
+                      self.gradients(*self.args))
+
+  def test_finite_differences(self):
+    with jax.enable_x64(True):
+      args = [jnp.asarray(t, jnp.float64) for t in self.args]
+      jax.test_util.check_grads(both, args, order=1, modes=["rev"])
+
+  @parameterized.parameters(
+      ((0, 0, None, None),), ((0, None, None, None),), ((1, 1, None, None),),
+      ((0, 0, 0, 0),), ((None, None, 0, None),))
+  def test_vmap(self, axes):
+    x, r, g, b = self.args
+    many = lambda t, axis: t if axis is None or t.ndim > 1 else jnp.stack(
+        [t * (1 + i) for i in range(4)])
+    args = [many(t, a) for t, a in zip((x, r, g, b), axes)]
+    args[:2] = (t if a is not None else t[0] for t, a in zip(args[:2], axes))
+    if axes[0] is None:
+      args[:2] = x[0], r[0]
+    n = next(t.shape[a] for t, a in zip(args, axes) if a is not None)
+    at = lambda t, a, i: t if a is None else jnp.take(t, i, a)
+    for fn in (both, self.gradients):
+      want = [fn(*(at(t, a, i) for t, a in zip(args, axes))) for i in range(n)]
+      want = jax.tree.map(lambda *ts: jnp.stack(ts), *want)
+      self.assert_close(jax.vmap(fn, axes)(*args), want)
+
+  def test_checkpoint_and_scan(self):
+    x, r, g, b = self.args
+
+    @jax.checkpoint
+    def layer(h, _):
+      y, h = aiter.layer_norm_with_add(h, r, g, b)
+      return h + 0.1 * y, None
+
+    def loss(unroll):
+      return lambda x: jnp.sum(
+          jax.lax.scan(layer, x, None, length=3, unroll=unroll)[0] ** 2)
+
+    self.assert_close(jax.grad(loss(1))(x), jax.grad(loss(True))(x))
+
+  @parameterized.parameters("cuda", "rocm", "cpu")
+  def test_export(self, platform):
+    checks = [jax.export.DisabledSafetyCheck.custom_call(f"{p}_aiter_norm_{op}")
+              for p in ("hip", "cu") for op in ("fwd", "bwd")]
+    x = jnp.ones((4, 64), jnp.bfloat16)
+    fn = jax.jit(jax.grad(lambda x: jnp.sum(
+        aiter.rms_norm(x, jnp.ones(64, x.dtype)).astype(jnp.float32) ** 2)))
+    exported = jax.export.export(
+        fn, platforms=[platform], disabled_checks=checks)(x)
+    prefix = {"cuda": "cu", "rocm": "hip"}.get(platform)
+    if prefix in ("cu", "hip"):
+      for op in ("fwd", "bwd"):
+        self.assertIn(f"{prefix}_aiter_norm_{op}", exported.mlir_module())
+    elif jax.default_backend() == "cpu":
+      np.testing.assert_array_equal(
+          jax.export.deserialize(exported.serialize()).call(x), fn(x))
+
+  @parameterized.parameters(
+      (P("a", "b"),), (P("a"),), (P(("a", "b")),), (P(None, "b"),),
+      (P("a", None, "b"),))
+  def test_sharding(self, spec):
+    """Rows along any axes give the same numbers; columns are gathered."""
+    mesh = Mesh(np.array(CPUS[:4]).reshape(2, 2), ("a", "b"))
+    sharded = [jax.device_put(t, NamedSharding(mesh, spec if t.ndim > 1
+                                               else P()))
+               for t in self.args]
+    got = jax.jit(self.gradients)(*sharded)
+    self.assert_close(got, self.gradients(*self.args))
+    text = jax.jit(both).lower(*sharded).compile().as_text()
+    if "b" not in spec[2:]:
+      self.assertNotIn("all-gather", text)
+
+  def test_explicit_sharding(self):
+    mesh = Mesh(np.array(CPUS[:4]).reshape(2, 2), ("a", "b"),
+                axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+      args = [jax.device_put(t, P("a", "b") if t.ndim > 1 else P())
+              for t in self.args]
+      got = jax.jit(self.gradients)(*args)
+      self.assertEqual(jax.typeof(got[0]).sharding.spec, P("a", "b", None))
+    self.assert_close(got, self.gradients(*self.args))
+
+  def test_shard_map(self):
+    mesh = Mesh(np.array(CPUS[:4]), ("a",))
+    rows = P("a")
+    fn = jax.shard_map(
+        lambda *args: jax.lax.psum(jnp.sum(both(*args) ** 2), "a"), mesh=mesh,
+        in_specs=(rows, rows, P(), P()), out_specs=P())
+    self.assert_close(jax.jit(jax.grad(fn, (0, 1, 2, 3)))(*self.args),
+                      self.gradients(*self.args))
+
+
+class ErrorTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("x_type", TypeError, dict(x=[1.0]), ["x", "list"]),
+      ("x_dtype", TypeError, dict(x=jnp.ones((2, 8), jnp.int32)),
+       ["x's dtype", "int32", "bfloat16"]),
+      ("x_rank", ValueError, dict(x=jnp.float32(1)), ["x", "rank 1"]),
+      ("gamma_shape", ValueError, dict(gamma=jnp.ones(7)),
+       ["gamma", "float32[7]", "[8]"]),
+      ("gamma_rank", ValueError, dict(gamma=jnp.ones((1, 8))),
+       ["gamma", "[1, 8]"]),
+      ("gamma_type", TypeError, dict(gamma=1.0), ["gamma", "float"]),
+      ("beta_shape", ValueError, dict(beta=jnp.ones(9)), ["beta", "[9]"]),
+      ("residual_shape", ValueError, dict(residual=jnp.ones((1, 8))),
+       ["residual", "float32[1, 8]", "float32[2, 8]"]),
+      ("residual_dtype", ValueError,
+       dict(residual=jnp.ones((2, 8), jnp.float16)), ["residual", "float16"]),
+      ("epsilon_low", ValueError, dict(epsilon=-1e-6), ["epsilon", "-1e-06"]),
+      ("epsilon_nan", ValueError, dict(epsilon=float("nan")), ["epsilon"]),
+      ("epsilon_type", TypeError, dict(epsilon="1"), ["epsilon", "'1'"]),
+  )
+  def test_layer_norm(self, error, replaced, words):
+    args = dict(x=jnp.ones((2, 8)), residual=jnp.ones((2, 8)),
+                gamma=jnp.ones(8), beta=jnp.ones(8), epsilon=1e-5) | replaced
+    with self.assertRaises(error) as caught:
+      aiter.layer_norm_with_add(**args)
+    for word in ["layer_norm_with_add", *words]:
+      self.assertIn(word, str(caught.exception))
+
+  def test_rms_norm(self):
+    with self.assertRaisesRegex(TypeError, "rms_norm: gemma is 1"):
+      aiter.rms_norm(jnp.ones((2, 8)), jnp.ones(8), gemma=1)
+    with self.assertRaisesRegex(TypeError, "rms_norm: gamma"):
+      aiter.rms_norm(jnp.ones((2, 8)), None)
+    with self.assertRaisesRegex(TypeError, "epsilon is a traced value"):
+      jax.jit(lambda e: aiter.rms_norm(jnp.ones((2, 8)), jnp.ones(8), e))(0.1)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Every argument that a norm's kernel may take, by name.
+//
+// aot/embed.py writes, for each list of arguments that the kernels have, a
+// struct and a function which copies these fields into it; an argument NAME of
+// pointer type is the field NAME_ptr. Meanings: kernels/norm_*.py.
+#ifndef AITER_SRC_NORM_PARAMS_H_
+#define AITER_SRC_NORM_PARAMS_H_
+
+#include <cstdint>
+
+namespace aiter {
+
+// Bits of `flags`; kernels/norm_fwd.py has the same list.
+enum NormFlag : int32_t {
+  kNormLayer = 1 << 0,
+  kNormResidual = 1 << 1,
+  kNormGemma = 1 << 2,
+  kNormT5 = 1 << 3,
+  kNormBeta = 1 << 4,
+  kNormF32Weights = 1 << 5,
+};
+
+struct NormParams {
+  const void* x_ptr = nullptr;
+  const void* residual_ptr = nullptr;
+  const void* gamma_ptr = nullptr;
+  const void* gamma_f32_ptr = nullptr;
+  const void* beta_ptr = nullptr;
+  const void* beta_f32_ptr = nullptr;
+  const void* y_ptr = nullptr;
+  const void* residual_out_ptr = nullptr;
+  const void* mean_ptr = nullptr;
+  const void* rstd_ptr = nullptr;
+  // Backward only.
+  const void* dy_ptr = nullptr;
+  const void* dresidual_ptr = nullptr;
+  const void* dx_ptr = nullptr;
+  const void* dgamma_parts_ptr = nullptr;
+  const void* dbeta_parts_ptr = nullptr;
+  const void* dgamma_ptr = nullptr;
+  const void* dbeta_ptr = nullptr;
+
+  int32_t rows = 0;
+  int32_t cols = 0;
+  int32_t parts = 0;
+  int32_t rows_per_part = 0;
+  float epsilon = 0;
+  int32_t flags = 0;
+};
+
+}  // namespace aiter
+
+#endif  // AITER_SRC_NORM_PARAMS_H_
