@@ -26,7 +26,8 @@ from jax._src.aiter import dispatch, ffi
 from jax._src.aiter.types import Config, Operands
 from jax.experimental import aiter
 
-PLATFORM = next((p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
+PLATFORM = next(
+    (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
 
 # Run in a process of its own, because XLA reads its flags once.
 GRAPH_PROGRAM = """
@@ -56,7 +57,6 @@ class GpuTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    q = jnp.zeros((1, 1, 1, 64), jnp.bfloat16)
     self.assertIsNone(ffi._unserved(PLATFORM, False, "bfloat16", False, 64, 64,
                                     ()),
                     "the GPU runs the reference")

@@ -205,8 +205,10 @@ class ChoiceTest(parameterized.TestCase):
     """Targets that a call stages on a machine with such devices; warnings."""
     architectures = lambda platform: archs if platform == "rocm" else ()
     with (mock.patch.object(dispatch, "architectures", architectures),
-          mock.patch.object(dispatch, "platforms_enabled", lambda: ("rocm", "cuda")),
-          mock.patch.object(dispatch.gpu_aiter, "load", lambda platform: module),
+          mock.patch.object(dispatch, "platforms_enabled",
+                            lambda: ("rocm", "cuda")),
+          mock.patch.object(dispatch.gpu_aiter, "load",
+                            lambda platform: module),
           warnings.catch_warnings(record=True) as caught):
       warnings.simplefilter("always")
       q = jax.ShapeDtypeStruct((1, 8, 2, 16), dtype)

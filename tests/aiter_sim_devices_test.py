@@ -19,11 +19,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
-from jax._src.aiter import ffi
+from jax._src.aiter import dispatch
 from jax.experimental import aiter
 
 DEVICES = jax.local_devices(backend="rocm")
-ARCH, = ffi.architectures("rocm")
+ARCH, = dispatch.architectures("rocm")
 FORWARD = f"mha_fwd_fast_bf16_64_64_{ARCH}"
 BACKWARD = f"mha_bwd_dkdv_fast_bf16_64_64_{ARCH}"
 HEADS = P("x", None, "y")

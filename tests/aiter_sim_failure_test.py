@@ -18,12 +18,12 @@ import simulator
 from absl.testing import absltest, parameterized
 
 import jax
-from jax._src.aiter import ffi
+from jax._src.aiter import dispatch
 from jax.experimental import aiter
 from jaxlib import gpu_aiter
 
 DEVICES = jax.local_devices(backend="rocm")
-ARCH, = ffi.architectures("rocm")
+ARCH, = dispatch.architectures("rocm")
 
 
 def dense(q, k, v):

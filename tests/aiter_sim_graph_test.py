@@ -22,10 +22,10 @@ import simulator
 from absl.testing import absltest
 
 import jax
-from jax._src.aiter import ffi
+from jax._src.aiter import dispatch
 from jax.experimental import aiter
 
-ARCH, = ffi.architectures("rocm")
+ARCH, = dispatch.architectures("rocm")
 KERNELS = [f"mha_{op}_bf16_64_64_{ARCH}" for op in (
     "fwd_fast", "bwd_delta_general", "bwd_dkdv_fast", "bwd_dq_fast")]
 RECORDING = ("hipStreamBeginCapture", "hipGraphInstantiate",

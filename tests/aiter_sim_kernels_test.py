@@ -12,10 +12,10 @@ import simulator
 from absl.testing import absltest, parameterized
 from aiter_mha_test import Case
 
-from jax._src.aiter import ffi
+from jax._src.aiter import dispatch
 from jaxlib import gpu_aiter
 
-ARCH, = ffi.architectures("rocm")
+ARCH, = dispatch.architectures("rocm")
 
 # Tiles of queries are up to 128 rows and tiles of keys up to 128: of two tiles
 # of each the second is cut, and the window cuts the first.
@@ -34,8 +34,8 @@ def groups():
   """(grade, dtype, dqk, dv) -> the symbols of its kernels."""
   found = {}
   for kernel in gpu_aiter.load("rocm").kernels():
-    if kernel["arch"] == ARCH:
-      key = tuple(kernel[name] for name in ("grade", "dtype", "dqk", "dv"))
+    if kernel["arch"] == ARCH and kernel["op"].startswith("mha_"):
+      key = (kernel["grade"], kernel["dtype"], *kernel["dims"])
       found.setdefault(key, []).append(kernel["symbol"])
   return found
 

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
-from jax._src.aiter import ffi
+from jax._src.aiter import dispatch
 from jax.experimental import aiter
 
 CPUS = jax.devices("cpu")
@@ -174,7 +174,7 @@ class JitTest(TransformTestCase):
   @parameterized.parameters("cpu", "rocm", "cuda")
   def test_export(self, platform):
     """Exports for every platform; on this machine's the result also runs."""
-    if platform not in ("cpu", *ffi.platforms_enabled()):
+    if platform not in ("cpu", *dispatch.platforms_enabled()):
       self.skipTest(f"JAX_PLATFORMS rules {platform} out")
     args = tuple(t.astype(jnp.bfloat16) for t in qkv(1))
     fn = jax.jit(results_of(

@@ -54,8 +54,8 @@ ffi::Error SetCommon(const char* name, const Buffer& x, const Buffer& gamma,
   a->rows = dims[0];
   a->cols = dims[1];
   a->weights_are_f32 = gamma.element_type() == ffi::F32;
-  AITER_FFI_RETURN_IF_ERROR(Check(
-      "gamma", gamma, a->weights_are_f32 ? ffi::F32 : type, {a->cols}));
+  AITER_FFI_RETURN_IF_ERROR(
+      Check("gamma", gamma, a->weights_are_f32 ? ffi::F32 : type, {a->cols}));
   a->gamma_ptr = gamma.untyped_data();
   a->is_layer_norm = attrs.layer;
   a->is_gemma = attrs.gemma;
@@ -78,11 +78,9 @@ ffi::Error SetFwd(const FwdBuffers& b, const NormAttrs& attrs,
   AITER_FFI_RETURN_IF_ERROR(Optional("residual", b.residual, type,
                                      {a->rows, a->cols}, &a->residual_ptr));
   AITER_FFI_RETURN_IF_ERROR(Optional("residual_out", b.residual_out, type,
-                                     {a->rows, a->cols},
-                                     &a->residual_out_ptr));
-  AITER_FFI_RETURN_IF_ERROR(
-      Optional("beta", b.beta, b.gamma.element_type(), {a->cols},
-               &a->beta_ptr));
+                                     {a->rows, a->cols}, &a->residual_out_ptr));
+  AITER_FFI_RETURN_IF_ERROR(Optional("beta", b.beta, b.gamma.element_type(),
+                                     {a->cols}, &a->beta_ptr));
   a->x_ptr = b.x.untyped_data();
   a->epsilon = attrs.epsilon;
   a->y_ptr = b.y.untyped_data();
@@ -115,8 +113,7 @@ ffi::Error SetBwd(const BwdBuffers& b, const NormAttrs& attrs,
   AITER_FFI_RETURN_IF_ERROR(
       Optional("dbeta", b.dbeta, ffi::F32, {a->cols}, &a->dbeta_ptr));
   AITER_FFI_RETURN_IF_ERROR(Optional("dbeta_parts", b.dbeta_parts, ffi::F32,
-                                     {a->parts, a->cols},
-                                     &a->dbeta_parts_ptr));
+                                     {a->parts, a->cols}, &a->dbeta_parts_ptr));
   a->s_ptr = b.s.untyped_data();
   a->dy_ptr = b.dy.untyped_data();
   a->mean_ptr = b.mean.untyped_data();
@@ -133,9 +130,9 @@ ffi::Error FwdInitialize(Buffer x, Buffer residual, Buffer gamma, Buffer beta,
                          ffi::Result<Buffer> mean, ffi::Result<Buffer> rstd,
                          NormAttrs attrs) {
   aiter::norm_fwd_args args;
-  AITER_FFI_RETURN_IF_ERROR(SetFwd(
-      {x, residual, gamma, beta, *y, *residual_out, *mean, *rstd}, attrs,
-      &args));
+  AITER_FFI_RETURN_IF_ERROR(
+      SetFwd({x, residual, gamma, beta, *y, *residual_out, *mean, *rstd}, attrs,
+             &args));
   return ToError(aiter::norm_fwd_prepare(args));
 }
 
@@ -144,9 +141,9 @@ ffi::Error Fwd(gpuStream_t stream, Buffer x, Buffer residual, Buffer gamma,
                ffi::Result<Buffer> residual_out, ffi::Result<Buffer> mean,
                ffi::Result<Buffer> rstd, NormAttrs attrs) {
   aiter::norm_fwd_args args;
-  AITER_FFI_RETURN_IF_ERROR(SetFwd(
-      {x, residual, gamma, beta, *y, *residual_out, *mean, *rstd}, attrs,
-      &args));
+  AITER_FFI_RETURN_IF_ERROR(
+      SetFwd({x, residual, gamma, beta, *y, *residual_out, *mean, *rstd}, attrs,
+             &args));
   return ToError(aiter::norm_fwd(args, stream));
 }
 

@@ -36,10 +36,12 @@ std::string ShapeString(const Dims& dims) {
   return text + "]";
 }
 
-inline std::string ShapeString(const Shape& dims) { return ShapeString<Shape>(dims); }
+inline std::string ShapeString(const Shape& dims) {
+  return ShapeString<Shape>(dims);
+}
 
 inline ffi::Error Invalid(const char* name, const std::string& given,
-                   const std::string& accepted) {
+                          const std::string& accepted) {
   return ffi::Error::InvalidArgument(std::string("aiter: ") + name + " " +
                                      given + ", but must " + accepted);
 }
@@ -71,7 +73,7 @@ inline std::string TypeName(ffi::DataType type) {
 }
 
 inline ffi::Error CheckType(const char* name, const Buffer& buffer,
-                     ffi::DataType type) {
+                            ffi::DataType type) {
   if (buffer.element_type() == type) return ffi::Error::Success();
   return Invalid(name, "has dtype " + TypeName(buffer.element_type()),
                  "have dtype " + TypeName(type));
@@ -88,8 +90,8 @@ ffi::Error CheckShape(const char* name, const Buffer& buffer,
                  "have shape " + ShapeString(shape));
 }
 
-inline ffi::Error Check(const char* name, const Buffer& buffer, ffi::DataType type,
-                 Shape shape) {
+inline ffi::Error Check(const char* name, const Buffer& buffer,
+                        ffi::DataType type, Shape shape) {
   AITER_FFI_RETURN_IF_ERROR(CheckType(name, buffer, type));
   return CheckShape(name, buffer, shape);
 }
@@ -117,8 +119,9 @@ inline void* Address(const Buffer& buffer) {
 }
 
 // Checks an optional operand and sets `*address` to where it lies, if it does.
-inline ffi::Error Optional(const char* name, const Buffer& buffer, ffi::DataType type,
-                    Shape shape, const void** address) {
+inline ffi::Error Optional(const char* name, const Buffer& buffer,
+                           ffi::DataType type, Shape shape,
+                           const void** address) {
   if (IsPresent(buffer)) {
     AITER_FFI_RETURN_IF_ERROR(Check(name, buffer, type, shape));
   }
@@ -126,8 +129,8 @@ inline ffi::Error Optional(const char* name, const Buffer& buffer, ffi::DataType
   return ffi::Error::Success();
 }
 
-inline ffi::Error Optional(const char* name, const Buffer& buffer, ffi::DataType type,
-                    Shape shape, void** address) {
+inline ffi::Error Optional(const char* name, const Buffer& buffer,
+                           ffi::DataType type, Shape shape, void** address) {
   const void* const_address;
   AITER_FFI_RETURN_IF_ERROR(
       Optional(name, buffer, type, shape, &const_address));

@@ -12,7 +12,9 @@ JSON describes it for embed.py (symbol, arguments, launch shape) and report.py
 
 Columns of a row: op, grade, arch, dtype and the sizes before tile_m (head dims
 of attention, columns of a norm) name the kernel and are its symbol; tile_m,
-tile_n, num_warps, num_stages and options say how to build it.
+tile_n, perhaps tile_k, num_warps, num_stages and options say how to build it.
+In a table without sizes the tile names the kernel. rate, if there is such a
+column, is for whoever chooses a kernel.
 options: key=value pairs separated by blanks; capital keys are constants of the
 kernel, the others are options of Triton's backend, but for
   module=NAME      the file of the kernel, if not the op's usual one;
@@ -23,7 +25,6 @@ kernel, the others are options of Triton's backend, but for
 import argparse
 import copy
 import csv
-import importlib
 import json
 import os
 import pathlib
@@ -43,15 +44,15 @@ _ROOT = pathlib.Path(__file__).absolute().parents[3]
 if str(_ROOT) not in sys.path:
   sys.path.insert(0, str(_ROOT))
 
-from third_party.aiter.aot import families
 from third_party.aiter.aot import resources
+from third_party.aiter.aot.family import family_of, kernel_module
 
 # Bytes of LDS or shared memory that one workgroup may have.
 _LDS = {"gfx90a": 65536, "gfx942": 65536, "gfx950": 163840, "gfx1100": 65536,
         "gfx1201": 65536, "sm_80": 101376, "sm_90": 232448}
 
 
-def _attributes(names, signature, aligned):
+def _attributes(names, signature, aligned, alignment):
   """What is promised of the arguments' divisibility."""
   attrs = {}
   for i, name in enumerate(names):
@@ -60,7 +61,7 @@ def _attributes(names, signature, aligned):
     if signature[name].startswith("*"):
       attrs[(i,)] = [["tt.divisibility", 16]]
     elif re.match(aligned, name):
-      attrs[(i,)] = [["tt.divisibility", 8]]
+      attrs[(i,)] = [["tt.divisibility", alignment]]
   return attrs
 
 
@@ -76,19 +77,38 @@ def _options(text):
 
 
 def _tensor_maps(module, function, values):
-  """TMA maps of a kernel: argument -> (tensor, rows of a box, head dim)."""
+  """TMA maps of a kernel: argument -> family.TensorMap."""
   maps = getattr(module, "tensor_maps", None)
   return maps(function, values) if maps else {}
 
 
-def _map_types(maps, dtype):
-  """Triton types of TMA maps, of views [batch, head, row, dim]."""
+def _map_element(tensor_map, element):
+  """Triton's type of an element of a map's tensor, and its bits."""
+  if tensor_map.element != "dtype":
+    element = tensor_map.element
+  return element, 8 if element in ("i8", "u8") or "8" in element else 16
+
+
+def _map_types(maps, row_element):
+  """Triton types of TMA maps."""
   if not maps:
     return {}
   from triton.experimental.gluon import language as gl
-  layout = gl.NVMMASharedLayout(128, 16, rank=4)
-  return {n: f"tensordesc<{dtype}[1,1,{rows},{dim}],{layout!r}>"
-          for n, (_, rows, dim) in maps.items()}
+  types = {}
+  for name, m in maps.items():
+    element, bits = _map_element(m, row_element)
+    layout = gl.NVMMASharedLayout(m.swizzle, bits, rank=len(m.block))
+    block = ",".join(map(str, m.block))
+    types[name] = f"tensordesc<{element}[{block}],{layout!r}>"
+  return types
+
+
+def _map_description(m, row_element):
+  """What kernel_table.h's TensorMapSpec says of a map."""
+  _, bits = _map_element(m, row_element)
+  *outer, inner = m.block
+  return {"tensor": m.tensor, "swizzle": m.swizzle,
+          "box": [min(inner, m.swizzle * 8 // bits), *reversed(outer)]}
 
 
 def _parameter_sizes(asm):
@@ -110,8 +130,9 @@ def _arguments(run_time, signature, maps, asm):
     if n in maps:
       # Triton adds the map's shape and strides, which no kernel reads.
       args.append([n, "tensormap"])
-      args += [[f"{n}.shape{i}", "i32"] for i in range(4)]
-      args += [[f"{n}.stride{i}", "i64"] for i in range(4)]
+      rank = len(maps[n].block)
+      args += [[f"{n}.shape{i}", "i32"] for i in range(rank)]
+      args += [[f"{n}.stride{i}", "i64"] for i in range(rank)]
     else:
       args.append([n, "*" if signature[n].startswith("*") else
                    {"fp32": "f32"}.get(signature[n], signature[n])])
@@ -133,9 +154,14 @@ def _dims(row):
                                   columns.index("tile_m")]]
 
 
+def _tile(row):
+  return [int(row.get(c, 0)) for c in ("tile_m", "tile_n", "tile_k")]
+
+
 def _symbol(row):
   """The row's unique name; kernel_table.bzl has the same rule."""
-  cells = [row["op"], row["grade"], row["dtype"], *_dims(row), row["arch"]]
+  sizes = _dims(row) or ["x".join(map(str, _tile(row)))]
+  cells = [row["op"], row["grade"], row["dtype"], *sizes, row["arch"]]
   for option in (row.get("options") or "").split():
     if option.startswith("excludes="):
       cells.append("no_" + option[len("excludes="):].replace("+", "_"))
@@ -165,20 +191,24 @@ def _compile_row(row):
   symbol = _symbol(row)
   build, constants = _options(row.get("options") or "")
   excludes = [f for f in build.pop("excludes", "").split("+") if f]
-  family = families.family_of(op)
+  family = family_of(op)
+  unknown = set(excludes) - family.features
+  if unknown:
+    raise ValueError(f"{symbol}: excludes {sorted(unknown)}, but features are"
+                     f" {', '.join(sorted(family.features))}")
   usual_module, grid = family.ops[op]
   module = build.pop("module", usual_module)
   function = build.pop("function", op)
-  module = importlib.import_module("third_party.aiter.kernels." + module)
+  module = kernel_module(module)
   kernel = getattr(module, function)
   names = list(kernel.arg_names)
   run_time = [n for n in names if not n.isupper()]
-  dtype = row["dtype"]
-  signature = {n: family.type_of(n, dtype) for n in run_time}
+  element = family.element(row)
+  signature = {n: family.type_of(n, element) for n in run_time}
   values = family.constants(row) | constants
   values = {n: v for n, v in values.items() if n in names}
   maps = _tensor_maps(module, function, values)
-  signature |= _map_types(maps, dtype)
+  signature |= _map_types(maps, element)
   full = {n: signature.get(n, "constexpr") for n in names}
 
   # The function's name is the object's symbol and reaches the device.
@@ -188,7 +218,8 @@ def _compile_row(row):
   sure = not family.aligned_if or family.aligned_if in excludes
   source = ASTSource(
       kernel, full, constexprs=values,
-      attrs=_attributes(names, signature, family.aligned if sure else "$^"))
+      attrs=_attributes(names, signature, family.aligned if sure else "$^",
+                        family.alignment(row)))
   if arch.startswith("gfx"):
     target = GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
   else:
@@ -211,15 +242,19 @@ def _compile_row(row):
     grid[0], grid[1] = grid[1], grid[0]
   obj = compiled.asm["hsaco" if arch.startswith("gfx") else "cubin"]
   threads = meta.num_warps * (64 if arch.startswith("gfx9") else 32)
+  if maps and family.no_maps_if:
+    excludes.append(family.no_maps_if)
+  tile_m, tile_n, tile_k = _tile(row)
   description = {
       "op": op, "grade": row["grade"], "arch": arch, "dtype": row["dtype"],
       "dims": [int(d) for d in _dims(row)],
-      "tile_m": int(row["tile_m"]), "tile_n": int(row["tile_n"]),
-      "num_warps": meta.num_warps, "threads": threads, "shared": meta.shared,
+      "tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k,
+      "rate": int(row.get("rate") or 0), "num_warps": meta.num_warps,
+      "threads": threads, "shared": meta.shared,
       "symbol": symbol, "grid": grid, "args": args,
       "excludes": excludes,
-      "maps": {n: {"tensor": tensor, "box": [min(dim, 64), rows, 1, 1]}
-               for n, (tensor, rows, dim) in maps.items()},
+      "no_spills_up_to": family.no_spills_up_to,
+      "maps": {n: _map_description(m, element) for n, m in maps.items()},
       "resources": resources.of(arch, compiled.asm, obj, threads, meta.shared),
   }
   return obj, description, compiled.asm.get("amdgcn", compiled.asm.get("ptx"))

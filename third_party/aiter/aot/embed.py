@@ -32,13 +32,6 @@ _TYPES = {
 }
 _TENSOR_MAP_BYTES = 128
 _TENSOR_MAP_ALIGNMENT = 64
-# Names of kernel_table.h's enum Feature.
-_FEATURES = (
-    "alibi", "bias", "bias_f32", "cu_k", "cu_k_padded", "cu_q", "cu_q_padded",
-    "cu_seqlens", "dlse", "dropout", "min_seqlen", "no_keys",
-    "non_positive_scale", "sink", "sink_tokens", "soft_cap", "top_left",
-    "unaligned", "varlen", "window",
-)
 
 _HEADER = """\
 // Written by third_party/aiter/aot/embed.py.
@@ -130,10 +123,9 @@ class _ArgList:
 
 
 def _tensor_map_row(spec):
-  # Innermost dimension first: head dimension, rows, heads, batch.
-  cols, rows = spec["box"][:2]
-  return (f"{{TensorId::{_constant(spec['tensor'])}, {rows}, {cols},"
-          f" {spec.get('swizzle', 128)}}}")
+  box = spec["box"]
+  return (f"{{TensorId::{_constant(spec['tensor'])}, {len(box)},"
+          f" {spec['swizzle']}, {{{', '.join(map(str, box))}}}}}")
 
 
 def _read(path):
@@ -175,15 +167,10 @@ def embed(kernels):
       counts[k["op"]] = counts.get(k["op"], 0) + 1
       arg_lists[key] = _ArgList(k["op"], counts[k["op"]], k["args"])
     args = arg_lists[key]
-    excludes = set(k.get("excludes", ()))
-    unknown = excludes - set(_FEATURES)
-    if unknown:
-      raise ValueError(f"{k['symbol']}: excludes {sorted(unknown)}, but"
-                       f" features are {', '.join(_FEATURES)}")
+    # The compiler's names; kernel_table.h has an enum of each family's.
+    excludes = sorted(k["excludes"])
     maps = "nullptr"
     if args.tensor_maps:
-      # A tensor without rows has no tensor map.
-      excludes.add("no_keys")
       specs = [_tensor_map_row(k["maps"][name]) for name in args.tensor_maps]
       specs = "{\n    " + ",\n    ".join(specs) + "}"
       maps = map_tables.setdefault(specs, f"kTensorMaps{len(map_tables) + 1}")
@@ -199,9 +186,10 @@ def embed(kernels):
             "DataType::" + _constant("bf16" if any_type else k["dtype"]),
             "true" if any_type else "false",
             f"{{{dims[0]}, {dims[1]}}}",
-            " | ".join(f"kFeature{_camel(f)}" for f in sorted(excludes)) or "0",
-            str(k["tile_m"]), str(k["tile_n"]), str(k["threads"]),
-            str(k["shared"]), "{" + ", ".join(grid) + "}",
+            " | ".join(f"kFeature{_camel(f)}" for f in excludes) or "0",
+            str(k["tile_m"]), str(k["tile_n"]), str(k["tile_k"]),
+            str(k["rate"]), str(k["threads"]), str(k["shared"]),
+            "{" + ", ".join(grid) + "}",
             str(len(blob)), str(len(compressed)), str(len(k["object"])),
             f"&kernels::Pack{args.name}",
             f"kernels::kOffsetsOf{args.name}", str(len(args.members)), maps,

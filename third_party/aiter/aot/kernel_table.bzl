@@ -6,10 +6,14 @@ A changed row then recompiles one kernel, and a removed row leaves no trace.
 
 _KEY = ["op", "grade", "arch", "dtype"]
 
+_TILE = ["tile_m", "tile_n", "tile_k"]
+
 def _symbol(columns, row):
     """The row's unique name; compile.py has the same rule."""
-    dims = columns[len(_KEY):columns.index("tile_m")]
-    cells = [row[column] for column in ["op", "grade", "dtype"] + dims + ["arch"]]
+    sizes = [row[column] for column in columns[len(_KEY):columns.index("tile_m")]]
+    if not sizes:
+        sizes = ["x".join([row[column] for column in _TILE])]
+    cells = [row[column] for column in ["op", "grade", "dtype"]] + sizes + [row["arch"]]
     for option in row.get("options", "").split(" "):
         if option.startswith("excludes="):
             cells.append("no_" + option[len("excludes="):].replace("+", "_"))
@@ -33,9 +37,14 @@ def _rows(repository_ctx, table):
         symbol = _symbol(columns, row)
         if symbol in rows:
             fail("%s: %s stands twice" % (path, symbol))
-        rows[symbol] = "    struct(arch = %r, op = %r, symbol = %r, header = %r, line = %r)," % (
+        module = ""
+        for option in row.get("options", "").split(" "):
+            if option.startswith("module="):
+                module = option[len("module="):]
+        rows[symbol] = "    struct(arch = %r, op = %r, module = %r, symbol = %r, header = %r, line = %r)," % (
             row["arch"],
             row["op"],
+            module,
             symbol,
             header,
             line,

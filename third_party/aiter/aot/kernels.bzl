@@ -12,18 +12,26 @@ KernelsInfo = provider(
     },
 )
 
-def _reads(op, source, operators):
-    """Whether a kernel may read a source.
+# Families that read a source which is named after none.
+_SHARED = {
+    "common.py": ["mha"],
+    "hopper.py": ["mha"],
+    "rounding.py": ["gemm", "norm", "quant"],
+}
 
-    mha_bwd_dq reads mha_bwd*.py, mha.py and what is named after no operator.
+def _reads(row, source):
+    """Whether a row's kernel may read a source.
+
+    mha_bwd_dq reads mha_bwd*.py, mha.py, what the row has as its module, and
+    what attention shares.
     """
-    words = op.split("_")
+    words = row.op.split("_")
     return (source.startswith("_".join(words[:2])) or
             source == words[0] + ".py" or
-            source.split("_")[0].split(".")[0] not in operators)
+            source == row.module + ".py" or
+            words[0] in _SHARED.get(source, []))
 
 def _triton_kernels_impl(ctx):
-    operators = {row.op.split("_")[0]: True for row in ROWS}
     archs = ctx.attr._archs[ArchsInfo].archs
     objects = []
     descriptions = []
@@ -38,7 +46,7 @@ def _triton_kernels_impl(ctx):
         sources = [
             source
             for source in ctx.files.srcs
-            if _reads(row.op, source.basename, operators)
+            if _reads(row, source.basename)
         ]
         args = ctx.actions.args()
         args.add("--header", row.header)

@@ -18,8 +18,6 @@ import pathlib
 import sys
 
 _NO_SPILLS = ("gfx942", "gfx950", "sm_90")
-# Head dims and columns beyond which a kernel may.
-_NO_SPILLS_UP_TO = {"mha": 128, "norm": 8192}
 # Innermost loops in program order: tiles without a mask, tiles that one edge of
 # the window cuts, and in the fast forward those that need every check.
 _LOOPS = ("", "masked_", "checked_")
@@ -72,7 +70,8 @@ def main():
   parser.add_argument("--check", action="store_true")
   parser.add_argument("json", nargs="+")
   args = parser.parse_args()
-  rows = [_row(json.loads(pathlib.Path(p).read_text())) for p in args.json]
+  descriptions = [json.loads(pathlib.Path(p).read_text()) for p in args.json]
+  rows = [_row(d) for d in descriptions]
   rows.sort(key=lambda r: tuple(str(r[c]) for c in _COLUMNS[:5]))
   if args.out_csv:
     with open(args.out_csv, "w", newline="", encoding="utf-8") as f:
@@ -82,9 +81,9 @@ def main():
   if args.out_md:
     pathlib.Path(args.out_md).write_text(_markdown(rows), encoding="utf-8")
   if args.check:
-    spills = [r for r in rows if r["arch"] in _NO_SPILLS and r["spills"]
-              and max(map(int, r["dims"].split("x")))
-              <= _NO_SPILLS_UP_TO[r["op"].split("_")[0]]]
+    spills = [_row(d) for d in descriptions
+              if d["arch"] in _NO_SPILLS and d["resources"]["spills"]
+              and max(d["dims"], default=0) <= d["no_spills_up_to"]]
     for r in spills:
       print(f'{r["op"]} {r["grade"]} {r["dtype"]} {r["dims"]} '
             f'{r["arch"]}: spills {r["spills"]} registers', file=sys.stderr)

@@ -17,17 +17,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels import hopper
 
 
 def tensor_maps(function, constants):
-  """TMA maps of a kernel: argument -> (tensor, rows of a box, head dim)."""
+  """TMA maps of a kernel by argument, of views [batch, head, row, dim]."""
   rows = {"mha_bwd_dkdv": (constants["TILE_M"], 64),
           "mha_bwd_dq": (64, constants["TILE_N"])}[function]
   head, dv = constants["HEAD"], constants["BLOCK_DV"]
   return {
-      "q_desc": ("q", rows[0], head), "do_desc": ("do", rows[0], dv),
-      "k_desc": ("k", rows[1], head), "v_desc": ("v", rows[1], dv),
+      "q_desc": TensorMap("q", (1, 1, rows[0], head)),
+      "do_desc": TensorMap("do", (1, 1, rows[0], dv)),
+      "k_desc": TensorMap("k", (1, 1, rows[1], head)),
+      "v_desc": TensorMap("v", (1, 1, rows[1], dv)),
   }
 
 

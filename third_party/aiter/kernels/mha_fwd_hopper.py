@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
   warpgroup_mma_wait,
 )
 
+from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels import hopper
 
 
@@ -281,12 +282,13 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
 
 
 def tensor_maps(function, constants):
-  """TMA maps of a kernel: argument -> (tensor, rows of a box, head dim)."""
+  """TMA maps of a kernel by argument, of views [batch, head, row, dim]."""
   assert function == "mha_fwd", function
+  head, tile_n = constants["HEAD"], constants["TILE_N"]
   return {
-      "q_desc": ("q", 64, constants["HEAD"]),
-      "k_desc": ("k", constants["TILE_N"], constants["HEAD"]),
-      "v_desc": ("v", constants["TILE_N"], constants["BLOCK_DV"]),
+      "q_desc": TensorMap("q", (1, 1, 64, head)),
+      "k_desc": TensorMap("k", (1, 1, tile_n, head)),
+      "v_desc": TensorMap("v", (1, 1, tile_n, constants["BLOCK_DV"])),
   }
 
 

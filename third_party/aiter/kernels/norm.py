@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What forward and backward norms share: flags, and the columns' weights."""
+"""The norms' family: its declaration, flags, and the columns' weights."""
 
 import triton
 import triton.language as tl
+
+from third_party.aiter.aot.family import Family, points_to
 
 # Bits of the argument `flags`; src/norm_params.h has the same list.
 LAYER = tl.constexpr(1)  # Subtract the mean.
@@ -30,3 +32,30 @@ def weight(gamma, gamma_f32, c, inside, flags):
   if flags & GEMMA:
     w += 1.0
   return w
+
+
+def _constants(row):
+  return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
+          "COLS": int(row["cols"])}
+
+
+FAMILY = Family(
+    ops={
+        "norm_fwd": ("norm_fwd", ("tile_m",)),
+        "norm_bwd_dx": ("norm_bwd", ("parts",)),
+        "norm_bwd_parts": ("norm_bwd", ("tile_n", "parts")),
+        "norm_bwd_dgamma": ("norm_bwd", ("tile_n",)),
+    },
+    pointers={
+        **points_to(
+            "dtype", "x residual gamma beta y residual_out dy dresidual dx"),
+        **points_to("fp32", "gamma_f32 beta_f32 mean rstd dgamma_parts "
+                    "dbeta_parts dgamma dbeta"),
+    },
+    floats=frozenset({"epsilon"}),
+    aligned=r"cols$",
+    aligned_if="unaligned",
+    constants=_constants,
+    features=frozenset({"unaligned"}),
+    no_spills_up_to=8192,
+)

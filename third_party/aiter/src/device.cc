@@ -14,9 +14,14 @@ namespace aiter {
 std::vector<KernelDescription> list_kernels() {
   std::vector<KernelDescription> kernels;
   for (const KernelInfo& k : GetKernelTable()) {
-    kernels.push_back({k.symbol, k.op, k.grade, k.arch,
+    kernels.push_back({k.symbol,
+                       k.op,
+                       k.grade,
+                       k.arch,
                        k.any_data_type ? "any" : DataTypeName(k.data_type),
-                       {k.dims[0], k.dims[1]}, k.tile_m, k.tile_n});
+                       {k.dims[0], k.dims[1]},
+                       k.tile_m,
+                       k.tile_n});
   }
   return kernels;
 }

@@ -12,8 +12,9 @@
 
 namespace aiter {
 
-// What an attention problem asks of a kernel. The low bits are the kernels' own argument
-// `flags` (kernels/common.py has the same list); the high ones only select.
+// What an attention problem asks of a kernel. The low bits are the kernels' own
+// argument `flags` (kernels/common.py has the same list); the high ones only
+// select.
 enum Feature : uint32_t {
   kFeatureBias = 1 << 0,
   kFeatureBiasF32 = 1 << 1,
@@ -40,7 +41,8 @@ enum Feature : uint32_t {
   kFeatureCuSeqlens = kFeatureCuQ | kFeatureCuK,
 };
 
-// What a norm asks of a kernel. Its flags are run-time arguments of all kernels.
+// What a norm asks of a kernel. Its flags are run-time arguments of all
+// kernels.
 enum NormFeature : uint32_t {
   kFeatureUnaligned = 1 << 0,  // Rows do not begin at multiples of 16 bytes.
 };
@@ -53,19 +55,37 @@ enum class GridAxis : uint8_t {
   kNheadQ,
   kNheadK,
   kBatch,
-  kBias,   // The bias's batches times its heads.
-  kParts,  // Parts that rows are divided into.
+  kBias,    // The bias's batches times its heads.
+  kParts,   // Parts that rows are divided into.
+  kTiles,   // Tiles of rows times tiles of columns.
+  kSplits,  // Parts that a sum is divided into.
+  kBlocks,  // As many as the device runs at once, or tiles if those are fewer.
 };
 
-// Which tensor a tensor map describes, and its box. The map has four
-// dimensions, outermost first: batch (1 if packed), head, row, head dimension.
-enum class TensorId : uint8_t { kQ, kK, kV, kO, kDo, kDq, kDk, kDv };
+// Tensors that tensor maps describe: attention's, as [batch (1 if packed),
+// head, row, head dimension], and a GEMM's.
+enum class TensorId : uint8_t {
+  kQ,
+  kK,
+  kV,
+  kO,
+  kDo,
+  kDq,
+  kDk,
+  kDv,
+  kA,
+  kB,
+  kOut,
+};
 
+inline constexpr int kMaxTensorMapRank = 5;
+
+// What one copy by a tensor map brings.
 struct TensorMapSpec {
   TensorId tensor;
-  uint16_t box_rows;
-  uint16_t box_cols;
-  uint16_t swizzle_bytes;  // 0, 32, 64 or 128
+  uint8_t rank;
+  uint8_t swizzle_bytes;            // 0, 32, 64 or 128
+  uint16_t box[kMaxTensorMapRank];  // Innermost dimension first.
 };
 
 struct KernelInfo {
@@ -80,6 +100,8 @@ struct KernelInfo {
   uint32_t excludes;  // Features that the kernel cannot serve.
   int16_t tile_m;
   int16_t tile_n;
+  int16_t tile_k;
+  int16_t rate;  // Of gemm.csv: TFLOP/s at a large shape.
   int threads;
   int shared_bytes;
   GridAxis grid[3];

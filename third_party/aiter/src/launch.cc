@@ -32,6 +32,12 @@ const char* AxisName(GridAxis axis) {
       return "bias batches times heads";
     case GridAxis::kParts:
       return "parts";
+    case GridAxis::kTiles:
+      return "tiles";
+    case GridAxis::kSplits:
+      return "splits";
+    case GridAxis::kBlocks:
+      return "blocks";
   }
   return "unknown";
 }

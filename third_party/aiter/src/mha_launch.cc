@@ -38,8 +38,8 @@ int64_t AxisSize(GridAxis axis, const KernelInfo& kernel,
       return packed && tiled ? 1 : params.batch;
     case GridAxis::kBias:
       return int64_t{params.bias_batch} * params.bias_nhead;
-    case GridAxis::kParts:
-      break;  // Of norms alone.
+    default:
+      break;  // Other families'.
   }
   return 0;
 }
@@ -101,7 +101,7 @@ Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,
       row_bytes, static_cast<uint64_t>(t.nhead_stride) * kElementBytes,
       packed ? rows * row_bytes
              : static_cast<uint64_t>(t.batch_stride) * kElementBytes};
-  const uint32_t box[4] = {spec.box_cols, spec.box_rows, 1, 1};
+  const uint32_t box[4] = {spec.box[0], spec.box[1], 1, 1};
   const uint32_t element_strides[4] = {1, 1, 1, 1};
   int swizzle = 0;  // CUtensorMapSwizzle counts none, 32, 64, 128 bytes.
   for (int bytes = spec.swizzle_bytes; bytes > 16; bytes /= 2) ++swizzle;

@@ -166,9 +166,9 @@ Status norm_fwd_plan(const norm_fwd_args& args, NormFwdPlan* plan) {
 Status norm_bwd_plan(const norm_bwd_args& args, NormBwdPlan* plan) {
   AITER_RETURN_IF_ERROR(CheckBwd(args));
   plan->key = KeyOf(args);
-  AITER_RETURN_IF_ERROR(LoadSteps(plan->key, {{"norm_bwd_dx", true, &plan->dx},
-                                              {"norm_bwd_dgamma", true,
-                                               &plan->dgamma}}));
+  AITER_RETURN_IF_ERROR(
+      LoadSteps(plan->key, {{"norm_bwd_dx", true, &plan->dx},
+                            {"norm_bwd_dgamma", true, &plan->dgamma}}));
   // A kernel for any number of columns cannot hold sums for all of them.
   return LoadSteps(plan->key, {{"norm_bwd_parts", plan->dx.info->dims[0] == 0,
                                 &plan->parts}});

@@ -45,8 +45,8 @@ bool Serves(const KernelInfo& kernel, const ProblemKey& key) {
       return false;
     }
     excludes |= kGeneralOnly;
-  } else if (kernel.dims[0] > 0 && (kernel.dims[0] < key.dims[0] ||
-                                    kernel.dims[1] < key.dims[1])) {
+  } else if (kernel.dims[0] > 0 &&
+             (kernel.dims[0] < key.dims[0] || kernel.dims[1] < key.dims[1])) {
     return false;
   }
   return (key.features & excludes) == 0;
@@ -109,8 +109,7 @@ Status SelectKernel(const DeviceInfo& device, const std::string& op,
       continue;
     }
     Rank rank(arch, std::strcmp(candidate.grade, kFast) == 0,
-              -Volume(candidate),
-              PopCount(candidate.excludes));
+              -Volume(candidate), PopCount(candidate.excludes));
     if (*kernel == nullptr || rank > best) {
       *kernel = &candidate;
       best = rank;
@@ -135,7 +134,8 @@ Status SelectKernel(const DeviceInfo& device, const std::string& op,
 }
 
 const char* DataTypeName(DataType type) {
-  static constexpr const char* kNames[] = {"fp16", "bf16", "fp32"};
+  static constexpr const char* kNames[] = {"fp16",   "bf16",     "fp32", "i8",
+                                           "e4m3fn", "e4m3fnuz", "e2m1"};
   return kNames[static_cast<int>(type)];
 }
 

@@ -20,7 +20,7 @@ namespace aiter {
 Status SelectKernel(const DeviceInfo& device, const std::string& op,
                     const ProblemKey& key, const KernelInfo** kernel);
 
-// "fp16", "bf16" or "fp32".
+// As configs/*.csv have it: "bf16".
 const char* DataTypeName(DataType type);
 
 // A device of architecture `arch`, to select for without having one; any

@@ -17,7 +17,7 @@ struct KernelDescription {
   std::string op;
   std::string grade;  // "fast" or "general"
   std::string arch;
-  std::string data_type;  // "fp16", "bf16", "fp32" or "any"
+  std::string data_type;  // As configs/*.csv have it: "bf16", "any".
   int dims[2];  // Exact in the fast grade, else a maximum; 0: no bound.
   int tile_m;
   int tile_n;

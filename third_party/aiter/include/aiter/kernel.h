@@ -8,7 +8,15 @@
 
 namespace aiter {
 
-enum class DataType : uint8_t { kFp16, kBf16, kFp32 };
+enum class DataType : uint8_t {
+  kFp16,
+  kBf16,
+  kFp32,
+  kI8,
+  kE4m3fn,
+  kE4m3fnuz,
+  kE2m1,
+};
 
 struct KernelInfo;  // A row of the table of embedded kernels.
 

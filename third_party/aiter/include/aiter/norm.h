@@ -21,7 +21,7 @@ struct norm_args {
   DataType data_type = DataType::kBf16;
   bool is_layer_norm = false;  // Subtracts the mean; else it is RMSNorm.
   bool is_gemma = false;       // The weight is 1 + gamma.
-  bool is_t5 = false;  // Rounds the normalised rows before the weight.
+  bool is_t5 = false;          // Rounds the normalised rows before the weight.
 
   int64_t rows = 0;
   int64_t cols = 0;
@@ -48,13 +48,13 @@ struct norm_fwd_args : norm_args {
 
 // Gradients, deterministic.
 struct norm_bwd_args : norm_args {
-  const void* s_ptr = nullptr;   // [rows, cols]: x, or residual_out.
-  const void* dy_ptr = nullptr;  // [rows, cols]
+  const void* s_ptr = nullptr;              // [rows, cols]: x, or residual_out.
+  const void* dy_ptr = nullptr;             // [rows, cols]
   const void* dresidual_out_ptr = nullptr;  // [rows, cols], or absent.
   const void* mean_ptr = nullptr;           // As forward left them.
   const void* rstd_ptr = nullptr;
 
-  void* dx_ptr = nullptr;     // [rows, cols]: of x, and of residual as well.
+  void* dx_ptr = nullptr;      // [rows, cols]: of x, and of residual as well.
   void* dgamma_ptr = nullptr;  // float32 [cols]
   void* dbeta_ptr = nullptr;   // float32 [cols], or absent.
   // Scratch: float32 [parts, cols] each, dbeta's if it is wanted. Rows are
