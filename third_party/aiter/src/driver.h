@@ -23,22 +23,12 @@ struct DeviceInfo {
   Platform platform = Platform::kHip;
   std::string arch;          // "gfx942", or "sm_90" for capability 9.0.
   int max_shared_bytes = 0;  // Most shared memory of one block.
+  int multiprocessors = 0;   // Compute units of AMD; 0: no device is there.
 };
 
 // CUtensorMap: a tensor's address, shape and tiling, read by TMA copies.
 struct alignas(64) TensorMap {
   uint64_t opaque[16];
-};
-
-// What cuTensorMapEncodeTiled is told, innermost dimension first. Strides are
-// those of dimensions 1 to 3; dimension 0 is contiguous.
-struct TensorMapShape {
-  static constexpr int kRank = 4;
-  int data_type = 0;  // CUtensorMapDataType
-  int swizzle = 0;    // CUtensorMapSwizzle
-  uint64_t dims[kRank] = {};
-  uint64_t stride_bytes[kRank - 1] = {};
-  uint32_t box[kRank] = {};
 };
 
 // Every function but the last two returns 0, or the driver's error code.

@@ -8,6 +8,7 @@ namespace aiter {
 namespace {
 
 // Values of CUdevice_attribute.
+constexpr int kMultiprocessorCount = 16;
 constexpr int kComputeCapabilityMajor = 75;
 constexpr int kComputeCapabilityMinor = 76;
 constexpr int kMaxSharedMemoryPerBlockOptin = 97;
@@ -38,7 +39,7 @@ std::string ErrorString(int error) {
 }
 
 Status DescribeDevice(int ordinal, DeviceInfo* info) {
-  int device = 0, major = 0, minor = 0, shared = 0;
+  int device = 0, major = 0, minor = 0, shared = 0, multiprocessors = 0;
   int error = cu_device_get(&device, ordinal);
   if (error == 0) {
     error = cu_device_get_attribute(&major, kComputeCapabilityMajor, device);
@@ -50,6 +51,10 @@ Status DescribeDevice(int ordinal, DeviceInfo* info) {
     error =
         cu_device_get_attribute(&shared, kMaxSharedMemoryPerBlockOptin, device);
   }
+  if (error == 0) {
+    error =
+        cu_device_get_attribute(&multiprocessors, kMultiprocessorCount, device);
+  }
   if (error != 0) {
     return Status(StatusCode::kInternal,
                   "Describing device " + std::to_string(ordinal) +
@@ -59,6 +64,7 @@ Status DescribeDevice(int ordinal, DeviceInfo* info) {
   info->platform = Platform::kCuda;
   info->arch = "sm_" + std::to_string(major * 10 + minor);
   info->max_shared_bytes = shared;
+  info->multiprocessors = multiprocessors;
   return Status();
 }
 

@@ -10,8 +10,9 @@ namespace {
 
 // hipDeviceProp_tR0600 is 1472 bytes; the suffix freezes its layout.
 constexpr size_t kPropertiesBytes = 1472;
-constexpr size_t kSharedMemPerBlockOffset = 296;  // size_t
-constexpr size_t kGcnArchNameOffset = 1160;       // char[256]
+constexpr size_t kSharedMemPerBlockOffset = 296;    // size_t
+constexpr size_t kMultiProcessorCountOffset = 388;  // int
+constexpr size_t kGcnArchNameOffset = 1160;         // char[256]
 constexpr size_t kGcnArchNameBytes = 256;
 
 int (*hip_get_device)(int*);
@@ -52,6 +53,8 @@ Status DescribeDevice(int ordinal, DeviceInfo* info) {
   info->platform = Platform::kHip;
   info->arch = arch;
   info->max_shared_bytes = static_cast<int>(shared);
+  std::memcpy(&info->multiprocessors, properties + kMultiProcessorCountOffset,
+              sizeof(info->multiprocessors));
   return Status();
 }
 
