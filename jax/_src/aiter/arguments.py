@@ -48,3 +48,22 @@ def check_is_array(function, name, value, optional=True):
 
 def describe(t) -> str:
   return f"{t.dtype}{list(t.shape)}"
+
+
+def no_gradient(function: str, instead: str):
+  """Makes differentiating the decorated function an error that says so.
+
+  Args:
+    function: the public function's name.
+    instead: what to do instead; ends the message.
+  """
+  def decorate(run):
+    wrapped = jax.custom_jvp(run)
+
+    @wrapped.defjvp
+    def _(primals, tangents):
+      raise TypeError(f"{function}: has no gradient; {instead}")
+
+    return wrapped
+
+  return decorate

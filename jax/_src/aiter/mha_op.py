@@ -19,13 +19,12 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
-from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 import jax
 from jax import lax
 from jax._src.aiter import ffi, reference
-from jax._src.aiter.partition import in_auto_mode, in_plain_types, mesh_axes
+from jax._src.aiter.partition import in_auto_mode, mesh_axes, partitioned
 from jax._src.aiter.types import Config, Grads, Operands, Saved, Wanted
 
 # -----------------------------------------------------------------------------
@@ -243,6 +242,8 @@ def _bwd_op(cfg: Config, wanted: Wanted):
 # Sharding: batch and heads partition; a packed call by heads alone. Sequence
 # and head_dim are gathered. Query heads of one group follow their key head.
 
+_SPLIT = ("b", "h", "n")
+
 
 def _head_names(x: Operands) -> tuple[str, str]:
   """Names of the query and key head dimensions in the sharding rule.
@@ -253,12 +254,12 @@ def _head_names(x: Operands) -> tuple[str, str]:
   return ("h", "h") if x.q.shape[-2] == x.k.shape[-2] else ("h", "n")
 
 
-def _specs(x: Operands, heads: tuple[str, str], batch: str):
-  """Names of the dimensions of every operand; '_' is a lonely one."""
-  hq, hk = heads
-  b = () if x.packed else (batch,)
+def _specs(x: Operands):
+  """Names of the dimensions of every operand; see partition.py."""
+  hq, hk = _head_names(x)
+  b = () if x.packed else ("b",)
   sq, sk = ("tq", "tk") if x.packed else ("sq", "sk")
-  rows = ("_",) if x.packed else (batch,)
+  rows = ("_",) if x.packed else ("b",)
   spec = Operands(
       q=(*b, sq, hq, "d"), k=(*b, sk, hk, "d"), v=(*b, sk, hk, "e"),
       cu_seqlens_q=("_",), cu_seqlens_k=("_",), cu_seqlens_q_padded=("_",),
@@ -266,57 +267,28 @@ def _specs(x: Operands, heads: tuple[str, str], batch: str):
       dropout_state=(*rows, hq, "_"))
   if x.bias is not None:
     spec = spec._replace(bias=(
-        "_" if x.bias.shape[0] == 1 else batch,
+        "_" if x.bias.shape[0] == 1 else "b",
         "_" if x.bias.shape[1] == 1 else hq, "sq", "sk"))
   return Operands(*(None if t is None else s for t, s in zip(x, spec)))
 
 
-def _lse_spec(x: Operands, hq: str, batch: str):
-  return (hq, "tq") if x.packed else (batch, hq, "sq")
+def _result_specs(x: Operands):
+  """As _specs, for (out, lse)."""
+  h, _ = _head_names(x)
+  return (*_specs(x).q[:-1], "e"), ((h, "tq") if x.packed else ("b", h, "sq"))
 
 
-def _result_specs(x: Operands, wanted: Wanted | None, heads, batch):
-  """As _specs, for (out, lse), or for Grads if `wanted` is given."""
-  spec = _specs(x, heads, batch)
-  lse = _lse_spec(x, heads[0], batch)
-  if wanted is None:
-    return (*spec.q[:-1], "e"), lse
-  return Grads(
-      spec.q, spec.k, spec.v, spec.bias if wanted.dbias else None,
-      spec.sink if wanted.dsink else None, lse if wanted.dslopes else None)
-
-
-def _saved_specs(x: Operands, saved: Saved, heads, batch):
-  spec = _specs(x, heads, batch)
-  lse = _lse_spec(x, heads[0], batch)
-  out = (*spec.q[:-1], "e")
+def _saved_specs(x: Operands, saved: Saved):
+  out, lse = _result_specs(x)
   return Saved(out, out, lse, None if saved.dlse is None else lse)
 
 
-def _is_spec(t) -> bool:
-  return type(t) is tuple and all(isinstance(n, str) for n in t)
-
-
-def _einsum_rule(args, results) -> tuple[str, tuple[str, ...]]:
-  """The sharding rule in JAX's notation, and the names to replicate."""
-  lonely = 0
-  fixed = []
-
-  def words(spec):
-    nonlocal lonely
-    out = []
-    for name in spec:
-      if name == "_":
-        name = f"u{lonely}"
-        lonely += 1
-      if name not in ("b", "h", "n") and name not in fixed:
-        fixed.append(name)
-      out.append(name)
-    return " ".join(out)
-
-  sides = [", ".join(words(s) for s in jax.tree.leaves(side, is_leaf=_is_spec))
-           for side in (args, results)]
-  return " -> ".join(sides), tuple(fixed)
+def _grads_specs(x: Operands, wanted: Wanted):
+  spec = _specs(x)
+  return Grads(
+      spec.q, spec.k, spec.v, spec.bias if wanted.dbias else None,
+      spec.sink if wanted.dsink else None,
+      _result_specs(x)[1] if wanted.dslopes else None)
 
 
 class _Split(NamedTuple):
@@ -327,6 +299,12 @@ class _Split(NamedTuple):
   batch: tuple[str, ...]
   heads: tuple[str, ...]
   shared_kv: bool
+
+  @property
+  def axes(self) -> dict[str, tuple[str, ...]]:
+    """Mesh axes of the dimensions in _specs; "n" is there if hk < hq."""
+    return {"b": self.batch, "h": self.heads,
+            "n": () if self.shared_kv else self.heads}
 
 
 def _choose_split(mesh, x: Operands) -> _Split:
@@ -348,15 +326,6 @@ def _choose_split(mesh, x: Operands) -> _Split:
   if hq % n == 0 and (hq // hk) % (hq // n) == 0:
     return _Split(batch, heads, True)
   return _Split(batch, (), False)
-
-
-def _to_shardings(mesh, split: _Split, specs):
-  """Shardings for specs whose head names are 'hq' and 'hk'."""
-  names = {"b": split.batch or None, "hq": split.heads or None,
-           "hk": None if split.shared_kv else split.heads or None}
-  return jax.tree.map(
-      lambda s: NamedSharding(mesh, PartitionSpec(*(names.get(n) for n in s))),
-      specs, is_leaf=_is_spec)
 
 
 def _shard_index(mesh, axes):
@@ -402,38 +371,30 @@ def _localise(mesh, split: _Split, x: Operands, hq: int, hk: int):
 
 @functools.cache
 def _partitioned_fwd(cfg: Config):
-  def mha_fwd(x):
-    return ffi.mha_fwd(cfg, x)
+  fun = functools.partial(ffi.mha_fwd, cfg)
 
-  def partition(mesh, args, results):
-    del results
+  def plan(mesh, args):
     x, = args
     split = _choose_split(mesh, x)
     hq, hk = x.q.shape[-2], x.k.shape[-2]
-    names = ("hq", "hk")
 
     def lower(x):
-      x, _ = _localise(mesh, split, x, hq, hk)
-      return ffi.mha_fwd(cfg, x)
+      return fun(_localise(mesh, split, x, hq, hk)[0])
 
-    return (mesh, in_plain_types(lower),
-            _to_shardings(mesh, split, _result_specs(x, None, names, "b")),
-            (_to_shardings(mesh, split, _specs(x, names, "b")),))
+    return split.axes, lower
 
-  return _with_rule(mha_fwd, partition, None)
+  return lambda x: partitioned(
+      fun, (_specs(x),), _result_specs(x), _SPLIT, plan)(x)
 
 
 @functools.cache
 def _partitioned_bwd(cfg: Config, wanted: Wanted):
-  def mha_bwd(x, saved):
-    return ffi.mha_bwd(cfg, wanted, x, saved)
+  fun = functools.partial(ffi.mha_bwd, cfg, wanted)
 
-  def partition(mesh, args, results):
-    del results
-    x, saved = args
+  def plan(mesh, args):
+    x, _ = args
     split = _choose_split(mesh, x)
     hq, hk = x.q.shape[-2], x.k.shape[-2]
-    names = ("hq", "hk")
     # A bias that broadcasts over a sharded dimension collects its gradient.
     bias_axes = ()
     if wanted.dbias:
@@ -443,7 +404,7 @@ def _partitioned_bwd(cfg: Config, wanted: Wanted):
     def lower(x, saved):
       whole_kv = x.k.shape, x.v.shape
       x, kv_head = _localise(mesh, split, x, hq, hk)
-      grads = ffi.mha_bwd(cfg, wanted, x, saved)
+      grads = fun(x, saved)
       if bias_axes:
         grads = grads._replace(dbias=lax.psum(grads.dbias, bias_axes))
       if split.shared_kv:
@@ -457,26 +418,8 @@ def _partitioned_bwd(cfg: Config, wanted: Wanted):
                                dv=collect(grads.dv, whole_kv[1]))
       return grads
 
-    return (mesh, in_plain_types(lower),
-            _to_shardings(mesh, split, _result_specs(x, wanted, names, "b")),
-            (_to_shardings(mesh, split, _specs(x, names, "b")),
-             _to_shardings(mesh, split, _saved_specs(x, saved, names, "b"))))
+    return split.axes, lower
 
-  return _with_rule(mha_bwd, partition, wanted)
-
-
-def _with_rule(fun, partition, wanted: Wanted | None):
-  """`fun`, partitioned by a sharding rule made for its arguments' shapes."""
-  def call(*args):
-    x = args[0]
-    names = _head_names(x)
-    specs = [_specs(x, names, "b")]
-    if wanted is not None:
-      specs.append(_saved_specs(x, args[1], names, "b"))
-    rule, fixed = _einsum_rule(specs, _result_specs(x, wanted, names, "b"))
-    op = custom_partitioning(fun)
-    op.def_partition(partition, sharding_rule=rule,
-                     need_replication_factors=fixed)
-    return op(*args)
-
-  return call
+  return lambda x, saved: partitioned(
+      fun, (_specs(x), _saved_specs(x, saved)), _grads_specs(x, wanted),
+      _SPLIT, plan)(x, saved)

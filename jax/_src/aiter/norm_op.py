@@ -4,28 +4,26 @@
 A call passes these layers, each unaware of the ones above it:
   norm             custom_vjp
   _fwd_op, _bwd_op custom_vmap: a mapped axis is one more axis of rows
-  _partitioned_*   custom_partitioning: rows shard, columns are gathered
+  _sharded         custom_partitioning: rows shard, columns are gathered
   _fwd, _bwd       kernel or reference
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
-from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 import jax
 from jax import lax
 from jax._src.aiter import dispatch
 from jax._src.aiter.dispatch import absent, like
-from jax._src.aiter.partition import in_auto_mode, in_plain_types, mesh_axes
+from jax._src.aiter.partition import in_auto_mode, partitioned
 from jaxlib import gpu_aiter
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -243,12 +241,8 @@ def _bwd(cfg: Config, with_beta: bool, saved: Saved) -> Grads:
 # Sharding
 
 
-def _is_spec(t) -> bool:
-  return type(t) is tuple and all(isinstance(n, str) for n in t)
-
-
 def _specs(tree):
-  """Names of the dimensions of every array of a Rows, Normed, Saved or Grads.
+  """Names of the dimensions of every array of a tree of this module.
 
   The last dimension of x and its like, and of gamma, is "cols"; others are
   "r0", "r1", ..., those of the rows.
@@ -267,51 +261,12 @@ def _specs(tree):
   return type(tree)(*(names(f, t) for f, t in zip(tree._fields, tree)))
 
 
-def _with_rule(fun, arrays, results, sum_over_rows: bool):
-  """fun(arrays), partitioned along the rows.
-
-  Args:
-    fun: Rows -> Normed, or Saved -> Grads.
-    arrays: its argument.
-    results: the argument's results, abstractly.
-    sum_over_rows: whether dgamma and dbeta are summed over the shards.
-
-  Returns:
-    The results.
-  """
-  specs, result_specs = _specs(arrays), _specs(results)
-  words = lambda side: ", ".join(
-      " ".join(s) for s in jax.tree.leaves(side, is_leaf=_is_spec))
-
-  def partition(mesh, args, _):
-    x = args[0].x if isinstance(args[0], Rows) else args[0].s
-    split = {}
-    for i, entry in enumerate(x.sharding.spec[:x.ndim - 1]):
-      names = mesh_axes(entry)
-      if x.shape[i] % math.prod(mesh.shape[a] for a in names) == 0:
-        split[f"r{i}"] = names or None
-    everywhere = tuple(a for names in split.values() for a in names or ())
-
-    def lower(arrays):
-      out = fun(arrays)
-      if sum_over_rows and everywhere:
-        out = out._replace(
-            dgamma=lax.psum(out.dgamma, everywhere),
-            dbeta=None if out.dbeta is None
-            else lax.psum(out.dbeta, everywhere))
-      return out
-
-    to_shardings = lambda side: jax.tree.map(
-        lambda s: NamedSharding(mesh, PartitionSpec(*map(split.get, s))),
-        side, is_leaf=_is_spec)
-    return (mesh, in_plain_types(lower), to_shardings(result_specs),
-            (to_shardings(specs),))
-
-  op = custom_partitioning(fun)
-  op.def_partition(
-      partition, sharding_rule=f"{words(specs)} -> {words(result_specs)}",
-      need_replication_factors=("cols",))
-  return op(arrays)
+def _sharded(fun, reference, arrays):
+  """fun(arrays): rows shard, and dgamma and dbeta are summed over shards."""
+  specs = _specs(arrays)
+  rows = specs[0][:-1]
+  return partitioned(
+      fun, (specs,), _specs(jax.eval_shape(reference, arrays)), rows)(arrays)
 
 
 # -----------------------------------------------------------------------------
@@ -331,8 +286,7 @@ def _fwd_op(cfg: Config):
 
   @custom_vmap
   def norm_fwd(rows):
-    return _with_rule(fun, rows, jax.eval_shape(
-        functools.partial(reference_fwd, cfg), rows), False)
+    return _sharded(fun, functools.partial(reference_fwd, cfg), rows)
 
   @norm_fwd.def_vmap
   def _(n, mapped, rows):
@@ -355,8 +309,8 @@ def _bwd_op(cfg: Config, with_beta: bool):
 
   @custom_vmap
   def norm_bwd(saved):
-    return _with_rule(fun, saved, jax.eval_shape(
-        functools.partial(reference_bwd, cfg, with_beta), saved), True)
+    return _sharded(
+        fun, functools.partial(reference_bwd, cfg, with_beta), saved)
 
   @norm_bwd.def_vmap
   def _(n, mapped, saved):

@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operators' partitioning rules share."""
+"""What the operators' partitioning rules share.
+
+An operator names the dimensions of its arrays, as an einsum does: a spec is a
+tuple of names, such as ("b", "m", "k"), and stands for its array in a tree.
+Dimensions of one name have one size and one sharding; "_" is a dimension that
+has nothing to do with any other.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jax
+from jax import lax
 
 
 def mesh_axes(entry) -> tuple[str, ...]:
@@ -13,6 +25,122 @@ def mesh_axes(entry) -> tuple[str, ...]:
   if entry is None:
     return ()
   return tuple(entry) if isinstance(entry, tuple) else (entry,)
+
+
+def _is_spec(t) -> bool:
+  return type(t) is tuple and all(isinstance(n, str) for n in t)
+
+
+def _leaves(specs) -> list[tuple[str, ...]]:
+  return jax.tree.leaves(specs, is_leaf=_is_spec)
+
+
+def _rule(specs, result_specs, split) -> tuple[str, tuple[str, ...]]:
+  """The sharding rule in JAX's notation, and the names to replicate."""
+  lonely = 0
+  fixed = []
+
+  def words(spec):
+    nonlocal lonely
+    out = []
+    for name in spec:
+      if name == "_":
+        name = f"u{lonely}"
+        lonely += 1
+      if name not in split and name not in fixed:
+        fixed.append(name)
+      out.append(name)
+    return " ".join(out)
+
+  sides = [", ".join(map(words, _leaves(side)))
+           for side in (specs, result_specs)]
+  return " -> ".join(sides), tuple(fixed)
+
+
+def axes_of_arguments(mesh, specs, split: Collection[str],
+                      args) -> dict[str, tuple[str, ...]]:
+  """Mesh axes of each dimension of `split`, as the arguments have them.
+
+  The first argument that divides a dimension decides. A division into unequal
+  parts, or by an axis that another dimension has, does not count.
+
+  Args:
+    mesh: the mesh.
+    specs: specs of the arguments.
+    split: names of the dimensions that may be divided.
+    args: the arguments, with shapes and shardings.
+
+  Returns:
+    Name -> axes, for dimensions that are divided.
+  """
+  axes = {}
+  for array, spec in zip(jax.tree.leaves(args), _leaves(specs), strict=True):
+    for size, name, entry in zip(array.shape, spec, array.sharding.spec):
+      names = mesh_axes(entry)
+      if (name in split and name not in axes and names
+          and size % math.prod(mesh.shape[a] for a in names) == 0
+          and not any(a in taken for taken in axes.values() for a in names)):
+        axes[name] = names
+  return axes
+
+
+def _sum_over_missing(fun, specs, result_specs, axes):
+  """fun, its results summed over divided dimensions that they lack.
+
+  Such a result is a sum over the dimension, of which a shard has its part.
+  """
+  divided = {n for spec in _leaves(specs) for n in spec if n in axes}
+
+  def run(*args):
+    out = fun(*args)
+    leaves, tree = jax.tree.flatten(out)
+    for i, spec in enumerate(_leaves(result_specs)):
+      over = tuple(a for n in sorted(divided - set(spec)) for a in axes[n])
+      if over:
+        leaves[i] = lax.psum(leaves[i], over)
+    return jax.tree.unflatten(tree, leaves)
+
+  return run
+
+
+def partitioned(
+    fun: Callable[..., Any],
+    specs: tuple[Any, ...],
+    result_specs: Any,
+    split: Collection[str],
+    plan: Callable[..., tuple[Mapping[str, tuple[str, ...]], Any]] | None = None
+) -> Callable[..., Any]:
+  """fun, divided over a mesh's devices along named dimensions.
+
+  Args:
+    fun: (*args) -> results; trees of arrays.
+    specs: for each argument a tree like it, of specs.
+    result_specs: a tree like the results, of specs.
+    split: names of the dimensions that may be divided; others are gathered.
+    plan: (mesh, args) -> name -> mesh axes, and the function of one shard. By
+      default the division is that of the arguments, a shard runs fun, and a
+      result that lacks a divided dimension is summed over it.
+
+  Returns:
+    A function like fun.
+  """
+  def follow(mesh, args):
+    axes = axes_of_arguments(mesh, specs, split, args)
+    return axes, _sum_over_missing(fun, specs, result_specs, axes)
+
+  def partition(mesh, args, _):
+    axes, lower = (plan or follow)(mesh, args)
+    sharding = lambda spec: NamedSharding(
+        mesh, PartitionSpec(*(axes.get(name) or None for name in spec)))
+    shardings = lambda side: jax.tree.map(sharding, side, is_leaf=_is_spec)
+    return mesh, in_plain_types(lower), shardings(result_specs), tuple(
+        map(shardings, specs))
+
+  rule, fixed = _rule(specs, result_specs, split)
+  op = custom_partitioning(fun)
+  op.def_partition(partition, sharding_rule=rule,
+                   need_replication_factors=fixed)
+  return op
 
 
 def in_auto_mode(fun, mesh, specs, *args):
