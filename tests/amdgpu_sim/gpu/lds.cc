@@ -73,6 +73,7 @@ void Lds::Reset(uint32_t size, int waves, uint32_t quiet) {
   shared_ = waves > 1;
   any_dma_ = has_warning_ = false;
   SetQuiet(quiet);
+  flights_wave_ = -1;
   // No sensible number, address or count.
   std::memset(bytes_.data(), 0xff, size);
   std::memset(written_.data(), 0, used);
@@ -293,16 +294,38 @@ std::string Lds::Who(uint8_t code) const {
   return "wave " + std::to_string((code & kWaveMask) - 1);
 }
 
-// Whether a load to LDS that the wave has not waited for writes the byte.
-bool Lds::InFlight(const Wave& wave, uint32_t offset) const {
-  if (wave.vm.empty()) return false;
+// The loads to LDS that the wave has not waited for.
+void Lds::FindFlights(const Wave& wave) {
+  if (flights_wave_ == wave.index && flights_sequence_ == wave.sequence) return;
+  flights_wave_ = wave.index;
+  flights_sequence_ = wave.sequence;
+  flights_.clear();
+  if (wave.vm.empty()) return;
   for (const Record& record : records_[wave.index]->dma) {
     if (record.sequence == 0 || !wave.vm.Has(record.sequence)) continue;
+    const auto [low, high] =
+        std::minmax_element(record.address, record.address + record.count);
+    flights_.push_back({&record, *low, *high + record.bytes});
+  }
+}
+
+// Whether one of them writes the byte.
+bool Lds::InFlight(uint32_t offset) const {
+  for (const Flight& flight : flights_) {
+    if (offset < flight.begin || offset >= flight.end) continue;
+    const Record& record = *flight.record;
     for (int i = 0; i < record.count; ++i) {
       if (offset - record.address[i] < static_cast<uint32_t>(record.bytes)) {
         return true;
       }
     }
+  }
+  return false;
+}
+
+bool Lds::MaybeInFlight(uint32_t offset, uint32_t bytes) const {
+  for (const Flight& flight : flights_) {
+    if (offset < flight.end && flight.begin < offset + bytes) return true;
   }
   return false;
 }
@@ -367,13 +390,18 @@ void Lds::ReadBytes(Wave& wave, uint32_t offset, int bytes, int lane) {
     }
     if (!track && !any_dma_) return;
     const T writer = Load<T>(&writer_[at]);
-    if (__builtin_expect(writer != 0 && writer != Splat<T>(mine), false)) {
+    if (any_dma_) FindFlights(wave);
+    if (any_dma_ && writer == Splat<T>(mine | kDma) &&
+        !MaybeInFlight(at, sizeof(T))) {
+      Store<T>(&writer_[at], Splat<T>(mine));
+    } else if (__builtin_expect(writer != 0 && writer != Splat<T>(mine),
+                                false)) {
       for (uint32_t i = at; i < at + sizeof(T); ++i) {
         const uint8_t code = writer_[i];
         if (code == 0) continue;
         if (Own(code, mine)) {
           if ((code & kDma) == 0) continue;
-          if (!CheckEnabled(Check::kWaitcnt) || !InFlight(wave, i)) {
+          if (!CheckEnabled(Check::kWaitcnt) || !InFlight(i)) {
             writer_[i] = mine;
             continue;
           }

@@ -118,13 +118,22 @@ class Lds {
   // Another wave's access came before this one.
   void Conflict(const char* what, uint8_t other, const char* did, int lane,
                 uint32_t offset);
-  bool InFlight(const Wave& wave, uint32_t offset) const;
+  void FindFlights(const Wave& wave);
+  bool InFlight(uint32_t offset) const;
+  // Whether it may be for one of the bytes from here on.
+  bool MaybeInFlight(uint32_t offset, uint32_t bytes) const;
   std::string Who(uint8_t code) const;
 
   static constexpr uint32_t kBlock = 256;
   static constexpr int kMaxSize = 160 * 1024 + kBlock;
   static constexpr int kLdsRecords = 16;  // lgkmcnt counts to 15
   static constexpr int kDmaRecords = 64;  // vmcnt to 63
+
+  // A load to LDS under way, and where it writes.
+  struct Flight {
+    const Record* record;
+    uint32_t begin, end;
+  };
 
   struct WaveRecords {
     Record lds[kLdsRecords];
@@ -142,6 +151,10 @@ class Lds {
   std::vector<uint16_t> many_;  // Waves that wrote, of bytes with kMany.
   std::vector<Suspect> suspects_;
   std::vector<std::unique_ptr<WaveRecords>> records_;
+  // Of a wave at one of its instructions.
+  std::vector<Flight> flights_;
+  int flights_wave_ = -1;
+  uint64_t flights_sequence_ = 0;
 };
 
 }  // namespace amdgpu_sim
