@@ -37,6 +37,7 @@ def kernel_library(name, platform, arch_prefix):
         inc = generated + ".inc",
         kernels = [code_objects],
         report = report,
+        tuned = "//third_party/aiter/configs:gemm_tuned.csv",
     )
     for sanitizer, copts in SANITIZER_COPTS.items():
         cc_library(

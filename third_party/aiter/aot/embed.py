@@ -8,12 +8,14 @@ beside it, for one platform, and writes
   --out-asm     assembly that includes the blob
   --out-header  a C++ struct per list of kernel arguments, laid out as the
                 kernels read it, and a function that fills it by name
-  --out-inc     the table of kernels: what each is for, where its object lies
+  --out-inc     the table of kernels: what each is for, where its object lies;
+                the rows of --tuned whose kernels are among them
 
 Output depends on the set of inputs alone, not on their order or location.
 """
 
 import argparse
+import csv
 import hashlib
 import json
 import pathlib
@@ -143,7 +145,36 @@ def _expand(inputs):
       yield path
 
 
-def embed(kernels):
+def _tuned_rows(path, kernels):
+  """Rows of configs/gemm_tuned.csv, one for each kernel that they mean.
+
+  A row means the kernels of its op, arch, dtype and tile: one for operands
+  that are aligned and one for others, say.
+
+  Raises:
+    ValueError: a row's architecture has kernels, but none of its tile.
+  """
+  archs = {k["arch"] for k in kernels}
+  kernels_of = {}
+  for i, k in enumerate(kernels):
+    tile = f"{k['tile_m']}x{k['tile_n']}x{k['tile_k']}"
+    name = (k["op"], k["arch"], k["dtype"], tile)
+    kernels_of.setdefault(name, []).append(i)
+  rows = []
+  with open(path, encoding="utf-8") as file:
+    lines = [line for line in file if not line.startswith("#")]
+  for row in csv.DictReader(lines):
+    name = (row["op"], row["arch"], row["dtype"], row["tile"])
+    if row["arch"] not in archs:
+      continue
+    if name not in kernels_of:
+      raise ValueError(f"{path}: no kernel {' '.join(name)}")
+    sizes = ", ".join(str(int(row[c])) for c in ("m", "n", "k", "splits"))
+    rows += [f"    {{{i}, {sizes}}},\n" for i in kernels_of[name]]
+  return rows
+
+
+def embed(kernels, tuned):
   """Returns the (blob, assembly, header, table) for JSON dicts with objects."""
   kernels = sorted(kernels, key=lambda k: k["symbol"])
   if not kernels:
@@ -198,6 +229,7 @@ def embed(kernels):
     blob += compressed
     blob += bytes(-len(blob) % _ALIGNMENT)
 
+  tuned_rows = _tuned_rows(tuned, kernels)
   families = sorted({a.family for a in arg_lists.values()})
   header = "".join([
       _HEADER,
@@ -219,7 +251,12 @@ def embed(kernels):
         for specs, name in map_tables.items()),
       "constexpr KernelInfo kEmbeddedKernels[] = {\n",
       *rows,
-      "};\n",
+      "};\n\n",
+      # An array of no elements would not be one: the last row is no row.
+      "constexpr TunedGemm kTunedGemms[] = {\n",
+      *tuned_rows,
+      "    {},\n};\n",
+      f"constexpr int kNumTunedGemms = {len(tuned_rows)};\n",
   ])
   # The digest is for builds: an assembler does not report what .incbin reads,
   # so a build that trusts such reports would keep the object of an older blob.
@@ -248,9 +285,11 @@ def main():
   parser.add_argument("--out-asm", required=True)
   parser.add_argument("--out-header", required=True)
   parser.add_argument("--out-inc", required=True)
+  parser.add_argument("--tuned", required=True, metavar="CSV")
   parser.add_argument("inputs", nargs="+", metavar="JSON_OR_DIR")
   args = parser.parse_args()
-  blob, asm, header, table = embed(map(_read, _expand(args.inputs)))
+  blob, asm, header, table = embed(
+      map(_read, _expand(args.inputs)), args.tuned)
   pathlib.Path(args.out_blob).write_bytes(blob)
   for path, text in (
       (args.out_asm, asm), (args.out_header, header), (args.out_inc, table)):

@@ -149,6 +149,7 @@ def _embedded_kernels_impl(ctx):
     args.add("--out-blob", ctx.outputs.blob)
     args.add("--out-header", ctx.outputs.header)
     args.add("--out-inc", ctx.outputs.inc)
+    args.add("--tuned", ctx.file.tuned)
     args.add_all(_descriptions(ctx))
     objects = [
         code
@@ -159,7 +160,7 @@ def _embedded_kernels_impl(ctx):
         executable = ctx.executable._embed,
         arguments = [args],
         # The report is an input so that a failing one stops the build.
-        inputs = _descriptions(ctx) + objects + ctx.files.report,
+        inputs = _descriptions(ctx) + objects + ctx.files.report + [ctx.file.tuned],
         mnemonic = "EmbedKernels",
         outputs = outputs,
         progress_message = "Embedding kernels %s" % ctx.label,
@@ -176,6 +177,11 @@ embedded_kernels = rule(
         "inc": attr.output(mandatory = True),
         "kernels": attr.label_list(mandatory = True, providers = [KernelsInfo]),
         "report": attr.label(mandatory = True),
+        "tuned": attr.label(
+            allow_single_file = [".csv"],
+            doc = "Choices of kernels by size, as measured.",
+            mandatory = True,
+        ),
         "_embed": attr.label(
             cfg = "exec",
             default = "//third_party/aiter/aot:embed",

@@ -13,9 +13,12 @@ namespace {
 
 const KernelTable& GetKernelTable() {
   static constexpr KernelTable kTable = {
-      kEmbeddedPlatform, kEmbeddedKernels,
+      kEmbeddedPlatform,
+      kEmbeddedKernels,
       sizeof(kEmbeddedKernels) / sizeof(kEmbeddedKernels[0]),
-      aiter_kernels_blob};
+      aiter_kernels_blob,
+      kTunedGemms,
+      kNumTunedGemms};
   return kTable;
 }
 

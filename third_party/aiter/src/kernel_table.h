@@ -47,6 +47,14 @@ enum NormFeature : uint32_t {
   kFeatureUnaligned = 1 << 0,  // Rows do not begin at multiples of 16 bytes.
 };
 
+// What a GEMM asks beside kFeatureUnaligned, which stands for rows of operands
+// that lie too far apart as well, and for parts of rows.
+enum GemmFeature : uint32_t {
+  kFeatureOutF32 = 1 << 1,
+  kFeatureOutFp16 = 1 << 2,
+  kFeatureBatched = 1 << 3,
+};
+
 // What a dimension of the grid counts.
 enum class GridAxis : uint8_t {
   kNone,  // 1
@@ -118,11 +126,21 @@ struct KernelInfo {
   int num_tensor_maps;
 };
 
+// A row of configs/gemm_tuned.csv: the choice that was measured to be the best
+// for a size.
+struct TunedGemm {
+  int kernel;  // Its place in the table.
+  int32_t m, n, k;
+  int32_t splits;
+};
+
 struct KernelTable {
   Platform platform;
   const KernelInfo* kernels;
   int num_kernels;
   const uint8_t* blob;
+  const TunedGemm* tuned_gemms = nullptr;
+  int num_tuned_gemms = 0;
 
   const KernelInfo* begin() const { return kernels; }
   const KernelInfo* end() const { return kernels + num_kernels; }

@@ -14,6 +14,26 @@ constexpr int64_t kMaxGridYZ = 65535;
 // HIP counts threads, not blocks, in 32 bits.
 constexpr int64_t kMaxHipThreads = UINT32_MAX;
 
+// Values of CUtensorMapDataType, CUtensorMapL2promotion.
+constexpr int kTensorMapUint8 = 0;
+constexpr int kTensorMapFloat16 = 6;
+constexpr int kTensorMapFloat32 = 7;
+constexpr int kTensorMapBfloat16 = 9;
+constexpr int kL2Promotion128B = 2;
+
+int TensorMapType(DataType type) {
+  switch (type) {
+    case DataType::kFp16:
+      return kTensorMapFloat16;
+    case DataType::kBf16:
+      return kTensorMapBfloat16;
+    case DataType::kFp32:
+      return kTensorMapFloat32;
+    default:
+      return kTensorMapUint8;
+  }
+}
+
 const char* AxisName(GridAxis axis) {
   switch (axis) {
     case GridAxis::kNone:
@@ -43,6 +63,52 @@ const char* AxisName(GridAxis axis) {
 }
 
 }  // namespace
+
+int64_t ElementBytes(DataType type) {
+  switch (type) {
+    case DataType::kFp32:
+      return 4;
+    case DataType::kFp16:
+    case DataType::kBf16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,
+                       const TensorMapSpec& spec, const MappedTensor& tensor,
+                       TensorMap* map) {
+  if (driver.encode_tensor_map == nullptr) {
+    return Status(StatusCode::kFailedPrecondition,
+                  std::string("The GPU driver is too old for kernel ") +
+                      kernel.symbol + ": it has no cuTensorMapEncodeTiled");
+  }
+  uint64_t dims[kMaxTensorMapRank];
+  uint64_t stride_bytes[kMaxTensorMapRank];
+  uint32_t box[kMaxTensorMapRank];
+  uint32_t element_strides[kMaxTensorMapRank];
+  for (int i = 0; i < tensor.rank; ++i) {
+    dims[i] = static_cast<uint64_t>(tensor.dims[i]);
+    box[i] = spec.box[i];
+    element_strides[i] = 1;
+    if (i > 0) {
+      stride_bytes[i - 1] = static_cast<uint64_t>(tensor.strides[i - 1] *
+                                                  ElementBytes(tensor.type));
+    }
+  }
+  int swizzle = 0;  // CUtensorMapSwizzle counts none, 32, 64, 128 bytes.
+  for (int bytes = spec.swizzle_bytes; bytes > 16; bytes /= 2) ++swizzle;
+  int error = driver.encode_tensor_map(
+      map, TensorMapType(tensor.type), static_cast<uint32_t>(tensor.rank),
+      const_cast<void*>(tensor.address), dims, stride_bytes, box,
+      element_strides, /*interleave=*/0, swizzle, kL2Promotion128B,
+      /*out_of_bounds=*/0);
+  if (error == 0) return Status();
+  return DriverError(
+      driver, error,
+      std::string("Encoding a tensor map of kernel ") + kernel.symbol);
+}
 
 Status Launch(const Driver& driver, const LoadedKernel& loaded,
               const int64_t (&sizes)[3], const void* params,

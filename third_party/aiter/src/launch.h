@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Launch of any kernel: limits of the grid, argument buffer; fills.
+// Launch of any kernel: limits of the grid, argument buffer, tensor maps;
+// fills.
 #ifndef AITER_SRC_LAUNCH_H_
 #define AITER_SRC_LAUNCH_H_
 
@@ -9,8 +10,28 @@
 #include "aiter/kernel.h"
 #include "aiter/status.h"
 #include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/kernel_table.h"
 
 namespace aiter {
+
+// Bytes of an element as stored: two e2m1 numbers are one.
+int64_t ElementBytes(DataType type);
+
+// A tensor of which a kernel copies boxes. Innermost dimension first, which is
+// contiguous; strides are elements of the dimensions after it.
+struct MappedTensor {
+  const void* address = nullptr;
+  DataType type = DataType::kBf16;
+  int rank = 0;
+  int64_t dims[kMaxTensorMapRank] = {};
+  int64_t strides[kMaxTensorMapRank - 1] = {};
+};
+
+// Makes the tensor map that `kernel` wants of a tensor without an empty
+// dimension, whose address and strides are multiples of 16 bytes.
+Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,
+                       const TensorMapSpec& spec, const MappedTensor& tensor,
+                       TensorMap* map);
 
 // Launches a kernel on a grid of so many blocks, all at least 1, along its
 // axes. `params` is what its packing function takes.

@@ -2,18 +2,13 @@
 
 #include "third_party/aiter/src/mha_launch.h"
 
-#include <string>
+#include <cstdint>
 
 #include "third_party/aiter/src/kernel_table.h"
 #include "third_party/aiter/src/launch.h"
 
 namespace aiter {
 namespace {
-
-// Values of CUtensorMapDataType, CUtensorMapL2promotion.
-constexpr int kTensorMapFloat16 = 6;
-constexpr int kTensorMapBfloat16 = 9;
-constexpr int kL2Promotion128B = 2;
 
 int64_t Tiles(int64_t rows, int64_t tile, bool packed, int64_t batch) {
   return packed ? rows / tile + batch : (rows + tile - 1) / tile;
@@ -44,13 +39,14 @@ int64_t AxisSize(GridAxis axis, const KernelInfo& kernel,
   return 0;
 }
 
-struct MappedTensor {
+// A tensor [batch (1 if packed), heads, rows, head dimension].
+struct HeadTensor {
   const void* address;
   int64_t stride, nhead_stride, batch_stride;
   int64_t rows, heads, dim;
 };
 
-MappedTensor TensorOf(TensorId id, const MhaParams& p) {
+HeadTensor TensorOf(TensorId id, const MhaParams& p) {
   switch (id) {
     case TensorId::kQ:
       return {p.q_ptr,    p.stride_q, p.nhead_stride_q, p.batch_stride_q,
@@ -76,45 +72,28 @@ MappedTensor TensorOf(TensorId id, const MhaParams& p) {
     case TensorId::kDv:
       return {p.dv_ptr,   p.stride_dv, p.nhead_stride_dv, p.batch_stride_dv,
               p.seqlen_k, p.nhead_k,   p.hdim_v};
+    default:
+      return {};  // Other families'.
   }
-  return {};
 }
 
-Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,
-                       const TensorMapSpec& spec, const MhaParams& params,
-                       TensorMap* map) {
-  if (driver.encode_tensor_map == nullptr) {
-    return Status(StatusCode::kFailedPrecondition,
-                  std::string("The GPU driver is too old for kernel ") +
-                      kernel.symbol + ": it has no cuTensorMapEncodeTiled");
-  }
-  constexpr uint64_t kElementBytes = 2;
-  MappedTensor t = TensorOf(spec.tensor, params);
+MappedTensor Mapped(TensorId id, const KernelInfo& kernel,
+                    const MhaParams& params) {
+  HeadTensor t = TensorOf(id, params);
+  // Packed batches have one batch, of any stride that does.
   bool packed = (params.flags & kFeatureVarlen) != 0;
-  uint64_t rows = static_cast<uint64_t>(t.rows);
-  uint64_t row_bytes = static_cast<uint64_t>(t.stride) * kElementBytes;
-  // Innermost first. Packed batches have one batch, of any stride that does.
-  const uint64_t dims[4] = {static_cast<uint64_t>(t.dim), rows,
-                            static_cast<uint64_t>(t.heads),
-                            packed ? 1 : static_cast<uint64_t>(params.batch)};
-  const uint64_t strides[3] = {
-      row_bytes, static_cast<uint64_t>(t.nhead_stride) * kElementBytes,
-      packed ? rows * row_bytes
-             : static_cast<uint64_t>(t.batch_stride) * kElementBytes};
-  const uint32_t box[4] = {spec.box[0], spec.box[1], 1, 1};
-  const uint32_t element_strides[4] = {1, 1, 1, 1};
-  int swizzle = 0;  // CUtensorMapSwizzle counts none, 32, 64, 128 bytes.
-  for (int bytes = spec.swizzle_bytes; bytes > 16; bytes /= 2) ++swizzle;
-  int error = driver.encode_tensor_map(
-      map,
-      kernel.data_type == DataType::kFp16 ? kTensorMapFloat16
-                                          : kTensorMapBfloat16,
-      4, const_cast<void*>(t.address), dims, strides, box, element_strides,
-      /*interleave=*/0, swizzle, kL2Promotion128B, /*out_of_bounds=*/0);
-  if (error == 0) return Status();
-  return DriverError(
-      driver, error,
-      std::string("Encoding a tensor map of kernel ") + kernel.symbol);
+  MappedTensor tensor;
+  tensor.address = t.address;
+  tensor.type = kernel.data_type;
+  tensor.rank = 4;
+  tensor.dims[0] = t.dim;
+  tensor.dims[1] = t.rows;
+  tensor.dims[2] = t.heads;
+  tensor.dims[3] = packed ? 1 : params.batch;
+  tensor.strides[0] = t.stride;
+  tensor.strides[1] = t.nhead_stride;
+  tensor.strides[2] = packed ? t.rows * t.stride : t.batch_stride;
+  return tensor;
 }
 
 }  // namespace
@@ -133,8 +112,9 @@ Status LaunchMha(const Driver& driver, const LoadedKernel& loaded,
   }
   TensorMap maps[kMaxTensorMaps];
   for (int i = 0; i < kernel.num_tensor_maps; ++i) {
-    AITER_RETURN_IF_ERROR(EncodeTensorMap(driver, kernel, kernel.tensor_maps[i],
-                                          params, &maps[i]));
+    const TensorMapSpec& spec = kernel.tensor_maps[i];
+    AITER_RETURN_IF_ERROR(EncodeTensorMap(
+        driver, kernel, spec, Mapped(spec.tensor, kernel, params), &maps[i]));
   }
   return Launch(driver, loaded, grid, &params, maps, stream);
 }

@@ -78,8 +78,8 @@ constexpr uint16_t kAllOffsets[] = {0};
 constexpr uint16_t kMappedOffsets[] = {0, sizeof(TensorMap),
                                        2 * sizeof(TensorMap)};
 
-constexpr TensorMapSpec kMaps[] = {{TensorId::kQ, 64, 64, 128},
-                                   {TensorId::kK, 128, 64, 128}};
+constexpr TensorMapSpec kMaps[] = {{TensorId::kQ, 4, 128, {64, 64, 1, 1}},
+                                   {TensorId::kK, 4, 128, {64, 128, 1, 1}}};
 
 std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   std::vector<KernelInfo> kernels;

@@ -16,14 +16,17 @@
 
 namespace aiter {
 
-// Plans only ever come, a handful per program; so finding one takes no lock.
+// Plans only ever come, a handful per program; so finding one takes no lock. A
+// plan has a member `key`, the problem that it is for.
 template <typename Plan>
 class PlanCache {
  public:
+  using Key = decltype(Plan::key);
+
   // Sets `*plan` to the current context's plan for `key`, made from `args` by
   // `make` if there is none yet. It lives as long as the cache.
   template <typename Args>
-  Status FindOrMake(const Args& args, const ProblemKey& key,
+  Status FindOrMake(const Args& args, const Key& key,
                     Status (*make)(const Args&, Plan*), const Plan** plan) {
     Context* context;
     AITER_RETURN_IF_ERROR(Context::Current(&context));
@@ -53,17 +56,13 @@ class PlanCache {
 
   static constexpr size_t kBuckets = 64;
 
-  static size_t Hash(uint64_t context, const ProblemKey& key) {
-    uint64_t h = context ^ key.features ^
-                 (static_cast<uint64_t>(key.dims[0]) << 32) ^
-                 (static_cast<uint64_t>(key.dims[1]) << 44) ^
-                 (static_cast<uint64_t>(key.data_type) << 56);
-    h *= 0x9e3779b97f4a7c15;
+  static size_t Hash(uint64_t context, const Key& key) {
+    uint64_t h = (context ^ key.Hash()) * 0x9e3779b97f4a7c15;
     return h >> 58;
   }
 
   static const Plan* Find(const std::atomic<Node*>& bucket, uint64_t context,
-                          const ProblemKey& key) {
+                          const Key& key) {
     const Node* node = bucket.load(std::memory_order_acquire);
     while (node != nullptr &&
            (node->context != context || node->plan.key != key)) {

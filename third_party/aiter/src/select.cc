@@ -20,18 +20,6 @@ int ComputeCapability(const std::string& arch) {
   return arch.compare(0, 3, "sm_") == 0 ? std::atoi(arch.c_str() + 3) : -1;
 }
 
-// How well an object for `built` suits a device: higher is better, -1 does not
-// run. AMD's objects are for one architecture, and so are those for sm_90 and
-// later, whose matrix instructions are; older NVIDIA objects run on every later
-// minor version.
-int ArchRank(const std::string& built, const std::string& device) {
-  if (built == device) return INT_MAX;
-  int from = ComputeCapability(built);
-  int to = ComputeCapability(device);
-  if (from < 0 || to < 0 || from >= 90) return -1;
-  return from / 10 == to / 10 && from <= to ? from : -1;
-}
-
 // Features that every kernel of the fast grade leaves to the general one.
 constexpr uint32_t kGeneralOnly = kFeatureBias | kFeatureAlibi |
                                   kFeatureDropout | kFeatureSoftCap |
@@ -86,25 +74,48 @@ int Volume(const KernelInfo& kernel) {
   return kernel.dims[0] * std::max(kernel.dims[1], 1);
 }
 
+}  // namespace
+
+int ArchRank(const std::string& built, const std::string& device) {
+  if (built == device) return INT_MAX;
+  int from = ComputeCapability(built);
+  int to = ComputeCapability(device);
+  if (from < 0 || to < 0 || from >= 90) return -1;
+  return from / 10 == to / 10 && from <= to ? from : -1;
+}
+
 int PopCount(uint32_t bits) {
   int count = 0;
   for (; bits != 0; bits &= bits - 1) ++count;
   return count;
 }
 
-}  // namespace
+Status NoKernel(const DeviceInfo& device, const std::string& op,
+                const std::string& problem) {
+  std::set<std::string> archs;
+  for (const KernelInfo& k : GetKernelTable()) {
+    if (ArchRank(k.arch, device.arch) >= 0) {
+      return Status(
+          StatusCode::kUnimplemented,
+          "No " + op + " kernel on " + device.arch + " for " + problem);
+    }
+    archs.insert(k.arch);
+  }
+  std::string built;
+  for (const std::string& a : archs) built += (built.empty() ? "" : ", ") + a;
+  return Status(StatusCode::kUnimplemented,
+                "No kernels for device architecture " + device.arch +
+                    "; this build has kernels for " + built);
+}
 
 Status SelectKernel(const DeviceInfo& device, const std::string& op,
                     const ProblemKey& key, const KernelInfo** kernel) {
   using Rank = std::tuple<int, bool, int, int>;
   *kernel = nullptr;
   Rank best;
-  bool runs = false;
   for (const KernelInfo& candidate : GetKernelTable()) {
     int arch = ArchRank(candidate.arch, device.arch);
-    if (arch < 0) continue;
-    runs = true;
-    if (op != candidate.op || !Serves(candidate, key) ||
+    if (arch < 0 || op != candidate.op || !Serves(candidate, key) ||
         candidate.shared_bytes > device.max_shared_bytes) {
       continue;
     }
@@ -116,21 +127,11 @@ Status SelectKernel(const DeviceInfo& device, const std::string& op,
     }
   }
   if (*kernel != nullptr) return Status();
-  if (!runs) {
-    std::set<std::string> archs;
-    for (const KernelInfo& k : GetKernelTable()) archs.insert(k.arch);
-    std::string built;
-    for (const std::string& a : archs) built += (built.empty() ? "" : ", ") + a;
-    return Status(StatusCode::kUnimplemented,
-                  "No kernels for device architecture " + device.arch +
-                      "; this build has kernels for " + built);
-  }
-  return Status(StatusCode::kUnimplemented,
-                "No " + op + " kernel on " + device.arch + " for " +
-                    DataTypeName(key.data_type) + " with sizes (" +
-                    std::to_string(key.dims[0]) + ", " +
-                    std::to_string(key.dims[1]) + ")" +
-                    FeatureNames(op, key.features));
+  return NoKernel(device, op,
+                  std::string(DataTypeName(key.data_type)) + " with sizes (" +
+                      std::to_string(key.dims[0]) + ", " +
+                      std::to_string(key.dims[1]) + ")" +
+                      FeatureNames(op, key.features));
 }
 
 const char* DataTypeName(DataType type) {

@@ -4,6 +4,7 @@
 #ifndef AITER_SRC_SELECT_H_
 #define AITER_SRC_SELECT_H_
 
+#include <cstdint>
 #include <string>
 
 #include "aiter/kernel.h"
@@ -19,6 +20,19 @@ namespace aiter {
 // specialised. Fails if there is none.
 Status SelectKernel(const DeviceInfo& device, const std::string& op,
                     const ProblemKey& key, const KernelInfo** kernel);
+
+// How well an object for architecture `built` suits a device: higher is better,
+// -1 does not run. AMD's objects are for one architecture, and so are those for
+// sm_90 and later, whose matrix instructions are; older NVIDIA objects run on
+// every later minor version.
+int ArchRank(const std::string& built, const std::string& device);
+
+// The error that no kernel serves a problem of operation `op`.
+Status NoKernel(const DeviceInfo& device, const std::string& op,
+                const std::string& problem);
+
+// Number of bits that are set.
+int PopCount(uint32_t bits);
 
 // As configs/*.csv have it: "bf16".
 const char* DataTypeName(DataType type);

@@ -38,6 +38,11 @@ struct ProblemKey {
            dims[1] == other.dims[1] && data_type == other.data_type;
   }
   bool operator!=(const ProblemKey& other) const { return !(*this == other); }
+  uint64_t Hash() const {
+    return features ^ (static_cast<uint64_t>(dims[0]) << 32) ^
+           (static_cast<uint64_t>(dims[1]) << 44) ^
+           (static_cast<uint64_t>(data_type) << 56);
+  }
 };
 
 }  // namespace aiter
