@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Float32 to and from 8 and 4 bits in jax.numpy, exactly.
+
+The functions of third_party/aiter/kernels/rounding.py, bit for bit: to nearest,
+ties to even, saturating. Numbers are taken apart as integers, because XLA's
+CPUs flush subnormal floats to zero.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax import lax
+
+# Of MX scales, under AITER's names and numbers.
+ROUND_MODES = {"down": 0, "up": 1, "even": 2, "ceil": 3}
+# A float32 scale is that of a largest magnitude of at least this.
+AMAX_FLOOR = np.float32(1e-10)
+
+
+class Kind(NamedTuple):
+  """What numbers are rounded to.
+
+  Attributes:
+    number: its name in kernels/rounding.py.
+    dtype: of an array of them; e2m1 has one number in a uint8.
+    largest: the largest number.
+    mantissa: bits; 0 of an integer.
+    bias: of the exponent.
+    top: the code of the largest number.
+    nan: the code of NaN.
+    sign: the bit of the sign.
+  """
+  number: int
+  dtype: jnp.dtype
+  largest: float
+  mantissa: int = 0
+  bias: int = 0
+  top: int = 0
+  nan: int = 0
+  sign: int = 7
+
+
+INT8 = Kind(0, jnp.dtype(jnp.int8), 127.0)
+E4M3FN = Kind(1, jnp.dtype(jnp.float8_e4m3fn), 448.0, 3, 7, 0x7E, 0x7F)
+E4M3FNUZ = Kind(2, jnp.dtype(jnp.float8_e4m3fnuz), 240.0, 3, 8, 0x7F, 0x80)
+E2M1 = Kind(3, jnp.dtype(jnp.uint8), 6.0, 1, 1, 7, 7, 3)
+KINDS = {"int8": INT8, "float8_e4m3fn": E4M3FN, "float8_e4m3fnuz": E4M3FNUZ,
+         "mxfp4": E2M1}
+
+
+def _bits(x):
+  return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+
+
+def amax(x, axis, keepdims: bool = False):
+  """The largest magnitude in float32; NaN where there is one."""
+  # Bits of magnitudes are ordered as their values, and NaN's come last.
+  largest = jnp.max(_bits(x) & 0x7FFFFFFF, axis, keepdims=keepdims, initial=0)
+  return lax.bitcast_convert_type(largest, jnp.float32)
+
+
+def divide(x, y):
+  """x / y in float32 as IEEE 754 has it; y broadcasts to x."""
+  # XLA would multiply by the reciprocal of what is broadcast.
+  y = jnp.broadcast_to(jnp.asarray(y, jnp.float32), x.shape)
+  return x / lax.optimization_barrier(y)
+
+
+def f32_scale(amax, kind: Kind):
+  """The scale of numbers whose largest magnitude is amax."""
+  return divide(jnp.maximum(amax, AMAX_FLOOR), kind.largest)
+
+
+def round_to(x, kind: Kind, e8m0=None):
+  """Rounds to the nearest number of a kind, ties to even, saturating.
+
+  Args:
+    x: of any float type; is taken as float32.
+    kind: what to round to.
+    e8m0: uint8 scales, which broadcast to x: x / 2^(e8m0 - 127) is rounded.
+
+  Returns:
+    x's shape, `kind.dtype`. NaN stays NaN; it becomes 0 in int8 and 6 in e2m1.
+  """
+  x = x.astype(jnp.float32)
+  if kind is INT8:
+    x = jnp.clip(jnp.round(jnp.where(jnp.isnan(x), 0, x)), -128, 127)
+    return x.astype(jnp.int8)
+  bits = _bits(x)
+  magnitude = bits & 0x7FFFFFFF
+  nan = magnitude > 0x7F800000
+  exponent = (magnitude >> 23).astype(jnp.int32)
+  mantissa = (magnitude & 0x7FFFFF) | jnp.where(exponent > 0, 0x800000, 0
+                                                ).astype(jnp.uint32)
+  infinite = exponent == 255
+  exponent = jnp.maximum(exponent, 1)
+  if e8m0 is not None:
+    nan |= e8m0 == 0xFF
+    exponent -= e8m0.astype(jnp.int32) - 127
+  # A number below the smallest normal one loses more bits.
+  lowest = 128 - kind.bias
+  above = jnp.maximum(exponent, lowest)
+  drop = jnp.minimum(23 - kind.mantissa + above - exponent, 31
+                     ).astype(jnp.uint32)
+  half = (jnp.uint32(1) << (drop - 1)) - 1 + ((mantissa >> drop) & 1)
+  code = ((mantissa + half) >> drop) + (
+      (above - lowest).astype(jnp.uint32) << kind.mantissa)
+  code = jnp.minimum(jnp.where(infinite, kind.top, code), kind.top)
+  sign = (bits >> 31) << kind.sign
+  code = code | (jnp.where(code == 0, 0, sign) if kind is E4M3FNUZ else sign)
+  code = jnp.where(nan, kind.nan, code).astype(jnp.uint8)
+  return lax.bitcast_convert_type(code, kind.dtype)
+
+
+def e8m0_scale(amax, mode: int, kind: Kind):
+  """The scale of numbers whose largest magnitude is amax, as e8m0 in uint8.
+
+  kernels/rounding.py has the definition of the modes.
+  """
+  bits = _bits(amax)
+  power = int(np.log2(kind.largest))
+  mantissa = int(np.float32(kind.largest).view(np.int32)) & 0x7FFFFF
+  add = (0, 0x7FFFFF - mantissa, 1 << (22 - kind.mantissa), 0x7FFFFF)[mode]
+  exponent = ((bits + jnp.uint32(add)) >> 23).astype(jnp.int32)
+  scale = jnp.maximum(exponent - power, 0)
+  return jnp.where(bits >= 0x7F800000, 0xFF, scale).astype(jnp.uint8)
+
+
+def from_e8m0(scale):
+  """2^(scale - 127) in float32; NaN of 0xFF."""
+  bits = scale.astype(jnp.uint32) << 23
+  bits = jnp.where(bits == 0, 0x400000, bits)
+  return lax.bitcast_convert_type(
+      jnp.where(scale == 0xFF, 0x7FC00000, bits).astype(jnp.uint32),
+      jnp.float32)
+
+
+def from_e2m1(code):
+  """The number in the low four bits of a uint8, in float32."""
+  magnitude = jnp.asarray([0, .5, 1, 1.5, 2, 3, 4, 6], jnp.float32)[code & 7]
+  return jnp.where(code & 8 != 0, -magnitude, magnitude)
+
+
+def pack(codes):
+  """uint8 [..., n] of four bits each -> [..., n / 2], the even ones low."""
+  return codes[..., ::2] | (codes[..., 1::2] << 4)
+
+
+def unpack(packed):
+  """What `pack` packed."""
+  both = jnp.stack([packed & 0xF, packed >> 4], -1)
+  return both.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
