@@ -32,14 +32,13 @@ struct GemmParams {
   const void* b_ptr = nullptr;
   const void* a_scale_ptr = nullptr;
   const void* b_scale_ptr = nullptr;
-  // The bias under a name for each type that it may have.
+  // The same as scales of gemm_mx.
+  const void* a_scale_e8m0_ptr = nullptr;
+  const void* b_scale_e8m0_ptr = nullptr;
+  // The bias, and out [batch, m, n], by the width of their types.
   const void* bias_ptr = nullptr;
-  const void* bias_bf16_ptr = nullptr;
-  const void* bias_fp16_ptr = nullptr;
   const void* bias_f32_ptr = nullptr;
-  // out likewise, [batch, m, n].
   const void* out_bf16_ptr = nullptr;
-  const void* out_fp16_ptr = nullptr;
   const void* out_f32_ptr = nullptr;
   const void* workspace_ptr = nullptr;  // [splits, batch, m, n]
 

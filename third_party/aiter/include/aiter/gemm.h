@@ -65,7 +65,7 @@ struct gemm_args {
   // b: block of rows) to the next.
   int64_t stride_a_scale = 0, batch_stride_a_scale = 0;
   int64_t stride_b_scale = 0, batch_stride_b_scale = 0;
-  // kBlock, kMx: from one block along k to the next.
+  // kBlock, kMx: from one block along k to the next; 1 of kMx.
   int64_t k_stride_a_scale = 0;
   int64_t k_stride_b_scale = 0;
 
@@ -109,6 +109,7 @@ struct GemmPlan {
   LoadedKernel sum;  // Null without parts.
   int32_t splits = 1;
   int32_t k_per_split = 0;
+  int32_t multiprocessors = 0;  // Of the device.
 };
 
 // Checks the arguments, picks the kernels for the current device and loads

@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "aiter/gemm.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "third_party/aiter/src/check.h"
+#include "third_party/aiter/src/code_objects.h"
+#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/gemm_params.h"
+#include "third_party/aiter/src/gemm_select.h"
+#include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/launch.h"
+#include "third_party/aiter/src/plan_cache.h"
+#include "third_party/aiter/src/select.h"
+
+namespace aiter {
+namespace {
+
+// Kernels count rows and columns in 32 bits, and add a tile to one.
+constexpr int64_t kMaxSize = INT32_MAX - 65536;
+// Offsets inside a tile of up to 512 rows fit 32 bits below this stride.
+constexpr int64_t kMaxAlignedStride = (int64_t{1} << 22) - 1;
+constexpr int64_t kMaxInt32 = INT32_MAX;
+constexpr int64_t kWideBytes = 16;
+constexpr int64_t kMaxGridZ = 65535;
+// More parts than are ever worth their sum.
+constexpr int64_t kMaxSplits = 64;
+constexpr int64_t kSumBytes = 4;
+
+bool IsFp8(DataType type) {
+  return type == DataType::kE4m3fn || type == DataType::kE4m3fnuz;
+}
+
+Status CheckType(const char* name, DataType type, bool accepted,
+                 const char* types) {
+  if (accepted) return Status();
+  return Invalid(name, DataTypeName(type), types);
+}
+
+Status CheckTypes(const gemm_args& a) {
+  switch (a.scaling) {
+    case GemmScaling::kNone:
+      AITER_RETURN_IF_ERROR(
+          CheckType("a_type", a.a_type,
+                    a.a_type == DataType::kFp16 || a.a_type == DataType::kBf16,
+                    "fp16 or bf16 without scales"));
+      break;
+    case GemmScaling::kRow:
+      AITER_RETURN_IF_ERROR(CheckType(
+          "a_type", a.a_type, a.a_type == DataType::kI8 || IsFp8(a.a_type),
+          "i8, e4m3fn or e4m3fnuz with scales of rows"));
+      break;
+    case GemmScaling::kBlock:
+      AITER_RETURN_IF_ERROR(CheckType("a_type", a.a_type, IsFp8(a.a_type),
+                                      "e4m3fn or e4m3fnuz with scales of "
+                                      "blocks"));
+      break;
+    case GemmScaling::kMx:
+      AITER_RETURN_IF_ERROR(CheckType("a_type", a.a_type,
+                                      a.a_type == DataType::kE2m1,
+                                      "e2m1 with e8m0 scales"));
+      break;
+  }
+  AITER_RETURN_IF_ERROR(CheckType(
+      "b_type", a.b_type,
+      a.b_type == a.a_type || (IsFp8(a.a_type) && IsFp8(a.b_type)),
+      IsFp8(a.a_type) ? "e4m3fn or e4m3fnuz, as a_type is" : "a_type's"));
+  return CheckType("out_type", a.out_type,
+                   a.out_type == DataType::kBf16 ||
+                       a.out_type == DataType::kFp16 ||
+                       a.out_type == DataType::kFp32,
+                   "bf16, fp16 or fp32");
+}
+
+// Elements of a row as stored.
+int64_t RowOfA(const gemm_args& a) {
+  if (a.layout == GemmLayout::kTN) return a.m;
+  return a.a_type == DataType::kE2m1 ? a.k / 2 : a.k;
+}
+
+int64_t RowOfB(const gemm_args& a) {
+  if (a.layout != GemmLayout::kNT) return a.n;
+  return a.b_type == DataType::kE2m1 ? a.k / 2 : a.k;
+}
+
+bool IsEmpty(const gemm_args& a) {
+  return a.batch == 0 || a.m == 0 || a.n == 0;
+}
+
+Status CheckScales(const gemm_args& a) {
+  bool scaled = a.scaling != GemmScaling::kNone;
+  for (const NamedPointer& p : {NamedPointer{"a_scale_ptr", a.a_scale_ptr},
+                                NamedPointer{"b_scale_ptr", a.b_scale_ptr}}) {
+    if ((p.address != nullptr) == scaled) continue;
+    return scaled ? Invalid(p.name, "null", "given with scaling")
+                  : Invalid(p.name, "given", "null without scaling");
+  }
+  int64_t most = a.scaling == GemmScaling::kRow ? 1 : kMaxInt32;
+  AITER_RETURN_IF_ERROR(
+      CheckRange("stride_a_scale", a.stride_a_scale, 0, most));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("stride_b_scale", a.stride_b_scale, 0, most));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("k_stride_a_scale", a.k_stride_a_scale, 0, kMaxInt32));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("k_stride_b_scale", a.k_stride_b_scale, 0, kMaxInt32));
+  if (a.scaling == GemmScaling::kMx) {
+    for (auto [name, stride] :
+         {std::pair("k_stride_a_scale", a.k_stride_a_scale),
+          std::pair("k_stride_b_scale", a.k_stride_b_scale)}) {
+      if (stride != 1) {
+        return Invalid(name, std::to_string(stride), "1 with e8m0 scales");
+      }
+    }
+  }
+  AITER_RETURN_IF_ERROR(
+      CheckRange("batch_stride_a_scale", a.batch_stride_a_scale, 0, INT64_MAX));
+  return CheckRange("batch_stride_b_scale", a.batch_stride_b_scale, 0,
+                    INT64_MAX);
+}
+
+Status CheckGemm(const gemm_args& a) {
+  AITER_RETURN_IF_ERROR(CheckTypes(a));
+  if (a.layout != GemmLayout::kNT && a.scaling != GemmScaling::kNone) {
+    return Invalid("layout", a.layout == GemmLayout::kNN ? "kNN" : "kTN",
+                   "kNT with scaling");
+  }
+  AITER_RETURN_IF_ERROR(CheckRange("m", a.m, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("n", a.n, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("k", a.k, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("batch", a.batch, 0, kMaxInt32));
+  if (a.a_type == DataType::kE2m1 && a.k % 2 != 0) {
+    return Invalid("k", std::to_string(a.k), "a multiple of 2 of e2m1");
+  }
+  AITER_RETURN_IF_ERROR(
+      CheckRange("stride_a", a.stride_a, RowOfA(a), kMaxInt32));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("stride_b", a.stride_b, RowOfB(a), kMaxInt32));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("batch_stride_a", a.batch_stride_a, 0, INT64_MAX));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("batch_stride_b", a.batch_stride_b, 0, INT64_MAX));
+  AITER_RETURN_IF_ERROR(CheckScales(a));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("workspace_bytes", a.workspace_bytes, 0, INT64_MAX));
+  if (a.workspace_bytes > 0 && a.workspace_ptr == nullptr) {
+    return Invalid("workspace_ptr", "null", "given with workspace_bytes > 0");
+  }
+  AITER_RETURN_IF_ERROR(CheckRange("splits", a.splits, 0, kMaxSplits));
+  return CheckAligned({{"a_ptr", a.a_ptr},
+                       {"b_ptr", a.b_ptr},
+                       {"a_scale_ptr", a.a_scale_ptr},
+                       {"b_scale_ptr", a.b_scale_ptr},
+                       {"bias_ptr", a.bias_ptr},
+                       {"out_ptr", a.out_ptr},
+                       {"workspace_ptr", a.workspace_ptr}});
+}
+
+// Whether some row of an operand does not begin and end at a multiple of 16
+// bytes, nor k of its elements, or rows are far apart.
+bool IsUnaligned(const gemm_args& a) {
+  auto odd = [](int64_t elements, DataType type) {
+    return elements * ElementBytes(type) % kWideBytes != 0;
+  };
+  return odd(RowOfA(a), a.a_type) || odd(RowOfB(a), a.b_type) ||
+         odd(a.stride_a, a.a_type) || odd(a.stride_b, a.b_type) ||
+         odd(a.batch_stride_a, a.a_type) || odd(a.batch_stride_b, a.b_type) ||
+         odd(a.a_type == DataType::kE2m1 ? a.k / 2 : a.k, a.a_type) ||
+         a.stride_a > kMaxAlignedStride || a.stride_b > kMaxAlignedStride;
+}
+
+// The arguments' key; also looks for the kernel that is asked for.
+Status MakeKey(const gemm_args& a, GemmKey* key) {
+  AITER_RETURN_IF_ERROR(CheckGemm(a));
+  key->layout = a.layout;
+  key->scaling = a.scaling;
+  key->a_type = a.a_type;
+  key->b_type = a.b_type;
+  key->features = (IsUnaligned(a) ? kFeatureUnaligned : 0u) |
+                  (a.out_type == DataType::kFp32 ? kFeatureOutF32 : 0u) |
+                  (a.out_type == DataType::kFp16 ? kFeatureOutFp16 : 0u) |
+                  (a.batch > 1 ? kFeatureBatched : 0u);
+  key->batch = a.batch;
+  key->m = a.m;
+  key->n = a.n;
+  key->k = a.k;
+  if (a.batch >= 1 && a.batch <= kMaxGridZ && !IsEmpty(a)) {
+    // Not m * n * batch, which may not fit 64 bits.
+    int64_t fit = a.workspace_bytes / kSumBytes / a.batch / a.m / a.n;
+    key->max_splits =
+        static_cast<int32_t>(std::min(std::max<int64_t>(fit, 1), kMaxSplits));
+  }
+  if (a.splits > key->max_splits) {
+    return Invalid("splits", std::to_string(a.splits),
+                   "from 0 to " + std::to_string(key->max_splits) +
+                       ", for which workspace_bytes, " +
+                       std::to_string(a.workspace_bytes) + ", has room");
+  }
+  key->splits = static_cast<int32_t>(a.splits);
+  if (a.kernel == nullptr) return Status();
+  for (const KernelInfo& kernel : GetKernelTable()) {
+    if (std::strcmp(kernel.symbol, a.kernel) == 0) key->kernel = &kernel;
+  }
+  if (key->kernel != nullptr) return Status();
+  return Invalid("kernel", a.kernel, "one of this build");
+}
+
+int32_t Flag(bool condition, GemmFlag flag) { return condition ? flag : 0; }
+
+GemmParams ParamsOf(const gemm_args& a, const GemmPlan& plan) {
+  GemmParams p;
+  p.a_ptr = a.a_ptr;
+  p.b_ptr = a.b_ptr;
+  p.a_scale_ptr = a.a_scale_ptr;
+  p.b_scale_ptr = a.b_scale_ptr;
+  p.a_scale_e8m0_ptr = a.a_scale_ptr;
+  p.b_scale_e8m0_ptr = a.b_scale_ptr;
+  p.bias_ptr = a.bias_ptr;
+  p.bias_f32_ptr = a.bias_ptr;
+  p.out_bf16_ptr = a.out_ptr;
+  p.out_f32_ptr = a.out_ptr;
+  p.workspace_ptr = a.workspace_ptr;
+  p.m = static_cast<int32_t>(a.m);
+  p.n = static_cast<int32_t>(a.n);
+  p.k = static_cast<int32_t>(a.k);
+  p.batch = static_cast<int32_t>(a.batch);
+  p.splits = plan.splits;
+  p.k_per_split = plan.k_per_split;
+  p.stride_a = static_cast<int32_t>(a.stride_a);
+  p.stride_b = static_cast<int32_t>(a.stride_b);
+  p.batch_stride_a = a.batch_stride_a;
+  p.batch_stride_b = a.batch_stride_b;
+  p.batch_stride_out = a.m * a.n;
+  p.a_scale_step = static_cast<int32_t>(a.stride_a_scale);
+  p.b_scale_step = static_cast<int32_t>(a.stride_b_scale);
+  p.stride_a_scale_m = static_cast<int32_t>(a.stride_a_scale);
+  p.stride_a_scale_k = static_cast<int32_t>(a.k_stride_a_scale);
+  p.stride_b_scale_n = static_cast<int32_t>(a.stride_b_scale);
+  p.stride_b_scale_k = static_cast<int32_t>(a.k_stride_b_scale);
+  p.batch_stride_a_scale = a.batch_stride_a_scale;
+  p.batch_stride_b_scale = a.batch_stride_b_scale;
+  p.activation = static_cast<int32_t>(a.activation);
+  p.flags = Flag(a.bias_ptr != nullptr, kGemmHasBias) |
+            Flag(a.bias_is_f32, kGemmBiasF32) |
+            Flag(a.out_type == DataType::kFp16, kGemmOutFp16) |
+            Flag(a.out_type == DataType::kFp32, kGemmOutF32) |
+            Flag(a.a_type == DataType::kE4m3fnuz, kGemmAFnuz) |
+            Flag(a.b_type == DataType::kE4m3fnuz, kGemmBFnuz) |
+            Flag(a.a_type == DataType::kI8, kGemmSumI32) |
+            Flag(a.scaling == GemmScaling::kRow, kGemmRowScaled);
+  return p;
+}
+
+MappedTensor Mapped(const TensorMapSpec& spec, const gemm_args& a,
+                    const GemmParams& p) {
+  MappedTensor t;
+  int64_t batch_stride = 0;
+  switch (spec.tensor) {
+    case TensorId::kA:
+      t.address = p.a_ptr;
+      t.type = a.a_type;
+      t.dims[0] = RowOfA(a);
+      t.dims[1] = a.layout == GemmLayout::kTN ? a.k : a.m;
+      t.strides[0] = a.stride_a;
+      batch_stride = a.batch_stride_a;
+      break;
+    case TensorId::kB:
+      t.address = p.b_ptr;
+      t.type = a.b_type;
+      t.dims[0] = RowOfB(a);
+      t.dims[1] = a.layout == GemmLayout::kNT ? a.n : a.k;
+      t.strides[0] = a.stride_b;
+      batch_stride = a.batch_stride_b;
+      break;
+    default:
+      t.address = p.out_bf16_ptr;
+      t.type = a.out_type;
+      t.dims[0] = a.n;
+      t.dims[1] = a.m;
+      t.strides[0] = a.n;
+      batch_stride = p.batch_stride_out;
+      break;
+  }
+  t.rank = spec.rank;
+  // What all batches share has one, of any stride that does.
+  bool shared = batch_stride == 0;
+  t.dims[2] = shared ? 1 : p.batch;
+  t.strides[1] = shared ? t.dims[1] * t.strides[0] : batch_stride;
+  return t;
+}
+
+Status LaunchGemm(const Driver& driver, const GemmPlan& plan,
+                  const LoadedKernel& loaded, const gemm_args& args,
+                  void* stream) {
+  const KernelInfo& kernel = *loaded.info;
+  const GemmParams params = ParamsOf(args, plan);
+  int64_t tiles_m = CeilDiv(params.m, std::max<int>(kernel.tile_m, 1));
+  int64_t tiles_n = CeilDiv(params.n, std::max<int>(kernel.tile_n, 1));
+  int64_t grid[3] = {1, 1, 1};
+  for (int i = 0; i < 3; ++i) {
+    switch (kernel.grid[i]) {
+      case GridAxis::kTileM:
+        grid[i] = tiles_m;
+        break;
+      case GridAxis::kTileN:
+        grid[i] = tiles_n;
+        break;
+      case GridAxis::kTiles:
+        grid[i] = tiles_m * tiles_n;
+        break;
+      case GridAxis::kSplits:
+        grid[i] = params.splits;
+        break;
+      case GridAxis::kBatch:
+        grid[i] = params.batch;
+        break;
+      case GridAxis::kBlocks:
+        grid[i] =
+            std::min<int64_t>(tiles_m * tiles_n * params.splits * params.batch,
+                              plan.multiprocessors);
+        break;
+      default:
+        break;
+    }
+  }
+  TensorMap maps[kMaxTensorMaps];
+  for (int i = 0; i < kernel.num_tensor_maps; ++i) {
+    const TensorMapSpec& spec = kernel.tensor_maps[i];
+    AITER_RETURN_IF_ERROR(EncodeTensorMap(
+        driver, kernel, spec, Mapped(spec, args, params), &maps[i]));
+  }
+  return Launch(driver, loaded, grid, &params, maps, stream);
+}
+
+// The arguments of `batch` batches from number `first` on.
+gemm_args Batches(const gemm_args& args, int64_t first, int64_t batch) {
+  gemm_args a = args;
+  auto advance = [first](const void** pointer, int64_t stride, int64_t bytes) {
+    if (*pointer != nullptr) {
+      *pointer = static_cast<const char*>(*pointer) + first * stride * bytes;
+    }
+  };
+  int64_t scale_bytes = a.scaling == GemmScaling::kMx ? 1 : 4;
+  advance(&a.a_ptr, a.batch_stride_a, ElementBytes(a.a_type));
+  advance(&a.b_ptr, a.batch_stride_b, ElementBytes(a.b_type));
+  advance(&a.a_scale_ptr, a.batch_stride_a_scale, scale_bytes);
+  advance(&a.b_scale_ptr, a.batch_stride_b_scale, scale_bytes);
+  a.out_ptr = static_cast<char*>(a.out_ptr) +
+              first * a.m * a.n * ElementBytes(a.out_type);
+  a.batch = batch;
+  return a;
+}
+
+// Plans of the calls that came without one.
+PlanCache<GemmPlan>& Plans() {
+  static auto* cache = new PlanCache<GemmPlan>;
+  return *cache;
+}
+
+Status FindPlan(const gemm_args& args, const GemmPlan** plan) {
+  GemmKey key;
+  AITER_RETURN_IF_ERROR(MakeKey(args, &key));
+  return Plans().FindOrMake(args, key, &gemm_plan, plan);
+}
+
+Status SelectSum(const DeviceInfo& device, const KernelInfo** kernel) {
+  return SelectKernel(device, "gemm_sum", ProblemKey(), kernel);
+}
+
+}  // namespace
+
+bool GemmKey::operator==(const GemmKey& o) const {
+  return layout == o.layout && scaling == o.scaling && a_type == o.a_type &&
+         b_type == o.b_type && features == o.features && batch == o.batch &&
+         m == o.m && n == o.n && k == o.k && max_splits == o.max_splits &&
+         splits == o.splits && kernel == o.kernel;
+}
+
+uint64_t GemmKey::Hash() const {
+  uint64_t hash = 0;
+  for (uint64_t part :
+       {static_cast<uint64_t>(layout), static_cast<uint64_t>(scaling),
+        static_cast<uint64_t>(a_type), static_cast<uint64_t>(b_type),
+        static_cast<uint64_t>(features), static_cast<uint64_t>(batch),
+        static_cast<uint64_t>(m), static_cast<uint64_t>(n),
+        static_cast<uint64_t>(k), static_cast<uint64_t>(max_splits),
+        static_cast<uint64_t>(splits)}) {
+    hash = (hash ^ part) * 0x9e3779b97f4a7c15;
+  }
+  return hash;
+}
+
+Status gemm_plan(const gemm_args& args, GemmPlan* plan) {
+  *plan = GemmPlan();
+  AITER_RETURN_IF_ERROR(MakeKey(args, &plan->key));
+  if (IsEmpty(args)) return Status();
+  Context* context;
+  AITER_RETURN_IF_ERROR(Context::Current(&context));
+  const DeviceInfo& device = context->device();
+  std::vector<GemmTiling> tilings;
+  AITER_RETURN_IF_ERROR(ListGemmTilings(device, plan->key, &tilings));
+  const GemmTiling& best = tilings.front();
+  plan->splits = best.splits;
+  plan->k_per_split = best.k_per_split;
+  plan->multiprocessors = Multiprocessors(device, *best.kernel);
+  plan->gemm.info = best.kernel;
+  AITER_RETURN_IF_ERROR(context->Load(*plan->gemm.info, &plan->gemm.function));
+  if (plan->splits == 1) return Status();
+  AITER_RETURN_IF_ERROR(SelectSum(device, &plan->sum.info));
+  return context->Load(*plan->sum.info, &plan->sum.function);
+}
+
+Status gemm(const gemm_args& args, const GemmPlan& plan, void* stream) {
+  GemmKey key;
+  AITER_RETURN_IF_ERROR(MakeKey(args, &key));
+  if (key != plan.key) {
+    return Status(StatusCode::kFailedPrecondition,
+                  "plan was made for other arguments: layout, scaling, sizes, "
+                  "alignment or data types differ");
+  }
+  if (IsEmpty(args)) return Status();
+  const Driver* driver;
+  AITER_RETURN_IF_ERROR(GetDriver(&driver));
+  // A grid has room for so many batches. More of them are not divided in parts.
+  for (int64_t first = 0; first < args.batch; first += kMaxGridZ) {
+    gemm_args some =
+        Batches(args, first, std::min(args.batch - first, kMaxGridZ));
+    AITER_RETURN_IF_ERROR(LaunchGemm(*driver, plan, plan.gemm, some, stream));
+  }
+  if (plan.splits == 1) return Status();
+  return LaunchGemm(*driver, plan, plan.sum, args, stream);
+}
+
+Status gemm_prepare(const gemm_args& args) {
+  const GemmPlan* plan;
+  return FindPlan(args, &plan);
+}
+
+Status gemm(const gemm_args& args, void* stream) {
+  const GemmPlan* plan;
+  AITER_RETURN_IF_ERROR(FindPlan(args, &plan));
+  return gemm(args, *plan, stream);
+}
+
+Status gemm_kernels(const gemm_args& args, const std::string& arch,
+                    std::vector<std::string>* names) {
+  std::vector<GemmChoice> choices;
+  AITER_RETURN_IF_ERROR(gemm_choices(args, arch, &choices));
+  names->clear();
+  if (choices.empty()) return Status();
+  names->push_back(choices.front().kernel);
+  if (choices.front().splits == 1) return Status();
+  const KernelInfo* sum;
+  AITER_RETURN_IF_ERROR(SelectSum(DeviceOfArch(arch), &sum));
+  names->push_back(sum->symbol);
+  return Status();
+}
+
+Status gemm_choices(const gemm_args& args, const std::string& arch,
+                    std::vector<GemmChoice>* choices) {
+  GemmKey key;
+  AITER_RETURN_IF_ERROR(MakeKey(args, &key));
+  choices->clear();
+  if (IsEmpty(args)) return Status();
+  std::vector<GemmTiling> tilings;
+  AITER_RETURN_IF_ERROR(ListGemmTilings(DeviceOfArch(arch), key, &tilings));
+  for (const GemmTiling& tiling : tilings) {
+    choices->push_back({tiling.kernel->symbol, tiling.splits});
+  }
+  return Status();
+}
+
+}  // namespace aiter
