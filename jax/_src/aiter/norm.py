@@ -16,34 +16,34 @@ from jax._src.aiter.norm_op import Config, Rows
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
-def _check_arrays(function: str, x, residual, gamma, beta) -> None:
-  """Types and shapes of the arrays."""
+def _check_arrays(function: str, arrays, optional) -> None:
+  """Types and shapes of the arrays; those named in `optional` may be None."""
   bad = functools.partial(arguments.bad, function)
-  for name, t in dict(x=x, residual=residual, gamma=gamma, beta=beta).items():
-    if t is None:
-      continue
-    arguments.check_is_array(function, name, t)
-    if t.dtype.name not in _DTYPES:
+  for name, t in arrays.items():
+    arguments.check_is_array(function, name, t, name in optional)
+    if t is not None and t.dtype.name not in _DTYPES:
       raise bad(f"{name}'s dtype", t.dtype, " or ".join(_DTYPES), TypeError)
+  x = arrays["x"]
   if x.ndim < 1:
     raise bad("x", arguments.describe(x), "an array of rank 1 or more")
-  if residual is not None and (residual.shape, residual.dtype) != (
-      x.shape, x.dtype):
-    raise bad("residual", arguments.describe(residual),
-              f"{arguments.describe(x)}, as x")
-  for name, t in (("gamma", gamma), ("beta", beta)):
-    if t is not None and t.shape != x.shape[-1:]:
+  for name, t in arrays.items():
+    if name == "residual":
+      if (t.shape, t.dtype) != (x.shape, x.dtype):
+        raise bad(name, arguments.describe(t),
+                  f"{arguments.describe(x)}, as x")
+    elif name != "x" and t is not None and t.shape != x.shape[-1:]:
       raise bad(name, arguments.describe(t),
                 f"shape {list(x.shape[-1:])}, x's last dimension")
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
-def _apply(cfg: Config, x, residual, gamma, beta):
+def _apply(cfg: Config, x, gamma, residual=None, beta=None):
   """The norm of checked arguments."""
   # Weights of x's type or in float32; one type for both.
-  wide = jnp.promote_types(x.dtype, jnp.float32)
   weights = [t for t in (gamma, beta) if t is not None]
-  dtype = x.dtype if all(t.dtype == x.dtype for t in weights) else wide
+  dtype = x.dtype
+  if any(t.dtype != dtype for t in weights):
+    dtype = jnp.promote_types(dtype, jnp.float32)
   if gamma is None:
     gamma = jnp.ones(x.shape[-1:], dtype)
   rows = Rows(x, residual, gamma.astype(dtype),
@@ -57,15 +57,16 @@ def _apply(cfg: Config, x, residual, gamma, beta):
   return norm_op.norm(cfg, rows)
 
 
-def _norm(function: str, layer: bool, x, residual, gamma, beta, epsilon: Any,
+def _norm(function: str, layer: bool, arrays, epsilon: Any,
           gemma: bool = False, t5: bool = False):
-  _check_arrays(function, x, residual, gamma, beta)
+  """(y, residual_out), after all checks."""
+  _check_arrays(function, arrays, ("gamma", "beta") if layer else ())
   epsilon = arguments.number(
       function, "epsilon", epsilon, "a finite number >= 0",
       lambda e: 0 <= e < math.inf)
   cfg = Config(layer, epsilon, arguments.flag(function, "gemma", gemma),
                arguments.flag(function, "t5", t5))
-  return _apply(cfg, x, residual, gamma, beta)
+  return _apply(cfg, **arrays)
 
 
 def rms_norm(
@@ -96,7 +97,8 @@ def rms_norm(
     TypeError: an argument of the wrong type or dtype.
     ValueError: a shape or value that cannot be; the message names it.
   """
-  return _norm("rms_norm", False, x, None, gamma, None, epsilon, gemma, t5)[0]
+  return _norm("rms_norm", False, dict(x=x, gamma=gamma), epsilon, gemma,
+               t5)[0]
 
 
 def rms_norm_with_add(
@@ -128,8 +130,8 @@ def rms_norm_with_add(
     TypeError: as rms_norm.
     ValueError: as rms_norm.
   """
-  return _norm("rms_norm_with_add", False, x, residual, gamma, None, epsilon,
-               gemma, t5)
+  return _norm("rms_norm_with_add", False,
+               dict(x=x, residual=residual, gamma=gamma), epsilon, gemma, t5)
 
 
 def layer_norm(
@@ -157,7 +159,8 @@ def layer_norm(
     TypeError: an argument of the wrong type or dtype.
     ValueError: a shape or value that cannot be; the message names it.
   """
-  return _norm("layer_norm", True, x, None, gamma, beta, epsilon)[0]
+  return _norm("layer_norm", True, dict(x=x, gamma=gamma, beta=beta),
+               epsilon)[0]
 
 
 def layer_norm_with_add(
@@ -185,4 +188,5 @@ def layer_norm_with_add(
     TypeError: as layer_norm.
     ValueError: as layer_norm.
   """
-  return _norm("layer_norm_with_add", True, x, residual, gamma, beta, epsilon)
+  return _norm("layer_norm_with_add", True,
+               dict(x=x, residual=residual, gamma=gamma, beta=beta), epsilon)

@@ -69,8 +69,10 @@ class Normed(NamedTuple):
   Attributes:
     y: like x.
     residual_out: x + residual, like x; None without a residual.
-    mean: float32 [...]; 0 of an RMSNorm.
-    rstd: float32 [...], 1 / sqrt(variance + epsilon).
+    mean: float32 [...]; 0 of an RMSNorm. With a residual, that of the sum as
+      it is saved for the backward pass, rounded to x's dtype: a gradient needs
+      the mean and deviation of the rows that it reads.
+    rstd: float32 [...], 1 / sqrt(variance + epsilon), likewise.
   """
   y: jax.Array
   residual_out: jax.Array | None
@@ -126,6 +128,15 @@ def _rounded(cfg: Config, t, dtype):
   return t.astype(dtype).astype(t.dtype) if cfg.t5 else t
 
 
+def _statistics(cfg: Config, s):
+  """The mean of rows s and 1 / sqrt(variance + epsilon): [..., 1]."""
+  mean = jnp.zeros_like(s[..., :1])
+  if cfg.layer:
+    mean = jnp.mean(s, -1, keepdims=True)
+  variance = jnp.mean((s - mean) ** 2, -1, keepdims=True)
+  return mean, lax.rsqrt(variance + np.asarray(cfg.epsilon, s.dtype))
+
+
 def reference_fwd(cfg: Config, rows: Rows) -> Normed:
   """The norm in jax.numpy, in float32 or wider."""
   x, residual, gamma, beta = rows
@@ -135,15 +146,12 @@ def reference_fwd(cfg: Config, rows: Rows) -> Normed:
     s = s + _wide(residual)
     residual_out = s.astype(x.dtype)
     s = _rounded(cfg, s, x.dtype)
-  mean = jnp.zeros_like(s[..., :1])
-  if cfg.layer:
-    mean = jnp.mean(s, -1, keepdims=True)
-    s = s - mean
-  rstd = lax.rsqrt(jnp.mean(s * s, -1, keepdims=True)
-                   + np.asarray(cfg.epsilon, s.dtype))
-  y = _rounded(cfg, s * rstd, x.dtype) * _weight(cfg, gamma)
+  mean, rstd = _statistics(cfg, s)
+  y = _rounded(cfg, (s - mean) * rstd, x.dtype) * _weight(cfg, gamma)
   if beta is not None:
     y = y + _wide(beta)
+  if residual is not None:
+    mean, rstd = _statistics(cfg, _wide(residual_out))
   return Normed(y.astype(x.dtype), residual_out, mean[..., 0], rstd[..., 0])
 
 
