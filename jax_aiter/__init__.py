@@ -1,7 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """jax-aiter's import path; new code imports jax.experimental.aiter."""
 
+from jax_aiter import flatmm_fp8 as flatmm_fp8
+from jax_aiter import gemm as gemm
+from jax_aiter import gemm_fp4 as gemm_fp4
+from jax_aiter import gemm_fp8 as gemm_fp8
+from jax_aiter import gemm_i8 as gemm_i8
 from jax_aiter import mha as mha
 from jax_aiter import rmsnorm as rmsnorm
 
-__all__ = ["mha", "rmsnorm"]
+__all__ = [
+    "flatmm_fp8",
+    "gemm",
+    "gemm_fp4",
+    "gemm_fp8",
+    "gemm_i8",
+    "mha",
+    "rmsnorm",
+]

@@ -141,8 +141,10 @@ def from_e8m0(scale):
 
 def from_e2m1(code):
   """The number in the low four bits of a uint8, in float32."""
-  magnitude = jnp.asarray([0, .5, 1, 1.5, 2, 3, 4, 6], jnp.float32)[code & 7]
-  return jnp.where(code & 8 != 0, -magnitude, magnitude)
+  # No table: a partitioned function may not hold arrays.
+  power, half = (code >> 1) & 3, code & 1
+  halves = jnp.where(power == 0, half, (2 + half) << jnp.maximum(power, 1) - 1)
+  return halves.astype(jnp.float32) * jnp.where(code & 8 != 0, -0.5, 0.5)
 
 
 def pack(codes):

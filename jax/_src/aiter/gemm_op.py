@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products as an operator: formulas, kernels, JAX's transforms.
+
+A call passes these layers, each unaware of the ones above it:
+  gemm          custom_vjp
+  forward       explicit mesh axes
+  _op           custom_vmap: a mapped axis is one more leading axis
+  _partitioned  custom_partitioning: rows, columns, batch, contraction
+  _gemm         kernel or reference
+
+Leading axes of the operands broadcast against each other as NumPy's do. Which
+of them a kernel sees as its batch, and which as rows, _folded decides.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+from jax.sharding import PartitionSpec
+
+import jax
+from jax import lax
+from jax._src.aiter import dispatch, rounding
+from jax._src.aiter.dispatch import absent, like
+from jax._src.aiter.partition import (
+    axes_of_arguments,
+    in_auto_mode,
+    mesh_axes,
+    partitioned,
+)
+from jaxlib import gpu_aiter
+
+ACTIVATIONS = {
+    None: lambda t: t,
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "silu": jax.nn.silu,
+}
+BLOCK = 128  # columns of a, and rows and columns of b, that share a scale
+MX_BLOCK = 32
+_LAYOUTS = ("nt", "nn", "tn")
+_SCALINGS = ("none", "row", "block", "mx", "block_t")
+_DTYPES = {
+    "bfloat16": "bf16", "float16": "fp16", "int8": "i8",
+    "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz", "uint8": "e2m1"}
+# Partial sums of a skinny product: at most so many, of so much memory.
+_SKINNY, _MAX_SPLITS, _MAX_WORKSPACE = 64, 16, 64 << 20
+
+
+class Config(NamedTuple):
+  """Static facts of a call; hashable.
+
+  Attributes:
+    out_dtype: name of the result's dtype.
+    layout: what is contracted: "nt" a[m,k] b[n,k], "nn" a[m,k] b[k,n], "tn"
+      a[k,m] b[k,n].
+    scaling: "none"; "row", a number a row of a and a column of the result;
+      "block" and "block_t" (scales transposed), a number every BLOCK columns of
+      a and BLOCK x BLOCK of b; "mx", e8m0 every MX_BLOCK elements of e2m1.
+    activation: of ACTIVATIONS, on the result.
+    contracted: how many axes in front of the last one a "tn" contracts.
+    kernel: a kernel's symbol, for tuning; "" lets the library choose.
+    splits: parts that k is divided in, for tuning; 0 lets the library choose.
+  """
+  out_dtype: str
+  layout: str = "nt"
+  scaling: str = "none"
+  activation: str | None = None
+  contracted: int = 1
+  kernel: str = ""
+  splits: int = 0
+
+
+class Operands(NamedTuple):
+  """Arrays of a call; an absent one is None. Shapes are those of layout "nt".
+
+  Attributes:
+    a: [..., m, k].
+    b: [..., n, k].
+    a_scale: float32 [..., m] or [..., 1]; block [..., m, k / BLOCK], block_t
+      that transposed; mx uint8 [..., m, k / MX_BLOCK].
+    b_scale: float32 [..., n] or [..., 1]; block [..., n / BLOCK, k / BLOCK],
+      block_t that transposed; mx uint8 [..., n, k / MX_BLOCK].
+    bias: [..., n], float32 or the result's dtype.
+  """
+  a: jax.Array
+  b: jax.Array
+  a_scale: jax.Array | None = None
+  b_scale: jax.Array | None = None
+  bias: jax.Array | None = None
+
+
+def _ranks(cfg: Config) -> Operands:
+  """How many axes of each operand are not leading ones."""
+  matrix = 1 + cfg.contracted
+  scale = 1 if cfg.scaling == "row" else 2
+  return Operands(matrix, matrix, scale, scale, 1)
+
+
+def _leads(cfg: Config, x: Operands) -> Operands:
+  """Leading axes of each operand; None of an absent one."""
+  return Operands(*(None if t is None else t.shape[:t.ndim - rank]
+                    for t, rank in zip(x, _ranks(cfg))))
+
+
+def _lead(leads) -> tuple[int, ...]:
+  return np.broadcast_shapes(*(s for s in leads if s is not None))
+
+
+def _sizes(cfg: Config, a, b) -> tuple[int, int, int]:
+  """(m, n, k) of a product whose contracted axes are one."""
+  m, k = a.shape[-2:] if cfg.layout != "tn" else a.shape[:-3:-1]
+  n = b.shape[-2] if cfg.layout == "nt" else b.shape[-1]
+  return m, n, k * 2 if cfg.scaling == "mx" else k
+
+
+def _one_contraction(cfg: Config, x: Operands) -> Operands:
+  """x with all that a "tn" contracts in one axis."""
+  if cfg.contracted == 1:
+    return x
+  fold = lambda t: t.reshape(*t.shape[:-1 - cfg.contracted], -1, t.shape[-1])
+  return x._replace(a=fold(x.a), b=fold(x.b))
+
+
+# -----------------------------------------------------------------------------
+# The formulas in jax.numpy
+
+
+def _accumulator(dtype):
+  return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
+
+
+def _spread(scale, block: int, axis: int, size: int):
+  """Each scale for the `block` elements that share it, `size` in all."""
+  return lax.slice_in_dim(jnp.repeat(scale, block, axis), 0, size, axis=axis)
+
+
+def _epilogue(cfg: Config, acc, bias):
+  if bias is not None:
+    acc = acc + bias[..., None, :].astype(acc.dtype)
+  return ACTIVATIONS[cfg.activation](acc).astype(cfg.out_dtype)
+
+
+def reference(cfg: Config, x: Operands) -> jax.Array:
+  """The product in jax.numpy: sums in float32 or wider, of int8 in int32."""
+  a, b, a_scale, b_scale, bias = _one_contraction(cfg, x)
+  m, n, k = _sizes(cfg, a, b)
+  acc = _accumulator(a.dtype)
+  if cfg.scaling == "mx":
+    a, b = (
+        rounding.from_e2m1(rounding.unpack(t))
+        * _spread(rounding.from_e8m0(scale), MX_BLOCK, -1, k)
+        for t, scale in ((a, a_scale), (b, b_scale)))
+  elif a.dtype != jnp.int8:
+    a, b = a.astype(acc), b.astype(acc)
+  if cfg.scaling == "block_t":
+    a_scale, b_scale = a_scale.mT, b_scale.mT
+  if cfg.scaling in ("block", "block_t"):
+    a = a * _spread(a_scale, BLOCK, -1, k)
+    b = b * _spread(_spread(b_scale, BLOCK, -2, n), BLOCK, -1, k)
+  spec = {"nt": "...mk,...nk", "nn": "...mk,...kn", "tn": "...km,...kn"}
+  out = jnp.einsum(
+      f"{spec[cfg.layout]}->...mn", a, b, precision=lax.Precision.HIGHEST,
+      preferred_element_type=jnp.int32 if a.dtype == jnp.int8 else acc)
+  out = out.astype(acc)
+  if cfg.scaling == "row":
+    out = out * a_scale[..., :, None] * b_scale[..., None, :]
+  return _epilogue(cfg, out, bias)
+
+
+# -----------------------------------------------------------------------------
+# Kernels
+
+
+def split_bound(batch: int, m: int, n: int, k: int) -> int:
+  """Upper bound of the parts that k is divided in; it sizes the workspace.
+
+  Few rows make few tiles, so a device is filled by dividing k and summing what
+  comes of it. The library may use fewer parts than this, never more.
+  """
+  if batch * m > _SKINNY:
+    return 1
+  fits = _MAX_WORKSPACE // max(4 * batch * m * n, 1)
+  return max(1, min(_MAX_SPLITS, -(-k // 256), fits))
+
+
+@functools.cache
+def _unserved(platform: str, layout: str, scaling: str, a_dtype: str,
+              b_dtype: str, sizes: tuple[int, ...]) -> str | None:
+  """Why the devices of this process cannot run a kernel for a call, or None."""
+  return dispatch.unserved(
+      platform, a_dtype, _DTYPES,
+      lambda module, arch, name: module.gemm_kernels(
+          _LAYOUTS.index(layout), _SCALINGS.index(scaling), arch, name,
+          _DTYPES[b_dtype], *sizes))
+
+
+def _with_scale(cfg: Config, t, lead, scale, scale_lead):
+  """A matrix and its scales, with the same leading axes."""
+  if scale is None:
+    return t, None
+  if cfg.scaling == "row":
+    if scale.size == 1:
+      return t, scale.reshape(1)
+    core = t.shape[-2:-1]
+  else:
+    core = scale.shape[-2:]
+  lead = np.broadcast_shapes(lead, scale_lead)
+  return (jnp.broadcast_to(t, (*lead, *t.shape[-2:])),
+          jnp.broadcast_to(scale, (*lead, *core)))
+
+
+def _folded(cfg: Config, x: Operands) -> Operands:
+  """x with at most one leading axis, that of a batch; bias is left alone.
+
+  Rows of a that share a b are rows of one larger product. An operand that a
+  whole batch shares has no leading axis.
+  """
+  x = _one_contraction(cfg, x)
+  cfg = cfg._replace(contracted=1)
+  leads = _leads(cfg, x)
+  a, a_scale = _with_scale(cfg, x.a, leads.a, x.a_scale, leads.a_scale)
+  b, b_scale = _with_scale(cfg, x.b, leads.b, x.b_scale, leads.b_scale)
+  lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+  aligned = lambda own: (1,) * (len(lead) - len(own)) + own
+  axes = len(lead)  # of the batch; those behind them are rows
+  if cfg.layout != "tn" and cfg.scaling != "block_t":
+    own_a, own_b = aligned(a.shape[:-2]), aligned(b.shape[:-2])
+    while axes and own_b[axes - 1] == 1 and own_a[axes - 1] == lead[axes - 1]:
+      axes -= 1
+
+  def fold(t, rank):
+    if t is None or t.shape == (1,):
+      return t
+    core = t.shape[t.ndim - rank:]
+    own = aligned(t.shape[:t.ndim - rank])
+    batch, rows = own[:axes], own[axes:]
+    if math.prod(batch) == 1:
+      batch = ()
+    elif batch != lead[:axes]:
+      batch = lead[:axes]
+      t = jnp.broadcast_to(t.reshape(*own, *core), (*batch, *rows, *core))
+    batch = (math.prod(batch),) if batch else ()
+    return t.reshape(*batch, math.prod(rows) * core[0], *core[1:])
+
+  return Operands(*map(fold, (a, b, a_scale, b_scale), _ranks(cfg)), x.bias)
+
+
+def _call(cfg: Config, platform: str, x: Operands) -> jax.Array:
+  """The kernel's result [m, n], or [batch, m, n], of folded operands."""
+  m, n, k = _sizes(cfg, x.a, x.b)
+  batch = tuple({t.shape[0] for t in (x.a, x.b) if t.ndim == 3})
+  splits = split_bound(math.prod(batch), m, n, k)
+  out = (*batch, m, n)
+  workspace = (splits * math.prod(out) if splits > 1 else 0,)
+  return jax.ffi.ffi_call(
+      gpu_aiter.target(platform, "gemm"),
+      (like(x.a, out, cfg.out_dtype), like(x.a, workspace, jnp.float32)),
+  )(x.a, x.b, *(absent(t, jnp.float32) for t in x[2:]),
+    layout=np.int32(_LAYOUTS.index(cfg.layout)),
+    scaling=np.int32(_SCALINGS.index(cfg.scaling)),
+    activation=np.int32(tuple(ACTIVATIONS).index(cfg.activation)),
+    kernel=cfg.kernel, splits=np.int32(cfg.splits))[0]
+
+
+def _gemm(cfg: Config, x: Operands) -> jax.Array:
+  """The product, by a kernel where one serves it."""
+  fallback = functools.partial(reference, cfg)
+  if x.a.dtype.name not in _DTYPES or 0 in (x.a.size, x.b.size):
+    return fallback(x)  # XLA's own product is what float32 wants.
+  whole = _one_contraction(cfg, x)
+  m, n, k = _sizes(cfg, whole.a, whole.b)
+  lead = _lead(_leads(cfg, x._replace(bias=None)))
+
+  def reason(platform):
+    return _unserved(platform, cfg.layout, cfg.scaling, x.a.dtype.name,
+                     x.b.dtype.name, (math.prod(lead), m, n, k))
+
+  def kernel(platform, x):
+    flat = _folded(cfg, x)
+    if x.bias is None or x.bias.size == n:
+      bias = None if x.bias is None else x.bias.reshape(n)
+      out = _call(cfg, platform, flat._replace(bias=bias))
+      return out.reshape(*_lead(_leads(cfg, x)), m, n)
+    # A kernel knows one bias for all of a batch.
+    out = _call(_plain(cfg, x.a.dtype), platform, flat._replace(bias=None))
+    return _epilogue(cfg, out.reshape(*lead, m, n), x.bias)
+
+  return dispatch.dispatch(reason, kernel, fallback, x)
+
+
+def _plain(cfg: Config, dtype) -> Config:
+  """cfg without its epilogue: the sums of operands of a dtype as they are."""
+  return cfg._replace(out_dtype=_accumulator(dtype).name, activation=None)
+
+
+# -----------------------------------------------------------------------------
+# Sharding: leading axes, rows and columns partition. So does what is contracted
+# where nothing is scaled; the shards' sums are then added in float32. The
+# scales of a contraction are few and int8's sums exact: those are gathered.
+
+
+def _names(cfg: Config, x: Operands):
+  """Names of the dimensions of every operand, and of the result.
+
+  "m", "n", "c0", "c1", ... are rows, columns and what is contracted, "l0",
+  "l1", ... leading axes; "ka" and "nb" count blocks; "_" is a lonely one.
+  """
+  contracted = tuple(f"c{i}" for i in range(cfg.contracted))
+  cores = {"nt": (("m", "c0"), ("n", "c0")), "nn": (("m", "c0"), ("c0", "n")),
+           "tn": ((*contracted, "m"), (*contracted, "n"))}[cfg.layout]
+  cores += {
+      "none": (None, None), "row": (("m",), ("n",)),
+      "block": (("m", "ka"), ("nb", "ka")), "mx": (("m", "ka"), ("n", "ka")),
+      "block_t": (("ka", "m"), ("ka", "nb"))}[cfg.scaling]
+  leads = _leads(cfg, x)
+  lead = _lead(leads)
+
+  def named(own, core, t):
+    if t is None:
+      return None
+    skipped = len(lead) - len(own)
+    names = (*(f"l{i}" for i in range(skipped, len(lead))), *core)
+    sizes = (*lead[skipped:], *t.shape[len(own):])
+    if cfg.scaling == "row" and core in (("m",), ("n",)) and t.shape[-1] == 1:
+      names = (*names[:-1], "_")
+    return tuple("_" if size != whole else name for name, size, whole in zip(
+        names, t.shape, sizes, strict=True))
+
+  operands = Operands(*map(named, leads, (*cores, ("n",)), x))
+  return operands, (*(f"l{i}" for i in range(len(lead))), "m", "n")
+
+
+def _partitioned(cfg: Config, x: Operands) -> jax.Array:
+  """The product, divided over a mesh's devices."""
+  names, out = _names(cfg, x)
+  contracted = {name for name in names.a if name[0] == "c"}
+  split = {*out} if cfg.scaling != "none" else {*out, *contracted}
+
+  def plan(mesh, args):
+    # An axis that divides a weight as well as the rows that meet it (FSDP)
+    # divides the rows: a comes first, and the contraction last.
+    axes = axes_of_arguments(mesh, (names,), out, args)
+    if "block" in cfg.scaling and "n" in axes:
+      parts = math.prod(mesh.shape[a] for a in axes["n"])
+      if args[0].b.shape[-2] % (parts * BLOCK):
+        del axes["n"]
+      else:
+        axes["nb"] = axes["n"]
+    taken = {a for divided in axes.values() for a in divided}
+    summed = {} if cfg.scaling != "none" else {
+        name: divided for name, divided in axes_of_arguments(
+            mesh, (names,), contracted, args).items()
+        if not taken.intersection(divided)}
+
+    def one_shard(x):
+      if not summed:
+        return _gemm(cfg, x)
+      part = _gemm(_plain(cfg, x.a.dtype), x._replace(bias=None))
+      over = tuple(a for divided in summed.values() for a in divided)
+      return _epilogue(cfg, lax.psum(part, over), x.bias)
+
+    return axes | summed, one_shard
+
+  return partitioned(functools.partial(_gemm, cfg), (names,), out, split,
+                     plan)(x)
+
+
+# -----------------------------------------------------------------------------
+# vmap
+
+
+@functools.cache
+def _op(cfg: Config):
+  """Operands -> [..., m, n]."""
+
+  @custom_vmap
+  def gemm(x):
+    return _partitioned(cfg, x)
+
+  @gemm.def_vmap
+  def _(size, mapped, x):
+    mapped, = mapped
+    ranks = _ranks(cfg)
+    axes = max(t.ndim - rank - m for t, m, rank in zip(x, mapped, ranks)
+               if t is not None)
+
+    def with_lead(t, mapped, rank):
+      if t is None or not mapped:
+        return t
+      ones = (1,) * (axes + rank + 1 - t.ndim)
+      return t.reshape(size, *ones, *t.shape[1:])
+
+    return gemm(Operands(*map(with_lead, x, mapped, ranks))), True
+
+  return gemm
+
+
+# -----------------------------------------------------------------------------
+# custom_vjp
+
+
+def _spec(t):
+  return jax.typeof(t).sharding.spec
+
+
+def forward(cfg: Config, x: Operands) -> jax.Array:
+  """The product; on a mesh with explicit axes, sharded as a and b are."""
+  *lead, m, _ = _spec(x.a)
+  used = {a for entry in (*lead, m) for a in mesh_axes(entry)}
+  n = tuple(a for a in mesh_axes(_spec(x.b)[-2]) if a not in used)
+  return in_auto_mode(
+      _op(cfg), jax.typeof(x.a).sharding.mesh,
+      PartitionSpec(*lead, m, n or None), x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def gemm(cfg: Config, a, b, bias):
+  """activation(a @ b.T + bias), differentiable.
+
+  Args:
+    cfg: of layout "nt", without scaling.
+    a: [..., m, k].
+    b: [n, k], or [..., n, k] with a's leading axes.
+    bias: [n] or None.
+
+  Returns:
+    [..., m, n].
+  """
+  return forward(cfg, Operands(a, b, bias=bias))
+
+
+def _fwd_rule(cfg: Config, a, b, bias):
+  x = Operands(a, b, bias=bias)
+  if cfg.activation is None:
+    return forward(cfg, x), (x, None)
+  # What goes into the activation is not rounded before it is activated, just
+  # as without a gradient.
+  z = forward(_plain(cfg, a.dtype), x)
+  return _epilogue(cfg, z, None), (x, z.astype(cfg.out_dtype))
+
+
+def _bwd_rule(cfg: Config, residuals, dout):
+  x, z = residuals
+  a, b, _, _, bias = x
+  acc = _accumulator(a.dtype)
+
+  def run(x, z, dout):
+    a, b, _, _, bias = x
+    dz = dout.astype(acc)
+    if z is not None:
+      dz, = jax.vjp(ACTIVATIONS[cfg.activation], z.astype(acc))[1](dz)
+    dbias = None if bias is None else jnp.sum(
+        dz, range(dz.ndim - 1)).astype(bias.dtype)
+    dz = dz.astype(a.dtype)
+    da = _op(Config(a.dtype.name, "nn"))(Operands(dz, b))
+    rows = a.ndim - b.ndim + 1
+    db = _op(Config(b.dtype.name, "tn", contracted=rows))(Operands(dz, a))
+    return da, db, dbias
+
+  return in_auto_mode(
+      run, jax.typeof(a).sharding.mesh,
+      (_spec(a), _spec(b), None if bias is None else _spec(bias)), x, z, dout)
+
+
+gemm.defvjp(_fwd_rule, _bwd_rule)
