@@ -5,15 +5,18 @@
 // Importing it needs no GPU and no driver.
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "aiter/device.h"
+#include "aiter/gemm.h"
 #include "aiter/mha.h"
 #include "aiter/norm.h"
 #include "aiter/status.h"
+#include "jaxlib/gpu/aiter_gemm.h"
 #include "jaxlib/gpu/aiter_mha.h"
 #include "jaxlib/gpu/aiter_norm.h"
 #include "jaxlib/gpu/vendor.h"
@@ -45,6 +48,8 @@ nb::dict Registrations() {
       Stages(AiterNormFwdInitialize, AiterNormFwd);
   targets[JAX_GPU_PREFIX "_aiter_norm_bwd"] =
       Stages(AiterNormBwdInitialize, AiterNormBwd);
+  targets[JAX_GPU_PREFIX "_aiter_gemm"] =
+      Stages(AiterGemmInitialize, AiterGemm);
   return targets;
 }
 
@@ -95,11 +100,21 @@ std::string DeviceArch(int ordinal) {
 }
 
 aiter::DataType DataTypeOf(const std::string& name) {
-  if (name == "fp16") return aiter::DataType::kFp16;
-  if (name == "bf16") return aiter::DataType::kBf16;
-  if (name == "fp32") return aiter::DataType::kFp32;
-  throw nb::value_error(
-      ("dtype is " + name + ", but must be fp16, bf16 or fp32").c_str());
+  static const std::map<std::string, aiter::DataType> kTypes = {
+      {"fp16", aiter::DataType::kFp16},
+      {"bf16", aiter::DataType::kBf16},
+      {"fp32", aiter::DataType::kFp32},
+      {"i8", aiter::DataType::kI8},
+      {"e4m3fn", aiter::DataType::kE4m3fn},
+      {"e4m3fnuz", aiter::DataType::kE4m3fnuz},
+      {"e2m1", aiter::DataType::kE2m1},
+  };
+  auto found = kTypes.find(name);
+  if (found != kTypes.end()) return found->second;
+  throw nb::value_error(("dtype is " + name +
+                         ", but must be fp16, bf16, fp32, i8, e4m3fn, "
+                         "e4m3fnuz or e2m1")
+                            .c_str());
 }
 
 std::vector<std::string> NormKernels(bool backward, const std::string& arch,
@@ -108,6 +123,80 @@ std::vector<std::string> NormKernels(bool backward, const std::string& arch,
   ThrowIfError(
       aiter::norm_kernels(backward, DataTypeOf(dtype), cols, arch, &names));
   return names;
+}
+
+// A GEMM of contiguous operands with 16-bit results, for kernel selection.
+// layout and scaling count as the FFI target's attributes do.
+aiter::gemm_args GemmArgs(int layout, int scaling, const std::string& a_dtype,
+                          const std::string& b_dtype, int64_t batch, int64_t m,
+                          int64_t n, int64_t k, int64_t max_splits) {
+  constexpr int kTransposed = 4;
+  alignas(16) static char present[16];  // Never read.
+  if (layout < 0 || layout > 2) {
+    throw nb::value_error(
+        ("layout is " + std::to_string(layout) + ", but must be from 0 to 2")
+            .c_str());
+  }
+  if (scaling < 0 || scaling > kTransposed) {
+    throw nb::value_error(
+        ("scaling is " + std::to_string(scaling) + ", but must be from 0 to 4")
+            .c_str());
+  }
+  aiter::gemm_args args;
+  args.layout = static_cast<aiter::GemmLayout>(layout);
+  args.scaling = scaling == kTransposed
+                     ? aiter::GemmScaling::kBlock
+                     : static_cast<aiter::GemmScaling>(scaling);
+  args.a_type = DataTypeOf(a_dtype);
+  args.b_type = DataTypeOf(b_dtype);
+  args.batch = batch;
+  args.m = m;
+  args.n = n;
+  args.k = k;
+  int64_t row = args.a_type == aiter::DataType::kE2m1 ? k / 2 : k;
+  args.stride_a = args.layout == aiter::GemmLayout::kTN ? m : row;
+  args.stride_b = args.layout == aiter::GemmLayout::kNT ? row : n;
+  if (batch > 1) {
+    args.batch_stride_a = m * row;
+    args.batch_stride_b = n * row;
+  }
+  if (args.scaling != aiter::GemmScaling::kNone) {
+    args.a_scale_ptr = args.b_scale_ptr = present;
+    args.k_stride_a_scale = args.k_stride_b_scale = 1;
+  }
+  if (max_splits > 1) {
+    args.workspace_ptr = present;
+    args.workspace_bytes = 4 * max_splits * batch * m * n;
+  }
+  return args;
+}
+
+std::vector<std::string> GemmKernels(int layout, int scaling,
+                                     const std::string& arch,
+                                     const std::string& a_dtype,
+                                     const std::string& b_dtype, int64_t batch,
+                                     int64_t m, int64_t n, int64_t k,
+                                     int64_t max_splits) {
+  std::vector<std::string> names;
+  ThrowIfError(aiter::gemm_kernels(
+      GemmArgs(layout, scaling, a_dtype, b_dtype, batch, m, n, k, max_splits),
+      arch, &names));
+  return names;
+}
+
+nb::list GemmChoices(int layout, int scaling, const std::string& arch,
+                     const std::string& a_dtype, const std::string& b_dtype,
+                     int64_t batch, int64_t m, int64_t n, int64_t k,
+                     int64_t max_splits) {
+  std::vector<aiter::GemmChoice> choices;
+  ThrowIfError(aiter::gemm_choices(
+      GemmArgs(layout, scaling, a_dtype, b_dtype, batch, m, n, k, max_splits),
+      arch, &choices));
+  nb::list pairs;
+  for (const aiter::GemmChoice& choice : choices) {
+    pairs.append(nb::make_tuple(choice.kernel, choice.splits));
+  }
+  return pairs;
 }
 
 // A problem of one row each with the given features, for kernel selection.
@@ -190,6 +279,17 @@ NB_MODULE(_aiter, m) {
   m.def("norm_kernels", &NormKernels, nb::arg("backward"), nb::arg("arch"),
         nb::arg("dtype"), nb::arg("cols"),
         "Kernels of a norm, in launch order; ValueError if none.");
+  m.def("gemm_kernels", &GemmKernels, nb::arg("layout"), nb::arg("scaling"),
+        nb::arg("arch"), nb::arg("a_dtype"), nb::arg("b_dtype"),
+        nb::arg("batch"), nb::arg("m"), nb::arg("n"), nb::arg("k"),
+        nb::arg("max_splits") = 1,
+        "Kernels of a matrix product, in launch order; ValueError if none.");
+  m.def("gemm_choices", &GemmChoices, nb::arg("layout"), nb::arg("scaling"),
+        nb::arg("arch"), nb::arg("a_dtype"), nb::arg("b_dtype"),
+        nb::arg("batch"), nb::arg("m"), nb::arg("n"), nb::arg("k"),
+        nb::arg("max_splits") = 1,
+        "Every (kernel, splits) that serves a matrix product; the library's "
+        "own choice first.");
 }
 
 }  // namespace jax::JAX_GPU_NAMESPACE

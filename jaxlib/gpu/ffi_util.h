@@ -57,8 +57,14 @@ inline std::string TypeName(ffi::DataType type) {
       return "int32";
     case ffi::S64:
       return "int64";
+    case ffi::U8:
+      return "uint8";
     case ffi::U32:
       return "uint32";
+    case ffi::F8E4M3FN:
+      return "float8_e4m3fn";
+    case ffi::F8E4M3FNUZ:
+      return "float8_e4m3fnuz";
     case ffi::F16:
       return "float16";
     case ffi::BF16:
@@ -108,14 +114,18 @@ inline bool IsPresent(const Buffer& buffer) {
   return dims.size() != 1 || dims[0] != 0;
 }
 
-// Address of an optional operand; null says absent to the library. A buffer
-// without elements may have no address; nothing reads it.
-inline void* Address(const Buffer& buffer) {
+// Address of a present operand. A buffer without elements may have none;
+// nothing reads it.
+inline void* Data(const Buffer& buffer) {
   static constexpr uintptr_t kNoElements = 256;
-  if (!IsPresent(buffer)) return nullptr;
   return buffer.untyped_data() != nullptr
              ? buffer.untyped_data()
              : reinterpret_cast<void*>(kNoElements);
+}
+
+// Address of an optional operand; null says absent to the library.
+inline void* Address(const Buffer& buffer) {
+  return IsPresent(buffer) ? Data(buffer) : nullptr;
 }
 
 // Checks an optional operand and sets `*address` to where it lies, if it does.

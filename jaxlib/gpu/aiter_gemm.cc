@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "jaxlib/gpu/aiter_gemm.h"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "aiter/gemm.h"
+#include "jaxlib/gpu/ffi_util.h"
+#include "jaxlib/gpu/vendor.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax::JAX_GPU_NAMESPACE {
+
+struct GemmAttrs {
+  int32_t layout;           // As aiter::GemmLayout counts.
+  int32_t scaling;          // As aiter::GemmScaling counts, or kTransposed.
+  int32_t activation;       // As aiter::GemmActivation counts.
+  std::string_view kernel;  // For tuning: empty leaves it to the library.
+  int32_t splits;           // Likewise 0.
+};
+
+}  // namespace jax::JAX_GPU_NAMESPACE
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::GemmAttrs,
+                                      StructMember<int32_t>("layout"),
+                                      StructMember<int32_t>("scaling"),
+                                      StructMember<int32_t>("activation"),
+                                      StructMember<std::string_view>("kernel"),
+                                      StructMember<int32_t>("splits"));
+
+namespace jax::JAX_GPU_NAMESPACE {
+namespace {
+
+// A scaling by blocks whose scales lie transposed: [k's blocks, rows].
+constexpr int32_t kTransposed = 4;
+constexpr int64_t kScaleBlock = 128;
+constexpr int64_t kMxBlock = 32;
+
+struct Buffers {
+  Buffer a, b, a_scale, b_scale, bias;
+  Buffer out, workspace;
+};
+
+// The arguments, and what they point to.
+struct Arguments {
+  aiter::gemm_args args;
+  std::string kernel;
+};
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// "a" as the library knows it. Bytes can only be pairs of e2m1.
+ffi::Error SetType(const char* name, const Buffer& buffer,
+                   aiter::DataType* type) {
+  switch (buffer.element_type()) {
+    case ffi::F16:
+      *type = aiter::DataType::kFp16;
+      break;
+    case ffi::BF16:
+      *type = aiter::DataType::kBf16;
+      break;
+    case ffi::F32:
+      *type = aiter::DataType::kFp32;
+      break;
+    case ffi::S8:
+      *type = aiter::DataType::kI8;
+      break;
+    case ffi::F8E4M3FN:
+      *type = aiter::DataType::kE4m3fn;
+      break;
+    case ffi::F8E4M3FNUZ:
+      *type = aiter::DataType::kE4m3fnuz;
+      break;
+    case ffi::U8:
+      *type = aiter::DataType::kE2m1;
+      break;
+    default:
+      return Invalid(name, "has dtype " + TypeName(buffer.element_type()),
+                     "have dtype float16, bfloat16, float32, int8, "
+                     "float8_e4m3fn, float8_e4m3fnuz or uint8");
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error CheckNumber(const char* name, int32_t value, int32_t most) {
+  if (value >= 0 && value <= most) return ffi::Error::Success();
+  return Invalid(name, "is " + std::to_string(value),
+                 "be from 0 to " + std::to_string(most));
+}
+
+// One of the two operands, with its scales.
+struct Operand {
+  const char* name;
+  const char* scale_name;
+  Buffer buffer, scale;
+  bool k_first;  // [k, rows], else [rows, k].
+  int64_t rows = 0, k = 0;
+  int64_t stride = 0, batch_stride = 0;
+  int64_t scale_stride = 0, scale_k_stride = 0, scale_batch_stride = 0;
+};
+
+bool IsBatched(const Operand& x) { return x.buffer.dimensions().size() == 3; }
+
+// Reads the sizes off an operand.
+ffi::Error SetSizes(int64_t elements_per_byte, Operand* x) {
+  Buffer::Dimensions dims = x->buffer.dimensions();
+  if (dims.size() != 2 && dims.size() != 3) {
+    return Invalid(x->name, "has shape " + ShapeString(dims),
+                   "have rank 2, or 3 with a batch");
+  }
+  int64_t outer = dims[dims.size() - 2];
+  x->stride = dims[dims.size() - 1];
+  x->rows = x->k_first ? x->stride : outer;
+  x->k = x->k_first ? outer : x->stride * elements_per_byte;
+  x->batch_stride = IsBatched(*x) ? outer * x->stride : 0;
+  return ffi::Error::Success();
+}
+
+// Checks the scales of an operand and sets their strides. `row_block` of the
+// operand's rows share a scale.
+ffi::Error SetScales(int32_t scaling, int64_t row_block, Operand* x) {
+  if (scaling == static_cast<int32_t>(aiter::GemmScaling::kNone)) {
+    if (!IsPresent(x->scale)) return ffi::Error::Success();
+    return Invalid(x->scale_name, "is given", "be absent without scaling");
+  }
+  std::vector<int64_t> shape;
+  if (IsBatched(*x)) shape.push_back(x->buffer.dimensions()[0]);
+  bool mx = scaling == static_cast<int32_t>(aiter::GemmScaling::kMx);
+  AITER_FFI_RETURN_IF_ERROR(
+      CheckType(x->scale_name, x->scale, mx ? ffi::U8 : ffi::F32));
+  if (scaling == static_cast<int32_t>(aiter::GemmScaling::kRow)) {
+    Buffer::Dimensions dims = x->scale.dimensions();
+    if (dims.size() == 1 && dims[0] == 1) return ffi::Error::Success();
+    shape.push_back(x->rows);
+    x->scale_stride = 1;
+    x->scale_batch_stride = IsBatched(*x) ? x->rows : 0;
+    return CheckShape(x->scale_name, x->scale, shape);
+  }
+  int64_t along_k = CeilDiv(x->k, mx ? kMxBlock : kScaleBlock);
+  int64_t along_rows = CeilDiv(x->rows, row_block);
+  bool transposed = scaling == kTransposed;
+  shape.push_back(transposed ? along_k : along_rows);
+  shape.push_back(transposed ? along_rows : along_k);
+  x->scale_stride = transposed ? 1 : along_k;
+  x->scale_k_stride = transposed ? along_rows : 1;
+  x->scale_batch_stride = IsBatched(*x) ? along_rows * along_k : 0;
+  return CheckShape(x->scale_name, x->scale, shape);
+}
+
+ffi::Error SetGemm(const Buffers& in, const GemmAttrs& attrs,
+                   Arguments* arguments) {
+  aiter::gemm_args* args = &arguments->args;
+  AITER_FFI_RETURN_IF_ERROR(CheckNumber("layout", attrs.layout, 2));
+  AITER_FFI_RETURN_IF_ERROR(CheckNumber("scaling", attrs.scaling, kTransposed));
+  AITER_FFI_RETURN_IF_ERROR(CheckNumber("activation", attrs.activation, 4));
+  args->layout = static_cast<aiter::GemmLayout>(attrs.layout);
+  args->scaling = attrs.scaling == kTransposed
+                      ? aiter::GemmScaling::kBlock
+                      : static_cast<aiter::GemmScaling>(attrs.scaling);
+  args->activation = static_cast<aiter::GemmActivation>(attrs.activation);
+  AITER_FFI_RETURN_IF_ERROR(SetType("a", in.a, &args->a_type));
+  AITER_FFI_RETURN_IF_ERROR(SetType("b", in.b, &args->b_type));
+  AITER_FFI_RETURN_IF_ERROR(SetType("out", in.out, &args->out_type));
+
+  Operand a = {"a", "a_scale", in.a, in.a_scale,
+               args->layout == aiter::GemmLayout::kTN};
+  Operand b = {"b", "b_scale", in.b, in.b_scale,
+               args->layout != aiter::GemmLayout::kNT};
+  int64_t packed = args->a_type == aiter::DataType::kE2m1 ? 2 : 1;
+  AITER_FFI_RETURN_IF_ERROR(SetSizes(packed, &a));
+  AITER_FFI_RETURN_IF_ERROR(SetSizes(packed, &b));
+  if (a.k != b.k) {
+    return Invalid("b", "has shape " + ShapeString(in.b.dimensions()),
+                   "have as many elements to sum as a of shape " +
+                       ShapeString(in.a.dimensions()));
+  }
+  if (IsBatched(a) && IsBatched(b) &&
+      in.a.dimensions()[0] != in.b.dimensions()[0]) {
+    return Invalid(
+        "b", "has shape " + ShapeString(in.b.dimensions()),
+        "have the batch of a of shape " + ShapeString(in.a.dimensions()));
+  }
+  AITER_FFI_RETURN_IF_ERROR(SetScales(attrs.scaling, 1, &a));
+  AITER_FFI_RETURN_IF_ERROR(SetScales(
+      attrs.scaling,
+      args->scaling == aiter::GemmScaling::kBlock ? kScaleBlock : 1, &b));
+  args->m = a.rows;
+  args->n = b.rows;
+  args->k = a.k;
+  std::vector<int64_t> out_shape = {args->m, args->n};
+  if (IsBatched(a) || IsBatched(b)) {
+    args->batch = (IsBatched(a) ? in.a : in.b).dimensions()[0];
+    out_shape.insert(out_shape.begin(), args->batch);
+  }
+  AITER_FFI_RETURN_IF_ERROR(CheckShape("out", in.out, out_shape));
+  AITER_FFI_RETURN_IF_ERROR(CheckType("workspace", in.workspace, ffi::F32));
+
+  args->a_ptr = in.a.untyped_data();
+  args->stride_a = a.stride;
+  args->batch_stride_a = a.batch_stride;
+  args->b_ptr = in.b.untyped_data();
+  args->stride_b = b.stride;
+  args->batch_stride_b = b.batch_stride;
+  if (args->scaling != aiter::GemmScaling::kNone) {
+    args->a_scale_ptr = Data(in.a_scale);
+    args->b_scale_ptr = Data(in.b_scale);
+  }
+  args->stride_a_scale = a.scale_stride;
+  args->k_stride_a_scale = a.scale_k_stride;
+  args->batch_stride_a_scale = a.scale_batch_stride;
+  args->stride_b_scale = b.scale_stride;
+  args->k_stride_b_scale = b.scale_k_stride;
+  args->batch_stride_b_scale = b.scale_batch_stride;
+  args->bias_is_f32 = in.bias.element_type() == ffi::F32;
+  AITER_FFI_RETURN_IF_ERROR(Optional(
+      "bias", in.bias, args->bias_is_f32 ? ffi::F32 : in.out.element_type(),
+      {args->n}, &args->bias_ptr));
+  args->out_ptr = in.out.untyped_data();
+  args->workspace_bytes = static_cast<int64_t>(in.workspace.size_bytes());
+  args->workspace_ptr = Address(in.workspace);
+  arguments->kernel = attrs.kernel;
+  if (!arguments->kernel.empty()) args->kernel = arguments->kernel.c_str();
+  args->splits = attrs.splits;
+  return ffi::Error::Success();
+}
+
+ffi::Error Initialize(Buffer a, Buffer b, Buffer a_scale, Buffer b_scale,
+                      Buffer bias, ffi::Result<Buffer> out,
+                      ffi::Result<Buffer> workspace, GemmAttrs attrs) {
+  Arguments arguments;
+  AITER_FFI_RETURN_IF_ERROR(SetGemm(
+      {a, b, a_scale, b_scale, bias, *out, *workspace}, attrs, &arguments));
+  return ToError(aiter::gemm_prepare(arguments.args));
+}
+
+ffi::Error Execute(gpuStream_t stream, Buffer a, Buffer b, Buffer a_scale,
+                   Buffer b_scale, Buffer bias, ffi::Result<Buffer> out,
+                   ffi::Result<Buffer> workspace, GemmAttrs attrs) {
+  Arguments arguments;
+  AITER_FFI_RETURN_IF_ERROR(SetGemm(
+      {a, b, a_scale, b_scale, bias, *out, *workspace}, attrs, &arguments));
+  return ToError(aiter::gemm(arguments.args, stream));
+}
+
+// Adds the operands, results and attributes to a binding.
+template <typename Binding>
+auto BindGemm(Binding binding) {
+  return std::move(binding)
+      .template Arg<Buffer>()  // a
+      .template Arg<Buffer>()  // b
+      .template Arg<Buffer>()  // a_scale
+      .template Arg<Buffer>()  // b_scale
+      .template Arg<Buffer>()  // bias
+      .template Ret<Buffer>()  // out
+      .template Ret<Buffer>()  // workspace
+      .template Attrs<GemmAttrs>();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterGemmInitialize, Initialize,
+                              BindGemm(BindInitialize()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterGemm, Execute, BindGemm(BindExecute()),
+                              {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace jax::JAX_GPU_NAMESPACE
