@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantisers: largest magnitude, scale, rounded numbers, in one pass.
+
+  quant_row    one scale a row (Xiao et al., "SmoothQuant", arXiv:2211.10438,
+               with the factors of columns)
+  quant_group  one scale for 32, 64 or 128 columns of a row (DeepSeek-V3,
+               arXiv:2412.19437; OCP Microscaling Formats Specification, v1.0),
+               or scales that are given
+  quant_block  one scale for 128 columns of 128 rows (DeepSeek-V3)
+  quant_amax   the largest magnitudes alone
+
+A float32 scale is max(amax, 1e-10) / largest and divides the numbers, both by
+IEEE division; an e8m0 scale is as rounding.py says. Every maximum is one of
+integers, of magnitudes' bits: in any order the same, and NaN is the largest.
+"""
+
+import triton
+import triton.language as tl
+
+from third_party.aiter.aot.family import Family, points_to
+from third_party.aiter.kernels import rounding
+
+E2M1 = rounding.E2M1
+AMAX_FLOOR = rounding.AMAX_FLOOR
+largest = rounding.largest
+to_bits = rounding.to_bits
+e8m0_scale = rounding.e8m0_scale
+e8m0_reciprocal = rounding.e8m0_reciprocal
+
+# Bits of the argument `flags`; src/quant_params.h has the same list.
+SMOOTH = tl.constexpr(1)  # x is multiplied by a factor for each column.
+STATIC = tl.constexpr(2)  # Scales are given, one a row.
+E8M0 = tl.constexpr(4)  # Scales are e8m0, not float32.
+SHUFFLED = tl.constexpr(8)  # Scales lie as scaled MFMA takes them.
+ALIGNED = tl.constexpr(16)  # There are a multiple of 16 columns.
+
+
+@triton.jit
+def _load(x, r, c, inside_r, cols, flags):
+  """x[r, c] in float32, 0 outside; r (of 64 bits) and c broadcast."""
+  if flags & ALIGNED:
+    # Said so that the compiler sees it: loads may be of 16 bytes.
+    width = cols // 16 * 16
+    v = tl.load(x + r * width + c, inside_r & (c < width), 0.0)
+  else:
+    v = tl.load(x + r * cols + c, inside_r & (c < cols), 0.0)
+  return v.to(tl.float32)
+
+
+@triton.jit
+def _store(q, codes, r, c, inside_r, cols, flags):
+  """q[r, c] = codes, of bytes; rows of q have `cols` of them."""
+  if flags & ALIGNED:
+    width = cols // 8 * 8
+    tl.store(q + r * width + c, codes, inside_r & (c < width))
+  else:
+    tl.store(q + r * cols + c, codes, inside_r & (c < cols))
+
+
+@triton.jit
+def _magnitude(x):
+  return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _f32_scale(amax, kind):
+  # A NaN is not less.
+  amax = tl.where(amax < AMAX_FLOOR, AMAX_FLOOR, amax)
+  return tl.div_rn(amax, tl.broadcast_to(largest(kind), amax.shape))
+
+
+@triton.jit
+def _widest(m, TILE_M: tl.constexpr, RUNS: tl.constexpr):
+  """Of each pair of neighbouring columns the larger one, at both places."""
+  pairs = tl.max(tl.reshape(m, [TILE_M, RUNS // 2, 2]), 2, keep_dims=True)
+  return tl.reshape(
+      tl.broadcast_to(pairs, [TILE_M, RUNS // 2, 2]), [TILE_M, RUNS])
+
+
+@triton.jit
+def quant_row(x, smooth, q, scale, rows, cols, kind, flags,
+              TILE_M: tl.constexpr, TILE_N: tl.constexpr, COLS: tl.constexpr,
+              NATIVE: tl.constexpr):
+  """q = x * smooth / scale, with the scale of each row.
+
+  x: [rows, cols]. smooth: float32 [cols]. q: bytes [rows, cols]. scale: float32
+  [rows]. Up to COLS columns lie in registers; with COLS = 0 a row of any length
+  passes twice, in tiles of TILE_N, the second time out of the cache.
+  """
+  r = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+  inside_r = r < rows
+  row = r.to(tl.int64)[:, None]
+  inside = inside_r[:, None]
+  if COLS:
+    c = tl.arange(0, COLS)[None, :]
+    v = _load(x, row, c, inside, cols, flags)
+    if flags & SMOOTH:
+      v *= tl.load(smooth + c, c < cols, 0.0)
+    amax = tl.max(_magnitude(v), 1).to(tl.float32, bitcast=True)
+    s = _f32_scale(amax, kind)
+    v = tl.div_rn(v, tl.broadcast_to(s[:, None], v.shape))
+    _store(q, to_bits(v, kind, NATIVE), row, c, inside, cols, flags)
+  else:
+    m = tl.zeros([TILE_M, TILE_N], tl.int32)
+    for c0 in range(0, cols, TILE_N):
+      c = c0 + tl.arange(0, TILE_N)[None, :]
+      v = _load(x, row, c, inside, cols, flags)
+      if flags & SMOOTH:
+        v *= tl.load(smooth + c, c < cols, 0.0)
+      m = tl.maximum(m, _magnitude(v))
+    s = _f32_scale(tl.max(m, 1).to(tl.float32, bitcast=True), kind)
+    for c0 in range(0, cols, TILE_N):
+      c = c0 + tl.arange(0, TILE_N)[None, :]
+      v = _load(x, row, c, inside, cols, flags)
+      if flags & SMOOTH:
+        v *= tl.load(smooth + c, c < cols, 0.0)
+      v = tl.div_rn(v, tl.broadcast_to(s[:, None], v.shape))
+      _store(q, to_bits(v, kind, NATIVE), row, c, inside, cols, flags)
+  tl.store(scale + r, s, inside_r)
+
+
+@triton.jit
+def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
+                scale_rows, scale_cols, stride_scale_m, stride_scale_n,
+                batch_stride_scale, group, kind, mode, flags,
+                TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+                BLOCK: tl.constexpr, NATIVE: tl.constexpr):
+  """q = x * smooth / scale, with a scale for some columns of a row.
+
+  x: [batch, rows, cols]. smooth: float32 [cols]. scale_in: float32
+  [batch, rows], the scales of a static quantiser. q: bytes [batch, rows, cols],
+  or of e2m1 half as many, the even columns in the low bits. scale, scale_e8m0:
+  [batch, scale_rows, scale_cols], by its strides; rows or columns beyond the
+  groups' are those of zeros. group: columns of a group: 32, 64 or 128. A BLOCK
+  is 128 columns of 128 rows, the whole tile.
+  """
+  RUNS: tl.constexpr = TILE_N // 32
+  batch = tl.program_id(2).to(tl.int64)
+  r = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+  g = tl.program_id(1) * RUNS + tl.arange(0, RUNS)
+  inside_r = r < rows
+  row = batch * rows + r
+  at = row[:, None, None]
+  inside = inside_r[:, None, None]
+  c = (g[:, None] * 32 + tl.arange(0, 32)[None, :])[None, :, :]
+  v = _load(x, at, c, inside, cols, flags)
+  if flags & SMOOTH:
+    v *= tl.load(smooth + c, c < cols, 0.0)
+  if flags & STATIC:
+    s = tl.load(scale_in + row, inside_r, 1.0)
+    v = tl.div_rn(v, tl.broadcast_to(s[:, None, None], v.shape))
+  else:
+    m = tl.max(_magnitude(v), 2)
+    if BLOCK:
+      m = tl.broadcast_to(tl.max(tl.max(m, 1), 0), [TILE_M, RUNS])
+    else:
+      if group >= 64:
+        m = _widest(m, TILE_M, RUNS)
+      if group >= 128:
+        quads = tl.max(tl.reshape(m, [TILE_M, RUNS // 4, 4]), 2, keep_dims=True)
+        m = tl.reshape(
+            tl.broadcast_to(quads, [TILE_M, RUNS // 4, 4]), [TILE_M, RUNS])
+    amax = m.to(tl.float32, bitcast=True)
+    if BLOCK:
+      scale_r = tl.program_id(0) + tl.zeros_like(r)
+      scale_c = tl.program_id(1) + tl.zeros_like(g)
+      first = ((r % TILE_M) == 0)[:, None] & ((g % RUNS) == 0)[None, :]
+    else:
+      scale_r = r
+      scale_c = g // (group // 32)
+      first = ((g % (group // 32)) == 0)[None, :]
+    if flags & SHUFFLED:
+      to = ((scale_r // 32 * 32 * scale_cols + scale_r % 16 * 4
+             + scale_r % 32 // 16)[:, None]
+            + (scale_c // 8 * 256 + scale_c % 4 * 64
+               + scale_c % 8 // 4 * 2)[None, :]).to(tl.int64)
+    else:
+      to = (scale_r.to(tl.int64) * stride_scale_m)[:, None] + (
+          scale_c.to(tl.int64) * stride_scale_n)[None, :]
+    to += batch * batch_stride_scale
+    first &= (scale_r < scale_rows)[:, None] & (scale_c < scale_cols)[None, :]
+    if flags & E8M0:
+      e = e8m0_scale(amax, mode, kind)
+      tl.store(scale_e8m0 + to, e, first)
+      v *= e8m0_reciprocal(e)[:, :, None]
+    else:
+      s = _f32_scale(amax, kind)
+      tl.store(scale + to, s, first)
+      v = tl.div_rn(v, tl.broadcast_to(s[:, :, None], v.shape))
+  codes = to_bits(v, kind, NATIVE)
+  if kind == E2M1:
+    low, high = tl.split(tl.reshape(codes, [TILE_M, RUNS, 16, 2]))
+    byte = (g[:, None] * 16 + tl.arange(0, 16)[None, :])[None, :, :]
+    _store(q, low | (high << 4), at, byte, inside, cols // 2, flags)
+  else:
+    _store(q, codes, at, c, inside, cols, flags)
+
+
+@triton.jit
+def quant_amax(x, amax, rows, cols, flags, TILE_M: tl.constexpr,
+               TILE_N: tl.constexpr, STEP: tl.constexpr):
+  """The largest magnitudes in runs of TILE_N columns.
+
+  x: [rows, cols]. amax: float32 [rows, cols / TILE_N, rounded up].
+  """
+  r = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+  run = tl.program_id(1)
+  m = tl.zeros([TILE_M, STEP], tl.int32)
+  last = tl.minimum(cols, (run + 1) * TILE_N)
+  for c0 in range(run * TILE_N, last, STEP):
+    c = c0 + tl.arange(0, STEP)[None, :]
+    m = tl.maximum(m, _magnitude(
+        _load(x, r.to(tl.int64)[:, None], c, (r < rows)[:, None], cols, flags)))
+  runs = tl.cdiv(cols, TILE_N)
+  tl.store(amax + r.to(tl.int64) * runs + run,
+           tl.max(m, 1).to(tl.float32, bitcast=True), r < rows)
+
+
+def _constants(row):
+  return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
+          "COLS": int(row["cols"]), "BLOCK": row["op"] == "quant_block",
+          "NATIVE": row["arch"] == "sm_90"}
+
+
+FAMILY = Family(
+    ops={
+        "quant_row": ("quant", ("tile_m",)),
+        "quant_group": ("quant", ("tile_m", "tile_n", "batch")),
+        "quant_block": ("quant", ("tile_m", "tile_n", "batch")),
+        "quant_amax": ("quant", ("tile_m", "tile_n")),
+    },
+    pointers={
+        "x": "dtype",
+        **points_to("fp32", "smooth scale_in scale amax"),
+        **points_to("u8", "q scale_e8m0"),
+    },
+    int64=r"batch_stride_",
+    constants=_constants,
+)
