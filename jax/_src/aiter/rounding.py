@@ -97,7 +97,11 @@ def round_to(x, kind: Kind, e8m0=None):
   mantissa = (magnitude & 0x7FFFFF) | jnp.where(exponent > 0, 0x800000, 0
                                                 ).astype(jnp.uint32)
   infinite = exponent == 255
-  exponent = jnp.maximum(exponent, 1)
+  # A subnormal's first one comes to the place of a normal one's: a scale may
+  # make a normal number of it. Zero keeps an exponent below any.
+  shift = lax.clz(mantissa).astype(jnp.int32) - 8
+  mantissa <<= shift.astype(jnp.uint32)
+  exponent = jnp.maximum(exponent, 1) - shift
   if e8m0 is not None:
     nan |= e8m0 == 0xFF
     exponent -= e8m0.astype(jnp.int32) - 127
