@@ -11,16 +11,21 @@ import re
 import subprocess
 import tempfile
 
-# Passes (of 4 clocks) of v_mfma_f32_* on 16-bit inputs, from the ISA documents.
+# Passes (of 4 clocks) of v_mfma on inputs of 16 and 8 bits, from the ISA
+# documents: on every target a shape has one number, whatever the type.
 _MFMA_PASSES = {
     "gfx90a": {"32x32x8": 16, "16x16x16": 8, "32x32x4": 16, "16x16x8": 8,
                "4x4x4": 2},
-    "gfx942": {"32x32x8": 8, "16x16x16": 4, "4x4x4": 2},
+    "gfx942": {"32x32x8": 8, "16x16x16": 4, "4x4x4": 2,
+               "32x32x16": 8, "16x16x32": 4},
     "gfx950": {"32x32x8": 8, "16x16x16": 4, "32x32x16": 8, "16x16x32": 4,
-               "4x4x4": 2},
+               "4x4x4": 2, "32x32x32": 8, "16x16x64": 4,
+               "32x32x64": 16, "16x16x128": 8},
 }
-# Clocks of v_wmma_f32_16x16x16 of a wave32.
-_WMMA_CLOCKS = {"gfx1100": 32, "gfx1201": 16}
+# Half as many where both inputs have 4 bits.
+_BOTH_FP4 = re.compile(r"cbsz:4\b.*blgp:4\b")
+# Clocks of a 16x16x16 v_wmma of a wave32, and of one on 8 bits.
+_WMMA_CLOCKS = {"gfx1100": (32, 32), "gfx1201": (16, 8)}
 # Quarter rate: transcendental, and 32-bit integer multiplication.
 _QUARTER = re.compile(
     r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_|v_mul_(lo|hi)_|v_mad_[iu]64_")
@@ -59,11 +64,12 @@ def _count(arch, instructions):
   total = dict(mfma=0, valu=0, trans=0, lds=0, scratch=0, global_loads=0)
   for text in instructions:
     name = text.split()[0]
-    shape = re.match(r"v_s?mfmac?_f32_(\d+x\d+x\d+)", name)
+    shape = re.match(r"v_s?mfmac?_(?:scale_)?[fi]32_(\d+x\d+x\d+)", name)
     if shape:
-      total["mfma"] += 4 * _MFMA_PASSES[arch][shape.group(1)]
+      clocks = 4 * _MFMA_PASSES[arch][shape.group(1)]
+      total["mfma"] += clocks // 2 if _BOTH_FP4.search(text) else clocks
     elif name.startswith("v_wmma_"):
-      total["mfma"] += _WMMA_CLOCKS[arch]
+      total["mfma"] += _WMMA_CLOCKS[arch][bool(re.search("iu8|fp8", name))]
     elif _QUARTER.match(name):
       total["trans"] += 4 * valu
     elif name.startswith("v_") and name != "v_nop":
