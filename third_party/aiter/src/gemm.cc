@@ -311,17 +311,19 @@ Status LaunchGemm(const Driver& driver, const GemmPlan& plan,
         break;
       case GridAxis::kTiles:
         grid[i] = tiles_m * tiles_n;
+        // A kernel that copies by tensor maps walks over tiles by itself, some
+        // with two blocks side by side.
+        if (kernel.num_tensor_maps > 0) {
+          grid[i] = std::min((grid[i] + 1) / 2,
+                             std::max<int64_t>(plan.multiprocessors / 2, 1)) *
+                    2;
+        }
         break;
       case GridAxis::kSplits:
         grid[i] = params.splits;
         break;
       case GridAxis::kBatch:
         grid[i] = params.batch;
-        break;
-      case GridAxis::kBlocks:
-        grid[i] =
-            std::min<int64_t>(tiles_m * tiles_n * params.splits * params.batch,
-                              plan.multiprocessors);
         break;
       default:
         break;

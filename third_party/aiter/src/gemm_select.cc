@@ -126,11 +126,12 @@ bool Serves(const DeviceInfo& device, const KernelInfo& kernel,
     // more dimensions than it was made for.
     const TensorMapSpec& map = kernel.tensor_maps[i];
     if (key.k == 0 || (key.features & kFeatureUnaligned) != 0 ||
-        (map.rank < 3 && key.batch > 1) ||
-        (map.tensor == TensorId::kOut && key.n % 8 != 0)) {
+        (map.rank < 3 && key.batch > 1)) {
       return false;
     }
   }
+  // Kernels that copy by them store as widely.
+  if (kernel.num_tensor_maps > 0 && key.n % 8 != 0) return false;
   return (key.features & kernel.excludes) == 0;
 }
 

@@ -5,14 +5,10 @@
 
 #include "aiter/mha.h"
 
-#include <zlib.h>
-
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,46 +16,12 @@
 #include "aiter/device.h"
 #include "aiter/status.h"
 #include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/fake_driver_test.h"
 #include "third_party/aiter/src/kernel_table.h"
 #include "third_party/aiter/src/mha_params.h"
 
-#define CHECK(condition)                                                   \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::exit(1);                                                        \
-    }                                                                      \
-  } while (false)
-
-#define CHECK_OK(expr)                                                   \
-  do {                                                                   \
-    aiter::Status status_ = (expr);                                      \
-    if (!status_.ok()) {                                                 \
-      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #expr, \
-                   status_.message().c_str());                           \
-      std::exit(1);                                                      \
-    }                                                                    \
-  } while (false)
-
 namespace aiter {
 namespace {
-
-constexpr char kObject[] = "a code object";
-
-// Compressed copy of kObject.
-struct Blob {
-  unsigned char bytes[256];
-  uLongf size = sizeof(bytes);
-
-  Blob() {
-    CHECK(compress(bytes, &size, reinterpret_cast<const Bytef*>(kObject),
-                   sizeof(kObject)) == Z_OK);
-  }
-};
-
-void PackAll(const void* params, const TensorMap*, void* buffer) {
-  std::memcpy(buffer, params, sizeof(MhaParams));
-}
 
 // What the packing function of a kernel with tensor maps leaves behind.
 struct MappedArgs {
@@ -74,7 +36,6 @@ void PackMapped(const void* params, const TensorMap* maps, void* buffer) {
   args->params = *static_cast<const MhaParams*>(params);
 }
 
-constexpr uint16_t kAllOffsets[] = {0};
 constexpr uint16_t kMappedOffsets[] = {0, sizeof(TensorMap),
                                        2 * sizeof(TensorMap)};
 
@@ -86,26 +47,12 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   auto add = [&](const char* symbol, const char* op, const char* grade,
                  const char* arch, int dqk, int dv, int tile_m, int tile_n,
                  GridAxis x, GridAxis y, GridAxis z) -> KernelInfo& {
-    KernelInfo k = {};
-    k.symbol = symbol;
-    k.op = op;
+    KernelInfo k = FakeKernel<MhaParams>(blob, symbol, op, arch, x, y, z);
     k.grade = grade;
-    k.arch = arch;
-    k.data_type = DataType::kBf16;
     k.dims[0] = dqk;
     k.dims[1] = dv;
     k.tile_m = static_cast<int16_t>(tile_m);
     k.tile_n = static_cast<int16_t>(tile_n);
-    k.threads = 256;
-    k.shared_bytes = 1024;
-    k.grid[0] = x;
-    k.grid[1] = y;
-    k.grid[2] = z;
-    k.compressed_bytes = blob.size;
-    k.object_bytes = sizeof(kObject);
-    k.pack = PackAll;
-    k.arg_offsets = kAllOffsets;
-    k.num_args = 1;
     kernels.push_back(k);
     return kernels.back();
   };
@@ -151,196 +98,6 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
       .shared_bytes = 64 * 1024;
   return kernels;
 }
-
-struct Launch {
-  std::string kernel;
-  unsigned grid[3];
-  unsigned block;
-  unsigned shared;
-  void* stream;
-  MhaParams params;
-  TensorMap maps[2];
-};
-
-struct Fill {
-  uintptr_t address;
-  unsigned value;
-  size_t bytes;
-};
-
-struct TensorMapCall {
-  void* address;
-  uint64_t dims[4];
-  uint64_t strides[3];
-  uint32_t box[4];
-  int type;
-  int swizzle;
-};
-
-// State of the recording driver.
-struct Recorder {
-  std::mutex mutex;
-  std::vector<Launch> launches;
-  std::vector<Fill> fills;
-  std::vector<TensorMapCall> maps;
-  int loads = 0;
-  int unloads = 0;
-  int allowed_shared = 0;
-  std::string failing;  // Name of the call that fails.
-  std::string arch = "gfx942";
-  int max_shared = 64 * 1024;
-
-  void Clear() {
-    launches.clear();
-    fills.clear();
-    maps.clear();
-    loads = 0;
-    unloads = 0;
-    allowed_shared = 0;
-  }
-};
-
-Recorder g_recorder;
-thread_local uint64_t g_context = 1;
-
-constexpr int kError = 719;
-
-int Result(const char* call) { return g_recorder.failing == call ? kError : 0; }
-
-int ModuleLoad(void** module, const void* image) {
-  std::lock_guard<std::mutex> lock(g_recorder.mutex);
-  CHECK(std::memcmp(image, kObject, sizeof(kObject)) == 0);
-  ++g_recorder.loads;
-  *module = &g_recorder;
-  return Result("module_load");
-}
-
-int ModuleUnload(void* module) {
-  CHECK(module == &g_recorder);
-  ++g_recorder.unloads;
-  return 0;
-}
-
-int ModuleGetFunction(void** function, void* module, const char* name) {
-  CHECK(module == &g_recorder);
-  *function = const_cast<char*>(name);
-  return Result("module_get_function");
-}
-
-int AllowShared(void*, int attribute, int bytes) {
-  CHECK(attribute == 8);
-  g_recorder.allowed_shared = bytes;
-  return Result("allow_shared");
-}
-
-int LaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
-                 unsigned bx, unsigned, unsigned, unsigned shared, void* stream,
-                 void** params, void** extra) {
-  std::lock_guard<std::mutex> lock(g_recorder.mutex);
-  CHECK(params != nullptr && extra == nullptr);
-  Launch launch = {static_cast<const char*>(function),
-                   {gx, gy, gz},
-                   bx,
-                   shared,
-                   stream,
-                   {},
-                   {}};
-  if (launch.kernel == "fwd_mapped") {
-    std::memcpy(launch.maps, params[0], sizeof(TensorMap));
-    std::memcpy(launch.maps + 1, params[1], sizeof(TensorMap));
-    params += 2;
-  }
-  std::memcpy(static_cast<void*>(&launch.params), params[0],
-              sizeof(launch.params));
-  g_recorder.launches.push_back(launch);
-  return Result("launch");
-}
-
-int MemsetD8(uintptr_t address, unsigned char value, size_t count, void*) {
-  g_recorder.fills.push_back({address, value, count});
-  return Result("memset_d8");
-}
-
-int MemsetD32(uintptr_t address, unsigned value, size_t count, void*) {
-  g_recorder.fills.push_back({address, value, 4 * count});
-  return Result("memset_d32");
-}
-
-int EncodeTensorMap(TensorMap* map, int type, uint32_t rank, void* address,
-                    const uint64_t* dims, const uint64_t* strides,
-                    const uint32_t* box, const uint32_t*, int, int swizzle, int,
-                    int) {
-  CHECK(rank == 4);
-  TensorMapCall call = {};
-  call.address = address;
-  std::memcpy(call.dims, dims, sizeof(call.dims));
-  std::memcpy(call.strides, strides, sizeof(call.strides));
-  std::memcpy(call.box, box, sizeof(call.box));
-  call.type = type;
-  call.swizzle = swizzle;
-  g_recorder.maps.push_back(call);
-  map->opaque[0] = g_recorder.maps.size();
-  return Result("encode_tensor_map");
-}
-
-int CurrentContext(uint64_t* context) {
-  *context = g_context;
-  return Result("current_context");
-}
-
-int CurrentDevice(int* ordinal) {
-  *ordinal = static_cast<int>(g_context);
-  return Result("current_device");
-}
-
-int DeviceCount(int* count) {
-  *count = 2;
-  return Result("device_count");
-}
-
-Status DescribeDevice(int, DeviceInfo* info) {
-  if (Result("describe_device") != 0) {
-    return Status(StatusCode::kInternal, "describe_device");
-  }
-  info->arch = g_recorder.arch;
-  info->max_shared_bytes = g_recorder.max_shared;
-  return Status();
-}
-
-std::string ErrorString(int) { return "planted"; }
-
-const Driver& FakeDriver() {
-  static const Driver driver = [] {
-    Driver d;
-    d.platform = Platform::kHip;
-    d.module_load = ModuleLoad;
-    d.module_unload = ModuleUnload;
-    d.module_get_function = ModuleGetFunction;
-    d.allow_shared = AllowShared;
-    d.launch = LaunchKernel;
-    d.memset_d8 = MemsetD8;
-    d.memset_d32 = MemsetD32;
-    d.encode_tensor_map = EncodeTensorMap;
-    d.current_context = CurrentContext;
-    d.current_device = CurrentDevice;
-    d.device_count = DeviceCount;
-    d.describe_device = DescribeDevice;
-    d.error_string = ErrorString;
-    return d;
-  }();
-  return driver;
-}
-
-// A context that nothing is loaded in, on a device of architecture `arch`.
-void NewContext(const std::string& arch, int max_shared = 64 * 1024) {
-  static uint64_t last = 100;
-  g_recorder.Clear();
-  g_recorder.arch = arch;
-  g_recorder.max_shared = max_shared;
-  g_context = ++last;
-}
-
-void* At(uintptr_t address) { return reinterpret_cast<void*>(address); }
 
 // batch 2, 4 heads on 2, 200 rows on 300 keys; addresses as they come.
 template <typename Args>
@@ -414,10 +171,6 @@ std::string FwdKernel(const mha_fwd_args& args, const std::string& arch) {
   if (!status.ok()) return status.message();
   CHECK(names.size() == 1);
   return names[0];
-}
-
-bool Contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 void TestSelection() {
@@ -517,7 +270,7 @@ void TestDensePacking() {
   CHECK(launch.shared == 1024);
   // nhead_q, tiles of 128 rows, batch.
   CHECK(launch.grid[0] == 4 && launch.grid[1] == 2 && launch.grid[2] == 2);
-  const MhaParams& p = launch.params;
+  const auto p = launch.As<MhaParams>();
   CHECK(p.q_ptr == At(0x1000) && p.k_ptr == At(0x2000));
   CHECK(p.v_ptr == At(0x3000) && p.out_ptr == At(0x6000));
   CHECK(p.lse_ptr == At(0x7000));
@@ -547,7 +300,7 @@ void TestDensePacking() {
   args.window_size_left = 1 << 20;
   args.sink_size = int64_t{1} << 40;
   CHECK_OK(mha_fwd(args, nullptr));
-  const MhaParams& g = g_recorder.launches[1].params;
+  const auto g = g_recorder.launches[1].As<MhaParams>();
   CHECK(g.flags == (1 | 2 | 4 | 8 | 16 | 64 | 1024));
   CHECK(g.bias_ptr == At(0x300) && g.bias_f32_ptr == At(0x300));
   CHECK(g.cu_seqlens_q_ptr == At(0x700) && g.cu_seqlens_k_ptr == nullptr);
@@ -571,15 +324,16 @@ void TestPackedPacking() {
   const Launch launch = g_recorder.launches.at(0);
   // 200 / 128 slots and one a sequence; sequences are found by the blocks.
   CHECK(launch.grid[0] == 4 && launch.grid[1] == 3 && launch.grid[2] == 1);
-  CHECK(launch.params.flags == (32 | 64 | 128));
-  CHECK(launch.params.cu_seqlens_q_ptr == At(0x4000));
-  CHECK(launch.params.cu_seqlens_k_ptr == At(0x5000));
-  CHECK(launch.params.batch_stride_q == 0);
+  const auto first = launch.As<MhaParams>();
+  CHECK(first.flags == (32 | 64 | 128));
+  CHECK(first.cu_seqlens_q_ptr == At(0x4000));
+  CHECK(first.cu_seqlens_k_ptr == At(0x5000));
+  CHECK(first.batch_stride_q == 0);
 
   args.cu_seqlen_q_ptr = At(0x4100);
   args.cu_seqlen_k_ptr = At(0x5100);
   CHECK_OK(mha_fwd(args, nullptr));
-  const MhaParams& p = g_recorder.launches.at(1).params;
+  const auto p = g_recorder.launches.at(1).As<MhaParams>();
   CHECK(p.flags == (32 | 64 | 128 | 256 | 512));
   CHECK(p.cu_seqlens_q_ptr == At(0x4100));
   CHECK(p.cu_seqlens_q_padded_ptr == At(0x4000));
@@ -609,7 +363,7 @@ void TestBackwardPacking() {
   CHECK(launches[3].kernel == "dsink" && launches[3].grid[0] == 4);
   CHECK(launches[3].grid[1] == 2 && launches[3].grid[2] == 1);
   CHECK(launches[4].kernel == "dq" && launches[4].grid[0] == 4);
-  const MhaParams& p = launches[2].params;
+  const auto p = launches[2].As<MhaParams>();
   CHECK(p.flags == (1 | 4 | 8 | 2048));
   CHECK(p.do_ptr == At(0x8000) && p.out_ptr == At(0x6000));
   CHECK(p.delta_ptr == At(0xc000) && p.dlse_ptr == At(0x350));
@@ -617,7 +371,7 @@ void TestBackwardPacking() {
   CHECK(p.nhead_stride_dbias == 60000 && p.batch_stride_dbias == 240000);
   CHECK(p.bias_batch == 1 && p.bias_nhead == 4);
   // Slopes' gradient was not asked for: it goes where nothing is read again.
-  CHECK(launches[4].params.d_slopes_ptr == At(0xc000));
+  CHECK(launches[4].As<MhaParams>().d_slopes_ptr == At(0xc000));
 
   NewContext("gfx942");
   args = BwdArgs(64, 64, /*packed=*/true);
@@ -638,12 +392,13 @@ void TestTensorMaps() {
   const TensorMapCall k = g_recorder.maps[1];
   CHECK(k.address == At(0x2000) && k.type == 9 && k.swizzle == 3);
   CHECK(k.dims[0] == 128 && k.dims[1] == 300 && k.dims[2] == 2);
-  CHECK(k.dims[3] == 2 && k.strides[0] == 512 && k.strides[1] == 256);
+  CHECK(k.rank == 4 && k.dims[3] == 2 && k.strides[0] == 512 &&
+        k.strides[1] == 256);
   CHECK(k.strides[2] == 300 * 512 && k.box[0] == 64 && k.box[1] == 128);
   CHECK(k.box[2] == 1 && k.box[3] == 1);
-  const Launch launch = g_recorder.launches.at(0);
-  CHECK(launch.maps[0].opaque[0] == 1 && launch.maps[1].opaque[0] == 2);
-  CHECK(launch.params.seqlen_k == 300);
+  const auto args = g_recorder.launches.at(0).As<MappedArgs>();
+  CHECK(args.q.opaque[0] == 1 && args.k.opaque[0] == 2);
+  CHECK(args.params.seqlen_k == 300);
 
   CHECK_OK(mha_fwd(FwdArgs(128, 128, /*packed=*/true), nullptr));
   CHECK(g_recorder.maps[3].dims[3] == 1);
@@ -810,7 +565,7 @@ void TestLargestSizes() {
   CHECK_OK(mha_fwd(args, nullptr));
   // A block of 256 threads: HIP's x dimension holds 2^24 - 1 of them.
   CHECK(g_recorder.launches.at(0).grid[0] == (1u << 24) - 16);
-  CHECK(g_recorder.launches[0].params.batch_stride_q ==
+  CHECK(g_recorder.launches[0].As<MhaParams>().batch_stride_q ==
         (int64_t{1} << 36) - 65536);
 }
 
