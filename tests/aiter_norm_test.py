@@ -5,7 +5,8 @@ y, residual_out and every gradient are compared with a float64 oracle. The error
 may be twice that of the plain formula, with every step in the input dtype, plus
 a floor: one unit in the last place of the largest value, and 2^-22 of what it
 is a difference of, where a row's mean is far from zero or nothing remains of it
-without the mean.
+without the mean. A quantised result is what y rounds to, for a y of the
+oracle's within 2^-17 of a row's largest.
 """
 
 import dataclasses
@@ -35,6 +36,16 @@ from jax.experimental import aiter
 
 DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 FLOOR = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
+# quant_dtype -> the largest number, what it is rounded to.
+QUANT = {
+    "int8": (127.0, lambda t: np.clip(np.rint(t), -128, 127)),
+    "float8_e4m3fn": (
+        448.0, lambda t: np.clip(t, -448, 448).astype(ml_dtypes.float8_e4m3fn)),
+    "float8_e4m3fnuz": (
+        240.0,
+        lambda t: np.clip(t, -240, 240).astype(ml_dtypes.float8_e4m3fnuz)),
+    "mxfp4": (6.0, lambda t: np.clip(t, -6, 6).astype(ml_dtypes.float4_e2m1fn)),
+}
 CPUS = jax.devices("cpu")
 PLATFORM = next(
     (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
@@ -69,15 +80,18 @@ class Case:
         rng.standard_normal(self.cols), self.weights or self.dtype)
     return rows(), rows(), cols(), cols(), rows() - self.offset, rows()
 
-  def call(self, x, residual, gamma, beta):
-    """(y, residual_out or None) of the public function."""
-    args = [x] + [residual] * self.residual + [gamma] + [beta] * self.layer
-    suffix = "_with_add" if self.residual else ""
-    if self.layer:
-      out = getattr(aiter, "layer_norm" + suffix)(*args, self.epsilon)
-    else:
-      out = getattr(aiter, "rms_norm" + suffix)(
-          *args, self.epsilon, gemma=self.gemma, t5=self.t5)
+  def function(self, suffix=""):
+    """The public function, of x, residual, gamma and beta: those it has."""
+    name = ("layer_norm" if self.layer else "rms_norm") + (
+        "_with_add" if self.residual else "") + suffix
+    options = {} if self.layer else dict(gemma=self.gemma, t5=self.t5)
+    return lambda x, residual, gamma, beta, **more: getattr(aiter, name)(
+        *[x] + [residual] * self.residual + [gamma] + [beta] * self.layer,
+        self.epsilon, **options, **more)
+
+  def call(self, *args):
+    """(y, residual_out or None)."""
+    out = self.function()(*args)
     return out if self.residual else (out, None)
 
 
@@ -281,6 +295,132 @@ class NumbersTest(NormTestCase):
         weights=draw(st.sampled_from(["", "fp32"]))), draw(st.integers(0, 99)))
 
 
+class QuantTest(NormTestCase):
+
+  def check_quantised(self, case: Case, quant: str, smooth=False, seed=0):
+    x, residual, gamma, beta, *_ = inputs = case.inputs(seed)
+    y, s = formula(case, np, x, residual, gamma, beta)
+    options = {}
+    if smooth:
+      x_scale = np.random.default_rng(9).uniform(0.5, 2, case.cols)
+      options["x_scale"] = jnp.asarray(x_scale, jnp.float32)
+      y = y * x_scale.astype(np.float32)
+    to = lambda t, dtype: jnp.asarray(t, DTYPES[dtype])
+    weights = case.weights or case.dtype
+    q, scale, *sums = jax.device_get(
+        jax.jit(case.function("_quant"), static_argnames="quant_dtype")(
+            *(to(t, case.dtype) for t in inputs[:2]),
+            *(to(t, weights) for t in inputs[2:4]), quant_dtype=quant,
+            **options))
+    if case.residual:
+      np.testing.assert_array_equal(sums[0], s.astype(DTYPES[case.dtype]))
+    self.assertLen(sums, case.residual)
+
+    largest, rounded = QUANT[quant]
+    # T5 rounds y's factor, which may fall to the other side.
+    tolerance = 2.0**-7 if case.t5 else 2.0**-17
+    groups = y
+    if quant == "mxfp4":
+      self.assertEqual((q.dtype, scale.dtype), (np.uint8, np.uint8))
+      self.assertEqual(q.shape, (*case.lead, case.cols // 2))
+      self.assertEqual(scale.shape, (*case.lead, case.cols // 32))
+      groups = y.reshape(*case.lead, -1, 32)
+      q = np.stack([q & 15, q >> 4], -1).reshape(groups.shape)
+      q = q.view(ml_dtypes.float4_e2m1fn)
+      # The least power of two with which none is larger than 6.
+      power = lambda t: np.clip(np.ceil(np.log2(t / largest)) + 127, 0, 254)
+      amax = np.maximum(np.abs(groups).max(-1), 2.0**-200)
+      self.assertTrue((scale >= power(amax * (1 - tolerance))).all())
+      self.assertTrue((scale <= power(amax * (1 + tolerance))).all())
+      scale = np.exp2(scale[..., None].astype(np.float64) - 127)
+    else:
+      self.assertEqual(q.dtype.name, quant)
+      self.assertEqual((q.shape, scale.dtype), (y.shape, np.float32))
+      want = np.maximum(np.abs(y).max(-1, keepdims=True), 1e-10) / largest
+      np.testing.assert_allclose(scale, want, rtol=tolerance)
+    numbers = groups / scale
+    off = tolerance * np.abs(numbers).max(-1, keepdims=True)
+    q = q.astype(np.float64)
+    for side, compare in ((-off, np.less_equal), (off, np.greater_equal)):
+      at_most = rounded(numbers + side).astype(np.float64)
+      self.assertTrue(compare(at_most, q).all(), f"{quant} of {case}")
+
+  @parameterized.product(
+      quant=list(QUANT), layer=[False, True], residual=[False, True])
+  def test_functions(self, quant, layer, residual):
+    self.check_quantised(
+        Case(cols=96, layer=layer, residual=residual), quant, smooth=residual)
+
+  @parameterized.parameters(*QUANT)
+  def test_columns(self, quant):
+    for cols in (32, 1056, 4096, 5120, machine.size(65536, 65536, 16384)):
+      self.check_quantised(Case(cols=cols, lead=(3,), residual=True), quant)
+
+  @parameterized.parameters("int8", "float8_e4m3fn", "float8_e4m3fnuz")
+  def test_odd_columns(self, quant):
+    for cols in (1, 7, 1029):
+      self.check_quantised(Case(cols=cols, lead=(5,)), quant, smooth=True)
+
+  @parameterized.parameters(*QUANT)
+  def test_types_and_options(self, quant):
+    self.check_quantised(Case("fp16", cols=64, weights="fp32"), quant)
+    self.check_quantised(Case("fp32", cols=64, layer=True), quant)
+    self.check_quantised(Case(cols=64, gemma=True, residual=True), quant)
+    self.check_quantised(Case(cols=64, t5=True, residual=True), quant)
+
+  def test_y_is_not_rounded_first(self):
+    """Codes tell numbers apart that y's dtype does not."""
+    x = jnp.asarray(1 + np.arange(64) / 64, jnp.bfloat16)[None]
+    gamma = jnp.full(64, 1 + 2.0**-10, jnp.float32)
+    fused = aiter.rms_norm_quant(x, gamma, 0.0)[1]
+    unfused = jnp.max(aiter.rms_norm(x, gamma, 0.0)).astype(jnp.float32) / 127
+    exact = np.arange(1, 2, 1 / 64)
+    exact = exact.max() / np.sqrt((exact**2).mean()) * (1 + 2.0**-10) / 127
+    np.testing.assert_allclose(fused[0, 0], exact, rtol=1e-6)
+    self.assertGreater(abs(unfused - exact) / exact, 1e-4)
+
+  @parameterized.parameters(*QUANT)
+  def test_rows_of_zeros_and_nan(self, quant):
+    x = jnp.zeros((2, 32)).at[1, 3].set(jnp.nan)
+    q, scale = aiter.rms_norm_quant(x, jnp.ones(32), quant_dtype=quant)
+    np.testing.assert_array_equal(np.asarray(q[0]).view(np.uint8), 0)
+    if quant == "mxfp4":
+      np.testing.assert_array_equal(scale, [[0], [255]])
+    else:
+      self.assertEqual(scale[0, 0], np.float32(1e-10) / np.float32(
+          QUANT[quant][0]))
+      self.assertTrue(np.isnan(scale[1, 0]))
+
+  def test_empty(self):
+    for quant in QUANT:
+      q, scale = aiter.layer_norm_quant(
+          jnp.zeros((0, 64)), None, None, quant_dtype=quant)
+      self.assertEqual((q.shape[0], scale.shape[0]), (0, 0))
+
+  @hypothesis.settings(max_examples=machine.size(40, 25, 6))
+  @hypothesis.given(st.data())
+  def test_any_shape(self, data):
+    draw = data.draw
+    layer, quant = draw(st.booleans()), draw(st.sampled_from(list(QUANT)))
+    unit = 32 if quant == "mxfp4" else 1
+    self.check_quantised(Case(
+        dtype=draw(st.sampled_from(list(DTYPES))), layer=layer,
+        lead=tuple(draw(st.lists(st.integers(1, 5), max_size=3))),
+        cols=unit * draw(st.integers(2, machine.size(3000, 300, 300) // unit)),
+        residual=draw(st.booleans()), gemma=not layer and draw(st.booleans())),
+                         quant, draw(st.booleans()), draw(st.integers(0, 99)))
+
+  def test_no_gradient(self):
+    x, gamma = jnp.ones((2, 32)), jnp.ones(32)
+    loss = lambda f, x: jnp.sum(f(x, gamma, quant_dtype="mxfp4")[0] * x[0, 0])
+    with self.assertRaisesRegex(TypeError, "rms_norm_quant: has no gradient"):
+      jax.grad(functools.partial(loss, aiter.rms_norm_quant))(x)
+    stopped = lambda x, *args, **options: aiter.rms_norm_quant(
+        jax.lax.stop_gradient(x), *args, **options)
+    self.assertEqual(jax.grad(functools.partial(loss, stopped))(x).shape,
+                     x.shape)
+
+
 @unittest.skipIf(PLATFORM is None, "there is no GPU here")
 class KernelTest(absltest.TestCase):
 
@@ -288,11 +428,13 @@ class KernelTest(absltest.TestCase):
     """No call here quietly ran the reference."""
     for dtype in norm_op._DTYPES:
       for cols in (1, 1024, 5120, 65536, 100001):
-        for backward in (False, True):
-          self.assertIsNone(norm_op._unserved(PLATFORM, backward, dtype, cols))
+        for op in ("fwd", "bwd", "quant"):
+          self.assertIsNone(norm_op._unserved(PLATFORM, op, dtype, cols))
     text = jax.jit(jax.grad(lambda x: jnp.sum(aiter.rms_norm(
         x, jnp.ones(64, x.dtype)) ** 2))).lower(jnp.ones((4, 64))).as_text()
-    for op in ("norm_fwd", "norm_bwd"):
+    text += jax.jit(aiter.rms_norm_quant).lower(
+        jnp.ones((4, 64)), jnp.ones(64)).as_text()
+    for op in ("norm_fwd", "norm_bwd", "norm_quant"):
       self.assertIn(norm_op.gpu_aiter.target(PLATFORM, op), text)
 
 

@@ -38,6 +38,17 @@ def flag(function, name, value) -> bool:
   raise bad(function, name, repr(value), "a bool", TypeError)
 
 
+def dtype_name(function, name, value, accepted) -> str:
+  """The one of the accepted names that a dtype, or a name, is; or an error."""
+  try:
+    found = value if isinstance(value, str) else np.dtype(value).name
+  except TypeError:
+    found = None
+  if found not in accepted:
+    raise bad(function, name, repr(value), " or ".join(accepted), TypeError)
+  return found
+
+
 def check_is_array(function, name, value, optional=True):
   if value is None and optional:
     return

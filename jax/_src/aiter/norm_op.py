@@ -2,10 +2,10 @@
 """RMSNorm and LayerNorm as an operator: formulas, kernels, JAX's transforms.
 
 A call passes these layers, each unaware of the ones above it:
-  norm             custom_vjp
-  _fwd_op, _bwd_op custom_vmap: a mapped axis is one more axis of rows
-  _sharded         custom_partitioning: rows shard, columns are gathered
-  _fwd, _bwd       kernel or reference
+  norm, quantised     custom_vjp; a quantised norm has no gradient
+  _fwd_op, _bwd_op    custom_vmap: a mapped axis is one more axis of rows
+  _sharded            custom_partitioning: rows shard, columns are gathered
+  _fwd, _quant, _bwd  kernel or reference
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 import jax
 from jax import lax
-from jax._src.aiter import dispatch
+from jax._src.aiter import dispatch, rounding
 from jax._src.aiter.dispatch import absent, like
 from jax._src.aiter.partition import in_auto_mode, partitioned
 from jaxlib import gpu_aiter
@@ -30,6 +30,7 @@ _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 # Runs of rows whose shares of dgamma are summed apart: enough to occupy the
 # largest device of a platform (MI300X has 304 compute units, H100 132).
 _PARTS = {"rocm": 608, "cuda": 264}
+MX_BLOCK = 32  # columns that share a scale
 
 
 class Config(NamedTuple):
@@ -41,11 +42,13 @@ class Config(NamedTuple):
     gemma: the weight is 1 + gamma.
     t5: normalised rows are rounded to x's dtype before the weight, and so is
       the sum with a residual before the norm.
+    quant: of a quantised norm, what y is rounded to: a name in rounding.KINDS.
   """
   layer: bool
   epsilon: float
   gemma: bool = False
   t5: bool = False
+  quant: str = ""
 
 
 class Rows(NamedTuple):
@@ -56,11 +59,13 @@ class Rows(NamedTuple):
     residual: like x: is added to it.
     gamma: [cols], x's dtype or float32.
     beta: [cols], gamma's dtype.
+    x_scale: float32 [cols], what y is multiplied by before it is quantised.
   """
   x: jax.Array
   residual: jax.Array | None
   gamma: jax.Array
   beta: jax.Array | None
+  x_scale: jax.Array | None = None
 
 
 class Normed(NamedTuple):
@@ -78,6 +83,19 @@ class Normed(NamedTuple):
   residual_out: jax.Array | None
   mean: jax.Array
   rstd: jax.Array
+
+
+class Quantised(NamedTuple):
+  """Results of a quantised call.
+
+  Attributes:
+    q: [..., cols]; "mxfp4" uint8 [..., cols / 2], even columns in low nibbles.
+    scale: float32 [..., 1]; "mxfp4" uint8 [..., cols / MX_BLOCK], e8m0.
+    residual_out: as in Normed.
+  """
+  q: jax.Array
+  scale: jax.Array
+  residual_out: jax.Array | None
 
 
 class Saved(NamedTuple):
@@ -137,22 +155,46 @@ def _statistics(cfg: Config, s):
   return mean, lax.rsqrt(variance + np.asarray(cfg.epsilon, s.dtype))
 
 
+def _formula(cfg: Config, rows: Rows):
+  """(y, residual_out), y in float32 or wider."""
+  s = _wide(rows.x)
+  residual_out = None
+  if rows.residual is not None:
+    s = s + _wide(rows.residual)
+    residual_out = s.astype(rows.x.dtype)
+    s = _rounded(cfg, s, rows.x.dtype)
+  mean, rstd = _statistics(cfg, s)
+  y = _rounded(cfg, (s - mean) * rstd, rows.x.dtype) * _weight(cfg, rows.gamma)
+  if rows.beta is not None:
+    y = y + _wide(rows.beta)
+  return y, residual_out
+
+
 def reference_fwd(cfg: Config, rows: Rows) -> Normed:
   """The norm in jax.numpy, in float32 or wider."""
-  x, residual, gamma, beta = rows
-  s = _wide(x)
-  residual_out = None
-  if residual is not None:
-    s = s + _wide(residual)
-    residual_out = s.astype(x.dtype)
-    s = _rounded(cfg, s, x.dtype)
-  mean, rstd = _statistics(cfg, s)
-  y = _rounded(cfg, (s - mean) * rstd, x.dtype) * _weight(cfg, gamma)
-  if beta is not None:
-    y = y + _wide(beta)
-  if residual is not None:
-    mean, rstd = _statistics(cfg, _wide(residual_out))
-  return Normed(y.astype(x.dtype), residual_out, mean[..., 0], rstd[..., 0])
+  y, residual_out = _formula(cfg, rows)
+  saved = rows.x if residual_out is None else residual_out
+  mean, rstd = _statistics(cfg, _wide(saved))
+  return Normed(y.astype(rows.x.dtype), residual_out, mean[..., 0],
+                rstd[..., 0])
+
+
+def reference_quant(cfg: Config, rows: Rows) -> Quantised:
+  """The quantised norm in jax.numpy; y is rounded once, from float32."""
+  y, residual_out = _formula(cfg, rows)
+  y = y.astype(jnp.float32)
+  if rows.x_scale is not None:
+    y = y * rows.x_scale
+  kind = rounding.KINDS[cfg.quant]
+  if kind is not rounding.E2M1:
+    scale = rounding.f32_scale(rounding.amax(y, -1, keepdims=True), kind)
+    q = rounding.round_to(rounding.divide(y, scale), kind)
+    return Quantised(q, scale, residual_out)
+  blocks = y.reshape(*y.shape[:-1], y.shape[-1] // MX_BLOCK, MX_BLOCK)
+  scale = rounding.e8m0_scale(
+      rounding.amax(blocks, -1), rounding.ROUND_MODES["up"], kind)
+  codes = rounding.round_to(blocks, kind, scale[..., None])
+  return Quantised(rounding.pack(codes.reshape(y.shape)), scale, residual_out)
 
 
 def reference_bwd(cfg: Config, with_beta: bool, saved: Saved) -> Grads:
@@ -178,18 +220,21 @@ def reference_bwd(cfg: Config, with_beta: bool, saved: Saved) -> Grads:
 
 
 @functools.cache
-def _unserved(platform: str, backward: bool, dtype: str,
-              cols: int) -> str | None:
-  return dispatch.unserved(
-      platform, dtype, _DTYPES, lambda module, arch, name: module.norm_kernels(
-          backward, arch, name, cols))
+def _unserved(platform: str, op: str, dtype: str, cols: int) -> str | None:
+  """Why no kernel serves an op of "fwd", "bwd" and "quant", or None."""
+  def kernels(module, arch, name):
+    if op == "quant":
+      return module.norm_quant_kernels(arch, name, cols)
+    return module.norm_kernels(op == "bwd", arch, name, cols)
+
+  return dispatch.unserved(platform, dtype, _DTYPES, kernels)
 
 
-def _dispatch(backward: bool, x, kernel, fallback, *args):
+def _dispatch(op: str, x, kernel, fallback, *args):
   if x.size == 0:
     return fallback(*args)
   return dispatch.dispatch(
-      lambda platform: _unserved(platform, backward, x.dtype.name, x.shape[-1]),
+      lambda platform: _unserved(platform, op, x.dtype.name, x.shape[-1]),
       kernel, fallback, *args)
 
 
@@ -205,7 +250,7 @@ def _attributes(cfg: Config):
 
 def _fwd(cfg: Config, rows: Rows) -> Normed:
   def kernel(platform, rows):
-    x, residual, gamma, beta = rows
+    x, residual, gamma, beta, _ = rows
     flat = _flat(x, x.dtype)
     result = like(x, flat.shape, x.dtype)
     none = like(x, (0,), x.dtype)
@@ -220,8 +265,32 @@ def _fwd(cfg: Config, rows: Rows) -> Normed:
         None if residual is None else residual_out.reshape(x.shape),
         mean.reshape(x.shape[:-1]), rstd.reshape(x.shape[:-1]))
 
-  return _dispatch(False, rows.x, kernel,
+  return _dispatch("fwd", rows.x, kernel,
                    functools.partial(reference_fwd, cfg), rows)
+
+
+def _quant(cfg: Config, rows: Rows) -> Quantised:
+  def kernel(platform, rows):
+    x, residual, gamma, beta, x_scale = rows
+    flat = _flat(x, x.dtype)
+    n, cols = flat.shape
+    q = like(x, flat.shape, rounding.KINDS[cfg.quant].dtype)
+    scale = like(x, (n,), jnp.float32)
+    if cfg.quant == "mxfp4":
+      q = like(x, (n, cols // 2), jnp.uint8)
+      scale = like(x, (n, cols // MX_BLOCK), jnp.uint8)
+    q, scale, residual_out = jax.ffi.ffi_call(
+        gpu_aiter.target(platform, "norm_quant"),
+        (q, scale, like(x, (0,) if residual is None else flat.shape, x.dtype)),
+    )(flat, _flat(residual, x.dtype), gamma, absent(beta, gamma.dtype),
+      absent(x_scale, jnp.float32), **_attributes(cfg))
+    lead = x.shape[:-1]
+    return Quantised(
+        q.reshape(*lead, q.shape[-1]), scale.reshape(*lead, scale.size // n),
+        None if residual is None else residual_out.reshape(x.shape))
+
+  return _dispatch("quant", rows.x, kernel,
+                   functools.partial(reference_quant, cfg), rows)
 
 
 def _bwd(cfg: Config, with_beta: bool, saved: Saved) -> Grads:
@@ -241,7 +310,7 @@ def _bwd(cfg: Config, with_beta: bool, saved: Saved) -> Grads:
       **_attributes(cfg))
     return Grads(dx.reshape(s.shape), dgamma, dbeta if with_beta else None)
 
-  return _dispatch(True, saved.s, kernel,
+  return _dispatch("bwd", saved.s, kernel,
                    functools.partial(reference_bwd, cfg, with_beta), saved)
 
 
@@ -252,11 +321,11 @@ def _bwd(cfg: Config, with_beta: bool, saved: Saved) -> Grads:
 def _specs(tree):
   """Names of the dimensions of every array of a tree of this module.
 
-  The last dimension of x and its like, and of gamma, is "cols"; others are
-  "r0", "r1", ..., those of the rows.
+  The last dimension of x and its like, and of gamma, is "cols", of q "q" and of
+  scale "scale"; others are "r0", "r1", ..., those of the rows.
   """
   per_row = ("mean", "rstd")
-  one_row = ("gamma", "beta", "dgamma", "dbeta")
+  one_row = ("gamma", "beta", "x_scale", "dgamma", "dbeta")
 
   def names(field, t):
     if t is None:
@@ -264,7 +333,9 @@ def _specs(tree):
     if field in one_row:
       return ("cols",)
     lead = tuple(f"r{i}" for i in range(t.ndim - (field not in per_row)))
-    return lead if field in per_row else (*lead, "cols")
+    if field in per_row:
+      return lead
+    return (*lead, field if field in ("q", "scale") else "cols")
 
   return type(tree)(*(names(f, t) for f, t in zip(tree._fields, tree)))
 
@@ -289,22 +360,24 @@ def _with_axis(n: int, mapped, tree):
 
 @functools.cache
 def _fwd_op(cfg: Config):
-  """Rows -> Normed."""
-  fun = functools.partial(_fwd, cfg)
+  """Rows -> Normed or Quantised."""
+  fun, reference = (functools.partial(f, cfg) for f in (
+      (_quant, reference_quant) if cfg.quant else (_fwd, reference_fwd)))
 
   @custom_vmap
   def norm_fwd(rows):
-    return _sharded(fun, functools.partial(reference_fwd, cfg), rows)
+    return _sharded(fun, reference, rows)
 
   @norm_fwd.def_vmap
   def _(n, mapped, rows):
     mapped, = mapped
-    if mapped.gamma or mapped.beta:
+    columns = ("gamma", "beta", "x_scale")
+    if any(getattr(mapped, name) for name in columns):
       out = lax.map(norm_fwd, _with_axis(n, mapped, rows))
     else:
-      lead = lambda t: t._replace(gamma=None, beta=None)
+      lead = lambda t: t._replace(**dict.fromkeys(columns))
       out = norm_fwd(_with_axis(n, lead(mapped), lead(rows))._replace(
-          gamma=rows.gamma, beta=rows.beta))
+          **{name: getattr(rows, name) for name in columns}))
     return out, jax.tree.map(lambda _: True, out)
 
   return norm_fwd
@@ -337,13 +410,20 @@ def _spec(t):
   return jax.typeof(t).sharding.spec
 
 
-def _forward(cfg: Config, rows: Rows) -> Normed:
+def _forward(cfg: Config, rows: Rows) -> Normed | Quantised:
   """The forward operator; on a mesh with explicit axes, sharded as x is."""
   lead = _spec(rows.x)[:-1]
   whole, each = PartitionSpec(*lead, None), PartitionSpec(*lead)
+  residual = None if rows.residual is None else whole
+  specs = (Quantised(whole, whole, residual) if cfg.quant
+           else Normed(whole, residual, each, each))
   return in_auto_mode(
-      _fwd_op(cfg), jax.typeof(rows.x).sharding.mesh,
-      Normed(whole, None if rows.residual is None else whole, each, each), rows)
+      _fwd_op(cfg), jax.typeof(rows.x).sharding.mesh, specs, rows)
+
+
+def quantised(cfg: Config, rows: Rows) -> Quantised:
+  """The quantised norm; it has no gradient."""
+  return _forward(cfg, rows)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -16,9 +16,13 @@ from jax._src.aiter.mha import (
 )
 from jax._src.aiter.norm import (
     layer_norm,
+    layer_norm_quant,
     layer_norm_with_add,
+    layer_norm_with_add_quant,
     rms_norm,
+    rms_norm_quant,
     rms_norm_with_add,
+    rms_norm_with_add_quant,
 )
 
 __all__ = [
@@ -32,7 +36,11 @@ __all__ = [
     "gemm_fp8_mi350",
     "gemm_i8",
     "layer_norm",
+    "layer_norm_quant",
     "layer_norm_with_add",
+    "layer_norm_with_add_quant",
     "rms_norm",
+    "rms_norm_quant",
     "rms_norm_with_add",
+    "rms_norm_with_add_quant",
 ]
