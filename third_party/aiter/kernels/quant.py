@@ -122,7 +122,7 @@ def quant_row(x, smooth, q, scale, rows, cols, kind, flags,
 @triton.jit
 def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
                 scale_rows, scale_cols, stride_scale_m, stride_scale_n,
-                batch_stride_scale, group, kind, mode, flags,
+                batch_stride_scale, tiles_m, tiles_n, group, kind, mode, flags,
                 TILE_M: tl.constexpr, TILE_N: tl.constexpr,
                 BLOCK: tl.constexpr, NATIVE: tl.constexpr):
   """q = x * smooth / scale, with a scale for some columns of a row.
@@ -131,13 +131,16 @@ def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
   [batch, rows], the scales of a static quantiser. q: bytes [batch, rows, cols],
   or of e2m1 half as many, the even columns in the low bits. scale, scale_e8m0:
   [batch, scale_rows, scale_cols], by its strides; rows or columns beyond the
-  groups' are those of zeros. group: columns of a group: 32, 64 or 128. A BLOCK
-  is 128 columns of 128 rows, the whole tile.
+  groups' are those of zeros. tiles_m, tiles_n: tiles that cover both q and
+  scale. group: columns of a group: 32, 64 or 128. A BLOCK is 128 columns of 128
+  rows, the whole tile.
   """
   RUNS: tl.constexpr = TILE_N // 32
-  batch = tl.program_id(2).to(tl.int64)
-  r = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
-  g = tl.program_id(1) * RUNS + tl.arange(0, RUNS)
+  tile_n = tl.program_id(0) % tiles_n
+  tile_m = tl.program_id(0) // tiles_n % tiles_m
+  batch = (tl.program_id(0) // tiles_n // tiles_m).to(tl.int64)
+  r = tile_m * TILE_M + tl.arange(0, TILE_M)
+  g = tile_n * RUNS + tl.arange(0, RUNS)
   inside_r = r < rows
   row = batch * rows + r
   at = row[:, None, None]
@@ -162,8 +165,8 @@ def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
             tl.broadcast_to(quads, [TILE_M, RUNS // 4, 4]), [TILE_M, RUNS])
     amax = m.to(tl.float32, bitcast=True)
     if BLOCK:
-      scale_r = tl.program_id(0) + tl.zeros_like(r)
-      scale_c = tl.program_id(1) + tl.zeros_like(g)
+      scale_r = tile_m + tl.zeros_like(r)
+      scale_c = tile_n + tl.zeros_like(g)
       first = ((r % TILE_M) == 0)[:, None] & ((g % RUNS) == 0)[None, :]
     else:
       scale_r = r
@@ -197,22 +200,21 @@ def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
 
 
 @triton.jit
-def quant_amax(x, amax, rows, cols, flags, TILE_M: tl.constexpr,
+def quant_amax(x, scale, rows, cols, tiles_n, flags, TILE_M: tl.constexpr,
                TILE_N: tl.constexpr, STEP: tl.constexpr):
-  """The largest magnitudes in runs of TILE_N columns.
+  """scale = the largest magnitudes in runs of TILE_N columns.
 
-  x: [rows, cols]. amax: float32 [rows, cols / TILE_N, rounded up].
+  x: [rows, cols]. scale: float32 [rows, tiles_n].
   """
-  r = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
-  run = tl.program_id(1)
+  r = tl.program_id(0) // tiles_n * TILE_M + tl.arange(0, TILE_M)
+  run = tl.program_id(0) % tiles_n
   m = tl.zeros([TILE_M, STEP], tl.int32)
-  last = tl.minimum(cols, (run + 1) * TILE_N)
-  for c0 in range(run * TILE_N, last, STEP):
+  first = run * TILE_N
+  for c0 in range(first, tl.minimum(cols, first + TILE_N), STEP):
     c = c0 + tl.arange(0, STEP)[None, :]
     m = tl.maximum(m, _magnitude(
         _load(x, r.to(tl.int64)[:, None], c, (r < rows)[:, None], cols, flags)))
-  runs = tl.cdiv(cols, TILE_N)
-  tl.store(amax + r.to(tl.int64) * runs + run,
+  tl.store(scale + r.to(tl.int64) * tiles_n + run,
            tl.max(m, 1).to(tl.float32, bitcast=True), r < rows)
 
 
@@ -225,13 +227,13 @@ def _constants(row):
 FAMILY = Family(
     ops={
         "quant_row": ("quant", ("tile_m",)),
-        "quant_group": ("quant", ("tile_m", "tile_n", "batch")),
-        "quant_block": ("quant", ("tile_m", "tile_n", "batch")),
-        "quant_amax": ("quant", ("tile_m", "tile_n")),
+        "quant_group": ("quant", ("tiles",)),
+        "quant_block": ("quant", ("tiles",)),
+        "quant_amax": ("quant", ("tiles",)),
     },
     pointers={
         "x": "dtype",
-        **points_to("fp32", "smooth scale_in scale amax"),
+        **points_to("fp32", "smooth scale_in scale"),
         **points_to("u8", "q scale_e8m0"),
     },
     int64=r"batch_stride_",
