@@ -1,0 +1,636 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products: out = activation(scales * a b + bias).
+
+  gemm_nt     a [m, k], b [n, k]   (out = a b^T, a linear layer)
+  gemm_nn     a [m, k], b [k, n]   (its input's gradient)
+  gemm_tn     a [k, m], b [k, n]   (its weight's gradient)
+  gemm_row    int8 or float8, one scale a row of a and of b
+  gemm_block  float8, a's scales a row and 128 of k, b's 128 of n and 128 of k
+  gemm_mx     float4 e2m1, packed, one power of two a row and 32 of k
+  gemm_sum    adds what the splits of k of any of them left in the workspace
+
+A program owns a tile of out and walks over its part of k. Rows past the last
+one read the tile's first row again, so no load needs a mask but those of k's
+last, partial step. With splits every program writes float32 (int8: int32) to
+workspace [splits, batch, m, n], and gemm_sum, which adds in a fixed order, does
+the rest. A float8 type that the target's matrix unit does not know is widened
+to float16 on the way, exactly.
+
+Addresses: a base pointer moves in 64 bits. Offsets inside a tile have 32 bits,
+which holds for strides below 2^22 elements, or 64 in rows that promise neither
+alignment nor such strides (ALIGN = 1).
+"""
+
+import triton
+import triton.language as tl
+
+from third_party.aiter.aot.family import Family, points_to
+from third_party.aiter.kernels import common
+
+# Bits of the argument `flags`; src/gemm_params.h has the same list.
+HAS_BIAS = tl.constexpr(1)
+BIAS_F32 = tl.constexpr(2)
+OUT_FP16 = tl.constexpr(4)  # 16-bit out, and a 16-bit bias, are float16.
+OUT_F32 = tl.constexpr(8)
+A_FNUZ = tl.constexpr(16)
+B_FNUZ = tl.constexpr(32)
+SUM_I32 = tl.constexpr(64)  # gemm_sum: the workspace holds int32.
+ROW_SCALED = tl.constexpr(128)  # gemm_sum: apply a_scale and b_scale.
+
+# Values of the argument `activation`.
+RELU = tl.constexpr(1)
+GELU = tl.constexpr(2)
+GELU_TANH = tl.constexpr(3)
+SILU = tl.constexpr(4)
+
+# How operands become a product.
+PLAIN = tl.constexpr(0)
+BLOCK = tl.constexpr(1)
+MX = tl.constexpr(2)
+
+LOG2E = tl.constexpr(1.4426950408889634)
+SCALE_BLOCK = tl.constexpr(128)  # Of k and n, of one scale of gemm_block.
+
+
+@triton.jit
+def _half_erfc(z):
+  """erfc(z) / 2 for z >= 0, to 3e-7 of it near zero and 3e-6 at z = 3.5.
+
+  t = 1 / (1 + z / 2); log2(erfc(z) / (2 t)) + z^2 log2(e) is smooth in t: a
+  Chebyshev fit of degree 9 (made with NumPy, error 9e-8).
+  """
+  t = 1.0 / (1.0 + 0.5 * z)
+  p = 0.25826290249824524
+  p = p * t - 1.2428268194198608
+  p = p * t + 2.2632157802581787
+  p = p * t - 1.7676317691802979
+  p = p * t + 0.4896172285079956
+  p = p * t - 0.30464792251586914
+  p = p * t + 0.14847011864185333
+  p = p * t + 0.5384790301322937
+  p = p * t + 1.4428116083145142
+  p = p * t - 2.8257501125335693
+  return t * tl.exp2(p - z * z * LOG2E)
+
+
+@triton.jit
+def activate(x, activation):
+  """The activation of float32 x; its kind is known at run time only."""
+  if activation == RELU:
+    x = tl.where(x < 0.0, 0.0, x)  # A NaN stays one.
+  elif activation == GELU:
+    tail = _half_erfc(tl.abs(x) * 0.7071067811865476)
+    x = x * tl.where(x < 0.0, tail, 1.0 - tail)
+  elif activation == GELU_TANH or activation == SILU:
+    # (1 + tanh(u)) / 2 is the logistic function of 2 u.
+    u = x
+    if activation == GELU_TANH:
+      u = x * (1.5957691216057308 + 0.07135481282687943 * x * x)
+    x = x / (1.0 + tl.exp2(-LOG2E * u))
+  return x
+
+
+@triton.jit
+def tile_of(
+    slot, m, n, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr,
+):
+  """The tile (row, column) of a grid slot.
+
+  Tiles run down GROUP_M rows before the next column, so that those in flight
+  share a and b in the L2 cache. Where the device's XCDS dies have a cache each
+  and take slots in turn, every die gets a run of neighbouring tiles.
+  """
+  tiles_m = tl.cdiv(m, TILE_M)
+  tiles_n = tl.cdiv(n, TILE_N)
+  if XCDS > 1:
+    tiles = tiles_m * tiles_n
+    die = slot % XCDS
+    slot = die * (tiles // XCDS) + tl.minimum(die, tiles % XCDS) + slot // XCDS
+  width = GROUP_M * tiles_n
+  first = slot // width * GROUP_M
+  rows = tl.minimum(tiles_m - first, GROUP_M)
+  return first + slot % width % rows, slot % width // rows
+
+
+@triton.jit
+def _fp8_to_fp16(bits, fnuz):
+  """float8 e4m3fn or, with the scalar fnuz, e4m3fnuz as float16, exactly."""
+  sign = (bits & 0x80).to(tl.uint16) << 8
+  wide = sign | ((bits & 0x7F).to(tl.uint16) << 7)
+  # The exponents' biases differ by 8, or 7: also right for subnormals.
+  bias = tl.where(fnuz, 128.0, 256.0).to(tl.float16)
+  x = wide.to(tl.float16, bitcast=True) * bias
+  mask = tl.where(fnuz, 0xFF, 0x7F).to(tl.uint8)
+  nan = tl.where(fnuz, 0x80, 0x7F).to(tl.uint8)
+  return tl.where((bits & mask) == nan, float("nan"), x)
+
+
+@triton.jit
+def _offsets(
+    stride, rows_left, ROWS: tl.constexpr, TILE_K: tl.constexpr,
+    K_LAST: tl.constexpr, ALIGN: tl.constexpr,
+):
+  """Offsets of a [ROWS, TILE_K] (K_LAST) or [TILE_K, ROWS] tile.
+
+  Rows from rows_left on are row 0. ALIGN: rows_left is a multiple of it.
+  """
+  r = tl.arange(0, ROWS)
+  r = tl.where(r < rows_left, r, 0)
+  c = tl.arange(0, TILE_K)
+  if ALIGN == 1:
+    stride = stride.to(tl.int64)
+  elif not K_LAST:
+    r = tl.max_contiguous(tl.multiple_of(r, ALIGN), ALIGN)
+  if K_LAST:
+    return r[:, None] * stride + c[None, :]
+  else:
+    return c[:, None] * stride + r[None, :]
+
+
+@triton.jit
+def _load(
+    ptr, offsets, stride, k0, k_left, TILE_K: tl.constexpr,
+    K_LAST: tl.constexpr, CHECK: tl.constexpr,
+):
+  """The tile at k0; with CHECK, what lies past k_left reads as zero."""
+  if K_LAST:
+    ptr += k0
+    inside = tl.arange(0, TILE_K)[None, :] < k_left
+  else:
+    ptr += k0.to(tl.int64) * stride
+    inside = tl.arange(0, TILE_K)[:, None] < k_left
+  if CHECK:
+    return tl.load(ptr + offsets, mask=inside, other=0.0)
+  else:
+    return tl.load(ptr + offsets)
+
+
+@triton.jit
+def _step(
+    acc, k0, k_left, a, b, a_offsets, b_offsets, stride_a, stride_b,
+    a_scale, b_scale, a_scale_offsets, b_scale_offsets,
+    stride_a_scale_k, stride_b_scale_k, flags,
+    KIND: tl.constexpr, A_K_LAST: tl.constexpr, B_K_LAST: tl.constexpr,
+    TILE_K: tl.constexpr, PROMOTE: tl.constexpr, CHECK: tl.constexpr,
+):
+  """acc plus the product of the tiles at k0."""
+  if KIND == MX:
+    # k0 and k_left count elements, two a byte, 32 a scale.
+    a_tile = _load(
+        a, a_offsets, stride_a, k0 // 2, k_left // 2, TILE_K // 2, True, CHECK)
+    b_tile = _load(
+        b, b_offsets, stride_b, k0 // 2, k_left // 2, TILE_K // 2, True, CHECK)
+    s0 = k0 // 32
+    inside = tl.arange(0, TILE_K // 32)[None, :] < k_left // 32
+    if CHECK:
+      sa = tl.load(a_scale + s0 + a_scale_offsets, mask=inside, other=0)
+      sb = tl.load(b_scale + s0 + b_scale_offsets, mask=inside, other=0)
+    else:
+      sa = tl.load(a_scale + s0 + a_scale_offsets)
+      sb = tl.load(b_scale + s0 + b_scale_offsets)
+    return tl.dot_scaled(a_tile, sa, "e2m1", tl.trans(b_tile), sb, "e2m1", acc)
+  else:
+    a_tile = _load(
+        a, a_offsets, stride_a, k0, k_left, TILE_K, A_K_LAST, CHECK)
+    b_tile = _load(
+        b, b_offsets, stride_b, k0, k_left, TILE_K, B_K_LAST, CHECK)
+    if not A_K_LAST:
+      a_tile = tl.trans(a_tile)
+    if B_K_LAST:
+      b_tile = tl.trans(b_tile)
+    if a_tile.dtype == tl.uint8:
+      a_tile = _fp8_to_fp16(a_tile, (flags & A_FNUZ) != 0)
+      b_tile = _fp8_to_fp16(b_tile, (flags & B_FNUZ) != 0)
+    if KIND == BLOCK:
+      s0 = (k0 // SCALE_BLOCK).to(tl.int64)
+      sa = tl.load(a_scale + s0 * stride_a_scale_k + a_scale_offsets)
+      sb = tl.load(b_scale + s0 * stride_b_scale_k + b_scale_offsets)
+      return acc + tl.dot(a_tile, b_tile) * (sa[:, None] * sb[None, :])
+    elif PROMOTE:
+      # Hopper adds float8 products with fewer bits than float32 has.
+      return tl.dot(a_tile, b_tile, acc, max_num_imprecise_acc=TILE_K)
+    else:
+      return tl.dot(a_tile, b_tile, acc, out_dtype=acc.dtype)
+
+
+@triton.jit
+def store_tile(
+    ptr, x, matrix, matrix_stride, m0, n0, m, n,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+):
+  """Stores the tile at (m0, n0) of a dense [m, n] matrix, of many at `ptr`."""
+  row = m0.to(tl.int64)
+  if (n % 8 == 0) & (matrix_stride % 8 == 0):
+    # The same numbers; so written, the compiler knows what divides them and
+    # stores 16 bytes at a time.
+    n = n // 8 * 8
+    ptr += matrix * (matrix_stride // 8 * 8) + row * n + n0
+    common.store_tile(ptr, x, n, m - m0, n - n0, TILE_M, TILE_N)
+  else:
+    ptr += matrix * matrix_stride + row * n + n0
+    common.store_tile(ptr, x, n, m - m0, n - n0, TILE_M, TILE_N)
+
+
+@triton.jit
+def finish(
+    x, a_scale, b_scale, a_scale_step, b_scale_step, bias, bias_f32,
+    m0, n0, m, n, activation, flags, SCALED,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+):
+  """Scales (if SCALED), bias and activation of whole sums x at (m0, n0).
+
+  Scales stand at the matrix' first; of step 0 there is one for all rows
+  (columns).
+  """
+  x = x.to(tl.float32)
+  if SCALED:
+    r = m0 + tl.arange(0, TILE_M)
+    c = n0 + tl.arange(0, TILE_N)
+    sa = tl.load(a_scale + r * a_scale_step, mask=r < m, other=0.0)
+    sb = tl.load(b_scale + c * b_scale_step, mask=c < n, other=0.0)
+    x = x * sa[:, None] * sb[None, :]
+  if flags & HAS_BIAS:
+    if flags & BIAS_F32:
+      x += common.load_rows(bias_f32 + n0, n - n0, 0.0, TILE_N)[None, :]
+    else:
+      bits = common.load_rows(bias + n0, n - n0, 0, TILE_N)
+      if flags & OUT_FP16:
+        x += bits.to(tl.float16, bitcast=True).to(tl.float32)[None, :]
+      else:
+        x += bits.to(tl.bfloat16, bitcast=True).to(tl.float32)[None, :]
+  return activate(x, activation)
+
+
+@triton.jit
+def store(
+    x, out_bf16, out_f32, workspace, split, batch, index, batch_stride_out,
+    m0, n0, m, n, whole, flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+):
+  """Stores float32 x at (m0, n0) of out in its type, which `flags` say.
+
+  A float16 out comes through out_bf16. What is not `whole` goes to the
+  workspace as it is.
+  """
+  if whole & ((flags & OUT_F32) == 0):
+    if flags & OUT_FP16:
+      y = x.to(tl.float16).to(tl.bfloat16, bitcast=True)
+    else:
+      y = x.to(tl.bfloat16)
+    store_tile(
+        out_bf16, y, index, batch_stride_out, m0, n0, m, n, TILE_M, TILE_N)
+  else:
+    if not whole:
+      out_f32 = workspace
+      index += split * batch
+      batch_stride_out = m.to(tl.int64) * n
+    store_tile(
+        out_f32, x, index, batch_stride_out, m0, n0, m, n, TILE_M, TILE_N)
+
+
+@triton.jit
+def _halves(x, TILE_M: tl.constexpr, TILE_N: tl.constexpr):
+  """The left and the right half of a tile's columns."""
+  x = tl.reshape(x, [TILE_M, 2, TILE_N // 2])
+  return tl.split(tl.permute(x, [0, 2, 1]))
+
+
+@triton.jit
+def _gemm(
+    a, b, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32, workspace,
+    batch, m, n, k, stride_a, stride_b,
+    batch_stride_a, batch_stride_b, batch_stride_out,
+    batch_stride_a_scale, batch_stride_b_scale,
+    stride_a_scale_m, stride_a_scale_k, stride_b_scale_n, stride_b_scale_k,
+    k_per_split, activation, flags,
+    KIND: tl.constexpr, ROW: tl.constexpr,
+    A_K_LAST: tl.constexpr, B_K_LAST: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    PROMOTE: tl.constexpr, SLICES: tl.constexpr,
+):
+  """One tile of out, or of one split's part of it."""
+  tile_m, tile_n = tile_of(
+      tl.program_id(0), m, n, TILE_M, TILE_N, GROUP_M, XCDS)
+  split = tl.program_id(1)
+  index = tl.program_id(2).to(tl.int64)
+  m0 = tile_m * TILE_M
+  n0 = tile_n * TILE_N
+  if ALIGN > 1:
+    common.assume_stride(stride_a)
+    common.assume_stride(stride_b)
+  a += index * batch_stride_a
+  b += index * batch_stride_b
+  if A_K_LAST:
+    a += m0.to(tl.int64) * stride_a
+  else:
+    a += m0
+  if B_K_LAST:
+    b += n0.to(tl.int64) * stride_b
+  else:
+    b += n0
+  PACK: tl.constexpr = 2 if KIND == MX else 1
+  a_offsets = _offsets(
+      stride_a, m - m0, TILE_M, TILE_K // PACK, A_K_LAST, ALIGN)
+  b_offsets = _offsets(
+      stride_b, n - n0, TILE_N, TILE_K // PACK, B_K_LAST, ALIGN)
+  a_scale_offsets = 0
+  b_scale_offsets = 0
+  if KIND == BLOCK or KIND == MX:
+    rows = tl.arange(0, TILE_M)
+    cols = tl.arange(0, TILE_N)
+    rows = m0 + tl.where(rows < m - m0, rows, 0)
+    cols = n0 + tl.where(cols < n - n0, cols, 0)
+    a_scale += index * batch_stride_a_scale
+    b_scale += index * batch_stride_b_scale
+    if KIND == BLOCK:
+      a_scale_offsets = rows * stride_a_scale_m
+      b_scale_offsets = cols // SCALE_BLOCK * stride_b_scale_n
+    else:
+      c = tl.arange(0, TILE_K // 32)[None, :]
+      a_scale_offsets = rows[:, None] * stride_a_scale_m + c
+      b_scale_offsets = cols[:, None] * stride_b_scale_n + c
+  if a.dtype.element_ty == tl.int8:
+    acc = tl.zeros([TILE_M, TILE_N], tl.int32)
+  else:
+    acc = tl.zeros([TILE_M, TILE_N], tl.float32)
+  first = split * k_per_split
+  length = tl.minimum(k - first, k_per_split)
+  steps = length // TILE_K
+  for step in tl.range(0, steps):
+    k0 = first + step * TILE_K
+    acc = _step(
+        acc, k0, TILE_K, a, b, a_offsets, b_offsets, stride_a, stride_b,
+        a_scale, b_scale, a_scale_offsets, b_scale_offsets,
+        stride_a_scale_k, stride_b_scale_k, flags,
+        KIND, A_K_LAST, B_K_LAST, TILE_K, PROMOTE, False)
+  if length > steps * TILE_K:
+    acc = _step(
+        acc, first + steps * TILE_K, length - steps * TILE_K,
+        a, b, a_offsets, b_offsets, stride_a, stride_b,
+        a_scale, b_scale, a_scale_offsets, b_scale_offsets,
+        stride_a_scale_k, stride_b_scale_k, flags,
+        KIND, A_K_LAST, B_K_LAST, TILE_K, PROMOTE, True)
+  whole = k_per_split >= k
+  if ROW:
+    a_scale += index * batch_stride_a_scale
+    b_scale += index * batch_stride_b_scale
+  # In parts: a whole large tile's temporaries would not fit the registers.
+  PART: tl.constexpr = TILE_N // SLICES
+  if SLICES == 1:
+    parts = (acc,)
+  elif SLICES == 2:
+    parts = _halves(acc, TILE_M, TILE_N)
+  else:
+    left, right = _halves(acc, TILE_M, TILE_N)
+    parts = (_halves(left, TILE_M, TILE_N // 2)
+             + _halves(right, TILE_M, TILE_N // 2))
+  for i in tl.static_range(SLICES):
+    first = n0 + i * PART
+    if whole:
+      x = finish(
+          parts[i], a_scale, b_scale, stride_a_scale_m, stride_b_scale_n,
+          bias, bias_f32, m0, first, m, n, activation, flags, ROW,
+          TILE_M, PART)
+    else:
+      x = parts[i].to(tl.float32, bitcast=True)
+    store(
+        x, out_bf16, out_f32, workspace, split, batch, index, batch_stride_out,
+        m0, first, m, n, whole, flags, TILE_M, PART)
+
+
+@triton.jit
+def gemm_nt(
+    a, b, bias, bias_f32, out_bf16, out_f32, workspace,
+    batch, m, n, k, stride_a, stride_b,
+    batch_stride_a, batch_stride_b, batch_stride_out,
+    k_per_split, activation, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+  """out [batch, m, n] = activation(a b^T + bias), a [m, k], b [n, k].
+
+  Strides count elements, a row's and a matrix's (0: one matrix for all). out is
+  dense. bias [n] has 16 bits (of out's type) or is float32 (bias_f32: the same
+  memory). k_per_split is a multiple of TILE_K, or k or more: then there is one
+  split and no workspace.
+  Grid: (tiles of out, splits, batch).
+  """
+  _gemm(
+      a, b, a, b, bias, bias_f32, out_bf16, out_f32, workspace,
+      batch, m, n, k, stride_a, stride_b,
+      batch_stride_a, batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0,
+      k_per_split, activation, flags, PLAIN, False, True, True,
+      TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, False, SLICES)
+
+
+@triton.jit
+def gemm_nn(
+    a, b, bias, bias_f32, out_bf16, out_f32, workspace,
+    batch, m, n, k, stride_a, stride_b,
+    batch_stride_a, batch_stride_b, batch_stride_out,
+    k_per_split, activation, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+  """gemm_nt with b [k, n]."""
+  _gemm(
+      a, b, a, b, bias, bias_f32, out_bf16, out_f32, workspace,
+      batch, m, n, k, stride_a, stride_b,
+      batch_stride_a, batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0,
+      k_per_split, activation, flags, PLAIN, False, True, False,
+      TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, False, SLICES)
+
+
+@triton.jit
+def gemm_tn(
+    a, b, bias, bias_f32, out_bf16, out_f32, workspace,
+    batch, m, n, k, stride_a, stride_b,
+    batch_stride_a, batch_stride_b, batch_stride_out,
+    k_per_split, activation, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+  """gemm_nt with a [k, m] and b [k, n]."""
+  _gemm(
+      a, b, a, b, bias, bias_f32, out_bf16, out_f32, workspace,
+      batch, m, n, k, stride_a, stride_b,
+      batch_stride_a, batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0,
+      k_per_split, activation, flags, PLAIN, False, False, False,
+      TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, False, SLICES)
+
+
+@triton.jit
+def gemm_row(
+    a, b, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32, workspace,
+    batch, m, n, k, stride_a, stride_b,
+    batch_stride_a, batch_stride_b, batch_stride_out,
+    batch_stride_a_scale, batch_stride_b_scale, a_scale_step, b_scale_step,
+    k_per_split, activation, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    PROMOTE: tl.constexpr, SLICES: tl.constexpr,
+):
+  """out = activation(a_scale[i] b_scale[j] (a b^T)[i, j] + bias[j]).
+
+  a [m, k] and b [n, k] are int8 (then a b^T is exact) or float8. Scales are
+  float32; step 1: one a row, step 0: one for all.
+  """
+  _gemm(
+      a, b, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32, workspace,
+      batch, m, n, k, stride_a, stride_b,
+      batch_stride_a, batch_stride_b, batch_stride_out,
+      batch_stride_a_scale, batch_stride_b_scale,
+      a_scale_step, 0, b_scale_step, 0,
+      k_per_split, activation, flags, PLAIN, True, True, True,
+      TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, PROMOTE, SLICES)
+
+
+@triton.jit
+def gemm_block(
+    a, b, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32, workspace,
+    batch, m, n, k, stride_a, stride_b,
+    batch_stride_a, batch_stride_b, batch_stride_out,
+    batch_stride_a_scale, batch_stride_b_scale,
+    stride_a_scale_m, stride_a_scale_k, stride_b_scale_n, stride_b_scale_k,
+    k_per_split, activation, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+  """gemm_row with a_scale [m, k / 128] and b_scale [n / 128, k / 128].
+
+  Both rounded up. TILE_K divides 128; k_per_split is a multiple of 128.
+  """
+  _gemm(
+      a, b, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32, workspace,
+      batch, m, n, k, stride_a, stride_b,
+      batch_stride_a, batch_stride_b, batch_stride_out,
+      batch_stride_a_scale, batch_stride_b_scale,
+      stride_a_scale_m, stride_a_scale_k, stride_b_scale_n, stride_b_scale_k,
+      k_per_split, activation, flags, BLOCK, False, True, True,
+      TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, False, SLICES)
+
+
+@triton.jit
+def gemm_mx(
+    a, b, a_scale_e8m0, b_scale_e8m0, bias, bias_f32, out_bf16, out_f32,
+    workspace, batch, m, n, k, stride_a, stride_b,
+    batch_stride_a, batch_stride_b, batch_stride_out,
+    batch_stride_a_scale, batch_stride_b_scale,
+    stride_a_scale_m, stride_b_scale_n, k_per_split, activation, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+  """gemm_nt on float4 e2m1 with scales of 2^(byte - 127) a row and 32 of k.
+
+  a [m, k / 2] and b [n, k / 2] are bytes, the lower k in the low nibble; their
+  strides count bytes. a_scale_e8m0 [m, k / 32] and b_scale_e8m0 [n, k / 32] are
+  dense along k. k and k_per_split count elements; k is a multiple of 32, TILE_K
+  at least 64.
+  """
+  _gemm(
+      a, b, a_scale_e8m0, b_scale_e8m0, bias, bias_f32, out_bf16, out_f32,
+      workspace, batch, m, n, k, stride_a, stride_b,
+      batch_stride_a, batch_stride_b, batch_stride_out,
+      batch_stride_a_scale, batch_stride_b_scale,
+      stride_a_scale_m, 1, stride_b_scale_n, 1,
+      k_per_split, activation, flags, MX, False, True, True,
+      TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, False, SLICES)
+
+
+@triton.jit
+def gemm_sum(
+    workspace, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32,
+    batch, splits, m, n, batch_stride_out,
+    batch_stride_a_scale, batch_stride_b_scale, a_scale_step, b_scale_step,
+    activation, flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+):
+  """out from workspace [splits, batch, m, n], which it adds in order.
+
+  Grid: (columns of tiles, rows of tiles, batch).
+  """
+  n0 = tl.program_id(0) * TILE_N
+  m0 = tl.program_id(1) * TILE_M
+  index = tl.program_id(2).to(tl.int64)
+  r = tl.arange(0, TILE_M)[:, None]
+  c = tl.arange(0, TILE_N)[None, :]
+  inside = (r < m - m0) & (c < n - n0)
+  workspace += (index * m + m0) * n + n0
+  part = batch.to(tl.int64) * m * n
+  x = tl.zeros([TILE_M, TILE_N], tl.float32)
+  if flags & SUM_I32:
+    total = tl.zeros([TILE_M, TILE_N], tl.int32)
+    for _ in range(splits):
+      total += tl.load(
+          workspace + (r * n + c), mask=inside, other=0.0
+      ).to(tl.int32, bitcast=True)
+      workspace += part
+    x = total.to(tl.float32)
+  else:
+    for _ in range(splits):
+      x += tl.load(workspace + (r * n + c), mask=inside, other=0.0)
+      workspace += part
+  x = finish(
+      x, a_scale + index * batch_stride_a_scale,
+      b_scale + index * batch_stride_b_scale, a_scale_step, b_scale_step,
+      bias, bias_f32, m0, n0, m, n, activation, flags,
+      (flags & ROW_SCALED) != 0, TILE_M, TILE_N)
+  store(
+      x, out_bf16, out_f32, workspace, 0, batch, index, batch_stride_out,
+      m0, n0, m, n, True, flags, TILE_M, TILE_N)
+
+
+# What the matrix unit multiplies as it is; "any": one of the float8 types.
+_ELEMENTS = {"i8": "i8", "e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8",
+             "e2m1": "u8", "any": "u8"}
+
+
+def _alignment(row):
+  """Elements in 16 bytes."""
+  return 16 if row["dtype"] in _ELEMENTS else 8
+
+
+def _constants(row):
+  aligned = "excludes=" in row["options"] and "unaligned" in row["options"]
+  tile_m, tile_n = int(row["tile_m"]), int(row["tile_n"])
+  threads = int(row["num_warps"]) * (64 if row["arch"][:4] == "gfx9" else 32)
+  return {
+      "TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": int(row["tile_k"]),
+      "GROUP_M": 4,
+      "XCDS": 8 if row["arch"] in ("gfx942", "gfx950") else 1,
+      "ALIGN": _alignment(row) if aligned else 1,
+      "SLICES": 4 if tile_m * tile_n // threads > 64 else 1,
+      "PROMOTE": row["arch"] == "sm_90" and row["dtype"] == "e4m3fn",
+  }
+
+
+_GRID = ("tiles", "splits", "batch")
+
+FAMILY = Family(
+    ops={
+        **{op: ("gemm", _GRID) for op in (
+            "gemm_nt", "gemm_nn", "gemm_tn", "gemm_row", "gemm_block",
+            "gemm_mx")},
+        "gemm_sum": ("gemm", ("tile_n", "tile_m", "batch")),
+    },
+    pointers={
+        **points_to("dtype", "a b"),
+        **points_to("u16", "bias"),
+        **points_to("bf16", "out_bf16"),
+        **points_to("u8", "a_scale_e8m0 b_scale_e8m0"),
+        **points_to("fp32", "a_scale b_scale bias_f32 out_f32 workspace"),
+    },
+    element=lambda row: _ELEMENTS.get(row["dtype"], row["dtype"]),
+    int64="batch_stride_",
+    aligned="(batch_)?stride_[ab]$|k$|k_per_split$",
+    alignment=_alignment,
+    aligned_if="unaligned",
+    constants=_constants,
+    features=frozenset({"unaligned", "out_f32", "out_fp16", "batched"}),
+    no_maps_if="unaligned",
+)
