@@ -8,6 +8,7 @@
   wheels  build the wheels of a release into a folder
   sim     run a program on simulated AMD GPUs
   bench   time attention against other implementations on this machine
+  tune    measure every kernel that serves given sizes, and note the best
   lint    check Python, C++ and Bazel files
 
 On Debian as root, missing tools are installed. Elsewhere, or without the
@@ -372,6 +373,24 @@ def bench(args: argparse.Namespace) -> None:
   )
 
 
+def tune(args: argparse.Namespace) -> None:
+  shapes = args.shapes.absolute()
+  if find_gpu()[0] == "cpu":
+    fail("tune measures on a GPU, and there is none here that has kernels")
+  interpreter, platform = install(prepare())
+  table = ROOT / f"third_party/aiter/configs/{args.op}_tuned.csv"
+  say(f"Measuring every {args.op} kernel at the sizes of {shapes}")
+  run(
+    [
+      interpreter,
+      ROOT / f"benchmarks/tune_{args.op}.py",
+      *("--shapes", shapes, "--out", table),
+      *args.rest,
+    ],
+    env=environment_for(platform),
+  )
+
+
 def sim(args: argparse.Namespace) -> None:
   python = prepare(simulator=True)
   say(f"Building wheels for {args.arch} and its simulator")
@@ -558,6 +577,14 @@ def main() -> None:
 
   command(demo, "build, install, and train a small GPT")
   command(bench, "time attention; further flags go to the benchmark")
+  added = command(tune, "measure kernels; further flags go to the program")
+  added.add_argument("--op", required=True, choices=["gemm"])
+  added.add_argument(
+    "--shapes",
+    required=True,
+    type=pathlib.Path,
+    help="CSV with the columns op,dtype,m,n,k",
+  )
   added = command(sim, "run a program on simulated AMD GPUs")
   added.add_argument(
     "--arch", default="gfx942", choices=["gfx90a", "gfx942", "gfx950"]
@@ -586,7 +613,7 @@ def main() -> None:
   added.add_argument("--fix", action="store_true", help="and mend them")
 
   args, rest = parser.parse_known_args()
-  if rest and args.function not in (demo, bench):
+  if rest and args.function not in (demo, bench, tune):
     parser.error("unknown arguments: " + " ".join(rest))
   args.rest = rest
   args.function(args)

@@ -74,6 +74,7 @@ nb::list Kernels() {
     row["dims"] = nb::make_tuple(k.dims[0], k.dims[1]);
     row["tile_m"] = k.tile_m;
     row["tile_n"] = k.tile_n;
+    row["tile_k"] = k.tile_k;
     rows.append(row);
   }
   return rows;

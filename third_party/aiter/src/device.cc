@@ -21,7 +21,8 @@ std::vector<KernelDescription> list_kernels() {
                        k.any_data_type ? "any" : DataTypeName(k.data_type),
                        {k.dims[0], k.dims[1]},
                        k.tile_m,
-                       k.tile_n});
+                       k.tile_n,
+                       k.tile_k});
   }
   return kernels;
 }

@@ -21,6 +21,7 @@ struct KernelDescription {
   int dims[2];  // Exact in the fast grade, else a maximum; 0: no bound.
   int tile_m;
   int tile_n;
+  int tile_k;  // Of a GEMM, else 0.
 };
 
 // Every embedded kernel, by symbol. Needs no device.
