@@ -70,5 +70,6 @@ def repositories():
         tables = [
             "//third_party/aiter/configs:mha.csv",
             "//third_party/aiter/configs:norm.csv",
+            "//third_party/aiter/configs:quant.csv",
         ],
     )

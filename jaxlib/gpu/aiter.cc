@@ -15,10 +15,12 @@
 #include "aiter/gemm.h"
 #include "aiter/mha.h"
 #include "aiter/norm.h"
+#include "aiter/quant.h"
 #include "aiter/status.h"
 #include "jaxlib/gpu/aiter_gemm.h"
 #include "jaxlib/gpu/aiter_mha.h"
 #include "jaxlib/gpu/aiter_norm.h"
+#include "jaxlib/gpu/aiter_quant.h"
 #include "jaxlib/gpu/vendor.h"
 #include "nanobind/nanobind.h"
 #include "nanobind/stl/string.h"
@@ -50,6 +52,8 @@ nb::dict Registrations() {
       Stages(AiterNormBwdInitialize, AiterNormBwd);
   targets[JAX_GPU_PREFIX "_aiter_gemm"] =
       Stages(AiterGemmInitialize, AiterGemm);
+  targets[JAX_GPU_PREFIX "_aiter_quant"] =
+      Stages(AiterQuantInitialize, AiterQuant);
   return targets;
 }
 
@@ -123,6 +127,19 @@ std::vector<std::string> NormKernels(bool backward, const std::string& arch,
   std::vector<std::string> names;
   ThrowIfError(
       aiter::norm_kernels(backward, DataTypeOf(dtype), cols, arch, &names));
+  return names;
+}
+
+std::vector<std::string> QuantKernels(int per, const std::string& arch,
+                                      const std::string& dtype, int64_t cols) {
+  if (per < 0 || per > 3) {
+    throw nb::value_error(
+        ("per is " + std::to_string(per) + ", but must be from 0 to 3")
+            .c_str());
+  }
+  std::vector<std::string> names;
+  ThrowIfError(aiter::quant_kernels(static_cast<aiter::QuantScale>(per),
+                                    DataTypeOf(dtype), cols, arch, &names));
   return names;
 }
 
@@ -280,6 +297,9 @@ NB_MODULE(_aiter, m) {
   m.def("norm_kernels", &NormKernels, nb::arg("backward"), nb::arg("arch"),
         nb::arg("dtype"), nb::arg("cols"),
         "Kernels of a norm, in launch order; ValueError if none.");
+  m.def("quant_kernels", &QuantKernels, nb::arg("per"), nb::arg("arch"),
+        nb::arg("dtype"), nb::arg("cols"),
+        "Kernels of a quantiser, in launch order; ValueError if none.");
   m.def("gemm_kernels", &GemmKernels, nb::arg("layout"), nb::arg("scaling"),
         nb::arg("arch"), nb::arg("a_dtype"), nb::arg("b_dtype"),
         nb::arg("batch"), nb::arg("m"), nb::arg("n"), nb::arg("k"),

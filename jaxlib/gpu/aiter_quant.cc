@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "jaxlib/gpu/aiter_quant.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "aiter/quant.h"
+#include "jaxlib/gpu/ffi_util.h"
+#include "jaxlib/gpu/vendor.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax::JAX_GPU_NAMESPACE {
+
+struct QuantAttrs {
+  int32_t per;    // aiter::QuantScale
+  int32_t group;  // Columns of a group, or 0.
+  int32_t rounding;
+  bool transposed;  // Scales are [batch, cols / group, rows].
+  bool shuffled;
+};
+
+}  // namespace jax::JAX_GPU_NAMESPACE
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::QuantAttrs,
+                                      StructMember<int32_t>("per"),
+                                      StructMember<int32_t>("group"),
+                                      StructMember<int32_t>("rounding"),
+                                      StructMember<bool>("transposed"),
+                                      StructMember<bool>("shuffled"));
+
+namespace jax::JAX_GPU_NAMESPACE {
+namespace {
+
+struct Buffers {
+  Buffer x, smooth, scale_in;
+  Buffer q, scale;
+};
+
+ffi::Error SetTypes(const Buffers& b, aiter::quant_args* a) {
+  ffi::DataType type = b.x.element_type();
+  if (type == ffi::F16) {
+    a->data_type = aiter::DataType::kFp16;
+  } else if (type == ffi::BF16) {
+    a->data_type = aiter::DataType::kBf16;
+  } else if (type == ffi::F32) {
+    a->data_type = aiter::DataType::kFp32;
+  } else {
+    return Invalid("x", "has dtype " + TypeName(type),
+                   "have dtype float16, bfloat16 or float32");
+  }
+  type = b.q.element_type();
+  if (type == ffi::S8) {
+    a->q_type = aiter::DataType::kI8;
+  } else if (type == ffi::F8E4M3FN) {
+    a->q_type = aiter::DataType::kE4m3fn;
+  } else if (type == ffi::F8E4M3FNUZ) {
+    a->q_type = aiter::DataType::kE4m3fnuz;
+  } else if (type == ffi::U8) {
+    a->q_type = aiter::DataType::kE2m1;
+  } else {
+    return Invalid("q", "has dtype " + TypeName(type),
+                   "have dtype int8, float8_e4m3fn, float8_e4m3fnuz or uint8");
+  }
+  return ffi::Error::Success();
+}
+
+// Takes scales of shape [batch, rows, cols], or [batch, cols, rows].
+ffi::Error SetScale(const Buffer& scale, const QuantAttrs& attrs,
+                    aiter::quant_args* a) {
+  if (a->scale_in_ptr != nullptr) return ffi::Error::Success();
+  a->scale_is_e8m0 = scale.element_type() == ffi::U8;
+  if (!a->scale_is_e8m0) {
+    AITER_FFI_RETURN_IF_ERROR(CheckType("scale", scale, ffi::F32));
+  }
+  Buffer::Dimensions dims = scale.dimensions();
+  if (dims.size() != 3 || dims[0] != a->batch) {
+    return Invalid("scale", "has shape " + ShapeString(dims),
+                   "have rank 3 and the batch of x");
+  }
+  a->scale_rows = dims[attrs.transposed ? 2 : 1];
+  a->scale_cols = dims[attrs.transposed ? 1 : 2];
+  a->stride_scale = attrs.transposed ? 1 : dims[2];
+  a->col_stride_scale = attrs.transposed ? dims[2] : 1;
+  a->batch_stride_scale = dims[1] * dims[2];
+  a->scale_is_shuffled = attrs.shuffled;
+  a->scale_ptr = Data(scale);
+  return ffi::Error::Success();
+}
+
+ffi::Error SetArgs(const Buffers& b, const QuantAttrs& attrs,
+                   aiter::quant_args* a) {
+  AITER_FFI_RETURN_IF_ERROR(SetTypes(b, a));
+  Buffer::Dimensions dims = b.x.dimensions();
+  if (dims.size() != 3) {
+    return Invalid("x", "has shape " + ShapeString(dims),
+                   "have shape [batch, rows, cols]");
+  }
+  a->per = static_cast<aiter::QuantScale>(attrs.per);
+  a->group = attrs.group;
+  a->rounding = static_cast<aiter::MxRounding>(attrs.rounding);
+  a->batch = dims[0];
+  a->rows = dims[1];
+  a->cols = dims[2];
+  a->x_ptr = Data(b.x);
+  AITER_FFI_RETURN_IF_ERROR(
+      Optional("smooth", b.smooth, ffi::F32, {a->cols}, &a->smooth_ptr));
+  AITER_FFI_RETURN_IF_ERROR(Optional("scale_in", b.scale_in, ffi::F32,
+                                     {a->batch, a->rows}, &a->scale_in_ptr));
+  if (a->per != aiter::QuantScale::kAmax) {
+    int64_t bytes = a->q_type == aiter::DataType::kE2m1 ? a->cols / 2 : a->cols;
+    AITER_FFI_RETURN_IF_ERROR(
+        CheckShape("q", b.q, Shape{a->batch, a->rows, bytes}));
+    a->q_ptr = Data(b.q);
+  }
+  return SetScale(b.scale, attrs, a);
+}
+
+ffi::Error Initialize(Buffer x, Buffer smooth, Buffer scale_in,
+                      ffi::Result<Buffer> q, ffi::Result<Buffer> scale,
+                      QuantAttrs attrs) {
+  aiter::quant_args args;
+  AITER_FFI_RETURN_IF_ERROR(
+      SetArgs({x, smooth, scale_in, *q, *scale}, attrs, &args));
+  return ToError(aiter::quant_prepare(args));
+}
+
+ffi::Error Execute(gpuStream_t stream, Buffer x, Buffer smooth, Buffer scale_in,
+                   ffi::Result<Buffer> q, ffi::Result<Buffer> scale,
+                   QuantAttrs attrs) {
+  aiter::quant_args args;
+  AITER_FFI_RETURN_IF_ERROR(
+      SetArgs({x, smooth, scale_in, *q, *scale}, attrs, &args));
+  return ToError(aiter::quant(args, stream));
+}
+
+// Adds the operands, results and attributes to a binding.
+template <typename Binding>
+auto BindQuant(Binding binding) {
+  return std::move(binding)
+      .template Arg<Buffer>()  // x
+      .template Arg<Buffer>()  // smooth
+      .template Arg<Buffer>()  // scale_in
+      .template Ret<Buffer>()  // q
+      .template Ret<Buffer>()  // scale
+      .template Attrs<QuantAttrs>();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterQuantInitialize, Initialize,
+                              BindQuant(BindInitialize()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterQuant, Execute, BindQuant(BindExecute()),
+                              {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace jax::JAX_GPU_NAMESPACE

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "aiter/quant.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "third_party/aiter/src/check.h"
+#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/launch.h"
+#include "third_party/aiter/src/plan_cache.h"
+#include "third_party/aiter/src/quant_params.h"
+#include "third_party/aiter/src/select.h"
+#include "third_party/aiter/src/steps.h"
+
+namespace aiter {
+namespace {
+
+// Kernels count rows, columns and tiles in 32 bits, and add a tile to one.
+constexpr int64_t kMaxSize = INT32_MAX - 8192;
+constexpr int64_t kColsMultiple = 16;
+constexpr int64_t kShuffledRows = 32;
+constexpr int64_t kShuffledCols = 8;
+
+bool IsGroupKernel(QuantScale per, bool is_static) {
+  return per == QuantScale::kGroup || (per == QuantScale::kRow && is_static);
+}
+
+const char* OpOf(QuantScale per, bool is_static) {
+  if (IsGroupKernel(per, is_static)) return "quant_group";
+  if (per == QuantScale::kBlock) return "quant_block";
+  return per == QuantScale::kRow ? "quant_row" : "quant_amax";
+}
+
+Status CheckTypes(const quant_args& a) {
+  if (a.data_type > DataType::kFp32) {
+    return Invalid("data_type", DataTypeName(a.data_type),
+                   "fp16, bf16 or fp32");
+  }
+  if (a.per < QuantScale::kRow || a.per > QuantScale::kAmax) {
+    return Invalid("per", std::to_string(static_cast<int32_t>(a.per)),
+                   "a QuantScale");
+  }
+  if (a.per == QuantScale::kAmax) return Status();
+  if (a.q_type < DataType::kI8) {
+    return Invalid("q_type", DataTypeName(a.q_type),
+                   "i8, e4m3fn, e4m3fnuz or e2m1");
+  }
+  bool packed = a.q_type == DataType::kE2m1;
+  if (a.scale_is_e8m0 &&
+      (a.per != QuantScale::kGroup || a.q_type == DataType::kI8)) {
+    return Invalid("scale_is_e8m0", "true", "false but of groups of floats");
+  }
+  if (packed && !a.scale_is_e8m0) {
+    return Invalid("scale_is_e8m0", "false", "true of e2m1");
+  }
+  if (packed && a.cols % 2 != 0) {
+    return Invalid("cols", std::to_string(a.cols), "even of e2m1");
+  }
+  AITER_RETURN_IF_ERROR(
+      CheckRange("rounding", static_cast<int32_t>(a.rounding), 0, 3));
+  if (a.per == QuantScale::kGroup && a.group != 32 && a.group != 64 &&
+      a.group != 128) {
+    return Invalid("group", std::to_string(a.group), "32, 64 or 128");
+  }
+  return Status();
+}
+
+// Rows and columns of scales that are not padding.
+int64_t ScaleRows(const quant_args& a) {
+  return a.per == QuantScale::kBlock ? CeilDiv(a.rows, kQuantBlock) : a.rows;
+}
+
+int64_t ScaleCols(const quant_args& a) {
+  switch (a.per) {
+    case QuantScale::kRow:
+      return 1;
+    case QuantScale::kGroup:
+      return CeilDiv(a.cols, a.group);
+    case QuantScale::kBlock:
+      return CeilDiv(a.cols, kQuantBlock);
+    case QuantScale::kAmax:
+      return CeilDiv(a.cols, kAmaxCols);
+  }
+  return 0;
+}
+
+Status CheckScale(const quant_args& a) {
+  if (a.scale_in_ptr != nullptr) {
+    if (a.per != QuantScale::kRow) {
+      return Invalid("scale_in_ptr", "given", "null but of rows");
+    }
+    if (a.scale_ptr != nullptr) {
+      return Invalid("scale_ptr", "given", "null if scale_in_ptr is given");
+    }
+    return Status();
+  }
+  if (a.scale_is_shuffled) {
+    if (!a.scale_is_e8m0) {
+      return Invalid("scale_is_shuffled", "true", "false but of e8m0");
+    }
+    if (a.scale_rows % kShuffledRows != 0) {
+      return Invalid("scale_rows", std::to_string(a.scale_rows),
+                     "a multiple of 32 if shuffled");
+    }
+    if (a.scale_cols % kShuffledCols != 0) {
+      return Invalid("scale_cols", std::to_string(a.scale_cols),
+                     "a multiple of 8 if shuffled");
+    }
+  }
+  int64_t rows = ScaleRows(a);
+  int64_t cols = ScaleCols(a);
+  // Only shuffled scales are padded.
+  bool padded = a.scale_is_shuffled;
+  AITER_RETURN_IF_ERROR(
+      CheckRange("scale_rows", a.scale_rows, rows, padded ? kMaxSize : rows));
+  AITER_RETURN_IF_ERROR(CheckRange("scale_cols", a.scale_cols, cols,
+                                   padded ? kMaxSize / 128 : cols));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("stride_scale", a.stride_scale, 0, INT32_MAX));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("col_stride_scale", a.col_stride_scale, 0, INT32_MAX));
+  if (padded && a.scale_rows > 0) {
+    AITER_RETURN_IF_ERROR(
+        CheckRange("scale_cols", a.scale_cols, 0, kMaxSize / a.scale_rows));
+  }
+  return CheckRange("batch_stride_scale", a.batch_stride_scale, 0, INT64_MAX);
+}
+
+Status CheckQuant(const quant_args& a) {
+  AITER_RETURN_IF_ERROR(CheckRange("batch", a.batch, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("rows", a.rows, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("cols", a.cols, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckTypes(a));
+  AITER_RETURN_IF_ERROR(CheckScale(a));
+  return CheckAligned({{"x_ptr", a.x_ptr},
+                       {"smooth_ptr", a.smooth_ptr},
+                       {"scale_in_ptr", a.scale_in_ptr},
+                       {"q_ptr", a.q_ptr},
+                       {"scale_ptr", a.scale_ptr}});
+}
+
+// The kernel depends on the columns of a row alone that it may hold.
+ProblemKey KeyOf(QuantScale per, bool is_static, DataType type, int64_t cols) {
+  ProblemKey key;
+  key.data_type = type;
+  key.features = IsGroupKernel(per, is_static)
+                     ? static_cast<uint32_t>(QuantScale::kGroup)
+                     : static_cast<uint32_t>(per);
+  if (key.features == static_cast<uint32_t>(QuantScale::kRow)) {
+    key.dims[0] = static_cast<int32_t>(cols);
+  }
+  return key;
+}
+
+ProblemKey KeyOf(const quant_args& a) {
+  return KeyOf(a.per, a.scale_in_ptr != nullptr, a.data_type, a.cols);
+}
+
+QuantParams ParamsOf(const quant_args& a) {
+  QuantParams p;
+  p.x_ptr = a.x_ptr;
+  p.smooth_ptr = a.smooth_ptr;
+  p.scale_in_ptr = a.scale_in_ptr;
+  p.q_ptr = a.q_ptr;
+  p.scale_ptr = a.scale_ptr;
+  p.scale_e8m0_ptr = a.scale_ptr;
+  p.batch_stride_scale = a.batch_stride_scale;
+  p.rows = static_cast<int32_t>(a.rows);
+  p.cols = static_cast<int32_t>(a.cols);
+  p.scale_rows = static_cast<int32_t>(a.scale_rows);
+  p.scale_cols = static_cast<int32_t>(a.scale_cols);
+  p.stride_scale_m = static_cast<int32_t>(a.stride_scale);
+  p.stride_scale_n = static_cast<int32_t>(a.col_stride_scale);
+  p.group = static_cast<int32_t>(a.group);
+  p.mode = static_cast<int32_t>(a.rounding);
+  p.kind = static_cast<int32_t>(a.q_type) - static_cast<int32_t>(DataType::kI8);
+  auto flag = [&p](bool condition, QuantFlag bit) {
+    if (condition) p.flags |= bit;
+  };
+  flag(a.smooth_ptr != nullptr, kQuantSmooth);
+  flag(a.scale_in_ptr != nullptr, kQuantStatic);
+  flag(a.scale_is_e8m0, kQuantE8m0);
+  flag(a.scale_is_shuffled, kQuantShuffled);
+  flag(a.cols % kColsMultiple == 0, kQuantAligned);
+  return p;
+}
+
+Status LaunchQuant(const quant_args& a, const LoadedKernel& loaded,
+                   void* stream) {
+  const Driver* driver;
+  AITER_RETURN_IF_ERROR(GetDriver(&driver));
+  const KernelInfo& kernel = *loaded.info;
+  QuantParams params = ParamsOf(a);
+  int64_t batch = a.batch;
+  int64_t rows = a.rows;
+  int64_t cols = a.cols;
+  if (kernel.grid[0] == GridAxis::kTileM || a.per == QuantScale::kAmax) {
+    // Each row is by itself, whichever matrix it is of.
+    rows *= batch;
+    batch = 1;
+    AITER_RETURN_IF_ERROR(CheckRange("batch * rows", rows, 0, kMaxSize));
+    params.rows = static_cast<int32_t>(rows);
+  }
+  if (a.scale_is_shuffled) {
+    rows = a.scale_rows;
+    cols = std::max(cols, a.scale_cols * a.group);
+  }
+  int64_t grid[3] = {1, 1, 1};
+  int64_t tiles_m = CeilDiv(rows, kernel.tile_m);
+  if (kernel.grid[0] == GridAxis::kTileM) {
+    grid[0] = tiles_m;
+  } else {
+    int64_t tiles_n = CeilDiv(cols, kernel.tile_n);
+    params.tiles_m = static_cast<int32_t>(tiles_m);
+    params.tiles_n = static_cast<int32_t>(tiles_n);
+    AITER_RETURN_IF_ERROR(
+        CheckRange("tiles", tiles_m * tiles_n, 0, kMaxSize / batch));
+    grid[0] = batch * tiles_m * tiles_n;
+  }
+  return Launch(*driver, loaded, grid, &params, /*maps=*/nullptr, stream);
+}
+
+PlanCache<QuantPlan>& Plans() {
+  static auto* cache = new PlanCache<QuantPlan>;
+  return *cache;
+}
+
+}  // namespace
+
+static_assert(kKindE2m1 == static_cast<int32_t>(DataType::kE2m1) -
+                               static_cast<int32_t>(DataType::kI8));
+
+Status quant_plan(const quant_args& args, QuantPlan* plan) {
+  AITER_RETURN_IF_ERROR(CheckQuant(args));
+  plan->key = KeyOf(args);
+  ProblemKey problem = plan->key;
+  problem.features = 0;  // It says which kernel, and asks nothing of it.
+  return LoadSteps(problem, {{OpOf(args.per, args.scale_in_ptr != nullptr),
+                              true, &plan->kernel}});
+}
+
+Status quant(const quant_args& args, const QuantPlan& plan, void* stream) {
+  AITER_RETURN_IF_ERROR(CheckQuant(args));
+  if (KeyOf(args) != plan.key) {
+    return Status(StatusCode::kFailedPrecondition,
+                  "plan was made for other arguments: per, columns or data "
+                  "type differ");
+  }
+  bool empty = args.batch == 0 || args.rows == 0 || args.cols == 0;
+  return empty ? Status() : LaunchQuant(args, plan.kernel, stream);
+}
+
+Status quant(const quant_args& args, void* stream) {
+  const QuantPlan* plan;
+  AITER_RETURN_IF_ERROR(
+      Plans().FindOrMake(args, KeyOf(args), &quant_plan, &plan));
+  return quant(args, *plan, stream);
+}
+
+Status quant_prepare(const quant_args& args) {
+  const QuantPlan* plan;
+  return Plans().FindOrMake(args, KeyOf(args), &quant_plan, &plan);
+}
+
+Status quant_kernels(QuantScale per, DataType data_type, int64_t cols,
+                     const std::string& arch, std::vector<std::string>* names) {
+  AITER_RETURN_IF_ERROR(CheckRange("cols", cols, 0, kMaxSize));
+  ProblemKey key = KeyOf(per, /*is_static=*/false, data_type, cols);
+  key.features = 0;
+  return NameSteps(key, arch, {OpOf(per, /*is_static=*/false)}, names);
+}
+
+}  // namespace aiter
