@@ -6,6 +6,7 @@ from jax_aiter import gemm as gemm
 from jax_aiter import gemm_fp4 as gemm_fp4
 from jax_aiter import gemm_fp8 as gemm_fp8
 from jax_aiter import gemm_i8 as gemm_i8
+from jax_aiter import layernorm as layernorm
 from jax_aiter import mha as mha
 from jax_aiter import rmsnorm as rmsnorm
 
@@ -15,6 +16,7 @@ __all__ = [
     "gemm_fp4",
     "gemm_fp8",
     "gemm_i8",
+    "layernorm",
     "mha",
     "rmsnorm",
 ]

@@ -9,8 +9,10 @@ without the mean. A quantised result is what y rounds to, for a y of the
 oracle's within 2^-17 of a row's largest.
 """
 
+import contextlib
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import os
 import unittest
@@ -446,7 +448,17 @@ def both(x, r, g, b):
   return (y * jnp.sin(weight)).sum(-1) + (z * jnp.cos(weight)).sum(-1)
 
 
-class TransformTest(parameterized.TestCase):
+def quantised(x, r, g, b):
+  """Scales, what was quantised by them, and the sum; float32."""
+  q, scale, s = aiter.layer_norm_with_add_quant(x, r, g, b, x_scale=g * g)
+  packed, e8m0 = aiter.rms_norm_quant(
+      jnp.concatenate([x] * 4, -1), jnp.concatenate([g] * 4),
+      quant_dtype="mxfp4")
+  return (scale, e8m0.astype(jnp.float32), q.astype(jnp.float32) * scale / 2,
+          (packed & 7).astype(jnp.float32) / 8, s)
+
+
+class TransformTestCase(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -462,9 +474,22 @@ class TransformTest(parameterized.TestCase):
       np.testing.assert_allclose(a, b, rtol=2e-5,
                                  atol=2e-5 * max(1, np.abs(b).max()))
 
+  def assert_all_close(self, got, want):
+    """Of a function's results; those of `quantised` may differ by a code."""
+    got, want = jax.device_get((got, want))
+    if not isinstance(want, tuple) or len(want) < 5:
+      return self.assert_close(got, want)
+    scales = lambda t: (t[0], t[1], t[4])
+    self.assert_close(scales(got), scales(want))
+    np.testing.assert_allclose(got[2], want[2], atol=0.51 * np.max(want[0]))
+    np.testing.assert_allclose(got[3], want[3], atol=0.126)
+
+
+class TransformTest(TransformTestCase):
+
   def test_jit(self):
-    self.assert_close(jax.jit(self.gradients)(*self.args),
-                      self.gradients(*self.args))
+    for fn in (self.gradients, quantised):
+      self.assert_all_close(jax.jit(fn)(*self.args), fn(*self.args))
 
   def test_finite_differences(self):
     with jax.enable_x64(True):
@@ -484,10 +509,10 @@ class TransformTest(parameterized.TestCase):
       args[:2] = x[0], r[0]
     n = next(t.shape[a] for t, a in zip(args, axes) if a is not None)
     at = lambda t, a, i: t if a is None else jnp.take(t, i, a)
-    for fn in (both, self.gradients):
+    for fn in (both, self.gradients, quantised):
       want = [fn(*(at(t, a, i) for t, a in zip(args, axes))) for i in range(n)]
       want = jax.tree.map(lambda *ts: jnp.stack(ts), *want)
-      self.assert_close(jax.vmap(fn, axes)(*args), want)
+      self.assert_all_close(jax.vmap(fn, axes)(*args), want)
 
   def test_checkpoint_and_scan(self):
     x, r, g, b = self.args
@@ -508,57 +533,101 @@ class TransformTest(parameterized.TestCase):
     if platform not in ("cpu", *dispatch.platforms_enabled()):
       self.skipTest(f"JAX_PLATFORMS rules {platform} out")
     checks = [jax.export.DisabledSafetyCheck.custom_call(f"{p}_aiter_norm_{op}")
-              for p in ("hip", "cu") for op in ("fwd", "bwd")]
-    x = jnp.ones((4, 64), jnp.bfloat16)
-    fn = jax.jit(jax.grad(lambda x: jnp.sum(
-        aiter.rms_norm(x, jnp.ones(64, x.dtype)).astype(jnp.float32) ** 2)))
+              for p in ("hip", "cu") for op in ("fwd", "bwd", "quant")]
+    x, gamma = jnp.ones((4, 64), jnp.bfloat16), jnp.ones(64, jnp.bfloat16)
+    loss = lambda x: jnp.sum(aiter.rms_norm(x, gamma).astype(jnp.float32) ** 2)
+    fn = jax.jit(lambda x: (
+        jax.grad(loss)(x), *aiter.rms_norm_quant(x, gamma)))
     exported = jax.export.export(
         fn, platforms=[platform], disabled_checks=checks)(x)
-    for op in ("fwd", "bwd"):
+    for op in ("fwd", "bwd", "quant"):
       if platform != "cpu":
         self.assertIn(norm_op.gpu_aiter.target(platform, f"norm_{op}"),
                       exported.mlir_module())
     if platform == (PLATFORM or jax.default_backend()):
       if importlib.util.find_spec("flatbuffers"):  # an option of JAX's
         exported = jax.export.deserialize(exported.serialize())
-      np.testing.assert_array_equal(exported.call(x), fn(x))
+      for got, want in zip(exported.call(x), fn(x)):
+        np.testing.assert_array_equal(got, want)
+
+
+class ShardingTest(TransformTestCase):
+  """The same numbers on several devices of the host."""
+
+  def setUp(self):
+    super().setUp()
+    if machine.SIMULATED:
+      self.skipTest("of hosts")
+    self.args = jax.device_put(self.args, CPUS[0])
+    self.want = {fn: jax.jit(fn)(*self.args)
+                 for fn in (self.gradients, quantised)}
 
   @parameterized.parameters(
       (P("a", "b"),), (P("a"),), (P(("a", "b")),), (P(None, "b"),),
       (P("a", None, "b"),))
-  def test_sharding(self, spec):
-    """Rows along any axes give the same numbers; columns are gathered."""
+  def test_automatic(self, spec):
+    """Rows shard along any axes; columns are gathered."""
     mesh = Mesh(np.array(CPUS[:4]).reshape(2, 2), ("a", "b"))
-    sharded = [jax.device_put(t, NamedSharding(mesh, spec if t.ndim > 1
-                                               else P()))
-               for t in self.args]
-    got = jax.jit(self.gradients)(*sharded)
-    self.assert_close(got, self.gradients(*self.args))
-    text = jax.jit(both).lower(*sharded).compile().as_text()
-    if "b" not in spec[2:]:
-      self.assertNotIn("all-gather", text)
+    args = [jax.device_put(t, NamedSharding(mesh, spec if t.ndim > 1 else P()))
+            for t in self.args]
+    for fn, want in self.want.items():
+      compiled = jax.jit(fn).lower(*args).compile()
+      self.assert_all_close(compiled(*args), want)
+      text = compiled.as_text()
+      if spec != P("a", None, "b"):
+        for collective in ("all-gather", "all-to-all", "collective-permute"):
+          self.assertNotIn(collective, text)
+      # The sums over all rows of dgamma and dbeta are the only communication.
+      self.assertEqual("all-reduce" in text, fn is self.gradients)
 
-  def test_explicit_sharding(self):
+  def test_uneven_rows(self):
+    """Six rows over four devices: gathered, and right."""
+    mesh = Mesh(np.array(CPUS[:4]), ("a",))
+    args = [jax.device_put(t, NamedSharding(mesh, P())) for t in self.args]
+    for fn, want in self.want.items():
+      def run(x, *rest, fn=fn):
+        return fn(jax.lax.with_sharding_constraint(
+            x, NamedSharding(mesh, P(None, "a"))), *rest)
+      self.assert_all_close(jax.jit(run)(*args), want)
+
+  @parameterized.parameters(False, True)
+  def test_explicit_axes(self, set_mesh):
     mesh = Mesh(np.array(CPUS[:4]).reshape(2, 2), ("a", "b"),
                 axis_types=(AxisType.Explicit,) * 2)
-    with jax.set_mesh(mesh):
-      args = [jax.device_put(t, P("a", "b") if t.ndim > 1 else P())
-              for t in self.args]
-      got = jax.jit(self.gradients)(*args)
-      self.assertEqual(jax.typeof(got[0]).sharding.spec, P("a", "b", None))
-    self.assert_close(got, self.gradients(*self.args))
+    args = [jax.device_put(t, NamedSharding(
+        mesh, P("a", "b") if t.ndim > 1 else P())) for t in self.args]
+    with jax.set_mesh(mesh) if set_mesh else contextlib.nullcontext():
+      for fn, want in self.want.items():
+        got = jax.jit(fn)(*args)
+        self.assertEqual(jax.typeof(got[0]).sharding.spec, P("a", "b", None))
+        self.assert_all_close(got, want)
 
-  def test_shard_map(self):
+  @parameterized.parameters(False, True)
+  def test_shard_map(self, check_vma):
     mesh = Mesh(np.array(CPUS[:4]), ("a",))
     rows = P("a")
-    fn = jax.shard_map(
-        lambda *args: jax.lax.psum(jnp.sum(both(*args) ** 2), "a"), mesh=mesh,
-        in_specs=(rows, rows, P(), P()), out_specs=P())
-    self.assert_close(jax.jit(jax.grad(fn, (0, 1, 2, 3)))(*self.args),
-                      self.gradients(*self.args))
+    args = jax.device_put(self.args, NamedSharding(mesh, P()))
+    shards = functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(rows, rows, P(), P()),
+        check_vma=check_vma)
+    self.assert_all_close(
+        jax.jit(shards(quantised, out_specs=rows))(*args), self.want[quantised])
+    loss = shards(lambda *args: jax.lax.psum(
+        jnp.sum(both(*args) ** 2), "a"), out_specs=P())
+    self.assert_all_close(jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*args),
+                          self.want[self.gradients])
 
 
 class ErrorTest(parameterized.TestCase):
+
+  def test_jax_aiter(self):
+    """jax-aiter's import path has the same functions."""
+    for module, function in (
+        ("rmsnorm", "rms_norm"), ("rmsnorm", "rms_norm_with_add"),
+        ("layernorm", "layer_norm"), ("layernorm", "layer_norm_with_add")):
+      self.assertIs(
+          getattr(importlib.import_module("jax_aiter." + module), function),
+          getattr(aiter, function))
 
   @parameterized.named_parameters(
       ("x_type", TypeError, dict(x=[1.0]), ["x", "list"]),
@@ -585,6 +654,27 @@ class ErrorTest(parameterized.TestCase):
     with self.assertRaises(error) as caught:
       aiter.layer_norm_with_add(**args)
     for word in ["layer_norm_with_add", *words]:
+      self.assertIn(word, str(caught.exception))
+
+  @parameterized.named_parameters(
+      ("dtype", TypeError, dict(quant_dtype=jnp.int4),
+       ["quant_dtype", "int4", "float8_e4m3fnuz", "mxfp4"]),
+      ("dtype_type", TypeError, dict(quant_dtype=None),
+       ["quant_dtype", "None"]),
+      ("columns", ValueError, dict(quant_dtype="mxfp4"),
+       ["x", "float32[2, 8]", "multiple of 32"]),
+      ("x_scale_shape", ValueError, dict(x_scale=jnp.ones((2, 1))),
+       ["x_scale", "float32[2, 1]", "[8]"]),
+      ("x_scale_dtype", TypeError, dict(x_scale=jnp.ones(8, jnp.int8)),
+       ["x_scale's dtype", "int8"]),
+      ("gamma", TypeError, dict(gamma=None), ["gamma", "NoneType"]),
+  )
+  def test_quantised(self, error, replaced, words):
+    args = dict(x=jnp.ones((2, 8)), residual=jnp.ones((2, 8)),
+                gamma=jnp.ones(8)) | replaced
+    with self.assertRaises(error) as caught:
+      aiter.rms_norm_with_add_quant(**args)
+    for word in ["rms_norm_with_add_quant", *words]:
       self.assertIn(word, str(caught.exception))
 
   def test_rms_norm(self):
