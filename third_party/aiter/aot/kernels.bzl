@@ -14,8 +14,8 @@ KernelsInfo = provider(
 
 # Families that read a source which is named after none.
 _SHARED = {
-    "common.py": ["mha"],
-    "hopper.py": ["mha"],
+    "common.py": ["gemm", "mha"],
+    "hopper.py": ["gemm", "mha"],
     "rounding.py": ["gemm", "norm", "quant"],
 }
 
