@@ -3,7 +3,7 @@
 """The front to the build: one command a purpose.
 
   demo    build the wheels for this machine, install them in .venv and train a
-          small GPT with our attention and with jax.nn's
+          small GPT with our operators and with plain JAX
   test    run the tests, all or the named Bazel targets
   wheels  build the wheels of a release into a folder
   sim     run a program on simulated AMD GPUs
@@ -356,7 +356,7 @@ def environment_for(platform: str) -> dict[str, str]:
 def demo(args: argparse.Namespace) -> None:
   interpreter, platform = install(prepare())
   out = ROOT / "dist/train_gpt"
-  say("Training a small GPT twice, with our attention and with jax.nn's")
+  say("Training a small GPT twice, with our operators and with plain JAX")
   run(
     [interpreter, ROOT / "examples/train_gpt.py", "--out", out, *args.rest],
     env=environment_for(platform),
