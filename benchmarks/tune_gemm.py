@@ -10,9 +10,10 @@ first, with the library's own marked, and writes the fastest whose result is
 right to --out, in the place of an earlier row for the same kernels and sizes.
 
 How it is timed. A program is one call on each of several b, together larger
-than any cache, so that weights come from memory as in a model. A figure is the
-median of five blocks; a block is as many programs as fill a fifth of
---seconds, queued one behind the other, with one wait at its end.
+than any cache (of small ones --copies), so that weights come from memory as in
+a model. A figure is the median of five blocks; a block is as many programs as
+fill a fifth of --seconds, queued one behind the other, with one wait at its
+end.
 """
 
 import argparse
@@ -51,7 +52,6 @@ KEY = ("op", "arch", "dtype", "m", "n", "k")
 COLUMNS = (*KEY, "tile", "splits", "us")
 # More than the last level of cache of any GPU.
 COLD_BYTES = 512 << 20
-MOST_COPIES = 32
 CHECKED_ROWS = 16
 
 
@@ -63,8 +63,8 @@ def random(rng, dtype: str, shape: tuple[int, ...]) -> jax.Array:
   return jnp.asarray(rng.standard_normal(shape, np.float32), DTYPES[dtype])
 
 
-def operands(op: str, dtype: str, m: int, n: int, k: int):
-  """(Operands, further values of b) of one product."""
+def operands(op: str, dtype: str, m: int, n: int, k: int, most: int):
+  """(Operands, values of b, `most` at most) of one product."""
   rng = np.random.default_rng(0)
   layout, scaling = OPS[op]
   row = k // 2 if scaling == "mx" else k
@@ -85,7 +85,7 @@ def operands(op: str, dtype: str, m: int, n: int, k: int):
   }[scaling]
   a = random(rng, dtype, a_shape)
   b = random(rng, dtype, b_shape)
-  copies = min(max(COLD_BYTES // b.nbytes, 1), MOST_COPIES)
+  copies = min(max(COLD_BYTES // b.nbytes, 1), most)
   # The same rows elsewhere: as good as other numbers.
   bs = [b, *(jnp.roll(b, i, 0) for i in range(1, copies))]
   return gemm_op.Operands(a, b, *scales), bs
@@ -121,7 +121,7 @@ def measure(cfg: gemm_op.Config, x: gemm_op.Operands, bs, seconds: float):
   return statistics.median(block(calls) for _ in range(5)) / len(bs), right
 
 
-def tuned(module, arch: str, line: dict, seconds: float, most: int):
+def tuned(module, arch: str, line: dict, args: argparse.Namespace):
   """Measures one line of the file of shapes; its row of the table, or None."""
   op, dtype = line["op"], line["dtype"]
   m, n, k = (int(line[c]) for c in "mnk")
@@ -134,14 +134,14 @@ def tuned(module, arch: str, line: dict, seconds: float, most: int):
     max_splits=gemm_op.split_bound(1, m, n, k),
   )
   kernels = {kernel["symbol"]: kernel for kernel in module.kernels()}
-  x, bs = operands(op, dtype, m, n, k)
+  x, bs = operands(op, dtype, m, n, k, args.copies)
   print(f"\n{op} {dtype} {m} x {n} x {k} on {arch}: {len(choices)} choices")
   results = []
-  for symbol, splits in choices[:most]:
+  for symbol, splits in choices[:args.most]:
     cfg = gemm_op.Config(
       "bfloat16" if x.a.dtype != jnp.float16 else "float16",
       layout, scaling, kernel=symbol, splits=splits)
-    took, right = measure(cfg, x, bs, seconds)
+    took, right = measure(cfg, x, bs, args.seconds)
     results.append((not right, took, symbol, splits))
   for wrong, took, symbol, splits in sorted(results):
     own = "  <- the library's" if (symbol, splits) == choices[0] else ""
@@ -185,6 +185,8 @@ def main() -> int:
   parser.add_argument(
     "--most", type=int, default=40,
     help="choices at a size, those that the library thinks best; default 40")
+  parser.add_argument(
+    "--copies", type=int, default=32, help="of b, at most; default 32")
   args = parser.parse_args()
   platform = next(
     (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
@@ -195,7 +197,7 @@ def main() -> int:
   print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}")
   with args.shapes.open() as file:
     lines = list(csv.DictReader(line for line in file if line[0] != "#"))
-  rows = [tuned(module, arch, line, args.seconds, args.most) for line in lines]
+  rows = [tuned(module, arch, line, args) for line in lines]
   found = [row for row in rows if row is not None]
   merge(args.out, found)
   print(f"\n{len(found)} rows in {args.out}")
