@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "third_party/aiter/src/check.h"
 #include "third_party/aiter/src/driver.h"
 #include "third_party/aiter/src/kernel_table.h"
 #include "third_party/aiter/src/launch.h"
@@ -27,18 +28,6 @@ constexpr int64_t kMaxHdim = 256;
 constexpr int64_t kStrideMultiple = 8;
 constexpr uintptr_t kAlignment = 16;
 constexpr int64_t kElementBytes = 2;
-
-Status Invalid(const std::string& name, const std::string& given,
-               const std::string& accepted) {
-  return Status(StatusCode::kInvalidArgument,
-                name + " is " + given + ", but must be " + accepted);
-}
-
-Status CheckRange(const char* name, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return Status();
-  return Invalid(name, std::to_string(value),
-                 "from " + std::to_string(low) + " to " + std::to_string(high));
-}
 
 Status CheckHdim(const char* name, int64_t value) {
   if (value >= 8 && value <= kMaxHdim && value % 8 == 0) return Status();
