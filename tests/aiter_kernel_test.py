@@ -6,80 +6,17 @@ NumPy arrays, with small tiles so that a short sequence has full, cut and dead
 ones. Results are held to the float64 formula as tests/aiter_mha_test.py does.
 """
 
-import functools
 import math
-import os
 
-os.environ["TRITON_INTERPRET"] = "1"
-
-# pylint: disable=g-import-not-at-top
 import ml_dtypes
 import numpy as np
 import oracle
-import triton.language as tl
 from absl.testing import absltest, parameterized
-from triton.runtime import interpreter
+from triton_interpreter import Tensor, gpu_arithmetic
 
 from third_party.aiter.kernels import common, mha_bwd, mha_fwd
 
 _UNBOUNDED = 2**30
-
-
-@functools.cache  # Triton remembers dtypes by their address.
-class _DType:
-  """A dtype under the name by which Triton knows it."""
-
-  def __init__(self, name):
-    self.name = name
-
-  def __str__(self):
-    return "stand_in." + self.name
-
-
-class _Tensor:
-  """As much of a torch.Tensor as the interpreter asks of an argument."""
-
-  def __init__(self, array):
-    self.array = np.ascontiguousarray(array)
-    self.dtype = _DType(self.array.dtype.name)
-    self.shape = self.array.shape
-
-  def data_ptr(self):
-    return self.array.ctypes.data
-
-  def untyped_storage(self):
-    return self
-
-  def cpu(self):
-    return self
-
-  def copy_(self, other):
-    assert other.array is self.array
-
-  def new_empty(self, *_, **__):
-    return _Tensor(np.zeros(0, self.array.dtype))
-
-  def set_(self, storage, *_):
-    self.array = storage.array
-
-  def storage_offset(self):
-    return 0
-
-  def size(self):
-    return self.shape
-
-  def stride(self):
-    return tuple(s // self.array.itemsize for s in self.array.strides)
-
-
-def _create_dot(self, a, b, d, *rest, create_dot):
-  """The interpreter's dot; on bfloat16 Triton 3.9's multiplies bit patterns."""
-  def widen(x):
-    if x.dtype.scalar != tl.bfloat16:
-      return x
-    return interpreter.TensorHandle(
-        (x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-  return create_dot(self, widen(a), widen(b), d, *rest)
 
 
 def _strides(x):
@@ -170,23 +107,23 @@ class _Case:
   def run(self):
     """Launches every kernel: a dict of results as oracle.attention's."""
     b, sq, sk, hq, hk, _, dv = self.sizes
-    tensor = lambda x: _Tensor(np.zeros(16, np.float32) if x is None else x)
+    tensor = lambda x: Tensor(np.zeros(16, np.float32) if x is None else x)
     # What no kernel writes must have been there before: in packed batches the
     # rows between sequences, which the caller clears.
     fill = 0.0 if self.packed else np.nan
-    new = lambda like: _Tensor(np.full(like.shape, fill, like.dtype))
+    new = lambda like: Tensor(np.full(like.shape, fill, like.dtype))
     lse_shape = (hq, sq) if self.packed else (b, hq, sq)
-    float_rows = lambda value: _Tensor(np.full(lse_shape, value, np.float32))
-    q, k, v, do = (_Tensor(x) for x in (self.q, self.k, self.v, self.do))
+    float_rows = lambda value: Tensor(np.full(lse_shape, value, np.float32))
+    q, k, v, do = (Tensor(x) for x in (self.q, self.k, self.v, self.do))
     out, dq, dk, dvt = (new(x) for x in (self.do, self.q, self.k, self.v))
     lse = float_rows(-np.inf if self.packed else np.nan)
     delta, d_slopes = float_rows(np.nan), float_rows(fill)
-    d_sink = _Tensor(np.full((b, hq), np.nan, np.float32))
-    cu = [_Tensor(np.asarray(c or [0], np.int32)) for c in self.cu]
+    d_sink = Tensor(np.full((b, hq), np.nan, np.float32))
+    cu = [Tensor(np.asarray(c or [0], np.int32)) for c in self.cu]
     bias, dbias = tensor(self.bias), tensor(None)
     bias_strides, bias_shape = (0, 0, 0), (1, 1)
     if self.bias is not None:
-      dbias = _Tensor(np.full(self.bias.shape, np.nan, np.float32))
+      dbias = Tensor(np.full(self.bias.shape, np.nan, np.float32))
       bias_shape = self.bias.shape[:2]
       bias_strides = (
           sk, sq * sk if bias_shape[1] > 1 else 0,
@@ -291,10 +228,7 @@ class KernelTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    create_dot = interpreter.InterpreterBuilder.create_dot
-    self.enter_context(absltest.mock.patch.object(
-        interpreter.InterpreterBuilder, "create_dot",
-        lambda *args: _create_dot(*args, create_dot=create_dot)))
+    self.enter_context(gpu_arithmetic())
 
   @parameterized.named_parameters(*_CASES.items())
   def test_matches_formula(self, config):

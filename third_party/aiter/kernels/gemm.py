@@ -86,7 +86,7 @@ def activate(x, activation):
     u = x
     if activation == GELU_TANH:
       u = x * (1.5957691216057308 + 0.07135481282687943 * x * x)
-    x = x / (1.0 + tl.exp2(-LOG2E * u))
+    x = x / (1.0 + tl.exp2(u * -LOG2E))
   return x
 
 
