@@ -124,7 +124,9 @@ def _one_contraction(cfg: Config, x: Operands) -> Operands:
   """x with all that a "tn" contracts in one axis."""
   if cfg.contracted == 1:
     return x
-  fold = lambda t: t.reshape(*t.shape[:-1 - cfg.contracted], -1, t.shape[-1])
+  first = -1 - cfg.contracted
+  fold = lambda t: t.reshape(
+      *t.shape[:first], math.prod(t.shape[first:-1]), t.shape[-1])
   return x._replace(a=fold(x.a), b=fold(x.b))
 
 
