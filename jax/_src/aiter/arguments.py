@@ -12,15 +12,25 @@ import jax
 
 
 def bad(function: str, name: str, given: Any, accepted: str,
-         error: type[Exception] = ValueError) -> Exception:
+        error: type[Exception] = ValueError) -> Exception:
+  """The error of a bad argument."""
   return error(f"{function}: {name} is {given}; accepted is {accepted}")
 
 
 def number(function, name, value, accepted, allowed, kind=float):
-  """A Python number from a static argument, or an error."""
+  """A Python number from a static argument, or an error.
+
+  Args:
+    function: the public function's name.
+    name: the argument's.
+    value: its value.
+    accepted: in words, what is accepted.
+    allowed: whether a number is.
+    kind: float, or int to accept integers alone.
+  """
   if isinstance(value, jax.core.Tracer):
     raise bad(function, name, "a traced value",
-               f"{accepted}, known while tracing", TypeError)
+              f"{accepted}, known while tracing", TypeError)
   wanted = numbers.Integral if kind is int else numbers.Real
   if hasattr(value, "item") and getattr(value, "shape", None) == ():
     value = value.item()
@@ -33,6 +43,7 @@ def number(function, name, value, accepted, allowed, kind=float):
 
 
 def flag(function, name, value) -> bool:
+  """A Python bool from an argument, or an error."""
   if isinstance(value, (bool, np.bool_)):
     return bool(value)
   raise bad(function, name, repr(value), "a bool", TypeError)
@@ -50,14 +61,16 @@ def dtype_name(function, name, value, accepted) -> str:
 
 
 def check_is_array(function, name, value, optional=True):
+  """An error if it is no array, nor None where that is allowed."""
   if value is None and optional:
     return
   if not (hasattr(value, "shape") and hasattr(value, "dtype")):
     raise bad(function, name, f"a {type(value).__name__}", "an array",
-               TypeError)
+              TypeError)
 
 
 def describe(t) -> str:
+  """An array in an error message: bfloat16[2, 8]."""
   return f"{t.dtype}{list(t.shape)}"
 
 

@@ -16,12 +16,15 @@ import jax.numpy as jnp
 
 import jax
 from jax import lax
-from jax._src.aiter import arguments, gemm_op, quant, reference
+from jax._src.aiter import arguments, gemm_op, quant
 from jax._src.aiter.gemm_op import BLOCK, MX_BLOCK, Config, Operands
+from jax._src.aiter.partition import vary_together
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 _RESULTS = ("bfloat16", "float16", "float32")
+_result_dtype = functools.partial(
+    arguments.dtype_name, name="preferred_element_type")
 
 
 def _check_dtype(function: str, name: str, t, accepted) -> None:
@@ -44,19 +47,6 @@ def _check_matrices(function: str, a, b, names=("a", "b")) -> None:
       or b.shape[:-2] not in ((), a.shape[:-2])):
     raise bad(name_b, arguments.describe(b),
               f"{' or '.join(shapes)} for {name_a} {arguments.describe(a)}")
-
-
-def _result_dtype(function: str, value: Any, accepted=_RESULTS) -> str:
-  """Name of the result's dtype."""
-  try:
-    name = jnp.dtype(value).name
-  except TypeError:
-    name = None
-  if name not in accepted:
-    raise arguments.bad(function, "preferred_element_type",
-                        repr(value) if name is None else name,
-                        " or ".join(accepted), TypeError)
-  return name
 
 
 def _bias(function: str, bias, n: int, cfg: Config):
@@ -88,12 +78,7 @@ def _unshuffled(function: str, shuffled: Any, b):
 @functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _apply(function: str, cfg: Config, x: Operands) -> jax.Array:
   """The product of checked arguments."""
-  # Inside shard_map all arrays vary over the axes that one varies over; the
-  # cast's transpose sums the gradient of what all shards share.
-  x = Operands(*(
-      None if t is None else functools.reduce(
-          lambda t, other: t if other is None
-          else reference.vary_like(t, other), x, t) for t in x))
+  x = vary_together(x)
   if cfg.scaling == "none":
     return gemm_op.gemm(cfg, x.a, x.b, x.bias)
   run = arguments.no_gradient(
@@ -148,8 +133,7 @@ def gemm(
   wide = a.dtype == jnp.float64
   cfg = Config(
       a.dtype.name if preferred_element_type is None else _result_dtype(
-          function, preferred_element_type,
-          _RESULTS + ("float64",) * wide),
+          function, preferred_element_type, _RESULTS + ("float64",) * wide),
       activation=_activation(function, activation))
   bias = _bias(function, bias, b.shape[-2], cfg)
   return _apply(function, cfg, Operands(
@@ -205,7 +189,8 @@ def _scaled(function: str, a, b, a_scale, b_scale, bias, activation,
         (1,) if scale.size == 1 else rows)
     a_scale = flat(a_scale, (*lead_a, m))
     b_scale = flat(b_scale, (*lead_b, n))
-  cfg = Config(_result_dtype(function, preferred_element_type),
+  cfg = Config(_result_dtype(
+      function, value=preferred_element_type, accepted=_RESULTS),
                scaling=scaling, activation=_activation(function, activation))
   return _apply(function, cfg, Operands(
       a, _unshuffled(function, b_shuffled, b), a_scale, b_scale,
@@ -440,7 +425,8 @@ def gemm_fp4(
       raise arguments.bad(function, name, arguments.describe(scale),
                           f"shape {list(shape)}")
     scales.append(scale)
-  cfg = Config(_result_dtype(function, preferred_element_type), scaling="mx",
+  cfg = Config(_result_dtype(
+      function, value=preferred_element_type, accepted=_RESULTS), scaling="mx",
                activation=_activation(function, activation))
   return _apply(function, cfg, Operands(
       a, _unshuffled(function, b_shuffled, b), *scales,

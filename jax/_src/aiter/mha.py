@@ -16,8 +16,9 @@ import numpy as np
 
 import jax
 from jax import lax
-from jax._src.aiter import arguments, mha_op, philox, reference
+from jax._src.aiter import arguments, mha_op, philox
 from jax._src.aiter.arguments import bad, check_is_array, describe, flag
+from jax._src.aiter.partition import vary_together
 from jax._src.aiter.types import Config, Operands
 
 _MAX_HEAD_DIM = 256
@@ -202,17 +203,6 @@ def _config(call: _Call, x: Operands) -> Config:
       min_seqlen_q=call.min_seqlen_q, deterministic=call.deterministic)
 
 
-def _vary_together(x: Operands) -> Operands:
-  """Inside shard_map, lets all operands vary over the axes that one does.
-
-  The cast's transpose sums the gradient of what all shards share.
-  """
-  return Operands(*(
-      None if t is None else functools.reduce(
-          lambda t, like: t if like is None else reference.vary_like(t, like),
-          x, t) for t in x))
-
-
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def _attend(call: _Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
             cu_seqlens_k, bias, alibi_slopes, sink):
@@ -249,7 +239,7 @@ def _attend(call: _Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
       _check_per_head(call, "alibi_slopes", alibi_slopes, b, hq),
       _check_per_head(call, "sink", sink, b, hq),
       _dropout_state(call, dropout_key, b, hq))
-  out, lse = mha_op.mha(_config(call, x), _vary_together(x))
+  out, lse = mha_op.mha(_config(call, x), vary_together(x))
   results = (out,)
   if call.return_lse:
     results += (lse,)

@@ -10,8 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 
 import jax
-from jax._src.aiter import arguments, norm_op, reference, rounding
+from jax._src.aiter import arguments, norm_op, rounding
 from jax._src.aiter.norm_op import MX_BLOCK, Config, Rows
+from jax._src.aiter.partition import vary_together
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -50,12 +51,7 @@ def _apply(function: str, cfg: Config, x, gamma, residual=None, beta=None,
   to = lambda t, dtype: None if t is None else t.astype(dtype)
   rows = Rows(x, residual, to(gamma, dtype), to(beta, dtype),
               to(x_scale, jnp.float32))
-  # Inside shard_map all arrays vary over the axes that one varies over; the
-  # cast's transpose sums the gradient of what all shards share.
-  rows = Rows(*(
-      None if t is None else functools.reduce(
-          lambda t, other: t if other is None
-          else reference.vary_like(t, other), rows, t) for t in rows))
+  rows = vary_together(rows)
   if not cfg.quant:
     return norm_op.norm(cfg, rows)
   run = arguments.no_gradient(

@@ -9,6 +9,7 @@ has nothing to do with any other.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -183,3 +184,23 @@ def in_plain_types(lower):
       return lower(*args)
 
   return wrapped
+
+
+def vary_like(x, like):
+  """Lets x vary over the manual mesh axes that `like` does, in a shard_map."""
+  def axes(t):
+    aval = jax.typeof(t)
+    kind = getattr(aval, "mat", None)
+    return frozenset(getattr(aval, "vma", ()) if kind is None else kind.varying)
+  missing = axes(like) - axes(x)
+  return lax.pcast(x, tuple(missing), to="varying") if missing else x
+
+
+def vary_together(tree):
+  """Lets all arrays of a tree vary over the manual mesh axes that one does.
+
+  The cast's transpose sums the gradient of what all shards share.
+  """
+  arrays, structure = jax.tree.flatten(tree)
+  return jax.tree.unflatten(
+      structure, [functools.reduce(vary_like, arrays, t) for t in arrays])

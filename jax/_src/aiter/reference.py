@@ -21,6 +21,7 @@ import numpy as np
 import jax
 from jax import lax
 from jax._src.aiter import philox
+from jax._src.aiter.partition import vary_like
 from jax._src.aiter.types import Config, Grads, Operands, Saved, Wanted
 
 # A call with at most this many queries and keys is one block.
@@ -297,16 +298,6 @@ def _keep(cfg: Config, p: _Problem, dense: bool):
                             cfg.dropout_p)
   acc = _accumulator(p.q.dtype)
   return keep.astype(acc) * acc.type(1 / (1 - cfg.dropout_p))
-
-
-def vary_like(x, like):
-  """Lets x vary over the manual mesh axes that `like` does, in a shard_map."""
-  def axes(t):
-    aval = jax.typeof(t)
-    kind = getattr(aval, "mat", None)
-    return frozenset(getattr(aval, "vma", ()) if kind is None else kind.varying)
-  missing = axes(like) - axes(x)
-  return lax.pcast(x, tuple(missing), to="varying") if missing else x
 
 
 def _full(shape, value, like):
