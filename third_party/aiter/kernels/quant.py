@@ -21,8 +21,8 @@ from third_party.aiter.aot.family import Family, points_to
 from third_party.aiter.kernels import rounding
 
 E2M1 = rounding.E2M1
-AMAX_FLOOR = rounding.AMAX_FLOOR
-largest = rounding.largest
+magnitude = rounding.magnitude
+f32_scale = rounding.f32_scale
 to_bits = rounding.to_bits
 e8m0_scale = rounding.e8m0_scale
 e8m0_reciprocal = rounding.e8m0_reciprocal
@@ -58,18 +58,6 @@ def _store(q, codes, r, c, inside_r, cols, flags):
 
 
 @triton.jit
-def _magnitude(x):
-  return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def _f32_scale(amax, kind):
-  # A NaN is not less.
-  amax = tl.where(amax < AMAX_FLOOR, AMAX_FLOOR, amax)
-  return tl.div_rn(amax, tl.broadcast_to(largest(kind), amax.shape))
-
-
-@triton.jit
 def _widest(m, TILE_M: tl.constexpr, RUNS: tl.constexpr):
   """Of each pair of neighbouring columns the larger one, at both places."""
   pairs = tl.max(tl.reshape(m, [TILE_M, RUNS // 2, 2]), 2, keep_dims=True)
@@ -96,8 +84,8 @@ def quant_row(x, smooth, q, scale, rows, cols, kind, flags,
     v = _load(x, row, c, inside, cols, flags)
     if flags & SMOOTH:
       v *= tl.load(smooth + c, c < cols, 0.0)
-    amax = tl.max(_magnitude(v), 1).to(tl.float32, bitcast=True)
-    s = _f32_scale(amax, kind)
+    amax = tl.max(magnitude(v), 1).to(tl.float32, bitcast=True)
+    s = f32_scale(amax, kind)
     v = tl.div_rn(v, tl.broadcast_to(s[:, None], v.shape))
     _store(q, to_bits(v, kind, NATIVE), row, c, inside, cols, flags)
   else:
@@ -107,8 +95,8 @@ def quant_row(x, smooth, q, scale, rows, cols, kind, flags,
       v = _load(x, row, c, inside, cols, flags)
       if flags & SMOOTH:
         v *= tl.load(smooth + c, c < cols, 0.0)
-      m = tl.maximum(m, _magnitude(v))
-    s = _f32_scale(tl.max(m, 1).to(tl.float32, bitcast=True), kind)
+      m = tl.maximum(m, magnitude(v))
+    s = f32_scale(tl.max(m, 1).to(tl.float32, bitcast=True), kind)
     for c0 in range(0, cols, TILE_N):
       c = c0 + tl.arange(0, TILE_N)[None, :]
       v = _load(x, row, c, inside, cols, flags)
@@ -153,7 +141,7 @@ def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
     s = tl.load(scale_in + row, inside_r, 1.0)
     v = tl.div_rn(v, tl.broadcast_to(s[:, None, None], v.shape))
   else:
-    m = tl.max(_magnitude(v), 2)
+    m = tl.max(magnitude(v), 2)
     if BLOCK:
       m = tl.broadcast_to(tl.max(tl.max(m, 1), 0), [TILE_M, RUNS])
     else:
@@ -187,7 +175,7 @@ def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
       tl.store(scale_e8m0 + to, e, first)
       v *= e8m0_reciprocal(e)[:, :, None]
     else:
-      s = _f32_scale(amax, kind)
+      s = f32_scale(amax, kind)
       tl.store(scale + to, s, first)
       v = tl.div_rn(v, tl.broadcast_to(s[:, :, None], v.shape))
   codes = to_bits(v, kind, NATIVE)
@@ -212,7 +200,7 @@ def quant_amax(x, scale, rows, cols, tiles_n, flags, TILE_M: tl.constexpr,
   first = run * TILE_N
   for c0 in range(first, tl.minimum(cols, first + TILE_N), STEP):
     c = c0 + tl.arange(0, STEP)[None, :]
-    m = tl.maximum(m, _magnitude(
+    m = tl.maximum(m, magnitude(
         _load(x, r.to(tl.int64)[:, None], c, (r < rows)[:, None], cols, flags)))
   tl.store(scale + r.to(tl.int64) * tiles_n + run,
            tl.max(m, 1).to(tl.float32, bitcast=True), r < rows)

@@ -32,14 +32,14 @@ AMAX_FLOOR = tl.constexpr(1e-10)
 
 
 @triton.jit
-def _encode(magnitude, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
+def _encode(size, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
   """Bits of |x| in a format without an upper end, from bits of |x| in float32.
 
   A number below the smallest normal one loses as many more bits as its exponent
   is too low; the carry of a rounded mantissa reaches the exponent by itself.
   """
-  exponent = magnitude >> 23
-  mantissa = (magnitude & 0x7FFFFF) | 0x800000
+  exponent = size >> 23
+  mantissa = (size & 0x7FFFFF) | 0x800000
   above = tl.maximum(exponent, 128 - BIAS)
   drop = tl.minimum(23 - MANTISSA + above - exponent, 31)
   one = tl.full([], 1, tl.uint32)
@@ -68,28 +68,28 @@ def to_e4m3fn(x, NATIVE: tl.constexpr = False):
     return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
   else:
     bits = x.to(tl.uint32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF
-    code = tl.minimum(_encode(magnitude, 3, 7), 0x7E) | ((bits >> 24) & 0x80)
-    return tl.where(magnitude > 0x7F800000, 0x7F, code).to(tl.uint8)
+    size = bits & 0x7FFFFFFF
+    code = tl.minimum(_encode(size, 3, 7), 0x7E) | ((bits >> 24) & 0x80)
+    return tl.where(size > 0x7F800000, 0x7F, code).to(tl.uint8)
 
 
 @triton.jit
 def to_e4m3fnuz(x):
   """float32 -> the bits of float8_e4m3fnuz in uint8; NaN becomes 0x80."""
   bits = x.to(tl.uint32, bitcast=True)
-  magnitude = bits & 0x7FFFFFFF
-  code = tl.minimum(_encode(magnitude, 3, 8), 0x7F)
+  size = bits & 0x7FFFFFFF
+  code = tl.minimum(_encode(size, 3, 8), 0x7F)
   code = tl.where(code == 0, 0, code | ((bits >> 24) & 0x80))
-  return tl.where(magnitude > 0x7F800000, 0x80, code).to(tl.uint8)
+  return tl.where(size > 0x7F800000, 0x80, code).to(tl.uint8)
 
 
 @triton.jit
 def to_e2m1(x):
   """float32 -> the four bits of float4_e2m1fn in uint8; NaN becomes 6."""
   bits = x.to(tl.uint32, bitcast=True)
-  magnitude = bits & 0x7FFFFFFF
-  code = tl.minimum(_encode(magnitude, 1, 1), 7) | ((bits >> 28) & 8)
-  return tl.where(magnitude > 0x7F800000, 7, code).to(tl.uint8)
+  size = bits & 0x7FFFFFFF
+  code = tl.minimum(_encode(size, 1, 1), 7) | ((bits >> 28) & 8)
+  return tl.where(size > 0x7F800000, 7, code).to(tl.uint8)
 
 
 @triton.jit
@@ -112,6 +112,19 @@ def largest(kind):
   value = tl.where(kind == E2M1, 6.0, 127.0)
   value = tl.where(kind == E4M3FN, 448.0, value)
   return tl.where(kind == E4M3FNUZ, 240.0, value)
+
+
+@triton.jit
+def magnitude(x):
+  """Bits of |x| in int32, ordered as the magnitudes are, with NaN the last."""
+  return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def f32_scale(amax, kind):
+  """max(amax, AMAX_FLOOR) / largest(kind); NaN of NaN."""
+  amax = tl.where(amax < AMAX_FLOOR, AMAX_FLOOR, amax)
+  return tl.div_rn(amax, tl.broadcast_to(largest(kind), amax.shape))
 
 
 @triton.jit
