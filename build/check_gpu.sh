@@ -66,6 +66,9 @@ for what; do
     tests)
       shards mha 8
       shards transform 3
+      shards norm 4
+      shards gemm 4
+      shards quant 3
       shards errors 1
       shards gpu 1
       ;;
