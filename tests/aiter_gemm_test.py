@@ -1038,9 +1038,9 @@ class ErrorTest(parameterized.TestCase):
       ("activation_type", ValueError, dict(activation=jax.nn.relu),
        ["activation is ", "'relu'"]),
       ("result", TypeError, dict(preferred_element_type=jnp.int8),
-       ["preferred_element_type is int8", "bfloat16"]),
+       ["preferred_element_type is ", "int8", "bfloat16"]),
       ("result_wide", TypeError, dict(preferred_element_type=np.float64),
-       ["preferred_element_type is float64", "float32"]),
+       ["preferred_element_type is ", "float64", "float32"]),
       ("result_type", TypeError, dict(preferred_element_type="wide"),
        ["preferred_element_type is 'wide'"]),
       ("shuffled_type", TypeError, dict(b_shuffled=1), ["b_shuffled is 1"]),
@@ -1081,7 +1081,7 @@ class ErrorTest(parameterized.TestCase):
       ("bias", "gemm_fp8", ValueError, dict(bias=np.ones(4, np.float32)),
        ["bias is float32[4]", "[8]"]),
       ("result", "gemm_i8", TypeError, dict(preferred_element_type=np.int32),
-       ["preferred_element_type is int32"]),
+       ["preferred_element_type is ", "int32"]),
       ("result_none", "gemm_i8", TypeError, dict(preferred_element_type=None),
        ["preferred_element_type"]))
   def test_scaled(self, function, error, replaced, words):

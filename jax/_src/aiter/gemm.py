@@ -23,8 +23,6 @@ from jax._src.aiter.partition import vary_together
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 _RESULTS = ("bfloat16", "float16", "float32")
-_result_dtype = functools.partial(
-    arguments.dtype_name, name="preferred_element_type")
 
 
 def _check_dtype(function: str, name: str, t, accepted) -> None:
@@ -47,6 +45,11 @@ def _check_matrices(function: str, a, b, names=("a", "b")) -> None:
       or b.shape[:-2] not in ((), a.shape[:-2])):
     raise bad(name_b, arguments.describe(b),
               f"{' or '.join(shapes)} for {name_a} {arguments.describe(a)}")
+
+
+def _result_dtype(function: str, value: Any, accepted=_RESULTS) -> str:
+  return arguments.dtype_name(
+      function, "preferred_element_type", value, accepted)
 
 
 def _bias(function: str, bias, n: int, cfg: Config):
@@ -189,8 +192,7 @@ def _scaled(function: str, a, b, a_scale, b_scale, bias, activation,
         (1,) if scale.size == 1 else rows)
     a_scale = flat(a_scale, (*lead_a, m))
     b_scale = flat(b_scale, (*lead_b, n))
-  cfg = Config(_result_dtype(
-      function, value=preferred_element_type, accepted=_RESULTS),
+  cfg = Config(_result_dtype(function, preferred_element_type),
                scaling=scaling, activation=_activation(function, activation))
   return _apply(function, cfg, Operands(
       a, _unshuffled(function, b_shuffled, b), a_scale, b_scale,
@@ -425,8 +427,7 @@ def gemm_fp4(
       raise arguments.bad(function, name, arguments.describe(scale),
                           f"shape {list(shape)}")
     scales.append(scale)
-  cfg = Config(_result_dtype(
-      function, value=preferred_element_type, accepted=_RESULTS), scaling="mx",
+  cfg = Config(_result_dtype(function, preferred_element_type), scaling="mx",
                activation=_activation(function, activation))
   return _apply(function, cfg, Operands(
       a, _unshuffled(function, b_shuffled, b), *scales,
