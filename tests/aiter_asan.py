@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention's tests with AddressSanitizer and UBSan in our C++.
+"""Tests with AddressSanitizer and UBSan in our C++.
 
 The cases are those of the module that the environment names (MODULE): numbers,
 every kernel, or every call of HIP failing in turn. The installed `_aiter.so`
