@@ -79,9 +79,10 @@ class _Problem:
         values[name] = values[name] * s
     elif op == "gemm_mx":
       for name, (count, extent) in rows.items():
-        s = powers(count, extent, k // 32)
+        s = powers(count, extent, -(-k // 32))
         self.scales[name] = (s + 127).astype(np.uint8)
-        values[name] = values[name] * np.repeat(np.exp2(s), 32, -1)
+        s = np.repeat(np.exp2(s), 32, -1)[..., :k]
+        values[name] = values[name] * s
     self.transposed_scales = transposed_scales
     self.exact = values["a"] @ np.swapaxes(values["b"], 1, 2)
     self.bias = None
@@ -184,7 +185,8 @@ _EXACT = dict(
     nt_splits=dict(k=200, splits=3, bias=np.float32),
     nt_split_batches=dict(k=130, splits=4, batch=2, m=3, out=np.float32),
     nt_slices=dict(tile=(16, 64, 32), slices=4, n=150),
-    nt_two_slices=dict(tile=(32, 32, 16), slices=2, splits=2, out=np.float32),
+    nt_eight_slices=dict(
+        tile=(16, 128, 32), slices=8, splits=2, out=np.float32),
     nt_dies=dict(m=100, n=90, xcds=8),
     nt_relu=dict(activation=gemm.RELU.value, bias=np.float32),
     nn=dict(op="gemm_nn"),
@@ -209,6 +211,7 @@ _EXACT = dict(
     block_mixed=dict(
         _BLOCK, dtype=_FNUZ, b_dtype=_FN, bits=True, bias=np.float32),
     mx=_MX,
+    mx_part_of_a_scale=dict(_MX, k=74),
     mx_splits=dict(_MX, splits=3, batch=2, shared=True, out=np.float32),
     mx_step=dict(_MX, tile=(16, 32, 128), m=33, n=40, bias=_BF16),
 )

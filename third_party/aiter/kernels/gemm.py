@@ -182,7 +182,7 @@ def _step(
     b_tile = _load(
         b, b_offsets, stride_b, k0 // 2, k_left // 2, TILE_K // 2, True, CHECK)
     s0 = k0 // 32
-    inside = tl.arange(0, TILE_K // 32)[None, :] < k_left // 32
+    inside = tl.arange(0, TILE_K // 32)[None, :] < tl.cdiv(k_left, 32)
     if CHECK:
       sa = tl.load(a_scale + s0 + a_scale_offsets, mask=inside, other=0)
       sb = tl.load(b_scale + s0 + b_scale_offsets, mask=inside, other=0)
@@ -289,10 +289,28 @@ def store(
 
 
 @triton.jit
-def _halves(x, TILE_M: tl.constexpr, TILE_N: tl.constexpr):
+def _halves(x):
   """The left and the right half of a tile's columns."""
-  x = tl.reshape(x, [TILE_M, 2, TILE_N // 2])
+  x = tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2])
   return tl.split(tl.permute(x, [0, 2, 1]))
+
+
+@triton.jit
+def _quarters(x):
+  left, right = _halves(x)
+  return _halves(left) + _halves(right)
+
+
+@triton.jit
+def _columns(x, PARTS: tl.constexpr):
+  """x in PARTS (1, 4 or 8) equal groups of columns."""
+  if PARTS == 1:
+    return (x,)
+  elif PARTS == 4:
+    return _quarters(x)
+  else:
+    left, right = _halves(x)
+    return _quarters(left) + _quarters(right)
 
 
 @triton.jit
@@ -377,14 +395,7 @@ def _gemm(
     b_scale += index * batch_stride_b_scale
   # In parts: a whole large tile's temporaries would not fit the registers.
   PART: tl.constexpr = TILE_N // SLICES
-  if SLICES == 1:
-    parts = (acc,)
-  elif SLICES == 2:
-    parts = _halves(acc, TILE_M, TILE_N)
-  else:
-    left, right = _halves(acc, TILE_M, TILE_N)
-    parts = (_halves(left, TILE_M, TILE_N // 2)
-             + _halves(right, TILE_M, TILE_N // 2))
+  parts = _columns(acc, SLICES)
   for i in tl.static_range(SLICES):
     first = n0 + i * PART
     if whole:
@@ -529,9 +540,9 @@ def gemm_mx(
   """gemm_nt on float4 e2m1 with scales of 2^(byte - 127) a row and 32 of k.
 
   a [m, k / 2] and b [n, k / 2] are bytes, the lower k in the low nibble; their
-  strides count bytes. a_scale_e8m0 [m, k / 32] and b_scale_e8m0 [n, k / 32] are
-  dense along k. k and k_per_split count elements; k is a multiple of 32, TILE_K
-  at least 64.
+  strides count bytes. a_scale_e8m0 [m, k / 32] and b_scale_e8m0 [n, k / 32],
+  rounded up, are dense along k. k, which is even, and k_per_split count
+  elements; TILE_K is at least 64.
   """
   _gemm(
       a, b, a_scale_e8m0, b_scale_e8m0, bias, bias_f32, out_bf16, out_f32,
@@ -604,7 +615,7 @@ def _constants(row):
       "GROUP_M": 4,
       "XCDS": 8 if row["arch"] in ("gfx942", "gfx950") else 1,
       "ALIGN": _alignment(row) if aligned else 1,
-      "SLICES": 4 if tile_m * tile_n // threads > 64 else 1,
+      "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
       "PROMOTE": row["arch"] == "sm_90" and row["dtype"] == "e4m3fn",
   }
 
