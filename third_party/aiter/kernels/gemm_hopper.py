@@ -1,0 +1,566 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products for Hopper (sm_90) in Gluon: TMA, mbarriers, wgmma.
+
+The same functions as gemm.py's, for operands that TMA maps can describe, and n
+a multiple of 8. A block stays on its multiprocessor and takes tile after tile.
+A producer warp copies slabs of a and b into a ring, also those of the next tile
+while this one is written. Consumer warpgroups multiply:
+
+  usually two, that own half of a tile's rows each and b's whole slab;
+  SKINNY  one, for few rows of a. It computes the tile's transpose, for wgmma
+          wants 64 rows of its first operand: here b's.
+
+The tensor cores keep 14 bits of a sum of float8 products: the kernels for
+float8 let them add one slab (128 of k) only, and add slabs in float32, as
+DeepGEMM does.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+  mbarrier,
+  tma,
+  warpgroup_mma,
+  warpgroup_mma_wait,
+)
+
+from third_party.aiter.aot.family import TensorMap
+from third_party.aiter.kernels import gemm, hopper
+
+# How sums are made and scaled.
+PLAIN = gl.constexpr(0)
+ROWS = gl.constexpr(1)  # A scale a row of a and of b, at the end.
+PROMOTED_ROWS = gl.constexpr(2)  # The same of slabs added in float32.
+BLOCKS = gl.constexpr(3)  # Slabs are scaled before they are added.
+
+
+def tensor_maps(function, constants):
+  """TMA maps of a kernel, of [batch, row, column]."""
+  rows_m = constants["TILE_M"] // (1 if constants["SKINNY"] else 2)
+  n, k = constants["TILE_N"], constants["TILE_K"]
+  a = (1, k, rows_m) if function == "gemm_tn" else (1, rows_m, k)
+  b = (1, k, n) if function in ("gemm_nn", "gemm_tn") else (1, n, k)
+  return {"a_desc": TensorMap("a", a), "b_desc": TensorMap("b", b)}
+
+
+@gluon.constexpr_function
+def _accumulator(n, element):
+  """Returns the layout of a warpgroup's accumulator of n columns."""
+  widest = 128 if element == gl.int8 else 256  # of Triton's wgmma
+  return gl.NVMMADistributedLayout(
+      version=[3, 0], warps_per_cta=[4, 1],
+      instr_shape=[16, min(n, widest), 256 // element.primitive_bitwidth])
+
+
+# ---- the ring
+
+
+@gluon.jit
+def _tile_at(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
+  """Returns row and column of tile t: bands of GROUP_M rows, for the L2."""
+  band = t // (GROUP_M * tiles_n)
+  rows = gl.minimum(tiles_m - band * GROUP_M, GROUP_M)
+  rest = t - band * GROUP_M * tiles_n
+  return band * GROUP_M + rest % rows, rest // rows
+
+
+@gluon.jit
+def _next(i, phase, STAGES: gl.constexpr):
+  """Returns the ring's next slab and its phase."""
+  i += 1
+  phase = gl.where(i == STAGES, phase ^ 1, phase)
+  return gl.where(i == STAGES, 0, i), phase
+
+
+@gluon.jit
+def _produce(ring, tiles, maps, A_T: gl.constexpr, B_T: gl.constexpr,
+             SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+             TILE_K: gl.constexpr, STAGES: gl.constexpr,
+             GROUP_M: gl.constexpr):
+  """Copies the slabs of a and b of one tile after the other."""
+  a_smem, b_smem, full, empty = ring
+  tiles_m, tiles_n, k_first, k_end = tiles
+  a_desc, b_desc, z_a, z_b = maps
+  PARTS: gl.constexpr = 1 if SKINNY else 2
+  i = 0
+  phase = 1
+  for t in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+    tile_m, tile_n = _tile_at(t, tiles_m, tiles_n, GROUP_M)
+    for k in range(k_first, k_end, TILE_K):
+      mbarrier.wait(empty.index(i), phase)
+      mbarrier.expect(full.index(i),
+                      PARTS * a_desc.nbytes_per_cta + b_desc.nbytes_per_cta)
+      col = tile_n * TILE_N
+      if B_T:
+        tma.async_load(b_desc, [z_b, k, col], full.index(i), b_smem.index(i))
+      else:
+        tma.async_load(b_desc, [z_b, col, k], full.index(i), b_smem.index(i))
+      for w in gl.static_range(PARTS):
+        row = tile_m * TILE_M + w * (TILE_M // PARTS)
+        part = a_smem.index(PARTS * i + w)
+        if A_T:
+          tma.async_load(a_desc, [z_a, k, row], full.index(i), part)
+        else:
+          tma.async_load(a_desc, [z_a, row, k], full.index(i), part)
+      i, phase = _next(i, phase, STAGES)
+
+
+@gluon.jit
+def _multiply(acc, use_acc, ring, i, phase, w: gl.constexpr, A_T: gl.constexpr,
+              B_T: gl.constexpr, SKINNY: gl.constexpr):
+  """Waits for slab i and starts its product; returns the promise of it."""
+  a_smem, b_smem, full, empty = ring
+  PARTS: gl.constexpr = 1 if SKINNY else 2
+  mbarrier.wait(full.index(i), phase)
+  a = a_smem.index(PARTS * i + w)
+  a = a.reshape([a.shape[1], a.shape[2]])
+  b = b_smem.index(i)
+  b = b.reshape([b.shape[1], b.shape[2]])
+  if SKINNY:
+    return warpgroup_mma(b, a.permute([1, 0]), acc, use_acc=use_acc,
+                         is_async=True)
+  else:
+    if A_T:
+      a = a.permute([1, 0])
+    if not B_T:
+      b = b.permute([1, 0])
+    return warpgroup_mma(a, b, acc, use_acc=use_acc, is_async=True)
+
+
+@gluon.jit
+def _sum(acc, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
+         B_T: gl.constexpr, SKINNY: gl.constexpr, STAGES: gl.constexpr):
+  """Returns a tile's sum, added by the tensor cores, and the ring's state."""
+  empty = ring[3]
+  last = 0
+  for step in range(steps):
+    acc = _multiply(acc, step > 0, ring, i, phase, w, A_T, B_T, SKINNY)
+    acc = warpgroup_mma_wait(1, deps=[acc])
+    mbarrier.arrive(empty.index(last), pred=step > 0)
+    last = i
+    i, phase = _next(i, phase, STAGES)
+  acc = warpgroup_mma_wait(0, deps=[acc])
+  mbarrier.arrive(empty.index(last), pred=steps > 0)
+  return acc, i, phase
+
+
+@gluon.jit
+def _load_scales(at, step, steps):
+  """Returns a slab's scales: of rows of a, and of b."""
+  at_a, at_b, stride_a_scale_k, stride_b_scale_k = at
+  step = gl.minimum(step, steps - 1)
+  return (gl.load(at_a + step * stride_a_scale_k),
+          gl.load(at_b + step * stride_b_scale_k))
+
+
+@gluon.jit
+def _add(acc, part, scale_a, scale_b, KIND: gl.constexpr,
+         SKINNY: gl.constexpr):
+  """Adds a slab's sum in float32."""
+  if KIND == BLOCKS:
+    scale = scale_a * scale_b
+    if SKINNY:
+      return acc + part * scale[None, :]
+    else:
+      return acc + part * scale[:, None]
+  else:
+    return acc + part
+
+
+@gluon.jit
+def _promoted_sum(acc, at, ring, steps, i, phase, w: gl.constexpr,
+                  KIND: gl.constexpr, SKINNY: gl.constexpr,
+                  STAGES: gl.constexpr):
+  """_sum in float32, of nt. Two slabs take turns: one is multiplied while the
+  other is added."""
+  empty = ring[3]
+  if steps > 0:
+    s = 0.0
+    t = 0.0
+    s1 = 0.0
+    t1 = 0.0
+    if KIND == BLOCKS:
+      s, t = _load_scales(at, 0, steps)
+      s1, t1 = _load_scales(at, 1, steps)
+    part = _multiply(acc, False, ring, i, phase, w, False, False, SKINNY)
+    for pair in range((steps - 1) // 2):
+      j, phase = _next(i, phase, STAGES)
+      part1 = _multiply(acc, False, ring, j, phase, w, False, False, SKINNY)
+      x = warpgroup_mma_wait(1, deps=[part])
+      mbarrier.arrive(empty.index(i))
+      acc = _add(acc, x, s, t, KIND, SKINNY)
+      if KIND == BLOCKS:
+        s, t = _load_scales(at, 2 * pair + 2, steps)
+      i, phase = _next(j, phase, STAGES)
+      part = _multiply(acc, False, ring, i, phase, w, False, False, SKINNY)
+      x = warpgroup_mma_wait(1, deps=[part1])
+      mbarrier.arrive(empty.index(j))
+      acc = _add(acc, x, s1, t1, KIND, SKINNY)
+      if KIND == BLOCKS:
+        s1, t1 = _load_scales(at, 2 * pair + 3, steps)
+    if steps % 2 == 0:
+      j, phase = _next(i, phase, STAGES)
+      part1 = _multiply(acc, False, ring, j, phase, w, False, False, SKINNY)
+      x = warpgroup_mma_wait(1, deps=[part])
+      mbarrier.arrive(empty.index(i))
+      acc = _add(acc, x, s, t, KIND, SKINNY)
+      x = warpgroup_mma_wait(0, deps=[part1])
+      mbarrier.arrive(empty.index(j))
+      acc = _add(acc, x, s1, t1, KIND, SKINNY)
+      i, phase = _next(j, phase, STAGES)
+    else:
+      x = warpgroup_mma_wait(0, deps=[part])
+      mbarrier.arrive(empty.index(i))
+      acc = _add(acc, x, s, t, KIND, SKINNY)
+      i, phase = _next(i, phase, STAGES)
+  return acc, i, phase
+
+
+# ---- the end of a tile
+
+
+@gluon.jit
+def _halves(x, ELEMENT: gl.constexpr):
+  """Splits accumulators in the middle of the columns: each thread its own."""
+  ROWS_: gl.constexpr = x.shape[0]
+  N: gl.constexpr = x.shape[1] // 2
+  LAYOUT: gl.constexpr = _accumulator(N, ELEMENT)
+  low, high = x.reshape([ROWS_, 2, N]).permute(0, 2, 1).split()
+  return gl.convert_layout(low, LAYOUT), gl.convert_layout(high, LAYOUT)
+
+
+@gluon.jit
+def _join(low, high, ELEMENT: gl.constexpr):
+  """Undoes _halves."""
+  N: gl.constexpr = 2 * low.shape[1]
+  x = gl.join(low, high).permute(0, 2, 1).reshape([low.shape[0], N])
+  return gl.convert_layout(x, _accumulator(N, ELEMENT))
+
+
+@gluon.jit
+def _bias(out, cols):
+  """Returns float32 bias of columns."""
+  (bias, bias_f32, out_bf16, out_f32, m, n, activation, flags) = out
+  if (flags & gemm.BIAS_F32) != 0:
+    y = gl.load(bias_f32 + cols, mask=cols < n, other=0.0)
+  else:
+    bits = gl.load(bias + cols, mask=cols < n, other=0)
+    y = gl.where((flags & gemm.OUT_FP16) != 0,
+                 bits.to(gl.float16, bitcast=True).to(gl.float32),
+                 bits.to(gl.bfloat16, bitcast=True).to(gl.float32))
+  return y
+
+
+@gluon.jit
+def _to_bf16(x, flags):
+  """Rounds to bfloat16, or to the bits of float16."""
+  if (flags & gemm.OUT_FP16) != 0:
+    y = x.to(gl.float16).to(gl.bfloat16, bitcast=True)
+  else:
+    y = x.to(gl.bfloat16)
+  return y
+
+
+@gluon.jit
+def _scale_rows(acc, scale, b_scale, b_scale_step, col0, n,
+                ELEMENT: gl.constexpr):
+  """Returns sums as float32, times a scale a row and one a column."""
+  N: gl.constexpr = acc.shape[1]
+  if N > 64:
+    low, high = _halves(acc, ELEMENT)
+    low = _scale_rows(low, scale, b_scale, b_scale_step, col0, n, ELEMENT)
+    high = _scale_rows(high, scale, b_scale, b_scale_step, col0 + N // 2, n,
+                       ELEMENT)
+    return _join(low, high, ELEMENT)
+  else:
+    LAYOUT: gl.constexpr = acc.type.layout
+    cols = col0 + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
+    t = gl.load(b_scale + cols * b_scale_step, mask=cols < n, other=0.0)
+    s = gl.convert_layout(scale, gl.SliceLayout(1, LAYOUT))
+    return acc.to(gl.float32) * s[:, None] * t[None, :]
+
+
+@gluon.jit
+def _activate(x, out, col0, ELEMENT: gl.constexpr):
+  """Adds the bias and activates, in a loop over the columns.
+
+  The loop moves all columns through the registers of the first 64: the code of
+  the activations is long.
+  """
+  N: gl.constexpr = x.shape[1]
+  if N > 64:
+    for i in range(2):
+      low, high = _halves(x, ELEMENT)
+      low = _activate(low, out, col0 + i * (N // 2), ELEMENT)
+      x = _join(high, low, ELEMENT)
+    return x
+  else:
+    activation, flags = out[6], out[7]
+    if (flags & gemm.HAS_BIAS) != 0:
+      cols = col0 + gl.arange(0, N, gl.SliceLayout(0, x.type.layout))
+      x += _bias(out, cols)[None, :]
+    return gemm.activate(x, activation)
+
+
+@gluon.jit
+def _store(ptr, x, row0, col0, m, n, ELEMENT: gl.constexpr):
+  """Stores a part of the result, 8 values a thread."""
+  N: gl.constexpr = x.shape[1]
+  if N > 64:
+    low, high = _halves(x, ELEMENT)
+    _store(ptr, low, row0, col0, m, n, ELEMENT)
+    _store(ptr, high, row0, col0 + N // 2, m, n, ELEMENT)
+  else:
+    LAYOUT: gl.constexpr = hopper.rows_layout(N)
+    x = gl.convert_layout(x, LAYOUT)
+    rows = row0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
+    cols = col0 + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
+    at = rows[:, None].to(gl.int64) * n + cols[None, :]
+    gl.store(ptr + at, x, mask=(rows < m)[:, None] & (cols < n)[None, :])
+
+
+@gluon.jit
+def _finish(acc, scales, out, row0, col0, whole, KIND: gl.constexpr,
+            ELEMENT: gl.constexpr):
+  """Scales, adds the bias, activates, rounds and stores sums."""
+  a_scale, b_scale, stride_a_scale_m, _, stride_b_scale_n, _ = scales
+  (bias, bias_f32, out_bf16, out_f32, m, n, activation, flags) = out
+  x = acc.to(gl.float32)
+  if KIND == ROWS or KIND == PROMOTED_ROWS:
+    if whole:
+      rows = row0 + gl.arange(0, acc.shape[0],
+                              gl.SliceLayout(1, acc.type.layout))
+      s = gl.load(a_scale + rows * stride_a_scale_m, mask=rows < m, other=0.0)
+      x = _scale_rows(acc, s, b_scale, stride_b_scale_n, col0, n, ELEMENT)
+    elif acc.dtype == gl.int32:
+      x = acc.to(gl.float32, bitcast=True)
+  if ((flags & gemm.HAS_BIAS) != 0) | (activation != 0):
+    x = _activate(x, out, col0, ELEMENT)
+  if (flags & gemm.OUT_F32) != 0:
+    _store(out_f32, x, row0, col0, m, n, ELEMENT)
+  else:
+    _store(out_bf16, _to_bf16(x, flags), row0, col0, m, n, ELEMENT)
+
+
+@gluon.jit
+def _finish_transposed(acc, scales, out, row0, col0, whole, KIND: gl.constexpr):
+  """_finish of SKINNY: acc has columns of the result in its rows."""
+  a_scale, b_scale, stride_a_scale_m, _, stride_b_scale_n, _ = scales
+  (bias, bias_f32, out_bf16, out_f32, m, n, activation, flags) = out
+  LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+  acc = gl.convert_layout(acc, LAYOUT)
+  cols = col0 + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
+  rows = row0 + gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
+  x = acc.to(gl.float32)
+  if KIND == ROWS or KIND == PROMOTED_ROWS:
+    if whole:
+      s = gl.load(a_scale + rows * stride_a_scale_m, mask=rows < m, other=0.0)
+      t = gl.load(b_scale + cols * stride_b_scale_n, mask=cols < n, other=0.0)
+      x = x * s[None, :] * t[:, None]
+    elif acc.dtype == gl.int32:
+      x = acc.to(gl.float32, bitcast=True)
+  if (flags & gemm.HAS_BIAS) != 0:
+    x += _bias(out, cols)[:, None]
+  x = gemm.activate(x, activation)
+  at = cols[:, None] + rows[None, :].to(gl.int64) * n
+  mask = (cols < n)[:, None] & (rows < m)[None, :]
+  if (flags & gemm.OUT_F32) != 0:
+    gl.store(out_f32 + at, x, mask=mask)
+  else:
+    gl.store(out_bf16 + at, _to_bf16(x, flags), mask=mask)
+
+
+@gluon.jit
+def _consume(w: gl.constexpr, ring, tiles, scales, out, whole,
+             A_T: gl.constexpr, B_T: gl.constexpr, KIND: gl.constexpr,
+             SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+             TILE_K: gl.constexpr, STAGES: gl.constexpr,
+             GROUP_M: gl.constexpr):
+  """Computes a warpgroup's part of one tile after the other."""
+  tiles_m, tiles_n, k_first, k_end = tiles
+  ELEMENT: gl.constexpr = ring[0].dtype
+  SUM: gl.constexpr = gl.int32 if ELEMENT == gl.int8 else gl.float32
+  PARTS: gl.constexpr = 1 if SKINNY else 2
+  M: gl.constexpr = TILE_N if SKINNY else TILE_M // PARTS
+  N: gl.constexpr = TILE_M if SKINNY else TILE_N
+  LAYOUT: gl.constexpr = _accumulator(N, ELEMENT)
+  steps = (k_end - k_first + TILE_K - 1) // TILE_K
+  i = 0
+  phase = 0
+  for t in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+    tile_m, tile_n = _tile_at(t, tiles_m, tiles_n, GROUP_M)
+    row0 = tile_m * TILE_M + w * (TILE_M // PARTS)
+    col0 = tile_n * TILE_N
+    acc = gl.zeros([M, N], SUM, LAYOUT)
+    if KIND == PROMOTED_ROWS or KIND == BLOCKS:
+      (a_scale, b_scale, stride_a_scale_m, stride_a_scale_k, stride_b_scale_n,
+       stride_b_scale_k) = scales
+      rows = row0 + gl.arange(
+          0, TILE_M // PARTS, gl.SliceLayout(0 if SKINNY else 1, LAYOUT))
+      slab = k_first // TILE_K
+      at_a = gl.minimum(rows, out[4] - 1) * stride_a_scale_m
+      # b's scale is the same for all rows (0 is added), but each thread shall
+      # hold its own: a uniform register's value is waited for at once.
+      at_b = col0 // gemm.SCALE_BLOCK * stride_b_scale_n + (rows >> 31)
+      at = (a_scale + (at_a + slab * stride_a_scale_k),
+            b_scale + (at_b + slab * stride_b_scale_k), stride_a_scale_k,
+            stride_b_scale_k)
+      acc, i, phase = _promoted_sum(acc, at, ring, steps, i, phase, w, KIND,
+                                    SKINNY, STAGES)
+    else:
+      acc, i, phase = _sum(acc, ring, steps, i, phase, w, A_T, B_T, SKINNY,
+                           STAGES)
+    if SKINNY:
+      _finish_transposed(acc, scales, out, row0, col0, whole, KIND)
+    else:
+      _finish(acc, scales, out, row0, col0, whole, KIND, ELEMENT)
+
+
+# ---- the kernels
+
+
+@gluon.jit
+def _gemm(a_desc, b_desc, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32,
+          workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
+          batch_stride_out, batch_stride_a_scale, batch_stride_b_scale,
+          stride_a_scale_m, stride_a_scale_k, stride_b_scale_n,
+          stride_b_scale_k, k_per_split, activation, flags, A_T: gl.constexpr,
+          B_T: gl.constexpr, KIND: gl.constexpr, SKINNY: gl.constexpr,
+          TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+          STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """A block's tiles of one split of one batch."""
+  split = gl.program_id(1)
+  index = gl.program_id(2)
+  z_a = gl.where(batch_stride_a != 0, index, 0)
+  z_b = gl.where(batch_stride_b != 0, index, 0)
+  if KIND != PLAIN:
+    a_scale += index * batch_stride_a_scale
+    b_scale += index * batch_stride_b_scale
+  k_first = split * k_per_split
+  k_end = gl.minimum(k, k_first + k_per_split)
+  whole = k_per_split >= k
+  if k_per_split < k:
+    # Partial sums, which gemm_sum turns into the result.
+    out_f32 = workspace
+    index += split * batch
+    batch_stride_out = m.to(gl.int64) * n
+    flags = gemm.OUT_F32
+    activation = 0
+  # The same numbers; so written, the compiler knows what divides them.
+  n = n // 8 * 8
+  offset = index * (batch_stride_out // 8 * 8)
+  out_bf16 += offset
+  out_f32 += offset
+
+  PARTS: gl.constexpr = 1 if SKINNY else 2
+  dtype: gl.constexpr = a_desc.dtype
+  a_smem = gl.allocate_shared_memory(
+      dtype, hopper.stack(PARTS * STAGES, a_desc.block_type.shape),
+      a_desc.layout)
+  b_smem = gl.allocate_shared_memory(
+      dtype, hopper.stack(STAGES, b_desc.block_type.shape), b_desc.layout)
+  full = mbarrier.allocate_mbarrier(batch=STAGES)
+  empty = mbarrier.allocate_mbarrier(batch=STAGES)
+  for i in gl.static_range(STAGES):
+    mbarrier.init(full.index(i), count=1)
+    mbarrier.init(empty.index(i), count=PARTS)
+
+  ring = (a_smem, b_smem, full, empty)
+  tiles = ((m + TILE_M - 1) // TILE_M, (n + TILE_N - 1) // TILE_N, k_first,
+           k_end)
+  maps = (a_desc, b_desc, z_a, z_b)
+  scales = (a_scale, b_scale, stride_a_scale_m, stride_a_scale_k,
+            stride_b_scale_n, stride_b_scale_k)
+  out = (bias, bias_f32, out_bf16, out_f32, m, n, activation, flags)
+  if SKINNY:
+    gl.warp_specialize([
+        (_consume, (0, ring, tiles, scales, out, whole, A_T, B_T, KIND, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_produce, (ring, tiles, maps, A_T, B_T, SKINNY, TILE_M, TILE_N,
+                    TILE_K, STAGES, GROUP_M)),
+    ], [1])
+  else:
+    gl.warp_specialize([
+        (_consume, (0, ring, tiles, scales, out, whole, A_T, B_T, KIND, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_consume, (1, ring, tiles, scales, out, whole, A_T, B_T, KIND, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_produce, (ring, tiles, maps, A_T, B_T, SKINNY, TILE_M, TILE_N,
+                    TILE_K, STAGES, GROUP_M)),
+    ], [4, 1], [224, 24])
+
+
+@gluon.jit
+def gemm_nt(a_desc, b_desc, bias, bias_f32, out_bf16, out_f32, workspace,
+            batch, m, n, k, batch_stride_a, batch_stride_b, batch_stride_out,
+            k_per_split, activation, flags, SKINNY: gl.constexpr,
+            TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+            STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """gemm.gemm_nt. Grid: (multiprocessors, or tiles if fewer; splits; batch)."""
+  _gemm(a_desc, b_desc, bias_f32, bias_f32, bias, bias_f32, out_bf16, out_f32,
+        workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
+        batch_stride_out, 0, 0, 0, 0, 0, 0, k_per_split, activation, flags,
+        False, False, PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+
+
+@gluon.jit
+def gemm_nn(a_desc, b_desc, bias, bias_f32, out_bf16, out_f32, workspace,
+            batch, m, n, k, batch_stride_a, batch_stride_b, batch_stride_out,
+            k_per_split, activation, flags, SKINNY: gl.constexpr,
+            TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+            STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """gemm.gemm_nn."""
+  _gemm(a_desc, b_desc, bias_f32, bias_f32, bias, bias_f32, out_bf16, out_f32,
+        workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
+        batch_stride_out, 0, 0, 0, 0, 0, 0, k_per_split, activation, flags,
+        False, True, PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+
+
+@gluon.jit
+def gemm_tn(a_desc, b_desc, bias, bias_f32, out_bf16, out_f32, workspace,
+            batch, m, n, k, batch_stride_a, batch_stride_b, batch_stride_out,
+            k_per_split, activation, flags, SKINNY: gl.constexpr,
+            TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+            STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """gemm.gemm_tn."""
+  _gemm(a_desc, b_desc, bias_f32, bias_f32, bias, bias_f32, out_bf16, out_f32,
+        workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
+        batch_stride_out, 0, 0, 0, 0, 0, 0, k_per_split, activation, flags,
+        True, True, PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+
+
+@gluon.jit
+def gemm_row(a_desc, b_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
+             out_f32, workspace, batch, m, n, k, batch_stride_a,
+             batch_stride_b, batch_stride_out, batch_stride_a_scale,
+             batch_stride_b_scale, a_scale_step, b_scale_step, k_per_split,
+             activation, flags, PROMOTE: gl.constexpr, SKINNY: gl.constexpr,
+             TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+             STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """gemm.gemm_row."""
+  _gemm(a_desc, b_desc, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32,
+        workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
+        batch_stride_out, batch_stride_a_scale, batch_stride_b_scale,
+        a_scale_step, 0, b_scale_step, 0, k_per_split, activation, flags,
+        False, False, PROMOTED_ROWS if PROMOTE else ROWS, SKINNY, TILE_M,
+        TILE_N, TILE_K, STAGES, GROUP_M)
+
+
+@gluon.jit
+def gemm_block(a_desc, b_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
+               out_f32, workspace, batch, m, n, k, batch_stride_a,
+               batch_stride_b, batch_stride_out, batch_stride_a_scale,
+               batch_stride_b_scale, stride_a_scale_m, stride_a_scale_k,
+               stride_b_scale_n, stride_b_scale_k, k_per_split, activation,
+               flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+               TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+               STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """gemm.gemm_block. A tile has one block's columns."""
+  gl.static_assert(TILE_N <= gemm.SCALE_BLOCK)
+  gl.static_assert(TILE_K == gemm.SCALE_BLOCK)
+  _gemm(a_desc, b_desc, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32,
+        workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
+        batch_stride_out, batch_stride_a_scale, batch_stride_b_scale,
+        stride_a_scale_m, stride_a_scale_k, stride_b_scale_n,
+        stride_b_scale_k, k_per_split, activation, flags, False, False, BLOCKS,
+        SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
