@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import machine
 import ml_dtypes
 import numpy as np
+import quant_oracle
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -39,16 +40,7 @@ from jax.experimental import aiter
 
 DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 FLOOR = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
-# quant_dtype -> the largest number, what it is rounded to.
-QUANT = {
-    "int8": (127.0, lambda t: np.clip(np.rint(t), -128, 127)),
-    "float8_e4m3fn": (
-        448.0, lambda t: np.clip(t, -448, 448).astype(ml_dtypes.float8_e4m3fn)),
-    "float8_e4m3fnuz": (
-        240.0,
-        lambda t: np.clip(t, -240, 240).astype(ml_dtypes.float8_e4m3fnuz)),
-    "mxfp4": (6.0, lambda t: np.clip(t, -6, 6).astype(ml_dtypes.float4_e2m1fn)),
-}
+QUANT = list(quant_oracle.LARGEST)
 CPUS = jax.devices("cpu")
 PLATFORM = next(
     (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
@@ -319,34 +311,32 @@ class QuantTest(NormTestCase):
       np.testing.assert_array_equal(sums[0], s.astype(DTYPES[case.dtype]))
     self.assertLen(sums, case.residual)
 
-    largest, rounded = QUANT[quant]
     # T5 rounds y's factor, which may fall to the other side.
     tolerance = 2.0**-7 if case.t5 else 2.0**-17
-    groups = y
+    below, above = 1 - tolerance, 1 + tolerance
     if quant == "mxfp4":
       self.assertEqual((q.dtype, scale.dtype), (np.uint8, np.uint8))
       self.assertEqual(q.shape, (*case.lead, case.cols // 2))
       self.assertEqual(scale.shape, (*case.lead, case.cols // 32))
-      groups = y.reshape(*case.lead, -1, 32)
-      q = np.stack([q & 15, q >> 4], -1).reshape(groups.shape)
-      q = q.view(ml_dtypes.float4_e2m1fn)
-      # The least power of two with which none is larger than 6.
-      power = lambda t: np.clip(np.ceil(np.log2(t / largest)) + 127, 0, 254)
-      amax = np.maximum(np.abs(groups).max(-1), 2.0**-200)
-      self.assertTrue((scale >= power(amax * (1 - tolerance))).all())
-      self.assertTrue((scale <= power(amax * (1 + tolerance))).all())
-      scale = np.exp2(scale[..., None].astype(np.float64) - 127)
+      y = y.reshape(*case.lead, -1, 32)
+      q = quant_oracle.unpack(q).reshape(y.shape)
+      amax, scale = quant_oracle.amax(y, -1), scale[..., None]
+      of = functools.partial(quant_oracle.e8m0_scale, kind=quant, mode="up")
+      self.assertTrue((scale >= of(amax * below)).all())
+      self.assertTrue((scale <= of(amax * above)).all())
+      scale = quant_oracle.from_e8m0(scale)
     else:
       self.assertEqual(q.dtype.name, quant)
       self.assertEqual((q.shape, scale.dtype), (y.shape, np.float32))
-      want = np.maximum(np.abs(y).max(-1, keepdims=True), 1e-10) / largest
-      np.testing.assert_allclose(scale, want, rtol=tolerance)
-    numbers = groups / scale
+      np.testing.assert_allclose(
+          scale, quant_oracle.f32_scale(quant_oracle.amax(y, -1), quant),
+          rtol=tolerance)
+    numbers = y / scale
     off = tolerance * np.abs(numbers).max(-1, keepdims=True)
-    q = q.astype(np.float64)
-    for side, compare in ((-off, np.less_equal), (off, np.greater_equal)):
-      at_most = rounded(numbers + side).astype(np.float64)
-      self.assertTrue(compare(at_most, q).all(), f"{quant} of {case}")
+    least, most = (quant_oracle.value(quant_oracle.round_to(t, quant), quant)
+                   for t in (numbers - off, numbers + off))
+    q = quant_oracle.value(q, quant)
+    self.assertTrue(((least <= q) & (q <= most)).all(), f"{quant} of {case}")
 
   @parameterized.parameters(*machine.sample(
       itertools.product(QUANT, [False, True], [False, True]), 9))
@@ -371,6 +361,36 @@ class QuantTest(NormTestCase):
     self.check_quantised(Case(cols=64, gemma=True, residual=True), quant)
     self.check_quantised(Case(cols=64, t5=True, residual=True), quant)
 
+  @parameterized.product(quant=QUANT, layer=[False, True])
+  def test_every_bit(self, quant, layer):
+    """Rows that are their own norm: y is known, and so is every bit."""
+    rng = np.random.default_rng(3)
+    signs = np.repeat([[1, -1]], 512, 1)
+    x = np.stack([rng.permutation(signs[0]) for _ in range(4)])
+    gamma = (rng.standard_normal(1024)
+             * 2.0**rng.integers(-20, 20, 1024)).astype(np.float32)
+    x_scale = rng.uniform(0.5, 2, 1024).astype(np.float32)
+    options = dict(quant_dtype=quant, x_scale=jnp.asarray(x_scale))
+    args = jnp.asarray(x, jnp.bfloat16), jnp.asarray(gamma)
+    if layer:
+      q, scale = aiter.layer_norm_quant(*args, None, 0.0, **options)
+    else:
+      q, scale = aiter.rms_norm_quant(*args, 0.0, **options)
+    y = x.astype(np.float32) * gamma * x_scale
+    groups = y.reshape(4, -1, 32) if quant == "mxfp4" else y
+    amax = quant_oracle.amax(groups, -1)
+    if quant == "mxfp4":
+      want_scale = quant_oracle.e8m0_scale(amax, quant, "up")
+      numbers = groups / quant_oracle.from_e8m0(want_scale)
+      want = quant_oracle.pack(quant_oracle.round_to(numbers, quant))
+      want, want_scale = want.reshape(4, -1), want_scale[..., 0]
+    else:
+      want_scale = quant_oracle.f32_scale(amax, quant)
+      want = quant_oracle.round_to(y / want_scale, quant)
+    np.testing.assert_array_equal(scale, want_scale)
+    np.testing.assert_array_equal(np.asarray(q).view(np.uint8),
+                                  want.view(np.uint8))
+
   def test_y_is_not_rounded_first(self):
     """Codes tell numbers apart that y's dtype does not."""
     x = jnp.asarray(1 + np.arange(64) / 64, jnp.bfloat16)[None]
@@ -390,8 +410,8 @@ class QuantTest(NormTestCase):
     if quant == "mxfp4":
       np.testing.assert_array_equal(scale, [[0], [255]])
     else:
-      self.assertEqual(scale[0, 0], np.float32(1e-10) / np.float32(
-          QUANT[quant][0]))
+      zero = np.float32(0)
+      self.assertEqual(scale[0, 0], quant_oracle.f32_scale(zero, quant))
       self.assertTrue(np.isnan(scale[1, 0]))
 
   def test_empty(self):
