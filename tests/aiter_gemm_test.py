@@ -207,9 +207,10 @@ class NumbersTest(GemmTestCase):
     self.check(Case(lead=lead, batched=batched, bias=bias, m=9,
                     activation="relu" if bias else None))
 
-  @parameterized.parameters("fp32", "bf16")
-  def test_bias_of_other_types(self, bias):
-    self.check(Case(dtype="fp16", bias=bias))
+  @parameterized.parameters(*itertools.product(
+      ("fp32", "bf16", "fp16"), ("", "bf16", "fp32"), (None, "silu")))
+  def test_bias_types(self, bias, out, activation):
+    self.check(Case(dtype="fp16", bias=bias, out=out, activation=activation))
 
   @parameterized.parameters(*itertools.product((None, "gelu"), ("", "bf16")))
   def test_float32(self, activation, out):
@@ -746,7 +747,7 @@ class TransformTest(GemmTestCase):
                       self.gradients(*self.args), self.tolerance)
 
   def test_finite_differences(self):
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.default_device(CPUS[0]):
       args = [jnp.asarray(t, jnp.float64) for t in self.args]
       check_grads(mlp, args, order=1, modes=["rev"])
 

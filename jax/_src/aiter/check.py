@@ -14,7 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
-from jax._src.aiter import dispatch, ffi, mha, norm, norm_op
+from jax._src.aiter import (
+    dispatch,
+    ffi,
+    gemm,
+    gemm_op,
+    mha,
+    norm,
+    norm_op,
+    quant,
+)
 from jax._src.aiter.types import Config, Operands, Wanted
 from jaxlib import gpu_aiter
 
@@ -123,6 +132,47 @@ def _norm_quant(cols: int = 4096) -> _Check:
       _normal((64, cols), (cols,)))
 
 
+def _gemm(rows: int) -> _Check:
+  n, k = 1024, 512
+
+  def kernels(module, arch, backward):
+    products = ((1, rows, k, n), (2, n, k, rows)) if backward else (
+        (0, rows, n, k),)
+    return [name for layout, *sizes in products for name in module.gemm_kernels(
+        layout, 0, arch, "bf16", "bf16", 1, *sizes,
+        gemm_op.split_bound(1, *sizes))]
+
+  # float32 has no kernel: its call is the reference.
+  call = _with_gradients(functools.partial(gemm.gemm, activation="gelu"))
+  return _Check(f"gemm, {rows} rows", kernels, call, call,
+                _normal((rows, n), (rows, k), (n, k), (n,)))
+
+
+def _gemm_quant(function: str, dtype: str) -> _Check:
+  """Of small integers, which every type has."""
+  m, n, k = 64, 1024, 512
+
+  def quantised(t):
+    if dtype == "e2m1":
+      return quant.mx_quant(t)
+    name = {"i8": jnp.int8, "e4m3fn": jnp.float8_e4m3fn,
+            "e4m3fnuz": jnp.float8_e4m3fnuz}[dtype]
+    return t.astype(name), jnp.full(t.shape[:1], 0.5, jnp.float32)
+
+  def call(a, b):
+    (a, a_scale), (b, b_scale) = quantised(a), quantised(b)
+    return getattr(gemm, function)(a, b, a_scale, b_scale)
+
+  return _Check(
+      f"{function}, {dtype}",
+      lambda module, arch, backward: None if backward else module.gemm_kernels(
+          0, 3 if dtype == "e2m1" else 1, arch, dtype, dtype, 1, m, n, k,
+          gemm_op.split_bound(1, m, n, k)),
+      call,
+      lambda a, b: a @ b.T * (1 if dtype == "e2m1" else 0.25),
+      [jnp.clip(jnp.round(t), -3, 3) for t in _normal((m, k), (n, k))])
+
+
 def _checks() -> list[_Check]:
   return [
       _attention("causal, D 64", 64, 64, causal=True),
@@ -138,6 +188,12 @@ def _checks() -> list[_Check]:
       _norm("layer_norm"),
       _norm("layer_norm_with_add"),
       _norm_quant(),
+      _gemm(512),
+      _gemm(4),
+      _gemm_quant("gemm_i8", "i8"),
+      _gemm_quant("gemm_fp8", "e4m3fn"),
+      _gemm_quant("gemm_fp8", "e4m3fnuz"),
+      _gemm_quant("gemm_fp4", "e2m1"),
   ]
 
 

@@ -52,17 +52,15 @@ def _result_dtype(function: str, value: Any, accepted=_RESULTS) -> str:
       function, "preferred_element_type", value, accepted)
 
 
-def _bias(function: str, bias, n: int, cfg: Config):
-  """The bias as [n], in the result's dtype or wider, or None."""
+def _bias(function: str, bias, n: int):
+  """The bias as [n], or None."""
   if bias is None:
     return None
   _check_dtype(function, "bias", bias, _FLOATS)
   if bias.shape not in ((n,), (1, n)):
     raise arguments.bad(function, "bias", arguments.describe(bias),
                         f"shape [{n}] or [1, {n}]")
-  wide = jnp.float64 if cfg.out_dtype == "float64" else jnp.float32
-  dtype = bias.dtype if bias.dtype == cfg.out_dtype else wide
-  return bias.reshape(n).astype(dtype)
+  return bias.reshape(n)
 
 
 def _activation(function: str, value: Any) -> str | None:
@@ -138,9 +136,9 @@ def gemm(
       a.dtype.name if preferred_element_type is None else _result_dtype(
           function, preferred_element_type, _RESULTS + ("float64",) * wide),
       activation=_activation(function, activation))
-  bias = _bias(function, bias, b.shape[-2], cfg)
   return _apply(function, cfg, Operands(
-      a, _unshuffled(function, b_shuffled, b), bias=bias))
+      a, _unshuffled(function, b_shuffled, b),
+      bias=_bias(function, bias, b.shape[-2])))
 
 
 def _kinds(function: str, name: str, scale, shapes: dict[str, Any]):
@@ -196,7 +194,7 @@ def _scaled(function: str, a, b, a_scale, b_scale, bias, activation,
                scaling=scaling, activation=_activation(function, activation))
   return _apply(function, cfg, Operands(
       a, _unshuffled(function, b_shuffled, b), a_scale, b_scale,
-      _bias(function, bias, n, cfg)))
+      _bias(function, bias, n)))
 
 
 def gemm_i8(
@@ -431,4 +429,4 @@ def gemm_fp4(
                activation=_activation(function, activation))
   return _apply(function, cfg, Operands(
       a, _unshuffled(function, b_shuffled, b), *scales,
-      _bias(function, bias, b.shape[-2], cfg)))
+      _bias(function, bias, b.shape[-2])))

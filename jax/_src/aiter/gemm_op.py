@@ -87,7 +87,7 @@ class Operands(NamedTuple):
       that transposed; mx uint8 [..., m, k / MX_BLOCK].
     b_scale: float32 [..., n] or [..., 1]; block [..., n / BLOCK, k / BLOCK],
       block_t that transposed; mx uint8 [..., n, k / MX_BLOCK].
-    bias: [..., n], float32 or the result's dtype.
+    bias: [..., n], of any floating dtype.
   """
   a: jax.Array
   b: jax.Array
@@ -286,13 +286,16 @@ def _gemm(cfg: Config, x: Operands) -> jax.Array:
 
   def kernel(platform, x):
     flat = _folded(cfg, x)
-    if x.bias is None or x.bias.size == n:
-      bias = None if x.bias is None else x.bias.reshape(n)
-      out = _call(cfg, platform, flat._replace(bias=bias))
-      return out.reshape(*_lead(_leads(cfg, x)), m, n)
-    # A kernel knows one bias for all of a batch.
-    out = _call(_plain(cfg, x.a.dtype), platform, flat._replace(bias=None))
-    return _epilogue(cfg, out.reshape(*lead, m, n), x.bias)
+    if x.bias is not None and x.bias.size != n:
+      # A kernel knows one bias for all of a batch.
+      out = _call(_plain(cfg, x.a.dtype), platform, flat._replace(bias=None))
+      return _epilogue(cfg, out.reshape(*lead, m, n), x.bias)
+    if x.bias is not None:
+      wide = x.bias.dtype.name != cfg.out_dtype
+      flat = flat._replace(bias=x.bias.reshape(n).astype(
+          jnp.float32 if wide else x.bias.dtype))
+    out = _call(cfg, platform, flat)
+    return out.reshape(*_lead(_leads(cfg, x)), m, n)
 
   return dispatch.dispatch(reason, kernel, fallback, x)
 
