@@ -47,16 +47,9 @@ def float8_dtype(device: jax.Device | None = None) -> jnp.dtype:
 
 def _kind(function: str, dtype: Any, accepted: tuple[str, ...]) -> str:
   """The name in rounding.KINDS of an argument `quant_dtype`."""
-  name = dtype if dtype == "mxfp4" else None
-  if name is None:
-    try:
-      name = jnp.dtype(dtype).name
-    except TypeError:
-      name = repr(dtype)
-  if name not in accepted:
-    raise arguments.bad(function, "quant_dtype", name, " or ".join(accepted),
-                        TypeError)
-  return name
+  return arguments.dtype_name(
+      function, "quant_dtype", float8_dtype() if dtype is None else dtype,
+      accepted)
 
 
 def _check_float(function: str, name: str, t, min_rank: int = 1) -> None:
@@ -245,14 +238,11 @@ def per_group_quant(
   function = "per_group_quant"
   transposed = arguments.flag(function, "transpose_scale", transpose_scale)
   _check_float(function, "x", x, 1 + transposed)
-  kind = _kind(function, float8_dtype() if quant_dtype is None else quant_dtype,
-               _BYTES)
+  kind = _kind(function, quant_dtype, _BYTES)
   group = _choice(function, "group_size", group_size, _GROUPS)
-  name = jnp.dtype(scale_dtype).name
-  if name not in (("float32",) if kind == "int8" else ("float32", "uint8")):
-    raise arguments.bad(
-        function, "scale_dtype", name,
-        "float32" if kind == "int8" else "float32 or uint8", TypeError)
+  name = arguments.dtype_name(
+      function, "scale_dtype", scale_dtype,
+      ("float32",) if kind == "int8" else ("float32", "uint8"))
   return _apply(function, Config(
       "group", kind, group, None if name == "float32" else "up",
       transposed=transposed), x)
@@ -283,8 +273,7 @@ def per_block_quant(
   """
   function = "per_block_quant"
   _check_float(function, "x", x, 2)
-  kind = _kind(function, float8_dtype() if quant_dtype is None else quant_dtype,
-               _BYTES)
+  kind = _kind(function, quant_dtype, _BYTES)
   return _apply(function, Config("block", kind), x)
 
 
