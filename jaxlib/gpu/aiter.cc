@@ -48,6 +48,8 @@ nb::dict Registrations() {
       Stages(AiterMhaBwdInitialize, AiterMhaBwd);
   targets[JAX_GPU_PREFIX "_aiter_norm_fwd"] =
       Stages(AiterNormFwdInitialize, AiterNormFwd);
+  targets[JAX_GPU_PREFIX "_aiter_norm_quant"] =
+      Stages(AiterNormQuantInitialize, AiterNormQuant);
   targets[JAX_GPU_PREFIX "_aiter_norm_bwd"] =
       Stages(AiterNormBwdInitialize, AiterNormBwd);
   targets[JAX_GPU_PREFIX "_aiter_gemm"] =
@@ -122,12 +124,23 @@ aiter::DataType DataTypeOf(const std::string& name) {
                             .c_str());
 }
 
-std::vector<std::string> NormKernels(bool backward, const std::string& arch,
+std::vector<std::string> NamesOfNorm(aiter::NormOp op, const std::string& arch,
                                      const std::string& dtype, int64_t cols) {
   std::vector<std::string> names;
-  ThrowIfError(
-      aiter::norm_kernels(backward, DataTypeOf(dtype), cols, arch, &names));
+  ThrowIfError(aiter::norm_kernels(op, DataTypeOf(dtype), cols, arch, &names));
   return names;
+}
+
+std::vector<std::string> NormKernels(bool backward, const std::string& arch,
+                                     const std::string& dtype, int64_t cols) {
+  return NamesOfNorm(backward ? aiter::NormOp::kBwd : aiter::NormOp::kFwd, arch,
+                     dtype, cols);
+}
+
+std::vector<std::string> NormQuantKernels(const std::string& arch,
+                                          const std::string& dtype,
+                                          int64_t cols) {
+  return NamesOfNorm(aiter::NormOp::kQuant, arch, dtype, cols);
 }
 
 std::vector<std::string> QuantKernels(int per, const std::string& arch,
@@ -297,6 +310,9 @@ NB_MODULE(_aiter, m) {
   m.def("norm_kernels", &NormKernels, nb::arg("backward"), nb::arg("arch"),
         nb::arg("dtype"), nb::arg("cols"),
         "Kernels of a norm, in launch order; ValueError if none.");
+  m.def("norm_quant_kernels", &NormQuantKernels, nb::arg("arch"),
+        nb::arg("dtype"), nb::arg("cols"),
+        "The kernel of a norm with quantised result; ValueError if none.");
   m.def("quant_kernels", &QuantKernels, nb::arg("per"), nb::arg("arch"),
         nb::arg("dtype"), nb::arg("cols"),
         "Kernels of a quantiser, in launch order; ValueError if none.");

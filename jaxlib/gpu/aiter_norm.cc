@@ -12,7 +12,7 @@
 
 namespace jax::JAX_GPU_NAMESPACE {
 
-// Attributes of both operations.
+// Attributes of every operation.
 struct NormAttrs {
   float epsilon;
   bool layer;
@@ -35,17 +35,7 @@ namespace {
 // backward share.
 ffi::Error SetCommon(const char* name, const Buffer& x, const Buffer& gamma,
                      const NormAttrs& attrs, aiter::norm_args* a) {
-  ffi::DataType type = x.element_type();
-  if (type == ffi::F16) {
-    a->data_type = aiter::DataType::kFp16;
-  } else if (type == ffi::BF16) {
-    a->data_type = aiter::DataType::kBf16;
-  } else if (type == ffi::F32) {
-    a->data_type = aiter::DataType::kFp32;
-  } else {
-    return Invalid(name, "has dtype " + TypeName(type),
-                   "have dtype float16, bfloat16 or float32");
-  }
+  AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(name, x, &a->data_type));
   Buffer::Dimensions dims = x.dimensions();
   if (dims.size() != 2) {
     return Invalid(name, "has shape " + ShapeString(dims),
@@ -55,7 +45,8 @@ ffi::Error SetCommon(const char* name, const Buffer& x, const Buffer& gamma,
   a->cols = dims[1];
   a->weights_are_f32 = gamma.element_type() == ffi::F32;
   AITER_FFI_RETURN_IF_ERROR(
-      Check("gamma", gamma, a->weights_are_f32 ? ffi::F32 : type, {a->cols}));
+      Check("gamma", gamma, a->weights_are_f32 ? ffi::F32 : x.element_type(),
+            {a->cols}));
   a->gamma_ptr = gamma.untyped_data();
   a->is_layer_norm = attrs.layer;
   a->is_gemma = attrs.gemma;
@@ -63,18 +54,16 @@ ffi::Error SetCommon(const char* name, const Buffer& x, const Buffer& gamma,
   return ffi::Error::Success();
 }
 
-struct FwdBuffers {
+// What is normalised and its residual, as every forward call has them.
+struct RowsBuffers {
   Buffer x, residual, gamma, beta;
-  Buffer y, residual_out, mean, rstd;
+  Buffer residual_out;
 };
 
-ffi::Error SetFwd(const FwdBuffers& b, const NormAttrs& attrs,
-                  aiter::norm_fwd_args* a) {
+ffi::Error SetRows(const RowsBuffers& b, const NormAttrs& attrs,
+                   aiter::norm_rows_args* a) {
   AITER_FFI_RETURN_IF_ERROR(SetCommon("x", b.x, b.gamma, attrs, a));
   ffi::DataType type = b.x.element_type();
-  AITER_FFI_RETURN_IF_ERROR(CheckLike("y", b.y, b.x));
-  AITER_FFI_RETURN_IF_ERROR(Check("mean", b.mean, ffi::F32, {a->rows}));
-  AITER_FFI_RETURN_IF_ERROR(Check("rstd", b.rstd, ffi::F32, {a->rows}));
   AITER_FFI_RETURN_IF_ERROR(Optional("residual", b.residual, type,
                                      {a->rows, a->cols}, &a->residual_ptr));
   AITER_FFI_RETURN_IF_ERROR(Optional("residual_out", b.residual_out, type,
@@ -83,9 +72,49 @@ ffi::Error SetFwd(const FwdBuffers& b, const NormAttrs& attrs,
                                      {a->cols}, &a->beta_ptr));
   a->x_ptr = b.x.untyped_data();
   a->epsilon = attrs.epsilon;
+  return ffi::Error::Success();
+}
+
+struct FwdBuffers {
+  RowsBuffers rows;
+  Buffer y, mean, rstd;
+};
+
+ffi::Error SetFwd(const FwdBuffers& b, const NormAttrs& attrs,
+                  aiter::norm_fwd_args* a) {
+  AITER_FFI_RETURN_IF_ERROR(SetRows(b.rows, attrs, a));
+  AITER_FFI_RETURN_IF_ERROR(CheckLike("y", b.y, b.rows.x));
+  AITER_FFI_RETURN_IF_ERROR(Check("mean", b.mean, ffi::F32, {a->rows}));
+  AITER_FFI_RETURN_IF_ERROR(Check("rstd", b.rstd, ffi::F32, {a->rows}));
   a->y_ptr = b.y.untyped_data();
   a->mean_ptr = b.mean.untyped_data();
   a->rstd_ptr = b.rstd.untyped_data();
+  return ffi::Error::Success();
+}
+
+struct QuantBuffers {
+  RowsBuffers rows;
+  Buffer smooth;
+  Buffer q, scale;
+};
+
+ffi::Error SetQuant(const QuantBuffers& b, const NormAttrs& attrs,
+                    aiter::norm_quant_args* a) {
+  AITER_FFI_RETURN_IF_ERROR(SetRows(b.rows, attrs, a));
+  AITER_FFI_RETURN_IF_ERROR(
+      Optional("smooth", b.smooth, ffi::F32, {a->cols}, &a->smooth_ptr));
+  AITER_FFI_RETURN_IF_ERROR(QuantTypeOf("q", b.q, &a->quant_type));
+  if (a->quant_type == aiter::DataType::kE2m1) {
+    AITER_FFI_RETURN_IF_ERROR(
+        CheckShape("q", b.q, Shape{a->rows, a->cols / 2}));
+    AITER_FFI_RETURN_IF_ERROR(
+        Check("scale", b.scale, ffi::U8, {a->rows, a->cols / 32}));
+  } else {
+    AITER_FFI_RETURN_IF_ERROR(CheckShape("q", b.q, Shape{a->rows, a->cols}));
+    AITER_FFI_RETURN_IF_ERROR(Check("scale", b.scale, ffi::F32, {a->rows}));
+  }
+  a->q_ptr = b.q.untyped_data();
+  a->scale_ptr = b.scale.untyped_data();
   return ffi::Error::Success();
 }
 
@@ -131,8 +160,8 @@ ffi::Error FwdInitialize(Buffer x, Buffer residual, Buffer gamma, Buffer beta,
                          NormAttrs attrs) {
   aiter::norm_fwd_args args;
   AITER_FFI_RETURN_IF_ERROR(
-      SetFwd({x, residual, gamma, beta, *y, *residual_out, *mean, *rstd}, attrs,
-             &args));
+      SetFwd({{x, residual, gamma, beta, *residual_out}, *y, *mean, *rstd},
+             attrs, &args));
   return ToError(aiter::norm_fwd_prepare(args));
 }
 
@@ -142,9 +171,31 @@ ffi::Error Fwd(gpuStream_t stream, Buffer x, Buffer residual, Buffer gamma,
                ffi::Result<Buffer> rstd, NormAttrs attrs) {
   aiter::norm_fwd_args args;
   AITER_FFI_RETURN_IF_ERROR(
-      SetFwd({x, residual, gamma, beta, *y, *residual_out, *mean, *rstd}, attrs,
-             &args));
+      SetFwd({{x, residual, gamma, beta, *residual_out}, *y, *mean, *rstd},
+             attrs, &args));
   return ToError(aiter::norm_fwd(args, stream));
+}
+
+ffi::Error QuantInitialize(Buffer x, Buffer residual, Buffer gamma, Buffer beta,
+                           Buffer smooth, ffi::Result<Buffer> q,
+                           ffi::Result<Buffer> scale,
+                           ffi::Result<Buffer> residual_out, NormAttrs attrs) {
+  aiter::norm_quant_args args;
+  AITER_FFI_RETURN_IF_ERROR(
+      SetQuant({{x, residual, gamma, beta, *residual_out}, smooth, *q, *scale},
+               attrs, &args));
+  return ToError(aiter::norm_quant_prepare(args));
+}
+
+ffi::Error Quant(gpuStream_t stream, Buffer x, Buffer residual, Buffer gamma,
+                 Buffer beta, Buffer smooth, ffi::Result<Buffer> q,
+                 ffi::Result<Buffer> scale, ffi::Result<Buffer> residual_out,
+                 NormAttrs attrs) {
+  aiter::norm_quant_args args;
+  AITER_FFI_RETURN_IF_ERROR(
+      SetQuant({{x, residual, gamma, beta, *residual_out}, smooth, *q, *scale},
+               attrs, &args));
+  return ToError(aiter::norm_quant(args, stream));
 }
 
 ffi::Error BwdInitialize(Buffer dy, Buffer dresidual_out, Buffer s,
@@ -190,6 +241,20 @@ auto BindFwd(Binding binding) {
 }
 
 template <typename Binding>
+auto BindQuant(Binding binding) {
+  return std::move(binding)
+      .template Arg<Buffer>()  // x
+      .template Arg<Buffer>()  // residual
+      .template Arg<Buffer>()  // gamma
+      .template Arg<Buffer>()  // beta
+      .template Arg<Buffer>()  // smooth
+      .template Ret<Buffer>()  // q
+      .template Ret<Buffer>()  // scale
+      .template Ret<Buffer>()  // residual_out
+      .template Attrs<NormAttrs>();
+}
+
+template <typename Binding>
 auto BindBwd(Binding binding) {
   return std::move(binding)
       .template Arg<Buffer>()  // dy
@@ -211,6 +276,10 @@ auto BindBwd(Binding binding) {
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterNormFwdInitialize, FwdInitialize,
                               BindFwd(BindInitialize()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterNormFwd, Fwd, BindFwd(BindExecute()),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterNormQuantInitialize, QuantInitialize,
+                              BindQuant(BindInitialize()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterNormQuant, Quant, BindQuant(BindExecute()),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterNormBwdInitialize, BwdInitialize,
                               BindBwd(BindInitialize()));

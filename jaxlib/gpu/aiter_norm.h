@@ -13,6 +13,8 @@ namespace jax::JAX_GPU_NAMESPACE {
 // Stages are as in aiter_mha.h.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterNormFwdInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterNormFwd);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterNormQuantInitialize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterNormQuant);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterNormBwdInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterNormBwd);
 

@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "aiter/kernel.h"
 #include "aiter/status.h"
 #include "jaxlib/gpu/vendor.h"
 #include "xla/ffi/api/ffi.h"
@@ -106,6 +107,48 @@ inline ffi::Error CheckLike(const char* name, const Buffer& buffer,
                             const Buffer& like) {
   AITER_FFI_RETURN_IF_ERROR(CheckType(name, buffer, like.element_type()));
   return CheckShape(name, buffer, like.dimensions());
+}
+
+// The type of a tensor of numbers that are not quantised.
+inline ffi::Error FloatTypeOf(const char* name, const Buffer& buffer,
+                              aiter::DataType* type) {
+  switch (buffer.element_type()) {
+    case ffi::F16:
+      *type = aiter::DataType::kFp16;
+      return ffi::Error::Success();
+    case ffi::BF16:
+      *type = aiter::DataType::kBf16;
+      return ffi::Error::Success();
+    case ffi::F32:
+      *type = aiter::DataType::kFp32;
+      return ffi::Error::Success();
+    default:
+      return Invalid(name, "has dtype " + TypeName(buffer.element_type()),
+                     "have dtype float16, bfloat16 or float32");
+  }
+}
+
+// The type of a quantised tensor; bytes are pairs of e2m1.
+inline ffi::Error QuantTypeOf(const char* name, const Buffer& buffer,
+                              aiter::DataType* type) {
+  switch (buffer.element_type()) {
+    case ffi::S8:
+      *type = aiter::DataType::kI8;
+      return ffi::Error::Success();
+    case ffi::F8E4M3FN:
+      *type = aiter::DataType::kE4m3fn;
+      return ffi::Error::Success();
+    case ffi::F8E4M3FNUZ:
+      *type = aiter::DataType::kE4m3fnuz;
+      return ffi::Error::Success();
+    case ffi::U8:
+      *type = aiter::DataType::kE2m1;
+      return ffi::Error::Success();
+    default:
+      return Invalid(name, "has dtype " + TypeName(buffer.element_type()),
+                     "have dtype int8, float8_e4m3fn, float8_e4m3fnuz or "
+                     "uint8");
+  }
 }
 
 // An absent operand is an array of rank 1 and length 0.

@@ -6,13 +6,29 @@ import triton.language as tl
 
 from third_party.aiter.aot.family import Family, points_to
 
-# Bits of the argument `flags`; src/norm_params.h has the same list.
-LAYER = tl.constexpr(1)  # Subtract the mean.
-RESIDUAL = tl.constexpr(2)  # Add `residual` to x and write the sum.
-GEMMA = tl.constexpr(4)  # The weight is 1 + gamma.
-T5 = tl.constexpr(8)  # Round before the weight, as T5 does.
-HAS_BETA = tl.constexpr(16)
-F32_WEIGHTS = tl.constexpr(32)  # gamma and beta are float32, whatever x is.
+# Bits of the argument `flags`; NormFeature of src/kernel_table.h has the same
+# list, and unaligned rows as bit 0.
+FEATURES = {"layer": 2, "residual": 4, "gemma": 8, "t5": 16, "beta": 32,
+            "f32_weights": 64, "smooth": 128}
+LAYER = tl.constexpr(FEATURES["layer"])  # Subtract the mean.
+RESIDUAL = tl.constexpr(FEATURES["residual"])  # Add it to x; write the sum.
+GEMMA = tl.constexpr(FEATURES["gemma"])  # The weight is 1 + gamma.
+T5 = tl.constexpr(FEATURES["t5"])  # Round before the weight, as T5 does.
+HAS_BETA = tl.constexpr(FEATURES["beta"])
+F32_WEIGHTS = tl.constexpr(FEATURES["f32_weights"])  # gamma, beta; any x.
+SMOOTH = tl.constexpr(FEATURES["smooth"])  # Multiply before quantising.
+
+
+@triton.jit
+def load_sum(x, residual, at, inside, flags, EVICT: tl.constexpr = ""):
+  """What is normalised, in float32: x, or its sum with the residual."""
+  s = tl.load(x + at, inside, 0.0, eviction_policy=EVICT).to(tl.float32)
+  if flags & RESIDUAL:
+    s += tl.load(residual + at, inside, 0.0,
+                 eviction_policy=EVICT).to(tl.float32)
+    if flags & T5:
+      s = s.to(x.dtype.element_ty).to(tl.float32)
+  return s
 
 
 @triton.jit
@@ -34,14 +50,65 @@ def weight(gamma, gamma_f32, c, inside, flags):
   return w
 
 
+@triton.jit
+def statistics(x, residual, row, inside_r, cols, epsilon, flags,
+               TILE_M: tl.constexpr, TILE_N: tl.constexpr):
+  """Mean and 1 / sqrt(variance + epsilon) of rows of any length.
+
+  They are those of tiles, combined as by Chan, Golub and LeVeque ("Updating
+  Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979). The
+  mean of an RMSNorm is 0.
+  """
+  mu = tl.zeros([TILE_M], tl.float32)
+  m2 = tl.zeros([TILE_M], tl.float32)
+  for c0 in range(0, cols, TILE_N):
+    c = c0 + tl.arange(0, TILE_N)
+    inside = inside_r[:, None] & (c < cols)[None, :]
+    s = load_sum(x, residual, row + c[None, :], inside, flags)
+    if flags & LAYER:
+      before = c0.to(tl.float32)
+      here = tl.minimum(cols - c0, TILE_N).to(tl.float32)
+      tile_mu = tl.sum(s, 1) / here
+      d = tl.where(inside, s - tile_mu[:, None], 0.0)
+      shift = tile_mu - mu
+      m2 += tl.sum(d * d, 1) + shift * shift * (before * here
+                                                / (before + here))
+      mu += shift * (here / (before + here))
+    else:
+      m2 += tl.sum(s * s, 1)
+  return mu, 1.0 / tl.sqrt_rn(m2 / cols.to(tl.float32) + epsilon)
+
+
+@triton.jit
+def normalised(s, mu, inv, gamma, gamma_f32, beta, beta_f32, c, inside_c, flags,
+               DTYPE: tl.constexpr):
+  """y in float32: normalised and weighted elements of columns c."""
+  n = (s - mu[:, None]) * inv[:, None]
+  if flags & T5:
+    n = n.to(DTYPE).to(tl.float32)
+  n *= weight(gamma, gamma_f32, c, inside_c, flags)[None, :]
+  if flags & HAS_BETA:
+    n += load_columns(beta, beta_f32, c, inside_c, flags)[None, :]
+  return n
+
+
 def _constants(row):
+  excluded = {
+      feature for option in row["options"].split()
+      if option.startswith("excludes=")
+      for feature in option.removeprefix("excludes=").split("+")}
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
-          "COLS": int(row["cols"])}
+          "COLS": int(row["cols"]),
+          # Flags that calls of this row may have.
+          "FLAGS": sum(bit for name, bit in FEATURES.items()
+                       if name not in excluded),
+          "NATIVE": row["arch"] == "sm_90"}
 
 
 FAMILY = Family(
     ops={
         "norm_fwd": ("norm_fwd", ("tile_m",)),
+        "norm_quant": ("norm_quant", ("tile_m",)),
         "norm_bwd_dx": ("norm_bwd", ("parts",)),
         "norm_bwd_parts": ("norm_bwd", ("tile_n", "parts")),
         "norm_bwd_dgamma": ("norm_bwd", ("tile_n",)),
@@ -49,13 +116,14 @@ FAMILY = Family(
     pointers={
         **points_to(
             "dtype", "x residual gamma beta y residual_out dy dresidual dx"),
-        **points_to("fp32", "gamma_f32 beta_f32 mean rstd dgamma_parts "
-                    "dbeta_parts dgamma dbeta"),
+        **points_to("fp32", "gamma_f32 beta_f32 smooth scale mean rstd "
+                    "dgamma_parts dbeta_parts dgamma dbeta"),
+        **points_to("u8", "q scale_e8m0"),
     },
     floats=frozenset({"epsilon"}),
     aligned=r"cols$",
     aligned_if="unaligned",
     constants=_constants,
-    features=frozenset({"unaligned"}),
-    no_spills_up_to=8192,
+    features=frozenset({"unaligned", *FEATURES}),
+    no_spills_up_to=12288,
 )

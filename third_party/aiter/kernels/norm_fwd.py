@@ -4,11 +4,14 @@
 Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467);
 Ba, Kiros and Hinton, "Layer Normalization" (arXiv:1607.06450).
 
-A block owns TILE_M rows. Up to COLS columns lie in registers, so that every
-element is read once. A row of any length (COLS = 0) passes twice in tiles of
-TILE_N, the second time out of the cache; its mean and variance are those of the
-tiles, combined as by Chan, Golub and LeVeque ("Updating Formulae and a Pairwise
-Algorithm for Computing Sample Variances", 1979).
+A block owns TILE_M rows of up to COLS columns, in tiles of TILE_N. They lie in
+registers, so that every element is read once; or, with RELOAD, each pass (mean,
+variance, result) loads them, the later ones out of the nearest cache. The few
+registers of that let more blocks run at once, which hides the first pass's
+latency better. Rows of any length (COLS = 0) pass in a loop.
+
+With a residual, `mean` and `rstd` are of the sum as backward will read it, so
+rounded; y is of the sum itself.
 """
 
 import triton
@@ -16,99 +19,120 @@ import triton.language as tl
 
 from third_party.aiter.kernels import norm
 
-T5 = norm.T5
 LAYER = norm.LAYER
 RESIDUAL = norm.RESIDUAL
-HAS_BETA = norm.HAS_BETA
-load_columns = norm.load_columns
-weight = norm.weight
+load_sum = norm.load_sum
+normalised = norm.normalised
+statistics = norm.statistics
 
 
 @triton.jit
-def _load(x, residual, at, inside, flags):
-  """What is normalised, in float32: x, or its sum with the residual."""
-  s = tl.load(x + at, inside, 0.0).to(tl.float32)
-  if flags & RESIDUAL:
-    s += tl.load(residual + at, inside, 0.0).to(tl.float32)
-    if flags & T5:
-      s = s.to(x.dtype.element_ty).to(tl.float32)
-  return s
+def _add(a0, a1, a2, b0, b1, b2):
+  return a0 + b0, a1 + b1, a2 + b2
 
 
 @triton.jit
-def _finish(d, rstd, gamma, gamma_f32, beta, beta_f32, y, c, inside_c, at,
-            inside, flags):
-  """Writes the normalised, weighted elements; d has mean 0, if it matters."""
-  n = d * rstd[:, None]
-  if flags & T5:
-    n = n.to(y.dtype.element_ty).to(tl.float32)
-  n *= weight(gamma, gamma_f32, c, inside_c, flags)[None, :]
-  if flags & HAS_BETA:
-    n += load_columns(beta, beta_f32, c, inside_c, flags)[None, :]
-  tl.store(y + at, n.to(y.dtype.element_ty), inside)
+def _rounded(s, mu, residual_out, at, inside):
+  """Writes the rounded sum, and returns it less the mean."""
+  t = s.to(residual_out.dtype.element_ty)
+  tl.store(residual_out + at, t, inside)
+  return tl.where(inside, t.to(tl.float32) - mu[:, None], 0.0)
 
 
 @triton.jit
 def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
              mean, rstd, rows, cols, epsilon, flags, TILE_M: tl.constexpr,
-             TILE_N: tl.constexpr, COLS: tl.constexpr):
+             TILE_N: tl.constexpr, COLS: tl.constexpr, RELOAD: tl.constexpr,
+             FLAGS: tl.constexpr):
   """y = (s - mean) * rstd * gamma + beta, where s is x or x + residual.
 
   x, residual, y, residual_out: [rows, cols], contiguous. gamma, beta: [cols],
   of x's type or float32, by either of two pointers.
   mean, rstd: float32 [rows]; RMSNorm has mean 0, and its rstd is
-  1 / sqrt(mean of squares + epsilon).
+  1 / sqrt(mean of squares + epsilon). FLAGS: those that may be set.
   """
+  flags &= FLAGS
+  DTYPE: tl.constexpr = y.dtype.element_ty
   r = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
   inside_r = r < rows
   row = r.to(tl.int64)[:, None] * cols
-  n = cols.to(tl.float32)
+  tile = tl.arange(0, TILE_N)
+  n_cols = cols.to(tl.float32)
+  # Of the rounded sum less the mean: sums, and sums of squares.
+  drift = tl.zeros([TILE_M, TILE_N], tl.float32)
+  squares = tl.zeros([TILE_M, TILE_N], tl.float32)
   if COLS:
-    c = tl.arange(0, COLS)
-    inside_c = c < cols
-    at = row + c[None, :]
-    inside = inside_r[:, None] & inside_c[None, :]
-    s = _load(x, residual, at, inside, flags)
-    if flags & RESIDUAL:
-      tl.store(residual_out + at, s.to(x.dtype.element_ty), inside)
+    TILES: tl.constexpr = COLS // TILE_N
+    s = ()
+    for i in tl.static_range(TILES):
+      c = tile + i * TILE_N
+      s += (load_sum(x, residual, row + c[None, :],
+                     inside_r[:, None] & (c < cols)[None, :], flags,
+                     "evict_last" if RELOAD else ""),)
     mu = tl.zeros([TILE_M], tl.float32)
-    d = s
     if flags & LAYER:
-      mu = tl.sum(s, 1) / n
-      d = tl.where(inside_c[None, :], s - mu[:, None], 0.0)
-    inv = 1.0 / tl.sqrt_rn(tl.sum(d * d, 1) / n + epsilon)
-    _finish(d, inv, gamma, gamma_f32, beta, beta_f32, y, c, inside_c, at,
-            inside, flags)
-  else:
-    mu = tl.zeros([TILE_M], tl.float32)
-    m2 = tl.zeros([TILE_M], tl.float32)
-    for c0 in range(0, cols, TILE_N):
-      c = c0 + tl.arange(0, TILE_N)
-      inside_c = c < cols
+      total = s[0]
+      for i in tl.static_range(1, TILES):
+        total += s[i]
+      mu = tl.sum(total, 1) / n_cols
+    variance = tl.zeros([TILE_M, TILE_N], tl.float32)
+    for i in tl.static_range(TILES):
+      c = tile + i * TILE_N
       at = row + c[None, :]
-      inside = inside_r[:, None] & inside_c[None, :]
-      s = _load(x, residual, at, inside, flags)
-      if flags & RESIDUAL:
-        tl.store(residual_out + at, s.to(x.dtype.element_ty), inside)
-      if flags & LAYER:
-        before = c0.to(tl.float32)
-        here = tl.minimum(cols - c0, TILE_N).to(tl.float32)
-        tile_mu = tl.sum(s, 1) / here
-        d = tl.where(inside_c[None, :], s - tile_mu[:, None], 0.0)
-        shift = tile_mu - mu
-        m2 += tl.sum(d * d, 1) + shift * shift * (before * here
-                                                  / (before + here))
-        mu += shift * (here / (before + here))
+      inside = inside_r[:, None] & (c < cols)[None, :]
+      if RELOAD:
+        v = load_sum(x, residual, at, inside, flags, "evict_normal")
       else:
-        m2 += tl.sum(s * s, 1)
-    inv = 1.0 / tl.sqrt_rn(m2 / n + epsilon)
-    for c0 in range(0, cols, TILE_N):
-      c = c0 + tl.arange(0, TILE_N)
+        v = s[i]
+      d = tl.where(inside, v - mu[:, None], 0.0)
+      variance += d * d
+      if flags & RESIDUAL:
+        d = _rounded(v, mu, residual_out, at, inside)
+        drift += d
+        squares += d * d
+    off = tl.zeros([TILE_M], tl.float32)
+    if flags & RESIDUAL:
+      var, off, var_rounded = tl.reduce((variance, drift, squares), 1, _add)
+    else:
+      var = tl.sum(variance, 1)
+      var_rounded = var
+    inv = 1.0 / tl.sqrt_rn(var / n_cols + epsilon)
+    for i in tl.static_range(TILES):
+      c = tile + i * TILE_N
       inside_c = c < cols
-      at = row + c[None, :]
       inside = inside_r[:, None] & inside_c[None, :]
-      s = _load(x, residual, at, inside, flags) - mu[:, None]
-      _finish(s, inv, gamma, gamma_f32, beta, beta_f32, y, c, inside_c, at,
-              inside, flags)
+      at = row + c[None, :]
+      if RELOAD:
+        v = load_sum(x, residual, at, inside, flags, "evict_first")
+      else:
+        v = s[i]
+      n = normalised(v, mu, inv, gamma, gamma_f32, beta, beta_f32, c, inside_c,
+                     flags, DTYPE)
+      tl.store(y + at, n.to(DTYPE), inside)
+  else:
+    mu, inv = statistics(x, residual, row, inside_r, cols, epsilon, flags,
+                         TILE_M, TILE_N)
+    for c0 in range(0, cols, TILE_N):
+      c = c0 + tile
+      inside_c = c < cols
+      inside = inside_r[:, None] & inside_c[None, :]
+      at = row + c[None, :]
+      v = load_sum(x, residual, at, inside, flags)
+      n = normalised(v, mu, inv, gamma, gamma_f32, beta, beta_f32, c, inside_c,
+                     flags, DTYPE)
+      tl.store(y + at, n.to(DTYPE), inside)
+      if flags & RESIDUAL:
+        d = _rounded(v, mu, residual_out, at, inside)
+        drift += d
+        squares += d * d
+    off = tl.sum(drift, 1)
+    var_rounded = tl.sum(squares, 1)
+  if flags & RESIDUAL:
+    if flags & LAYER:
+      off /= n_cols
+    else:
+      off *= 0.0
+    inv = 1.0 / tl.sqrt_rn(var_rounded / n_cols - off * off + epsilon)
+    mu += off
   tl.store(mean + r, mu, inside_r)
   tl.store(rstd + r, inv, inside_r)

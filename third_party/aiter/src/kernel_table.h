@@ -41,10 +41,17 @@ enum Feature : uint32_t {
   kFeatureCuSeqlens = kFeatureCuQ | kFeatureCuK,
 };
 
-// What a norm asks of a kernel. Its flags are run-time arguments of all
-// kernels.
+// What a norm asks of a kernel: the kernels' argument `flags` (kernels/norm.py
+// has the same list).
 enum NormFeature : uint32_t {
   kFeatureUnaligned = 1 << 0,  // Rows do not begin at multiples of 16 bytes.
+  kFeatureLayer = 1 << 1,
+  kFeatureResidual = 1 << 2,
+  kFeatureGemma = 1 << 3,
+  kFeatureT5 = 1 << 4,
+  kFeatureBeta = 1 << 5,
+  kFeatureF32Weights = 1 << 6,
+  kFeatureSmooth = 1 << 7,
 };
 
 // What a GEMM asks beside kFeatureUnaligned, which stands for rows of operands

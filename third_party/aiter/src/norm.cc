@@ -2,11 +2,14 @@
 
 #include "aiter/norm.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
+#include <vector>
 
+#include "third_party/aiter/src/check.h"
+#include "third_party/aiter/src/code_objects.h"
 #include "third_party/aiter/src/driver.h"
 #include "third_party/aiter/src/kernel_table.h"
 #include "third_party/aiter/src/launch.h"
@@ -23,32 +26,30 @@ constexpr int64_t kMaxRows = INT32_MAX - 1024;
 constexpr int64_t kMaxCols = 1 << 24;
 constexpr int64_t kMaxParts = 65535;
 constexpr int64_t kColsMultiple = 8;
-constexpr uintptr_t kAlignment = 16;
+constexpr int kSmallBlock = 256;  // Threads.
+constexpr int64_t kBlocksPerMultiprocessor = 8;
+constexpr int32_t kMaxRowBlocks = 1 << 20;
+constexpr int64_t kMxGroup = 32;  // Columns with one e8m0 scale.
 
-Status Invalid(const std::string& name, const std::string& given,
-               const std::string& accepted) {
-  return Status(StatusCode::kInvalidArgument,
-                name + " is " + given + ", but must be " + accepted);
-}
-
-Status CheckRange(const char* name, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return Status();
-  return Invalid(name, std::to_string(value),
-                 "from " + std::to_string(low) + " to " + std::to_string(high));
-}
-
-struct Pointer {
-  const char* name;
-  const void* address;
-};
-
-Status CheckAligned(std::initializer_list<Pointer> pointers) {
-  for (const Pointer& p : pointers) {
-    if (reinterpret_cast<uintptr_t>(p.address) % kAlignment != 0) {
-      return Invalid(p.name, "not aligned", "a multiple of 16 bytes");
-    }
+// What output is rounded to, as kernels/rounding.py has it.
+Status KindOf(DataType type, int32_t* kind) {
+  switch (type) {
+    case DataType::kI8:
+      *kind = 0;
+      return Status();
+    case DataType::kE4m3fn:
+      *kind = 1;
+      return Status();
+    case DataType::kE4m3fnuz:
+      *kind = 2;
+      return Status();
+    case DataType::kE2m1:
+      *kind = 3;
+      return Status();
+    default:
+      return Invalid("quant_type", DataTypeName(type),
+                     "i8, e4m3fn, e4m3fnuz or e2m1");
   }
-  return Status();
 }
 
 Status CheckSizes(const norm_args& a) {
@@ -56,7 +57,7 @@ Status CheckSizes(const norm_args& a) {
   return CheckRange("cols", a.cols, 1, kMaxCols);
 }
 
-Status CheckFwd(const norm_fwd_args& a) {
+Status CheckRows(const norm_rows_args& a) {
   AITER_RETURN_IF_ERROR(CheckSizes(a));
   if (!(a.epsilon >= 0) || !std::isfinite(a.epsilon)) {
     return Invalid("epsilon", std::to_string(a.epsilon),
@@ -71,11 +72,27 @@ Status CheckFwd(const norm_fwd_args& a) {
                        {"residual_ptr", a.residual_ptr},
                        {"gamma_ptr", a.gamma_ptr},
                        {"beta_ptr", a.beta_ptr},
-                       {"y_ptr", a.y_ptr},
                        {"residual_out_ptr", a.residual_out_ptr}});
 }
 
-Status CheckBwd(const norm_bwd_args& a) {
+Status Check(const norm_fwd_args& a) {
+  AITER_RETURN_IF_ERROR(CheckRows(a));
+  return CheckAligned({{"y_ptr", a.y_ptr}});
+}
+
+Status Check(const norm_quant_args& a) {
+  AITER_RETURN_IF_ERROR(CheckRows(a));
+  int32_t kind;
+  AITER_RETURN_IF_ERROR(KindOf(a.quant_type, &kind));
+  if (a.quant_type == DataType::kE2m1 && a.cols % kMxGroup != 0) {
+    return Invalid("cols", std::to_string(a.cols), "a multiple of 32");
+  }
+  return CheckAligned({{"smooth_ptr", a.smooth_ptr},
+                       {"q_ptr", a.q_ptr},
+                       {"scale_ptr", a.scale_ptr}});
+}
+
+Status Check(const norm_bwd_args& a) {
   AITER_RETURN_IF_ERROR(CheckSizes(a));
   AITER_RETURN_IF_ERROR(CheckRange("parts", a.parts, 1, kMaxParts));
   if (a.dbeta_ptr != nullptr && a.dbeta_parts_ptr == nullptr) {
@@ -92,28 +109,62 @@ Status CheckBwd(const norm_bwd_args& a) {
                        {"dbeta_parts_ptr", a.dbeta_parts_ptr}});
 }
 
-ProblemKey KeyOf(const norm_args& a) {
+uint32_t If(bool condition, NormFeature feature) {
+  return condition ? feature : 0;
+}
+
+uint32_t FeaturesOf(const norm_args& a) {
+  return If(a.cols % kColsMultiple != 0, kFeatureUnaligned) |
+         If(a.is_layer_norm, kFeatureLayer) | If(a.is_gemma, kFeatureGemma) |
+         If(a.is_t5, kFeatureT5) | If(a.weights_are_f32, kFeatureF32Weights);
+}
+
+uint32_t FeaturesOf(const norm_rows_args& a) {
+  return FeaturesOf(static_cast<const norm_args&>(a)) |
+         If(a.residual_ptr != nullptr, kFeatureResidual) |
+         If(a.beta_ptr != nullptr, kFeatureBeta);
+}
+
+uint32_t FeaturesOf(const norm_quant_args& a) {
+  return FeaturesOf(static_cast<const norm_rows_args&>(a)) |
+         If(a.smooth_ptr != nullptr, kFeatureSmooth);
+}
+
+uint32_t FeaturesOf(const norm_bwd_args& a) {
+  return FeaturesOf(static_cast<const norm_args&>(a)) |
+         If(a.dresidual_out_ptr != nullptr, kFeatureResidual) |
+         If(a.dbeta_ptr != nullptr, kFeatureBeta);
+}
+
+template <typename Args>
+ProblemKey KeyOf(const Args& a) {
   ProblemKey key;
   key.data_type = a.data_type;
   key.dims[0] = static_cast<int32_t>(a.cols);
-  if (a.cols % kColsMultiple != 0) key.features |= kFeatureUnaligned;
+  key.features = FeaturesOf(a);
   return key;
 }
 
-int32_t Flag(bool condition, NormFlag flag) { return condition ? flag : 0; }
-
-NormParams ParamsOf(const norm_args& a) {
+NormParams ParamsOf(const norm_args& a, const ProblemKey& key) {
   NormParams p;
   p.gamma_ptr = a.gamma_ptr;
   p.gamma_f32_ptr = a.gamma_ptr;
   p.rows = static_cast<int32_t>(a.rows);
   p.cols = static_cast<int32_t>(a.cols);
-  p.flags = Flag(a.is_layer_norm, kNormLayer) | Flag(a.is_gemma, kNormGemma) |
-            Flag(a.is_t5, kNormT5) | Flag(a.weights_are_f32, kNormF32Weights);
+  p.flags = static_cast<int32_t>(key.features);
   return p;
 }
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+NormParams ParamsOf(const norm_rows_args& a, const ProblemKey& key) {
+  NormParams p = ParamsOf(static_cast<const norm_args&>(a), key);
+  p.x_ptr = a.x_ptr;
+  p.residual_ptr = a.residual_ptr;
+  p.beta_ptr = a.beta_ptr;
+  p.beta_f32_ptr = a.beta_ptr;
+  p.residual_out_ptr = a.residual_out_ptr;
+  p.epsilon = a.epsilon;
+  return p;
+}
 
 Status LaunchNorm(const Driver& driver, const LoadedKernel& loaded,
                   const NormParams& params, void* stream) {
@@ -137,72 +188,95 @@ Status LaunchNorm(const Driver& driver, const LoadedKernel& loaded,
   return Launch(driver, loaded, grid, &params, /*maps=*/nullptr, stream);
 }
 
-Status CheckPlan(const ProblemKey& key, const ProblemKey& plan) {
-  if (key == plan) return Status();
-  return Status(StatusCode::kFailedPrecondition,
-                "plan was made for other arguments: columns or data type "
-                "differ");
+// What every call does before its kernels.
+template <typename Args, typename Plan>
+Status Begin(const Args& args, const Plan& plan, const Driver** driver) {
+  AITER_RETURN_IF_ERROR(Check(args));
+  if (KeyOf(args) != plan.key) {
+    return Status(StatusCode::kFailedPrecondition,
+                  "plan was made for other arguments: columns, data type or "
+                  "what is present differ");
+  }
+  return GetDriver(driver);
 }
 
 // Plans of the calls that came without one.
-PlanCache<NormFwdPlan>& FwdPlans() {
-  static auto* cache = new PlanCache<NormFwdPlan>;
-  return *cache;
-}
-
-PlanCache<NormBwdPlan>& BwdPlans() {
-  static auto* cache = new PlanCache<NormBwdPlan>;
-  return *cache;
+template <typename Args, typename Plan>
+Status FindPlan(const Args& args, Status (*make)(const Args&, Plan*),
+                const Plan** plan) {
+  static auto* cache = new PlanCache<Plan>;
+  return cache->FindOrMake(args, KeyOf(args), make, plan);
 }
 
 }  // namespace
 
 Status norm_fwd_plan(const norm_fwd_args& args, NormFwdPlan* plan) {
-  AITER_RETURN_IF_ERROR(CheckFwd(args));
+  AITER_RETURN_IF_ERROR(Check(args));
   plan->key = KeyOf(args);
   return LoadSteps(plan->key, {{"norm_fwd", true, &plan->fwd}});
 }
 
+Status norm_quant_plan(const norm_quant_args& args, NormQuantPlan* plan) {
+  AITER_RETURN_IF_ERROR(Check(args));
+  plan->key = KeyOf(args);
+  return LoadSteps(plan->key, {{"norm_quant", true, &plan->quant}});
+}
+
 Status norm_bwd_plan(const norm_bwd_args& args, NormBwdPlan* plan) {
-  AITER_RETURN_IF_ERROR(CheckBwd(args));
+  AITER_RETURN_IF_ERROR(Check(args));
   plan->key = KeyOf(args);
   AITER_RETURN_IF_ERROR(
       LoadSteps(plan->key, {{"norm_bwd_dx", true, &plan->dx},
                             {"norm_bwd_dgamma", true, &plan->dgamma}}));
   // A kernel for any number of columns cannot hold sums for all of them.
-  return LoadSteps(plan->key, {{"norm_bwd_parts", plan->dx.info->dims[0] == 0,
-                                &plan->parts}});
+  AITER_RETURN_IF_ERROR(LoadSteps(
+      plan->key,
+      {{"norm_bwd_parts", plan->dx.info->dims[0] == 0, &plan->parts}}));
+  Context* context;
+  AITER_RETURN_IF_ERROR(Context::Current(&context));
+  // As many blocks as run at once; a small one shares its multiprocessor.
+  plan->max_parts = std::max(context->device().multiprocessors, 1) *
+                    (plan->dx.info->threads <= kSmallBlock ? 2 : 1);
+  if (plan->parts.info != nullptr) {
+    // Tiles of columns are blocks of their own.
+    int64_t tiles = CeilDiv(args.cols, plan->parts.info->tile_n);
+    plan->max_parts =
+        CeilDiv(kBlocksPerMultiprocessor * plan->max_parts, tiles);
+  }
+  return Status();
 }
 
 Status norm_fwd(const norm_fwd_args& args, const NormFwdPlan& plan,
                 void* stream) {
-  AITER_RETURN_IF_ERROR(CheckFwd(args));
-  AITER_RETURN_IF_ERROR(CheckPlan(KeyOf(args), plan.key));
   const Driver* driver;
-  AITER_RETURN_IF_ERROR(GetDriver(&driver));
+  AITER_RETURN_IF_ERROR(Begin(args, plan, &driver));
   if (args.rows == 0) return Status();
-  NormParams params = ParamsOf(args);
-  params.x_ptr = args.x_ptr;
-  params.residual_ptr = args.residual_ptr;
-  params.beta_ptr = args.beta_ptr;
-  params.beta_f32_ptr = args.beta_ptr;
+  NormParams params = ParamsOf(args, plan.key);
   params.y_ptr = args.y_ptr;
-  params.residual_out_ptr = args.residual_out_ptr;
   params.mean_ptr = args.mean_ptr;
   params.rstd_ptr = args.rstd_ptr;
-  params.epsilon = args.epsilon;
-  params.flags |= Flag(args.residual_ptr != nullptr, kNormResidual) |
-                  Flag(args.beta_ptr != nullptr, kNormBeta);
   return LaunchNorm(*driver, plan.fwd, params, stream);
+}
+
+Status norm_quant(const norm_quant_args& args, const NormQuantPlan& plan,
+                  void* stream) {
+  const Driver* driver;
+  AITER_RETURN_IF_ERROR(Begin(args, plan, &driver));
+  if (args.rows == 0) return Status();
+  NormParams params = ParamsOf(args, plan.key);
+  params.smooth_ptr = args.smooth_ptr;
+  params.q_ptr = args.q_ptr;
+  params.scale_ptr = args.scale_ptr;
+  params.scale_e8m0_ptr = args.scale_ptr;
+  AITER_RETURN_IF_ERROR(KindOf(args.quant_type, &params.kind));
+  return LaunchNorm(*driver, plan.quant, params, stream);
 }
 
 Status norm_bwd(const norm_bwd_args& args, const NormBwdPlan& plan,
                 void* stream) {
-  AITER_RETURN_IF_ERROR(CheckBwd(args));
-  AITER_RETURN_IF_ERROR(CheckPlan(KeyOf(args), plan.key));
   const Driver* driver;
-  AITER_RETURN_IF_ERROR(GetDriver(&driver));
-  NormParams params = ParamsOf(args);
+  AITER_RETURN_IF_ERROR(Begin(args, plan, &driver));
+  NormParams params = ParamsOf(args, plan.key);
   params.x_ptr = args.s_ptr;
   params.dy_ptr = args.dy_ptr;
   params.dresidual_ptr = args.dresidual_out_ptr;
@@ -213,50 +287,65 @@ Status norm_bwd(const norm_bwd_args& args, const NormBwdPlan& plan,
   params.dbeta_ptr = args.dbeta_ptr;
   params.dgamma_parts_ptr = args.dgamma_parts_ptr;
   params.dbeta_parts_ptr = args.dbeta_parts_ptr;
-  params.parts = static_cast<int32_t>(args.parts);
-  params.rows_per_part = static_cast<int32_t>(CeilDiv(args.rows, args.parts));
-  params.flags |= Flag(args.dresidual_out_ptr != nullptr, kNormResidual) |
-                  Flag(args.dbeta_ptr != nullptr, kNormBeta);
+  int64_t parts = std::min(args.parts, plan.max_parts);
+  params.parts = static_cast<int32_t>(parts);
+  params.rows_per_part = static_cast<int32_t>(CeilDiv(args.rows, parts));
   // Without rows the parts are sums of nothing, written all the same.
-  AITER_RETURN_IF_ERROR(LaunchNorm(*driver, plan.dx, params, stream));
   if (plan.parts.info != nullptr) {
     AITER_RETURN_IF_ERROR(LaunchNorm(*driver, plan.parts, params, stream));
+    // Rows do not meet in dx alone: a block for each.
+    NormParams rows = params;
+    rows.parts = std::clamp(params.rows, 1, kMaxRowBlocks);
+    rows.rows_per_part = static_cast<int32_t>(CeilDiv(params.rows, rows.parts));
+    AITER_RETURN_IF_ERROR(LaunchNorm(*driver, plan.dx, rows, stream));
+  } else {
+    AITER_RETURN_IF_ERROR(LaunchNorm(*driver, plan.dx, params, stream));
   }
   return LaunchNorm(*driver, plan.dgamma, params, stream);
 }
 
 Status norm_fwd_prepare(const norm_fwd_args& args) {
   const NormFwdPlan* plan;
-  return FwdPlans().FindOrMake(args, KeyOf(args), &norm_fwd_plan, &plan);
+  return FindPlan(args, &norm_fwd_plan, &plan);
+}
+
+Status norm_quant_prepare(const norm_quant_args& args) {
+  const NormQuantPlan* plan;
+  return FindPlan(args, &norm_quant_plan, &plan);
 }
 
 Status norm_bwd_prepare(const norm_bwd_args& args) {
   const NormBwdPlan* plan;
-  return BwdPlans().FindOrMake(args, KeyOf(args), &norm_bwd_plan, &plan);
+  return FindPlan(args, &norm_bwd_plan, &plan);
 }
 
 Status norm_fwd(const norm_fwd_args& args, void* stream) {
   const NormFwdPlan* plan;
-  AITER_RETURN_IF_ERROR(
-      FwdPlans().FindOrMake(args, KeyOf(args), &norm_fwd_plan, &plan));
+  AITER_RETURN_IF_ERROR(FindPlan(args, &norm_fwd_plan, &plan));
   return norm_fwd(args, *plan, stream);
+}
+
+Status norm_quant(const norm_quant_args& args, void* stream) {
+  const NormQuantPlan* plan;
+  AITER_RETURN_IF_ERROR(FindPlan(args, &norm_quant_plan, &plan));
+  return norm_quant(args, *plan, stream);
 }
 
 Status norm_bwd(const norm_bwd_args& args, void* stream) {
   const NormBwdPlan* plan;
-  AITER_RETURN_IF_ERROR(
-      BwdPlans().FindOrMake(args, KeyOf(args), &norm_bwd_plan, &plan));
+  AITER_RETURN_IF_ERROR(FindPlan(args, &norm_bwd_plan, &plan));
   return norm_bwd(args, *plan, stream);
 }
 
-Status norm_kernels(bool backward, DataType data_type, int64_t cols,
+Status norm_kernels(NormOp op, DataType data_type, int64_t cols,
                     const std::string& arch, std::vector<std::string>* names) {
   norm_args args;
   args.data_type = data_type;
   args.cols = cols;
   AITER_RETURN_IF_ERROR(CheckSizes(args));
   ProblemKey key = KeyOf(args);
-  if (!backward) return NameSteps(key, arch, {"norm_fwd"}, names);
+  if (op == NormOp::kFwd) return NameSteps(key, arch, {"norm_fwd"}, names);
+  if (op == NormOp::kQuant) return NameSteps(key, arch, {"norm_quant"}, names);
   const KernelInfo* dx;
   AITER_RETURN_IF_ERROR(
       SelectKernel(DeviceOfArch(arch), "norm_bwd_dx", key, &dx));

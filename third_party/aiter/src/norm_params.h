@@ -12,16 +12,6 @@
 
 namespace aiter {
 
-// Bits of `flags`; kernels/norm_fwd.py has the same list.
-enum NormFlag : int32_t {
-  kNormLayer = 1 << 0,
-  kNormResidual = 1 << 1,
-  kNormGemma = 1 << 2,
-  kNormT5 = 1 << 3,
-  kNormBeta = 1 << 4,
-  kNormF32Weights = 1 << 5,
-};
-
 struct NormParams {
   const void* x_ptr = nullptr;
   const void* residual_ptr = nullptr;
@@ -33,6 +23,11 @@ struct NormParams {
   const void* residual_out_ptr = nullptr;
   const void* mean_ptr = nullptr;
   const void* rstd_ptr = nullptr;
+  // Quantised output only.
+  const void* smooth_ptr = nullptr;
+  const void* q_ptr = nullptr;
+  const void* scale_ptr = nullptr;
+  const void* scale_e8m0_ptr = nullptr;
   // Backward only.
   const void* dy_ptr = nullptr;
   const void* dresidual_ptr = nullptr;
@@ -47,7 +42,8 @@ struct NormParams {
   int32_t parts = 0;
   int32_t rows_per_part = 0;
   float epsilon = 0;
-  int32_t flags = 0;
+  int32_t flags = 0;  // Bits of NormFeature.
+  int32_t kind = 0;   // Of quantised output, as kernels/rounding.py has it.
 };
 
 }  // namespace aiter

@@ -31,19 +31,37 @@ struct norm_args {
   bool weights_are_f32 = false;
 };
 
-// y = (s - mean(s)) / sqrt(var(s) + epsilon) * gamma + beta, where s is x or
-// x + residual, added in float32 and rounded for residual_out alone (with
-// is_t5, for the norm too). RMSNorm takes mean(s) as 0.
-struct norm_fwd_args : norm_args {
+// What is normalised, s = x or x + residual, added in float32 and rounded for
+// residual_out alone (with is_t5, for the norm too), and how:
+//   y = (s - mean(s)) / sqrt(var(s) + epsilon) * gamma + beta
+// in float32. RMSNorm takes mean(s) as 0.
+struct norm_rows_args : norm_args {
   const void* x_ptr = nullptr;         // [rows, cols]
   const void* residual_ptr = nullptr;  // [rows, cols], or absent.
   const void* beta_ptr = nullptr;      // [cols], or absent.
   float epsilon = 0;
 
-  void* y_ptr = nullptr;             // [rows, cols]
   void* residual_out_ptr = nullptr;  // [rows, cols], present as residual is.
-  void* mean_ptr = nullptr;          // float32 [rows]; 0 of an RMSNorm.
-  void* rstd_ptr = nullptr;          // float32 [rows]
+};
+
+struct norm_fwd_args : norm_rows_args {
+  void* y_ptr = nullptr;  // [rows, cols]
+  // Of the rows that backward reads, so with a residual of the rounded sum.
+  void* mean_ptr = nullptr;  // float32 [rows]; 0 of an RMSNorm.
+  void* rstd_ptr = nullptr;  // float32 [rows]
+};
+
+// Quantises y * smooth, which is never rounded to `data_type`. For each row,
+// scale = max(amax, 1e-10) / the largest number of quant_type, q = y / scale;
+// with kE2m1 it is MXFP4: an e8m0 scale of each 32 columns, rounded up.
+struct norm_quant_args : norm_rows_args {
+  DataType quant_type = DataType::kI8;  // Or kE4m3fn, kE4m3fnuz, kE2m1.
+  const void* smooth_ptr = nullptr;     // float32 [cols], or absent.
+
+  // [rows, cols]; of kE2m1 bytes [rows, cols / 2], even columns in the low
+  // bits, and cols is a multiple of 32.
+  void* q_ptr = nullptr;
+  void* scale_ptr = nullptr;  // float32 [rows]; of kE2m1 [rows, cols / 32].
 };
 
 // Gradients, deterministic.
@@ -58,7 +76,7 @@ struct norm_bwd_args : norm_args {
   void* dgamma_ptr = nullptr;  // float32 [cols]
   void* dbeta_ptr = nullptr;   // float32 [cols], or absent.
   // Scratch: float32 [parts, cols] each, dbeta's if it is wanted. Rows are
-  // divided into `parts` runs, at least 1, which work side by side.
+  // divided into up to `parts` runs, at least 1, which work side by side.
   void* dgamma_parts_ptr = nullptr;
   void* dbeta_parts_ptr = nullptr;
   int64_t parts = 0;
@@ -69,29 +87,42 @@ struct NormFwdPlan {
   LoadedKernel fwd;
 };
 
+struct NormQuantPlan {
+  ProblemKey key;
+  LoadedKernel quant;
+};
+
 struct NormBwdPlan {
   ProblemKey key;
   LoadedKernel dx;
   LoadedKernel parts;  // Null if dx leaves the parts of dgamma and dbeta too.
   LoadedKernel dgamma;
+  int64_t max_parts = 0;  // No more of args' parts are used.
 };
 
 Status norm_fwd_plan(const norm_fwd_args& args, NormFwdPlan* plan);
+Status norm_quant_plan(const norm_quant_args& args, NormQuantPlan* plan);
 Status norm_bwd_plan(const norm_bwd_args& args, NormBwdPlan* plan);
 
 Status norm_fwd(const norm_fwd_args& args, const NormFwdPlan& plan,
                 void* stream);
+Status norm_quant(const norm_quant_args& args, const NormQuantPlan& plan,
+                  void* stream);
 Status norm_bwd(const norm_bwd_args& args, const NormBwdPlan& plan,
                 void* stream);
 
 Status norm_fwd(const norm_fwd_args& args, void* stream);
+Status norm_quant(const norm_quant_args& args, void* stream);
 Status norm_bwd(const norm_bwd_args& args, void* stream);
 Status norm_fwd_prepare(const norm_fwd_args& args);
+Status norm_quant_prepare(const norm_quant_args& args);
 Status norm_bwd_prepare(const norm_bwd_args& args);
+
+enum class NormOp : uint8_t { kFwd, kQuant, kBwd };
 
 // Names of the kernels that a call would use on a device of architecture
 // `arch`, in launch order. Needs no device.
-Status norm_kernels(bool backward, DataType data_type, int64_t cols,
+Status norm_kernels(NormOp op, DataType data_type, int64_t cols,
                     const std::string& arch, std::vector<std::string>* names);
 
 }  // namespace aiter

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm and LayerNorm, backward, for Hopper: norm_bwd.py's formulas.
+
+Registers hold no more of a row than the sums of dgamma and dbeta. The row
+itself lies in a ring in shared memory, which copies fill a row or more ahead,
+and is read from there twice: for the averages, and for dx. Threads copy what
+they read themselves, so the ring needs no barriers of its own.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from third_party.aiter.kernels import norm
+
+LAYER = norm.LAYER
+RESIDUAL = norm.RESIDUAL
+GEMMA = norm.GEMMA
+T5 = norm.T5
+HAS_BETA = norm.HAS_BETA
+F32_WEIGHTS = norm.F32_WEIGHTS
+
+# Bytes of shared memory that rings and weights may take; sums across warps need
+# some as well.
+_SHARED = gl.constexpr(226 * 1024)
+
+
+@gluon.constexpr_function
+def columns_layout(tile, warps):
+  """Returns the layout of a tile of columns: neighbours in one thread."""
+  return gl.BlockedLayout([tile // (32 * warps)], [32], [warps], [0])
+
+
+@gluon.constexpr_function
+def ring_fits(tensors, stages, cols, bits):
+  """Returns whether so many tensors' rings and the weights fit."""
+  return (tensors * stages * bits // 8 + 4) * cols <= _SHARED.value
+
+
+@gluon.jit
+def _add(a0, a1, b0, b1):
+  return a0 + b0, a1 + b1
+
+
+@gluon.jit
+def _allocate(DTYPE: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr,
+              TILES: gl.constexpr):
+  """Returns a ring of rows: for each tile of columns a buffer a stage."""
+  SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+  ring = ()
+  for _ in gl.static_range(TILES):
+    ring += (gl.allocate_shared_memory(DTYPE, [STAGES, TILE], SHARED),)
+  return ring
+
+
+@gluon.jit
+def _copy(ring, stage, t, row, wanted, cols, c, TILE: gl.constexpr):
+  """Begins the copy of a row of t; what is not wanted becomes 0."""
+  base = t + row.to(gl.int64) * cols
+  for i in gl.static_range(len(ring)):
+    at = c + i * TILE
+    async_copy.async_load(ring[i].index(stage), base + at,
+                          mask=(at < cols) & wanted)
+
+
+@gluon.jit
+def _load(buffer, LAYOUT: gl.constexpr):
+  return buffer.load(LAYOUT).to(gl.float32)
+
+
+@gluon.jit
+def _normalised(buffer, mu, inv, LAYOUT: gl.constexpr):
+  v = _load(buffer, LAYOUT)
+  if buffer.dtype.primitive_bitwidth == 32:
+    n = (v - mu) * inv
+  else:
+    # One instruction; numbers of 16 bits have no digits to lose.
+    n = v * inv + -mu * inv
+  return n
+
+
+@gluon.jit
+def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
+                dgamma_parts, dbeta_parts, rows, cols, rows_per_part, flags,
+                TILE_N: gl.constexpr, COLS: gl.constexpr,
+                STAGES: gl.constexpr, FLAGS: gl.constexpr):
+  """dx and one part of dgamma and dbeta, as norm_bwd.norm_bwd_dx has them.
+
+  The columns are a number of tiles of TILE_N, at most COLS; FLAGS are those
+  that may be set.
+  """
+  flags &= FLAGS
+  DTYPE: gl.constexpr = x.dtype.element_ty
+  LAYOUT: gl.constexpr = columns_layout(TILE_N, gl.num_warps())
+  TILES: gl.constexpr = COLS // TILE_N
+  COPY_RESIDUAL: gl.constexpr = ring_fits(
+      3, STAGES, COLS, DTYPE.primitive_bitwidth)
+  ring_x = _allocate(DTYPE, STAGES, TILE_N, TILES)
+  ring_dy = _allocate(DTYPE, STAGES, TILE_N, TILES)
+  if COPY_RESIDUAL:
+    ring_dr = _allocate(DTYPE, STAGES, TILE_N, TILES)
+  weights = _allocate(gl.float32, 1, TILE_N, TILES)
+  c = gl.arange(0, TILE_N, LAYOUT)
+  for i in gl.static_range(TILES):
+    at = c + i * TILE_N
+    if flags & F32_WEIGHTS:
+      w = gl.load(gamma_f32 + at, at < cols, 0.0)
+    else:
+      w = gl.load(gamma + at, at < cols, 0.0).to(gl.float32)
+    if flags & GEMMA:
+      w += 1.0
+    weights[i].index(0).store(w)
+
+  n_cols = cols.to(gl.float32)
+  # Branches within the loop would keep the compiler from ordering it.
+  per_mean = gl.where((flags & LAYER) != 0, 1.0, 0.0) / n_cols
+  has_residual = (flags & RESIDUAL) != 0
+  t5 = (flags & T5) != 0
+  part = gl.program_id(0)
+  begin = part * rows_per_part
+  end = gl.minimum(rows, begin + rows_per_part)
+  for i in gl.static_range(STAGES - 1):
+    r = begin + i
+    _copy(ring_x, i, x, r, r < end, cols, c, TILE_N)
+    _copy(ring_dy, i, dy, r, r < end, cols, c, TILE_N)
+    if COPY_RESIDUAL:
+      _copy(ring_dr, i, dresidual, r, has_residual & (r < end), cols, c, TILE_N)
+    async_copy.commit_group()
+  dgamma = ()
+  dbeta = ()
+  for _ in gl.static_range(TILES):
+    dgamma += (gl.zeros([TILE_N], gl.float32, LAYOUT),)
+    dbeta += (gl.zeros([TILE_N], gl.float32, LAYOUT),)
+  inv = gl.load(rstd + begin, begin < end, 0.0)
+  mu = gl.load(mean + begin, begin < end, 0.0)
+
+  for r in range(begin, end):
+    ahead = r + STAGES - 1
+    stage = (ahead - begin) % STAGES
+    more = ahead < end
+    _copy(ring_x, stage, x, ahead, more, cols, c, TILE_N)
+    _copy(ring_dy, stage, dy, ahead, more, cols, c, TILE_N)
+    if COPY_RESIDUAL:
+      _copy(ring_dr, stage, dresidual, ahead, has_residual & more, cols, c,
+            TILE_N)
+    async_copy.commit_group()
+    inv_next = gl.load(rstd + r + 1, r + 1 < end, 0.0)
+    mu_next = gl.load(mean + r + 1, r + 1 < end, 0.0)
+    base = r.to(gl.int64) * cols
+    dr = ()
+    if not COPY_RESIDUAL:
+      for i in gl.static_range(TILES):
+        at = c + i * TILE_N
+        dr += (gl.load(dresidual + base + at, (at < cols) & has_residual,
+                       0.0),)
+    async_copy.wait_group(STAGES - 1)
+    stage = (r - begin) % STAGES
+
+    sum_ng = gl.zeros([TILE_N], gl.float32, LAYOUT)
+    sum_g = gl.zeros([TILE_N], gl.float32, LAYOUT)
+    for i in gl.static_range(TILES):
+      n = _normalised(ring_x[i].index(stage), mu, inv, LAYOUT)
+      g = (_load(ring_dy[i].index(stage), LAYOUT)
+           * _load(weights[i].index(0), LAYOUT))
+      sum_ng += n * g
+      sum_g += g
+    avg_ng, avg_g = gl.reduce((sum_ng, sum_g), 0, _add)
+    avg_ng *= inv / n_cols
+    avg_g *= inv * per_mean
+    # Nothing read above is kept in registers beyond this.
+    gl.barrier()
+
+    dgamma_here = ()
+    dbeta_here = ()
+    for i in gl.static_range(TILES):
+      at = c + i * TILE_N
+      dout = _load(ring_dy[i].index(stage), LAYOUT)
+      n = _normalised(ring_x[i].index(stage), mu, inv, LAYOUT)
+      d = (dout * _load(weights[i].index(0), LAYOUT) * inv - avg_g
+           - n * avg_ng)
+      if COPY_RESIDUAL:
+        d += _load(ring_dr[i].index(stage), LAYOUT)
+      else:
+        d += dr[i].to(gl.float32)
+      gl.store(dx + base + at, d.to(DTYPE), at < cols)
+      n = gl.where(t5, n.to(DTYPE).to(gl.float32), n)
+      dgamma_here += (dgamma[i] + dout * n,)
+      dbeta_here += (dbeta[i] + dout,)
+    dgamma = dgamma_here
+    dbeta = dbeta_here
+    inv = inv_next
+    mu = mu_next
+
+  for i in gl.static_range(TILES):
+    at = c + i * TILE_N
+    out = part.to(gl.int64) * cols + at
+    gl.store(dgamma_parts + out, dgamma[i], at < cols)
+    if flags & HAS_BETA:
+      gl.store(dbeta_parts + out, dbeta[i], at < cols)
