@@ -537,6 +537,14 @@ class TransformTest(TransformTestCase):
       want = jax.tree.map(lambda *ts: jnp.stack(ts), *want)
       self.assert_all_close(jax.jit(jax.vmap(fn, axes))(*args), want)
 
+  def test_vmap_of_rows(self):
+    """A function of one row, mapped twice: one call, not a loop of them."""
+    one = jax.vmap(jax.vmap(both, (0, 0, None, None)), (0, 0, None, None))
+    loss = lambda *args: jnp.sum(one(*args) ** 2)
+    rows = jax.jit(jax.grad(loss, (0, 1, 2, 3)))
+    self.assert_close(rows(*self.args), self.gradients(*self.args))
+    self.assertNotIn("while", rows.lower(*self.args).as_text())
+
   def test_checkpoint_and_scan(self):
     x, r, g, b = self.args
 

@@ -197,22 +197,28 @@ def reference_quant(cfg: Config, rows: Rows) -> Quantised:
   return Quantised(rounding.pack(codes.reshape(y.shape)), scale, residual_out)
 
 
+def _normalised(saved: Saved):
+  return (_wide(saved.s) - saved.mean[..., None]) * saved.rstd[..., None]
+
+
+def _weight_grads(cfg: Config, with_beta: bool, saved: Saved, mapped: int = 0):
+  """dgamma and dbeta: sums over all axes of rows behind the mapped ones."""
+  dy, n = _wide(saved.dy), _rounded(cfg, _normalised(saved), saved.s.dtype)
+  rows = tuple(range(mapped, dy.ndim - 1))
+  return jnp.sum(dy * n, rows), jnp.sum(dy, rows) if with_beta else None
+
+
 def reference_bwd(cfg: Config, with_beta: bool, saved: Saved) -> Grads:
   """The norm's gradients in jax.numpy, in float32 or wider."""
-  dy, rstd = _wide(saved.dy), saved.rstd[..., None]
-  n = (_wide(saved.s) - saved.mean[..., None]) * rstd
-  g = dy * _weight(cfg, saved.gamma)
+  n = _normalised(saved)
+  g = _wide(saved.dy) * _weight(cfg, saved.gamma)
   dx = g - n * jnp.mean(n * g, -1, keepdims=True)
   if cfg.layer:
     dx = dx - jnp.mean(g, -1, keepdims=True)
-  dx = dx * rstd
+  dx = dx * saved.rstd[..., None]
   if saved.dresidual_out is not None:
     dx = dx + _wide(saved.dresidual_out)
-  rows = tuple(range(dy.ndim - 1))
-  return Grads(
-      dx.astype(saved.s.dtype),
-      jnp.sum(dy * _rounded(cfg, n, saved.s.dtype), rows),
-      jnp.sum(dy, rows) if with_beta else None)
+  return Grads(dx.astype(saved.s.dtype), *_weight_grads(cfg, with_beta, saved))
 
 
 # -----------------------------------------------------------------------------
@@ -395,8 +401,16 @@ def _bwd_op(cfg: Config, with_beta: bool):
 
   @norm_bwd.def_vmap
   def _(n, mapped, saved):
-    # Each element of the mapped axis has its own dgamma.
-    out = lax.map(norm_bwd, _with_axis(n, mapped[0], saved))
+    mapped, = mapped
+    if mapped.gamma:
+      out = lax.map(norm_bwd, _with_axis(n, mapped, saved))
+    else:
+      # One call for all, because an element may be a single row. Each has its
+      # own dgamma, which is the formula's: mostly they are summed at once.
+      whole = _with_axis(n, mapped._replace(gamma=None),
+                         saved._replace(gamma=None))
+      dx = norm_bwd(whole._replace(gamma=saved.gamma)).dx
+      out = Grads(dx, *_weight_grads(cfg, with_beta, whole, mapped=1))
     return out, jax.tree.map(lambda _: True, out)
 
   return norm_bwd
