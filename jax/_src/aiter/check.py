@@ -173,6 +173,22 @@ def _gemm_quant(function: str, dtype: str) -> _Check:
       [jnp.clip(jnp.round(t), -3, 3) for t in _normal((m, k), (n, k))])
 
 
+def _quantiser(function: str, per: int, block_shape=None, **options) -> _Check:
+  """Of small integers, of which the formats hold all but a rounding."""
+  rows, cols = 256, 4096
+
+  def call(x):
+    q, scale = getattr(quant, function)(x, **options)
+    return quant.dequant(q, scale, block_shape=block_shape)
+
+  return _Check(
+      function,
+      lambda module, arch, backward: None if backward
+      else module.quant_kernels(per, arch, "bf16", cols),
+      call, lambda x: x,
+      [jnp.clip(jnp.round(t), -3, 3) for t in _normal((rows, cols))])
+
+
 def _checks() -> list[_Check]:
   return [
       _attention("causal, D 64", 64, 64, causal=True),
@@ -194,6 +210,11 @@ def _checks() -> list[_Check]:
       _gemm_quant("gemm_fp8", "e4m3fn"),
       _gemm_quant("gemm_fp8", "e4m3fnuz"),
       _gemm_quant("gemm_fp4", "e2m1"),
+      _quantiser("per_token_quant", 0),
+      _quantiser("per_group_quant", 1, (1, 128), quant_dtype="int8"),
+      _quantiser("mx_quant", 1, (1, 32)),
+      _quantiser("per_block_quant", 2, (128, 128), quant_dtype="int8"),
+      _quantiser("per_tensor_quant", 3),
   ]
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 import jax
 from jax._src.aiter import arguments, quant_op, rounding
+from jax._src.aiter.partition import vary_together
 from jax._src.aiter.quant_op import Config, Operands
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -81,8 +82,8 @@ def _apply(function: str, cfg: Config, x, smooth=None, scale=None):
   def run(x, smooth, scale):
     if x.dtype == jnp.float64:
       x = x.astype(jnp.float32)
-    out = quant_op.quantise(
-        cfg, Operands(x, _float32(smooth), _float32(scale)))
+    out = quant_op.quantise(cfg, vary_together(
+        Operands(x, _float32(smooth), _float32(scale))))
     return out.q, out.scale
 
   return run(x, smooth, scale)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quantisers' kernels without a GPU, in Triton's interpreter.
+
+Every bit is what quant_oracle.py defines, with small tiles, so that a short row
+has full, cut and absent ones; and every function of kernels/rounding.py is held
+to it for all codes and for what lies between them.
+"""
+
+import ml_dtypes
+import numpy as np
+import quant_oracle as oracle
+from absl.testing import absltest, parameterized
+from triton_interpreter import Tensor
+
+# isort: split
+import triton
+import triton.language as tl
+
+from third_party.aiter.kernels import quant, rounding
+
+_KINDS = ("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4")
+_MODES = ("down", "up", "even", "ceil")
+
+
+def _numbers(*shape):
+  rng = np.random.default_rng(shape[-1])
+  x = rng.standard_normal(shape, np.float32)
+  x *= np.exp2(rng.integers(-12, 12, (*shape[:-1], 1))).astype(np.float32)
+  x.flat[3], x.flat[-3], x.flat[5] = np.nan, np.inf, -0.0
+  x[..., -2, :] = 0
+  return x.astype(ml_dtypes.bfloat16)
+
+
+def _absent(dtype=np.float32):
+  return Tensor(np.zeros(16, dtype))
+
+
+def _new(shape, dtype=np.uint8):
+  """What no kernel writes is seen."""
+  return Tensor(np.full(shape, 77, dtype))
+
+
+def _aligned(cols):
+  return quant.ALIGNED.value if cols % 16 == 0 else 0
+
+
+def _cdiv(a, b):
+  return -(-a // b)
+
+
+@triton.jit
+def _round(x, q, n, kind, SIZE: tl.constexpr):
+  at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+  v = tl.load(x + at, at < n, 0.0)
+  tl.store(q + at, rounding.to_bits(v, kind), at < n)
+
+
+@triton.jit
+def _widen(b, fn, fnuz, e2m1, e8m0, reciprocal, SIZE: tl.constexpr):
+  at = tl.arange(0, SIZE)
+  v = tl.load(b + at)
+  tl.store(fn + at, rounding.from_e4m3fn(v))
+  tl.store(fnuz + at, rounding.from_e4m3fnuz(v, tl.float16).to(tl.float32))
+  tl.store(e2m1 + at, rounding.from_e2m1(v))
+  tl.store(e8m0 + at, rounding.from_e8m0(v))
+  tl.store(reciprocal + at, rounding.e8m0_reciprocal(v))
+
+
+class RoundingTest(parameterized.TestCase):
+
+  @parameterized.parameters(*enumerate(_KINDS))
+  def test_to_bits(self, number, kind):
+    bits = np.random.default_rng(0).integers(0, 2**32, 20000, np.uint32)
+    x = bits.view(np.float32)
+    if kind == "int8":
+      middle = np.arange(-130, 131) / np.float32(2)
+    else:
+      values = oracle.FORMATS[kind].numbers()
+      middle = np.concatenate([values, (values[1:] + values[:-1]) / 2])
+    middle = middle.astype(np.float32)
+    x = np.concatenate([
+        x, middle, np.nextafter(middle, np.float32(0)),
+        np.nextafter(middle, np.float32(np.inf)),
+        np.float32([0.0, np.inf, np.nan, 1e-44, 3e38])])
+    x = np.concatenate([x, -x])
+    q = _new(x.shape)
+    _round[(_cdiv(x.size, 8192),)](Tensor(x), q, x.size, number, SIZE=8192)
+    np.testing.assert_array_equal(
+        q.array, oracle.round_to(x, kind).view(np.uint8))
+
+  def test_from_bits(self):
+    codes = np.arange(256, dtype=np.uint8)
+    results = [_new(256, np.float32) for _ in range(5)]
+    _widen[(1,)](Tensor(codes), *results, SIZE=256)
+    power = oracle.from_e8m0(codes)
+    for got, want in zip(results, (
+        oracle.value(codes, "float8_e4m3fn"),
+        oracle.value(codes, "float8_e4m3fnuz"),
+        oracle.value(codes & 15, "mxfp4"), power, 1 / power)):
+      np.testing.assert_array_equal(got.array, want.astype(np.float32))
+
+
+class KernelTest(parameterized.TestCase):
+
+  @parameterized.product(
+      cols=[64, 77], kind=_KINDS[:3], smooth=[False, True], held=[256, 0])
+  def test_rows(self, cols, kind, smooth, held):
+    x = _numbers(5, cols)
+    factors = np.exp(np.sin(np.arange(cols))).astype(np.float32)
+    q, scale = _new(x.shape), _new(5, np.float32)
+    quant.quant_row[(3,)](
+        Tensor(x), Tensor(factors), q, scale, 5, cols, _KINDS.index(kind),
+        _aligned(cols) | (quant.SMOOTH.value if smooth else 0),
+        TILE_M=2, TILE_N=32, COLS=held, NATIVE=False)
+    want_q, want_scale = oracle.token(x, kind, factors if smooth else None)
+    np.testing.assert_array_equal(q.array, want_q.view(np.uint8))
+    np.testing.assert_array_equal(scale.array, want_scale[:, 0])
+
+  def _group(self, x, kind, *, group=128, mode=None, block=False,
+             transposed=False, shuffled=False, given=None):
+    """(q, scale) of quant_group; x is [batch, rows, cols]."""
+    batch, rows, cols = x.shape
+    q = _new((batch, rows, cols // (2 if kind == "mxfp4" else 1)))
+    tile = (128, 128) if block else (8, 128)
+    shape = ((_cdiv(rows, 128), _cdiv(cols, 128)) if block
+             else (rows, _cdiv(cols, group)))
+    covered = rows, cols
+    if shuffled:
+      shape = _cdiv(rows, 256) * 256, _cdiv(shape[1], 8) * 8
+      covered = shape[0], max(cols, shape[1] * group)
+    tiles = [_cdiv(size, length) for size, length in zip(covered, tile)]
+    scale = _new((batch, *(shape[::-1] if transposed else shape)),
+                 np.float32 if mode is None else np.uint8)
+    flag = lambda bit, on: bit.value if on else 0
+    flags = (flag(quant.E8M0, mode) | flag(quant.SHUFFLED, shuffled)
+             | flag(quant.STATIC, given is not None) | _aligned(cols))
+    quant.quant_group[(batch * tiles[0] * tiles[1],)](
+        Tensor(x), _absent(), _absent() if given is None else Tensor(given), q,
+        scale if mode is None else _absent(),
+        _absent(np.uint8) if mode is None else scale, rows, cols, *shape,
+        1 if transposed else shape[1], shape[0] if transposed else 1,
+        shape[0] * shape[1], *tiles, group, _KINDS.index(kind),
+        _MODES.index(mode or "up"), flags,
+        TILE_M=tile[0], TILE_N=tile[1], BLOCK=block, NATIVE=False)
+    return q.array, scale.array
+
+  def _assert_same(self, got, want, kind):
+    q, scale = want
+    q = oracle.pack(q) if kind == "mxfp4" else q
+    np.testing.assert_array_equal(got[0], q.view(np.uint8))
+    np.testing.assert_array_equal(got[1], scale)
+
+  @parameterized.product(kind=_KINDS, group=[32, 64, 128])
+  def test_groups(self, kind, group):
+    x = _numbers(2, 9, 300 if group == 64 else 320)
+    mode = _MODES[group // 32 - 1] if kind != "int8" else None
+    self._assert_same(self._group(x, kind, group=group, mode=mode),
+                      oracle.tiles(x, kind, 1, group, mode), kind)
+    if kind != "mxfp4":
+      q, scale = oracle.tiles(x, kind, 1, group)
+      self._assert_same(
+          self._group(x, kind, group=group, transposed=True),
+          (q, np.swapaxes(scale, -1, -2)), kind)
+
+  def test_shuffled(self):
+    x = _numbers(2, 40, 68)
+    q, scale = oracle.tiles(x, "mxfp4", 1, 32, "up")
+    self._assert_same(
+        self._group(x, "mxfp4", group=32, mode="up", shuffled=True),
+        (q, np.stack([oracle.shuffled(s) for s in scale])), "mxfp4")
+
+  @parameterized.parameters(*_KINDS[:3])
+  def test_blocks(self, kind):
+    x = _numbers(2, 130, 140)
+    self._assert_same(self._group(x, kind, block=True),
+                      oracle.tiles(x, kind, 128, 128), kind)
+
+  @parameterized.parameters(*_KINDS[:3])
+  def test_given_scales(self, kind):
+    x = _numbers(2, 9, 144)
+    scale = np.exp(np.sin(np.arange(18))).astype(np.float32).reshape(2, 9, 1)
+    q, untouched = self._group(x, kind, given=scale)
+    np.testing.assert_array_equal(
+        q, oracle.static(x, kind, scale).view(np.uint8))
+    np.testing.assert_array_equal(untouched, 77)
+
+  @parameterized.parameters(100, 704)
+  def test_largest_magnitudes(self, cols):
+    x = _numbers(5, cols)
+    runs = _cdiv(cols, 256)
+    amax = _new((5, runs), np.float32)
+    quant.quant_amax[(3 * runs,)](
+        Tensor(x), amax, 5, cols, runs, _aligned(cols), TILE_M=2, TILE_N=256,
+        STEP=64)
+    np.testing.assert_array_equal(amax.array, np.concatenate([
+        oracle.amax(x[:, c:c + 256], -1) for c in range(0, cols, 256)], -1))
+
+
+if __name__ == "__main__":
+  absltest.main()
