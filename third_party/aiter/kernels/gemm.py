@@ -23,6 +23,7 @@ alignment nor such strides (ALIGN = 1).
 
 import triton
 import triton.language as tl
+from triton.language import core
 
 from third_party.aiter.aot.family import Family, points_to
 from third_party.aiter.kernels import common
@@ -90,10 +91,19 @@ def activate(x, activation):
   return x
 
 
+@core.extern
+def _first_lane(x, _semantic=None):
+  """int32 x of the first lane, in a scalar register of an AMD GPU."""
+  return core.extern_elementwise(
+      "", "", [x],
+      {(core.int32,): ("llvm.amdgcn.readfirstlane.i32", core.int32)},
+      is_pure=True, _semantic=_semantic)
+
+
 @triton.jit
 def tile_of(
     slot, m, n, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-    GROUP_M: tl.constexpr, XCDS: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, AMD: tl.constexpr,
 ):
   """The tile (row, column) of a grid slot.
 
@@ -110,7 +120,13 @@ def tile_of(
   width = GROUP_M * tiles_n
   first = slot // width * GROUP_M
   rows = tl.minimum(tiles_m - first, GROUP_M)
-  return first + slot % width % rows, slot % width // rows
+  tile_m = first + slot % width % rows
+  tile_n = slot % width // rows
+  if AMD:
+    # Its compiler divides in vector registers. Addresses that come from there
+    # cost every load a loop over the lanes' addresses, though all are the same.
+    tile_m, tile_n = _first_lane(tile_m), _first_lane(tile_n)
+  return tile_m, tile_n
 
 
 @triton.jit
@@ -329,7 +345,7 @@ def _gemm(
 ):
   """One tile of out, or of one split's part of it."""
   tile_m, tile_n = tile_of(
-      tl.program_id(0), m, n, TILE_M, TILE_N, GROUP_M, XCDS)
+      tl.program_id(0), m, n, TILE_M, TILE_N, GROUP_M, XCDS, XCDS > 0)
   split = tl.program_id(1)
   index = tl.program_id(2).to(tl.int64)
   m0 = tile_m * TILE_M
@@ -601,6 +617,10 @@ _ELEMENTS = {"i8": "i8", "e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8",
              "e2m1": "u8", "any": "u8"}
 
 
+# AMD's architectures: how many dies of one device take workgroups in turn.
+_XCDS = {"gfx90a": 1, "gfx942": 8, "gfx950": 8, "gfx1100": 1, "gfx1201": 1}
+
+
 def _alignment(row):
   """Elements in 16 bytes."""
   return 16 if row["dtype"] in _ELEMENTS else 8
@@ -613,7 +633,7 @@ def _constants(row):
   return {
       "TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": int(row["tile_k"]),
       "GROUP_M": 4,
-      "XCDS": 8 if row["arch"] in ("gfx942", "gfx950") else 1,
+      "XCDS": _XCDS.get(row["arch"], 0),
       "ALIGN": _alignment(row) if aligned else 1,
       "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
       "PROMOTE": row["arch"] == "sm_90" and row["dtype"] == "e4m3fn",
