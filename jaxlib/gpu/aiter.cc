@@ -161,21 +161,20 @@ std::vector<std::string> QuantKernels(int per, const std::string& arch,
 aiter::gemm_args GemmArgs(int layout, int scaling, const std::string& a_dtype,
                           const std::string& b_dtype, int64_t batch, int64_t m,
                           int64_t n, int64_t k, int64_t max_splits) {
-  constexpr int kTransposed = 4;
   alignas(16) static char present[16];  // Never read.
   if (layout < 0 || layout > 2) {
     throw nb::value_error(
         ("layout is " + std::to_string(layout) + ", but must be from 0 to 2")
             .c_str());
   }
-  if (scaling < 0 || scaling > kTransposed) {
+  if (scaling < 0 || scaling > kTransposedBlocks) {
     throw nb::value_error(
         ("scaling is " + std::to_string(scaling) + ", but must be from 0 to 4")
             .c_str());
   }
   aiter::gemm_args args;
   args.layout = static_cast<aiter::GemmLayout>(layout);
-  args.scaling = scaling == kTransposed
+  args.scaling = scaling == kTransposedBlocks
                      ? aiter::GemmScaling::kBlock
                      : static_cast<aiter::GemmScaling>(scaling);
   args.a_type = DataTypeOf(a_dtype);

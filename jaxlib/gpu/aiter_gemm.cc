@@ -16,9 +16,9 @@
 namespace jax::JAX_GPU_NAMESPACE {
 
 struct GemmAttrs {
-  int32_t layout;           // As aiter::GemmLayout counts.
-  int32_t scaling;          // As aiter::GemmScaling counts, or kTransposed.
-  int32_t activation;       // As aiter::GemmActivation counts.
+  int32_t layout;      // As aiter::GemmLayout counts.
+  int32_t scaling;     // As aiter::GemmScaling counts, or kTransposedBlocks.
+  int32_t activation;  // As aiter::GemmActivation counts.
   std::string_view kernel;  // For tuning: empty leaves it to the library.
   int32_t splits;           // Likewise 0.
 };
@@ -35,8 +35,6 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::GemmAttrs,
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
 
-// A scaling by blocks whose scales lie transposed: [k's blocks, rows].
-constexpr int32_t kTransposed = 4;
 constexpr int64_t kScaleBlock = 128;
 constexpr int64_t kMxBlock = 32;
 
@@ -52,39 +50,6 @@ struct Arguments {
 };
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// "a" as the library knows it. Bytes can only be pairs of e2m1.
-ffi::Error SetType(const char* name, const Buffer& buffer,
-                   aiter::DataType* type) {
-  switch (buffer.element_type()) {
-    case ffi::F16:
-      *type = aiter::DataType::kFp16;
-      break;
-    case ffi::BF16:
-      *type = aiter::DataType::kBf16;
-      break;
-    case ffi::F32:
-      *type = aiter::DataType::kFp32;
-      break;
-    case ffi::S8:
-      *type = aiter::DataType::kI8;
-      break;
-    case ffi::F8E4M3FN:
-      *type = aiter::DataType::kE4m3fn;
-      break;
-    case ffi::F8E4M3FNUZ:
-      *type = aiter::DataType::kE4m3fnuz;
-      break;
-    case ffi::U8:
-      *type = aiter::DataType::kE2m1;
-      break;
-    default:
-      return Invalid(name, "has dtype " + TypeName(buffer.element_type()),
-                     "have dtype float16, bfloat16, float32, int8, "
-                     "float8_e4m3fn, float8_e4m3fnuz or uint8");
-  }
-  return ffi::Error::Success();
-}
 
 ffi::Error CheckNumber(const char* name, int32_t value, int32_t most) {
   if (value >= 0 && value <= most) return ffi::Error::Success();
@@ -142,7 +107,7 @@ ffi::Error SetScales(int32_t scaling, int64_t row_block, Operand* x) {
   }
   int64_t along_k = CeilDiv(x->k, mx ? kMxBlock : kScaleBlock);
   int64_t along_rows = CeilDiv(x->rows, row_block);
-  bool transposed = scaling == kTransposed;
+  bool transposed = scaling == kTransposedBlocks;
   shape.push_back(transposed ? along_k : along_rows);
   shape.push_back(transposed ? along_rows : along_k);
   x->scale_stride = transposed ? 1 : along_k;
@@ -155,16 +120,19 @@ ffi::Error SetGemm(const Buffers& in, const GemmAttrs& attrs,
                    Arguments* arguments) {
   aiter::gemm_args* args = &arguments->args;
   AITER_FFI_RETURN_IF_ERROR(CheckNumber("layout", attrs.layout, 2));
-  AITER_FFI_RETURN_IF_ERROR(CheckNumber("scaling", attrs.scaling, kTransposed));
+  AITER_FFI_RETURN_IF_ERROR(
+      CheckNumber("scaling", attrs.scaling, kTransposedBlocks));
   AITER_FFI_RETURN_IF_ERROR(CheckNumber("activation", attrs.activation, 4));
   args->layout = static_cast<aiter::GemmLayout>(attrs.layout);
-  args->scaling = attrs.scaling == kTransposed
+  args->scaling = attrs.scaling == kTransposedBlocks
                       ? aiter::GemmScaling::kBlock
                       : static_cast<aiter::GemmScaling>(attrs.scaling);
   args->activation = static_cast<aiter::GemmActivation>(attrs.activation);
-  AITER_FFI_RETURN_IF_ERROR(SetType("a", in.a, &args->a_type));
-  AITER_FFI_RETURN_IF_ERROR(SetType("b", in.b, &args->b_type));
-  AITER_FFI_RETURN_IF_ERROR(SetType("out", in.out, &args->out_type));
+  bool scaled = args->scaling != aiter::GemmScaling::kNone;
+  auto type_of = scaled ? QuantTypeOf : FloatTypeOf;
+  AITER_FFI_RETURN_IF_ERROR(type_of("a", in.a, &args->a_type));
+  AITER_FFI_RETURN_IF_ERROR(type_of("b", in.b, &args->b_type));
+  AITER_FFI_RETURN_IF_ERROR(FloatTypeOf("out", in.out, &args->out_type));
 
   Operand a = {"a", "a_scale", in.a, in.a_scale,
                args->layout == aiter::GemmLayout::kTN};
@@ -205,7 +173,7 @@ ffi::Error SetGemm(const Buffers& in, const GemmAttrs& attrs,
   args->b_ptr = in.b.untyped_data();
   args->stride_b = b.stride;
   args->batch_stride_b = b.batch_stride;
-  if (args->scaling != aiter::GemmScaling::kNone) {
+  if (scaled) {
     args->a_scale_ptr = Data(in.a_scale);
     args->b_scale_ptr = Data(in.b_scale);
   }

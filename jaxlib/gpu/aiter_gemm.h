@@ -4,6 +4,8 @@
 #ifndef JAXLIB_GPU_AITER_GEMM_H_
 #define JAXLIB_GPU_AITER_GEMM_H_
 
+#include <cstdint>
+
 #include "jaxlib/gpu/vendor.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -13,6 +15,10 @@ namespace jax::JAX_GPU_NAMESPACE {
 // them. Stages are as in aiter_mha.h.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterGemmInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterGemm);
+
+// The attribute `scaling` counts as aiter::GemmScaling does, and has one more:
+// by blocks whose scales lie transposed, [k's blocks, rows].
+inline constexpr int32_t kTransposedBlocks = 4;
 
 }  // namespace jax::JAX_GPU_NAMESPACE
 
