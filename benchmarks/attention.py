@@ -19,13 +19,9 @@ dimension each forward, ten times backward.
 
 import argparse
 import concurrent.futures
-import csv
 import functools
-import importlib.metadata
-import importlib.util
 import os
 import pathlib
-import statistics
 import sys
 import time
 
@@ -34,20 +30,15 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.7")
 
 import jax.numpy as jnp
 import numpy as np
+import report
 import shapes
 
 import jax
 from jax.experimental import aiter
 
 OURS = "aiter"
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 IMPLEMENTATIONS = (OURS, "cudnn", "xla", "torch")
 PASSES = ("forward", "backward")
-BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
-
-
-class Unsupported(Exception):
-  """This implementation has no such problem, or no room for it."""
 
 
 # ------------------------------------------------------------------ inputs
@@ -108,9 +99,9 @@ class JaxProgram:
   def __init__(self, name: str, shape: shapes.Attention, dtype: str):
     device = jax.devices()[0]
     if name == "cudnn" and device.platform != "gpu":
-      raise Unsupported("no NVIDIA GPU")
+      raise report.Unsupported("no NVIDIA GPU")
     if name == "xla" and self._score_bytes(shape) > self._room(device) / 4:
-      raise Unsupported("no room for the scores")
+      raise report.Unsupported("no room for the scores")
     fn, self.padded = jax_function(name, shape)
     self.shape, self.dtype = shape, dtype
     specs = [jax.ShapeDtypeStruct(x.shape, dtype) for x in self._arrays()]
@@ -155,10 +146,12 @@ class JaxProgram:
     q, k, v, dout = (jnp.asarray(x, self.dtype) for x in self._arrays())
     wait = jax.block_until_ready
     times = {
-      "forward": median_time(lambda: self.forward(q, k, v), wait, seconds)
+      "forward": report.median_time(
+        lambda: self.forward(q, k, v), wait, seconds
+      )
     }
     out, leaves = wait(self.residuals(q, k, v))
-    times["backward"] = median_time(
+    times["backward"] = report.median_time(
       lambda: self.backward(leaves, dout), wait, seconds
     )
     results = [out, *self.backward(leaves, dout)]
@@ -172,10 +165,10 @@ class TorchProgram:
   """PyTorch's scaled_dot_product_attention on the same GPU."""
 
   def __init__(self, shape: shapes.Attention, dtype: str):
-    if not HAS_TORCH or jax.devices()[0].platform != "gpu":
-      raise Unsupported("no PyTorch or no GPU")
+    if not report.HAS_TORCH or jax.devices()[0].platform != "gpu":
+      raise report.Unsupported("no PyTorch or no GPU")
     if shape.lengths or shape.window:
-      raise Unsupported("scaled_dot_product_attention has no such mask")
+      raise report.Unsupported("scaled_dot_product_attention has no such mask")
     self.shape, self.dtype = shape, dtype
 
   def run(self, seconds: float):
@@ -203,14 +196,14 @@ class TorchProgram:
     def wait(_):
       torch.cuda.synchronize()
 
-    times = {"forward": median_time(forward, wait, seconds)}
+    times = {"forward": report.median_time(forward, wait, seconds)}
     for x in (q, k, v):
       x.requires_grad_()
     out = forward()
     backward = functools.partial(
       torch.autograd.grad, out, (q, k, v), dout, retain_graph=True
     )
-    times["backward"] = median_time(backward, wait, seconds)
+    times["backward"] = report.median_time(backward, wait, seconds)
     results = [
       x.detach().float().cpu().numpy().swapaxes(1, 2)
       for x in (out, *backward())
@@ -219,24 +212,6 @@ class TorchProgram:
 
 
 # ----------------------------------------------------------------- timing
-
-
-def median_time(call, wait, seconds: float, blocks: int = 5) -> float:
-  """Returns the device's seconds for one call; see the top of this file."""
-  wait(call())
-  start = time.perf_counter()
-  count = 0
-  while time.perf_counter() - start < seconds / blocks:  # clocks rise here
-    wait(call())
-    count += 1
-  times = []
-  for _ in range(blocks):
-    start = time.perf_counter()
-    for _ in range(count):
-      result = call()
-    wait(result)
-    times.append((time.perf_counter() - start) / count)
-  return statistics.median(times)
 
 
 def host_report(seconds: float) -> list[tuple[str, float, str]]:
@@ -278,9 +253,9 @@ def host_report(seconds: float) -> list[tuple[str, float, str]]:
   compile_1, call_1 = compile_attention()
   jax.clear_caches()
   compile_2, call_2 = compile_attention()
-  later = median_time(lambda: wait(ours(q)), wait, seconds)
-  ours_host = median_time(lambda: ours(q), wait, seconds)
-  bare_host = median_time(lambda: bare(bits), wait, seconds)
+  later = report.median_time(lambda: wait(ours(q)), wait, seconds)
+  ours_host = report.median_time(lambda: ours(q), wait, seconds)
+  bare_host = report.median_time(lambda: bare(bits), wait, seconds)
   other = (
     "a bare ffi_call"
     if jax.devices()[0].platform == "gpu"
@@ -300,14 +275,6 @@ def host_report(seconds: float) -> list[tuple[str, float, str]]:
 
 
 # ---------------------------------------------------------------- reports
-
-
-def error(results, expected) -> float:
-  """Returns the largest difference, relative to the largest value."""
-  return max(
-    float(np.max(np.abs(a - b)) / np.max(np.abs(b)))
-    for a, b in zip(results, expected, strict=True)
-  )
 
 
 def table(rows: list[dict]) -> list[list[str]]:
@@ -340,43 +307,6 @@ def table(rows: list[dict]) -> list[list[str]]:
       ]
     )
   return lines
-
-
-def as_text(lines: list[list[str]]) -> str:
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  return "\n".join(
-    "  ".join(
-      c.ljust(w) if i < 2 else c.rjust(w)
-      for i, (c, w) in enumerate(zip(line, widths, strict=True))
-    )
-    for line in lines
-  )
-
-
-def as_markdown(lines: list[list[str]], host, title: str) -> str:
-  rule = ["---", "---", *("---:" for _ in lines[0][2:])]
-  text = title + "\n\n" if lines else ""
-  if len(lines) > 1:
-    text += "\n".join(
-      f"| {' | '.join(x)} |" for x in (lines[0], rule, *lines[1:])
-    )
-  if host:
-    text += "\n\n| cost on the host | |\n|---|---:|\n" + "\n".join(
-      f"| {what} | {figure:.3g} {unit} |" for what, figure, unit in host
-    )
-  return text + "\n"
-
-
-def write_markdown(text: str, path: str) -> None:
-  """Writes to a file; if it has the two markers, only between them."""
-  if path == "-":
-    print(text)
-    return
-  file = pathlib.Path(path)
-  old = file.read_text() if file.exists() else ""
-  if BEGIN in old and END in old:
-    text = f"{old.split(BEGIN)[0]}{BEGIN}\n{text}{END}{old.split(END)[1]}"
-  file.write_text(text)
 
 
 def plot(rows: list[dict], title: str, path: pathlib.Path) -> bool:
@@ -431,7 +361,7 @@ def prepare(problems, names, dtype, jobs):
     except Exception as e:  # an implementation's refusal has any type
       if name == OURS:
         raise
-      return Unsupported(str(e).split("\n")[0][:100])
+      return report.Unsupported(str(e).split("\n")[0][:100])
 
   with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
     futures = {
@@ -456,7 +386,7 @@ def measure(problems, names, programs, seconds):
     for name in names:
       program = programs.pop((shape.name, name))
       try:
-        if isinstance(program, Unsupported):
+        if isinstance(program, report.Unsupported):
           raise program
         found[name] = program.run(seconds)
       except Exception as e:  # out of memory has any type
@@ -468,7 +398,7 @@ def measure(problems, names, programs, seconds):
       (found[n][1] for n in names if n != OURS and n in found), None
     )
     for name, (times, results) in found.items():
-      off = error(results, theirs) if theirs and name == OURS else 0.0
+      off = report.error(results, theirs) if theirs and name == OURS else 0.0
       if not off < 0.05:
         wrong.append(f"{shape.name}: {OURS} is off by {off:.3g}")
       for which in PASSES:
@@ -533,10 +463,7 @@ def main() -> int:
   if not problems and not with_host:
     parser.error("no problem has that name; see shapes.py")
   seconds = 0.02 if args.smoke else args.seconds
-  device = jax.devices()[0]
-  title = f"{device.device_kind}, {args.dtype}, jax {jax.__version__}" + (
-    f", torch {importlib.metadata.version('torch')}" if HAS_TORCH else ""
-  )
+  title = report.title(args.dtype)
   print(title)
 
   host = host_report(seconds) if with_host else []
@@ -547,7 +474,7 @@ def main() -> int:
   print()
   if rows:
     print(
-      f"{as_text(lines)}\n\nms: ours; {', '.join(IMPLEMENTATIONS)}: "
+      f"{report.as_text(lines)}\n\nms: ours; {', '.join(IMPLEMENTATIONS)}: "
       "TFLOP/s; last columns: ratios of them"
     )
   for what, figure, unit in host:
@@ -555,14 +482,16 @@ def main() -> int:
 
   args.out.mkdir(parents=True, exist_ok=True)
   if rows:
-    with open(args.out / "attention.csv", "w", newline="") as f:
-      writer = csv.DictWriter(f, rows[0])
-      writer.writeheader()
-      writer.writerows(rows)
+    report.write_csv(rows, args.out / "attention.csv")
     if not plot(rows, title, args.out / "attention.png"):
       print("no plot: matplotlib is not installed")
   if args.markdown:
-    write_markdown(as_markdown(lines, host, title), args.markdown)
+    text = report.as_markdown(lines, title)
+    if host:
+      text += "\n| cost on the host | |\n|---|---:|\n" + "".join(
+        f"| {what} | {figure:.3g} {unit} |\n" for what, figure, unit in host
+      )
+    report.write_markdown(text, args.markdown)
   for text in wrong:
     print(f"WRONG: {text}", file=sys.stderr)
   return 1 if wrong else 0

@@ -70,6 +70,33 @@ SMOKE = [
 ]
 
 
+class Norm(NamedTuple):
+  """Rows to normalise: one tensor of `rows` by `cols`."""
+
+  rows: int
+  cols: int
+
+  def bytes(self, kind: str, backward: bool, itemsize: int) -> int:
+    """What must pass through memory: whole tensors, each once.
+
+    Forward reads x and writes y; backward reads it and the gradient of y and
+    writes that of x. An addition in front reads and writes one more tensor
+    forward and reads the sum's gradient backward.
+    """
+    tensors = 3 if backward else 2
+    if kind.endswith("_add"):
+      tensors += 1 if backward else 2
+    return tensors * self.rows * self.cols * itemsize
+
+
+# A quarter of a GiB of bfloat16 each, so that no cache holds it.
+NORM = [
+  Norm((1 << 27) // cols, cols)
+  for cols in (2048, 4096, 5120, 8192, 12288, 16384, 32768, 65536)
+]
+NORM_SMOKE = [Norm(64, 256), Norm(8, 1000)]
+
+
 def markdown() -> str:
   """Returns ATTENTION as a Markdown table."""
   rows = [
