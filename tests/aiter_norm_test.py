@@ -633,6 +633,15 @@ class ShardingTest(TransformTestCase):
         self.assertEqual(jax.typeof(got[0]).sharding.spec, P("a", "b", None))
         self.assert_all_close(got, want)
 
+  def test_explicit_axes_of_columns(self):
+    """Gradients have their arguments' types, however unlike these are."""
+    mesh = Mesh(np.array(CPUS[:4]).reshape(2, 2), ("a", "b"),
+                axis_types=(AxisType.Explicit,) * 2)
+    specs = P("a", None, "b"), P(None, "b"), P("b"), P()
+    args = [jax.device_put(t, NamedSharding(mesh, spec))
+            for t, spec in zip(self.args, specs)]
+    self.assert_all_close(self.gradients(*args), self.want[self.gradients])
+
   @parameterized.parameters(False, True)
   def test_shard_map(self, check_vma):
     mesh = Mesh(np.array(CPUS[:4]), ("a",))

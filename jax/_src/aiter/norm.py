@@ -51,7 +51,7 @@ def _apply(function: str, cfg: Config, x, gamma, residual=None, beta=None,
   to = lambda t, dtype: None if t is None else t.astype(dtype)
   rows = Rows(x, residual, to(gamma, dtype), to(beta, dtype),
               to(x_scale, jnp.float32))
-  rows = vary_together(rows)
+  rows = norm_op.whole_columns(vary_together(rows))
   if not cfg.quant:
     return norm_op.norm(cfg, rows)
   run = arguments.no_gradient(

@@ -23,7 +23,7 @@ import jax
 from jax import lax
 from jax._src.aiter import dispatch, rounding
 from jax._src.aiter.dispatch import absent, like
-from jax._src.aiter.partition import in_auto_mode, partitioned
+from jax._src.aiter.partition import in_auto_mode, partitioned, resharded
 from jaxlib import gpu_aiter
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -422,6 +422,17 @@ def _bwd_op(cfg: Config, with_beta: bool):
 
 def _spec(t):
   return jax.typeof(t).sharding.spec
+
+
+def whole_columns(rows: Rows) -> Rows:
+  """On a mesh with explicit axes, x and the residual in one sharding by rows.
+
+  The sum that the backward pass is given then has the type of both.
+  """
+  spec = PartitionSpec(*_spec(rows.x)[:-1], None)
+  return rows._replace(
+      x=resharded(rows.x, spec), residual=None if rows.residual is None
+      else resharded(rows.residual, spec))
 
 
 def _forward(cfg: Config, rows: Rows) -> Normed | Quantised:

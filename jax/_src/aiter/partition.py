@@ -165,6 +165,14 @@ def in_auto_mode(fun, mesh, specs, *args):
   return jax.sharding.auto_axes(fun, out_sharding=shardings)(*args)
 
 
+def resharded(t, spec: PartitionSpec):
+  """An array in another sharding, where its mesh has explicit axes."""
+  mesh = jax.typeof(t).sharding.mesh
+  if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+    return t
+  return jax.sharding.reshard(t, NamedSharding(mesh, spec))
+
+
 def in_plain_types(lower):
   """`lower`, for JAX to trace under a context mesh of explicit axes.
 
