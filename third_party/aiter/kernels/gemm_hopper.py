@@ -36,7 +36,7 @@ BLOCKS = gl.constexpr(3)  # Slabs are scaled before they are added.
 
 def tensor_maps(function, constants):
   """TMA maps of a kernel, of [batch, row, column]."""
-  rows_m = constants["TILE_M"] // (1 if constants["SKINNY"] else 2)
+  rows_m = constants["TILE_M"] if constants["SKINNY"] else 64
   n, k = constants["TILE_N"], constants["TILE_K"]
   a = (1, k, rows_m) if function == "gemm_tn" else (1, rows_m, k)
   b = (1, k, n) if function in ("gemm_nn", "gemm_tn") else (1, n, k)
@@ -81,7 +81,7 @@ def _produce(ring, tiles, maps, A_T: gl.constexpr, B_T: gl.constexpr,
   a_smem, b_smem, full, empty = ring
   tiles_m, tiles_n, k_first, k_end = tiles
   a_desc, b_desc, z_a, z_b = maps
-  PARTS: gl.constexpr = 1 if SKINNY else 2
+  PARTS: gl.constexpr = 1 if SKINNY else TILE_M // 64
   i = 0
   phase = 1
   for t in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
@@ -95,9 +95,9 @@ def _produce(ring, tiles, maps, A_T: gl.constexpr, B_T: gl.constexpr,
         tma.async_load(b_desc, [z_b, k, col], full.index(i), b_smem.index(i))
       else:
         tma.async_load(b_desc, [z_b, col, k], full.index(i), b_smem.index(i))
-      for w in gl.static_range(PARTS):
-        row = tile_m * TILE_M + w * (TILE_M // PARTS)
-        part = a_smem.index(PARTS * i + w)
+      for p in gl.static_range(PARTS):
+        row = tile_m * TILE_M + p * 64
+        part = a_smem.index(PARTS * i + p)
         if A_T:
           tma.async_load(a_desc, [z_a, k, row], full.index(i), part)
         else:
@@ -106,13 +106,13 @@ def _produce(ring, tiles, maps, A_T: gl.constexpr, B_T: gl.constexpr,
 
 
 @gluon.jit
-def _multiply(acc, use_acc, ring, i, phase, w: gl.constexpr, A_T: gl.constexpr,
+def _multiply(acc, use_acc, ring, i, phase, p: gl.constexpr, A_T: gl.constexpr,
               B_T: gl.constexpr, SKINNY: gl.constexpr):
-  """Waits for slab i and starts its product; returns the promise of it."""
+  """Waits for slab i and starts the product of a's part p: a promise."""
   a_smem, b_smem, full, empty = ring
-  PARTS: gl.constexpr = 1 if SKINNY else 2
+  PARTS: gl.constexpr = a_smem.shape[0] // b_smem.shape[0]
   mbarrier.wait(full.index(i), phase)
-  a = a_smem.index(PARTS * i + w)
+  a = a_smem.index(PARTS * i + p)
   a = a.reshape([a.shape[1], a.shape[2]])
   b = b_smem.index(i)
   b = b.reshape([b.shape[1], b.shape[2]])
@@ -145,12 +145,30 @@ def _sum(acc, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
 
 
 @gluon.jit
-def _load_scales(at, step, steps):
-  """Returns a slab's scales: of rows of a, and of b."""
-  at_a, at_b, stride_a_scale_k, stride_b_scale_k = at
-  step = gl.minimum(step, steps - 1)
-  return (gl.load(at_a + step * stride_a_scale_k),
-          gl.load(at_b + step * stride_b_scale_k))
+def _scales_at(scales, m, row0, col0, slab, ROWS_: gl.constexpr,
+               LAYOUT: gl.constexpr):
+  """Returns where a tile's scales of the first slab are."""
+  (a_scale, b_scale, stride_a_scale_m, stride_a_scale_k, stride_b_scale_n,
+   stride_b_scale_k) = scales
+  rows = row0 + gl.arange(0, ROWS_, LAYOUT)
+  at_a = gl.minimum(rows, m - 1) * stride_a_scale_m + slab * stride_a_scale_k
+  # b's scale is the same for all rows (0 is added), but each thread shall hold
+  # its own: a uniform register's value is waited for at once.
+  at_b = col0 // gemm.SCALE_BLOCK * stride_b_scale_n + (rows >> 31)
+  at_b += slab * stride_b_scale_k
+  return a_scale, b_scale, at_a, at_b, stride_a_scale_k, stride_b_scale_k
+
+
+@gluon.jit
+def _load_scales(at, slab, slabs, KIND: gl.constexpr):
+  """Returns a slab's scales, of rows of a and of b; past the last, its."""
+  a_scale, b_scale, at_a, at_b, stride_a_scale_k, stride_b_scale_k = at
+  if KIND == BLOCKS:
+    slab = gl.maximum(gl.minimum(slab, slabs - 1), 0)
+    return (gl.load(a_scale + (at_a + slab * stride_a_scale_k)),
+            gl.load(b_scale + (at_b + slab * stride_b_scale_k)))
+  else:
+    return at_a, at_b
 
 
 @gluon.jit
@@ -175,13 +193,8 @@ def _promoted_sum(acc, at, ring, steps, i, phase, w: gl.constexpr,
   other is added."""
   empty = ring[3]
   if steps > 0:
-    s = 0.0
-    t = 0.0
-    s1 = 0.0
-    t1 = 0.0
-    if KIND == BLOCKS:
-      s, t = _load_scales(at, 0, steps)
-      s1, t1 = _load_scales(at, 1, steps)
+    s, t = _load_scales(at, 0, steps, KIND)
+    s1, t1 = _load_scales(at, 1, steps, KIND)
     part = _multiply(acc, False, ring, i, phase, w, False, False, SKINNY)
     for pair in range((steps - 1) // 2):
       j, phase = _next(i, phase, STAGES)
@@ -189,15 +202,13 @@ def _promoted_sum(acc, at, ring, steps, i, phase, w: gl.constexpr,
       x = warpgroup_mma_wait(1, deps=[part])
       mbarrier.arrive(empty.index(i))
       acc = _add(acc, x, s, t, KIND, SKINNY)
-      if KIND == BLOCKS:
-        s, t = _load_scales(at, 2 * pair + 2, steps)
+      s, t = _load_scales(at, 2 * pair + 2, steps, KIND)
       i, phase = _next(j, phase, STAGES)
       part = _multiply(acc, False, ring, i, phase, w, False, False, SKINNY)
       x = warpgroup_mma_wait(1, deps=[part1])
       mbarrier.arrive(empty.index(j))
       acc = _add(acc, x, s1, t1, KIND, SKINNY)
-      if KIND == BLOCKS:
-        s1, t1 = _load_scales(at, 2 * pair + 3, steps)
+      s1, t1 = _load_scales(at, 2 * pair + 3, steps, KIND)
     if steps % 2 == 0:
       j, phase = _next(i, phase, STAGES)
       part1 = _multiply(acc, False, ring, j, phase, w, False, False, SKINNY)
@@ -238,17 +249,46 @@ def _join(low, high, ELEMENT: gl.constexpr):
 
 
 @gluon.jit
-def _bias(out, cols):
-  """Returns float32 bias of columns."""
+def _load_bias(out, cols):
+  """Returns columns' bias: as 16 bits and as float32, one of them 0."""
   (bias, bias_f32, out_bf16, out_f32, m, n, activation, flags) = out
-  if (flags & gemm.BIAS_F32) != 0:
-    y = gl.load(bias_f32 + cols, mask=cols < n, other=0.0)
-  else:
-    bits = gl.load(bias + cols, mask=cols < n, other=0)
-    y = gl.where((flags & gemm.OUT_FP16) != 0,
-                 bits.to(gl.float16, bitcast=True).to(gl.float32),
-                 bits.to(gl.bfloat16, bitcast=True).to(gl.float32))
-  return y
+  mask = (cols < n) & ((flags & gemm.HAS_BIAS) != 0)
+  wide = (flags & gemm.BIAS_F32) != 0
+  return (gl.load(bias + cols, mask=mask & (wide == 0), other=0),
+          gl.load(bias_f32 + cols, mask=mask & wide, other=0.0))
+
+
+@gluon.jit
+def _widen_bias(bias, flags):
+  """Returns what _load_bias has loaded as float32."""
+  bits, y = bias
+  return y + gl.where((flags & gemm.OUT_FP16) != 0,
+                      bits.to(gl.float16, bitcast=True).to(gl.float32),
+                      bits.to(gl.bfloat16, bitcast=True).to(gl.float32))
+
+
+@gluon.jit
+def _load_ends(scales, out, rows, cols, whole, KIND: gl.constexpr,
+               PARTS: gl.constexpr):
+  """Returns rows' scales and, of each 64 columns, the scales and the bias.
+
+  They are loaded before a tile's sum is made, which hides how long that takes.
+  """
+  a_scale, b_scale, stride_a_scale_m, _, stride_b_scale_n, _ = scales
+  SCALED: gl.constexpr = KIND == ROWS or KIND == PROMOTED_ROWS
+  scale_a = rows
+  if SCALED:
+    scale_a = gl.load(a_scale + rows * stride_a_scale_m,
+                      mask=(rows < out[4]) & whole, other=1.0)
+  scale_b = ()
+  bias = ()
+  for p in gl.static_range(PARTS):
+    at = cols + p * 64
+    bias += (_load_bias(out, at),)
+    if SCALED:
+      scale_b += (gl.load(b_scale + at * stride_b_scale_n,
+                          mask=(at < out[5]) & whole, other=1.0),)
+  return scale_a, scale_b, bias
 
 
 @gluon.jit
@@ -262,26 +302,23 @@ def _to_bf16(x, flags):
 
 
 @gluon.jit
-def _scale_rows(acc, scale, b_scale, b_scale_step, col0, n,
-                ELEMENT: gl.constexpr):
+def _scale_rows(acc, scale_a, scale_b, ELEMENT: gl.constexpr):
   """Returns sums as float32, times a scale a row and one a column."""
   N: gl.constexpr = acc.shape[1]
   if N > 64:
     low, high = _halves(acc, ELEMENT)
-    low = _scale_rows(low, scale, b_scale, b_scale_step, col0, n, ELEMENT)
-    high = _scale_rows(high, scale, b_scale, b_scale_step, col0 + N // 2, n,
-                       ELEMENT)
+    low = _scale_rows(low, scale_a, scale_b[:N // 128], ELEMENT)
+    high = _scale_rows(high, scale_a, scale_b[N // 128:], ELEMENT)
     return _join(low, high, ELEMENT)
   else:
     LAYOUT: gl.constexpr = acc.type.layout
-    cols = col0 + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
-    t = gl.load(b_scale + cols * b_scale_step, mask=cols < n, other=0.0)
-    s = gl.convert_layout(scale, gl.SliceLayout(1, LAYOUT))
+    s = gl.convert_layout(scale_a, gl.SliceLayout(1, LAYOUT))
+    t = gl.convert_layout(scale_b[0], gl.SliceLayout(0, LAYOUT))
     return acc.to(gl.float32) * s[:, None] * t[None, :]
 
 
 @gluon.jit
-def _activate(x, out, col0, ELEMENT: gl.constexpr):
+def _activate(x, bias, activation, flags, ELEMENT: gl.constexpr):
   """Adds the bias and activates, in a loop over the columns.
 
   The loop moves all columns through the registers of the first 64: the code of
@@ -289,17 +326,16 @@ def _activate(x, out, col0, ELEMENT: gl.constexpr):
   """
   N: gl.constexpr = x.shape[1]
   if N > 64:
-    for i in range(2):
+    for _ in range(2):
       low, high = _halves(x, ELEMENT)
-      low = _activate(low, out, col0 + i * (N // 2), ELEMENT)
+      low = _activate(low, bias[:N // 128], activation, flags, ELEMENT)
       x = _join(high, low, ELEMENT)
+      bias = bias[N // 128:] + bias[:N // 128]
     return x
   else:
-    activation, flags = out[6], out[7]
-    if (flags & gemm.HAS_BIAS) != 0:
-      cols = col0 + gl.arange(0, N, gl.SliceLayout(0, x.type.layout))
-      x += _bias(out, cols)[None, :]
-    return gemm.activate(x, activation)
+    y = _widen_bias(bias[0], flags)
+    y = gl.convert_layout(y, gl.SliceLayout(0, x.type.layout))
+    return gemm.activate(x + y[None, :], activation)
 
 
 @gluon.jit
@@ -320,22 +356,19 @@ def _store(ptr, x, row0, col0, m, n, ELEMENT: gl.constexpr):
 
 
 @gluon.jit
-def _finish(acc, scales, out, row0, col0, whole, KIND: gl.constexpr,
+def _finish(acc, ends, out, row0, col0, whole, KIND: gl.constexpr,
             ELEMENT: gl.constexpr):
   """Scales, adds the bias, activates, rounds and stores sums."""
-  a_scale, b_scale, stride_a_scale_m, _, stride_b_scale_n, _ = scales
-  (bias, bias_f32, out_bf16, out_f32, m, n, activation, flags) = out
+  scale_a, scale_b, bias = ends
+  (_, _, out_bf16, out_f32, m, n, activation, flags) = out
   x = acc.to(gl.float32)
   if KIND == ROWS or KIND == PROMOTED_ROWS:
     if whole:
-      rows = row0 + gl.arange(0, acc.shape[0],
-                              gl.SliceLayout(1, acc.type.layout))
-      s = gl.load(a_scale + rows * stride_a_scale_m, mask=rows < m, other=0.0)
-      x = _scale_rows(acc, s, b_scale, stride_b_scale_n, col0, n, ELEMENT)
+      x = _scale_rows(acc, scale_a, scale_b, ELEMENT)
     elif acc.dtype == gl.int32:
       x = acc.to(gl.float32, bitcast=True)
   if ((flags & gemm.HAS_BIAS) != 0) | (activation != 0):
-    x = _activate(x, out, col0, ELEMENT)
+    x = _activate(x, bias, activation, flags, ELEMENT)
   if (flags & gemm.OUT_F32) != 0:
     _store(out_f32, x, row0, col0, m, n, ELEMENT)
   else:
@@ -343,24 +376,20 @@ def _finish(acc, scales, out, row0, col0, whole, KIND: gl.constexpr,
 
 
 @gluon.jit
-def _finish_transposed(acc, scales, out, row0, col0, whole, KIND: gl.constexpr):
+def _finish_transposed(acc, ends, out, rows, cols, whole, KIND: gl.constexpr,
+                       LAYOUT: gl.constexpr):
   """_finish of SKINNY: acc has columns of the result in its rows."""
-  a_scale, b_scale, stride_a_scale_m, _, stride_b_scale_n, _ = scales
-  (bias, bias_f32, out_bf16, out_f32, m, n, activation, flags) = out
-  LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+  scale_a, scale_b, bias = ends
+  (_, _, out_bf16, out_f32, m, n, activation, flags) = out
   acc = gl.convert_layout(acc, LAYOUT)
-  cols = col0 + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
-  rows = row0 + gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
   x = acc.to(gl.float32)
   if KIND == ROWS or KIND == PROMOTED_ROWS:
     if whole:
-      s = gl.load(a_scale + rows * stride_a_scale_m, mask=rows < m, other=0.0)
-      t = gl.load(b_scale + cols * stride_b_scale_n, mask=cols < n, other=0.0)
-      x = x * s[None, :] * t[:, None]
+      x = x * scale_a[None, :] * scale_b[0][:, None]
     elif acc.dtype == gl.int32:
       x = acc.to(gl.float32, bitcast=True)
-  if (flags & gemm.HAS_BIAS) != 0:
-    x += _bias(out, cols)[:, None]
+  if (flags & gemm.HAS_BIAS) != 0:  # Not to partial sums' bits.
+    x += _widen_bias(bias[0], flags)[:, None]
   x = gemm.activate(x, activation)
   at = cols[:, None] + rows[None, :].to(gl.int64) * n
   mask = (cols < n)[:, None] & (rows < m)[None, :]
@@ -380,40 +409,38 @@ def _consume(w: gl.constexpr, ring, tiles, scales, out, whole,
   tiles_m, tiles_n, k_first, k_end = tiles
   ELEMENT: gl.constexpr = ring[0].dtype
   SUM: gl.constexpr = gl.int32 if ELEMENT == gl.int8 else gl.float32
-  PARTS: gl.constexpr = 1 if SKINNY else 2
-  M: gl.constexpr = TILE_N if SKINNY else TILE_M // PARTS
+  ROWS_M: gl.constexpr = TILE_M if SKINNY else TILE_M // 2
   N: gl.constexpr = TILE_M if SKINNY else TILE_N
   LAYOUT: gl.constexpr = _accumulator(N, ELEMENT)
+  # The layout of the tile's end, and of vectors of its rows and columns.
+  END: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+  END_ROWS: gl.constexpr = gl.SliceLayout(0, END) if SKINNY else (
+      gl.SliceLayout(1, LAYOUT))
+  END_COLS: gl.constexpr = gl.SliceLayout(1, END) if SKINNY else (
+      gl.BlockedLayout([1], [32], [4], [0]))
   steps = (k_end - k_first + TILE_K - 1) // TILE_K
   i = 0
   phase = 0
   for t in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
     tile_m, tile_n = _tile_at(t, tiles_m, tiles_n, GROUP_M)
-    row0 = tile_m * TILE_M + w * (TILE_M // PARTS)
+    row0 = tile_m * TILE_M + w * ROWS_M
     col0 = tile_n * TILE_N
-    acc = gl.zeros([M, N], SUM, LAYOUT)
+    rows = row0 + gl.arange(0, ROWS_M, END_ROWS)
+    cols = col0 + gl.arange(0, 64, END_COLS)
+    ends = _load_ends(scales, out, rows, cols, whole, KIND, TILE_N // 64)
+    acc = gl.zeros([64, N], SUM, LAYOUT)
     if KIND == PROMOTED_ROWS or KIND == BLOCKS:
-      (a_scale, b_scale, stride_a_scale_m, stride_a_scale_k, stride_b_scale_n,
-       stride_b_scale_k) = scales
-      rows = row0 + gl.arange(
-          0, TILE_M // PARTS, gl.SliceLayout(0 if SKINNY else 1, LAYOUT))
-      slab = k_first // TILE_K
-      at_a = gl.minimum(rows, out[4] - 1) * stride_a_scale_m
-      # b's scale is the same for all rows (0 is added), but each thread shall
-      # hold its own: a uniform register's value is waited for at once.
-      at_b = col0 // gemm.SCALE_BLOCK * stride_b_scale_n + (rows >> 31)
-      at = (a_scale + (at_a + slab * stride_a_scale_k),
-            b_scale + (at_b + slab * stride_b_scale_k), stride_a_scale_k,
-            stride_b_scale_k)
+      at = _scales_at(scales, out[4], row0, col0, k_first // TILE_K, ROWS_M,
+                      gl.SliceLayout(0 if SKINNY else 1, LAYOUT))
       acc, i, phase = _promoted_sum(acc, at, ring, steps, i, phase, w, KIND,
                                     SKINNY, STAGES)
     else:
       acc, i, phase = _sum(acc, ring, steps, i, phase, w, A_T, B_T, SKINNY,
                            STAGES)
     if SKINNY:
-      _finish_transposed(acc, scales, out, row0, col0, whole, KIND)
+      _finish_transposed(acc, ends, out, rows, cols, whole, KIND, END)
     else:
-      _finish(acc, scales, out, row0, col0, whole, KIND, ELEMENT)
+      _finish(acc, ends, out, row0, col0, whole, KIND, ELEMENT)
 
 
 # ---- the kernels
@@ -452,7 +479,7 @@ def _gemm(a_desc, b_desc, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32,
   out_bf16 += offset
   out_f32 += offset
 
-  PARTS: gl.constexpr = 1 if SKINNY else 2
+  PARTS: gl.constexpr = 1 if SKINNY else TILE_M // 64
   dtype: gl.constexpr = a_desc.dtype
   a_smem = gl.allocate_shared_memory(
       dtype, hopper.stack(PARTS * STAGES, a_desc.block_type.shape),
@@ -463,7 +490,7 @@ def _gemm(a_desc, b_desc, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32,
   empty = mbarrier.allocate_mbarrier(batch=STAGES)
   for i in gl.static_range(STAGES):
     mbarrier.init(full.index(i), count=1)
-    mbarrier.init(empty.index(i), count=PARTS)
+    mbarrier.init(empty.index(i), count=1 if SKINNY else 2)
 
   ring = (a_smem, b_smem, full, empty)
   tiles = ((m + TILE_M - 1) // TILE_M, (n + TILE_N - 1) // TILE_N, k_first,
