@@ -3,9 +3,10 @@
 
 Results and gradients are compared with a float64 oracle. The error may be twice
 that of the plain formula, with every step in the dtypes of operands and result,
-plus a floor of one unit in the last place of the largest value. Products of
-quantised matrices are compared with exact arithmetic: for equality, where it
-fits the sum's type.
+plus a floor: one unit in the last place of the largest value, and a unit of
+float32 for every 16 numbers that a product sums, because matrix instructions
+truncate what they add. Products of quantised matrices are compared with exact
+arithmetic: for equality, where it fits the sum's type.
 """
 
 import dataclasses
@@ -300,7 +301,8 @@ def as_float64(t):
 
 def rounded(exact, dtype):
   """float64 -> float32 -> dtype, as a sum in float32 is rounded."""
-  return exact.astype(np.float32).astype(dtype)
+  with np.errstate(over="ignore"):
+    return exact.astype(np.float32).astype(dtype)
 
 
 def powers_of_two(rng, *shape, lowest=-2, highest=3):
@@ -650,6 +652,7 @@ class KernelTest(absltest.TestCase):
       self.assertNotRegex(text, r"\bdot\(|cublas|__triton_gemm|rocblas")
 
 
+@unittest.skipIf(machine.GPU, "the same on any machine")
 class FoldTest(parameterized.TestCase):
   """What reaches a kernel has at most one leading axis, and the same sums."""
 
@@ -665,8 +668,8 @@ class FoldTest(parameterized.TestCase):
     self.compare(Config("float32", layout), x)
 
   @parameterized.parameters(*itertools.product(
-      ("row", "block", "block_t", "mx"), ((), (3,), (2, 3)), ((), (3,), (2, 1)),
-      ((), (3,), (2, 3)), ((), (3,))))
+      ("row", "block", "block_t", "mx"), ((), (3,), (2, 3)), ((), (2, 1)),
+      ((), (2, 3)), ((), (3,))))
   def test_scales(self, scaling, lead_a, lead_b, lead_as, lead_bs):
     rng = np.random.default_rng(0)
     whole = lambda *shape: rng.integers(1, 9, shape).astype(np.float32)
@@ -948,30 +951,41 @@ class ShardingTest(GemmTestCase):
     sharded[1] = jax.device_put(inputs[1], NamedSharding(self.mesh, P("y")))
     np.testing.assert_array_equal(case.call(sharded), case.oracle(inputs))
 
-  def test_explicit(self):
+  @parameterized.parameters(
+      (P("x", None, None), P("y", None), P("y"), P("x", None, "y")),
+      (P("x", None, "y"), P(None, "y"), P(None), P("x", None, None)),
+      (P(None, "x", "y"), P("y", "x"), P("x"), P(None, "x", "y")),
+      (P("x", "y", None), P(("x", "y"), None), P("x"), P("x", "y", None)))
+  def test_explicit(self, a, b, bias, result):
     """On a mesh of explicit axes results are sharded as operands are."""
     mesh = jax.make_mesh((2, 4), ("x", "y"), (AxisType.Explicit,) * 2,
                          devices=CPUS)
     f = functools.partial(aiter.gemm, activation="relu")
     loss = lambda *t: jnp.sum(f(*t).astype(jnp.float32))
     args = self.a, self.b, self.bias
-    specs = P("x", None, None), P("y", None), P("y")
+    specs = a, b, bias
     with jax.set_mesh(mesh):
       sharded = [jax.device_put(t, s) for t, s in zip(args, specs)]
       out = jax.jit(f)(*sharded)
       grads = jax.jit(jax.grad(loss, (0, 1, 2)))(*sharded)
-      self.assertEqual(jax.typeof(out).sharding.spec, P("x", None, "y"))
+      self.assertEqual(jax.typeof(out).sharding.spec, result)
       for t, s in zip(grads, specs):
         self.assertEqual(jax.typeof(t).sharding.spec, s)
-      case = Quantised("i8", m=16, k=32)
-      inputs = case.inputs()[:4]
-      quantised = jax.jit(aiter.gemm_i8)(*(
-          jax.device_put(t, P(s, None)) for t, s in zip(inputs, "xyxy")))
-      self.assertEqual(jax.typeof(quantised).sharding.spec, P("x", "y"))
     np.testing.assert_array_equal(np.asarray(out), f(*args))
     self.assert_close(grads, jax.grad(loss, (0, 1, 2))(*args), 2.0**-7)
-    np.testing.assert_array_equal(
-        np.asarray(quantised), np.asarray(case.function(*inputs)))
+
+  @parameterized.parameters(*KINDS)
+  def test_explicit_quantised(self, kind):
+    mesh = jax.make_mesh((2, 4), ("x", "y"), (AxisType.Explicit,) * 2,
+                         devices=CPUS)
+    case = Quantised(kind, m=16, n=512, k=256)
+    inputs = case.inputs()
+    with jax.set_mesh(mesh):
+      out = jax.jit(functools.partial(
+          case.function, preferred_element_type=jnp.float32))(*(
+              jax.device_put(t, P(s, None)) for t, s in zip(inputs, "xyxy")))
+      self.assertEqual(jax.typeof(out).sharding.spec, P("x", "y"))
+    np.testing.assert_array_equal(out, case.oracle(inputs))
 
   def test_shard_map(self):
     """A user divides k and sums; or divides rows, and gradients are summed."""
