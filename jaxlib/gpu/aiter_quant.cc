@@ -37,34 +37,6 @@ struct Buffers {
   Buffer q, scale;
 };
 
-ffi::Error SetTypes(const Buffers& b, aiter::quant_args* a) {
-  ffi::DataType type = b.x.element_type();
-  if (type == ffi::F16) {
-    a->data_type = aiter::DataType::kFp16;
-  } else if (type == ffi::BF16) {
-    a->data_type = aiter::DataType::kBf16;
-  } else if (type == ffi::F32) {
-    a->data_type = aiter::DataType::kFp32;
-  } else {
-    return Invalid("x", "has dtype " + TypeName(type),
-                   "have dtype float16, bfloat16 or float32");
-  }
-  type = b.q.element_type();
-  if (type == ffi::S8) {
-    a->q_type = aiter::DataType::kI8;
-  } else if (type == ffi::F8E4M3FN) {
-    a->q_type = aiter::DataType::kE4m3fn;
-  } else if (type == ffi::F8E4M3FNUZ) {
-    a->q_type = aiter::DataType::kE4m3fnuz;
-  } else if (type == ffi::U8) {
-    a->q_type = aiter::DataType::kE2m1;
-  } else {
-    return Invalid("q", "has dtype " + TypeName(type),
-                   "have dtype int8, float8_e4m3fn, float8_e4m3fnuz or uint8");
-  }
-  return ffi::Error::Success();
-}
-
 // Takes scales of shape [batch, rows, cols], or [batch, cols, rows].
 ffi::Error SetScale(const Buffer& scale, const QuantAttrs& attrs,
                     aiter::quant_args* a) {
@@ -90,7 +62,8 @@ ffi::Error SetScale(const Buffer& scale, const QuantAttrs& attrs,
 
 ffi::Error SetArgs(const Buffers& b, const QuantAttrs& attrs,
                    aiter::quant_args* a) {
-  AITER_FFI_RETURN_IF_ERROR(SetTypes(b, a));
+  AITER_FFI_RETURN_IF_ERROR(FloatTypeOf("x", b.x, &a->data_type));
+  AITER_FFI_RETURN_IF_ERROR(QuantTypeOf("q", b.q, &a->q_type));
   Buffer::Dimensions dims = b.x.dimensions();
   if (dims.size() != 3) {
     return Invalid("x", "has shape " + ShapeString(dims),
