@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention problems that are timed, as data: benchmarks and docs read it.
+"""The problems that are timed, as data: benchmarks and docs read it.
 
 python shapes.py      prints the list as a Markdown table
 """
@@ -95,6 +95,60 @@ NORM = [
   for cols in (2048, 4096, 5120, 8192, 12288, 16384, 32768, 65536)
 ]
 NORM_SMOKE = [Norm(64, 256), Norm(8, 1000)]
+
+
+class Gemm(NamedTuple):
+  """A product a [m, k] b [n, k]^T; kind: bf16, int8, fp8 or fp8_block.
+
+  Rows of int8 and fp8 have a scale each; of fp8_block, each 128 columns of a
+  row of a have one, and 128 x 128 of b.
+  """
+
+  kind: str
+  m: int
+  n: int
+  k: int
+
+  def flops(self, backward: bool) -> float:
+    """Backward is two products: the gradients of a and of b."""
+    return 2.0 * (2 if backward else 1) * self.m * self.n * self.k
+
+
+# n and k of the fp8 products that DeepGEMM publishes figures of.
+DEEPGEMM = (
+  (2112, 7168),
+  (4096, 7168),
+  (7168, 2048),
+  (7168, 16384),
+  (24576, 1536),
+  (32768, 512),
+)
+
+GEMM = [
+  *(Gemm("bf16", s, s, s) for s in (4096, 8192)),
+  *(Gemm("bf16", m, 4096, 4096) for m in (128, 256, 512, 1024)),
+  *(
+    Gemm("bf16", m, n, k)
+    for n, k in ((4096, 4096), (8192, 8192), (14336, 4096), (4096, 14336))
+    for m in (1, 16, 64)
+  ),
+  *(
+    Gemm(kind, *size)
+    for kind in ("int8", "fp8")
+    for size in (
+      (4096, 4096, 4096),
+      (8192, 8192, 8192),
+      (64, 4096, 4096),
+      (64, 8192, 8192),
+    )
+  ),
+  Gemm("fp8_block", 4096, 4096, 4096),
+  Gemm("fp8_block", 8192, 8192, 8192),
+  *(Gemm("fp8_block", m, n, k) for n, k in DEEPGEMM for m in (64, 128, 4096)),
+]
+GEMM_SMOKE = [
+  Gemm(kind, 16, 128, 256) for kind in ("bf16", "int8", "fp8", "fp8_block")
+]
 
 
 def markdown() -> str:
