@@ -80,6 +80,17 @@ def statistics(x, residual, row, inside_r, cols, epsilon, flags,
 
 
 @triton.jit
+def statistics_of_tile(s, inside, cols, epsilon, flags):
+  """The same of rows that lie in registers."""
+  n_cols = cols.to(tl.float32)
+  mu = tl.zeros_like(tl.sum(s, 1))
+  if flags & LAYER:
+    mu = tl.sum(s, 1) / n_cols
+  d = tl.where(inside, s - mu[:, None], 0.0)
+  return mu, 1.0 / tl.sqrt_rn(tl.sum(d * d, 1) / n_cols + epsilon)
+
+
+@triton.jit
 def normalised(s, mu, inv, gamma, gamma_f32, beta, beta_f32, c, inside_c, flags,
                DTYPE: tl.constexpr):
   """y in float32: normalised and weighted elements of columns c."""
