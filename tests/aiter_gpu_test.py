@@ -37,6 +37,8 @@ from jax.experimental import aiter
 s = int(sys.argv[2])
 q, k, v = (jax.random.normal(jax.random.key(i), (2, s, 4, 64), jnp.bfloat16)
            for i in range(3))
+w = jax.random.normal(jax.random.key(3), (256, 1024), jnp.bfloat16) / 32
+w8, w_scale = aiter.per_token_quant(w, quant_dtype=jnp.int8)
 def loss(q, k, v, key):
   for _ in range(2):
     q = aiter.flash_attn_func(q, k, v, causal=True, dropout_p=0.1,
@@ -44,10 +46,17 @@ def loss(q, k, v, key):
   cu = jnp.array([0, s // 3, s // 3, 2 * s])
   flat = [t.reshape(2 * s, 4, 64) for t in (q, k, v)]
   out = aiter.flash_attn_varlen(*flat, cu, cu, causal=True)
-  return jnp.sum(out.astype(jnp.float32) ** 2)
-step = jax.jit(jax.grad(loss, (0, 1, 2)))
+  x = aiter.rms_norm(out.reshape(-1, 1024), jnp.ones(1024, out.dtype))
+  y = aiter.gemm(x[:40], w, activation="silu")  # few rows: in parts
+  x8, scale = aiter.per_token_quant(jax.lax.stop_gradient(x),
+                                    quant_dtype=jnp.int8)
+  y8 = aiter.gemm_i8(x8, w8, scale, w_scale)
+  total = lambda t: jnp.sum(t.astype(jnp.float32) ** 2)
+  return total(out) + total(y), y8
+step = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
 for call in range(4):  # The first is not captured; the others replay.
-  outs = jax.device_get(step(q, k, v, jax.random.key(call % 2)))
+  outs = jax.tree.leaves(jax.device_get(
+      step(q, k, v, jax.random.key(call % 2))))
   np.savez(f"{sys.argv[1]}/{call}.npz", *(o.astype(np.float32) for o in outs))
 """
 
@@ -139,7 +148,8 @@ class GpuTest(absltest.TestCase):
     self.assertNotEmpty(recorded, thunks)
     for text in recorded:  # Members of a command buffer are indented.
       self.assertNotRegex(text, r"(?m)^\d+: kCustomCall")
-      self.assertLen(re.findall(r"(?m)^ +\d+: kCustomCall", text), 6)
+      # Attention 3 and 3, norm, product and its gradient, and two of int8.
+      self.assertLen(re.findall(r"(?m)^ +\d+: kCustomCall", text), 12)
     for a, b in zip(eager, captured):
       for name in a:
         np.testing.assert_array_equal(a[name], b[name])
