@@ -350,7 +350,7 @@ Status norm_kernels(NormOp op, DataType data_type, int64_t cols,
   AITER_RETURN_IF_ERROR(
       SelectKernel(DeviceOfArch(arch), "norm_bwd_dx", key, &dx));
   std::vector<const char*> ops = {"norm_bwd_dx", "norm_bwd_dgamma"};
-  if (dx->dims[0] == 0) ops.insert(ops.begin() + 1, "norm_bwd_parts");
+  if (dx->dims[0] == 0) ops.insert(ops.begin(), "norm_bwd_parts");
   return NameSteps(key, arch, ops, names);
 }
 
