@@ -203,6 +203,10 @@ _EXACT = dict(
     fp8_splits=dict(_ROW, dtype=_FN, k=130, splits=2, batch=2, shared=True),
     fp8_bits=dict(_ROW, dtype=_FN, bits=True, out=np.float32),
     fnuz_bits=dict(_ROW, dtype=_FNUZ, bits=True, out=np.float32),
+    fp8_words=dict(
+        _ROW, dtype=_FN, bits=True, k=176, align=16, batch=2, shared=True),
+    fnuz_words=dict(
+        _ROW, dtype=_FNUZ, bits=True, k=208, align=16, splits=2),
     mixed_bits=dict(_ROW, dtype=_FN, b_dtype=_FNUZ, bits=True, k=70),
     block=_BLOCK,
     block_step=dict(_BLOCK, tile=(16, 32, 128), out=np.float32, batch=2),
@@ -210,6 +214,7 @@ _EXACT = dict(
     block_splits=dict(_BLOCK, splits=2, transposed_scales=True, bits=True),
     block_mixed=dict(
         _BLOCK, dtype=_FNUZ, b_dtype=_FN, bits=True, bias=np.float32),
+    block_words=dict(_BLOCK, bits=True, k=304, align=16, tile=(16, 32, 128)),
     mx=_MX,
     mx_part_of_a_scale=dict(_MX, k=74),
     mx_splits=dict(_MX, splits=3, batch=2, shared=True, out=np.float32),
@@ -256,16 +261,19 @@ class GemmKernelTest(parameterized.TestCase):
     np.testing.assert_allclose(
         out.array[near], np.asarray(want)[near], rtol=2e-6)
 
-  @parameterized.parameters((_FN, "gemm_row"), (_FNUZ, "gemm_row"),
-                            (_FN, "gemm_block"), (_FNUZ, "gemm_block"))
-  def test_every_float8_is_widened_exactly(self, dtype, op):
+  @parameterized.product(
+      dtype=(_FN, _FNUZ), op=("gemm_row", "gemm_block"),
+      where=((1, 1, 0), (16, 16, 4), (16, 16, 7)))
+  def test_every_float8_is_widened_exactly(self, dtype, op, where):
+    k, align, column = where
     problem = _Problem(
-        op=op, dtype=dtype, bits=True, m=256, n=16, k=1, out=np.float32,
-        scale_powers=(0, 1))
+        op=op, dtype=dtype, bits=True, m=256, n=16, k=k, align=align,
+        out=np.float32, scale_powers=(0, 1))
     codes = np.arange(256, dtype=np.uint8)
-    one = np.ones(1, dtype).view(np.uint8)
-    problem.tensors["a"] = codes.reshape(1, 256, 1)
-    problem.tensors["b"] = np.tile(one, (1, 16, 1))
+    for tensor in problem.tensors.values():
+      tensor[...] = 0
+    problem.tensors["a"][0, :, column] = codes
+    problem.tensors["b"][0, :, column] = np.ones(1, dtype).view(np.uint8)
     for scale in problem.scales.values():
       scale[...] = 1
     want = codes.view(dtype).astype(np.float32)

@@ -131,15 +131,21 @@ def tile_of(
 
 @triton.jit
 def _fp8_to_fp16(bits, fnuz):
-  """float8 e4m3fn or, with the scalar fnuz, e4m3fnuz as float16, exactly."""
-  sign = (bits & 0x80).to(tl.uint16) << 8
-  wide = sign | ((bits & 0x7F).to(tl.uint16) << 7)
-  # The exponents' biases differ by 8, or 7: also right for subnormals.
-  bias = tl.where(fnuz, 128.0, 256.0).to(tl.float16)
-  x = wide.to(tl.float16, bitcast=True) * bias
-  mask = tl.where(fnuz, 0xFF, 0x7F).to(tl.uint8)
-  nan = tl.where(fnuz, 0x80, 0x7F).to(tl.uint8)
-  return tl.where((bits & mask) == nan, float("nan"), x)
+  """float8 to float16, exactly.
+
+  bits: uint16, the float8 in the upper half. fnuz: a scalar, whether it is
+  e4m3fnuz and not e4m3fn. All is arithmetic of 16 bits, two at once.
+  """
+  # Moved to float16's places. Its exponent then is 2^8 (fnuz: 2^7) too low,
+  # subnormals included.
+  x = (bits.to(tl.int16, bitcast=True) >> 1) & -0x4001
+  wide = x.to(tl.float16, bitcast=True) * tl.where(
+      fnuz, 128.0, 256.0).to(tl.float16)
+  # NaN, all ones here, is 0x7F and 0xFF: the numbers whose sum with 0x4080 has
+  # the sign bit. Of fnuz it is 0x80: the number whose lowest bit is the sign's.
+  y = x & tl.where(fnuz, -1, 0x7FFF).to(tl.int16)
+  nan = ((y + tl.where(fnuz, 0, 0x4080).to(tl.int16)) & -y) >> 15
+  return (wide.to(tl.int16, bitcast=True) | nan).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -188,15 +194,21 @@ def _step(
     a_scale, b_scale, a_scale_offsets, b_scale_offsets,
     stride_a_scale_k, stride_b_scale_k, flags,
     KIND: tl.constexpr, A_K_LAST: tl.constexpr, B_K_LAST: tl.constexpr,
-    TILE_K: tl.constexpr, PROMOTE: tl.constexpr, CHECK: tl.constexpr,
+    TILE_K: tl.constexpr, PACK: tl.constexpr, WIDEN: tl.constexpr,
+    PROMOTE: tl.constexpr, CHECK: tl.constexpr,
 ):
-  """acc plus the product of the tiles at k0."""
+  """acc plus the product of the tiles at k0; PACK elements lie together."""
+  a_tile = _load(
+      a, a_offsets, stride_a, k0 // PACK, k_left // PACK, TILE_K // PACK,
+      A_K_LAST, CHECK)
+  b_tile = _load(
+      b, b_offsets, stride_b, k0 // PACK, k_left // PACK, TILE_K // PACK,
+      B_K_LAST, CHECK)
+  if not A_K_LAST:
+    a_tile = tl.trans(a_tile)
+  if B_K_LAST:
+    b_tile = tl.trans(b_tile)
   if KIND == MX:
-    # k0 and k_left count elements, two a byte, 32 a scale.
-    a_tile = _load(
-        a, a_offsets, stride_a, k0 // 2, k_left // 2, TILE_K // 2, True, CHECK)
-    b_tile = _load(
-        b, b_offsets, stride_b, k0 // 2, k_left // 2, TILE_K // 2, True, CHECK)
     s0 = k0 // 32
     inside = tl.arange(0, TILE_K // 32)[None, :] < tl.cdiv(k_left, 32)
     if CHECK:
@@ -205,29 +217,38 @@ def _step(
     else:
       sa = tl.load(a_scale + s0 + a_scale_offsets)
       sb = tl.load(b_scale + s0 + b_scale_offsets)
-    return tl.dot_scaled(a_tile, sa, "e2m1", tl.trans(b_tile), sb, "e2m1", acc)
+    return tl.dot_scaled(a_tile, sa, "e2m1", b_tile, sb, "e2m1", acc)
   else:
-    a_tile = _load(
-        a, a_offsets, stride_a, k0, k_left, TILE_K, A_K_LAST, CHECK)
-    b_tile = _load(
-        b, b_offsets, stride_b, k0, k_left, TILE_K, B_K_LAST, CHECK)
-    if not A_K_LAST:
-      a_tile = tl.trans(a_tile)
-    if B_K_LAST:
-      b_tile = tl.trans(b_tile)
-    if a_tile.dtype == tl.uint8:
-      a_tile = _fp8_to_fp16(a_tile, (flags & A_FNUZ) != 0)
-      b_tile = _fp8_to_fp16(b_tile, (flags & B_FNUZ) != 0)
+    if KIND == BLOCK:
+      total = tl.zeros_like(acc)
+    else:
+      total = acc
+    if WIDEN:
+      a_fnuz = (flags & A_FNUZ) != 0
+      b_fnuz = (flags & B_FNUZ) != 0
+      if PACK == 2:
+        # The order of k is free as long as it is one: first the even ones.
+        total = tl.dot(
+            _fp8_to_fp16(a_tile << 8, a_fnuz),
+            _fp8_to_fp16(b_tile << 8, b_fnuz), total)
+        a_tile &= 0xFF00
+        b_tile &= 0xFF00
+      else:
+        a_tile = a_tile.to(tl.uint16) << 8
+        b_tile = b_tile.to(tl.uint16) << 8
+      total = tl.dot(
+          _fp8_to_fp16(a_tile, a_fnuz), _fp8_to_fp16(b_tile, b_fnuz), total)
+    elif PROMOTE:
+      # Hopper adds float8 products with fewer bits than float32 has.
+      total = tl.dot(a_tile, b_tile, total, max_num_imprecise_acc=TILE_K)
+    else:
+      total = tl.dot(a_tile, b_tile, total, out_dtype=acc.dtype)
     if KIND == BLOCK:
       s0 = (k0 // SCALE_BLOCK).to(tl.int64)
       sa = tl.load(a_scale + s0 * stride_a_scale_k + a_scale_offsets)
       sb = tl.load(b_scale + s0 * stride_b_scale_k + b_scale_offsets)
-      return acc + tl.dot(a_tile, b_tile) * (sa[:, None] * sb[None, :])
-    elif PROMOTE:
-      # Hopper adds float8 products with fewer bits than float32 has.
-      return tl.dot(a_tile, b_tile, acc, max_num_imprecise_acc=TILE_K)
-    else:
-      return tl.dot(a_tile, b_tile, acc, out_dtype=acc.dtype)
+      total = acc + total * (sa[:, None] * sb[None, :])
+    return total
 
 
 @triton.jit
@@ -353,6 +374,16 @@ def _gemm(
   if ALIGN > 1:
     common.assume_stride(stride_a)
     common.assume_stride(stride_b)
+  WIDEN: tl.constexpr = KIND != MX and a.dtype.element_ty == tl.uint8
+  PACK: tl.constexpr = 2 if KIND == MX or (WIDEN and ALIGN > 1) else 1
+  if WIDEN and PACK == 2:
+    # Two float8 at once: in words of 16 bits they are widened side by side.
+    a = a.to(tl.pointer_type(tl.uint16))
+    b = b.to(tl.pointer_type(tl.uint16))
+    stride_a //= 2
+    stride_b //= 2
+    batch_stride_a //= 2
+    batch_stride_b //= 2
   a += index * batch_stride_a
   b += index * batch_stride_b
   if A_K_LAST:
@@ -363,7 +394,6 @@ def _gemm(
     b += n0.to(tl.int64) * stride_b
   else:
     b += n0
-  PACK: tl.constexpr = 2 if KIND == MX else 1
   a_offsets = _offsets(
       stride_a, m - m0, TILE_M, TILE_K // PACK, A_K_LAST, ALIGN)
   b_offsets = _offsets(
@@ -397,14 +427,14 @@ def _gemm(
         acc, k0, TILE_K, a, b, a_offsets, b_offsets, stride_a, stride_b,
         a_scale, b_scale, a_scale_offsets, b_scale_offsets,
         stride_a_scale_k, stride_b_scale_k, flags,
-        KIND, A_K_LAST, B_K_LAST, TILE_K, PROMOTE, False)
+        KIND, A_K_LAST, B_K_LAST, TILE_K, PACK, WIDEN, PROMOTE, False)
   if length > steps * TILE_K:
     acc = _step(
         acc, first + steps * TILE_K, length - steps * TILE_K,
         a, b, a_offsets, b_offsets, stride_a, stride_b,
         a_scale, b_scale, a_scale_offsets, b_scale_offsets,
         stride_a_scale_k, stride_b_scale_k, flags,
-        KIND, A_K_LAST, B_K_LAST, TILE_K, PROMOTE, True)
+        KIND, A_K_LAST, B_K_LAST, TILE_K, PACK, WIDEN, PROMOTE, True)
   whole = k_per_split >= k
   if ROW:
     a_scale += index * batch_stride_a_scale
