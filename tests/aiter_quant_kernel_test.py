@@ -66,6 +66,14 @@ def _widen(b, fn, fnuz, e2m1, e8m0, reciprocal, SIZE: tl.constexpr):
   tl.store(reciprocal + at, rounding.e8m0_reciprocal(v))
 
 
+@triton.jit
+def _divide(x, scale, q, SIZE: tl.constexpr):
+  row = tl.program_id(0)
+  at = row * SIZE + tl.arange(0, SIZE)[None, :]
+  s = tl.load(scale + row + tl.zeros([1, 1], tl.int32))
+  tl.store(q + at, rounding.divide(tl.load(x + at), s))
+
+
 class RoundingTest(parameterized.TestCase):
 
   @parameterized.parameters(*enumerate(_KINDS))
@@ -87,6 +95,32 @@ class RoundingTest(parameterized.TestCase):
     _round[(_cdiv(x.size, 8192),)](Tensor(x), q, x.size, number, SIZE=8192)
     np.testing.assert_array_equal(
         q.array, oracle.round_to(x, kind).view(np.uint8))
+
+  def test_divide(self):
+    """IEEE's quotients, and its signs, of what a scale may be."""
+    rng = np.random.default_rng(0)
+    scale = np.exp2(rng.uniform(-42, 121, (64, 1))).astype(np.float32)
+    scale[:4] = np.float32([[np.inf], [np.nan], [2.0**-42], [1 - 2.0**-24]])
+    x = rng.uniform(-500, 500, (64, 4096)).astype(np.float32)
+    # Quotients next to what formats round at.
+    middle = rng.integers(1, 1000, (64, 2048)) / np.float32(2)
+    x[:, :2048] = middle * np.exp2(rng.integers(-12, 0, middle.shape))
+    with np.errstate(all="ignore"):
+      x = (x * np.where(np.isfinite(scale), scale, 1)).astype(np.float32)
+      for away in (-np.inf, np.inf):
+        part = slice(0, 700) if away < 0 else slice(700, 1400)
+        x[:, part] = np.nextafter(x[:, part], np.float32(away))
+      x[:, :4] = 0.0, -0.0, np.inf, -np.inf
+      x[0, 4], x[2, 5:7] = np.nan, (1e-38, -1e-38)
+      want = x / scale
+    q = _new(x.shape, np.float32)
+    _divide[(64,)](Tensor(x), Tensor(scale), q, SIZE=4096)
+    # An infinity is one only of a row whose scale is it or NaN.
+    finite = np.isfinite(x) | ~np.isfinite(scale)
+    np.testing.assert_array_equal(q.array[finite], want[finite])
+    number = finite & ~np.isnan(want)
+    np.testing.assert_array_equal(np.signbit(q.array[number]),
+                                  np.signbit(want[number]))
 
   def test_from_bits(self):
     codes = np.arange(256, dtype=np.uint8)

@@ -16,7 +16,7 @@ KernelsInfo = provider(
 _SHARED = {
     "common.py": ["gemm", "mha"],
     "hopper.py": ["gemm", "mha"],
-    "rounding.py": ["gemm", "norm", "quant"],
+    "rounding.py": ["norm", "quant"],
 }
 
 def _reads(row, source):

@@ -23,6 +23,7 @@ from third_party.aiter.kernels import rounding
 E2M1 = rounding.E2M1
 magnitude = rounding.magnitude
 f32_scale = rounding.f32_scale
+divide = rounding.divide
 to_bits = rounding.to_bits
 e8m0_scale = rounding.e8m0_scale
 e8m0_reciprocal = rounding.e8m0_reciprocal
@@ -58,6 +59,27 @@ def _store(q, codes, r, c, inside_r, cols, flags):
 
 
 @triton.jit
+def _smooth(v, smooth, c, cols, flags):
+  """v * smooth[c], if that is wanted."""
+  if flags & SMOOTH:
+    v *= _load(smooth, tl.zeros_like(c).to(tl.int64), c, c == c, cols, flags)
+  return v
+
+
+@triton.jit
+def _divide_by_any(x, scale):
+  """x / scale as IEEE 754 rounds it, or what saturates alike."""
+  usual = (scale >= 2.0**-60) & (scale <= 2.0**100)
+  if tl.min(tl.ravel(usual).to(tl.int32), 0) == 1:
+    # Beyond 2^24 every format saturates; there the steps might overflow.
+    first = x * tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+    q = tl.where(tl.abs(first) < 2.0**24, divide(x, scale), first)
+  else:
+    q = tl.div_rn(x, tl.broadcast_to(scale, x.shape))
+  return q
+
+
+@triton.jit
 def _widest(m, TILE_M: tl.constexpr, RUNS: tl.constexpr):
   """Of each pair of neighbouring columns the larger one, at both places."""
   pairs = tl.max(tl.reshape(m, [TILE_M, RUNS // 2, 2]), 2, keep_dims=True)
@@ -82,27 +104,24 @@ def quant_row(x, smooth, q, scale, rows, cols, kind, flags,
   if COLS:
     c = tl.arange(0, COLS)[None, :]
     v = _load(x, row, c, inside, cols, flags)
-    if flags & SMOOTH:
-      v *= tl.load(smooth + c, c < cols, 0.0)
+    v = _smooth(v, smooth, c, cols, flags)
     amax = tl.max(magnitude(v), 1).to(tl.float32, bitcast=True)
     s = f32_scale(amax, kind)
-    v = tl.div_rn(v, tl.broadcast_to(s[:, None], v.shape))
+    v = divide(v, s[:, None])
     _store(q, to_bits(v, kind, NATIVE), row, c, inside, cols, flags)
   else:
     m = tl.zeros([TILE_M, TILE_N], tl.int32)
     for c0 in range(0, cols, TILE_N):
       c = c0 + tl.arange(0, TILE_N)[None, :]
       v = _load(x, row, c, inside, cols, flags)
-      if flags & SMOOTH:
-        v *= tl.load(smooth + c, c < cols, 0.0)
+      v = _smooth(v, smooth, c, cols, flags)
       m = tl.maximum(m, magnitude(v))
     s = f32_scale(tl.max(m, 1).to(tl.float32, bitcast=True), kind)
     for c0 in range(0, cols, TILE_N):
       c = c0 + tl.arange(0, TILE_N)[None, :]
       v = _load(x, row, c, inside, cols, flags)
-      if flags & SMOOTH:
-        v *= tl.load(smooth + c, c < cols, 0.0)
-      v = tl.div_rn(v, tl.broadcast_to(s[:, None], v.shape))
+      v = _smooth(v, smooth, c, cols, flags)
+      v = divide(v, s[:, None])
       _store(q, to_bits(v, kind, NATIVE), row, c, inside, cols, flags)
   tl.store(scale + r, s, inside_r)
 
@@ -135,11 +154,10 @@ def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
   inside = inside_r[:, None, None]
   c = (g[:, None] * 32 + tl.arange(0, 32)[None, :])[None, :, :]
   v = _load(x, at, c, inside, cols, flags)
-  if flags & SMOOTH:
-    v *= tl.load(smooth + c, c < cols, 0.0)
+  v = _smooth(v, smooth, c, cols, flags)
   if flags & STATIC:
     s = tl.load(scale_in + row, inside_r, 1.0)
-    v = tl.div_rn(v, tl.broadcast_to(s[:, None, None], v.shape))
+    v = _divide_by_any(v, s[:, None, None])
   else:
     m = tl.max(magnitude(v), 2)
     if BLOCK:
@@ -177,7 +195,7 @@ def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
     else:
       s = f32_scale(amax, kind)
       tl.store(scale + to, s, first)
-      v = tl.div_rn(v, tl.broadcast_to(s[:, :, None], v.shape))
+      v = divide(v, s[:, :, None])
   codes = to_bits(v, kind, NATIVE)
   if kind == E2M1:
     low, high = tl.split(tl.reshape(codes, [TILE_M, RUNS, 16, 2]))

@@ -2,9 +2,9 @@
 """Float32 to and from 8 and 4 bits, exactly, on every architecture.
 
 Round to nearest, ties to even, and saturate: infinities too become the largest
-number. The arithmetic is of integers, so that no unit's own rounding, flushing
-or contraction has a say in it. jax/_src/aiter/rounding.py has the same
-functions in jax.numpy, and results agree in every bit.
+number. The arithmetic is of integers and of single float32 additions, which
+every unit rounds alike. jax/_src/aiter/rounding.py has the same functions in
+jax.numpy, and results agree in every bit.
 
 Formats: OCP 8-bit Floating Point Specification, v1.0 (e4m3fn); the same with
 exponent bias 8, one zero and NaN as 0x80 (e4m3fnuz: Noune et al., "8-bit
@@ -32,20 +32,22 @@ AMAX_FLOOR = tl.constexpr(1e-10)
 
 
 @triton.jit
-def _encode(size, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
-  """Bits of |x| in a format without an upper end, from bits of |x| in float32.
+def _encode(size, MANTISSA: tl.constexpr, BIAS: tl.constexpr,
+            LARGEST: tl.constexpr):
+  """The code of |x|, from its bits in uint32; LARGEST is the largest number's.
 
-  A number below the smallest normal one loses as many more bits as its exponent
-  is too low; the carry of a rounded mantissa reaches the exponent by itself.
+  The last bit of a float32 from 2^23 steps on counts steps. So what is added to
+  |x| is 2^23 of the format's steps at |x|; the smallest normal number's are
+  those of all below it. The addition rounds, and the sum's bits are the code
+  but for a constant and the exponent.
   """
-  exponent = size >> 23
-  mantissa = (size & 0x7FFFFF) | 0x800000
-  above = tl.maximum(exponent, 128 - BIAS)
-  drop = tl.minimum(23 - MANTISSA + above - exponent, 31)
-  one = tl.full([], 1, tl.uint32)
-  odd = (mantissa >> drop) & 1
-  kept = (mantissa + (one << (drop - 1)) - 1 + odd) >> drop
-  return kept + ((above - (128 - BIAS)) << MANTISSA)
+  LOWEST: tl.constexpr = (128 - BIAS) << 23
+  UP: tl.constexpr = (23 - MANTISSA) << 23
+  size = tl.minimum(size, LARGEST)
+  steps = (tl.maximum(size, LOWEST) & 0x7F800000) + UP
+  total = size.to(tl.float32, bitcast=True) + steps.to(tl.float32, bitcast=True)
+  code = total.to(tl.uint32, bitcast=True) - steps
+  return code + ((steps - (LOWEST + UP)) >> (23 - MANTISSA))
 
 
 @triton.jit
@@ -69,18 +71,28 @@ def to_e4m3fn(x, NATIVE: tl.constexpr = False):
   else:
     bits = x.to(tl.uint32, bitcast=True)
     size = bits & 0x7FFFFFFF
-    code = tl.minimum(_encode(size, 3, 7), 0x7E) | ((bits >> 24) & 0x80)
+    code = _encode(size, 3, 7, 0x43E00000) | ((bits >> 24) & 0x80)
     return tl.where(size > 0x7F800000, 0x7F, code).to(tl.uint8)
 
 
 @triton.jit
-def to_e4m3fnuz(x):
-  """float32 -> the bits of float8_e4m3fnuz in uint8; NaN becomes 0x80."""
-  bits = x.to(tl.uint32, bitcast=True)
-  size = bits & 0x7FFFFFFF
-  code = tl.minimum(_encode(size, 3, 8), 0x7F)
-  code = tl.where(code == 0, 0, code | ((bits >> 24) & 0x80))
-  return tl.where(size > 0x7F800000, 0x80, code).to(tl.uint8)
+def to_e4m3fnuz(x, NATIVE: tl.constexpr = False):
+  """float32 -> the bits of float8_e4m3fnuz in uint8; NaN becomes 0x80.
+
+  NATIVE: as of to_e4m3fn. The formats' numbers differ by a factor of 2, but for
+  240, which begins at 232.
+  """
+  if NATIVE:
+    code = (x * 2.0).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    code = tl.where(tl.abs(x) > 232.0, code | 0x7F, code)
+    code = tl.where(code == 0x80, 0, code)
+    return tl.where(x == x, code, 0x80).to(tl.uint8)
+  else:
+    bits = x.to(tl.uint32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    code = _encode(size, 3, 8, 0x43700000)
+    code = tl.where(code == 0, 0, code | ((bits >> 24) & 0x80))
+    return tl.where(size > 0x7F800000, 0x80, code).to(tl.uint8)
 
 
 @triton.jit
@@ -88,7 +100,7 @@ def to_e2m1(x):
   """float32 -> the four bits of float4_e2m1fn in uint8; NaN becomes 6."""
   bits = x.to(tl.uint32, bitcast=True)
   size = bits & 0x7FFFFFFF
-  code = tl.minimum(_encode(size, 1, 1), 7) | ((bits >> 28) & 8)
+  code = _encode(size, 1, 1, 0x40C00000) | ((bits >> 28) & 8)
   return tl.where(size > 0x7F800000, 7, code).to(tl.uint8)
 
 
@@ -100,7 +112,7 @@ def to_bits(x, kind, NATIVE: tl.constexpr = False):
   elif kind == E4M3FN:
     code = to_e4m3fn(x, NATIVE)
   elif kind == E4M3FNUZ:
-    code = to_e4m3fnuz(x)
+    code = to_e4m3fnuz(x, NATIVE)
   else:
     code = to_e2m1(x)
   return code
@@ -125,6 +137,26 @@ def f32_scale(amax, kind):
   """max(amax, AMAX_FLOOR) / largest(kind); NaN of NaN."""
   amax = tl.where(amax < AMAX_FLOOR, AMAX_FLOOR, amax)
   return tl.div_rn(amax, tl.broadcast_to(largest(kind), amax.shape))
+
+
+@triton.jit
+def divide(x, scale):
+  """x / scale as IEEE 754 rounds it, or what rounds to the same bits.
+
+  scale broadcasts to x; it is of f32_scale, or from 2^-60 to 2^100 with
+  quotients below 2^60. Two steps of Newton's from a reciprocal: the second
+  rounds right if the reciprocal does and the first is next to the quotient
+  (Markstein, "Computation of elementary functions on the IBM RISC System/6000
+  processor", 1990). Quotients so small that steps underflow round to zero.
+  """
+  inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+  # Of infinity too a quotient by it is 0, and NaN of infinity.
+  scale = tl.broadcast_to(tl.where(scale == float("inf"), 0.0, scale), x.shape)
+  # Zeros keep their sign: a rest of nothing is +0, and its correction -0.
+  down = tl.broadcast_to(inverse * -1.0, x.shape)
+  q = x * inverse
+  q = tl.fma(tl.fma(q, scale, x * -1.0), down, q)
+  return tl.fma(tl.fma(q, scale, x * -1.0), down, q)
 
 
 @triton.jit
