@@ -85,13 +85,16 @@ class Case:
   activation: str | None = None
 
   def inputs(self, seed=0):
-    """a, b, bias, dout; float64, as rounded."""
+    """a, b, bias, dout; float64, as rounded; none is subnormal."""
     rng = np.random.default_rng(seed)
-    draw = lambda dtype, *shape: rng.standard_normal(shape).astype(
-        DTYPES[dtype]).astype(np.float64)
+
+    def draw(dtype, *shape, factor=1.0):
+      t = (rng.standard_normal(shape) * factor).astype(DTYPES[dtype])
+      return np.where(np.abs(t) < 2.0**-14, 0, t).astype(np.float64)
+
     return (draw(self.dtype, *self.lead, self.m, self.k),
-            draw(self.dtype, *self.lead * self.batched, self.n, self.k)
-            / np.float64(1 << (max(self.k, 1).bit_length() // 2)),
+            draw(self.dtype, *self.lead * self.batched, self.n, self.k,
+                 factor=1 / (1 << (self.k.bit_length() // 2))),
             draw(self.bias or "fp32", self.n),
             draw(self.out or self.dtype, *self.lead, self.m, self.n))
 
@@ -270,6 +273,14 @@ class NumbersTest(GemmTestCase):
       out, _ = jax.vjp(functools.partial(
           aiter.gemm, activation=activation), a, b, bias)
       np.testing.assert_array_equal(out.astype(jnp.float32), 2.0**-6)
+
+  @unittest.skipIf("gfx90a" in dispatch.architectures("rocm"), "its matrix"
+                   " instructions take subnormal numbers for zeros")
+  def test_subnormal(self):
+    """Numbers below float16's normal ones count."""
+    a = 2.0**-24 * np.arange(40)[:, None] * np.ones(32)
+    out = aiter.gemm(a.astype(np.float16), np.ones((16, 32), np.float16))
+    np.testing.assert_array_equal(out, (a @ np.ones((32, 16))))
 
   def test_same_bits(self):
     case = Case(m=9, n=200, k=machine.size(5000, 1000, 520), bias="fp32")
