@@ -247,7 +247,11 @@ def _step(
       s0 = (k0 // SCALE_BLOCK).to(tl.int64)
       sa = tl.load(a_scale + s0 * stride_a_scale_k + a_scale_offsets)
       sb = tl.load(b_scale + s0 * stride_b_scale_k + b_scale_offsets)
-      total = acc + total * (sa[:, None] * sb[None, :])
+      if SCALE_BLOCK % acc.shape[1] == 0:
+        scale = (sa * sb)[:, None]
+      else:
+        scale = sa[:, None] * sb[None, :]
+      total = acc + total * scale
     return total
 
 
@@ -409,7 +413,11 @@ def _gemm(
     b_scale += index * batch_stride_b_scale
     if KIND == BLOCK:
       a_scale_offsets = rows * stride_a_scale_m
-      b_scale_offsets = cols // SCALE_BLOCK * stride_b_scale_n
+      if SCALE_BLOCK % TILE_N == 0:
+        # The tile lies in one block of b's: one scale.
+        b_scale_offsets = n0 // SCALE_BLOCK * stride_b_scale_n
+      else:
+        b_scale_offsets = cols // SCALE_BLOCK * stride_b_scale_n
     else:
       c = tl.arange(0, TILE_K // 32)[None, :]
       a_scale_offsets = rows[:, None] * stride_a_scale_m + c
