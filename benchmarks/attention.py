@@ -491,7 +491,7 @@ def main() -> int:
       text += "\n| cost on the host | |\n|---|---:|\n" + "".join(
         f"| {what} | {figure:.3g} {unit} |\n" for what, figure, unit in host
       )
-    report.write_markdown(text, args.markdown)
+    report.write_markdown(text, args.markdown, "attention")
   for text in wrong:
     print(f"WRONG: {text}", file=sys.stderr)
   return 1 if wrong else 0

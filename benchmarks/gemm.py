@@ -323,7 +323,9 @@ def main() -> int:
   args.out.mkdir(parents=True, exist_ok=True)
   report.write_csv(rows, args.out / "gemm.csv")
   if args.markdown:
-    report.write_markdown(report.as_markdown(lines, title), args.markdown)
+    report.write_markdown(
+      report.as_markdown(lines, title), args.markdown, "gemm"
+    )
   for text in wrong:
     print(f"WRONG: {text}", file=sys.stderr)
   return 1 if wrong else 0

@@ -13,7 +13,6 @@ import numpy as np
 import jax
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
 
 
 class Unsupported(Exception):
@@ -80,15 +79,16 @@ def as_markdown(lines: list[list[str]], title: str) -> str:
   return text + "\n"
 
 
-def write_markdown(text: str, path: str) -> None:
-  """Writes to a file; if it has the two markers, only between them."""
+def write_markdown(text: str, path: str, name: str) -> None:
+  """Writes to a file; if it has the two markers of the name, between them."""
   if path == "-":
     print(text)
     return
   file = pathlib.Path(path)
+  begin, end = (f"<!-- {name}: {side} -->" for side in ("begin", "end"))
   old = file.read_text() if file.exists() else ""
-  if BEGIN in old and END in old:
-    text = f"{old.split(BEGIN)[0]}{BEGIN}\n{text}{END}{old.split(END)[1]}"
+  if begin in old and end in old:
+    text = f"{old.split(begin)[0]}{begin}\n{text}{end}{old.split(end)[1]}"
   file.write_text(text)
 
 

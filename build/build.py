@@ -7,7 +7,7 @@
   test    run the tests, all or the named Bazel targets
   wheels  build the wheels of a release into a folder
   sim     run a program on simulated AMD GPUs
-  bench   time attention against other implementations on this machine
+  bench   time an operator against other implementations on this machine
   tune    measure every kernel that serves given sizes, and note the best
   lint    check Python, C++ and Bazel files
 
@@ -366,9 +366,9 @@ def demo(args: argparse.Namespace) -> None:
 
 def bench(args: argparse.Namespace) -> None:
   interpreter, platform = install(prepare())
-  out = ROOT / "dist/attention"
+  program = ROOT / f"benchmarks/{args.op}.py"
   run(
-    [interpreter, ROOT / "benchmarks/attention.py", "--out", out, *args.rest],
+    [interpreter, program, "--out", ROOT / "dist" / args.op, *args.rest],
     env=environment_for(platform),
   )
 
@@ -576,7 +576,10 @@ def main() -> None:
     return added
 
   command(demo, "build, install, and train a small GPT")
-  command(bench, "time attention; further flags go to the benchmark")
+  added = command(bench, "time an operator; further flags go to the benchmark")
+  added.add_argument(
+    "--op", choices=["attention", "norm", "gemm"], default="attention"
+  )
   added = command(tune, "measure kernels; further flags go to the program")
   added.add_argument("--op", required=True, choices=["gemm"])
   added.add_argument(
