@@ -116,9 +116,8 @@ class JaxProgram:
     @jax.jit
     def residuals(x, residual, gamma, beta):
       nonlocal tree
-      out, vjp = jax.vjp(
-        lambda x, gamma, beta: self.function(x, residual, gamma, beta),
-        x, gamma, beta)  # fmt: skip
+      function = lambda x, *weights: self.function(x, residual, *weights)
+      out, vjp = jax.vjp(function, x, gamma, beta)
       leaves, tree = jax.tree.flatten(vjp)
       return out, leaves
 
