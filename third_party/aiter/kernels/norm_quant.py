@@ -22,6 +22,7 @@ statistics = norm.statistics
 statistics_of_tile = norm.statistics_of_tile
 E2M1 = rounding.E2M1
 ROUND_UP = rounding.ROUND_UP
+divide = rounding.divide
 e8m0_reciprocal = rounding.e8m0_reciprocal
 e8m0_scale = rounding.e8m0_scale
 f32_scale = rounding.f32_scale
@@ -70,8 +71,7 @@ def _write(n, s, q, scale_e8m0, row, cols, c0, inside_r, kind,
              inside_r & (pair < cols // 2)[None, :])
   else:
     c = c0 + tl.arange(0, TILE_N)
-    codes = to_bits(tl.div_rn(n, tl.broadcast_to(s[:, None], n.shape)), kind,
-                    NATIVE)
+    codes = to_bits(divide(n, s[:, None]), kind, NATIVE)
     tl.store(q + row * cols + c[None, :], codes, inside_r & (c < cols)[None, :])
 
 
