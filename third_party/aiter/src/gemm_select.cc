@@ -199,10 +199,11 @@ const TunedGemm* Tuned(const GemmKey& key,
 }
 
 // Whether `a` is to be preferred to `b`: it takes less time, has fewer parts,
-// or is more specialised.
+// is more specialised, or wastes less of a tile.
 bool Better(const GemmTiling& a, const GemmTiling& b) {
   auto rank = [](const GemmTiling& t) {
-    return std::make_tuple(t.seconds, t.splits, -PopCount(t.kernel->excludes));
+    return std::make_tuple(t.seconds, t.splits, -PopCount(t.kernel->excludes),
+                           t.kernel->tile_m * t.kernel->tile_n);
   };
   return rank(a) < rank(b);
 }
