@@ -39,8 +39,8 @@ const DeviceFacts& FactsOf(const char* arch) {
 
 constexpr int64_t kScaleBlock = 128;
 
-// A block draws at most so many times its share of the memory's bandwidth: 90 to
-// 100 GB/s as measured on an H100.
+// A block draws at most so many times its share of the memory's bandwidth: 90
+// to 100 GB/s as measured on an H100.
 constexpr double kMostOfShare = 4;
 // Launch of the kernel that adds the parts.
 constexpr double kSumSeconds = 2e-6;
