@@ -9,6 +9,7 @@ products by name.
 
 import contextlib
 import functools
+import re
 import time
 
 import aiter_gemm_test
@@ -28,14 +29,21 @@ from jax.experimental import aiter
 from jaxlib import gpu_aiter
 
 ARCH, = dispatch.architectures("rocm")
-KERNELS = [k for k in gpu_aiter.load("rocm").kernels() if k["arch"] == ARCH]
+KERNELS = [
+    kernel | {"aligned": "_no_unaligned" in kernel["symbol"]}
+    for kernel in gpu_aiter.load("rocm").kernels() if kernel["arch"] == ARCH]
 
 
-def groups(family, *columns):
-  """Values of columns of the table -> the symbols of their kernels."""
+def groups(ops, *columns):
+  """Values of columns of the table, and the symbols of kernels that have them.
+
+  Args:
+    ops: matches the beginnings of the operators' names.
+    *columns: of the table.
+  """
   found = {}
   for kernel in KERNELS:
-    if kernel["op"].startswith(family):
+    if re.match(ops, kernel["op"]):
       key = tuple(kernel[column] for column in columns)
       found.setdefault(key, []).append(kernel["symbol"])
   return [(*key, symbols) for key, symbols in found.items()]
@@ -90,15 +98,34 @@ class MhaKernelsTest(aiter_mha_test.MhaTestCase):
 
 class NormKernelsTest(aiter_norm_test.NormTestCase):
 
-  @parameterized.parameters(*groups("norm_", "dtype", "dims"))
-  def test_kernels(self, dtype, dims, symbols):
-    # What holds a row is given a shorter one, what takes any an odd one.
-    cols = dims[0] - 8 if dims[0] else 8201
+  # What holds a row is given a shorter one; what takes any, a longer one than
+  # all that hold one, or an odd one.
+  LONGEST = max(k["dims"][0] for k in KERNELS if k["op"].startswith("norm_"))
+
+  def cols(self, dims, aligned, multiple):
+    if not aligned:
+      return 8201
+    return dims[0] - multiple if dims[0] else self.LONGEST + multiple
+
+  @parameterized.parameters(
+      *groups("norm_fwd|norm_bwd", "dtype", "dims", "aligned"))
+  def test_kernels(self, dtype, dims, aligned, symbols):
     case = aiter_norm_test.Case(
-        dtype="bf16" if dtype == "any" else dtype, cols=cols, lead=(3,),
-        layer=True, residual=True)
+        dtype="bf16" if dtype == "any" else dtype, lead=(3,),
+        cols=self.cols(dims, aligned, 8), layer=True, residual=True)
     with launched(self, symbols):
       self.check(case)
+
+  @parameterized.parameters(*groups("norm_quant", "dtype", "dims", "aligned"))
+  def test_quantised(self, dtype, dims, aligned, symbols):
+    case = aiter_norm_test.Case(
+        dtype=dtype, lead=(3,), cols=self.cols(dims, aligned, 32))
+    check = functools.partial(aiter_norm_test.QuantTest.check_quantised, self)
+    with launched(self, symbols):
+      check(case, "int8", smooth=True)
+      check(case, "float8_e4m3fnuz")
+      if aligned:
+        check(case, "mxfp4")
 
 
 class QuantKernelsTest(parameterized.TestCase):
@@ -208,8 +235,8 @@ class GemmKernelsTest(parameterized.TestCase):
   def test_kernels(self, kernel):
     tile_m, tile_n, tile_k = (kernel["tile_" + t] for t in "mnk")
     # More than a tile of each by as little as the kernel takes.
-    aligned = kernel["symbol"].endswith("_no_unaligned")
-    rest = 32 if kernel["op"] == "gemm_mx" else 16 if aligned else 1
+    rest = (
+        32 if kernel["op"] == "gemm_mx" else 16 if kernel["aligned"] else 1)
     types = [(self.TYPES[kernel["dtype"]],) * 2] if kernel[
         "dtype"] != "any" else [
             (self.E4M3FN,) * 2, (self.E4M3FN, self.E4M3FNUZ)]
