@@ -1017,6 +1017,25 @@ class ShardingTest(GemmTestCase):
         np.testing.assert_array_equal(
             np.asarray(t, np.float32), np.asarray(u, np.float32))
 
+  def test_shard_map_over_some_axes(self):
+    """The others are automatic inside, and gathered."""
+    f = jax.shard_map(
+        functools.partial(aiter.gemm, preferred_element_type=jnp.float32),
+        mesh=self.mesh, in_specs=(P("x"), P()), out_specs=P("x"),
+        axis_names={"x"})
+    loss = lambda f: lambda *t: jnp.sum(f(*t) * self.weight)
+    # XLA's CPUs cannot sum bfloat16 over some axes.
+    a, b = (t.astype(np.float32) for t in (self.a, self.b))
+    args = [jax.device_put(t, NamedSharding(self.mesh, s))
+            for t, s in ((a, P("x", "y")), (b, P("y")))]
+    for got, want in (
+        (jax.jit(f)(*args), aiter.gemm(a, b)),
+        (jax.jit(jax.grad(loss(f), (0, 1)))(*args),
+         jax.grad(loss(aiter.gemm), (0, 1))(a, b))):
+      for t, u in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+        np.testing.assert_array_equal(
+            np.asarray(t, np.float32), np.asarray(u, np.float32))
+
   def test_shard_map_of_quantised(self):
     mesh = Mesh(np.array(CPUS[:4]), ("y",))
     case = Quantised("i8", m=16, k=64)

@@ -501,6 +501,17 @@ class ShardingTest(TransformTestCase):
     there = jax.device_put(args, NamedSharding(self.mesh, P()))
     self.assert_close(run(mapped, there), run(fn, args), 1e-5)
 
+  def test_shard_map_over_some_axes(self):
+    """The others are automatic inside, and gathered."""
+    q, k, v = (t.astype(jnp.float32) for t in qkv(4, hk=4))
+    fn = functools.partial(aiter.flash_attn_func, causal=True)
+    mapped = jax.shard_map(fn, mesh=self.mesh, in_specs=(P("x"),) * 3,
+                           out_specs=P("x"), axis_names={"x"})
+    args = jax.device_put((q, k, v), CPUS[0])
+    run = lambda f, args: jax.jit(results_of(f, (0, 1, 2)))(*args)
+    there = jax.device_put(args, NamedSharding(self.mesh, HEADS))
+    self.assert_close(run(mapped, there), run(fn, args), 1e-5)
+
   def test_shard_map_blocks(self):
     """Loops of the blockwise reference carry varying types."""
     q, k, v = (t.astype(jnp.float32) for t in qkv(2, sq=1100, sk=1100, hq=1,

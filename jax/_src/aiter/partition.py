@@ -130,7 +130,12 @@ def partitioned(
     return axes, _sum_over_missing(fun, specs, result_specs, axes)
 
   def partition(mesh, args, _):
-    axes, lower = (plan or follow)(mesh, args)
+    if mesh.empty:
+      # In a shard_map over some of a mesh's axes JAX does not name the others:
+      # what they divide is gathered.
+      axes, lower = {}, fun
+    else:
+      axes, lower = (plan or follow)(mesh, args)
     sharding = lambda spec: NamedSharding(
         mesh, PartitionSpec(*(axes.get(name) or None for name in spec)))
     shardings = lambda side: jax.tree.map(sharding, side, is_leaf=_is_spec)
