@@ -130,7 +130,8 @@ def partitioned(
     return axes, _sum_over_missing(fun, specs, result_specs, axes)
 
   def partition(mesh, args, _):
-    if mesh.empty:
+    if mesh.empty or not all(isinstance(t.sharding, NamedSharding)
+                             for t in jax.tree.leaves(args)):
       # In a shard_map over some of a mesh's axes JAX does not name the others:
       # what they divide is gathered.
       axes, lower = {}, fun
