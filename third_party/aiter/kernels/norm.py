@@ -61,12 +61,12 @@ def statistics(x, residual, row, inside_r, cols, epsilon, flags,
   """
   mu = tl.zeros([TILE_M], tl.float32)
   m2 = tl.zeros([TILE_M], tl.float32)
+  before = tl.full([], 0.0, tl.float32)
   for c0 in range(0, cols, TILE_N):
     c = c0 + tl.arange(0, TILE_N)
     inside = inside_r[:, None] & (c < cols)[None, :]
     s = load_sum(x, residual, row + c[None, :], inside, flags)
     if flags & LAYER:
-      before = c0.to(tl.float32)
       here = tl.minimum(cols - c0, TILE_N).to(tl.float32)
       tile_mu = tl.sum(s, 1) / here
       d = tl.where(inside, s - tile_mu[:, None], 0.0)
@@ -74,6 +74,7 @@ def statistics(x, residual, row, inside_r, cols, epsilon, flags,
       m2 += tl.sum(d * d, 1) + shift * shift * (before * here
                                                 / (before + here))
       mu += shift * (here / (before + here))
+      before += here
     else:
       m2 += tl.sum(s * s, 1)
   return mu, 1.0 / tl.sqrt_rn(m2 / cols.to(tl.float32) + epsilon)

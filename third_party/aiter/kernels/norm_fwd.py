@@ -71,10 +71,10 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
                      "evict_last" if RELOAD else ""),)
     mu = tl.zeros([TILE_M], tl.float32)
     if flags & LAYER:
-      total = s[0]
+      sums = s[0]
       for i in tl.static_range(1, TILES):
-        total += s[i]
-      mu = tl.sum(total, 1) / n_cols
+        sums += s[i]
+      mu = tl.sum(sums, 1) / n_cols
     variance = tl.zeros([TILE_M, TILE_N], tl.float32)
     for i in tl.static_range(TILES):
       c = tile + i * TILE_N
@@ -90,13 +90,13 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
         d = _rounded(v, mu, residual_out, at, inside)
         drift += d
         squares += d * d
-    off = tl.zeros([TILE_M], tl.float32)
     if flags & RESIDUAL:
-      var, off, var_rounded = tl.reduce((variance, drift, squares), 1, _add)
+      total, off, var_rounded = tl.reduce((variance, drift, squares), 1, _add)
     else:
-      var = tl.sum(variance, 1)
-      var_rounded = var
-    inv = 1.0 / tl.sqrt_rn(var / n_cols + epsilon)
+      total = tl.sum(variance, 1)
+      off = mu
+      var_rounded = total
+    inv = 1.0 / tl.sqrt_rn(total / n_cols + epsilon)
     for i in tl.static_range(TILES):
       c = tile + i * TILE_N
       inside_c = c < cols
@@ -128,11 +128,9 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
     off = tl.sum(drift, 1)
     var_rounded = tl.sum(squares, 1)
   if flags & RESIDUAL:
-    if flags & LAYER:
-      off /= n_cols
-    else:
-      off *= 0.0
-    inv = 1.0 / tl.sqrt_rn(var_rounded / n_cols - off * off + epsilon)
+    off = tl.where((flags & LAYER) != 0, off / n_cols, 0.0)
+    var = var_rounded / n_cols - off * off
+    inv = 1.0 / tl.sqrt_rn(tl.where(var < 0.0, 0.0, var) + epsilon)
     mu += off
   tl.store(mean + r, mu, inside_r)
   tl.store(rstd + r, inv, inside_r)

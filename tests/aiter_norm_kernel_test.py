@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The norms' kernels without a GPU, in Triton's interpreter.
+
+Each stands beside its formula in float64, with small tiles, so that a short row
+has full, cut and absent ones. The kernels for Hopper are not here: the
+interpreter has no Gluon.
+"""
+
+import ml_dtypes
+import numpy as np
+import quant_oracle as oracle
+from absl.testing import absltest, parameterized
+from triton_interpreter import Tensor, gpu_arithmetic
+
+# isort: split
+from third_party.aiter.kernels import norm, norm_bwd, norm_fwd, norm_quant
+
+_EPSILON = 1e-3
+_ROWS = 5
+# What a call may have, as bits of the argument `flags`.
+_CALLS = {
+    "rms": (),
+    "rms_gemma": ("gemma",),
+    "rms_add": ("residual",),
+    "rms_add_t5": ("residual", "t5"),
+    "layer": ("layer", "beta"),
+    "layer_add": ("layer", "beta", "residual"),
+    "layer_f32": ("layer", "beta", "f32_weights"),
+}
+_ALL = sum(norm.FEATURES.values())
+
+
+def _arrays(cols, features, dtype):
+  """float64 arrays of numbers that dtype has, and as tensors."""
+  rng = np.random.default_rng(cols)
+  weights = np.float32 if "f32_weights" in features else dtype
+  rows = (_ROWS, cols)
+  arrays = {
+      name: rng.standard_normal(shape).astype(kind) for name, shape, kind in (
+          ("x", rows, dtype), ("residual", rows, dtype), ("dy", rows, dtype),
+          ("gamma", cols, weights), ("beta", cols, weights),
+          ("smooth", cols, np.float32))}
+  arrays["x"] += arrays["x"].dtype.type(0.5)
+  tensors = {name: Tensor(t) for name, t in arrays.items()}
+  tensors |= {f"{name}_f32": tensors[name] for name in ("gamma", "beta")}
+  return {n: t.astype(np.float64) for n, t in arrays.items()}, tensors
+
+
+def _new(*shape, dtype=np.float32):
+  """What no kernel writes is seen."""
+  return Tensor(np.full(shape, 77, dtype))
+
+
+def _statistics(s, features):
+  mean = s.mean(-1, keepdims=True) if "layer" in features else 0 * s[:, :1]
+  rstd = 1 / np.sqrt(np.mean((s - mean)**2, -1, keepdims=True) + _EPSILON)
+  return mean, rstd
+
+
+def _sum(a, features, dtype):
+  """What is normalised, and the same as backward reads it."""
+  if "residual" not in features:
+    return a["x"], a["x"]
+  s = a["x"] + a["residual"]
+  rounded = s.astype(np.float32).astype(dtype).astype(np.float64)
+  return (rounded if "t5" in features else s), rounded
+
+
+def _forward(a, features, dtype):
+  s, _ = _sum(a, features, dtype)
+  mean, rstd = _statistics(s, features)
+  n = (s - mean) * rstd
+  if "t5" in features:
+    n = n.astype(np.float32).astype(dtype).astype(np.float64)
+  y = n * (a["gamma"] + ("gemma" in features))
+  return y + a["beta"] if "beta" in features else y
+
+
+def _flags(features):
+  return sum(norm.FEATURES[name] for name in features)
+
+
+class NormKernelTest(parameterized.TestCase):
+
+  def close(self, got, expected, dtype, steps=1.0):
+    """As near as dtype's rounding, and float32's sums, let them be."""
+    got = got.array.astype(np.float64)
+    size = np.abs(expected).max()
+    step = float(ml_dtypes.finfo(dtype).eps) / 2
+    np.testing.assert_allclose(
+        got / size, expected / size, rtol=steps * step, atol=2e-6)
+
+  @parameterized.product(
+      call=tuple(_CALLS), dtype=(ml_dtypes.bfloat16, np.float32),
+      tile=((0, 16, 0), (64, 64, 0), (64, 16, 0), (64, 16, 1)))
+  def test_forward(self, call, dtype, tile):
+    cols, features = 40, _CALLS[call]
+    bound, tile_n, reload = tile
+    a, t = _arrays(cols, features, dtype)
+    y, out = (_new(_ROWS, cols, dtype=dtype) for _ in range(2))
+    mean, rstd = _new(_ROWS), _new(_ROWS)
+    with gpu_arithmetic():
+      norm_fwd.norm_fwd[(3,)](
+          t["x"], t["residual"], t["gamma"], t["gamma_f32"], t["beta"],
+          t["beta_f32"], y, out, mean, rstd, _ROWS, cols, _EPSILON,
+          _flags(features), TILE_M=2, TILE_N=tile_n, COLS=bound, RELOAD=reload,
+          FLAGS=_ALL)
+    t5 = "t5" in features
+    self.close(y, _forward(a, features, dtype), dtype, 4 if t5 else 1.01)
+    _, rounded = _sum(a, features, dtype)
+    expected = _statistics(rounded, features)
+    np.testing.assert_allclose(mean.array, expected[0][:, 0], atol=1e-6)
+    self.close(rstd, expected[1][:, 0], np.float32, 16)
+    if "residual" in features:
+      np.testing.assert_array_equal(out.array.astype(np.float64), rounded)
+
+  @parameterized.product(
+      call=("rms", "rms_gemma", "layer", "layer_add", "layer_f32", "rms_t5"),
+      dtype=(ml_dtypes.bfloat16, np.float32), bound=(0, 64))
+  def test_backward(self, call, dtype, bound):
+    cols, parts = 40, 2
+    features = ("t5",) if call == "rms_t5" else _CALLS[call]
+    a, t = _arrays(cols, features, dtype)
+    mean, rstd = _statistics(a["x"], features)
+    saved = [Tensor(v[:, 0].astype(np.float32)) for v in (mean, rstd)]
+    dx = _new(_ROWS, cols, dtype=dtype)
+    sums = [_new(parts, cols) for _ in range(2)]
+    dgamma, dbeta = _new(cols), _new(cols)
+    flags, per_part = _flags(features), -(-_ROWS // parts)
+    with gpu_arithmetic():
+      norm_bwd.norm_bwd_dx[(parts,)](
+          t["x"], t["gamma"], t["gamma_f32"], t["dy"], t["residual"], *saved,
+          dx, *sums, _ROWS, cols, per_part, flags, TILE_M=2, TILE_N=16,
+          COLS=bound, STAGES=1)
+      if not bound:
+        norm_bwd.norm_bwd_parts[(3, parts)](
+            t["x"], t["dy"], *saved, *sums, _ROWS, cols, per_part, flags,
+            TILE_M=2, TILE_N=16)
+      norm_bwd.norm_bwd_dgamma[(3,)](
+          *sums, dgamma, dbeta, parts, cols, flags, TILE_M=4, TILE_N=16)
+    n = (a["x"] - mean) * rstd
+    g = a["dy"] * (a["gamma"] + ("gemma" in features))
+    d = g - n * (n * g).mean(-1, keepdims=True)
+    if "layer" in features:
+      d -= g.mean(-1, keepdims=True)
+    d *= rstd
+    if "residual" in features:
+      d += a["residual"]
+    self.close(dx, d, dtype, 1.01)
+    if "t5" in features:
+      n = n.astype(np.float32).astype(dtype).astype(np.float64)
+    self.close(dgamma, (a["dy"] * n).sum(0), np.float32, 64)
+    if "beta" in features:
+      self.close(dbeta, a["dy"].sum(0), np.float32, 64)
+
+  @parameterized.product(
+      call=("rms", "rms_add", "layer", "smooth"),
+      kind=("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4"),
+      bound=(0, 128))
+  def test_quantised(self, call, kind, bound):
+    cols, dtype = 96, ml_dtypes.bfloat16
+    features = ("smooth",) if call == "smooth" else _CALLS[call]
+    a, t = _arrays(cols, features, dtype)
+    mx = kind == "mxfp4"
+    q = _new(_ROWS, cols // 2 if mx else cols, dtype=np.uint8)
+    scale, out = _new(_ROWS), _new(_ROWS, cols, dtype=dtype)
+    e8m0 = _new(_ROWS, cols // 32, dtype=np.uint8)
+    number = ("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4").index(kind)
+    with gpu_arithmetic():
+      norm_quant.norm_quant[(3,)](
+          t["x"], t["residual"], t["gamma"], t["gamma_f32"], t["beta"],
+          t["beta_f32"], t["smooth"], q, scale, e8m0, out, _ROWS, cols,
+          _EPSILON, number, _flags(features), TILE_M=2,
+          TILE_N=bound or 64, COLS=bound, NATIVE=False)
+    y = _forward(a, features, dtype)
+    if call == "smooth":
+      y = y * a["smooth"]
+    if mx:
+      groups = np.abs(y).reshape(_ROWS, -1, 32).max(-1)
+      np.testing.assert_array_equal(
+          e8m0.array, np.ceil(np.log2(groups / 6)) + 127)
+      unit = np.repeat(oracle.from_e8m0(e8m0.array), 32, -1)
+      back, gap = oracle.value(oracle.unpack(q.array), kind) * unit, unit
+    else:
+      np.testing.assert_allclose(
+          scale.array, np.abs(y).max(-1) / oracle.LARGEST[kind], rtol=1e-6)
+      unit = scale.array[:, None].astype(np.float64)
+      codes = q.array.view(np.int8) if kind == "int8" else q.array
+      back = oracle.value(codes, kind) * unit
+      # Half of what lies between two numbers, of three bits of mantissa.
+      gap = unit / 2 if kind == "int8" else np.maximum(
+          np.abs(y) / 16, unit * 2.0**-10)
+    self.assertLessEqual(np.max(np.abs(back - y) / gap), 1.001)
+    if "residual" in features:
+      np.testing.assert_array_equal(
+          out.array.astype(np.float64), _sum(a, features, dtype)[1])
+
+
+if __name__ == "__main__":
+  absltest.main()
