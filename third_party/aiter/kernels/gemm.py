@@ -16,9 +16,10 @@ workspace [splits, batch, m, n], and gemm_sum, which adds in a fixed order, does
 the rest. A float8 type that the target's matrix unit does not know is widened
 to float16 on the way, exactly.
 
-Addresses: a base pointer moves in 64 bits. Offsets inside a tile have 32 bits,
-which holds for strides below 2^22 elements, or 64 in rows that promise neither
-alignment nor such strides (ALIGN = 1).
+Addresses: a base pointer moves in 64 bits. Offsets inside a tile of a or b have
+32 bits, which holds for strides below 2^22 elements, or 64 in rows that promise
+neither alignment nor such strides (ALIGN = 1). Those inside a tile of out or of
+the workspace have 64.
 """
 
 import triton
@@ -261,16 +262,17 @@ def store_tile(
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
 ):
   """Stores the tile at (m0, n0) of a dense [m, n] matrix, of many at `ptr`."""
-  row = m0.to(tl.int64)
+  stride = n.to(tl.int64)  # A row may be as long as 2^31 - 1.
   if (n % 8 == 0) & (matrix_stride % 8 == 0):
     # The same numbers; so written, the compiler knows what divides them and
     # stores 16 bytes at a time.
     n = n // 8 * 8
-    ptr += matrix * (matrix_stride // 8 * 8) + row * n + n0
-    common.store_tile(ptr, x, n, m - m0, n - n0, TILE_M, TILE_N)
+    stride = n.to(tl.int64)
+    ptr += matrix * (matrix_stride // 8 * 8) + m0 * stride + n0
+    common.store_tile(ptr, x, stride, m - m0, n - n0, TILE_M, TILE_N)
   else:
-    ptr += matrix * matrix_stride + row * n + n0
-    common.store_tile(ptr, x, n, m - m0, n - n0, TILE_M, TILE_N)
+    ptr += matrix * matrix_stride + m0 * stride + n0
+    common.store_tile(ptr, x, stride, m - m0, n - n0, TILE_M, TILE_N)
 
 
 @triton.jit
@@ -407,18 +409,20 @@ def _gemm(
   if KIND == BLOCK or KIND == MX:
     rows = tl.arange(0, TILE_M)
     cols = tl.arange(0, TILE_N)
-    rows = m0 + tl.where(rows < m - m0, rows, 0)
-    cols = n0 + tl.where(cols < n - n0, cols, 0)
-    a_scale += index * batch_stride_a_scale
-    b_scale += index * batch_stride_b_scale
+    rows = tl.where(rows < m - m0, rows, 0)
+    cols = tl.where(cols < n - n0, cols, 0)
+    a_scale += index * batch_stride_a_scale + m0.to(tl.int64) * stride_a_scale_m
     if KIND == BLOCK:
+      b_scale += (index * batch_stride_b_scale
+                  + (n0 // SCALE_BLOCK).to(tl.int64) * stride_b_scale_n)
       a_scale_offsets = rows * stride_a_scale_m
-      if SCALE_BLOCK % TILE_N == 0:
-        # The tile lies in one block of b's: one scale.
-        b_scale_offsets = n0 // SCALE_BLOCK * stride_b_scale_n
-      else:
-        b_scale_offsets = cols // SCALE_BLOCK * stride_b_scale_n
+      if SCALE_BLOCK % TILE_N > 0:
+        # Else the tile lies in one block of b's: one scale.
+        b_scale_offsets = (
+            (n0 % SCALE_BLOCK + cols) // SCALE_BLOCK * stride_b_scale_n)
     else:
+      b_scale += (index * batch_stride_b_scale
+                  + n0.to(tl.int64) * stride_b_scale_n)
       c = tl.arange(0, TILE_K // 32)[None, :]
       a_scale_offsets = rows[:, None] * stride_a_scale_m + c
       b_scale_offsets = cols[:, None] * stride_b_scale_n + c
@@ -632,13 +636,13 @@ def gemm_sum(
     total = tl.zeros([TILE_M, TILE_N], tl.int32)
     for _ in range(splits):
       total += tl.load(
-          workspace + (r * n + c), mask=inside, other=0.0
+          workspace + (r * n.to(tl.int64) + c), mask=inside, other=0.0
       ).to(tl.int32, bitcast=True)
       workspace += part
     x = total.to(tl.float32)
   else:
     for _ in range(splits):
-      x += tl.load(workspace + (r * n + c), mask=inside, other=0.0)
+      x += tl.load(workspace + (r * n.to(tl.int64) + c), mask=inside, other=0.0)
       workspace += part
   x = finish(
       x, a_scale + index * batch_stride_a_scale,
