@@ -64,15 +64,39 @@ def amax(x, axis, keepdims: bool = False):
 
 
 def divide(x, y):
-  """x / y in float32 as IEEE 754 has it; y broadcasts to x."""
+  """x / y in float32, on a CPU as IEEE 754 has it; y broadcasts to x."""
   # XLA would multiply by the reciprocal of what is broadcast.
   y = jnp.broadcast_to(jnp.asarray(y, jnp.float32), x.shape)
   return x / lax.optimization_barrier(y)
 
 
 def f32_scale(amax, kind: Kind):
-  """The scale of numbers whose largest magnitude is amax."""
-  return divide(jnp.maximum(amax, AMAX_FLOOR), kind.largest)
+  """The scale of numbers whose largest magnitude is amax.
+
+  The quotient is that of IEEE 754, by long division of integers: XLA's quotients
+  on a GPU may differ in the last bit.
+  """
+  bits = _bits(jnp.maximum(amax, AMAX_FLOOR))
+  power = 0
+  divisor = int(kind.largest)  # An odd number times a power of two.
+  while divisor % 2 == 0:
+    divisor, power = divisor // 2, power + 1
+  divisor = jnp.full_like(bits, divisor)
+  mantissa = (bits & 0x7FFFFF) | 0x800000
+  whole, rest = lax.div(mantissa, divisor), lax.rem(mantissa, divisor)
+  # 24 more bits; the divisor, and so a rest, has 7.
+  more, rest = lax.div(rest << 24, divisor), lax.rem(rest << 24, divisor)
+  length = 32 - lax.clz(whole)
+  kept = (whole << (24 - length)) | (more >> length)
+  lost = more - ((more >> length) << length)
+  half = jnp.uint32(1) << (length - 1)
+  odd = (kept & 1) | (rest > 0).astype(jnp.uint32)
+  up = (lost > half) | ((lost == half) & (odd > 0))
+  exponent = (bits >> 23) + length - 24 - power
+  # A mantissa that is rounded to 2^24 steps the exponent by itself.
+  found = ((exponent - 1) << 23) + kept + up.astype(jnp.uint32)
+  return lax.bitcast_convert_type(
+      jnp.where(bits >= 0x7F800000, bits, found), jnp.float32)
 
 
 def round_to(x, kind: Kind, e8m0=None):
