@@ -73,8 +73,8 @@ def divide(x, y):
 def f32_scale(amax, kind: Kind):
   """The scale of numbers whose largest magnitude is amax.
 
-  The quotient is that of IEEE 754, by long division of integers: XLA's quotients
-  on a GPU may differ in the last bit.
+  The quotient is that of IEEE 754, by long division of integers: XLA's on a
+  GPU may differ in the last bit.
   """
   bits = _bits(jnp.maximum(amax, AMAX_FLOOR))
   power = 0
