@@ -657,6 +657,21 @@ class ShardingTest(TransformTestCase):
     self.assert_all_close(jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*args),
                           self.want[self.gradients])
 
+  def test_shard_map_over_some_axes(self):
+    mesh = Mesh(np.array(CPUS[:4]).reshape(2, 2), ("a", "b"))
+    args = [jax.device_put(t, NamedSharding(
+        mesh, P("a", "b") if t.ndim > 1 else P())) for t in self.args]
+    shards = functools.partial(
+        jax.shard_map, mesh=mesh, axis_names={"a"},
+        in_specs=(P("a"), P("a"), P(), P()))
+    self.assert_all_close(
+        jax.jit(shards(quantised, out_specs=P("a")))(*args),
+        self.want[quantised])
+    loss = shards(lambda *args: jax.lax.psum(
+        jnp.sum(both(*args) ** 2), "a"), out_specs=P())
+    self.assert_all_close(jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*args),
+                          self.want[self.gradients])
+
 
 class ErrorTest(parameterized.TestCase):
 
