@@ -68,6 +68,7 @@ for what; do
       shards transform 3
       shards norm 4
       shards gemm 4
+      shards gemm_handler 1
       shards quant 3
       shards errors 1
       shards gpu 1
