@@ -136,7 +136,7 @@ class FailureTest(parameterized.TestCase):
     self.assertEqual(modules, len(kernels))
     for now in alive:
       self.assertEqual(now[1] * modules, now[0] * allocations)
-    ours = [m for m in messages if "aiter_mha: " in m]
+    ours = [m for m in messages if "aiter: " in m]
     self.assertNotEmpty(ours)
     if "kernel" in message:
       for kernel in kernels:

@@ -96,7 +96,7 @@ class GraphTest(absltest.TestCase):
     want = jax.device_get(step(q, k, v))  # Not recorded yet.
     simulator.fail("hipModuleLaunchKernel", 2)
     with self.assertRaisesRegex(
-        jax.errors.JaxRuntimeError, "aiter_mha: Launching kernel mha_fwd_"):
+        jax.errors.JaxRuntimeError, "aiter: Launching kernel mha_fwd_"):
       jax.block_until_ready(step(q, k, v))
     simulator.fail_nothing()
     step = compiled()
