@@ -19,6 +19,7 @@ attr = struct(
     bool = _ignore,
     label = _ignore,
     label_keyed_string_dict = _ignore,
+    label_list = _ignore,
     string = _ignore,
     string_dict = _ignore,
     string_list = _ignore,
