@@ -102,8 +102,8 @@ def loss_panels(rows: list[dict], with_difference: bool) -> list[str]:
     150,
     60,
     [
-      ("aiter.flash_attn_func", BLUE, 6),
-      ("jax.nn.dot_product_attention", BLACK, 1.2),
+      ("jax.experimental.aiter", BLUE, 6),
+      ("jax.nn, jax.numpy", BLACK, 1.2),
     ],
   )
   if with_difference:
