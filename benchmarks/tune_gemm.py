@@ -28,7 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
-from jax._src.aiter import dispatch, gemm_op
+from jax._src.aiter.core import dispatch
+from jax._src.aiter.gemm import op as gemm_op
 from jaxlib import gpu_aiter
 
 # Op -> layout, scaling.

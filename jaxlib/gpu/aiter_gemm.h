@@ -11,7 +11,7 @@
 
 namespace jax::JAX_GPU_NAMESPACE {
 
-// Operands, results and attributes: jax/_src/aiter/gemm_op.py, which calls
+// Operands, results and attributes: jax/_src/aiter/gemm/op.py, which calls
 // them. Stages are as in aiter_mha.h.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterGemmInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterGemm);

@@ -9,7 +9,7 @@
 
 namespace jax::JAX_GPU_NAMESPACE {
 
-// Operands, results and attributes: jax/_src/aiter/ffi.py, which calls them.
+// Operands, results and attributes: jax/_src/aiter/attention/op.py.
 // The initialize stage picks the kernels and loads them on the device; execute
 // packs the arguments and launches. Neither keeps state in the executable.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterMhaFwdInitialize);

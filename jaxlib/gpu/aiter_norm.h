@@ -9,7 +9,7 @@
 
 namespace jax::JAX_GPU_NAMESPACE {
 
-// Operands, results and attributes: jax/_src/aiter/norm.py, which calls them.
+// Operands, results and attributes: jax/_src/aiter/norm/op.py.
 // Stages are as in aiter_mha.h.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterNormFwdInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterNormFwd);

@@ -9,7 +9,7 @@
 
 namespace jax::JAX_GPU_NAMESPACE {
 
-// Operands, results and attributes: jax/_src/aiter/quant_op.py, which calls
+// Operands, results and attributes: jax/_src/aiter/quant/op.py, which calls
 // them. Stages are as in aiter_mha.h.
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterQuantInitialize);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(AiterQuant);

@@ -3,18 +3,20 @@
 
 Triton's interpreter runs the Triton kernels, forward and every gradient, on
 NumPy arrays, with small tiles so that a short sequence has full, cut and dead
-ones. Results are held to the float64 formula as tests/aiter_mha_test.py does.
+ones. Results are held to the float64 formula as numbers_test.py does.
 """
 
 import math
 
 import ml_dtypes
 import numpy as np
-import oracle
 from absl.testing import absltest, parameterized
-from triton_interpreter import Tensor, gpu_arithmetic
+from attention import oracle
+from harness.triton_interpreter import Tensor, gpu_arithmetic
 
-from third_party.aiter.kernels import common, mha_bwd, mha_fwd
+from third_party.aiter.kernels.core import tiles as common
+from third_party.aiter.kernels.mha import bwd as mha_bwd
+from third_party.aiter.kernels.mha import fwd as mha_fwd
 
 _UNBOUNDED = 2**30
 

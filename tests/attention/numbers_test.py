@@ -13,15 +13,15 @@ from unittest import mock
 
 import hypothesis
 import jax.numpy as jnp
-import machine
 import ml_dtypes
 import numpy as np
-import oracle
 from absl.testing import absltest, parameterized
+from attention import oracle
+from harness import machine
 from hypothesis import strategies as st
 
 import jax
-from jax._src.aiter import reference
+from jax._src.aiter.attention import reference
 from jax.experimental import aiter
 
 DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}

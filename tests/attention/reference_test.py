@@ -10,11 +10,12 @@ from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
-import oracle
 from absl.testing import absltest, parameterized
+from attention import oracle
 
 import jax
-from jax._src.aiter import dispatch, ffi, philox
+from jax._src.aiter.attention import ffi
+from jax._src.aiter.core import dispatch, philox
 from jax.experimental import aiter
 
 

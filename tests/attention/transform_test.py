@@ -12,14 +12,14 @@ os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") +
 
 # pylint: disable=g-import-not-at-top
 import jax.numpy as jnp
-import machine
 import numpy as np
 from absl.testing import absltest, parameterized
+from harness import machine
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
-from jax._src.aiter import dispatch
+from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
 
 CPUS = jax.devices("cpu")

@@ -18,7 +18,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import jax
-from jax._src.aiter import dispatch
+from jax._src.aiter.core import dispatch
 from jaxlib import gpu_aiter
 
 ROOT = pathlib.Path(__file__).absolute().parent.parent

@@ -11,9 +11,9 @@ import math
 import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
-from triton_interpreter import Tensor, gpu_arithmetic
+from harness.triton_interpreter import Tensor, gpu_arithmetic
 
-from third_party.aiter.kernels import gemm
+from third_party.aiter.kernels.gemm import gemm
 
 _BF16, _FP16 = ml_dtypes.bfloat16, np.float16
 _FN, _FNUZ = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz

@@ -24,19 +24,20 @@ os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") +
 # pylint: disable=g-import-not-at-top
 import hypothesis
 import jax.numpy as jnp
-import machine
 import ml_dtypes
 import numpy as np
 import scipy.special
 from absl.testing import absltest, parameterized
+from harness import machine
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import jax
-from jax._src.aiter import dispatch, gemm_op
-from jax._src.aiter.gemm_op import Config, Operands
+from jax._src.aiter.core import dispatch
+from jax._src.aiter.gemm import op as gemm_op
+from jax._src.aiter.gemm.op import Config, Operands
 from jax.experimental import aiter
 
 DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}

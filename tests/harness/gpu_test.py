@@ -16,14 +16,15 @@ import tempfile
 import unittest
 
 import jax.numpy as jnp
-import machine
 import numpy as np
 from absl.testing import absltest
+from harness import machine
 from jax.experimental.compute_on import compute_on
 
 import jax
-from jax._src.aiter import dispatch, ffi
-from jax._src.aiter.types import Config, Operands
+from jax._src.aiter.attention import ffi
+from jax._src.aiter.attention.types import Config, Operands
+from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
 
 PLATFORM = next(

@@ -8,12 +8,15 @@ interpreter has no Gluon.
 
 import ml_dtypes
 import numpy as np
-import quant_oracle as oracle
 from absl.testing import absltest, parameterized
-from triton_interpreter import Tensor, gpu_arithmetic
+from harness.triton_interpreter import Tensor, gpu_arithmetic
+from quant import oracle
 
 # isort: split
-from third_party.aiter.kernels import norm, norm_bwd, norm_fwd, norm_quant
+from third_party.aiter.kernels.norm import bwd as norm_bwd
+from third_party.aiter.kernels.norm import family
+from third_party.aiter.kernels.norm import fwd as norm_fwd
+from third_party.aiter.kernels.norm import quant as norm_quant
 
 _EPSILON = 1e-3
 _ROWS = 5
@@ -27,7 +30,7 @@ _CALLS = {
     "layer_add": ("layer", "beta", "residual"),
     "layer_f32": ("layer", "beta", "f32_weights"),
 }
-_ALL = sum(norm.FEATURES.values())
+_ALL = sum(family.FEATURES.values())
 
 
 def _arrays(cols, features, dtype):
@@ -77,7 +80,7 @@ def _forward(a, features, dtype):
 
 
 def _flags(features):
-  return sum(norm.FEATURES[name] for name in features)
+  return sum(family.FEATURES[name] for name in features)
 
 
 class NormKernelTest(parameterized.TestCase):

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quantisers' kernels without a GPU, in Triton's interpreter.
 
-Every bit is what quant_oracle.py defines, with small tiles, so that a short row
-has full, cut and absent ones; and every function of kernels/rounding.py is held
-to it for all codes and for what lies between them.
+Every bit is what oracle.py defines, with small tiles, so that a short row has
+full, cut and absent ones; and every function of kernels/core/rounding.py is
+held to it for all codes and for what lies between them.
 """
 
 import ml_dtypes
 import numpy as np
-import quant_oracle as oracle
 from absl.testing import absltest, parameterized
-from triton_interpreter import Tensor
+from harness.triton_interpreter import Tensor
+from quant import oracle
 
 # isort: split
 import triton
 import triton.language as tl
 
-from third_party.aiter.kernels import quant, rounding
+from third_party.aiter.kernels.core import rounding
+from third_party.aiter.kernels.quant import quant
 
 _KINDS = ("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4")
 _MODES = ("down", "up", "even", "ceil")

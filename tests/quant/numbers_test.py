@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantisers: every bit as quant_oracle.py defines it, transforms, errors."""
+"""Quantisers: every bit as oracle.py defines it, transforms, errors."""
 
 import contextlib
 import importlib.util
@@ -12,17 +12,18 @@ os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") +
 # pylint: disable=g-import-not-at-top
 import hypothesis
 import jax.numpy as jnp
-import machine
 import ml_dtypes
 import numpy as np
-import quant_oracle as oracle
 from absl.testing import absltest, parameterized
+from harness import machine
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from quant import oracle
 
 import jax
-from jax._src.aiter import dispatch, quant_op
+from jax._src.aiter.core import dispatch
+from jax._src.aiter.quant import op as quant_op
 from jax.experimental import aiter
 
 DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}

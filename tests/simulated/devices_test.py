@@ -13,13 +13,13 @@ os.environ.setdefault("AMDGPU_SIM_DEVICES", "4")
 # pylint: disable=g-import-not-at-top
 import jax.numpy as jnp
 import numpy as np
-import simulator
 from absl.testing import absltest, parameterized
+from harness import simulator
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
-from jax._src.aiter import dispatch
+from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
 
 DEVICES = jax.local_devices(backend="rocm")

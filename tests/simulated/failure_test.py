@@ -14,11 +14,11 @@ import gc
 
 import jax.numpy as jnp
 import numpy as np
-import simulator
 from absl.testing import absltest, parameterized
+from harness import simulator
 
 import jax
-from jax._src.aiter import dispatch
+from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
 from jaxlib import gpu_aiter
 

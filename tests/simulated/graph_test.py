@@ -18,11 +18,11 @@ os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "bfc"
 # pylint: disable=g-import-not-at-top
 import jax.numpy as jnp
 import numpy as np
-import simulator
 from absl.testing import absltest
+from harness import simulator
 
 import jax
-from jax._src.aiter import dispatch
+from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
 
 ARCH, = dispatch.architectures("rocm")

@@ -12,19 +12,20 @@ import functools
 import re
 import time
 
-import aiter_gemm_test
-import aiter_mha_test
-import aiter_norm_test
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import quant_oracle
-import simulator
 from absl.testing import absltest, parameterized
+from attention import numbers_test as mha_test
+from gemm import numbers_test as gemm_test
+from harness import simulator
+from norm import numbers_test as norm_test
+from quant import oracle as quant_oracle
 
 import jax
-from jax._src.aiter import dispatch, gemm_op
-from jax._src.aiter.gemm_op import Config, Operands
+from jax._src.aiter.core import dispatch
+from jax._src.aiter.gemm import op as gemm_op
+from jax._src.aiter.gemm.op import Config, Operands
 from jax.experimental import aiter
 from jaxlib import gpu_aiter
 
@@ -71,7 +72,7 @@ class TableTest(absltest.TestCase):
     self.assertEqual(families, {"mha", "norm", "gemm", "quant"})
 
 
-class MhaKernelsTest(aiter_mha_test.MhaTestCase):
+class MhaKernelsTest(mha_test.MhaTestCase):
 
   # Tiles of queries are up to 128 rows and tiles of keys up to 128: of two
   # tiles of each the second is cut, and the window cuts the first.
@@ -92,11 +93,11 @@ class MhaKernelsTest(aiter_mha_test.MhaTestCase):
       dtype, dqk, dv = "bf16", 32, 32
     with launched(self, symbols):
       for options in self.FAST if grade == "fast" else self.GENERAL:
-        self.check(aiter_mha_test.Case(
+        self.check(mha_test.Case(
             b=1, dtype=dtype, dqk=dqk, dv=dv, **options))
 
 
-class NormKernelsTest(aiter_norm_test.NormTestCase):
+class NormKernelsTest(norm_test.NormTestCase):
 
   # What holds a row is given a shorter one; what takes any, a longer one than
   # all that hold one, or an odd one.
@@ -110,7 +111,7 @@ class NormKernelsTest(aiter_norm_test.NormTestCase):
   @parameterized.parameters(
       *groups("norm_fwd|norm_bwd", "dtype", "dims", "aligned"))
   def test_kernels(self, dtype, dims, aligned, symbols):
-    case = aiter_norm_test.Case(
+    case = norm_test.Case(
         dtype="bf16" if dtype == "any" else dtype, lead=(3,),
         cols=self.cols(dims, aligned, 8), layer=True, residual=True)
     with launched(self, symbols):
@@ -118,9 +119,9 @@ class NormKernelsTest(aiter_norm_test.NormTestCase):
 
   @parameterized.parameters(*groups("norm_quant", "dtype", "dims", "aligned"))
   def test_quantised(self, dtype, dims, aligned, symbols):
-    case = aiter_norm_test.Case(
+    case = norm_test.Case(
         dtype=dtype, lead=(3,), cols=self.cols(dims, aligned, 32))
-    check = functools.partial(aiter_norm_test.QuantTest.check_quantised, self)
+    check = functools.partial(norm_test.QuantTest.check_quantised, self)
     with launched(self, symbols):
       check(case, "int8", smooth=True)
       check(case, "float8_e4m3fnuz")
@@ -142,7 +143,7 @@ class QuantKernelsTest(parameterized.TestCase):
       cols = 352
     x = rng.standard_normal((rows, cols)) * np.exp(
         2 * rng.standard_normal((rows, cols)))
-    x = x.astype(aiter_norm_test.DTYPES[dtype])
+    x = x.astype(norm_test.DTYPES[dtype])
     with launched(self, symbols):
       getattr(self, op)(x)
 
@@ -191,7 +192,7 @@ class GemmKernelsTest(parameterized.TestCase):
               for t in (m, n))
       scales = [rng.integers(125, 129, (batch, t, k // 32), np.uint8)
                 for t in (m, n)]
-      wide = [aiter_gemm_test.from_fp4(t, s) for t, s in zip((a, b), scales)]
+      wide = [gemm_test.from_fp4(t, s) for t, s in zip((a, b), scales)]
       return Operands(a, b, *scales), wide[0] @ wide[1].mT
     shapes = {"nt": ((m, k), (n, k)), "nn": ((m, k), (k, n)),
               "tn": ((k, m), (k, n))}[layout]
@@ -202,7 +203,7 @@ class GemmKernelsTest(parameterized.TestCase):
       wide[0] = wide[0].mT
     if layout == "nt":
       wide[1] = wide[1].mT
-    power = functools.partial(aiter_gemm_test.powers_of_two, rng)
+    power = functools.partial(gemm_test.powers_of_two, rng)
     if scaling == "row":
       scales = power(batch, m), power(batch, n)
       wide[0] = wide[0] * scales[0][..., :, None]
@@ -210,8 +211,8 @@ class GemmKernelsTest(parameterized.TestCase):
     elif scaling == "block":
       scales = (power(batch, m, -(-k // 128)),
                 power(batch, -(-n // 128), -(-k // 128)))
-      wide[0] = wide[0] * aiter_gemm_test.from_blocks(scales[0], 1, 128, k)
-      wide[1] = wide[1] * aiter_gemm_test.from_blocks(
+      wide[0] = wide[0] * gemm_test.from_blocks(scales[0], 1, 128, k)
+      wide[1] = wide[1] * gemm_test.from_blocks(
           scales[1], 128, 128, k)[:, :n].mT
     else:
       scales = ()

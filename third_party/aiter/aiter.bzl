@@ -43,7 +43,7 @@ def kernel_library(name, platform, arch_prefix):
         cc_library(
             name = name + sanitizer,
             srcs = [
-                "src/kernel_table.cc",
+                "src/core/kernel_table.cc",
                 generated + ".S",
                 generated + ".h",
             ],

@@ -14,17 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
-from jax._src.aiter import (
-    dispatch,
-    ffi,
-    gemm,
-    gemm_op,
-    mha,
-    norm,
-    norm_op,
-    quant,
-)
-from jax._src.aiter.types import Config, Operands, Wanted
+from jax._src.aiter.attention import api as mha
+from jax._src.aiter.attention import ffi
+from jax._src.aiter.attention.types import Config, Operands, Wanted
+from jax._src.aiter.core import dispatch
+from jax._src.aiter.gemm import api as gemm
+from jax._src.aiter.gemm import op as gemm_op
+from jax._src.aiter.norm import api as norm
+from jax._src.aiter.norm import op as norm_op
+from jax._src.aiter.quant import api as quant
 from jaxlib import gpu_aiter
 
 _PACKAGES = ("jax", "jaxlib", "jax_aiter", "jax-rocm7-plugin",

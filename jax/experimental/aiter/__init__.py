@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD's AITER operators for JAX: fused on AMD and NVIDIA GPUs, right on any."""
 
-from jax._src.aiter.gemm import (
+from jax._src.aiter.attention.api import (
+    dot_product_attention,
+    flash_attn_func,
+    flash_attn_varlen,
+)
+from jax._src.aiter.gemm.api import (
     flatmm_fp8,
     gemm,
     gemm_fp4,
@@ -9,12 +14,7 @@ from jax._src.aiter.gemm import (
     gemm_fp8_mi350,
     gemm_i8,
 )
-from jax._src.aiter.mha import (
-    dot_product_attention,
-    flash_attn_func,
-    flash_attn_varlen,
-)
-from jax._src.aiter.norm import (
+from jax._src.aiter.norm.api import (
     layer_norm,
     layer_norm_quant,
     layer_norm_with_add,
@@ -24,7 +24,7 @@ from jax._src.aiter.norm import (
     rms_norm_with_add,
     rms_norm_with_add_quant,
 )
-from jax._src.aiter.quant import (
+from jax._src.aiter.quant.api import (
     dequant,
     float8_dtype,
     mx_dequant,

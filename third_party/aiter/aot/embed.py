@@ -235,7 +235,7 @@ def embed(kernels, tuned):
       _HEADER,
       "#ifndef AITER_KERNELS_H_\n#define AITER_KERNELS_H_\n\n",
       "#include <cstddef>\n#include <cstdint>\n#include <new>\n\n",
-      '#include "third_party/aiter/src/kernel_table.h"\n',
+      '#include "third_party/aiter/src/core/kernel_table.h"\n',
       *(f'#include "third_party/aiter/src/{f}_params.h"\n'
         for f in families),
       '\nextern "C" __attribute__((visibility("hidden")))\n',

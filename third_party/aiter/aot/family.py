@@ -87,4 +87,4 @@ def kernel_module(name: str):
 
 
 def family_of(op: str) -> Family:
-  return kernel_module(op.split("_")[0]).FAMILY
+  return kernel_module(op.split("_")[0] + ".family").FAMILY

@@ -12,24 +12,10 @@ KernelsInfo = provider(
     },
 )
 
-# Families that read a source which is named after none.
-_SHARED = {
-    "common.py": ["gemm", "mha"],
-    "hopper.py": ["gemm", "mha"],
-    "rounding.py": ["norm", "quant"],
-}
-
 def _reads(row, source):
-    """Whether a row's kernel may read a source.
-
-    mha_bwd_dq reads mha_bwd*.py, mha.py, what the row has as its module, and
-    what attention shares.
-    """
-    words = row.op.split("_")
-    return (source.startswith("_".join(words[:2])) or
-            source == words[0] + ".py" or
-            source == row.module + ".py" or
-            words[0] in _SHARED.get(source, []))
+    """Whether a row's kernel may read a source: its family's, or all families'."""
+    folder = source.dirname.split("/")[-1]
+    return folder in ("core", row.op.split("_")[0])
 
 def _triton_kernels_impl(ctx):
     archs = ctx.attr._archs[ArchsInfo].archs
@@ -46,7 +32,7 @@ def _triton_kernels_impl(ctx):
         sources = [
             source
             for source in ctx.files.srcs
-            if _reads(row, source.basename)
+            if _reads(row, source)
         ]
         args = ctx.actions.args()
         args.add("--header", row.header)

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "aiter/status.h"
-#include "third_party/aiter/src/driver.h"
-#include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/kernel_table.h"
 
 #define CHECK(condition)                                                   \
   do {                                                                     \

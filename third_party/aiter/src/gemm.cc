@@ -7,15 +7,15 @@
 #include <string>
 #include <utility>
 
-#include "third_party/aiter/src/check.h"
-#include "third_party/aiter/src/code_objects.h"
-#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/core/check.h"
+#include "third_party/aiter/src/core/code_objects.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/kernel_table.h"
+#include "third_party/aiter/src/core/launch.h"
+#include "third_party/aiter/src/core/plan_cache.h"
+#include "third_party/aiter/src/core/select.h"
 #include "third_party/aiter/src/gemm_params.h"
 #include "third_party/aiter/src/gemm_select.h"
-#include "third_party/aiter/src/kernel_table.h"
-#include "third_party/aiter/src/launch.h"
-#include "third_party/aiter/src/plan_cache.h"
-#include "third_party/aiter/src/select.h"
 
 namespace aiter {
 namespace {

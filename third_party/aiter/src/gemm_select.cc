@@ -8,9 +8,9 @@
 #include <string>
 #include <tuple>
 
-#include "third_party/aiter/src/check.h"
-#include "third_party/aiter/src/launch.h"
-#include "third_party/aiter/src/select.h"
+#include "third_party/aiter/src/core/check.h"
+#include "third_party/aiter/src/core/launch.h"
+#include "third_party/aiter/src/core/select.h"
 
 namespace aiter {
 namespace {

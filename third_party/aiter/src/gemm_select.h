@@ -10,8 +10,8 @@
 
 #include "aiter/gemm.h"
 #include "aiter/status.h"
-#include "third_party/aiter/src/driver.h"
-#include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/kernel_table.h"
 
 namespace aiter {
 

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "aiter/status.h"
-#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/fake_driver_test.h"
 #include "third_party/aiter/src/gemm_params.h"
-#include "third_party/aiter/src/kernel_table.h"
 
 namespace aiter {
 namespace {

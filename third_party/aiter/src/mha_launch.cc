@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "third_party/aiter/src/kernel_table.h"
-#include "third_party/aiter/src/launch.h"
+#include "third_party/aiter/src/core/kernel_table.h"
+#include "third_party/aiter/src/core/launch.h"
 
 namespace aiter {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "aiter/kernel.h"
 #include "aiter/status.h"
-#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/core/driver.h"
 #include "third_party/aiter/src/mha_params.h"
 
 namespace aiter {

@@ -15,9 +15,9 @@
 
 #include "aiter/device.h"
 #include "aiter/status.h"
-#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/fake_driver_test.h"
-#include "third_party/aiter/src/kernel_table.h"
 #include "third_party/aiter/src/mha_params.h"
 
 namespace aiter {

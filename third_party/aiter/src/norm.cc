@@ -8,15 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "third_party/aiter/src/check.h"
-#include "third_party/aiter/src/code_objects.h"
-#include "third_party/aiter/src/driver.h"
-#include "third_party/aiter/src/kernel_table.h"
-#include "third_party/aiter/src/launch.h"
+#include "third_party/aiter/src/core/check.h"
+#include "third_party/aiter/src/core/code_objects.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/kernel_table.h"
+#include "third_party/aiter/src/core/launch.h"
+#include "third_party/aiter/src/core/plan_cache.h"
+#include "third_party/aiter/src/core/select.h"
+#include "third_party/aiter/src/core/steps.h"
 #include "third_party/aiter/src/norm_params.h"
-#include "third_party/aiter/src/plan_cache.h"
-#include "third_party/aiter/src/select.h"
-#include "third_party/aiter/src/steps.h"
 
 namespace aiter {
 namespace {
@@ -31,7 +31,7 @@ constexpr int64_t kBlocksPerMultiprocessor = 8;
 constexpr int32_t kMaxRowBlocks = 1 << 20;
 constexpr int64_t kMxGroup = 32;  // Columns with one e8m0 scale.
 
-// What output is rounded to, as kernels/rounding.py has it.
+// What output is rounded to, as kernels/core/rounding.py has it.
 Status KindOf(DataType type, int32_t* kind) {
   switch (type) {
     case DataType::kI8:

@@ -4,7 +4,7 @@
 //
 // aot/embed.py writes, for each list of arguments that the kernels have, a
 // struct and a function which copies these fields into it; an argument NAME of
-// pointer type is the field NAME_ptr. Meanings: kernels/norm_*.py.
+// pointer type is the field NAME_ptr. Meanings: kernels/norm/*.py.
 #ifndef AITER_SRC_NORM_PARAMS_H_
 #define AITER_SRC_NORM_PARAMS_H_
 
@@ -43,7 +43,7 @@ struct NormParams {
   int32_t rows_per_part = 0;
   float epsilon = 0;
   int32_t flags = 0;  // Bits of NormFeature.
-  int32_t kind = 0;   // Of quantised output, as kernels/rounding.py has it.
+  int32_t kind = 0;   // Of quantised output: kernels/core/rounding.py.
 };
 
 }  // namespace aiter

@@ -6,14 +6,14 @@
 #include <cstdint>
 #include <string>
 
-#include "third_party/aiter/src/check.h"
-#include "third_party/aiter/src/driver.h"
-#include "third_party/aiter/src/kernel_table.h"
-#include "third_party/aiter/src/launch.h"
-#include "third_party/aiter/src/plan_cache.h"
+#include "third_party/aiter/src/core/check.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/kernel_table.h"
+#include "third_party/aiter/src/core/launch.h"
+#include "third_party/aiter/src/core/plan_cache.h"
+#include "third_party/aiter/src/core/select.h"
+#include "third_party/aiter/src/core/steps.h"
 #include "third_party/aiter/src/quant_params.h"
-#include "third_party/aiter/src/select.h"
-#include "third_party/aiter/src/steps.h"
 
 namespace aiter {
 namespace {

@@ -21,7 +21,7 @@ enum QuantFlag : int32_t {
   kQuantAligned = 1 << 4,
 };
 
-// Values of `kind`; kernels/rounding.py has the same list.
+// Values of `kind`; kernels/core/rounding.py has the same list.
 enum QuantKind : int32_t {
   kKindInt8 = 0,
   kKindE4m3fn = 1,

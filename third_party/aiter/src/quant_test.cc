@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "aiter/status.h"
-#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/fake_driver_test.h"
-#include "third_party/aiter/src/kernel_table.h"
 #include "third_party/aiter/src/quant_params.h"
 
 namespace aiter {

@@ -16,10 +16,11 @@ import numpy as np
 
 import jax
 from jax import lax
-from jax._src.aiter import arguments, mha_op, philox
-from jax._src.aiter.arguments import bad, check_is_array, describe, flag
-from jax._src.aiter.partition import vary_together
-from jax._src.aiter.types import Config, Operands
+from jax._src.aiter.attention import op as mha_op
+from jax._src.aiter.attention.types import Config, Operands
+from jax._src.aiter.core import arguments, philox
+from jax._src.aiter.core.arguments import bad, check_is_array, describe, flag
+from jax._src.aiter.core.partition import vary_together
 
 _MAX_HEAD_DIM = 256
 _DTYPES = ("float16", "bfloat16", "float32", "float64")

@@ -9,9 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
-from jax._src.aiter import dispatch, reference
-from jax._src.aiter.dispatch import absent, like
-from jax._src.aiter.types import Config, Grads, Operands, Saved, Wanted
+from jax._src.aiter.attention import reference
+from jax._src.aiter.attention.types import (
+  Config,
+  Grads,
+  Operands,
+  Saved,
+  Wanted,
+)
+from jax._src.aiter.core import dispatch
+from jax._src.aiter.core.dispatch import absent, like
 from jaxlib import gpu_aiter
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16"}

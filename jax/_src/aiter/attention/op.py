@@ -23,9 +23,15 @@ from jax.sharding import PartitionSpec
 
 import jax
 from jax import lax
-from jax._src.aiter import ffi, reference
-from jax._src.aiter.partition import in_auto_mode, mesh_axes, partitioned
-from jax._src.aiter.types import Config, Grads, Operands, Saved, Wanted
+from jax._src.aiter.attention import ffi, reference
+from jax._src.aiter.attention.types import (
+  Config,
+  Grads,
+  Operands,
+  Saved,
+  Wanted,
+)
+from jax._src.aiter.core.partition import in_auto_mode, mesh_axes, partitioned
 
 # -----------------------------------------------------------------------------
 # custom_vjp

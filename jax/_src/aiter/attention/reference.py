@@ -20,9 +20,15 @@ import numpy as np
 
 import jax
 from jax import lax
-from jax._src.aiter import philox
-from jax._src.aiter.partition import vary_like
-from jax._src.aiter.types import Config, Grads, Operands, Saved, Wanted
+from jax._src.aiter.attention.types import (
+  Config,
+  Grads,
+  Operands,
+  Saved,
+  Wanted,
+)
+from jax._src.aiter.core import philox
+from jax._src.aiter.core.partition import vary_like
 
 # A call with at most this many queries and keys is one block.
 _ONE_BLOCK = 1024

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Float32 to and from 8 and 4 bits in jax.numpy, exactly.
 
-The functions of third_party/aiter/kernels/rounding.py, bit for bit: to nearest,
-ties to even, saturating. Numbers are taken apart as integers, because XLA's
-CPUs flush subnormal floats to zero.
+The functions of third_party/aiter/kernels/core/rounding.py, bit for bit: to
+nearest, ties to even, saturating. Numbers are taken apart as integers, because
+XLA's CPUs flush subnormal floats to zero.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Kind(NamedTuple):
   """What numbers are rounded to.
 
   Attributes:
-    number: its name in kernels/rounding.py.
+    number: its name in kernels/core/rounding.py.
     dtype: of an array of them; e2m1 has one number in a uint8.
     largest: the largest number.
     mantissa: bits; 0 of an integer.
@@ -147,7 +147,7 @@ def round_to(x, kind: Kind, e8m0=None):
 def e8m0_scale(amax, mode: int, kind: Kind):
   """The scale of numbers whose largest magnitude is amax, as e8m0 in uint8.
 
-  kernels/rounding.py has the definition of the modes.
+  kernels/core/rounding.py has the definition of the modes.
   """
   bits = _bits(amax)
   power = int(np.log2(kind.largest))

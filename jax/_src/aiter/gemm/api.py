@@ -16,9 +16,11 @@ import jax.numpy as jnp
 
 import jax
 from jax import lax
-from jax._src.aiter import arguments, gemm_op, quant
-from jax._src.aiter.gemm_op import BLOCK, MX_BLOCK, Config, Operands
-from jax._src.aiter.partition import vary_together
+from jax._src.aiter.core import arguments
+from jax._src.aiter.core.partition import vary_together
+from jax._src.aiter.gemm import op as gemm_op
+from jax._src.aiter.gemm.op import BLOCK, MX_BLOCK, Config, Operands
+from jax._src.aiter.quant import api as quant
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")

@@ -25,9 +25,9 @@ from jax.sharding import PartitionSpec
 
 import jax
 from jax import lax
-from jax._src.aiter import dispatch, rounding
-from jax._src.aiter.dispatch import absent, like
-from jax._src.aiter.partition import (
+from jax._src.aiter.core import dispatch, rounding
+from jax._src.aiter.core.dispatch import absent, like
+from jax._src.aiter.core.partition import (
     axes_of_arguments,
     in_auto_mode,
     mesh_axes,

@@ -10,9 +10,10 @@ from typing import Any
 import jax.numpy as jnp
 
 import jax
-from jax._src.aiter import arguments, norm_op, rounding
-from jax._src.aiter.norm_op import MX_BLOCK, Config, Rows
-from jax._src.aiter.partition import vary_together
+from jax._src.aiter.core import arguments, rounding
+from jax._src.aiter.core.partition import vary_together
+from jax._src.aiter.norm import op as norm_op
+from jax._src.aiter.norm.op import MX_BLOCK, Config, Rows
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 

@@ -21,9 +21,9 @@ from jax.sharding import PartitionSpec
 
 import jax
 from jax import lax
-from jax._src.aiter import dispatch, rounding
-from jax._src.aiter.dispatch import absent, like
-from jax._src.aiter.partition import in_auto_mode, partitioned, resharded
+from jax._src.aiter.core import dispatch, rounding
+from jax._src.aiter.core.dispatch import absent, like
+from jax._src.aiter.core.partition import in_auto_mode, partitioned, resharded
 from jaxlib import gpu_aiter
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}

@@ -15,9 +15,10 @@ from typing import Any
 import jax.numpy as jnp
 
 import jax
-from jax._src.aiter import arguments, quant_op, rounding
-from jax._src.aiter.partition import vary_together
-from jax._src.aiter.quant_op import Config, Operands
+from jax._src.aiter.core import arguments, rounding
+from jax._src.aiter.core.partition import vary_together
+from jax._src.aiter.quant import op as quant_op
+from jax._src.aiter.quant.op import Config, Operands
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")

@@ -20,9 +20,9 @@ from jax.sharding import PartitionSpec
 
 import jax
 from jax import lax
-from jax._src.aiter import dispatch, rounding
-from jax._src.aiter.dispatch import absent, like
-from jax._src.aiter.partition import in_auto_mode, partitioned
+from jax._src.aiter.core import dispatch, rounding
+from jax._src.aiter.core.dispatch import absent, like
+from jax._src.aiter.core.partition import in_auto_mode, partitioned
 from jaxlib import gpu_aiter
 
 BLOCK = 128  # Rows and columns that share a scale.

@@ -28,7 +28,7 @@ enum class QuantScale : int32_t {
 inline constexpr int64_t kAmaxCols = 4096;
 inline constexpr int64_t kQuantBlock = 128;
 
-// How an e8m0 scale comes of the largest magnitude: kernels/rounding.py.
+// How an e8m0 scale comes of the largest magnitude: kernels/core/rounding.py.
 enum class MxRounding : int32_t { kDown = 0, kUp = 1, kEven = 2, kCeil = 3 };
 
 // q = x * smooth / scale, rounded to nearest, ties to even, and saturated.

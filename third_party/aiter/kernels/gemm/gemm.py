@@ -26,8 +26,7 @@ import triton
 import triton.language as tl
 from triton.language import core
 
-from third_party.aiter.aot.family import Family, points_to
-from third_party.aiter.kernels import common
+from third_party.aiter.kernels.core import tiles as common
 
 # Bits of the argument `flags`; src/gemm_params.h has the same list.
 HAS_BIAS = tl.constexpr(1)
@@ -652,58 +651,3 @@ def gemm_sum(
   store(
       x, out_bf16, out_f32, workspace, 0, batch, index, batch_stride_out,
       m0, n0, m, n, True, flags, TILE_M, TILE_N)
-
-
-# What the matrix unit multiplies as it is; "any": one of the float8 types.
-_ELEMENTS = {"i8": "i8", "e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8",
-             "e2m1": "u8", "any": "u8"}
-
-
-# AMD's architectures: how many dies of one device take workgroups in turn.
-_XCDS = {"gfx90a": 1, "gfx942": 8, "gfx950": 8, "gfx1100": 1, "gfx1201": 1}
-
-
-def _alignment(row):
-  """Elements in 16 bytes."""
-  return 16 if row["dtype"] in _ELEMENTS else 8
-
-
-def _constants(row):
-  aligned = "excludes=" in row["options"] and "unaligned" in row["options"]
-  tile_m, tile_n = int(row["tile_m"]), int(row["tile_n"])
-  threads = int(row["num_warps"]) * (64 if row["arch"][:4] == "gfx9" else 32)
-  return {
-      "TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": int(row["tile_k"]),
-      "GROUP_M": 4,
-      "XCDS": _XCDS.get(row["arch"], 0),
-      "ALIGN": _alignment(row) if aligned else 1,
-      "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
-      "PROMOTE": row["arch"] == "sm_90" and row["dtype"] == "e4m3fn",
-  }
-
-
-_GRID = ("tiles", "splits", "batch")
-
-FAMILY = Family(
-    ops={
-        **{op: ("gemm", _GRID) for op in (
-            "gemm_nt", "gemm_nn", "gemm_tn", "gemm_row", "gemm_block",
-            "gemm_mx")},
-        "gemm_sum": ("gemm", ("tile_n", "tile_m", "batch")),
-    },
-    pointers={
-        **points_to("dtype", "a b"),
-        **points_to("u16", "bias"),
-        **points_to("bf16", "out_bf16"),
-        **points_to("u8", "a_scale_e8m0 b_scale_e8m0"),
-        **points_to("fp32", "a_scale b_scale bias_f32 out_f32 workspace"),
-    },
-    element=lambda row: _ELEMENTS.get(row["dtype"], row["dtype"]),
-    int64="batch_stride_",
-    aligned="(batch_)?stride_[ab]$|k$|k_per_split$",
-    alignment=_alignment,
-    aligned_if="unaligned",
-    constants=_constants,
-    features=frozenset({"unaligned", "out_f32", "out_fp16", "batched"}),
-    no_maps_if="unaligned",
-)

@@ -25,7 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from third_party.aiter.aot.family import TensorMap
-from third_party.aiter.kernels import gemm, hopper
+from third_party.aiter.kernels.core import hopper
+from third_party.aiter.kernels.gemm import gemm
 
 # How sums are made and scaled.
 PLAIN = gl.constexpr(0)

@@ -16,7 +16,7 @@ v^T - delta), then dq = scale * ds k and dk = scale * ds^T q.
 import triton
 import triton.language as tl
 
-from third_party.aiter.kernels import common
+from third_party.aiter.kernels.core import tiles as common
 
 
 @triton.jit

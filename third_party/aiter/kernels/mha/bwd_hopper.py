@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from third_party.aiter.aot.family import TensorMap
-from third_party.aiter.kernels import hopper
+from third_party.aiter.kernels.core import hopper
 
 
 def tensor_maps(function, constants):

@@ -20,12 +20,12 @@ def _constants(row):
 
 FAMILY = Family(
     ops={
-        "mha_fwd": ("mha_fwd", ("tile_m", "nhead_q", "batch")),
-        "mha_bwd_delta": ("mha_bwd", ("tile_m", "nhead_q", "batch")),
-        "mha_bwd_dkdv": ("mha_bwd", ("tile_n", "nhead_k", "batch")),
-        "mha_bwd_dq": ("mha_bwd", ("tile_m", "nhead_q", "batch")),
-        "mha_bwd_dbias": ("mha_bwd", ("tile_n", "tile_m", "bias")),
-        "mha_bwd_dsink": ("mha_bwd", ("nhead_q", "batch")),
+        "mha_fwd": ("mha.fwd", ("tile_m", "nhead_q", "batch")),
+        "mha_bwd_delta": ("mha.bwd", ("tile_m", "nhead_q", "batch")),
+        "mha_bwd_dkdv": ("mha.bwd", ("tile_n", "nhead_k", "batch")),
+        "mha_bwd_dq": ("mha.bwd", ("tile_m", "nhead_q", "batch")),
+        "mha_bwd_dbias": ("mha.bwd", ("tile_n", "tile_m", "bias")),
+        "mha_bwd_dsink": ("mha.bwd", ("nhead_q", "batch")),
     },
     pointers={
         **points_to("dtype", "q k v out do dq dk dv bias"),

@@ -12,7 +12,7 @@ straight edge; last those that need every check, as at the end of a sequence.
 import triton
 import triton.language as tl
 
-from third_party.aiter.kernels import common
+from third_party.aiter.kernels.core import tiles as common
 
 
 @triton.jit

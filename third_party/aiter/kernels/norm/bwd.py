@@ -15,7 +15,7 @@ twice in tiles of TILE_N, and norm_bwd_parts reads the rows again by columns.
 import triton
 import triton.language as tl
 
-from third_party.aiter.kernels import norm
+from third_party.aiter.kernels.norm import rows as norm
 
 LAYER = norm.LAYER
 RESIDUAL = norm.RESIDUAL

@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from third_party.aiter.kernels import norm
+from third_party.aiter.kernels.norm import rows as norm
 
 LAYER = norm.LAYER
 RESIDUAL = norm.RESIDUAL

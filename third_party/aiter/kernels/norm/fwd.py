@@ -17,7 +17,7 @@ rounded; y is of the sum itself.
 import triton
 import triton.language as tl
 
-from third_party.aiter.kernels import norm
+from third_party.aiter.kernels.norm import rows as norm
 
 LAYER = norm.LAYER
 RESIDUAL = norm.RESIDUAL

@@ -12,7 +12,8 @@ out of the cache; MXFP4, with its scales of 32 columns, needs but two passes.
 import triton
 import triton.language as tl
 
-from third_party.aiter.kernels import norm, rounding
+from third_party.aiter.kernels.core import rounding
+from third_party.aiter.kernels.norm import rows as norm
 
 RESIDUAL = norm.RESIDUAL
 SMOOTH = norm.SMOOTH

@@ -17,8 +17,7 @@ integers, of magnitudes' bits: in any order the same, and NaN is the largest.
 import triton
 import triton.language as tl
 
-from third_party.aiter.aot.family import Family, points_to
-from third_party.aiter.kernels import rounding
+from third_party.aiter.kernels.core import rounding
 
 E2M1 = rounding.E2M1
 magnitude = rounding.magnitude
@@ -222,26 +221,3 @@ def quant_amax(x, scale, rows, cols, tiles_n, flags, TILE_M: tl.constexpr,
         _load(x, r.to(tl.int64)[:, None], c, (r < rows)[:, None], cols, flags)))
   tl.store(scale + r.to(tl.int64) * tiles_n + run,
            tl.max(m, 1).to(tl.float32, bitcast=True), r < rows)
-
-
-def _constants(row):
-  return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
-          "COLS": int(row["cols"]), "BLOCK": row["op"] == "quant_block",
-          "NATIVE": row["arch"] == "sm_90"}
-
-
-FAMILY = Family(
-    ops={
-        "quant_row": ("quant", ("tile_m",)),
-        "quant_group": ("quant", ("tiles",)),
-        "quant_block": ("quant", ("tiles",)),
-        "quant_amax": ("quant", ("tiles",)),
-    },
-    pointers={
-        "x": "dtype",
-        **points_to("fp32", "smooth scale_in scale"),
-        **points_to("u8", "q scale_e8m0"),
-    },
-    int64=r"batch_stride_",
-    constants=_constants,
-)

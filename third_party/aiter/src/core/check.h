@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Checks of an operator's arguments.
-#ifndef AITER_SRC_CHECK_H_
-#define AITER_SRC_CHECK_H_
+#ifndef AITER_SRC_CORE_CHECK_H_
+#define AITER_SRC_CORE_CHECK_H_
 
 #include <cstdint>
 #include <initializer_list>
@@ -46,4 +46,4 @@ inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace aiter
 
-#endif  // AITER_SRC_CHECK_H_
+#endif  // AITER_SRC_CORE_CHECK_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "third_party/aiter/src/code_objects.h"
+#include "third_party/aiter/src/core/code_objects.h"
 
 #include <zlib.h>
 

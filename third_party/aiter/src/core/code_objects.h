@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Loading of embedded code objects: once per kernel and context.
-#ifndef AITER_SRC_CODE_OBJECTS_H_
-#define AITER_SRC_CODE_OBJECTS_H_
+#ifndef AITER_SRC_CORE_CODE_OBJECTS_H_
+#define AITER_SRC_CORE_CODE_OBJECTS_H_
 
 #include <atomic>
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include <mutex>
 
 #include "aiter/status.h"
-#include "third_party/aiter/src/driver.h"
-#include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/kernel_table.h"
 
 namespace aiter {
 
@@ -46,4 +46,4 @@ class Context {
 
 }  // namespace aiter
 
-#endif  // AITER_SRC_CODE_OBJECTS_H_
+#endif  // AITER_SRC_CORE_CODE_OBJECTS_H_

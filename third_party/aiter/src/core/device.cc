@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "third_party/aiter/src/driver.h"
-#include "third_party/aiter/src/kernel_table.h"
-#include "third_party/aiter/src/select.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/kernel_table.h"
+#include "third_party/aiter/src/core/select.h"
 
 namespace aiter {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/core/driver.h"
 
 #include <dlfcn.h>
 
@@ -8,7 +8,7 @@
 #include <mutex>
 #include <string>
 
-#include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/core/kernel_table.h"
 
 namespace aiter {
 namespace {

@@ -5,8 +5,8 @@
 // HIP and CUDA agree on the C signatures below, so one table serves both. The
 // library links neither: functions are found in the process or in the driver's
 // shared object by name, and tests plant a table of their own.
-#ifndef AITER_SRC_DRIVER_H_
-#define AITER_SRC_DRIVER_H_
+#ifndef AITER_SRC_CORE_DRIVER_H_
+#define AITER_SRC_CORE_DRIVER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -103,4 +103,4 @@ class DriverLibrary {
 
 }  // namespace aiter
 
-#endif  // AITER_SRC_DRIVER_H_
+#endif  // AITER_SRC_CORE_DRIVER_H_

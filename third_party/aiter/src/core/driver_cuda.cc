@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/core/driver.h"
 
 namespace aiter {
 namespace {

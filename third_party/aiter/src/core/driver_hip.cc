@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/core/driver.h"
 
 namespace aiter {
 namespace {

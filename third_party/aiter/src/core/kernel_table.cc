@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/core/kernel_table.h"
 
 #include "aiter/kernels.h"
 

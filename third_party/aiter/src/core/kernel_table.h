@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The table of embedded kernels; aot/embed.py writes its rows.
-#ifndef AITER_SRC_KERNEL_TABLE_H_
-#define AITER_SRC_KERNEL_TABLE_H_
+#ifndef AITER_SRC_CORE_KERNEL_TABLE_H_
+#define AITER_SRC_CORE_KERNEL_TABLE_H_
 
 #include <cstddef>
 #include <cstdint>
 
 #include "aiter/kernel.h"
-#include "third_party/aiter/src/driver.h"
+#include "third_party/aiter/src/core/driver.h"
 
 namespace aiter {
 
 // What an attention problem asks of a kernel. The low bits are the kernels' own
-// argument `flags` (kernels/common.py has the same list); the high ones only
-// select.
+// argument `flags` (kernels/core/tiles.py has the same list); the high ones
+// only select.
 enum Feature : uint32_t {
   kFeatureBias = 1 << 0,
   kFeatureBiasF32 = 1 << 1,
@@ -41,8 +41,8 @@ enum Feature : uint32_t {
   kFeatureCuSeqlens = kFeatureCuQ | kFeatureCuK,
 };
 
-// What a norm asks of a kernel: the kernels' argument `flags` (kernels/norm.py
-// has the same list).
+// What a norm asks of a kernel: the kernels' argument `flags`
+// (kernels/norm/rows.py has the same list).
 enum NormFeature : uint32_t {
   kFeatureUnaligned = 1 << 0,  // Rows do not begin at multiples of 16 bytes.
   kFeatureLayer = 1 << 1,
@@ -162,4 +162,4 @@ const KernelTable& GetKernelTable();
 
 }  // namespace aiter
 
-#endif  // AITER_SRC_KERNEL_TABLE_H_
+#endif  // AITER_SRC_CORE_KERNEL_TABLE_H_

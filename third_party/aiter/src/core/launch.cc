@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "third_party/aiter/src/launch.h"
+#include "third_party/aiter/src/core/launch.h"
 
 #include <string>
 
-#include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/core/kernel_table.h"
 
 namespace aiter {
 namespace {

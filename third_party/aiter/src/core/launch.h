@@ -2,15 +2,15 @@
 
 // Launch of any kernel: limits of the grid, argument buffer, tensor maps;
 // fills.
-#ifndef AITER_SRC_LAUNCH_H_
-#define AITER_SRC_LAUNCH_H_
+#ifndef AITER_SRC_CORE_LAUNCH_H_
+#define AITER_SRC_CORE_LAUNCH_H_
 
 #include <cstdint>
 
 #include "aiter/kernel.h"
 #include "aiter/status.h"
-#include "third_party/aiter/src/driver.h"
-#include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/kernel_table.h"
 
 namespace aiter {
 
@@ -49,4 +49,4 @@ Status FillMinusInfinity(const Driver& driver, const void* address,
 
 }  // namespace aiter
 
-#endif  // AITER_SRC_LAUNCH_H_
+#endif  // AITER_SRC_CORE_LAUNCH_H_

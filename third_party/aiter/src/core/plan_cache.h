@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Plans by context and problem.
-#ifndef AITER_SRC_PLAN_CACHE_H_
-#define AITER_SRC_PLAN_CACHE_H_
+#ifndef AITER_SRC_CORE_PLAN_CACHE_H_
+#define AITER_SRC_CORE_PLAN_CACHE_H_
 
 #include <atomic>
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 #include "aiter/kernel.h"
 #include "aiter/status.h"
-#include "third_party/aiter/src/code_objects.h"
+#include "third_party/aiter/src/core/code_objects.h"
 
 namespace aiter {
 
@@ -77,4 +77,4 @@ class PlanCache {
 
 }  // namespace aiter
 
-#endif  // AITER_SRC_PLAN_CACHE_H_
+#endif  // AITER_SRC_CORE_PLAN_CACHE_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "third_party/aiter/src/select.h"
+#include "third_party/aiter/src/core/select.h"
 
 #include <algorithm>
 #include <climits>

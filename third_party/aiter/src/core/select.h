@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Choice of a kernel for a problem and a device.
-#ifndef AITER_SRC_SELECT_H_
-#define AITER_SRC_SELECT_H_
+#ifndef AITER_SRC_CORE_SELECT_H_
+#define AITER_SRC_CORE_SELECT_H_
 
 #include <cstdint>
 #include <string>
 
 #include "aiter/kernel.h"
 #include "aiter/status.h"
-#include "third_party/aiter/src/driver.h"
-#include "third_party/aiter/src/kernel_table.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/kernel_table.h"
 
 namespace aiter {
 
@@ -43,4 +43,4 @@ DeviceInfo DeviceOfArch(const std::string& arch);
 
 }  // namespace aiter
 
-#endif  // AITER_SRC_SELECT_H_
+#endif  // AITER_SRC_CORE_SELECT_H_

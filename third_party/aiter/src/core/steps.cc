@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "third_party/aiter/src/steps.h"
+#include "third_party/aiter/src/core/steps.h"
 
-#include "third_party/aiter/src/code_objects.h"
-#include "third_party/aiter/src/select.h"
+#include "third_party/aiter/src/core/code_objects.h"
+#include "third_party/aiter/src/core/select.h"
 
 namespace aiter {
 

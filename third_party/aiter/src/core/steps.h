@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The kernels of a call, one after another: loaded, or only named.
-#ifndef AITER_SRC_STEPS_H_
-#define AITER_SRC_STEPS_H_
+#ifndef AITER_SRC_CORE_STEPS_H_
+#define AITER_SRC_CORE_STEPS_H_
 
 #include <initializer_list>
 #include <string>
@@ -30,4 +30,4 @@ Status NameSteps(const ProblemKey& key, const std::string& arch,
 
 }  // namespace aiter
 
-#endif  // AITER_SRC_STEPS_H_
+#endif  // AITER_SRC_CORE_STEPS_H_
