@@ -13,6 +13,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from harness.triton_interpreter import Tensor, gpu_arithmetic
 
+from third_party.aiter.kernels.core import activations
 from third_party.aiter.kernels.gemm import gemm
 
 _BF16, _FP16 = ml_dtypes.bfloat16, np.float16
@@ -188,7 +189,7 @@ _EXACT = dict(
     nt_eight_slices=dict(
         tile=(16, 128, 32), slices=8, splits=2, out=np.float32),
     nt_dies=dict(m=100, n=90, xcds=8),
-    nt_relu=dict(activation=gemm.RELU.value, bias=np.float32),
+    nt_relu=dict(activation=activations.RELU.value, bias=np.float32),
     nn=dict(op="gemm_nn"),
     nn_aligned=dict(op="gemm_nn", n=56, k=45, align=8, m=33, batch=2),
     nn_odd=dict(op="gemm_nn", n=9, k=33, m=5, splits=2),
@@ -247,7 +248,7 @@ class GemmKernelTest(parameterized.TestCase):
     # One split of one row: gemm_sum applies the activation to it.
     gemm.gemm_sum[(4, 1, 1)](
         workspace, workspace, workspace, workspace, workspace, out, out,
-        1, 1, 1, 1024, 1024, 0, 0, 0, 0, getattr(gemm, name).value,
+        1, 1, 1, 1024, 1024, 0, 0, 0, 0, getattr(activations, name).value,
         gemm.OUT_F32.value, TILE_M=1, TILE_N=256)
     v = x.astype(np.float64)
     want = dict(
@@ -284,7 +285,7 @@ class GemmKernelTest(parameterized.TestCase):
   def test_nan_reaches_its_row_alone(self, op):
     problem = _Problem(
         op=op, dtype=_FN if op == "gemm_row" else _BF16, bits=True, k=96,
-        tile=(16, 16, 64), activation=gemm.RELU.value, out=np.float32)
+        tile=(16, 16, 64), activation=activations.RELU.value, out=np.float32)
     if op == "gemm_mx":
       problem.scales["a"][0, 3, 1] = 0xFF
     else:

@@ -17,7 +17,7 @@ integers, of magnitudes' bits: in any order the same, and NaN is the largest.
 import triton
 import triton.language as tl
 
-from third_party.aiter.kernels.core import rounding
+from third_party.aiter.kernels.core import groups, rounding
 
 E2M1 = rounding.E2M1
 magnitude = rounding.magnitude
@@ -26,6 +26,9 @@ divide = rounding.divide
 to_bits = rounding.to_bits
 e8m0_scale = rounding.e8m0_scale
 e8m0_reciprocal = rounding.e8m0_reciprocal
+divide_by_any = groups.divide_by_any
+of_groups = groups.of_groups
+shuffled = groups.shuffled
 
 # Bits of the argument `flags`; src/quant_params.h has the same list.
 SMOOTH = tl.constexpr(1)  # x is multiplied by a factor for each column.
@@ -63,27 +66,6 @@ def _smooth(v, smooth, c, cols, flags):
   if flags & SMOOTH:
     v *= _load(smooth, tl.zeros_like(c).to(tl.int64), c, c == c, cols, flags)
   return v
-
-
-@triton.jit
-def _divide_by_any(x, scale):
-  """x / scale as IEEE 754 rounds it, or what saturates alike."""
-  usual = (scale >= 2.0**-60) & (scale <= 2.0**100)
-  if tl.min(tl.ravel(usual).to(tl.int32), 0) == 1:
-    # Beyond 2^24 every format saturates; there the steps might overflow.
-    first = x * tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
-    q = tl.where(tl.abs(first) < 2.0**24, divide(x, scale), first)
-  else:
-    q = tl.div_rn(x, tl.broadcast_to(scale, x.shape))
-  return q
-
-
-@triton.jit
-def _widest(m, TILE_M: tl.constexpr, RUNS: tl.constexpr):
-  """Of each pair of neighbouring columns the larger one, at both places."""
-  pairs = tl.max(tl.reshape(m, [TILE_M, RUNS // 2, 2]), 2, keep_dims=True)
-  return tl.reshape(
-      tl.broadcast_to(pairs, [TILE_M, RUNS // 2, 2]), [TILE_M, RUNS])
 
 
 @triton.jit
@@ -156,18 +138,13 @@ def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
   v = _smooth(v, smooth, c, cols, flags)
   if flags & STATIC:
     s = tl.load(scale_in + row, inside_r, 1.0)
-    v = _divide_by_any(v, s[:, None, None])
+    v = divide_by_any(v, s[:, None, None])
   else:
     m = tl.max(magnitude(v), 2)
     if BLOCK:
       m = tl.broadcast_to(tl.max(tl.max(m, 1), 0), [TILE_M, RUNS])
     else:
-      if group >= 64:
-        m = _widest(m, TILE_M, RUNS)
-      if group >= 128:
-        quads = tl.max(tl.reshape(m, [TILE_M, RUNS // 4, 4]), 2, keep_dims=True)
-        m = tl.reshape(
-            tl.broadcast_to(quads, [TILE_M, RUNS // 4, 4]), [TILE_M, RUNS])
+      m = of_groups(m, group, TILE_M, RUNS)
     amax = m.to(tl.float32, bitcast=True)
     if BLOCK:
       scale_r = tile_m + tl.zeros_like(r)
@@ -178,10 +155,7 @@ def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
       scale_c = g // (group // 32)
       first = ((g % (group // 32)) == 0)[None, :]
     if flags & SHUFFLED:
-      to = ((scale_r // 32 * 32 * scale_cols + scale_r % 16 * 4
-             + scale_r % 32 // 16)[:, None]
-            + (scale_c // 8 * 256 + scale_c % 4 * 64
-               + scale_c % 8 // 4 * 2)[None, :]).to(tl.int64)
+      to = shuffled(scale_r, scale_c, scale_cols)
     else:
       to = (scale_r.to(tl.int64) * stride_scale_m)[:, None] + (
           scale_c.to(tl.int64) * stride_scale_n)[None, :]
