@@ -2,13 +2,20 @@
 """What the simulated GPU tells tests: its calls, launches, what is alive.
 
 The functions are those that //tests/amdgpu_sim exports from the library in
-HIP's place.
+HIP's place. `kernels`, `groups` and `launched` are for a family's
+every_kernel_test.py: its cases come from the table of kernels in the installed
+module, and each names the kernels that it is for.
 """
 
+import contextlib
 import ctypes
 import functools
+import re
+import time
 
 import jax
+from jax._src.aiter.core import dispatch
+from jaxlib import gpu_aiter
 
 
 @functools.cache
@@ -58,3 +65,47 @@ def fail(name: str, use: int = 1) -> None:
 
 def fail_nothing() -> None:
   _library().amdgpu_sim_fail(b"")
+
+
+@functools.cache
+def kernels() -> list[dict]:
+  """The wheel's kernels for the simulated architecture.
+
+  "aligned" is added: whether a kernel takes aligned operands alone.
+  """
+  arch, = dispatch.architectures("rocm")
+  return [
+      kernel | {"aligned": "_no_unaligned" in kernel["symbol"]}
+      for kernel in gpu_aiter.load("rocm").kernels() if kernel["arch"] == arch]
+
+
+def groups(ops: str, *columns: str) -> list[tuple]:
+  """Values of columns of the table, and the symbols of kernels that have them.
+
+  Args:
+    ops: matches the beginnings of the operators' names.
+    *columns: of the table.
+
+  Returns:
+    One tuple a group: the values, then a list of symbols.
+  """
+  found = {}
+  for kernel in kernels():
+    if re.match(ops, kernel["op"]):
+      key = tuple(kernel[column] for column in columns)
+      found.setdefault(key, []).append(kernel["symbol"])
+  return [(*key, symbols) for key, symbols in found.items()]
+
+
+@contextlib.contextmanager
+def launched(test, symbols):
+  """Fails the test if one of the kernels does not run meanwhile."""
+  executed = lambda: sum(map(instructions, symbols))
+  before = [launches(symbol) for symbol in symbols]
+  start, count = time.monotonic(), executed()
+  yield
+  seconds, count = time.monotonic() - start, executed() - count
+  print(f"{len(symbols)} kernels, {count} instructions, {seconds:.2f} s")
+  test.assertGreater(count, 0)
+  for symbol, launched_before in zip(symbols, before):
+    test.assertGreater(launches(symbol), launched_before, symbol)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every family of kernels in the wheel has a test that runs all of them.
+
+The environment names the families whose folder has an every_kernel_test.py
+(KERNEL_FAMILIES).
+"""
+
+import os
+
+from absl.testing import absltest
+
+from jaxlib import gpu_aiter
+
+
+class FamiliesTest(absltest.TestCase):
+
+  def test_every_kernel_has_a_test(self):
+    """There are kernels of each family, and of no other."""
+    tested = os.environ["KERNEL_FAMILIES"].split()
+    found = set()
+    for kernel in gpu_aiter.load("rocm").kernels():
+      family, = [f for f in tested if kernel["op"].startswith(f + "_")] or [
+          kernel["op"]]
+      found.add(family)
+    self.assertCountEqual(found, tested)
+
+
+if __name__ == "__main__":
+  absltest.main()
