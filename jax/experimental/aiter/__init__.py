@@ -6,6 +6,7 @@ from jax._src.aiter.attention.api import (
     flash_attn_func,
     flash_attn_varlen,
 )
+from jax._src.aiter.core import dispatch as _dispatch
 from jax._src.aiter.gemm.api import (
     flatmm_fp8,
     gemm,
@@ -42,7 +43,15 @@ from jax._src.aiter.quant.api import (
     unshuffle_weight,
 )
 
+EXPORT_CHECKS = _dispatch.export_checks()
+"""For `jax.export.export(..., disabled_checks=EXPORT_CHECKS)`.
+
+JAX serialises no call of a target that it does not know to be stable, unless
+told so. These are all targets of the functions here, on ROCm and CUDA.
+"""
+
 __all__ = [
+    "EXPORT_CHECKS",
     "dequant",
     "dot_product_attention",
     "flash_attn_func",

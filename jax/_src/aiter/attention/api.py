@@ -18,7 +18,7 @@ import jax
 from jax import lax
 from jax._src.aiter.attention import op as mha_op
 from jax._src.aiter.attention.types import Config, Operands
-from jax._src.aiter.core import arguments, philox
+from jax._src.aiter.core import arguments, dims, philox
 from jax._src.aiter.core.arguments import bad, check_is_array, describe, flag
 from jax._src.aiter.core.partition import vary_together
 
@@ -189,9 +189,12 @@ def _config(call: _Call, x: Operands) -> Config:
   sq, sk = ((t.shape[0 if x.packed else 1]) for t in (x.q, x.k))
   plain = not x.packed and x.cu_seqlens_q is None and x.cu_seqlens_k is None
   top_left = call.top_left and not (plain and sq == sk)
-  if left >= max(sq, sk):
+  hides_nothing = lambda side: (
+      dims.at_most(sq, side) and dims.at_most(sk, side))
+  if hides_nothing(left):
     left = -1
-  if right >= max(sq, sk) or (plain and not top_left and right >= sq - 1):
+  if hides_nothing(right) or (
+      plain and not top_left and dims.at_most(sq, right + 1)):
     right = -1
   return Config(
       softmax_scale=(1 / math.sqrt(x.q.shape[-1])
@@ -258,7 +261,7 @@ def _keep_mask(call: _Call, x: Operands):
   keep = philox.keep_mask(
       x.dropout_state[:, :, None, None],
       jnp.arange(sq, dtype=jnp.int32)[:, None],
-      jnp.arange(sk + -sk % 4, dtype=jnp.int32), call.dropout_p,
+      jnp.arange(dims.round_up(sk, 4), dtype=jnp.int32), call.dropout_p,
       cols_are_a_run=True)
   return keep[..., :sk].astype(jnp.uint8)
 

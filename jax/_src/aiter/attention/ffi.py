@@ -22,6 +22,7 @@ from jax._src.aiter.core.dispatch import absent, like
 from jaxlib import gpu_aiter
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+dispatch.declare("mha_fwd", "mha_bwd")
 _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
 
 

@@ -27,7 +27,7 @@ from jax._src.aiter.attention.types import (
   Saved,
   Wanted,
 )
-from jax._src.aiter.core import philox
+from jax._src.aiter.core import dims, philox
 from jax._src.aiter.core.partition import vary_like
 
 # A call with at most this many queries and keys is one block.
@@ -67,7 +67,7 @@ class _Problem:
 
   @property
   def one_block(self) -> bool:
-    return self.block_q >= self.sq and self.block_k >= self.sk
+    return self.block_q == self.sq and self.block_k == self.sk
 
 
 def _accumulator(dtype) -> Any:
@@ -83,7 +83,10 @@ def _dot(spec: str, a, b):
 def _segments(starts, lengths, total: int, nobody: int):
   """Segment and position inside it of every packed row."""
   at = jnp.arange(total, dtype=jnp.int32)
-  segment = jnp.searchsorted(starts, at, side="right").astype(jnp.int32) - 1
+  if dims.is_known(starts.shape[0]):
+    segment = jnp.searchsorted(starts, at, side="right").astype(jnp.int32) - 1
+  else:  # A search takes a known number of steps.
+    segment = jnp.sum(starts <= at[:, None], axis=1, dtype=jnp.int32) - 1
   # Empty sequences share a start with their successor, which side="right"
   # picks; a row before the first start belongs to nobody.
   index = jnp.clip(segment, 0, starts.shape[0] - 1)
@@ -133,9 +136,9 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
     col = jnp.arange(sk, dtype=jnp.int32)[None]
     start_k = 0
     padded = x.cu_seqlens_q is not None or x.cu_seqlens_k is not None
-    len_q = np.int32(sq) if x.cu_seqlens_q is None else count(
+    len_q = dims.as_int32(sq) if x.cu_seqlens_q is None else count(
         x.cu_seqlens_q)[:, None]
-    len_k = np.int32(sk) if x.cu_seqlens_k is None else count(
+    len_k = dims.as_int32(sk) if x.cu_seqlens_k is None else count(
         x.cu_seqlens_k)[:, None]
     if padded or cfg.min_seqlen_q > 0:
       segment_q = jnp.where(row < len_q, 0, -1)
@@ -157,10 +160,11 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
     if segment_q is not None:
       sink = jnp.where((segment_q >= 0)[:, None, None, :], sink, -_INF)
   block_q, block_k = sq, sk
-  if sq > _ONE_BLOCK or sk > _ONE_BLOCK:
-    block_q, block_k = min(sq, _BLOCK_Q), min(sk, _BLOCK_K)
+  if not (dims.at_most(sq, _ONE_BLOCK) and dims.at_most(sk, _ONE_BLOCK)):
+    block_q, block_k = (n if dims.at_most(n, most) else most
+                        for n, most in ((sq, _BLOCK_Q), (sk, _BLOCK_K)))
   first = last = None
-  if block_k < sk:
+  if block_k != sk:
     first = 0 if cfg.window_left < 0 or cfg.sink_tokens > 0 else jnp.maximum(
         diag - cfg.window_left, 0)
     last = len_k if cfg.window_right < 0 else jnp.minimum(
@@ -192,7 +196,7 @@ def _pad(x, axis: int, multiple: int, value=0):
   if x is None or x.shape[axis] == 1 or x.shape[axis] % multiple == 0:
     return x
   pads = [(0, 0)] * x.ndim
-  pads[axis] = (0, -x.shape[axis] % multiple)
+  pads[axis] = (0, dims.round_up(x.shape[axis], multiple) - x.shape[axis])
   return jnp.pad(x, pads, constant_values=value)
 
 
@@ -295,7 +299,7 @@ def _keep(cfg: Config, p: _Problem, dense: bool):
   if dense and p.block_k % 4 == 0:
     keep = philox.keep_mask(state, rows, p.col[0], cfg.dropout_p,
                             cols_are_a_run=True)
-  elif dense and p.block_k >= p.sk:
+  elif dense and p.block_k == p.sk and dims.is_known(p.sk):
     cols = jnp.arange(n + -n % 4, dtype=jnp.int32)
     keep = philox.keep_mask(state, rows, cols, cfg.dropout_p,
                             cols_are_a_run=True)[..., :n]
@@ -361,7 +365,7 @@ def mha_fwd(cfg: Config, x: Operands) -> tuple[jax.Array, jax.Array]:
       m = jnp.broadcast_to(p.sink, rows)
       l = jnp.where(m == -_INF, 0, jnp.ones_like(m))
     carry = m, l, _full((*rows, dv), 0, p.q)
-    if p.block_k >= p.sk:
+    if p.block_k == p.sk:
       carry = update(0, carry, p)
     else:
       carry = lax.fori_loop(
@@ -470,7 +474,7 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
     if wanted.dslopes:
       dslopes = _full(rows, 0, p.q)
     carry = _full(p.q.shape, 0, p.q), dk, dv, dbias, dslopes
-    if p.block_k >= p.sk:
+    if p.block_k == p.sk:
       carry = update(0, carry, p, dout, lse, delta)
     else:
       carry = lax.fori_loop(

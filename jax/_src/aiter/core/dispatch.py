@@ -2,9 +2,10 @@
 """Kernel or reference: the one place where a call meets its platform.
 
 A call becomes an FFI call on ROCm and CUDA and the reference elsewhere. The
-choice is staged with the computation, so a program can be exported for a
-platform which the exporting machine does not have. A GPU that no kernel serves
-(no plugin module, no code object for its architecture) and arguments that none
+choice is staged with the computation and made when it is lowered, so a program
+can be exported for a platform which the exporting machine does not have, or
+which JAX's settings rule out in this process. A GPU that no kernel serves (no
+plugin module, no code object for its architecture) and arguments that none
 serves run the reference too, after one warning.
 """
 
@@ -21,6 +22,19 @@ from jax import lax
 from jaxlib import gpu_aiter
 
 PLATFORMS = ("rocm", "cuda")
+_declared: dict[str, None] = {}
+
+
+def declare(*ops: str) -> None:
+  """Notes the names of operators' FFI targets, for `export_checks`."""
+  _declared.update(dict.fromkeys(ops))
+
+
+def export_checks() -> tuple[jax.export.DisabledSafetyCheck, ...]:
+  """What `jax.export` has to be told to serialise calls of declared targets."""
+  return tuple(
+      jax.export.DisabledSafetyCheck.custom_call(gpu_aiter.target(p, op))
+      for p in PLATFORMS for op in _declared)
 
 
 def platforms_enabled() -> tuple[str, ...]:
@@ -97,7 +111,7 @@ def dispatch(reason: Callable[[str], str | None], kernel, fallback, *args):
     *args: trees of arrays.
   """
   branches = {}
-  for platform in platforms_enabled():
+  for platform in PLATFORMS:
     missing = reason(platform)
     if missing is None:
       branches[platform] = functools.partial(kernel, platform)

@@ -51,6 +51,7 @@ _DTYPES = {
     "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz", "uint8": "e2m1"}
 # Partial sums of a skinny product: at most so many, of so much memory.
 _SKINNY, _MAX_SPLITS, _MAX_WORKSPACE = 64, 16, 64 << 20
+dispatch.declare("gemm")
 
 
 class Config(NamedTuple):

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of arrays that tracing may not know: jax.export's symbolic dimensions.
+
+A symbolic dimension is at least 1, and a comparison with it raises an error
+where its bounds leave open how it ends. Code that has a choice asks `at_most`
+and takes what is right for any size where the answer is no.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+import jax
+
+
+def is_known(size) -> bool:
+  """Whether a size is a number."""
+  return not jax.export.is_symbolic_dim(size)
+
+
+def at_most(size, bound) -> bool:
+  """Whether a size is known to be at most `bound`."""
+  over = size - bound
+  return (over if is_known(over)
+          else jax.export.symbolic_dim_bounds(over)[1]) <= 0
+
+
+def round_up(size, multiple: int):
+  """The least multiple that is >= size; JAX knows that it is, of symbols too.
+
+  It does not of `size + -size % multiple`.
+  """
+  return (size + multiple - 1) // multiple * multiple
+
+
+def as_int32(size):
+  """A size as an operand of arithmetic; of a number, no array."""
+  # A partitioned function may not hold arrays.
+  return np.int32(size) if is_known(size) else jnp.asarray(size, jnp.int32)
