@@ -14,9 +14,9 @@ from absl.testing import absltest, parameterized
 from attention import oracle
 from harness.triton_interpreter import Tensor, gpu_arithmetic
 
-from third_party.aiter.kernels.core import tiles as common
 from third_party.aiter.kernels.mha import bwd as mha_bwd
 from third_party.aiter.kernels.mha import fwd as mha_fwd
+from third_party.aiter.kernels.mha import scores
 
 _UNBOUNDED = 2**30
 
@@ -67,12 +67,12 @@ class _Case:
     self.scale = dqk**-0.5 if scale is None else scale
     flag = lambda bit, on: bit.value if on else 0
     self.flags = (
-        flag(common.HAS_BIAS, bias) | flag(common.BIAS_F32, bias_f32)
-        | flag(common.ALIBI, slopes) | flag(common.SINK, sink)
-        | flag(common.DROPOUT, p_drop) | flag(common.VARLEN, packed)
-        | flag(common.CU_Q, cu_q) | flag(common.CU_K, cu_k)
-        | flag(common.CU_Q_PAD, pad_q) | flag(common.CU_K_PAD, pad_k)
-        | flag(common.TOP_LEFT, top_left) | flag(common.DLSE, dlse))
+        flag(scores.HAS_BIAS, bias) | flag(scores.BIAS_F32, bias_f32)
+        | flag(scores.ALIBI, slopes) | flag(scores.SINK, sink)
+        | flag(scores.DROPOUT, p_drop) | flag(scores.VARLEN, packed)
+        | flag(scores.CU_Q, cu_q) | flag(scores.CU_K, cu_k)
+        | flag(scores.CU_Q_PAD, pad_q) | flag(scores.CU_K_PAD, pad_k)
+        | flag(scores.TOP_LEFT, top_left) | flag(scores.DLSE, dlse))
     threshold = int(math.floor(np.float64(np.float32(p_drop)) * 2**32))
     self.scalars = (
         float(self.scale), float(cap), int(np.uint32(threshold).view(np.int32)),

@@ -6,18 +6,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-LOG2E = gl.constexpr(1.4426950408889634)
-LN2 = gl.constexpr(0.6931471805599453)
-
-# Bits of the argument `flags`.
-SINK = gl.constexpr(8)
-VARLEN = gl.constexpr(32)
-CU_Q = gl.constexpr(64)
-CU_K = gl.constexpr(128)
-CU_Q_PAD = gl.constexpr(256)
-CU_K_PAD = gl.constexpr(512)
-TOP_LEFT = gl.constexpr(1024)
-
 
 @gluon.constexpr_function
 def accumulator(n):
@@ -37,21 +25,6 @@ def rows_layout(n):
   """Returns a warpgroup's layout of rows of n values, 16 bytes a thread."""
   lanes = min(n // 8, 32)
   return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
-
-
-@gluon.jit
-def find_sequence(cu_seqlens, batch, slot, TILE: gl.constexpr):
-  """Returns the sequence that owns a packed grid slot, by binary search."""
-  lo = 0
-  hi = batch - 1
-  while lo < hi:
-    mid = (lo + hi + 1) // 2
-    first = gl.load(cu_seqlens + mid) // TILE + mid
-    if first <= slot:
-      lo = mid
-    else:
-      hi = mid - 1
-  return lo
 
 
 @gluon.jit

@@ -26,8 +26,7 @@ import triton
 import triton.language as tl
 from triton.language import core
 
-from third_party.aiter.kernels.core import activations
-from third_party.aiter.kernels.core import tiles as common
+from third_party.aiter.kernels.core import activations, tiles
 
 # Bits of the argument `flags`; src/gemm_params.h has the same list.
 HAS_BIAS = tl.constexpr(1)
@@ -226,10 +225,10 @@ def store_tile(
     n = n // 8 * 8
     stride = n.to(tl.int64)
     ptr += matrix * (matrix_stride // 8 * 8) + m0 * stride + n0
-    common.store_tile(ptr, x, stride, m - m0, n - n0, TILE_M, TILE_N)
+    tiles.store_tile(ptr, x, stride, m - m0, n - n0, TILE_M, TILE_N)
   else:
     ptr += matrix * matrix_stride + m0 * stride + n0
-    common.store_tile(ptr, x, stride, m - m0, n - n0, TILE_M, TILE_N)
+    tiles.store_tile(ptr, x, stride, m - m0, n - n0, TILE_M, TILE_N)
 
 
 @triton.jit
@@ -252,9 +251,9 @@ def finish(
     x = x * sa[:, None] * sb[None, :]
   if flags & HAS_BIAS:
     if flags & BIAS_F32:
-      x += common.load_rows(bias_f32 + n0, n - n0, 0.0, TILE_N)[None, :]
+      x += tiles.load_rows(bias_f32 + n0, n - n0, 0.0, TILE_N)[None, :]
     else:
-      bits = common.load_rows(bias + n0, n - n0, 0, TILE_N)
+      bits = tiles.load_rows(bias + n0, n - n0, 0, TILE_N)
       if flags & OUT_FP16:
         x += bits.to(tl.float16, bitcast=True).to(tl.float32)[None, :]
       else:
@@ -335,8 +334,8 @@ def _gemm(
   m0 = tile_m * TILE_M
   n0 = tile_n * TILE_N
   if ALIGN > 1:
-    common.assume_stride(stride_a)
-    common.assume_stride(stride_b)
+    tiles.assume_stride(stride_a)
+    tiles.assume_stride(stride_b)
   WIDEN: tl.constexpr = KIND != MX and a.dtype.element_ty == tl.uint8
   PACK: tl.constexpr = 2 if KIND == MX or (WIDEN and ALIGN > 1) else 1
   if WIDEN and PACK == 2:

@@ -13,10 +13,13 @@ dropout's factor f (0 or 1 / (1 - p)), dv = (f p)^T dout, ds = p * (f * dout
 v^T - delta), then dq = scale * ds k and dk = scale * ds^T q.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from third_party.aiter.kernels.core import tiles as common
+from third_party.aiter.kernels.core import tiles
+from third_party.aiter.kernels.mha import scores
 
 
 @triton.jit
@@ -38,18 +41,18 @@ def mha_bwd_delta(
   b = tl.program_id(2).to(tl.int64)
   row = m0.to(tl.int64)
   rows_left = seqlen_q - m0
-  common.assume_stride(stride_o)
-  common.assume_stride(stride_do)
+  tiles.assume_stride(stride_o)
+  tiles.assume_stride(stride_do)
   out += b * batch_stride_o + head * nhead_stride_o + row * stride_o
   do += b * batch_stride_do + head * nhead_stride_do + row * stride_do
   lse_offset = b * batch_stride_lse + head * nhead_stride_lse + row
-  o_tile = common.load_tile(
+  o_tile = tiles.load_tile(
       out, stride_o, rows_left, hdim_v, TILE_M, BLOCK_DV, True, True)
-  do_tile = common.load_tile(
+  do_tile = tiles.load_tile(
       do, stride_do, rows_left, hdim_v, TILE_M, BLOCK_DV, True, True)
   total = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
-  if flags & common.DLSE:
-    total -= common.load_rows(dlse + lse_offset, rows_left, 0.0, TILE_M)
+  if flags & scores.DLSE:
+    total -= tiles.load_rows(dlse + lse_offset, rows_left, 0.0, TILE_M)
   rows = tl.arange(0, TILE_M)
   tl.store(delta + lse_offset + rows, total, mask=rows < rows_left)
 
@@ -59,16 +62,13 @@ def _load_lse(
     ptr, rows_left, ROWS: tl.constexpr, CHECK: tl.constexpr = True
 ):
   """lse in base 2; +inf, which makes p zero, for rows without any key."""
-  lse = common.load_rows(ptr, rows_left, float("-inf"), ROWS, CHECK)
-  return tl.where(lse == float("-inf"), float("inf"), lse * common.LOG2E)
+  lse = tiles.load_rows(ptr, rows_left, float("-inf"), ROWS, CHECK)
+  return tl.where(lse == float("-inf"), float("inf"), lse * scores.LOG2E)
 
 
 @triton.jit
 def _tile_gradient(
-    s, dp, lse_tile, delta_tile, bias, bias_f32, stride_bias, slope,
-    key0, key1, counter0, counter1, m0, n0, offset, len_q, len_k,
-    scale, logits_soft_cap, drop_threshold, rp_keep,
-    left, right, sink_tokens, flags,
+    s, dp, lse_tile, delta_tile, m0, n0, seq, window, terms,
     MASKED: tl.constexpr, TRANSPOSED: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, GENERAL: tl.constexpr,
     LANE_KEYS: tl.constexpr,
@@ -93,46 +93,39 @@ def _tile_gradient(
     delta_tile = delta_tile[:, None]
   capped = s
   if GENERAL:
-    s *= scale
-    if logits_soft_cap > 0:
-      s = common.soft_cap(s, logits_soft_cap)
+    s *= terms.scale
+    if terms.logits_soft_cap > 0:
+      s = scores.soft_cap(s, terms.logits_soft_cap)
     capped = s
-    if flags & common.HAS_BIAS:
+    if terms.flags & scores.HAS_BIAS:
       if TRANSPOSED:
-        s = tl.trans(common.add_bias(
-            tl.trans(s), bias, bias_f32, stride_bias, m0, n0, len_q - m0,
-            len_k - n0, flags, TILE_M, TILE_N))
+        s = tl.trans(scores.add_bias(
+            tl.trans(s), terms, m0, n0, seq, TILE_M, TILE_N))
       else:
-        s = common.add_bias(
-            s, bias, bias_f32, stride_bias, m0, n0, len_q - m0,
-            len_k - n0, flags, TILE_M, TILE_N)
-    if flags & common.ALIBI:
-      s -= slope * tl.abs(rows + offset - cols).to(tl.float32)
-    score_scale = common.LOG2E
+        s = scores.add_bias(s, terms, m0, n0, seq, TILE_M, TILE_N)
+    if terms.flags & scores.ALIBI:
+      s -= terms.slope * tl.abs(rows + window.offset - cols).to(tl.float32)
+    score_scale = scores.LOG2E
   else:
-    score_scale = scale * common.LOG2E
+    score_scale = terms.scale * scores.LOG2E
   if MASKED and not GENERAL:
     if TRANSPOSED:
-      first = n0 + tl.arange(0, TILE_N) - (offset + m0)
-      s = common.cut_edges(
-          s, first + left, 1.0, first - right, True, TILE_N, TILE_M, LANE_KEYS)
+      first = n0 + tl.arange(0, TILE_N) - (window.offset + m0)
+      s = scores.cut_edges(
+          s, first + window.left, 1.0, first - window.right, True, TILE_N,
+          TILE_M, LANE_KEYS)
     else:
-      position = m0 + tl.arange(0, TILE_M) + (offset - n0)
-      s = common.cut_edges(
-          s, tl.minimum(position + right, len_k - 1 - n0), 1.0,
-          position - left, True, TILE_M, TILE_N, LANE_KEYS)
+      position = m0 + tl.arange(0, TILE_M) + (window.offset - n0)
+      s = scores.cut_edges(
+          s, tl.minimum(position + window.right, seq.len_k - 1 - n0), 1.0,
+          position - window.left, True, TILE_M, TILE_N, LANE_KEYS)
   p = tl.exp2(s * score_scale - lse_tile)
   if MASKED and GENERAL:
-    p = tl.where(
-        common.visible(
-            rows, cols, offset, len_k, left, right, sink_tokens, GENERAL),
-        p, 0.0)
+    p = tl.where(scores.visible(rows, cols, seq, window, GENERAL), p, 0.0)
   p_dropped = p
   if GENERAL:
-    if flags & common.DROPOUT:
-      factor = common.keep_scale(
-          m0, n0, key0, key1, counter0, counter1, drop_threshold, rp_keep,
-          TILE_M, TILE_N)
+    if terms.flags & scores.DROPOUT:
+      factor = scores.keep_scale(terms, m0, n0, TILE_M, TILE_N)
       if TRANSPOSED:
         factor = tl.trans(factor)
       p_dropped = p * factor
@@ -140,20 +133,27 @@ def _tile_gradient(
   ds = p * (dp - delta_tile)
   ds_scores = ds
   if GENERAL:
-    if logits_soft_cap > 0:
-      t = capped / logits_soft_cap
+    if terms.logits_soft_cap > 0:
+      t = capped / terms.logits_soft_cap
       ds_scores = ds * (1.0 - t * t)
   return p_dropped, ds, ds_scores
 
 
+class _Rows(NamedTuple):
+  """What the walk over the rows of a head reads."""
+  q: tl.tensor
+  stride_q: tl.tensor
+  hdim_q: tl.tensor
+  do: tl.tensor
+  stride_do: tl.tensor
+  hdim_v: tl.tensor
+  lse: tl.tensor
+  delta: tl.tensor
+
+
 @triton.jit
 def _dkdv_step(
-    dk, dk_tail, dv, k_tile, k_tail, v_tile, tile,
-    q, do, lse, delta, stride_q, stride_do,
-    bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
-    n0, offset, len_q, len_k, hdim_q, hdim_v,
-    scale, logits_soft_cap, drop_threshold, rp_keep,
-    left, right, sink_tokens, flags,
+    dk, dk_tail, dv, k_tile, k_tail, v_tile, tile, n0, rows, seq, window, terms,
     MASKED: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
@@ -161,32 +161,31 @@ def _dkdv_step(
 ):
   """Adds one tile of rows to dk and dv."""
   m0 = tile * TILE_M
-  rows_left = len_q - m0
-  q_ptr = q + m0.to(tl.int64) * stride_q
-  do_ptr = do + m0.to(tl.int64) * stride_do
-  q_tile = common.load_tile(
-      q_ptr, stride_q, rows_left, hdim_q, TILE_M, HEAD, MASKED, GENERAL)
-  lse_tile = _load_lse(lse + m0, rows_left, TILE_M, MASKED)
+  rows_left = seq.len_q - m0
+  q_ptr = rows.q + m0.to(tl.int64) * rows.stride_q
+  do_ptr = rows.do + m0.to(tl.int64) * rows.stride_do
+  q_tile = tiles.load_tile(
+      q_ptr, rows.stride_q, rows_left, rows.hdim_q, TILE_M, HEAD, MASKED,
+      GENERAL)
+  lse_tile = _load_lse(rows.lse + m0, rows_left, TILE_M, MASKED)
   s = tl.dot(k_tile, tl.trans(q_tile))
   q_tail = q_tile
   if TAIL > 0:
-    q_tail = common.load_tile(
-        q_ptr + HEAD, stride_q, rows_left, hdim_q - HEAD,
+    q_tail = tiles.load_tile(
+        q_ptr + HEAD, rows.stride_q, rows_left, rows.hdim_q - HEAD,
         TILE_M, TAIL, MASKED, GENERAL)
     s = tl.dot(k_tail, tl.trans(q_tail), s)
-  do_tile = common.load_tile(
-      do_ptr, stride_do, rows_left, hdim_v, TILE_M, BLOCK_DV, MASKED, GENERAL)
-  delta_tile = common.load_rows(
-      delta + m0, rows_left, 0.0, TILE_M, MASKED)
+  do_tile = tiles.load_tile(
+      do_ptr, rows.stride_do, rows_left, rows.hdim_v, TILE_M, BLOCK_DV, MASKED,
+      GENERAL)
+  delta_tile = tiles.load_rows(
+      rows.delta + m0, rows_left, 0.0, TILE_M, MASKED)
   dp = tl.dot(v_tile, tl.trans(do_tile))
   p, _, ds = _tile_gradient(
-      s, dp, lse_tile, delta_tile, bias, bias_f32, stride_bias, slope,
-      key0, key1, counter0, counter1, m0, n0, offset, len_q, len_k,
-      scale, logits_soft_cap, drop_threshold, rp_keep,
-      left, right, sink_tokens, flags,
+      s, dp, lse_tile, delta_tile, m0, n0, seq, window, terms,
       MASKED, True, TILE_M, TILE_N, GENERAL, LANE_KEYS)
-  dv = tl.dot(common.cast(p, do_tile.dtype, CHEAP_CAST), do_tile, dv)
-  ds = common.cast(ds, q_tile.dtype, CHEAP_CAST)
+  dv = tl.dot(tiles.cast(p, do_tile.dtype, CHEAP_CAST), do_tile, dv)
+  ds = tiles.cast(ds, q_tile.dtype, CHEAP_CAST)
   dk = tl.dot(ds, q_tile, dk)
   if TAIL > 0:
     dk_tail = tl.dot(ds, q_tail, dk_tail)
@@ -233,135 +232,96 @@ def mha_bwd_dkdv(
     head_k = tl.program_id(1)
   index = tl.program_id(2)
   tile_index = slot
-  if flags & common.VARLEN:
-    index, tile_index = common.find_sequence(slot, cu_seqlens_k, batch, TILE_N)
-  q_start, len_q = common.sequence_extent(
-      index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
-      common.CU_Q, common.CU_Q_PAD)
-  k_start, len_k = common.sequence_extent(
-      index, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
-      common.CU_K, common.CU_K_PAD)
-  keys_end = seqlen_k
-  if flags & common.VARLEN:
-    keys_end = len_k
-  if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):
-    len_q = 0
+  if flags & scores.VARLEN:
+    index, tile_index = scores.find_sequence(slot, cu_seqlens_k, batch, TILE_N)
+  seq = scores.sequence_of(
+      index, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
+      cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
   n0 = tile_index * TILE_N
-  if n0 >= keys_end:
+  if n0 >= seq.k_rows:
     return
 
-  common.assume_stride(stride_q)
-  common.assume_stride(stride_k)
-  common.assume_stride(stride_v)
-  common.assume_stride(stride_do)
-  common.assume_stride(stride_dk)
-  common.assume_stride(stride_dv)
+  tiles.assume_stride(stride_q)
+  tiles.assume_stride(stride_k)
+  tiles.assume_stride(stride_v)
+  tiles.assume_stride(stride_do)
+  tiles.assume_stride(stride_dk)
+  tiles.assume_stride(stride_dv)
   b = index.to(tl.int64)
-  if flags & common.VARLEN:
+  if flags & scores.VARLEN:
     b = tl.zeros([], tl.int64)
   h = head_k.to(tl.int64)
-  row = (k_start + n0).to(tl.int64)
+  row = (seq.k_start + n0).to(tl.int64)
   k += b * batch_stride_k + row * stride_k + h * nhead_stride_k
   v += b * batch_stride_v + row * stride_v + h * nhead_stride_v
   dk += b * batch_stride_dk + row * stride_dk + h * nhead_stride_dk
   dv += b * batch_stride_dv + row * stride_dv + h * nhead_stride_dv
-  q += b * batch_stride_q + q_start.to(tl.int64) * stride_q
-  do += b * batch_stride_do + q_start.to(tl.int64) * stride_do
-  lse += b * batch_stride_lse + q_start
-  delta += b * batch_stride_lse + q_start
+  q += b * batch_stride_q + seq.q_start.to(tl.int64) * stride_q
+  do += b * batch_stride_do + seq.q_start.to(tl.int64) * stride_do
+  lse += b * batch_stride_lse + seq.q_start
+  delta += b * batch_stride_lse + seq.q_start
 
-  offset = len_k - len_q
-  if flags & common.TOP_LEFT:
-    offset = 0
-  keys_left = len_k - n0
-  k_tile = common.load_tile(
+  window = scores.Window(
+      scores.offset_of(seq, flags), window_size_left, window_size_right,
+      sink_tokens)
+  keys_left = seq.len_k - n0
+  k_tile = tiles.load_tile(
       k, stride_k, keys_left, hdim_q, TILE_N, HEAD, True, GENERAL)
   k_tail = k_tile
   dk_tail = tl.zeros([TILE_N, TAIL if TAIL > 0 else 16], tl.float32)
   if TAIL > 0:
-    k_tail = common.load_tile(
+    k_tail = tiles.load_tile(
         k + HEAD, stride_k, keys_left, hdim_q - HEAD,
         TILE_N, TAIL, True, GENERAL)
-  v_tile = common.load_tile(
+  v_tile = tiles.load_tile(
       v, stride_v, keys_left, hdim_v, TILE_N, BLOCK_DV, True, GENERAL)
   dk_tile = tl.zeros([TILE_N, HEAD], tl.float32)
   dv_tile = tl.zeros([TILE_N, BLOCK_DV], tl.float32)
 
-  low, full_low, full_high, high = common.row_tiles(
-      n0, tl.minimum(n0 + TILE_N, len_k), offset, len_q,
-      window_size_left, window_size_right, sink_tokens, TILE_M, GENERAL)
+  low, full_low, full_high, high = scores.row_tiles(
+      n0, tl.minimum(n0 + TILE_N, seq.len_k), seq, window, TILE_M, GENERAL)
   group = nhead_q // nhead_k
   for i in range(0, group):
     head = head_k * group + i
-    slope = 0.0
-    key0 = tl.zeros([], tl.uint32)
-    key1 = tl.zeros([], tl.uint32)
-    counter0 = tl.zeros([], tl.uint32)
-    counter1 = tl.zeros([], tl.uint32)
-    bias_h = bias
-    bias_f32_h = bias_f32
-    if GENERAL:
-      bias_h += b * batch_stride_bias + head * nhead_stride_bias
-      bias_f32_h += b * batch_stride_bias + head * nhead_stride_bias
-      if flags & common.ALIBI:
-        slope = tl.load(alibi_slopes + index * nhead_q + head)
-      if flags & common.DROPOUT:
-        state = dropout_state + (index * nhead_q + head) * 4
-        key0 = tl.load(state)
-        key1 = tl.load(state + 1)
-        counter0 = tl.load(state + 2)
-        counter1 = tl.load(state + 3)
-    q_h = q + head.to(tl.int64) * nhead_stride_q
-    do_h = do + head.to(tl.int64) * nhead_stride_do
-    lse_h = lse + head * nhead_stride_lse
-    delta_h = delta + head * nhead_stride_lse
+    terms = scores.terms_of(
+        index, head, nhead_q, b * batch_stride_bias + head * nhead_stride_bias,
+        bias, bias_f32, stride_bias, alibi_slopes, dropout_state, scale_s,
+        logits_soft_cap, drop_threshold, rp_keep, flags, GENERAL)
+    rows = _Rows(
+        q + head.to(tl.int64) * nhead_stride_q, stride_q, hdim_q,
+        do + head.to(tl.int64) * nhead_stride_do, stride_do, hdim_v,
+        lse + head * nhead_stride_lse, delta + head * nhead_stride_lse)
     for tile in range(full_low, full_high):
       dk_tile, dk_tail, dv_tile = _dkdv_step(
-          dk_tile, dk_tail, dv_tile, k_tile, k_tail, v_tile, tile,
-          q_h, do_h, lse_h, delta_h, stride_q, stride_do,
-          bias_h, bias_f32_h, stride_bias, slope,
-          key0, key1, counter0, counter1,
-          n0, offset, len_q, len_k, hdim_q, hdim_v,
-          scale_s, logits_soft_cap, drop_threshold, rp_keep,
-          window_size_left, window_size_right, sink_tokens, flags,
-          False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST,
-          LANE_KEYS)
+          dk_tile, dk_tail, dv_tile, k_tile, k_tail, v_tile, tile, n0, rows,
+          seq, window, terms, False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
+          GENERAL, CHEAP_CAST, LANE_KEYS)
     cut_left = full_low - low
     for step in range(0, cut_left + high - full_high):
       tile = tl.where(step < cut_left, low, full_high - cut_left) + step
       dk_tile, dk_tail, dv_tile = _dkdv_step(
-          dk_tile, dk_tail, dv_tile, k_tile, k_tail, v_tile, tile,
-          q_h, do_h, lse_h, delta_h, stride_q, stride_do,
-          bias_h, bias_f32_h, stride_bias, slope,
-          key0, key1, counter0, counter1,
-          n0, offset, len_q, len_k, hdim_q, hdim_v,
-          scale_s, logits_soft_cap, drop_threshold, rp_keep,
-          window_size_left, window_size_right, sink_tokens, flags,
-          True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST,
-          LANE_KEYS)
+          dk_tile, dk_tail, dv_tile, k_tile, k_tail, v_tile, tile, n0, rows,
+          seq, window, terms, True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
+          GENERAL, CHEAP_CAST, LANE_KEYS)
 
   # Padding after a dense sequence gets zeros.
   live = (tl.arange(0, TILE_N) < keys_left)[:, None]
-  common.store_tile(
-      dv, tl.where(live, dv_tile, 0.0), stride_dv, keys_end - n0, hdim_v,
+  tiles.store_tile(
+      dv, tl.where(live, dv_tile, 0.0), stride_dv, seq.k_rows - n0, hdim_v,
       TILE_N, BLOCK_DV)
-  common.store_tile(
-      dk, tl.where(live, dk_tile * scale_s, 0.0), stride_dk, keys_end - n0,
+  tiles.store_tile(
+      dk, tl.where(live, dk_tile * scale_s, 0.0), stride_dk, seq.k_rows - n0,
       hdim_q, TILE_N, HEAD)
   if TAIL > 0:
-    common.store_tile(
+    tiles.store_tile(
         dk + HEAD, tl.where(live, dk_tail * scale_s, 0.0), stride_dk,
-        keys_end - n0, hdim_q - HEAD, TILE_N, TAIL)
+        seq.k_rows - n0, hdim_q - HEAD, TILE_N, TAIL)
 
 
 @triton.jit
 def _dq_step(
     dq, dq_tail, dslope, q_tile, q_tail, do_tile, lse_tile, delta_tile, tile,
-    k, v, stride_k, stride_v,
-    bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
-    m0, offset, len_q, len_k, hdim_q, hdim_v,
-    scale, logits_soft_cap, drop_threshold, rp_keep,
-    left, right, sink_tokens, flags,
+    m0, keys, seq, window, terms,
     MASKED: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
@@ -369,34 +329,33 @@ def _dq_step(
 ):
   """Adds one tile of keys to dq, and to the slopes' gradient of each row."""
   n0 = tile * TILE_N
-  keys_left = len_k - n0
-  k_ptr = k + n0.to(tl.int64) * stride_k
-  v_ptr = v + n0.to(tl.int64) * stride_v
-  k_tile = common.load_tile(
-      k_ptr, stride_k, keys_left, hdim_q, TILE_N, HEAD, MASKED, GENERAL)
+  keys_left = seq.len_k - n0
+  k_ptr = keys.k + n0.to(tl.int64) * keys.stride_k
+  v_ptr = keys.v + n0.to(tl.int64) * keys.stride_v
+  k_tile = tiles.load_tile(
+      k_ptr, keys.stride_k, keys_left, keys.hdim_q, TILE_N, HEAD, MASKED,
+      GENERAL)
   s = tl.dot(q_tile, tl.trans(k_tile))
   k_tail = k_tile
   if TAIL > 0:
-    k_tail = common.load_tile(
-        k_ptr + HEAD, stride_k, keys_left, hdim_q - HEAD,
+    k_tail = tiles.load_tile(
+        k_ptr + HEAD, keys.stride_k, keys_left, keys.hdim_q - HEAD,
         TILE_N, TAIL, MASKED, GENERAL)
     s = tl.dot(q_tail, tl.trans(k_tail), s)
-  v_tile = common.load_tile(
-      v_ptr, stride_v, keys_left, hdim_v, TILE_N, BLOCK_DV, MASKED, GENERAL)
+  v_tile = tiles.load_tile(
+      v_ptr, keys.stride_v, keys_left, keys.hdim_v, TILE_N, BLOCK_DV, MASKED,
+      GENERAL)
   dp = tl.dot(do_tile, tl.trans(v_tile))
   _, ds_bias, ds = _tile_gradient(
-      s, dp, lse_tile, delta_tile, bias, bias_f32, stride_bias, slope,
-      key0, key1, counter0, counter1, m0, n0, offset, len_q, len_k,
-      scale, logits_soft_cap, drop_threshold, rp_keep,
-      left, right, sink_tokens, flags,
+      s, dp, lse_tile, delta_tile, m0, n0, seq, window, terms,
       MASKED, False, TILE_M, TILE_N, GENERAL, LANE_KEYS)
   if GENERAL:
-    if flags & common.ALIBI:
+    if terms.flags & scores.ALIBI:
       rows = m0 + tl.arange(0, TILE_M)[:, None]
       cols = n0 + tl.arange(0, TILE_N)[None, :]
       dslope -= tl.sum(
-          ds_bias * tl.abs(rows + offset - cols).to(tl.float32), 1)
-  ds = common.cast(ds, k_tile.dtype, CHEAP_CAST)
+          ds_bias * tl.abs(rows + window.offset - cols).to(tl.float32), 1)
+  ds = tiles.cast(ds, k_tile.dtype, CHEAP_CAST)
   dq = tl.dot(ds, k_tile, dq)
   if TAIL > 0:
     dq_tail = tl.dot(ds, k_tail, dq_tail)
@@ -440,93 +399,68 @@ def mha_bwd_dq(
     head = tl.program_id(1)
   index = tl.program_id(2)
   tile_index = slot
-  if flags & common.VARLEN:
-    index, tile_index = common.find_sequence(slot, cu_seqlens_q, batch, TILE_M)
-  q_start, len_q = common.sequence_extent(
-      index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
-      common.CU_Q, common.CU_Q_PAD)
-  k_start, len_k = common.sequence_extent(
-      index, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
-      common.CU_K, common.CU_K_PAD)
-  rows_end = seqlen_q
-  if flags & common.VARLEN:
-    rows_end = len_q
-  if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):
-    len_q = 0
+  if flags & scores.VARLEN:
+    index, tile_index = scores.find_sequence(slot, cu_seqlens_q, batch, TILE_M)
+  seq = scores.sequence_of(
+      index, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
+      cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
   m0 = tile_index * TILE_M
-  if m0 >= rows_end:
+  if m0 >= seq.q_rows:
     return
 
-  common.assume_stride(stride_q)
-  common.assume_stride(stride_k)
-  common.assume_stride(stride_v)
-  common.assume_stride(stride_do)
-  common.assume_stride(stride_dq)
+  tiles.assume_stride(stride_q)
+  tiles.assume_stride(stride_k)
+  tiles.assume_stride(stride_v)
+  tiles.assume_stride(stride_do)
+  tiles.assume_stride(stride_dq)
   b = index.to(tl.int64)
-  if flags & common.VARLEN:
+  if flags & scores.VARLEN:
     b = tl.zeros([], tl.int64)
   head_k = (head // (nhead_q // nhead_k)).to(tl.int64)
   h = head.to(tl.int64)
-  row = (q_start + m0).to(tl.int64)
+  row = (seq.q_start + m0).to(tl.int64)
   q += b * batch_stride_q + row * stride_q + h * nhead_stride_q
   do += b * batch_stride_do + row * stride_do + h * nhead_stride_do
   dq += b * batch_stride_dq + row * stride_dq + h * nhead_stride_dq
   lse_offset = b * batch_stride_lse + h * nhead_stride_lse + row
-  k += (b * batch_stride_k + k_start.to(tl.int64) * stride_k
+  k += (b * batch_stride_k + seq.k_start.to(tl.int64) * stride_k
         + head_k * nhead_stride_k)
-  v += (b * batch_stride_v + k_start.to(tl.int64) * stride_v
+  v += (b * batch_stride_v + seq.k_start.to(tl.int64) * stride_v
         + head_k * nhead_stride_v)
 
-  offset = len_k - len_q
-  if flags & common.TOP_LEFT:
-    offset = 0
-  slope = 0.0
-  key0 = tl.zeros([], tl.uint32)
-  key1 = tl.zeros([], tl.uint32)
-  counter0 = tl.zeros([], tl.uint32)
-  counter1 = tl.zeros([], tl.uint32)
-  if GENERAL:
-    bias += b * batch_stride_bias + head * nhead_stride_bias
-    bias_f32 += b * batch_stride_bias + head * nhead_stride_bias
-    if flags & common.ALIBI:
-      slope = tl.load(alibi_slopes + index * nhead_q + head)
-    if flags & common.DROPOUT:
-      state = dropout_state + (index * nhead_q + head) * 4
-      key0 = tl.load(state)
-      key1 = tl.load(state + 1)
-      counter0 = tl.load(state + 2)
-      counter1 = tl.load(state + 3)
+  keys = scores.Keys(k, stride_k, hdim_q, v, stride_v, hdim_v)
+  window = scores.Window(
+      scores.offset_of(seq, flags), window_size_left, window_size_right,
+      sink_tokens)
+  terms = scores.terms_of(
+      index, head, nhead_q, b * batch_stride_bias + head * nhead_stride_bias,
+      bias, bias_f32, stride_bias, alibi_slopes, dropout_state, scale_s,
+      logits_soft_cap, drop_threshold, rp_keep, flags, GENERAL)
 
-  m1 = tl.minimum(m0 + TILE_M, len_q)
-  sink_tiles, low, full_low, full_high, high = common.key_tiles(
-      m0, m1, offset, len_k, window_size_left, window_size_right, sink_tokens,
-      TILE_N, GENERAL)
-  rows_left = len_q - m0
-  q_tile = common.load_tile(
+  m1 = tl.minimum(m0 + TILE_M, seq.len_q)
+  sink_tiles, low, full_low, full_high, high = scores.key_tiles(
+      m0, m1, seq, window, TILE_N, GENERAL)
+  rows_left = seq.len_q - m0
+  q_tile = tiles.load_tile(
       q, stride_q, rows_left, hdim_q, TILE_M, HEAD, True, GENERAL)
   q_tail = q_tile
   dq_tail = tl.zeros([TILE_M, TAIL if TAIL > 0 else 16], tl.float32)
   if TAIL > 0:
-    q_tail = common.load_tile(
+    q_tail = tiles.load_tile(
         q + HEAD, stride_q, rows_left, hdim_q - HEAD,
         TILE_M, TAIL, True, GENERAL)
-  do_tile = common.load_tile(
+  do_tile = tiles.load_tile(
       do, stride_do, rows_left, hdim_v, TILE_M, BLOCK_DV, True, GENERAL)
   lse_tile = _load_lse(lse + lse_offset, rows_left, TILE_M)
-  delta_tile = common.load_rows(delta + lse_offset, rows_left, 0.0, TILE_M)
+  delta_tile = tiles.load_rows(delta + lse_offset, rows_left, 0.0, TILE_M)
   dq_tile = tl.zeros([TILE_M, HEAD], tl.float32)
   dslope = tl.zeros([TILE_M], tl.float32)
 
   for tile in range(full_low, full_high):
     dq_tile, dq_tail, dslope = _dq_step(
         dq_tile, dq_tail, dslope, q_tile, q_tail, do_tile, lse_tile,
-        delta_tile, tile, k, v, stride_k, stride_v,
-        bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
-        m0, offset, len_q, len_k, hdim_q, hdim_v,
-        scale_s, logits_soft_cap, drop_threshold, rp_keep,
-        window_size_left, window_size_right, sink_tokens, flags,
-        False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST,
-        LANE_KEYS)
+        delta_tile, tile, m0, keys, seq, window, terms, False, TILE_M, TILE_N,
+        HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST, LANE_KEYS)
   cut_left = sink_tiles + full_low - low
   for step in range(0, cut_left + high - full_high):
     tile = tl.where(
@@ -535,29 +469,24 @@ def mha_bwd_dq(
         + step)
     dq_tile, dq_tail, dslope = _dq_step(
         dq_tile, dq_tail, dslope, q_tile, q_tail, do_tile, lse_tile,
-        delta_tile, tile, k, v, stride_k, stride_v,
-        bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
-        m0, offset, len_q, len_k, hdim_q, hdim_v,
-        scale_s, logits_soft_cap, drop_threshold, rp_keep,
-        window_size_left, window_size_right, sink_tokens, flags,
-        True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST,
-        LANE_KEYS)
+        delta_tile, tile, m0, keys, seq, window, terms, True, TILE_M, TILE_N,
+        HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST, LANE_KEYS)
 
   # Padding after a dense sequence gets zeros.
   rows = tl.arange(0, TILE_M)
   live = (rows < rows_left)[:, None]
-  common.store_tile(
-      dq, tl.where(live, dq_tile * scale_s, 0.0), stride_dq, rows_end - m0,
+  tiles.store_tile(
+      dq, tl.where(live, dq_tile * scale_s, 0.0), stride_dq, seq.q_rows - m0,
       hdim_q, TILE_M, HEAD)
   if TAIL > 0:
-    common.store_tile(
+    tiles.store_tile(
         dq + HEAD, tl.where(live, dq_tail * scale_s, 0.0), stride_dq,
-        rows_end - m0, hdim_q - HEAD, TILE_M, TAIL)
+        seq.q_rows - m0, hdim_q - HEAD, TILE_M, TAIL)
   if GENERAL:
-    if flags & common.ALIBI:
+    if flags & scores.ALIBI:
       tl.store(
           d_slopes + lse_offset + rows,
-          tl.where(rows < rows_left, dslope, 0.0), mask=rows < rows_end - m0)
+          tl.where(rows < rows_left, dslope, 0.0), mask=rows < seq.q_rows - m0)
 
 
 @triton.jit
@@ -594,10 +523,10 @@ def mha_bwd_dbias(
   m0 = tl.program_id(1) * TILE_M
   bias_b = tl.program_id(2) // bias_nhead
   bias_h = tl.program_id(2) % bias_nhead
-  common.assume_stride(stride_q)
-  common.assume_stride(stride_k)
-  common.assume_stride(stride_v)
-  common.assume_stride(stride_do)
+  tiles.assume_stride(stride_q)
+  tiles.assume_stride(stride_k)
+  tiles.assume_stride(stride_v)
+  tiles.assume_stride(stride_do)
   rows = m0 + tl.arange(0, TILE_M)[:, None]
   cols = n0 + tl.arange(0, TILE_N)[None, :]
   heads = nhead_q // bias_nhead
@@ -605,20 +534,14 @@ def mha_bwd_dbias(
   for i in range(0, (batch // bias_batch) * heads):
     index = bias_b + i // heads * bias_batch
     head = bias_h + i % heads * bias_nhead
-    q_start, len_q = common.sequence_extent(
-        index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
-        common.CU_Q, common.CU_Q_PAD)
-    k_start, len_k = common.sequence_extent(
-        index, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
-        common.CU_K, common.CU_K_PAD)
-    if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):
-      len_q = 0
-    offset = len_k - len_q
-    if flags & common.TOP_LEFT:
-      offset = 0
-    sink_tiles, low, _full_low, _full_high, high = common.key_tiles(
-        m0, tl.minimum(m0 + TILE_M, len_q), offset, len_k, window_size_left,
-        window_size_right, sink_tokens, TILE_N, True)
+    seq = scores.sequence_of(
+        index, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
+        cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
+    window = scores.Window(
+        scores.offset_of(seq, flags), window_size_left, window_size_right,
+        sink_tokens)
+    sink_tiles, low, _full_low, _full_high, high = scores.key_tiles(
+        m0, tl.minimum(m0 + TILE_M, seq.len_q), seq, window, TILE_N, True)
     tile = n0 // TILE_N
     if (tile < sink_tiles) | ((tile >= low) & (tile < high)):
       b = index.to(tl.int64)
@@ -631,39 +554,27 @@ def mha_bwd_dbias(
       k_ptr = k + b * batch_stride_k + key * stride_k + head_k * nhead_stride_k
       v_ptr = v + b * batch_stride_v + key * stride_v + head_k * nhead_stride_v
       lse_offset = b * batch_stride_lse + h * nhead_stride_lse + row
-      bias_offset = b * batch_stride_bias + h * nhead_stride_bias
-      slope = 0.0
-      key0 = tl.zeros([], tl.uint32)
-      key1 = tl.zeros([], tl.uint32)
-      counter0 = tl.zeros([], tl.uint32)
-      counter1 = tl.zeros([], tl.uint32)
-      if flags & common.ALIBI:
-        slope = tl.load(alibi_slopes + index * nhead_q + head)
-      if flags & common.DROPOUT:
-        state = dropout_state + (index * nhead_q + head) * 4
-        key0 = tl.load(state)
-        key1 = tl.load(state + 1)
-        counter0 = tl.load(state + 2)
-        counter1 = tl.load(state + 3)
-      q_tile = common.load_tile(
-          q_ptr, stride_q, len_q - m0, hdim_q, TILE_M, HEAD, True, True)
-      k_tile = common.load_tile(
-          k_ptr, stride_k, len_k - n0, hdim_q, TILE_N, HEAD, True, True)
+      terms = scores.terms_of(
+          index, head, nhead_q, b * batch_stride_bias + h * nhead_stride_bias,
+          bias, bias_f32, stride_bias, alibi_slopes, dropout_state, scale_s,
+          logits_soft_cap, drop_threshold, rp_keep, flags, True)
+      q_tile = tiles.load_tile(
+          q_ptr, stride_q, seq.len_q - m0, hdim_q, TILE_M, HEAD, True, True)
+      k_tile = tiles.load_tile(
+          k_ptr, stride_k, seq.len_k - n0, hdim_q, TILE_N, HEAD, True, True)
       s = tl.dot(q_tile, tl.trans(k_tile))
-      do_tile = common.load_tile(
-          do_ptr, stride_do, len_q - m0, hdim_v, TILE_M, BLOCK_DV, True, True)
-      v_tile = common.load_tile(
-          v_ptr, stride_v, len_k - n0, hdim_v, TILE_N, BLOCK_DV, True, True)
+      do_tile = tiles.load_tile(
+          do_ptr, stride_do, seq.len_q - m0, hdim_v, TILE_M, BLOCK_DV, True,
+          True)
+      v_tile = tiles.load_tile(
+          v_ptr, stride_v, seq.len_k - n0, hdim_v, TILE_N, BLOCK_DV, True,
+          True)
       dp = tl.dot(do_tile, tl.trans(v_tile))
-      lse_tile = _load_lse(lse + lse_offset, len_q - m0, TILE_M)
-      delta_tile = common.load_rows(
-          delta + lse_offset, len_q - m0, 0.0, TILE_M)
+      lse_tile = _load_lse(lse + lse_offset, seq.len_q - m0, TILE_M)
+      delta_tile = tiles.load_rows(
+          delta + lse_offset, seq.len_q - m0, 0.0, TILE_M)
       _p, ds, _ds_scores = _tile_gradient(
-          s, dp, lse_tile, delta_tile, bias + bias_offset,
-          bias_f32 + bias_offset, stride_bias, slope,
-          key0, key1, counter0, counter1, m0, n0, offset, len_q, len_k,
-          scale_s, logits_soft_cap, drop_threshold, rp_keep,
-          window_size_left, window_size_right, sink_tokens, flags,
+          s, dp, lse_tile, delta_tile, m0, n0, seq, window, terms,
           True, False, TILE_M, TILE_N, True, 4)
       total += ds
   dbias += (bias_b.to(tl.int64) * batch_stride_dbias
@@ -686,19 +597,19 @@ def mha_bwd_dsink(
   """d_sink = -sum_rows exp(sink - lse) * delta. Grid: (heads, batch)."""
   head = tl.program_id(0)
   index = tl.program_id(1)
-  start, len_q = common.sequence_extent(
+  start, len_q = scores.sequence_extent(
       index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
-      common.CU_Q, common.CU_Q_PAD)
+      scores.CU_Q, scores.CU_Q_PAD)
   if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):
     len_q = 0
   first = head * nhead_stride_lse + start
-  if (flags & common.VARLEN) == 0:
+  if (flags & scores.VARLEN) == 0:
     first += index * batch_stride_lse
   logit = tl.load(sink + index * nhead_q + head)
   total = tl.zeros([TILE_M], tl.float32)
   for m0 in range(0, len_q, TILE_M):
     lse_tile = _load_lse(lse + first + m0, len_q - m0, TILE_M)
-    delta_tile = common.load_rows(
+    delta_tile = tiles.load_rows(
         delta + first + m0, len_q - m0, 0.0, TILE_M)
-    total -= tl.exp2(logit * common.LOG2E - lse_tile) * delta_tile
+    total -= tl.exp2(logit * scores.LOG2E - lse_tile) * delta_tile
   tl.store(d_sink + index * nhead_q + head, tl.sum(total, 0))

@@ -19,6 +19,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
+from third_party.aiter.kernels.mha import scores
+
+# A Gluon function calls none of Triton's; of one source it may be either.
+_find_sequence = gluon.jit(scores.find_sequence.fn)
 
 
 def tensor_maps(function, constants):
@@ -40,22 +44,22 @@ def _extents(index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
   """Returns a sequence's first rows and lengths, and its mask's offset."""
   q_row = 0
   k_row = 0
-  if (flags & hopper.VARLEN) != 0:
+  if (flags & scores.VARLEN) != 0:
     q_row = gl.load(cu_seqlens_q + index_b)
     k_row = gl.load(cu_seqlens_k + index_b)
-  if (flags & hopper.CU_Q) != 0:
+  if (flags & scores.CU_Q) != 0:
     seqlen_q = (gl.load(cu_seqlens_q + index_b + 1) -
                 gl.load(cu_seqlens_q + index_b))
-  if (flags & hopper.CU_K) != 0:
+  if (flags & scores.CU_K) != 0:
     seqlen_k = (gl.load(cu_seqlens_k + index_b + 1) -
                 gl.load(cu_seqlens_k + index_b))
-  if (flags & hopper.CU_Q_PAD) != 0:
+  if (flags & scores.CU_Q_PAD) != 0:
     q_row = gl.load(cu_seqlens_q_padded + index_b)
-  if (flags & hopper.CU_K_PAD) != 0:
+  if (flags & scores.CU_K_PAD) != 0:
     k_row = gl.load(cu_seqlens_k_padded + index_b)
   if min_seqlen_q > 0:
     seqlen_q = gl.where(seqlen_q <= min_seqlen_q, 0, seqlen_q)
-  off = gl.where((flags & hopper.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
+  off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
   return q_row, k_row, seqlen_q, seqlen_k, off
 
 
@@ -123,7 +127,7 @@ def _dkdv_produce(args, M: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
         # +inf makes p zero for rows without any key and past the end.
         lse_smem.index(i).store(
             gl.where(lse_tile == float("-inf"), float("inf"),
-                     lse_tile * hopper.LOG2E))
+                     lse_tile * scores.LOG2E))
         mbarrier.arrive(q_full.index(i))
         mbarrier.wait(do_empty.index(i), phase ^ 1)
         if whole:
@@ -197,7 +201,7 @@ def _dkdv_consume(w: gl.constexpr, args, M: gl.constexpr, D: gl.constexpr,
             gl.arange(0, 64, gl.SliceLayout(1, hopper.accumulator(M))))
     k = k_smem.index(w).reshape([64, D])
     v = v_smem.index(w).reshape([64, DV])
-    scale = scale_s * hopper.LOG2E
+    scale = scale_s * scores.LOG2E
     mbarrier.wait(kv_full.index(w), 0)
     use = 0
     # Every tile is masked: a second loop for whole tiles costs registers.
@@ -281,7 +285,7 @@ def _split_consume(IS_DV: gl.constexpr, args, M: gl.constexpr,
             gl.arange(0, 64, gl.SliceLayout(1, hopper.accumulator(M))))
     k = k_smem.index(0).reshape([64, D])
     v = v_smem.index(0).reshape([64, D])
-    scale = scale_s * hopper.LOG2E
+    scale = scale_s * scores.LOG2E
     mbarrier.wait(kv_full.index(0), 0)
     use = 0
     for _ in range(group):
@@ -334,16 +338,14 @@ def mha_bwd_dkdv(
   head_k = gl.program_id(1)
   index_b = gl.program_id(2)
   slot_b = index_b
-  if (flags & hopper.VARLEN) != 0:
-    slot = tile_n
-    index_b = hopper.find_sequence(cu_seqlens_k, batch, slot, TILE_N)
+  if (flags & scores.VARLEN) != 0:
+    index_b, tile_n = _find_sequence(tile_n, cu_seqlens_k, batch, TILE_N)
     slot_b = 0
-    tile_n = slot - (gl.load(cu_seqlens_k + index_b) // TILE_N + index_b)
   q_row, k_row, len_q, len_k, off = _extents(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
       cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
   key_end = len_k
-  if (flags & hopper.VARLEN) == 0:
+  if (flags & scores.VARLEN) == 0:
     key_end = seqlen_k
   n0 = tile_n * TILE_N
   group = nhead_q // nhead_k
@@ -364,7 +366,7 @@ def mha_bwd_dkdv(
          k_row.to(gl.int64) * stride_dk)
   dv += (b * batch_stride_dv + head_k * nhead_stride_dv +
          k_row.to(gl.int64) * stride_dv)
-  foreign = flags & (hopper.VARLEN | hopper.CU_Q)
+  foreign = flags & (scores.VARLEN | scores.CU_Q)
 
   dtype: gl.constexpr = q_desc.dtype
   q_smem = gl.allocate_shared_memory(
@@ -506,11 +508,11 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
   if steps > 0:
     lse_rows = gl.load(lse + rows, mask=rows < len_q, other=float("-inf"))
     lse_rows = gl.where(lse_rows == float("-inf"), float("inf"),
-                        lse_rows * hopper.LOG2E)
+                        lse_rows * scores.LOG2E)
     delta_rows = gl.load(delta + rows, mask=rows < len_q, other=0.0)
     q = q_smem.index(w).reshape([64, D])
     do = do_smem.index(w).reshape([64, DV])
-    scale = scale_s * hopper.LOG2E
+    scale = scale_s * scores.LOG2E
     mbarrier.wait(q_full.index(w), 0)
     for step in range(masked):
       dq = _dq_step(
@@ -563,18 +565,16 @@ def mha_bwd_dq(
   index_b = gl.program_id(2)
   head_k = head // (nhead_q // nhead_k)
   slot_b = index_b
-  if (flags & hopper.VARLEN) != 0:
-    slot = tile_m
-    index_b = hopper.find_sequence(cu_seqlens_q, batch, slot, TILE_M)
+  if (flags & scores.VARLEN) != 0:
+    index_b, tile_m = _find_sequence(tile_m, cu_seqlens_q, batch, TILE_M)
     slot_b = 0
-    tile_m = slot - (gl.load(cu_seqlens_q + index_b) // TILE_M + index_b)
   dense_rows = seqlen_q
   q_row, k_row, len_q, len_k, off = _extents(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
       cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
   # A skipped packed sequence's rows were zeroed before the launch.
   row_end = len_q
-  if (flags & hopper.VARLEN) == 0:
+  if (flags & scores.VARLEN) == 0:
     row_end = dense_rows
   row0 = tile_m * TILE_M
 
@@ -599,7 +599,7 @@ def mha_bwd_dq(
   delta += b * batch_stride_lse + head * nhead_stride_lse + q_row
   dq += (b * batch_stride_dq + head * nhead_stride_dq +
          q_row.to(gl.int64) * stride_dq)
-  foreign = flags & (hopper.VARLEN | hopper.CU_K)
+  foreign = flags & (scores.VARLEN | scores.CU_K)
 
   dtype: gl.constexpr = q_desc.dtype
   q_smem = gl.allocate_shared_memory(

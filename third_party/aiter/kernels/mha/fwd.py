@@ -12,17 +12,14 @@ straight edge; last those that need every check, as at the end of a sequence.
 import triton
 import triton.language as tl
 
-from third_party.aiter.kernels.core import tiles as common
+from third_party.aiter.kernels.core import tiles
+from third_party.aiter.kernels.mha import scores
 
 
 @triton.jit
 def _attend(
-    acc, m, l, q_tile, q_tail, tile, k, v, stride_k, stride_v,
-    bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
-    m0, offset, len_q, len_k, hdim_q, hdim_v,
-    scale, logits_soft_cap, drop_threshold, rp_keep,
-    left, right, sink_tokens, flags,
-    direction, EDGE: tl.constexpr, MASKED: tl.constexpr,
+    acc, m, l, q_tile, q_tail, tile, m0, keys, seq, window, terms, direction,
+    EDGE: tl.constexpr, MASKED: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
@@ -34,46 +31,43 @@ def _attend(
   MASKED: the tile needs every check.
   """
   n0 = tile * TILE_N
-  k_ptr = k + n0.to(tl.int64) * stride_k
-  v_ptr = v + n0.to(tl.int64) * stride_v
-  k_tile = common.load_tile(
-      k_ptr, stride_k, len_k - n0, hdim_q, TILE_N, HEAD, MASKED, GENERAL)
+  k_ptr = keys.k + n0.to(tl.int64) * keys.stride_k
+  v_ptr = keys.v + n0.to(tl.int64) * keys.stride_v
+  k_tile = tiles.load_tile(
+      k_ptr, keys.stride_k, seq.len_k - n0, keys.hdim_q, TILE_N, HEAD, MASKED,
+      GENERAL)
   s = tl.dot(q_tile, tl.trans(k_tile))
   if TAIL > 0:
-    k_tail = common.load_tile(
-        k_ptr + HEAD, stride_k, len_k - n0, hdim_q - HEAD,
+    k_tail = tiles.load_tile(
+        k_ptr + HEAD, keys.stride_k, seq.len_k - n0, keys.hdim_q - HEAD,
         TILE_N, TAIL, MASKED, GENERAL)
     s = tl.dot(q_tail, tl.trans(k_tail), s)
   rows = m0 + tl.arange(0, TILE_M)[:, None]
   cols = n0 + tl.arange(0, TILE_N)[None, :]
   if GENERAL:
     # From here on the scores are complete, in base 2.
-    s *= scale
-    if logits_soft_cap > 0:
-      s = common.soft_cap(s, logits_soft_cap)
-    if flags & common.HAS_BIAS:
-      s = common.add_bias(
-          s, bias, bias_f32, stride_bias, m0, n0, len_q - m0, len_k - n0,
-          flags, TILE_M, TILE_N)
-    if flags & common.ALIBI:
-      s -= slope * tl.abs(rows + offset - cols).to(tl.float32)
-    s *= common.LOG2E
+    s *= terms.scale
+    if terms.logits_soft_cap > 0:
+      s = scores.soft_cap(s, terms.logits_soft_cap)
+    if terms.flags & scores.HAS_BIAS:
+      s = scores.add_bias(s, terms, m0, n0, seq, TILE_M, TILE_N)
+    if terms.flags & scores.ALIBI:
+      s -= terms.slope * tl.abs(rows + window.offset - cols).to(tl.float32)
+    s *= scores.LOG2E
     score_scale = 1.0
   else:
-    score_scale = scale * common.LOG2E
+    score_scale = terms.scale * scores.LOG2E
   if GENERAL and MASKED:
     s = tl.where(
-        common.visible(
-            rows, cols, offset, len_k, left, right, sink_tokens, GENERAL),
-        s, float("-inf"))
+        scores.visible(rows, cols, seq, window, GENERAL), s, float("-inf"))
   if EDGE or (MASKED and not GENERAL):
-    position = m0 + tl.arange(0, TILE_M) + (offset - n0)
+    position = m0 + tl.arange(0, TILE_M) + (window.offset - n0)
     if EDGE:
-      edge = position + tl.where(direction > 0, right, -left)
+      edge = position + tl.where(direction > 0, window.right, -window.left)
     else:
-      edge = tl.minimum(position + right, len_k - 1 - n0)
-    s = common.cut_edges(
-        s, edge, direction, position - left, MASKED, TILE_M, TILE_N,
+      edge = tl.minimum(position + window.right, seq.len_k - 1 - n0)
+    s = scores.cut_edges(
+        s, edge, direction, position - window.left, MASKED, TILE_M, TILE_N,
         LANE_KEYS)
   m_new = tl.maximum(m, tl.max(s, 1) * score_scale)
   m_exp = m_new
@@ -84,19 +78,18 @@ def _attend(
     # Such a row's maximum is a bound of cut_edges times the scale, rounded. The
     # compiler fuses the subtraction below with the same product, unrounded:
     # what is left of the bound may be huge, and its exponential infinite.
-    m_exp = tl.where(m_new < -scale * common.EDGE_LIMIT, 0.0, m_new)
+    m_exp = tl.where(m_new < -terms.scale * scores.EDGE_LIMIT, 0.0, m_new)
   p = tl.exp2(s * score_scale - m_exp[:, None])
   alpha = tl.exp2(m - m_exp)
   l = l * alpha + tl.sum(p, 1)
   acc = acc * alpha[:, None]
   if GENERAL:
-    if flags & common.DROPOUT:
-      p *= common.keep_scale(
-          m0, n0, key0, key1, counter0, counter1, drop_threshold, rp_keep,
-          TILE_M, TILE_N)
-  v_tile = common.load_tile(
-      v_ptr, stride_v, len_k - n0, hdim_v, TILE_N, BLOCK_DV, MASKED, GENERAL)
-  p = common.cast(p, v_tile.dtype, CHEAP_CAST)
+    if terms.flags & scores.DROPOUT:
+      p *= scores.keep_scale(terms, m0, n0, TILE_M, TILE_N)
+  v_tile = tiles.load_tile(
+      v_ptr, keys.stride_v, seq.len_k - n0, keys.hdim_v, TILE_N, BLOCK_DV,
+      MASKED, GENERAL)
+  p = tiles.cast(p, v_tile.dtype, CHEAP_CAST)
   acc = tl.dot(p, v_tile, acc)
   return acc, m_new, l
 
@@ -139,109 +132,79 @@ def mha_fwd(
     head = tl.program_id(1)
   index = tl.program_id(2)
   tile_index = slot
-  if flags & common.VARLEN:
-    index, tile_index = common.find_sequence(slot, cu_seqlens_q, batch, TILE_M)
-  q_start, len_q = common.sequence_extent(
-      index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
-      common.CU_Q, common.CU_Q_PAD)
-  k_start, len_k = common.sequence_extent(
-      index, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
-      common.CU_K, common.CU_K_PAD)
-  # Rows in memory that this program answers for: a dense batch's padding too.
-  rows_end = seqlen_q
-  if flags & common.VARLEN:
-    rows_end = len_q
-  if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):
-    len_q = 0
+  if flags & scores.VARLEN:
+    index, tile_index = scores.find_sequence(slot, cu_seqlens_q, batch, TILE_M)
+  seq = scores.sequence_of(
+      index, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
+      cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
   m0 = tile_index * TILE_M
-  if m0 >= rows_end:
+  if m0 >= seq.q_rows:
     return
 
-  common.assume_stride(stride_q)
-  common.assume_stride(stride_k)
-  common.assume_stride(stride_v)
-  common.assume_stride(stride_o)
+  tiles.assume_stride(stride_q)
+  tiles.assume_stride(stride_k)
+  tiles.assume_stride(stride_v)
+  tiles.assume_stride(stride_o)
   b = index.to(tl.int64)
-  if flags & common.VARLEN:
+  if flags & scores.VARLEN:
     b = tl.zeros([], tl.int64)
   head_k = head // (nhead_q // nhead_k)
-  row = (q_start + m0).to(tl.int64)
+  row = (seq.q_start + m0).to(tl.int64)
   q += (b * batch_stride_q + row * stride_q
         + head.to(tl.int64) * nhead_stride_q)
   out += (b * batch_stride_o + row * stride_o
           + head.to(tl.int64) * nhead_stride_o)
   lse += b * batch_stride_lse + head * nhead_stride_lse + row
-  k += (b * batch_stride_k + k_start.to(tl.int64) * stride_k
+  k += (b * batch_stride_k + seq.k_start.to(tl.int64) * stride_k
         + head_k.to(tl.int64) * nhead_stride_k)
-  v += (b * batch_stride_v + k_start.to(tl.int64) * stride_v
+  v += (b * batch_stride_v + seq.k_start.to(tl.int64) * stride_v
         + head_k.to(tl.int64) * nhead_stride_v)
 
-  offset = len_k - len_q
-  if flags & common.TOP_LEFT:
-    offset = 0
-  slope = 0.0
-  key0 = tl.zeros([], tl.uint32)
-  key1 = tl.zeros([], tl.uint32)
-  counter0 = tl.zeros([], tl.uint32)
-  counter1 = tl.zeros([], tl.uint32)
-  if GENERAL:
-    bias += b * batch_stride_bias + head * nhead_stride_bias
-    bias_f32 += b * batch_stride_bias + head * nhead_stride_bias
-    if flags & common.ALIBI:
-      slope = tl.load(alibi_slopes + index * nhead_q + head)
-    if flags & common.DROPOUT:
-      state = dropout_state + (index * nhead_q + head) * 4
-      key0 = tl.load(state)
-      key1 = tl.load(state + 1)
-      counter0 = tl.load(state + 2)
-      counter1 = tl.load(state + 3)
+  keys = scores.Keys(k, stride_k, hdim_q, v, stride_v, hdim_v)
+  window = scores.Window(
+      scores.offset_of(seq, flags), window_size_left, window_size_right,
+      sink_tokens)
+  terms = scores.terms_of(
+      index, head, nhead_q, b * batch_stride_bias + head * nhead_stride_bias,
+      bias, bias_f32, stride_bias, alibi_slopes, dropout_state, scale_s,
+      logits_soft_cap, drop_threshold, rp_keep, flags, GENERAL)
 
-  m1 = tl.minimum(m0 + TILE_M, len_q)
-  sink_tiles, low, full_low, full_high, high = common.key_tiles(
-      m0, m1, offset, len_k, window_size_left, window_size_right, sink_tokens,
-      TILE_N, GENERAL)
-  q_tile = common.load_tile(
-      q, stride_q, len_q - m0, hdim_q, TILE_M, HEAD, True, GENERAL)
+  m1 = tl.minimum(m0 + TILE_M, seq.len_q)
+  sink_tiles, low, full_low, full_high, high = scores.key_tiles(
+      m0, m1, seq, window, TILE_N, GENERAL)
+  q_tile = tiles.load_tile(
+      q, stride_q, seq.len_q - m0, hdim_q, TILE_M, HEAD, True, GENERAL)
   q_tail = q_tile
   if TAIL > 0:
-    q_tail = common.load_tile(
-        q + HEAD, stride_q, len_q - m0, hdim_q - HEAD,
+    q_tail = tiles.load_tile(
+        q + HEAD, stride_q, seq.len_q - m0, hdim_q - HEAD,
         TILE_M, TAIL, True, GENERAL)
 
   # A sink is a key without a value: it opens m and l.
   m_first = tl.zeros([], tl.float32) - float("inf")
-  if flags & common.SINK:
-    m_first = tl.load(sink + index * nhead_q + head) * common.LOG2E
+  if flags & scores.SINK:
+    m_first = tl.load(sink + index * nhead_q + head) * scores.LOG2E
   m = tl.zeros([TILE_M], tl.float32) + m_first
   l = tl.where(m == float("-inf"), 0.0, 1.0)
   acc = tl.zeros([TILE_M, BLOCK_DV], tl.float32)
 
   for tile in range(full_low, full_high):
     acc, m, l = _attend(
-        acc, m, l, q_tile, q_tail, tile, k, v, stride_k, stride_v,
-        bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
-        m0, offset, len_q, len_k, hdim_q, hdim_v,
-        scale_s, logits_soft_cap, drop_threshold, rp_keep,
-        window_size_left, window_size_right, sink_tokens, flags,
-        1.0, False, False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
-        GENERAL, CHEAP_CAST, LANE_KEYS)
+        acc, m, l, q_tile, q_tail, tile, m0, keys, seq, window, terms, 1.0,
+        False, False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST,
+        LANE_KEYS)
   edge_low = full_low
   edge_high = full_high
   if not GENERAL:
-    edge_low, edge_high = common.edge_tiles(
-        m0, m1, offset, len_k, window_size_left, window_size_right,
-        low, full_low, full_high, high, TILE_N)
+    edge_low, edge_high = scores.edge_tiles(
+        m0, m1, seq, window, low, full_low, full_high, high, TILE_N)
     edges_left = full_low - edge_low
     for step in range(0, edges_left + edge_high - full_high):
       at_left = step < edges_left
       tile = tl.where(at_left, edge_low, full_high - edges_left) + step
       direction = tl.where(at_left, -1.0, 1.0)
       acc, m, l = _attend(
-          acc, m, l, q_tile, q_tail, tile, k, v, stride_k, stride_v,
-          bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
-          m0, offset, len_q, len_k, hdim_q, hdim_v,
-          scale_s, logits_soft_cap, drop_threshold, rp_keep,
-          window_size_left, window_size_right, sink_tokens, flags,
+          acc, m, l, q_tile, q_tail, tile, m0, keys, seq, window, terms,
           direction, True, False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
           GENERAL, CHEAP_CAST, LANE_KEYS)
   # What is left: sink tokens, then tiles before and after those above.
@@ -252,26 +215,22 @@ def mha_fwd(
         tl.where(step < cut_left, low - sink_tiles, edge_high - cut_left)
         + step)
     acc, m, l = _attend(
-        acc, m, l, q_tile, q_tail, tile, k, v, stride_k, stride_v,
-        bias, bias_f32, stride_bias, slope, key0, key1, counter0, counter1,
-        m0, offset, len_q, len_k, hdim_q, hdim_v,
-        scale_s, logits_soft_cap, drop_threshold, rp_keep,
-        window_size_left, window_size_right, sink_tokens, flags,
-        1.0, False, True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
-        GENERAL, CHEAP_CAST, LANE_KEYS)
+        acc, m, l, q_tile, q_tail, tile, m0, keys, seq, window, terms, 1.0,
+        False, True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST,
+        LANE_KEYS)
 
   rows = tl.arange(0, TILE_M)
   seen = l > 0
   if not GENERAL:
     # Bounds of cut_edges in the maximum: a row without any key, or a NaN.
-    limit = scale_s * common.EDGE_LIMIT
+    limit = scale_s * scores.EDGE_LIMIT
     seen &= m > -limit
     l = tl.where(m > limit, float("nan"), l)
-  live = (rows < len_q - m0) & (seen | (l != l))
+  live = (rows < seq.len_q - m0) & (seen | (l != l))
   l_safe = tl.where(live, l, 1.0)
   acc = tl.where(live[:, None], acc / l_safe[:, None], 0.0)
   lse_tile = tl.where(
-      live, m * common.LN2 + tl.log(l_safe), float("-inf"))
-  tl.store(lse + rows, lse_tile, mask=rows < rows_end - m0)
-  common.store_tile(
-      out, acc, stride_o, rows_end - m0, hdim_v, TILE_M, BLOCK_DV)
+      live, m * scores.LN2 + tl.log(l_safe), float("-inf"))
+  tl.store(lse + rows, lse_tile, mask=rows < seq.q_rows - m0)
+  tiles.store_tile(
+      out, acc, stride_o, seq.q_rows - m0, hdim_v, TILE_M, BLOCK_DV)

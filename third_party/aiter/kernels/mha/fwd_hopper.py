@@ -21,6 +21,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
+from third_party.aiter.kernels.mha import scores
+
+# A Gluon function calls none of Triton's; of one source it may be either.
+_find_sequence = gluon.jit(scores.find_sequence.fn)
 
 
 @gluon.jit
@@ -177,7 +181,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
   O_LAYOUT: gl.constexpr = hopper.accumulator(DV)
   P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
   ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-  scale = scale_s * hopper.LOG2E
+  scale = scale_s * scores.LOG2E
   rows = row0 + w * 64 + gl.arange(0, 64, ROWS)
   acc = gl.zeros([64, DV], gl.float32, O_LAYOUT)
   m = gl.full([64], float("-inf"), gl.float32, ROWS)
@@ -260,10 +264,10 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
         _skip_step(k_full, k_empty, v_full, v_empty, step, STAGES)
 
   m = m * scale
-  if (flags & hopper.SINK) != 0:
-    m_new = gl.maximum(m, sink_logit * hopper.LOG2E)
+  if (flags & scores.SINK) != 0:
+    m_new = gl.maximum(m, sink_logit * scores.LOG2E)
     alpha = gl.exp2(m - m_new)
-    norm = norm * alpha + gl.exp2(sink_logit * hopper.LOG2E - m_new)
+    norm = norm * alpha + gl.exp2(sink_logit * scores.LOG2E - m_new)
     acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
     m = m_new
   empty = (norm == 0.0) | (rows >= seqlen_q)
@@ -271,7 +275,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
                               gl.SliceLayout(1, O_LAYOUT))
   keep = gl.convert_layout(empty, gl.SliceLayout(1, O_LAYOUT)) == 0
   acc = gl.where(keep[:, None], acc * inverse[:, None], 0.0)
-  value = gl.where(empty, float("-inf"), m * hopper.LN2 + gl.log(norm))
+  value = gl.where(empty, float("-inf"), m * scores.LN2 + gl.log(norm))
   gl.store(lse + rows, value, mask=rows < row_end)
   STORE: gl.constexpr = hopper.rows_layout(DV)
   o = gl.convert_layout(acc.to(q_smem.dtype), STORE)
@@ -321,31 +325,29 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
   q_row = 0
   k_row = 0
   dense_rows = seqlen_q
-  if (flags & hopper.VARLEN) != 0:
-    slot = tile
-    index_b = hopper.find_sequence(cu_seqlens_q, batch, slot, TILE_M)
+  if (flags & scores.VARLEN) != 0:
+    index_b, tile = _find_sequence(tile, cu_seqlens_q, batch, TILE_M)
     slot_b = 0
     q_row = gl.load(cu_seqlens_q + index_b)
     k_row = gl.load(cu_seqlens_k + index_b)
-    tile = slot - (q_row // TILE_M + index_b)
-  if (flags & hopper.CU_Q) != 0:
+  if (flags & scores.CU_Q) != 0:
     seqlen_q = (gl.load(cu_seqlens_q + index_b + 1) -
                 gl.load(cu_seqlens_q + index_b))
-  if (flags & hopper.CU_K) != 0:
+  if (flags & scores.CU_K) != 0:
     seqlen_k = (gl.load(cu_seqlens_k + index_b + 1) -
                 gl.load(cu_seqlens_k + index_b))
-  if (flags & hopper.CU_Q_PAD) != 0:
+  if (flags & scores.CU_Q_PAD) != 0:
     q_row = gl.load(cu_seqlens_q_padded + index_b)
-  if (flags & hopper.CU_K_PAD) != 0:
+  if (flags & scores.CU_K_PAD) != 0:
     k_row = gl.load(cu_seqlens_k_padded + index_b)
   row0 = tile * TILE_M
   # Rows that this block must write; the rest belong to others or to nobody.
   row_end = seqlen_q
-  if (flags & hopper.VARLEN) == 0:
+  if (flags & scores.VARLEN) == 0:
     row_end = dense_rows
   if min_seqlen_q > 0:
     seqlen_q = gl.where(seqlen_q <= min_seqlen_q, 0, seqlen_q)
-  off = gl.where((flags & hopper.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
+  off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
 
   tile_lo, tile_hi, full_lo, full_hi = _key_tiles(
       row0, TILE_M, seqlen_q, seqlen_k, off, window_size_left,
@@ -354,12 +356,12 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
   # Rows of the last tile that belong to another sequence or to nobody: they
   # may hold anything, and 0 * NaN is NaN, so V's must be read as 0.
   foreign_rows = 0
-  if (flags & (hopper.VARLEN | hopper.CU_K)) != 0:
+  if (flags & (scores.VARLEN | scores.CU_K)) != 0:
     foreign_rows = tile_hi * TILE_N - seqlen_k
   v += (slot_b.to(gl.int64) * batch_stride_v + head_k * nhead_stride_v)
 
   sink_logit = 0.0
-  if (flags & hopper.SINK) != 0:
+  if (flags & scores.SINK) != 0:
     sink_logit = gl.load(sink + index_b * nhead_q + head)
   out += (slot_b.to(gl.int64) * batch_stride_o + head * nhead_stride_o +
           q_row.to(gl.int64) * stride_o)
