@@ -77,7 +77,7 @@ nb::list Kernels() {
     row["grade"] = k.grade;
     row["arch"] = k.arch;
     row["dtype"] = k.data_type;
-    row["dims"] = nb::make_tuple(k.dims[0], k.dims[1]);
+    row["dims"] = nb::tuple(nb::cast(k.dims));
     row["tile_m"] = k.tile_m;
     row["tile_n"] = k.tile_n;
     row["tile_k"] = k.tile_k;

@@ -6,22 +6,22 @@ import sys
 
 from absl.testing import absltest
 
-ROOT = pathlib.Path(__file__).absolute().parent.parent
-sys.path.append(str(ROOT / "third_party/aiter/aot"))
+ROOT = pathlib.Path(__file__).absolute().parents[2]
+sys.path.append(str(ROOT))
 
 # pylint: disable=g-import-not-at-top,wrong-import-position
-import embed
+from third_party.aiter.aot import embed
 
 HEADER = "# of a machine\nop,arch,dtype,m,n,k,tile,splits,us\n"
 
 
 def kernel(symbol, arch, dtype="bf16", tile_m=16):
   return {
-      "symbol": symbol, "op": "gemm_nt", "grade": "fast", "arch": arch,
-      "dtype": dtype, "dims": [], "tile_m": tile_m, "tile_n": 64, "tile_k": 128,
-      "rate": 100, "threads": 128, "shared": 0, "grid": ["tiles"],
-      "args": [["a", "*"], ["k", "i32"]], "excludes": [], "maps": {},
-      "object": symbol.encode()}
+      "symbol": symbol, "op": "gemm_nt", "family": "gemm", "grade": "fast",
+      "arch": arch, "dtype": dtype, "dims": [], "tile_m": tile_m, "tile_n": 64,
+      "tile_k": 128, "rate": 100, "threads": 128, "shared": 0,
+      "grid": ["tiles"], "args": [["a", "*"], ["k", "i32"]], "excludes": [],
+      "maps": {}, "object": symbol.encode()}
 
 
 class EmbedTest(absltest.TestCase):

@@ -19,7 +19,7 @@ options: key=value pairs separated by blanks; capital keys are constants of the
 kernel, the others are options of Triton's backend, but for
   module=NAME      the file of the kernel, if not the op's usual one;
   function=NAME    its function, if not the op;
-  excludes=A+B     features (kernel_table.h) that this row leaves to another.
+  excludes=A+B     features (family.py) that this row leaves to another.
 """
 
 import argparse
@@ -45,7 +45,7 @@ if str(_ROOT) not in sys.path:
   sys.path.insert(0, str(_ROOT))
 
 from third_party.aiter.aot import resources
-from third_party.aiter.aot.family import family_of, kernel_module
+from third_party.aiter.aot.family import family_name, family_of, kernel_module
 
 # Bytes of LDS or shared memory that one workgroup may have.
 _LDS = {"gfx90a": 65536, "gfx942": 65536, "gfx950": 163840, "gfx1100": 65536,
@@ -192,7 +192,7 @@ def _compile_row(row):
   build, constants = _options(row.get("options") or "")
   excludes = [f for f in build.pop("excludes", "").split("+") if f]
   family = family_of(op)
-  unknown = set(excludes) - family.features
+  unknown = set(excludes) - set(family.features)
   if unknown:
     raise ValueError(f"{symbol}: excludes {sorted(unknown)}, but features are"
                      f" {', '.join(sorted(family.features))}")
@@ -246,7 +246,8 @@ def _compile_row(row):
     excludes.append(family.no_maps_if)
   tile_m, tile_n, tile_k = _tile(row)
   description = {
-      "op": op, "grade": row["grade"], "arch": arch, "dtype": row["dtype"],
+      "op": op, "family": family_name(op), "grade": row["grade"],
+      "arch": arch, "dtype": row["dtype"],
       "dims": [int(d) for d in _dims(row)],
       "tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k,
       "rate": int(row.get("rate") or 0), "num_warps": meta.num_warps,

@@ -22,6 +22,8 @@ import pathlib
 import re
 import zlib
 
+from third_party.aiter.aot.families import camel, feature_constant
+
 _ALIGNMENT = 8
 _TYPES = {
     "*": ("const void*", 8),
@@ -40,12 +42,20 @@ _HEADER = """\
 """
 
 
-def _camel(name):
-  return "".join(part.capitalize() for part in name.split("_"))
+# KernelInfo and ProblemKey of the library have as many.
+_MAX_DIMS = 4
 
 
 def _constant(name):
-  return "k" + _camel(name)
+  return "k" + camel(name)
+
+
+def _sizes(name, sizes):
+  """C++ initializer of up to _MAX_DIMS sizes."""
+  if len(sizes) > _MAX_DIMS:
+    raise ValueError(
+        f"{name} has {len(sizes)} sizes, but may have {_MAX_DIMS}: {sizes}")
+  return "{" + ", ".join(str(int(size)) for size in sizes) + "}"
 
 
 class _ArgList:
@@ -59,10 +69,10 @@ class _ArgList:
     tensor_maps: names of the arguments that are tensor maps.
   """
 
-  def __init__(self, op, number, args):
-    self.family = op.split("_")[0]
-    self.params = f"{_camel(self.family)}Params"
-    self.name = name = f"{_camel(op)}Args" + (str(number) if number > 1 else "")
+  def __init__(self, op, family, number, args):
+    self.family = family
+    self.params = f"{camel(family)}Params"
+    self.name = name = f"{camel(op)}Args" + (str(number) if number > 1 else "")
     self.members = []
     self.tensor_maps = []
     offset = 0
@@ -196,10 +206,12 @@ def embed(kernels, tuned):
     key = (k["op"], json.dumps(k["args"]))
     if key not in arg_lists:
       counts[k["op"]] = counts.get(k["op"], 0) + 1
-      arg_lists[key] = _ArgList(k["op"], counts[k["op"]], k["args"])
+      arg_lists[key] = _ArgList(
+          k["op"], k["family"], counts[k["op"]], k["args"])
     args = arg_lists[key]
-    # The compiler's names; kernel_table.h has an enum of each family's.
-    excludes = sorted(k["excludes"])
+    excludes = [feature_constant(k["family"], f) for f in sorted(k["excludes"])]
+    if k["grade"] == "fast":
+      excludes.append(feature_constant(k["family"], "general_only"))
     maps = "nullptr"
     if args.tensor_maps:
       specs = [_tensor_map_row(k["maps"][name]) for name in args.tensor_maps]
@@ -208,7 +220,6 @@ def embed(kernels, tuned):
     grid = [f"GridAxis::{_constant(axis)}" for axis in k["grid"]]
     grid += ["GridAxis::kNone"] * (3 - len(grid))
     any_type = k["dtype"] == "any"
-    dims = (*k["dims"], 0, 0)[:2]
     compressed = zlib.compress(k["object"], 9)
     rows.append(
         "    {" + ", ".join([
@@ -216,8 +227,8 @@ def embed(kernels, tuned):
             f'"{k["arch"]}"',
             "DataType::" + _constant("bf16" if any_type else k["dtype"]),
             "true" if any_type else "false",
-            f"{{{dims[0]}, {dims[1]}}}",
-            " | ".join(f"kFeature{_camel(f)}" for f in excludes) or "0",
+            str(len(k["dims"])), _sizes(k["symbol"], k["dims"]),
+            " | ".join(excludes) or "0",
             str(k["tile_m"]), str(k["tile_n"]), str(k["tile_k"]),
             str(k["rate"]), str(k["threads"]), str(k["shared"]),
             "{" + ", ".join(grid) + "}",
@@ -235,6 +246,7 @@ def embed(kernels, tuned):
       _HEADER,
       "#ifndef AITER_KERNELS_H_\n#define AITER_KERNELS_H_\n\n",
       "#include <cstddef>\n#include <cstdint>\n#include <new>\n\n",
+      '#include "third_party/aiter/src/core/features.h"\n',
       '#include "third_party/aiter/src/core/kernel_table.h"\n',
       *(f'#include "third_party/aiter/src/{f}_params.h"\n'
         for f in families),

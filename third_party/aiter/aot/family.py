@@ -7,11 +7,16 @@ Each family has a module in kernels/ that declares it as FAMILY.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
+import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-_KERNELS = "third_party.aiter.kernels."
+_KERNELS = "third_party.aiter.kernels"
+
+# The first bit of features that no kernel is told of.
+FIRST_SELECTING = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +51,12 @@ class Family:
     alignment: row -> another number in the place of those 8.
     aligned_if: a feature that `aligned` holds without: only in rows that
       exclude it. Empty: in all rows.
-    features: what rows may exclude; names of an enum of kernel_table.h.
+    features: what a call may ask of a kernel: name -> bits. Those below
+      FIRST_SELECTING are the bits of the kernels' argument `flags`, which take
+      them from here; the others only select. families.py makes C++ constants
+      of all, aiter::k<Family><Feature>.
+    general_only: features that every kernel of the grade "fast" excludes.
+    messages: what a message calls a feature, if not by its name.
     no_maps_if: a feature under which there are no TMA maps: kernels with maps
       exclude it.
     heads_first: ops whose first two grid axes the constant HEADS_FIRST swaps.
@@ -62,7 +72,9 @@ class Family:
   aligned: str = "$^"
   alignment: Callable[[Mapping[str, str]], int] = lambda row: 8
   aligned_if: str = ""
-  features: frozenset[str] = frozenset()
+  features: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  general_only: tuple[str, ...] = ()
+  messages: Mapping[str, str] = dataclasses.field(default_factory=dict)
   no_maps_if: str = ""
   heads_first: frozenset[str] = frozenset()
   no_spills_up_to: int = 1 << 30
@@ -82,9 +94,58 @@ def points_to(pointee: str, names: str) -> dict[str, str]:
   return {name: pointee for name in names.split()}
 
 
+def flags(names: str) -> dict[str, int]:
+  """Entries of `Family.features`: bits that kernels are told of, in order."""
+  return {name: 1 << i for i, name in enumerate(names.split())}
+
+
+def selecting(names: str) -> dict[str, int]:
+  """Entries of `Family.features`: bits that only select."""
+  return {name: 1 << i for i, name in enumerate(names.split(), FIRST_SELECTING)}
+
+
 def kernel_module(name: str):
-  return importlib.import_module(_KERNELS + name)
+  return importlib.import_module(f"{_KERNELS}.{name}")
+
+
+@functools.cache
+def family_names() -> tuple[str, ...]:
+  """The folders of kernels/ that declare a family, in order."""
+  kernels = importlib.import_module(_KERNELS)
+  return tuple(sorted({
+      declaration.parent.name for folder in kernels.__path__
+      for declaration in pathlib.Path(folder).glob("*/family.py")}))
+
+
+def family_name(op: str, families: Iterable[str] | None = None) -> str:
+  """The family of an operator: the longest name that its own begins with.
+
+  Raises:
+    ValueError: no family's name does.
+  """
+  families = family_names() if families is None else tuple(families)
+  found = [f for f in families if op.startswith(f + "_")]
+  if not found:
+    raise ValueError(
+        f"op is {op}, but must begin with a family's name and _; families are"
+        f" {', '.join(families)}")
+  return max(found, key=len)
+
+
+def family(name: str) -> Family:
+  """What kernels/<name>/family.py declares.
+
+  Raises:
+    ValueError: it does not hold together.
+  """
+  declared = kernel_module(f"{name}.family").FAMILY
+  for field in ("general_only", "messages"):
+    unknown = set(getattr(declared, field)) - set(declared.features)
+    if unknown:
+      raise ValueError(f"{name}: {field} has {sorted(unknown)}, but features"
+                       f" are {', '.join(declared.features)}")
+  return declared
 
 
 def family_of(op: str) -> Family:
-  return kernel_module(op.split("_")[0] + ".family").FAMILY
+  return family(family_name(op))

@@ -17,6 +17,38 @@ def _reads(row, source):
     folder = source.dirname.split("/")[-1]
     return folder in ("core", row.op.split("_")[0])
 
+def _family_headers_impl(ctx):
+    args = ctx.actions.args()
+    args.add("--out-features", ctx.outputs.features_header)
+    args.add_all(ctx.files.families)
+    ctx.actions.run(
+        executable = ctx.executable._families,
+        arguments = [args],
+        # The declarations are imported from the execution root.
+        env = {
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": ".",
+        },
+        inputs = ctx.files.families,
+        mnemonic = "FamilyHeaders",
+        outputs = [ctx.outputs.features_header],
+        progress_message = "Writing the families' headers %s" % ctx.label,
+    )
+
+family_headers = rule(
+    implementation = _family_headers_impl,
+    doc = "What the families of kernels declare, as C++.",
+    attrs = {
+        "families": attr.label_list(allow_files = [".py"], mandatory = True),
+        "features_header": attr.output(mandatory = True),
+        "_families": attr.label(
+            cfg = "exec",
+            default = "//third_party/aiter/aot:families",
+            executable = True,
+        ),
+    },
+)
+
 def _triton_kernels_impl(ctx):
     archs = ctx.attr._archs[ArchsInfo].archs
     objects = []

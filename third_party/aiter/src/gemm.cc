@@ -10,6 +10,7 @@
 #include "third_party/aiter/src/core/check.h"
 #include "third_party/aiter/src/core/code_objects.h"
 #include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/plan_cache.h"
@@ -180,10 +181,10 @@ Status MakeKey(const gemm_args& a, GemmKey* key) {
   key->scaling = a.scaling;
   key->a_type = a.a_type;
   key->b_type = a.b_type;
-  key->features = (IsUnaligned(a) ? kFeatureUnaligned : 0u) |
-                  (a.out_type == DataType::kFp32 ? kFeatureOutF32 : 0u) |
-                  (a.out_type == DataType::kFp16 ? kFeatureOutFp16 : 0u) |
-                  (a.batch > 1 ? kFeatureBatched : 0u);
+  key->features = (IsUnaligned(a) ? kGemmUnaligned : 0u) |
+                  (a.out_type == DataType::kFp32 ? kGemmOutF32 : 0u) |
+                  (a.out_type == DataType::kFp16 ? kGemmOutFp16 : 0u) |
+                  (a.batch > 1 ? kGemmBatched : 0u);
   key->batch = a.batch;
   key->m = a.m;
   key->n = a.n;
@@ -209,7 +210,9 @@ Status MakeKey(const gemm_args& a, GemmKey* key) {
   return Invalid("kernel", a.kernel, "one of this build");
 }
 
-int32_t Flag(bool condition, GemmFlag flag) { return condition ? flag : 0; }
+int32_t Flag(bool condition, uint32_t feature) {
+  return condition ? static_cast<int32_t>(feature) : 0;
+}
 
 GemmParams ParamsOf(const gemm_args& a, const GemmPlan& plan) {
   GemmParams p;
@@ -244,7 +247,7 @@ GemmParams ParamsOf(const gemm_args& a, const GemmPlan& plan) {
   p.batch_stride_a_scale = a.batch_stride_a_scale;
   p.batch_stride_b_scale = a.batch_stride_b_scale;
   p.activation = static_cast<int32_t>(a.activation);
-  p.flags = Flag(a.bias_ptr != nullptr, kGemmHasBias) |
+  p.flags = Flag(a.bias_ptr != nullptr, kGemmBias) |
             Flag(a.bias_is_f32, kGemmBiasF32) |
             Flag(a.out_type == DataType::kFp16, kGemmOutFp16) |
             Flag(a.out_type == DataType::kFp32, kGemmOutF32) |

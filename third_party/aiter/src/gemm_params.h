@@ -12,18 +12,6 @@
 
 namespace aiter {
 
-// Bits of `flags`; kernels/gemm.py has the same list.
-enum GemmFlag : int32_t {
-  kGemmHasBias = 1 << 0,
-  kGemmBiasF32 = 1 << 1,  // Else the bias has the type of out.
-  kGemmOutFp16 = 1 << 2,  // Neither of the two: bf16.
-  kGemmOutF32 = 1 << 3,
-  kGemmAFnuz = 1 << 4,  // a is e4m3fnuz: kernels for either fp8 type.
-  kGemmBFnuz = 1 << 5,
-  kGemmSumI32 = 1 << 6,     // Partial sums in the workspace are int32.
-  kGemmRowScaled = 1 << 7,  // Whole sums are to be scaled: gemm_row.
-};
-
 // Strides count elements as stored: a byte of two e2m1 numbers is one. They
 // may be as large as 2^31 - 1, so that a row times its stride takes 64 bits.
 // An operand that all batches share has a batch stride of 0.
@@ -59,7 +47,7 @@ struct GemmParams {
   int64_t batch_stride_a_scale = 0, batch_stride_b_scale = 0;
 
   int32_t activation = 0;  // GemmActivation
-  int32_t flags = 0;
+  int32_t flags = 0;       // Features below kKernelFlags.
 };
 
 }  // namespace aiter

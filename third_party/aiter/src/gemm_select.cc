@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "third_party/aiter/src/core/check.h"
+#include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/select.h"
 
@@ -126,7 +127,7 @@ bool Serves(const DeviceInfo& device, const KernelInfo& kernel,
     // No tensor map has empty rows, rows that are not multiples of 16 bytes, or
     // more dimensions than it was made for.
     const TensorMapSpec& map = kernel.tensor_maps[i];
-    if (key.k == 0 || (key.features & kFeatureUnaligned) != 0 ||
+    if (key.k == 0 || (key.features & kGemmUnaligned) != 0 ||
         (map.rank < 3 && key.batch > 1)) {
       return false;
     }

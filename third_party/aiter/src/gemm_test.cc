@@ -16,6 +16,7 @@
 
 #include "aiter/status.h"
 #include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/fake_driver_test.h"
 #include "third_party/aiter/src/gemm_params.h"
@@ -66,7 +67,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     return kernels.back();
   };
   constexpr DataType kB = DataType::kBf16;
-  constexpr uint32_t kU = kFeatureUnaligned;
+  constexpr uint32_t kU = kGemmUnaligned;
   add(kNt256, "gemm_nt", "gfx942", kB, 256, 256, 64, 700, kU);
   add(kNt128, "gemm_nt", "gfx942", kB, 128, 128, 64, 500, kU);
   add(kNt16, "gemm_nt", "gfx942", kB, 16, 64, 128, 100, kU);
@@ -97,7 +98,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   mapped.tensor_maps = kMaps3;
   mapped.num_tensor_maps = 2;
   KernelInfo& flat = add("tn_mapped", "gemm_tn", "sm_90", kB, 64, 64, 64, 700,
-                         kU | kFeatureOutF32);
+                         kU | kGemmOutF32);
   flat.pack = PackMapped;
   flat.arg_offsets = kMappedOffsets;
   flat.num_args = 3;

@@ -8,6 +8,7 @@
 
 #include "third_party/aiter/src/core/check.h"
 #include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/plan_cache.h"
@@ -177,8 +178,8 @@ Status CheckBwd(const mha_bwd_args& a) {
   });
 }
 
-uint32_t Flag(bool condition, Feature feature) {
-  return condition ? static_cast<uint32_t>(feature) : 0;
+uint32_t Flag(bool condition, uint32_t feature) {
+  return condition ? feature : 0;
 }
 
 ProblemKey KeyOf(const mha_args& a) {
@@ -190,32 +191,30 @@ ProblemKey KeyOf(const mha_args& a) {
   bool logical_q = a.cu_seqlen_q_ptr != nullptr;
   bool logical_k = a.cu_seqlen_k_ptr != nullptr;
   key.features =
-      Flag(bias, kFeatureBias) | Flag(bias && a.bias_is_f32, kFeatureBiasF32) |
-      Flag(a.alibi_slopes_ptr != nullptr, kFeatureAlibi) |
-      Flag(a.sink_ptr != nullptr, kFeatureSink) |
-      Flag(a.p_drop > 0, kFeatureDropout) |
-      Flag(a.is_group_mode, kFeatureVarlen) |
-      Flag(a.is_group_mode || logical_q, kFeatureCuQ) |
-      Flag(a.is_group_mode || logical_k, kFeatureCuK) |
-      Flag(a.is_group_mode && logical_q, kFeatureCuQPadded) |
-      Flag(a.is_group_mode && logical_k, kFeatureCuKPadded) |
-      Flag(a.is_top_left, kFeatureTopLeft) |
-      Flag(a.logits_soft_cap > 0, kFeatureSoftCap) |
+      Flag(bias, kMhaBias) | Flag(bias && a.bias_is_f32, kMhaBiasF32) |
+      Flag(a.alibi_slopes_ptr != nullptr, kMhaAlibi) |
+      Flag(a.sink_ptr != nullptr, kMhaSink) | Flag(a.p_drop > 0, kMhaDropout) |
+      Flag(a.is_group_mode, kMhaVarlen) |
+      Flag(a.is_group_mode || logical_q, kMhaCuQ) |
+      Flag(a.is_group_mode || logical_k, kMhaCuK) |
+      Flag(a.is_group_mode && logical_q, kMhaCuQPadded) |
+      Flag(a.is_group_mode && logical_k, kMhaCuKPadded) |
+      Flag(a.is_top_left, kMhaTopLeft) |
+      Flag(a.logits_soft_cap > 0, kMhaSoftCap) |
       // Without a left bound every key to the left is visible anyway.
-      Flag(a.sink_size > 0 && a.window_size_left >= 0, kFeatureSinkTokens) |
-      Flag(a.window_size_left >= 0 || a.window_size_right >= 0,
-           kFeatureWindow) |
-      Flag(a.min_seqlen_q > 0, kFeatureMinSeqlen) |
-      Flag(a.seqlen_k == 0, kFeatureNoKeys) |
-      Flag(!(a.scale_s > 0), kFeatureNonPositiveScale);
+      Flag(a.sink_size > 0 && a.window_size_left >= 0, kMhaSinkTokens) |
+      Flag(a.window_size_left >= 0 || a.window_size_right >= 0, kMhaWindow) |
+      Flag(a.min_seqlen_q > 0, kMhaMinSeqlen) |
+      Flag(a.seqlen_k == 0, kMhaNoKeys) |
+      Flag(!(a.scale_s > 0), kMhaNonPositiveScale);
   return key;
 }
 
 ProblemKey KeyOf(const mha_bwd_args& a) {
   ProblemKey key = KeyOf(static_cast<const mha_args&>(a));
-  key.features |= Flag(a.dlse_ptr != nullptr, kFeatureDlse) |
-                  Flag(a.dbias_ptr != nullptr, kFeatureDbias) |
-                  Flag(a.d_sink_ptr != nullptr, kFeatureDsink);
+  key.features |= Flag(a.dlse_ptr != nullptr, kMhaDlse) |
+                  Flag(a.dbias_ptr != nullptr, kMhaDbias) |
+                  Flag(a.d_sink_ptr != nullptr, kMhaDsink);
   return key;
 }
 
@@ -281,12 +280,12 @@ MhaParams ParamsOf(const mha_args& a, const ProblemKey& key) {
   p.window_size_left = Window(a.window_size_left);
   p.window_size_right = Window(a.window_size_right);
   p.sink_tokens =
-      (key.features & kFeatureSinkTokens) == 0
+      (key.features & kMhaSinkTokens) == 0
           ? 0
           : static_cast<int32_t>(a.sink_size < a.seqlen_k ? a.sink_size
                                                           : a.seqlen_k);
   p.min_seqlen_q = static_cast<int32_t>(a.min_seqlen_q);
-  p.flags = static_cast<int32_t>(key.features & kKernelFlagsMask);
+  p.flags = static_cast<int32_t>(key.features & kKernelFlags);
   return p;
 }
 

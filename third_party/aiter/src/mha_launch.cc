@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/launch.h"
 
@@ -16,7 +17,7 @@ int64_t Tiles(int64_t rows, int64_t tile, bool packed, int64_t batch) {
 
 int64_t AxisSize(GridAxis axis, const KernelInfo& kernel,
                  const MhaParams& params, bool tiled) {
-  bool packed = (params.flags & kFeatureVarlen) != 0;
+  bool packed = (params.flags & kMhaVarlen) != 0;
   switch (axis) {
     case GridAxis::kNone:
       return 1;
@@ -81,7 +82,7 @@ MappedTensor Mapped(TensorId id, const KernelInfo& kernel,
                     const MhaParams& params) {
   HeadTensor t = TensorOf(id, params);
   // Packed batches have one batch, of any stride that does.
-  bool packed = (params.flags & kFeatureVarlen) != 0;
+  bool packed = (params.flags & kMhaVarlen) != 0;
   MappedTensor tensor;
   tensor.address = t.address;
   tensor.type = kernel.data_type;

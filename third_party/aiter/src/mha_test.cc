@@ -16,6 +16,7 @@
 #include "aiter/device.h"
 #include "aiter/status.h"
 #include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/fake_driver_test.h"
 #include "third_party/aiter/src/mha_params.h"
@@ -49,8 +50,10 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
                  GridAxis x, GridAxis y, GridAxis z) -> KernelInfo& {
     KernelInfo k = FakeKernel<MhaParams>(blob, symbol, op, arch, x, y, z);
     k.grade = grade;
+    k.num_dims = 2;
     k.dims[0] = dqk;
     k.dims[1] = dv;
+    if (k.grade == std::string("fast")) k.excludes = kMhaGeneralOnly;
     k.tile_m = static_cast<int16_t>(tile_m);
     k.tile_n = static_cast<int16_t>(tile_n);
     kernels.push_back(k);
@@ -82,7 +85,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
       .any_data_type = true;
   KernelInfo& mapped = add("fwd_mapped", "mha_fwd", "fast", "sm_90", 128, 128,
                            128, 128, kM, kHq, kB);
-  mapped.excludes = kFeatureNoKeys;
+  mapped.excludes |= kMhaNoKeys;
   mapped.pack = PackMapped;
   mapped.arg_offsets = kMappedOffsets;
   mapped.num_args = 3;

@@ -11,6 +11,7 @@
 #include "third_party/aiter/src/core/check.h"
 #include "third_party/aiter/src/core/code_objects.h"
 #include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/plan_cache.h"
@@ -109,31 +110,31 @@ Status Check(const norm_bwd_args& a) {
                        {"dbeta_parts_ptr", a.dbeta_parts_ptr}});
 }
 
-uint32_t If(bool condition, NormFeature feature) {
+uint32_t If(bool condition, uint32_t feature) {
   return condition ? feature : 0;
 }
 
 uint32_t FeaturesOf(const norm_args& a) {
-  return If(a.cols % kColsMultiple != 0, kFeatureUnaligned) |
-         If(a.is_layer_norm, kFeatureLayer) | If(a.is_gemma, kFeatureGemma) |
-         If(a.is_t5, kFeatureT5) | If(a.weights_are_f32, kFeatureF32Weights);
+  return If(a.cols % kColsMultiple != 0, kNormUnaligned) |
+         If(a.is_layer_norm, kNormLayer) | If(a.is_gemma, kNormGemma) |
+         If(a.is_t5, kNormT5) | If(a.weights_are_f32, kNormF32Weights);
 }
 
 uint32_t FeaturesOf(const norm_rows_args& a) {
   return FeaturesOf(static_cast<const norm_args&>(a)) |
-         If(a.residual_ptr != nullptr, kFeatureResidual) |
-         If(a.beta_ptr != nullptr, kFeatureBeta);
+         If(a.residual_ptr != nullptr, kNormResidual) |
+         If(a.beta_ptr != nullptr, kNormBeta);
 }
 
 uint32_t FeaturesOf(const norm_quant_args& a) {
   return FeaturesOf(static_cast<const norm_rows_args&>(a)) |
-         If(a.smooth_ptr != nullptr, kFeatureSmooth);
+         If(a.smooth_ptr != nullptr, kNormSmooth);
 }
 
 uint32_t FeaturesOf(const norm_bwd_args& a) {
   return FeaturesOf(static_cast<const norm_args&>(a)) |
-         If(a.dresidual_out_ptr != nullptr, kFeatureResidual) |
-         If(a.dbeta_ptr != nullptr, kFeatureBeta);
+         If(a.dresidual_out_ptr != nullptr, kNormResidual) |
+         If(a.dbeta_ptr != nullptr, kNormBeta);
 }
 
 template <typename Args>

@@ -42,7 +42,7 @@ struct NormParams {
   int32_t parts = 0;
   int32_t rows_per_part = 0;
   float epsilon = 0;
-  int32_t flags = 0;  // Bits of NormFeature.
+  int32_t flags = 0;  // Features below kKernelFlags.
   int32_t kind = 0;   // Of quantised output: kernels/core/rounding.py.
 };
 

@@ -13,6 +13,7 @@
 
 #include "aiter/status.h"
 #include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/fake_driver_test.h"
 #include "third_party/aiter/src/norm_params.h"
@@ -26,6 +27,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
                  int cols, uint32_t excludes, int threads) {
     KernelInfo k = FakeKernel<NormParams>(blob, symbol, op, "gfx942", x, y,
                                           GridAxis::kNone);
+    k.num_dims = 1;
     k.dims[0] = cols;
     k.excludes = excludes;
     k.threads = threads;
@@ -35,14 +37,14 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   };
   constexpr GridAxis kM = GridAxis::kTileM, kN = GridAxis::kTileN,
                      kP = GridAxis::kParts, kNone = GridAxis::kNone;
-  constexpr uint32_t kLean = kFeatureUnaligned | kFeatureResidual;
+  constexpr uint32_t kLean = kNormUnaligned | kNormResidual;
   add("fwd_2048_lean", "norm_fwd", kM, kNone, 2048, kLean, 256);
-  add("fwd_2048", "norm_fwd", kM, kNone, 2048, kFeatureUnaligned, 256);
-  add("fwd_aligned", "norm_fwd", kM, kNone, 0, kFeatureUnaligned, 256);
+  add("fwd_2048", "norm_fwd", kM, kNone, 2048, kNormUnaligned, 256);
+  add("fwd_aligned", "norm_fwd", kM, kNone, 0, kNormUnaligned, 256);
   add("fwd_any", "norm_fwd", kM, kNone, 0, 0, 256);
   add("quant_any", "norm_quant", kM, kNone, 0, 0, 256);
-  add("dx_2048", "norm_bwd_dx", kP, kNone, 2048, kFeatureUnaligned, 256);
-  add("dx_4096", "norm_bwd_dx", kP, kNone, 4096, kFeatureUnaligned, 512);
+  add("dx_2048", "norm_bwd_dx", kP, kNone, 2048, kNormUnaligned, 256);
+  add("dx_4096", "norm_bwd_dx", kP, kNone, 4096, kNormUnaligned, 512);
   add("dx_any", "norm_bwd_dx", kP, kNone, 0, 0, 256);
   add("parts", "norm_bwd_parts", kN, kP, 0, 0, 128);
   add("dgamma", "norm_bwd_dgamma", kN, kNone, 0, 0, 128);
@@ -161,9 +163,8 @@ void TestPacking() {
   CHECK(p.residual_out_ptr == fwd.residual_out_ptr);
   CHECK(p.mean_ptr == fwd.mean_ptr && p.rstd_ptr == fwd.rstd_ptr);
   CHECK(p.rows == 41 && p.cols == 100 && p.epsilon == 0.5f);
-  CHECK(p.flags ==
-        (kFeatureUnaligned | kFeatureLayer | kFeatureResidual | kFeatureGemma |
-         kFeatureT5 | kFeatureBeta | kFeatureF32Weights));
+  CHECK(p.flags == (kNormUnaligned | kNormLayer | kNormResidual | kNormGemma |
+                    kNormT5 | kNormBeta | kNormF32Weights));
 
   norm_quant_args quant = Quantised(8, 64, DataType::kE4m3fnuz);
   quant.smooth_ptr = At(0xc000);
@@ -171,7 +172,7 @@ void TestPacking() {
   p = Params(0);
   CHECK(p.q_ptr == quant.q_ptr && p.smooth_ptr == quant.smooth_ptr);
   CHECK(p.scale_ptr == quant.scale_ptr && p.scale_e8m0_ptr == quant.scale_ptr);
-  CHECK(p.kind == 2 && p.flags == kFeatureSmooth);
+  CHECK(p.kind == 2 && p.flags == kNormSmooth);
   Run(Quantised(8, 64, DataType::kE2m1));
   CHECK(Params(0).kind == 3);
 
@@ -186,7 +187,7 @@ void TestPacking() {
   CHECK(p.dgamma_ptr == bwd.dgamma_ptr && p.dbeta_ptr == bwd.dbeta_ptr);
   CHECK(p.dgamma_parts_ptr == bwd.dgamma_parts_ptr);
   CHECK(p.dbeta_parts_ptr == bwd.dbeta_parts_ptr);
-  CHECK(p.flags == (kFeatureResidual | kFeatureBeta));
+  CHECK(p.flags == (kNormResidual | kNormBeta));
 }
 
 // As many parts as blocks run at once, and no more than there is room for.

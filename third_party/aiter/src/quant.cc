@@ -8,6 +8,7 @@
 
 #include "third_party/aiter/src/core/check.h"
 #include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/plan_cache.h"
@@ -177,8 +178,8 @@ QuantParams ParamsOf(const quant_args& a) {
   p.group = static_cast<int32_t>(a.group);
   p.mode = static_cast<int32_t>(a.rounding);
   p.kind = static_cast<int32_t>(a.q_type) - static_cast<int32_t>(DataType::kI8);
-  auto flag = [&p](bool condition, QuantFlag bit) {
-    if (condition) p.flags |= bit;
+  auto flag = [&p](bool condition, uint32_t feature) {
+    if (condition) p.flags |= static_cast<int32_t>(feature);
   };
   flag(a.smooth_ptr != nullptr, kQuantSmooth);
   flag(a.scale_in_ptr != nullptr, kQuantStatic);

@@ -12,15 +12,6 @@
 
 namespace aiter {
 
-// Bits of `flags`; kernels/quant.py has the same list.
-enum QuantFlag : int32_t {
-  kQuantSmooth = 1 << 0,
-  kQuantStatic = 1 << 1,
-  kQuantE8m0 = 1 << 2,
-  kQuantShuffled = 1 << 3,
-  kQuantAligned = 1 << 4,
-};
-
 // Values of `kind`; kernels/core/rounding.py has the same list.
 enum QuantKind : int32_t {
   kKindInt8 = 0,

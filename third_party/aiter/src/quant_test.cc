@@ -14,6 +14,7 @@
 
 #include "aiter/status.h"
 #include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/fake_driver_test.h"
 #include "third_party/aiter/src/quant_params.h"
@@ -27,6 +28,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
                  int tile_m, int tile_n) {
     KernelInfo k = FakeKernel<QuantParams>(blob, symbol, op, "gfx942", axis,
                                            GridAxis::kNone, GridAxis::kNone);
+    k.num_dims = 1;
     k.dims[0] = cols;
     k.tile_m = static_cast<int16_t>(tile_m);
     k.tile_n = static_cast<int16_t>(tile_n);

@@ -18,7 +18,8 @@ struct KernelDescription {
   std::string grade;  // "fast" or "general"
   std::string arch;
   std::string data_type;  // As configs/*.csv have it: "bf16", "any".
-  int dims[2];  // Exact in the fast grade, else a maximum; 0: no bound.
+  // Exact in the fast grade, else a maximum; 0: no bound.
+  std::vector<int> dims;
   int tile_m;
   int tile_n;
   int tile_k;  // Of a GEMM, else 0.

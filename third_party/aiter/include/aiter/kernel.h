@@ -4,6 +4,7 @@
 #ifndef AITER_KERNEL_H_
 #define AITER_KERNEL_H_
 
+#include <algorithm>
 #include <cstdint>
 
 namespace aiter {
@@ -26,22 +27,27 @@ struct LoadedKernel {
   void* function = nullptr;
 };
 
+// Sizes that decide which kernel serves a call: at most so many.
+inline constexpr int kMaxDims = 4;
+
 // What of a call's arguments decides which kernels run. A plan serves every
 // call for which this is equal.
 struct ProblemKey {
-  uint32_t features = 0;  // Bits of the operator's own.
-  int32_t dims[2] = {};   // Head dims of attention; columns of a norm.
+  uint32_t features = 0;        // Bits of the family's own (core/features.h).
+  int32_t dims[kMaxDims] = {};  // As the family's table has columns for them.
   DataType data_type = DataType::kBf16;
 
   bool operator==(const ProblemKey& other) const {
-    return features == other.features && dims[0] == other.dims[0] &&
-           dims[1] == other.dims[1] && data_type == other.data_type;
+    return features == other.features && data_type == other.data_type &&
+           std::equal(dims, dims + kMaxDims, other.dims);
   }
   bool operator!=(const ProblemKey& other) const { return !(*this == other); }
   uint64_t Hash() const {
-    return features ^ (static_cast<uint64_t>(dims[0]) << 32) ^
-           (static_cast<uint64_t>(dims[1]) << 44) ^
-           (static_cast<uint64_t>(data_type) << 56);
+    uint64_t hash = features ^ (static_cast<uint64_t>(data_type) << 56);
+    for (int32_t dim : dims) {
+      hash = (hash ^ static_cast<uint32_t>(dim)) * 0x9e3779b97f4a7c15;
+    }
+    return hash;
   }
 };
 

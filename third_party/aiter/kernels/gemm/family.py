@@ -1,12 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix products' family, as the ahead-of-time compiler sees it."""
 
-from third_party.aiter.aot.family import Family, points_to
+from third_party.aiter.aot.family import Family, flags, points_to, selecting
 
 # What the matrix unit multiplies as it is; "any": one of the float8 types.
 _ELEMENTS = {"i8": "i8", "e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8",
              "e2m1": "u8", "any": "u8"}
 
+FEATURES = {
+    # Without bias_f32 the bias has the type of out; without out_fp16 and
+    # out_f32 that is bf16. a_fnuz, b_fnuz: an operand is e4m3fnuz, for kernels
+    # of either fp8 type. gemm_sum: sum_i32, parts in the workspace are int32;
+    # row_scaled, whole sums are to be scaled as gemm_row does.
+    **flags("bias bias_f32 out_fp16 out_f32 a_fnuz b_fnuz sum_i32 row_scaled"),
+    # unaligned: rows of operands that do not begin at multiples of 16 bytes or
+    # lie too far apart, and parts of rows.
+    **selecting("unaligned batched"),
+}
 
 # AMD's architectures: how many dies of one device take workgroups in turn.
 _XCDS = {"gfx90a": 1, "gfx942": 8, "gfx950": 8, "gfx1100": 1, "gfx1201": 1}
@@ -53,6 +63,7 @@ FAMILY = Family(
     alignment=_alignment,
     aligned_if="unaligned",
     constants=_constants,
-    features=frozenset({"unaligned", "out_f32", "out_fp16", "batched"}),
+    features=FEATURES,
+    messages={"unaligned": "rows that are not aligned"},
     no_maps_if="unaligned",
 )

@@ -1,7 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention's family of kernels, as the ahead-of-time compiler sees it."""
 
-from third_party.aiter.aot.family import Family, points_to
+from third_party.aiter.aot.family import Family, flags, points_to, selecting
+
+# The kernels' argument `flags`.
+FLAGS = flags("bias bias_f32 alibi sink dropout varlen cu_q cu_k cu_q_padded "
+              "cu_k_padded top_left dlse")
+FEATURES = {
+    **FLAGS,
+    # These only select. A window has a bound on either side; causal is one.
+    **selecting("soft_cap sink_tokens window min_seqlen no_keys "
+                "non_positive_scale dbias dsink"),
+    "cu_seqlens": FLAGS["cu_q"] | FLAGS["cu_k"],
+}
 
 
 def _constants(row):
@@ -40,12 +51,19 @@ FAMILY = Family(
     aligned=(r"(stride|nhead_stride|batch_stride)_(q|k|v|o|do|dq|dk|dv)$|"
              r"hdim_[qv]$"),
     constants=_constants,
-    features=frozenset({
-        "alibi", "bias", "bias_f32", "cu_k", "cu_k_padded", "cu_q",
-        "cu_q_padded", "cu_seqlens", "dlse", "dropout", "min_seqlen",
-        "no_keys", "non_positive_scale", "sink", "sink_tokens", "soft_cap",
-        "top_left", "varlen", "window",
-    }),
+    features=FEATURES,
+    general_only=("bias", "alibi", "dropout", "soft_cap", "sink_tokens",
+                  "non_positive_scale"),
+    messages={
+        "alibi": "ALiBi slopes", "varlen": "packed sequences",
+        "cu_q": "lengths of queries", "cu_k": "lengths of keys",
+        "cu_q_padded": "gaps between queries",
+        "cu_k_padded": "gaps between keys",
+        "bias_f32": "float32 bias", "dlse": "gradient of lse",
+        "dbias": "gradient of bias", "dsink": "gradient of sink",
+        "top_left": "top-left alignment", "min_seqlen": "min_seqlen_q",
+        "non_positive_scale": "scale_s <= 0",
+    },
     no_maps_if="no_keys",
     no_spills_up_to=128,
     heads_first=frozenset({"mha_fwd", "mha_bwd_dkdv", "mha_bwd_dq"}),

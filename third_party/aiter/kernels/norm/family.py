@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The norms' family, as the ahead-of-time compiler sees it."""
 
-from third_party.aiter.aot.family import Family, points_to
+from third_party.aiter.aot.family import Family, flags, points_to
 
-# Bits of the argument `flags`; NormFeature of src/kernel_table.h has the same
-# list, and unaligned rows as bit 0.
-FEATURES = {"layer": 2, "residual": 4, "gemma": 8, "t5": 16, "beta": 32,
-            "f32_weights": 64, "smooth": 128}
+# Bits of the kernels' argument `flags`.
+# Rows that do not begin at multiples of 16 bytes are a bit of no meaning there.
+FEATURES = flags(
+    "unaligned layer residual gemma t5 beta f32_weights smooth")
 
 
 def _constants(row):
@@ -18,7 +18,7 @@ def _constants(row):
           "COLS": int(row["cols"]),
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FEATURES.items()
-                       if name not in excluded),
+                       if name not in {"unaligned", *excluded}),
           "NATIVE": row["arch"] == "sm_90"}
 
 
@@ -41,6 +41,6 @@ FAMILY = Family(
     aligned=r"cols$",
     aligned_if="unaligned",
     constants=_constants,
-    features=frozenset({"unaligned", *FEATURES}),
+    features=FEATURES,
     no_spills_up_to=12288,
 )

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quantisers' family, as the ahead-of-time compiler sees it."""
 
-from third_party.aiter.aot.family import Family, points_to
+from third_party.aiter.aot.family import Family, flags, points_to
+
+# smooth: x is multiplied by a factor for each column; static: scales are given,
+# one a row; e8m0: scales are e8m0, not float32; shuffled: they lie as scaled
+# MFMA takes them; aligned: there are a multiple of 16 columns.
+FEATURES = flags("smooth static e8m0 shuffled aligned")
 
 
 def _constants(row):
@@ -24,4 +29,5 @@ FAMILY = Family(
     },
     int64=r"batch_stride_",
     constants=_constants,
+    features=FEATURES,
 )

@@ -19,7 +19,7 @@ std::vector<KernelDescription> list_kernels() {
                        k.grade,
                        k.arch,
                        k.any_data_type ? "any" : DataTypeName(k.data_type),
-                       {k.dims[0], k.dims[1]},
+                       {k.dims, k.dims + k.num_dims},
                        k.tile_m,
                        k.tile_n,
                        k.tile_k});

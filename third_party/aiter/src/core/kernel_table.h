@@ -12,56 +12,6 @@
 
 namespace aiter {
 
-// What an attention problem asks of a kernel. The low bits are the kernels' own
-// argument `flags` (kernels/core/tiles.py has the same list); the high ones
-// only select.
-enum Feature : uint32_t {
-  kFeatureBias = 1 << 0,
-  kFeatureBiasF32 = 1 << 1,
-  kFeatureAlibi = 1 << 2,
-  kFeatureSink = 1 << 3,
-  kFeatureDropout = 1 << 4,
-  kFeatureVarlen = 1 << 5,  // Packed.
-  kFeatureCuQ = 1 << 6,
-  kFeatureCuK = 1 << 7,
-  kFeatureCuQPadded = 1 << 8,
-  kFeatureCuKPadded = 1 << 9,
-  kFeatureTopLeft = 1 << 10,
-  kFeatureDlse = 1 << 11,
-  kKernelFlagsMask = (1 << 12) - 1,
-
-  kFeatureSoftCap = 1 << 16,
-  kFeatureSinkTokens = 1 << 17,
-  kFeatureWindow = 1 << 18,  // Either side bounded; causal is one.
-  kFeatureMinSeqlen = 1 << 19,
-  kFeatureNoKeys = 1 << 20,  // seqlen_k is 0.
-  kFeatureNonPositiveScale = 1 << 21,
-  kFeatureDbias = 1 << 22,
-  kFeatureDsink = 1 << 23,
-  kFeatureCuSeqlens = kFeatureCuQ | kFeatureCuK,
-};
-
-// What a norm asks of a kernel: the kernels' argument `flags`
-// (kernels/norm/rows.py has the same list).
-enum NormFeature : uint32_t {
-  kFeatureUnaligned = 1 << 0,  // Rows do not begin at multiples of 16 bytes.
-  kFeatureLayer = 1 << 1,
-  kFeatureResidual = 1 << 2,
-  kFeatureGemma = 1 << 3,
-  kFeatureT5 = 1 << 4,
-  kFeatureBeta = 1 << 5,
-  kFeatureF32Weights = 1 << 6,
-  kFeatureSmooth = 1 << 7,
-};
-
-// What a GEMM asks beside kFeatureUnaligned, which stands for rows of operands
-// that lie too far apart as well, and for parts of rows.
-enum GemmFeature : uint32_t {
-  kFeatureOutF32 = 1 << 1,
-  kFeatureOutFp16 = 1 << 2,
-  kFeatureBatched = 1 << 3,
-};
-
 // What a dimension of the grid counts.
 enum class GridAxis : uint8_t {
   kNone,  // 1
@@ -111,8 +61,9 @@ struct KernelInfo {
   DataType data_type;
   bool any_data_type;  // The same for every type.
   // The sizes that it is for, as a ProblemKey has them; 0 is no bound.
-  int32_t dims[2];
-  uint32_t excludes;  // Features that the kernel cannot serve.
+  int num_dims;
+  int32_t dims[kMaxDims];
+  uint32_t excludes;  // Features (features.h) that the kernel cannot serve.
   int16_t tile_m;
   int16_t tile_n;
   int16_t tile_k;

@@ -9,6 +9,10 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <vector>
+
+#include "third_party/aiter/src/core/check.h"
+#include "third_party/aiter/src/core/features.h"
 
 namespace aiter {
 namespace {
@@ -20,58 +24,65 @@ int ComputeCapability(const std::string& arch) {
   return arch.compare(0, 3, "sm_") == 0 ? std::atoi(arch.c_str() + 3) : -1;
 }
 
-// Features that every kernel of the fast grade leaves to the general one.
-constexpr uint32_t kGeneralOnly = kFeatureBias | kFeatureAlibi |
-                                  kFeatureDropout | kFeatureSoftCap |
-                                  kFeatureSinkTokens | kFeatureNonPositiveScale;
-
 bool Serves(const KernelInfo& kernel, const ProblemKey& key) {
   if (!kernel.any_data_type && kernel.data_type != key.data_type) return false;
-  uint32_t excludes = kernel.excludes;
-  if (std::strcmp(kernel.grade, kFast) == 0) {
-    if (kernel.dims[0] != key.dims[0] || kernel.dims[1] != key.dims[1]) {
-      return false;
-    }
-    excludes |= kGeneralOnly;
-  } else if (kernel.dims[0] > 0 &&
-             (kernel.dims[0] < key.dims[0] || kernel.dims[1] < key.dims[1])) {
-    return false;
+  bool fast = std::strcmp(kernel.grade, kFast) == 0;
+  for (int i = 0; i < kMaxDims; ++i) {
+    bool holds = fast ? kernel.dims[i] == key.dims[i]
+                      : kernel.dims[i] == 0 || kernel.dims[i] >= key.dims[i];
+    if (!holds) return false;
   }
-  return (key.features & excludes) == 0;
+  return (key.features & kernel.excludes) == 0;
 }
 
-// Names of an attention problem's features, for a message.
+// The family of an operation: the longest name that its own begins with.
+const FamilyInfo* FamilyOf(const std::string& op) {
+  const FamilyInfo* best = nullptr;
+  for (const FamilyInfo& family : kFamilies) {
+    std::string prefix = std::string(family.name) + "_";
+    if (op.compare(0, prefix.size(), prefix) == 0 &&
+        (best == nullptr ||
+         std::strlen(family.name) > std::strlen(best->name))) {
+      best = &family;
+    }
+  }
+  return best;
+}
+
+// A problem's features, for a message: ", bias, dropout".
 std::string FeatureNames(const std::string& op, uint32_t bits) {
-  static constexpr struct {
-    Feature feature;
-    const char* name;
-  } kNames[] = {
-      {kFeatureBias, "bias"},
-      {kFeatureAlibi, "ALiBi slopes"},
-      {kFeatureSink, "sink"},
-      {kFeatureDropout, "dropout"},
-      {kFeatureVarlen, "packed sequences"},
-      {kFeatureCuSeqlens, "sequence lengths"},
-      {kFeatureTopLeft, "top-left alignment"},
-      {kFeatureSoftCap, "soft cap"},
-      {kFeatureSinkTokens, "sink tokens"},
-      {kFeatureWindow, "window"},
-      {kFeatureMinSeqlen, "min_seqlen_q"},
-      {kFeatureNoKeys, "no keys"},
-      {kFeatureNonPositiveScale, "scale_s <= 0"},
-  };
   std::string text;
-  if (op.compare(0, 4, "mha_") != 0) return text;
-  for (const auto& f : kNames) {
-    if ((bits & f.feature) != 0) text += std::string(", ") + f.name;
+  const FamilyInfo* family = FamilyOf(op);
+  if (family == nullptr) return text;
+  for (int i = 0; i < family->num_features; ++i) {
+    const FeatureInfo& f = family->features[i];
+    // Those of several bits are named by their parts.
+    if ((bits & f.bits) != 0 && PopCount(f.bits) == 1) {
+      text += std::string(", ") + f.message;
+    }
   }
   return text;
 }
 
+// "(128, 64)"
+std::string SizeList(const ProblemKey& key) {
+  int count = kMaxDims;
+  while (count > 0 && key.dims[count - 1] == 0) --count;
+  std::string text;
+  for (int i = 0; i < count; ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(key.dims[i]);
+  }
+  return "(" + text + ")";
+}
+
 // How much a kernel is for; one without a bound is for the most.
-int Volume(const KernelInfo& kernel) {
-  if (kernel.dims[0] == 0) return INT_MAX;
-  return kernel.dims[0] * std::max(kernel.dims[1], 1);
+int64_t Volume(const KernelInfo& kernel) {
+  int64_t volume = 1;
+  for (int i = 0; i < kernel.num_dims; ++i) {
+    if (kernel.dims[i] == 0) return INT64_MAX;
+    volume *= kernel.dims[i];
+  }
+  return volume;
 }
 
 }  // namespace
@@ -110,7 +121,7 @@ Status NoKernel(const DeviceInfo& device, const std::string& op,
 
 Status SelectKernel(const DeviceInfo& device, const std::string& op,
                     const ProblemKey& key, const KernelInfo** kernel) {
-  using Rank = std::tuple<int, bool, int, int>;
+  using Rank = std::tuple<int, bool, int64_t, int>;
   *kernel = nullptr;
   Rank best;
   for (const KernelInfo& candidate : GetKernelTable()) {
@@ -128,10 +139,36 @@ Status SelectKernel(const DeviceInfo& device, const std::string& op,
   }
   if (*kernel != nullptr) return Status();
   return NoKernel(device, op,
-                  std::string(DataTypeName(key.data_type)) + " with sizes (" +
-                      std::to_string(key.dims[0]) + ", " +
-                      std::to_string(key.dims[1]) + ")" +
-                      FeatureNames(op, key.features));
+                  std::string(DataTypeName(key.data_type)) + " with sizes " +
+                      SizeList(key) + FeatureNames(op, key.features));
+}
+
+Status ParseFeatures(const std::string& op,
+                     const std::vector<std::string>& names, uint32_t* bits) {
+  *bits = 0;
+  const FamilyInfo* family = FamilyOf(op);
+  if (family == nullptr) {
+    std::string families;
+    for (const FamilyInfo& f : kFamilies) {
+      families += std::string(families.empty() ? "" : ", ") + f.name;
+    }
+    return Invalid("op", op, "of a family: " + families);
+  }
+  for (const std::string& name : names) {
+    const FeatureInfo* end = family->features + family->num_features;
+    const FeatureInfo* found =
+        std::find_if(family->features, end,
+                     [&](const FeatureInfo& f) { return name == f.name; });
+    if (found == end) {
+      std::string known;
+      for (const FeatureInfo* f = family->features; f != end; ++f) {
+        known += std::string(known.empty() ? "" : ", ") + f->name;
+      }
+      return Invalid("features", name, "of " + known);
+    }
+    *bits |= found->bits;
+  }
+  return Status();
 }
 
 const char* DataTypeName(DataType type) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "aiter/kernel.h"
 #include "aiter/status.h"
@@ -20,6 +21,11 @@ namespace aiter {
 // specialised. Fails if there is none.
 Status SelectKernel(const DeviceInfo& device, const std::string& op,
                     const ProblemKey& key, const KernelInfo** kernel);
+
+// Sets `*bits` to the features (features.h) of operation `op`'s family that are
+// named. Fails if there is no such family or feature.
+Status ParseFeatures(const std::string& op,
+                     const std::vector<std::string>& names, uint32_t* bits);
 
 // How well an object for architecture `built` suits a device: higher is better,
 // -1 does not run. AMD's objects are for one architecture, and so are those for
