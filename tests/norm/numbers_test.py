@@ -36,8 +36,10 @@ from quant import oracle as quant_oracle
 
 import jax
 from jax._src.aiter.core import dispatch
+from jax._src.aiter.core.operator import Key
 from jax._src.aiter.norm import op as norm_op
 from jax.experimental import aiter
+from jaxlib import gpu_aiter
 
 DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 FLOOR = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
@@ -453,13 +455,14 @@ class KernelTest(absltest.TestCase):
     for dtype in norm_op._DTYPES:
       for cols in (1, 1024, 5120, 65536, 100001):
         for op in ("fwd", "bwd", "quant"):
-          self.assertIsNone(norm_op._unserved(PLATFORM, op, dtype, cols))
+          self.assertIsNone(getattr(norm_op, f"norm_{op}").unserved(
+              PLATFORM, Key(f"norm_{op}", dtype, (cols,))))
     text = jax.jit(jax.grad(lambda x: jnp.sum(aiter.rms_norm(
         x, jnp.ones(64, x.dtype)) ** 2))).lower(jnp.ones((4, 64))).as_text()
     text += jax.jit(aiter.rms_norm_quant).lower(
         jnp.ones((4, 64)), jnp.ones(64)).as_text()
     for op in ("norm_fwd", "norm_bwd", "norm_quant"):
-      self.assertIn(norm_op.gpu_aiter.target(PLATFORM, op), text)
+      self.assertIn(gpu_aiter.target(PLATFORM, op), text)
 
 
 def both(x, r, g, b):
@@ -574,7 +577,7 @@ class TransformTest(TransformTestCase):
         fn, platforms=[platform], disabled_checks=checks)(x)
     for op in ("fwd", "bwd", "quant"):
       if platform != "cpu":
-        self.assertIn(norm_op.gpu_aiter.target(platform, f"norm_{op}"),
+        self.assertIn(gpu_aiter.target(platform, f"norm_{op}"),
                       exported.mlir_module())
     if platform == (PLATFORM or jax.default_backend()):
       if importlib.util.find_spec("flatbuffers"):  # an option of JAX's

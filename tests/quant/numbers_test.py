@@ -23,8 +23,10 @@ from quant import oracle
 
 import jax
 from jax._src.aiter.core import dispatch
+from jax._src.aiter.core.operator import Key
 from jax._src.aiter.quant import op as quant_op
 from jax.experimental import aiter
+from jaxlib import gpu_aiter
 
 DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 BYTES = ("int8", "float8_e4m3fn", "float8_e4m3fnuz")
@@ -512,7 +514,7 @@ class TransformTest(QuantTestCase):
     exported = jax.export.export(
         fn, platforms=[platform], disabled_checks=checks)(x)
     if platform != "cpu":
-      self.assertIn(quant_op.gpu_aiter.target(platform, "quant"),
+      self.assertIn(gpu_aiter.target(platform, "quant"),
                     exported.mlir_module())
     if platform == (PLATFORM or jax.default_backend()):
       if importlib.util.find_spec("flatbuffers"):  # an option of JAX's
@@ -609,9 +611,10 @@ class KernelTest(absltest.TestCase):
     for dtype in quant_op._DTYPES:
       for per in quant_op._PER:
         for cols in (1, 1024, 4096, 8192, 100001):
-          self.assertIsNone(quant_op._unserved(PLATFORM, per, dtype, cols))
+          self.assertIsNone(quant_op.quant.unserved(
+              PLATFORM, Key(f"quant_{per}", dtype, (cols,))))
     text = jax.jit(aiter.per_token_quant).lower(jnp.ones((4, 64))).as_text()
-    self.assertIn(quant_op.gpu_aiter.target(PLATFORM, "quant"), text)
+    self.assertIn(gpu_aiter.target(PLATFORM, "quant"), text)
 
 
 X = jnp.ones((2, 64))

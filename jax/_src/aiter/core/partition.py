@@ -4,7 +4,8 @@
 An operator names the dimensions of its arrays, as an einsum does: a spec is a
 tuple of names, such as ("b", "m", "k"), and stands for its array in a tree.
 Dimensions of one name have one size and one sharding; "_" is a dimension that
-has nothing to do with any other.
+has nothing to do with any other. A name may end in a number: "r0" and "r1" are
+dimensions of the kind "r". What may be divided is said by kinds.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ def _is_spec(t) -> bool:
   return type(t) is tuple and all(isinstance(n, str) for n in t)
 
 
+def _may_split(name: str, split: Collection[str]) -> bool:
+  return name.rstrip("0123456789") in split
+
+
 def _leaves(specs) -> list[tuple[str, ...]]:
   return jax.tree.leaves(specs, is_leaf=_is_spec)
 
@@ -48,7 +53,7 @@ def _rule(specs, result_specs, split) -> tuple[str, tuple[str, ...]]:
       if name == "_":
         name = f"u{lonely}"
         lonely += 1
-      if name not in split and name not in fixed:
+      if not _may_split(name, split) and name not in fixed:
         fixed.append(name)
       out.append(name)
     return " ".join(out)
@@ -60,7 +65,7 @@ def _rule(specs, result_specs, split) -> tuple[str, tuple[str, ...]]:
 
 def axes_of_arguments(mesh, specs, split: Collection[str],
                       args) -> dict[str, tuple[str, ...]]:
-  """Mesh axes of each dimension of `split`, as the arguments have them.
+  """Mesh axes of dimensions of the kinds `split`, as the arguments have them.
 
   The first argument that divides a dimension decides. A division into unequal
   parts, or by an axis that another dimension has, does not count.
@@ -68,8 +73,8 @@ def axes_of_arguments(mesh, specs, split: Collection[str],
   Args:
     mesh: the mesh.
     specs: specs of the arguments.
-    split: names of the dimensions that may be divided.
-    args: the arguments, with shapes and shardings.
+    split: kinds of dimensions that may be divided.
+    args: the arguments or their types, with shapes and shardings.
 
   Returns:
     Name -> axes, for dimensions that are divided.
@@ -78,7 +83,7 @@ def axes_of_arguments(mesh, specs, split: Collection[str],
   for array, spec in zip(jax.tree.leaves(args), _leaves(specs), strict=True):
     for size, name, entry in zip(array.shape, spec, array.sharding.spec):
       names = mesh_axes(entry)
-      if (name in split and name not in axes and names
+      if (names and _may_split(name, split) and name not in axes
           and size % math.prod(mesh.shape[a] for a in names) == 0
           and not any(a in taken for taken in axes.values() for a in names)):
         axes[name] = names
@@ -117,7 +122,7 @@ def partitioned(
     fun: (*args) -> results; trees of arrays.
     specs: for each argument a tree like it, of specs.
     result_specs: a tree like the results, of specs.
-    split: names of the dimensions that may be divided; others are gathered.
+    split: kinds of dimensions that may be divided; others are gathered.
     plan: (mesh, args) -> name -> mesh axes, and the function of one shard. By
       default the division is that of the arguments, a shard runs fun, and a
       result that lacks a divided dimension is summed over it.
@@ -148,6 +153,23 @@ def partitioned(
   op.def_partition(partition, sharding_rule=rule,
                    need_replication_factors=fixed)
   return op
+
+
+def specs_by_name(mesh, specs, result_specs, types):
+  """PartitionSpecs of results whose dimensions are divided as the arguments'.
+
+  Args:
+    mesh: the mesh.
+    specs: specs of the arguments.
+    result_specs: specs of the results.
+    types: the arguments' types, with explicit shardings.
+  """
+  kinds = {name.rstrip("0123456789")
+           for spec in _leaves(result_specs) for name in spec} - {"_"}
+  axes = axes_of_arguments(mesh, specs, kinds, types)
+  return jax.tree.map(
+      lambda spec: PartitionSpec(*(axes.get(name) for name in spec)),
+      result_specs, is_leaf=_is_spec)
 
 
 def in_auto_mode(fun, mesh, specs, *args):

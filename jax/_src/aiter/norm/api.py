@@ -57,7 +57,7 @@ def _apply(function: str, cfg: Config, x, gamma, residual=None, beta=None,
     return norm_op.norm(cfg, rows)
   run = arguments.no_gradient(
       function, "differentiate the norm without _quant, or stop the gradient")(
-          functools.partial(norm_op.quantised, cfg))
+          functools.partial(norm_op.norm_quant, cfg))
   return run(rows)
 
 

@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm and LayerNorm as an operator: formulas, kernels, JAX's transforms.
+"""RMSNorm and LayerNorm as operators: formulas and kernels' operands.
 
-A call passes these layers, each unaware of the ones above it:
-  norm, quantised     custom_vjp; a quantised norm has no gradient
-  _fwd_op, _bwd_op    custom_vmap: a mapped axis is one more axis of rows
-  _sharded            custom_partitioning: rows shard, columns are gathered
-  _fwd, _quant, _bwd  kernel or reference
+`norm` is differentiable, `norm_quant` is not. Rows shard over a mesh, columns
+are gathered; a mapped axis is one more axis of rows.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap
-from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec
 
 import jax
 from jax import lax
-from jax._src.aiter.core import dispatch, rounding
+from jax._src.aiter.core import rounding
 from jax._src.aiter.core.dispatch import absent, like
-from jax._src.aiter.core.partition import in_auto_mode, partitioned, resharded
-from jaxlib import gpu_aiter
+from jax._src.aiter.core.operator import (
+    Key,
+    differentiable,
+    operator,
+    rows_lead,
+    with_axis,
+)
+from jax._src.aiter.core.partition import resharded
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 # Runs of rows whose shares of dgamma are summed apart: enough to occupy the
@@ -50,6 +50,12 @@ class Config(NamedTuple):
   gemma: bool = False
   t5: bool = False
   quant: str = ""
+
+
+class BwdConfig(NamedTuple):
+  """Static facts of a backward call: the norm's, and if dbeta is wanted."""
+  norm: Config
+  with_beta: bool
 
 
 class Rows(NamedTuple):
@@ -202,15 +208,17 @@ def _normalised(saved: Saved):
   return (_wide(saved.s) - saved.mean[..., None]) * saved.rstd[..., None]
 
 
-def _weight_grads(cfg: Config, with_beta: bool, saved: Saved, mapped: int = 0):
+def _weight_grads(cfg: BwdConfig, saved: Saved, mapped: int = 0):
   """dgamma and dbeta: sums over all axes of rows behind the mapped ones."""
+  cfg, with_beta = cfg
   dy, n = _wide(saved.dy), _rounded(cfg, _normalised(saved), saved.s.dtype)
   rows = tuple(range(mapped, dy.ndim - 1))
   return jnp.sum(dy * n, rows), jnp.sum(dy, rows) if with_beta else None
 
 
-def reference_bwd(cfg: Config, with_beta: bool, saved: Saved) -> Grads:
+def reference_bwd(bwd: BwdConfig, saved: Saved) -> Grads:
   """The norm's gradients in jax.numpy, in float32 or wider."""
+  cfg = bwd.norm
   n = _normalised(saved)
   g = _wide(saved.dy) * _weight(cfg, saved.gamma)
   dx = g - n * jnp.mean(n * g, -1, keepdims=True)
@@ -219,30 +227,11 @@ def reference_bwd(cfg: Config, with_beta: bool, saved: Saved) -> Grads:
   dx = dx * saved.rstd[..., None]
   if saved.dresidual_out is not None:
     dx = dx + _wide(saved.dresidual_out)
-  return Grads(dx.astype(saved.s.dtype), *_weight_grads(cfg, with_beta, saved))
+  return Grads(dx.astype(saved.s.dtype), *_weight_grads(bwd, saved))
 
 
 # -----------------------------------------------------------------------------
 # Kernels
-
-
-@functools.cache
-def _unserved(platform: str, op: str, dtype: str, cols: int) -> str | None:
-  """Why no kernel serves an op of "fwd", "bwd" and "quant", or None."""
-  def kernels(module, arch, name):
-    if op == "quant":
-      return module.norm_quant_kernels(arch, name, cols)
-    return module.norm_kernels(op == "bwd", arch, name, cols)
-
-  return dispatch.unserved(platform, dtype, _DTYPES, kernels)
-
-
-def _dispatch(op: str, x, kernel, fallback, *args):
-  if x.size == 0:
-    return fallback(*args)
-  return dispatch.dispatch(
-      lambda platform: _unserved(platform, op, x.dtype.name, x.shape[-1]),
-      kernel, fallback, *args)
 
 
 def _flat(t, dtype):
@@ -255,74 +244,60 @@ def _attributes(cfg: Config):
               gemma=cfg.gemma, t5=cfg.t5)
 
 
-def _fwd(cfg: Config, rows: Rows) -> Normed:
-  def kernel(platform, rows):
-    x, residual, gamma, beta, _ = rows
-    flat = _flat(x, x.dtype)
-    result = like(x, flat.shape, x.dtype)
-    none = like(x, (0,), x.dtype)
-    each = like(x, flat.shape[:1], jnp.float32)
-    y, residual_out, mean, rstd = jax.ffi.ffi_call(
-        gpu_aiter.target(platform, "norm_fwd"),
-        (result, none if residual is None else result, each, each),
-    )(flat, _flat(residual, x.dtype), gamma, absent(beta, gamma.dtype),
+def _fwd_kernel(cfg: Config, call, rows: Rows) -> Normed:
+  x, residual, gamma, beta, _ = rows
+  flat = _flat(x, x.dtype)
+  result = like(x, flat.shape, x.dtype)
+  none = like(x, (0,), x.dtype)
+  each = like(x, flat.shape[:1], jnp.float32)
+  y, residual_out, mean, rstd = call(
+      (result, none if residual is None else result, each, each),
+      flat, _flat(residual, x.dtype), gamma, absent(beta, gamma.dtype),
       **_attributes(cfg))
-    return Normed(
-        y.reshape(x.shape),
-        None if residual is None else residual_out.reshape(x.shape),
-        mean.reshape(x.shape[:-1]), rstd.reshape(x.shape[:-1]))
-
-  return _dispatch("fwd", rows.x, kernel,
-                   functools.partial(reference_fwd, cfg), rows)
+  return Normed(
+      y.reshape(x.shape),
+      None if residual is None else residual_out.reshape(x.shape),
+      mean.reshape(x.shape[:-1]), rstd.reshape(x.shape[:-1]))
 
 
-def _quant(cfg: Config, rows: Rows) -> Quantised:
-  def kernel(platform, rows):
-    x, residual, gamma, beta, x_scale = rows
-    flat = _flat(x, x.dtype)
-    n, cols = flat.shape
-    q = like(x, flat.shape, rounding.KINDS[cfg.quant].dtype)
-    scale = like(x, (n,), jnp.float32)
-    if cfg.quant == "mxfp4":
-      q = like(x, (n, cols // 2), jnp.uint8)
-      scale = like(x, (n, cols // MX_BLOCK), jnp.uint8)
-    q, scale, residual_out = jax.ffi.ffi_call(
-        gpu_aiter.target(platform, "norm_quant"),
-        (q, scale, like(x, (0,) if residual is None else flat.shape, x.dtype)),
-    )(flat, _flat(residual, x.dtype), gamma, absent(beta, gamma.dtype),
+def _quant_kernel(cfg: Config, call, rows: Rows) -> Quantised:
+  x, residual, gamma, beta, x_scale = rows
+  flat = _flat(x, x.dtype)
+  n, cols = flat.shape
+  q, scales = like(x, flat.shape, rounding.KINDS[cfg.quant].dtype), 1
+  scale = like(x, (n,), jnp.float32)
+  if cfg.quant == "mxfp4":
+    q, scales = like(x, (n, cols // 2), jnp.uint8), cols // MX_BLOCK
+    scale = like(x, (n, scales), jnp.uint8)
+  q, scale, residual_out = call(
+      (q, scale, like(x, (0,) if residual is None else flat.shape, x.dtype)),
+      flat, _flat(residual, x.dtype), gamma, absent(beta, gamma.dtype),
       absent(x_scale, jnp.float32), **_attributes(cfg))
-    lead = x.shape[:-1]
-    return Quantised(
-        q.reshape(*lead, q.shape[-1]), scale.reshape(*lead, scale.size // n),
-        None if residual is None else residual_out.reshape(x.shape))
-
-  return _dispatch("quant", rows.x, kernel,
-                   functools.partial(reference_quant, cfg), rows)
+  lead = x.shape[:-1]
+  return Quantised(
+      q.reshape(*lead, q.shape[-1]), scale.reshape(*lead, scales),
+      None if residual is None else residual_out.reshape(x.shape))
 
 
-def _bwd(cfg: Config, with_beta: bool, saved: Saved) -> Grads:
-  def kernel(platform, saved):
-    s = saved.s
-    flat = _flat(s, s.dtype)
-    rows, cols = flat.shape
-    parts = like(s, (min(rows, _PARTS[platform]), cols), jnp.float32)
-    summed = like(s, (cols,), jnp.float32)
-    none = like(s, (0,), jnp.float32)
-    dx, dgamma, dbeta, _, _ = jax.ffi.ffi_call(
-        gpu_aiter.target(platform, "norm_bwd"),
-        (like(s, flat.shape, s.dtype), summed, summed if with_beta else none,
-         parts, parts if with_beta else none),
-    )(_flat(saved.dy, s.dtype), _flat(saved.dresidual_out, s.dtype), flat,
+def _bwd_kernel(bwd: BwdConfig, call, saved: Saved) -> Grads:
+  s = saved.s
+  flat = _flat(s, s.dtype)
+  rows, cols = flat.shape
+  parts = jax.core.min_dim(rows, _PARTS[call.platform])
+  parts = like(s, (parts, cols), jnp.float32)
+  summed = like(s, (cols,), jnp.float32)
+  none = like(s, (0,), jnp.float32)
+  dx, dgamma, dbeta, _, _ = call(
+      (like(s, flat.shape, s.dtype), summed, summed if bwd.with_beta else none,
+       parts, parts if bwd.with_beta else none),
+      _flat(saved.dy, s.dtype), _flat(saved.dresidual_out, s.dtype), flat,
       saved.gamma, saved.mean.reshape(-1), saved.rstd.reshape(-1),
-      **_attributes(cfg))
-    return Grads(dx.reshape(s.shape), dgamma, dbeta if with_beta else None)
-
-  return _dispatch("bwd", saved.s, kernel,
-                   functools.partial(reference_bwd, cfg, with_beta), saved)
+      **_attributes(bwd.norm))
+  return Grads(dx.reshape(s.shape), dgamma, dbeta if bwd.with_beta else None)
 
 
 # -----------------------------------------------------------------------------
-# Sharding
+# Operators
 
 
 def _specs(tree):
@@ -347,82 +322,57 @@ def _specs(tree):
   return type(tree)(*(names(f, t) for f, t in zip(tree._fields, tree)))
 
 
-def _sharded(fun, reference, arrays):
-  """fun(arrays): rows shard, and dgamma and dbeta are summed over shards."""
-  specs = _specs(arrays)
-  rows = specs[0][:-1]
-  return partitioned(
-      fun, (specs,), _specs(jax.eval_shape(reference, arrays)), rows)(arrays)
+def _fwd_specs(cfg: Config, rows: Rows):
+  own = _specs(rows)
+  lead = own.x[:-1]
+  results = (
+      Quantised((*lead, "q"), (*lead, "scale"), own.residual) if cfg.quant
+      else Normed(own.x, own.residual, lead, lead))
+  return (own,), results
 
 
-# -----------------------------------------------------------------------------
-# vmap
+def _bwd_specs(bwd: BwdConfig, saved: Saved):
+  own = _specs(saved)
+  return (own,), Grads(own.s, own.gamma, own.gamma if bwd.with_beta else None)
 
 
-def _with_axis(n: int, mapped, tree):
-  """Arrays of rows, all with the mapped axis in front."""
-  return jax.tree.map(
-      lambda t, m: t if m else jnp.broadcast_to(t, (n, *t.shape)), tree, mapped)
+def _serves(op: str):
+  def serves(_, arrays):
+    x = arrays[0]  # or dy
+    if x.size == 0:
+      return None
+    return Key(op, x.dtype.name, x.shape[-1:])
+
+  return serves
 
 
-@functools.cache
-def _fwd_op(cfg: Config):
-  """Rows -> Normed or Quantised."""
-  fun, reference = (functools.partial(f, cfg) for f in (
-      (_quant, reference_quant) if cfg.quant else (_fwd, reference_fwd)))
+def _bwd_batch(bwd: BwdConfig, op, size, mapped, saved: Saved):
+  """One call for all, because an element may be a single row.
 
-  @custom_vmap
-  def norm_fwd(rows):
-    return _sharded(fun, reference, rows)
-
-  @norm_fwd.def_vmap
-  def _(n, mapped, rows):
-    mapped, = mapped
-    columns = ("gamma", "beta", "x_scale")
-    if any(getattr(mapped, name) for name in columns):
-      out = lax.map(norm_fwd, _with_axis(n, mapped, rows))
-    else:
-      lead = lambda t: t._replace(**dict.fromkeys(columns))
-      out = norm_fwd(_with_axis(n, lead(mapped), lead(rows))._replace(
-          **{name: getattr(rows, name) for name in columns}))
-    return out, jax.tree.map(lambda _: True, out)
-
-  return norm_fwd
+  Each has its own dgamma, which is the formula's: mostly they are summed at
+  once.
+  """
+  if mapped[0].gamma:
+    return lax.map(op, with_axis(size, mapped[0], saved))
+  whole = with_axis(size, mapped[0]._replace(gamma=None),
+                    saved._replace(gamma=None))
+  dx = op(whole._replace(gamma=saved.gamma)).dx
+  return Grads(dx, *_weight_grads(bwd, whole, mapped=1))
 
 
-@functools.cache
-def _bwd_op(cfg: Config, with_beta: bool):
-  """Saved -> Grads."""
-  fun = functools.partial(_bwd, cfg, with_beta)
-
-  @custom_vmap
-  def norm_bwd(saved):
-    return _sharded(
-        fun, functools.partial(reference_bwd, cfg, with_beta), saved)
-
-  @norm_bwd.def_vmap
-  def _(n, mapped, saved):
-    mapped, = mapped
-    if mapped.gamma:
-      out = lax.map(norm_bwd, _with_axis(n, mapped, saved))
-    else:
-      # One call for all, because an element may be a single row. Each has its
-      # own dgamma, which is the formula's: mostly they are summed at once.
-      whole = _with_axis(n, mapped._replace(gamma=None),
-                         saved._replace(gamma=None))
-      dx = norm_bwd(whole._replace(gamma=saved.gamma)).dx
-      out = Grads(dx, *_weight_grads(cfg, with_beta, whole, mapped=1))
-    return out, jax.tree.map(lambda _: True, out)
-
-  return norm_bwd
-
-
-# -----------------------------------------------------------------------------
-# custom_vjp
-
-
-def _spec(t):
-  return jax.typeof(t).sharding.spec
+norm_fwd = operator(
+    target="norm_fwd", kernel=_fwd_kernel, reference=reference_fwd,
+    specs=_fwd_specs, split=("r",), serves=_serves("norm_fwd"), dtypes=_DTYPES,
+    batch=rows_lead(columns=("gamma", "beta")))
+norm_bwd = operator(
+    target="norm_bwd", kernel=_bwd_kernel, reference=reference_bwd,
+    specs=_bwd_specs, split=("r",), serves=_serves("norm_bwd"), dtypes=_DTYPES,
+    batch=_bwd_batch)
+# Rows -> Quantised; has no gradient.
+norm_quant = operator(
+    target="norm_quant", kernel=_quant_kernel, reference=reference_quant,
+    specs=_fwd_specs, split=("r",), serves=_serves("norm_quant"),
+    dtypes=_DTYPES, batch=rows_lead(columns=("gamma", "beta", "x_scale")))
 
 
 def whole_columns(rows: Rows) -> Rows:
@@ -430,60 +380,33 @@ def whole_columns(rows: Rows) -> Rows:
 
   The sum that the backward pass is given then has the type of both.
   """
-  spec = PartitionSpec(*_spec(rows.x)[:-1], None)
+  spec = PartitionSpec(*jax.typeof(rows.x).sharding.spec[:-1], None)
   return rows._replace(
       x=resharded(rows.x, spec), residual=None if rows.residual is None
       else resharded(rows.residual, spec))
 
 
-def _forward(cfg: Config, rows: Rows) -> Normed | Quantised:
-  """The forward operator; on a mesh with explicit axes, sharded as x is."""
-  lead = _spec(rows.x)[:-1]
-  whole, each = PartitionSpec(*lead, None), PartitionSpec(*lead)
-  residual = None if rows.residual is None else whole
-  specs = (Quantised(whole, whole, residual) if cfg.quant
-           else Normed(whole, residual, each, each))
-  return in_auto_mode(
-      _fwd_op(cfg), jax.typeof(rows.x).sharding.mesh, specs, rows)
-
-
-def quantised(cfg: Config, rows: Rows) -> Quantised:
-  """The quantised norm; it has no gradient."""
-  return _forward(cfg, rows)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def norm(cfg: Config, rows: Rows):
-  """(y, residual_out), differentiable; residual_out may be None."""
-  out = _forward(cfg, rows)
-  return out.y, out.residual_out
-
-
-def _fwd_rule(cfg: Config, rows: Rows):
-  rows = jax.tree.map(lambda t: t.value, rows,
-                      is_leaf=lambda t: hasattr(t, "perturbed"))
-  out = _forward(cfg, rows)
+def _save(cfg: Config, rows: Rows):
+  out = norm_fwd(cfg, rows)
   s = rows.x if out.residual_out is None else out.residual_out
-  return (out.y, out.residual_out), (s, rows.gamma, rows.beta, out.mean,
-                                     out.rstd)
+  return (out.y, out.residual_out), (s, rows.gamma, out.mean, out.rstd)
 
 
-def _bwd_rule(cfg: Config, residuals, cotangents):
-  s, gamma, beta, mean, rstd = residuals
-  dy, dresidual_out = (
-      None if isinstance(t, SymbolicZero) else t for t in cotangents)
+def _norm(cfg: Config, rows: Rows):
+  """(y, residual_out); residual_out may be None."""
+  return _save(cfg, rows)[0]
+
+
+def _backward(cfg: Config, wanted, saved, cotangents):
+  dy, dresidual_out = cotangents
+  s, gamma, mean, rstd = saved
   if dy is None:
     dy = jnp.zeros_like(s)
-  has_residual = cotangents[1] is not None
-  saved = Saved(dy, dresidual_out, s, gamma, mean, rstd)
-  grads = in_auto_mode(
-      _bwd_op(cfg, beta is not None), jax.typeof(s).sharding.mesh,
-      Grads(_spec(s), _spec(gamma), None if beta is None else _spec(beta)),
-      saved)
-  return (Rows(
-      grads.dx, grads.dx if has_residual else None,
-      grads.dgamma.astype(gamma.dtype),
-      None if beta is None else grads.dbeta.astype(beta.dtype)),)
+  wanted, = wanted
+  with_beta = bool(wanted.beta)
+  dx, dgamma, dbeta = norm_bwd(
+      BwdConfig(cfg, with_beta), Saved(dy, dresidual_out, s, gamma, mean, rstd))
+  return (Rows(dx, dx if wanted.residual else None, dgamma, dbeta),)
 
 
-norm.defvjp(_fwd_rule, _bwd_rule, symbolic_zeros=True)
+norm = differentiable(_norm, _backward, save=_save)

@@ -1,29 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantisers as an operator: formulas, kernels, JAX's transforms.
+"""Quantisers as an operator: formulas and the kernel's operands.
 
-A call passes these layers, each unaware of the ones above it:
-  quantise   explicit mesh axes
-  _op        custom_vmap: a mapped axis is one more leading axis
-  _sharded   custom_partitioning: rows shard, and whole groups of columns
-  _quantise  kernel or reference
+Rows shard over a mesh, and so do whole groups of columns: where all are whole,
+the operator's arrays have them as a dimension of their own, which `quantise`
+folds. A mapped axis is one more leading axis.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec
 
 import jax
-from jax import lax
-from jax._src.aiter.core import dispatch, rounding
+from jax._src.aiter.core import rounding
 from jax._src.aiter.core.dispatch import absent, like
-from jax._src.aiter.core.partition import in_auto_mode, partitioned
-from jaxlib import gpu_aiter
+from jax._src.aiter.core.operator import Key, operator, rows_lead
+from jax._src.aiter.core.partition import in_auto_mode
 
 BLOCK = 128  # Rows and columns that share a scale.
 # Columns of which a kernel returns the largest magnitude; quant.h has it too.
@@ -46,6 +41,8 @@ class Config(NamedTuple):
     mode: rounding of e8m0 scales, of rounding.ROUND_MODES; None for float32.
     transposed: scales of groups are [..., n / group, m].
     shuffled: scales of groups are as shuffle_scale leaves them.
+    tiled: whether x's last dimension, and of blocks the one before, are two:
+      tiles and what is in one. Set by `quantise`.
   """
   per: str
   kind: str = "int8"
@@ -53,6 +50,7 @@ class Config(NamedTuple):
   mode: str | None = None
   transposed: bool = False
   shuffled: bool = False
+  tiled: bool = False
 
   @property
   def is_of_matrices(self) -> bool:
@@ -64,6 +62,11 @@ class Config(NamedTuple):
     """Rows and columns that share a scale; 0 is all columns."""
     return {"row": (1, 0), "group": (1, self.group), "block": (BLOCK, BLOCK),
             "amax": (1, _AMAX_COLS)}[self.per]
+
+  @property
+  def packed(self) -> int:
+    """How many columns of x are one of q."""
+    return 2 if self.kind == "mxfp4" else 1
 
 
 class Operands(NamedTuple):
@@ -107,8 +110,34 @@ def shuffle(scale):
   return tiles.transpose(0, 1, 4, 6, 3, 5, 2).reshape(*lead, m, g)
 
 
+def _fold(cfg: Config, t, cols: int):
+  """[..., m, n] with tiles as dimensions, of a tiled call."""
+  if t is None or not cfg.tiled:
+    return t
+  rows = cfg.tile[0]
+  *before, n = t.shape
+  if rows > 1 and t.ndim > 1:
+    before = [*before[:-1], before[-1] // rows, rows]
+  return t.reshape(*before, n // cols, cols)
+
+
+def _unfold(cfg: Config, t):
+  if t is None or not cfg.tiled:
+    return t
+  rows = cfg.tile[0]
+  *before, tiles, cols = t.shape
+  if rows > 1 and t.ndim > 2:
+    before = [*before[:-2], before[-2] * rows]
+  return t.reshape(*before, tiles * cols)
+
+
 def reference(cfg: Config, operands: Operands) -> Quantised:
   """The quantiser in jax.numpy."""
+  if cfg.tiled:
+    flat = reference(cfg._replace(tiled=False), operands._replace(
+        x=_unfold(cfg, operands.x), smooth=_unfold(cfg, operands.smooth)))
+    return flat._replace(
+        q=_fold(cfg, flat.q, cfg.tile[1] // cfg.packed))
   x, smooth, scale = operands
   kind = rounding.KINDS[cfg.kind]
   x = x.astype(jnp.float32)
@@ -150,160 +179,107 @@ def reference(cfg: Config, operands: Operands) -> Quantised:
 
 
 # -----------------------------------------------------------------------------
-# Kernels
+# The operator
 
 
-@functools.cache
-def _unserved(platform: str, per: str, dtype: str, cols: int) -> str | None:
-  return dispatch.unserved(
-      platform, dtype, _DTYPES, lambda module, arch, name: module.quant_kernels(
-          _PER.index(per), arch, name, cols))
-
-
-def _quantise(cfg: Config, operands: Operands) -> Quantised:
-  """The quantiser, by a kernel where there is one."""
-  x = operands.x
-  fallback = functools.partial(reference, cfg)
-  if x.size == 0:
-    return fallback(operands)
-  results = jax.eval_shape(fallback, operands)
-
-  def kernel(platform, operands):
-    x, smooth, scale_in = operands
-    n = x.shape[-1]
-    x = x.reshape((-1, *x.shape[-2:]) if cfg.is_of_matrices else (1, -1, n))
-    q, scale = results
-    if scale is not None:
-      # [batch, rows, columns] of scales.
-      shape = (scale.shape[-2:] if cfg.is_of_matrices
-               else (x.shape[1], scale.size // x.shape[1]))
-    q_out, scale_out = jax.ffi.ffi_call(
-        gpu_aiter.target(platform, "quant"),
-        (like(x, (0,), jnp.uint8) if q is None
-         else like(x, (*x.shape[:2], q.shape[-1]), q.dtype),
-         like(x, (0,), jnp.float32) if scale is None
-         else like(x, (x.shape[0], *shape), scale.dtype)),
-    )(x, absent(smooth, jnp.float32),
-      absent(None, jnp.float32) if scale_in is None
-      else scale_in.reshape(x.shape[:2]),
+def _kernel(cfg: Config, call, operands: Operands) -> Quantised:
+  results = jax.eval_shape(lambda x: reference(cfg, x), operands)
+  x, smooth = (_unfold(cfg, t) for t in operands[:2])
+  n = x.shape[-1]
+  x = x.reshape((-1, *x.shape[-2:]) if cfg.is_of_matrices else (1, -1, n))
+  q, scale = results
+  if scale is not None:
+    # [batch, rows, columns] of scales.
+    shape = scale.shape[-2:]
+    if not cfg.is_of_matrices:
+      shape = x.shape[1], 1 if cfg.per == "row" else scale.shape[-1]
+  q_out, scale_out = call(
+      (like(x, (0,), jnp.uint8) if q is None
+       else like(x, (*x.shape[:2], n // cfg.packed), q.dtype),
+       like(x, (0,), jnp.float32) if scale is None
+       else like(x, (x.shape[0], *shape), scale.dtype)),
+      x, absent(smooth, jnp.float32),
+      absent(None, jnp.float32) if operands.scale is None
+      else operands.scale.reshape(x.shape[:2]),
       per=np.int32(_PER.index(cfg.per)), group=np.int32(cfg.group),
       rounding=np.int32(rounding.ROUND_MODES[cfg.mode or "up"]),
       transposed=cfg.transposed, shuffled=cfg.shuffled)
-    return Quantised(None if q is None else q_out.reshape(q.shape),
-                     None if scale is None else scale_out.reshape(scale.shape))
-
-  return dispatch.dispatch(
-      lambda platform: _unserved(platform, cfg.per, x.dtype.name, x.shape[-1]),
-      kernel, fallback, operands)
+  return Quantised(None if q is None else q_out.reshape(q.shape),
+                   None if scale is None else scale_out.reshape(scale.shape))
 
 
-# -----------------------------------------------------------------------------
-# Sharding
+def _serves(cfg: Config, operands: Operands) -> Key | None:
+  x = operands.x
+  if x.size == 0:
+    return None
+  return Key(f"quant_{cfg.per}", x.dtype.name,
+             (x.shape[-1] * (x.shape[-2] if cfg.tiled else 1),))
 
 
-def _sharded(cfg: Config, operands: Operands) -> Quantised:
-  """The quantiser, partitioned along rows and along whole groups."""
+def _specs(cfg: Config, operands: Operands):
+  """Names of the dimensions of every operand, and of the results.
+
+  "r0", "r1", ... are leading ones, "m" and "n" rows and columns, "t" and "g"
+  tiles of rows and of columns.
+  """
   x, smooth, scale = operands
-  lead = tuple(f"r{i}" for i in range(x.ndim - 1 - cfg.is_of_matrices))
-  rows, cols = cfg.tile
-  # Groups are a dimension of their own if all are whole.
-  tiled = cols > 0 and not cfg.shuffled and x.shape[-1] % cols == 0 and (
-      rows == 1 or x.shape[-2] % rows == 0)
-  spec_cols = ("_",)
+  axes = 1 + cfg.is_of_matrices + cfg.tiled + (cfg.tiled and cfg.tile[0] > 1)
+  lead = tuple(f"r{i}" for i in range(x.ndim - axes))
+  cols, rows = ("_",), ()
   if scale is not None:
-    spec_cols = ("n",)
-  elif tiled:
-    spec_cols = ("g", "_")
-  spec_rows = ()
+    cols = ("n",)
+  elif cfg.tiled:
+    cols = ("g", "_")
   if cfg.per == "block":
-    spec_rows = ("t", "_") if tiled else ("_",)
+    rows = ("t", "_") if cfg.tiled else ("_",)
   elif cfg.is_of_matrices:
-    spec_rows = ("_",) if cfg.shuffled else ("m",)
-  group = "g" if tiled else "_"
-  spec_scale = {
-      "row": lead, "block": (*lead, "t" if tiled else "_", group),
-  }.get(cfg.per, (*lead, *spec_rows, group))
+    rows = ("_",) if cfg.shuffled else ("m",)
+  group = "g" if cfg.tiled else "_"
+  of_scale = {
+      "row": lead, "block": (*lead, "t" if cfg.tiled else "_", group),
+  }.get(cfg.per, (*lead, *rows, group))
   if cfg.transposed:
-    spec_scale = (*lead, group, "m")
+    of_scale = (*lead, group, "m")
   elif cfg.shuffled:
-    spec_scale = (*lead, "_", "_")
-  spec = (*lead, *spec_rows, *spec_cols)
-
-  def fold(t, cols):
-    """[..., m, n] with tiles as dimensions."""
-    if t is None or not tiled:
-      return t
-    *before, n = t.shape
-    if rows > 1 and t.ndim > 1:
-      before = [*before[:-1], before[-1] // rows, rows]
-    return t.reshape(*before, n // cols, cols)
-
-  def unfold(t):
-    if t is None or not tiled:
-      return t
-    *before, groups, cols = t.shape
-    if rows > 1 and t.ndim > 2:
-      before = [*before[:-2], before[-2] * rows]
-    return t.reshape(*before, groups * cols)
-
-  def run(operands):
-    out = _quantise(cfg, operands._replace(
-        x=unfold(operands.x), smooth=unfold(operands.smooth)))
-    return out._replace(q=fold(out.q, packed))
-
-  packed = cols // 2 if cfg.kind == "mxfp4" else cols
-  specs = Operands(spec, None if smooth is None else spec_cols,
-                   None if scale is None else lead)
-  results = Quantised(None if cfg.per == "amax" else spec,
-                      None if scale is not None else spec_scale)
-  out = partitioned(run, (specs,), results,
-                    split={*lead, "m", "n", "t", "g"})(
-      Operands(fold(x, cols), fold(smooth, cols), scale))
-  return out._replace(q=unfold(out.q))
+    of_scale = (*lead, "_", "_")
+  of_x = (*lead, *rows, *cols)
+  return (Operands(of_x, None if smooth is None else cols,
+                   None if scale is None else lead),), Quantised(
+      None if cfg.per == "amax" else of_x,
+      None if scale is not None else of_scale)
 
 
-# -----------------------------------------------------------------------------
-# vmap
-
-
-@functools.cache
-def _op(cfg: Config):
-  """Operands -> Quantised."""
-
-  @custom_vmap
-  def quant(operands):
-    return _sharded(cfg, operands)
-
-  @quant.def_vmap
-  def _(size, mapped, operands):
-    x, smooth, scale = operands
-    x_mapped, smooth_mapped, scale_mapped = mapped[0]
-    whole = lambda t, m: (
-        t if m or t is None else jnp.broadcast_to(t, (size, *t.shape)))
-    operands = Operands(whole(x, x_mapped), smooth, whole(scale, scale_mapped))
-    if smooth is not None and smooth_mapped:
-      out = lax.map(quant, operands)
-    else:
-      out = quant(operands)
-    return out, jax.tree.map(lambda _: True, out)
-
-  return quant
+quant = operator(
+    target="quant", kernel=_kernel, reference=reference, specs=_specs,
+    split=("r", "m", "n", "t", "g"), serves=_serves, dtypes=_DTYPES,
+    batch=rows_lead(columns=("smooth",)))
 
 
 def quantise(cfg: Config, operands: Operands) -> Quantised:
   """The quantiser; on a mesh with explicit axes, its rows as x's."""
-  x = jax.typeof(operands.x).sharding
-  *lead, n = x.spec
-  rows = lead.pop() if cfg.is_of_matrices else None
+  x = jax.typeof(operands.x)
+  *lead, n = x.sharding.spec
+  last = lead.pop() if cfg.is_of_matrices else None
   if operands.scale is not None:
     results = Quantised(PartitionSpec(*lead, n), None)
   elif cfg.transposed:
-    results = Quantised(PartitionSpec(*lead, rows, None),
-                        PartitionSpec(*lead, None, rows))
+    results = Quantised(PartitionSpec(*lead, last, None),
+                        PartitionSpec(*lead, None, last))
   else:
     after = {"row": 0, "group": 1, "amax": 1}.get(cfg.per, 2)
     after = 2 if cfg.shuffled else after
-    whole = PartitionSpec(*lead, *[None] * (len(x.spec) - len(lead)))
+    whole = PartitionSpec(*lead, *[None] * (x.ndim - len(lead)))
     results = Quantised(None if cfg.per == "amax" else whole,
                         PartitionSpec(*lead, *[None] * after))
-  return in_auto_mode(_op(cfg), x.mesh, results, operands)
+  rows, cols = cfg.tile
+  cfg = cfg._replace(tiled=(
+      cols > 0 and not cfg.shuffled and x.shape[-1] % cols == 0 and (
+          rows == 1 or x.shape[-2] % rows == 0)))
+
+  def run(operands):
+    out = quant(cfg, operands._replace(
+        x=_fold(cfg, operands.x, cols),
+        smooth=_fold(cfg, operands.smooth, cols)))
+    return out._replace(q=_unfold(cfg, out.q))
+
+  return in_auto_mode(run, x.sharding.mesh, results, operands)

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a kernel and its formula an operator of JAX.
+
+An operator is a function of static facts, which hash, and of trees of arrays:
+
+  norm_fwd = operator(
+      target="norm_fwd", kernel=_fwd_kernel, reference=reference_fwd,
+      specs=_fwd_specs, split=_ROWS, serves=_serves("norm_fwd"),
+      batch=rows_lead(columns=("gamma", "beta")))
+  norm = differentiable(_norm, _norm_bwd, save=_norm_fwd)
+
+  out = norm_fwd(cfg, Rows(x, None, gamma, None))
+
+A call passes these layers, each unaware of the ones above it:
+  differentiable  gradients, of the arguments that are differentiated alone
+  explicit axes   a mesh's explicit axes, from the names of dimensions
+  custom_vmap     the operator's own rule
+  partitioned     named dimensions, over a mesh's devices
+  run             kernel or reference, as the platform has it
+
+A result that is written into an operand's memory, such as a cache's, is named
+in `aliases`. Nothing above copies such an operand: whether XLA must depends on
+whether the caller donates it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
+
+import jax
+from jax import lax
+from jax._src.aiter.core import dispatch
+from jax._src.aiter.core.partition import (
+    in_auto_mode,
+    partitioned,
+    resharded,
+    specs_by_name,
+)
+from jaxlib import gpu_aiter
+
+
+class Key(NamedTuple):
+  """What a call asks of the kernels, as `_aiter.kernels` takes it; hashable.
+
+  Attributes:
+    op: as in a row of configs.
+    dtype: a JAX dtype's name.
+    dims: sizes that choose among rows.
+    features: by the names in the family's declaration.
+  """
+  op: str
+  dtype: str
+  dims: tuple[int, ...]
+  features: tuple[str, ...] = ()
+
+
+class FfiCall(NamedTuple):
+  """An operator's FFI call on a platform, for its `kernel`."""
+  platform: str
+  target: str
+  aliases: dict[int, int]
+
+  def __call__(self, results, *operands, **attributes):
+    """The handler's results, of types that dispatch.like makes."""
+    return jax.ffi.ffi_call(
+        gpu_aiter.target(self.platform, self.target), results,
+        input_output_aliases=self.aliases)(*operands, **attributes)
+
+
+def _kernels(module, arch: str, dtype: str, key: Key):
+  op, _, dims, features = key
+  if op == "norm_quant":
+    return module.norm_quant_kernels(arch, dtype, *dims)
+  if op.startswith("norm_"):
+    return module.norm_kernels(op == "norm_bwd", arch, dtype, *dims)
+  if op.startswith("quant_"):
+    per = ("row", "group", "block", "amax").index(op.removeprefix("quant_"))
+    return module.quant_kernels(per, arch, dtype, *dims)
+  raise ValueError(op)
+
+
+def operator(
+    *,
+    target: str,
+    kernel: Callable[..., Any],
+    reference: Callable[..., Any],
+    specs: Callable[..., tuple[tuple[Any, ...], Any]],
+    split: Collection[str],
+    serves: Callable[..., Key | None],
+    dtypes: Mapping[str, str],
+    batch: Callable[..., Any],
+    aliases: Mapping[int, int] | None = None,
+    plan: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+  """An operator: (cfg, *args) -> results, of hashable cfg and trees of arrays.
+
+  Args:
+    target: the FFI target without its platform's prefix.
+    kernel: (cfg, call, *args) -> results, of `call`, an FfiCall.
+    reference: (cfg, *args) -> the same results, in jax.numpy.
+    specs: (cfg, *args) -> a tuple of trees like args and a tree like the
+      results, of names of dimensions as partition.py has them.
+    split: kinds of dimensions that a mesh may divide.
+    serves: (cfg, *args) -> what the call asks of the kernels; None of a call
+      that is the reference's on any platform. Sizes may be symbolic.
+    dtypes: those that kernels serve -> their names for `_aiter`.
+    batch: (cfg, op, size, mapped, *args) -> results. A mapped array has an axis
+      of `size` in front, and so has every result; op is (*args) -> results.
+      rows_lead makes such rules.
+    aliases: operand of the FFI call -> the result that is written in its place.
+    plan: (cfg, run, mesh, args) -> as in partitioned, of run, which is (cfg,
+      *args) -> the results of one device.
+
+  Returns:
+    The operator. Its attribute `run` is that of one device, and `unserved` is
+    (platform, key) -> why the devices of this process have no kernel, or None.
+  """
+  aliases = dict(aliases or {})
+
+  @functools.cache
+  def unserved(platform, key):
+    return dispatch.unserved(
+        platform, key.dtype, dtypes,
+        lambda module, arch, dtype: _kernels(module, arch, dtype, key))
+
+  def run(cfg, *args):
+    key = serves(cfg, *args)
+    fallback = functools.partial(reference, cfg)
+    if key is None:
+      return fallback(*args)
+    return dispatch.dispatch(
+        lambda platform: unserved(platform, key),
+        lambda platform, *args: kernel(
+            cfg, FfiCall(platform, target, aliases), *args),
+        fallback, *args)
+
+  @functools.cache
+  def mappable(cfg):
+    @custom_vmap
+    def call(*args):
+      own, results = specs(cfg, *args)
+      return partitioned(
+          functools.partial(run, cfg), own, results, split,
+          plan and functools.partial(plan, cfg, run))(*args)
+
+    @call.def_vmap
+    def _(size, mapped, *args):
+      out = batch(cfg, call, size, mapped, *args)
+      return out, jax.tree.map(lambda _: True, out)
+
+    return call
+
+  def op(cfg, *args):
+    types = jax.tree.map(jax.typeof, args)
+    mesh = jax.tree.leaves(types)[0].sharding.mesh
+    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+      return mappable(cfg)(*args)
+    return in_auto_mode(mappable(cfg), mesh,
+                        specs_by_name(mesh, *specs(cfg, *args), types), *args)
+
+  op.run, op.unserved = run, unserved
+  return op
+
+
+def with_axis(size: int, mapped, tree):
+  """A tree of arrays, all with the mapped axis in front."""
+  return jax.tree.map(
+      lambda t, m: t if m else jnp.broadcast_to(t, (size, *t.shape)),
+      tree, mapped)
+
+
+def rows_lead(columns: tuple[str, ...] = ()) -> Callable[..., Any]:
+  """A rule `batch`: a mapped axis is one more leading axis of rows.
+
+  Args:
+    columns: fields, in any of the arguments, that all rows share. They have no
+      leading axes; if one of them is mapped, the calls are made in turn.
+  """
+  def batch(_, op, size, mapped, *args):
+    shared = [{name: getattr(t, name) for name in columns if hasattr(t, name)}
+              for t in args]
+    apart = lambda trees: [t._replace(**dict.fromkeys(own)) if own else t
+                           for t, own in zip(trees, shared)]
+    if any(getattr(m, name) for m, own in zip(mapped, shared) for name in own):
+      return lax.map(lambda args: op(*args),
+                     with_axis(size, tuple(mapped), args))
+    rows = with_axis(size, apart(mapped), apart(args))
+    return op(*(t._replace(**own) if own else t
+                for t, own in zip(rows, shared)))
+
+  return batch
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Static:
+  """What a backward pass knows of the arguments beside arrays.
+
+  Attributes:
+    wanted: for each array whether its gradient is wanted.
+    types: the arrays' types.
+    tree: the structure of the arguments.
+  """
+  wanted: tuple[bool, ...]
+  types: tuple[Any, ...]
+  tree: Any
+
+
+def differentiable(fun: Callable[..., Any], backward: Callable[..., Any], *,
+                   save: Callable[..., Any]) -> Callable[..., Any]:
+  """fun, with gradients.
+
+  Args:
+    fun: (cfg, *args) -> results.
+    backward: (cfg, wanted, saved, cotangents) -> gradients, a tuple of trees
+      like args. `wanted` is such a tuple of bools; what it has not may have
+      None for a gradient. A cotangent that is 0 is None. A gradient may have
+      another float dtype than its array, and another sharding.
+    save: (cfg, *args) -> (results, saved), which a call runs instead of fun if
+      it is differentiated.
+
+  Returns:
+    A function like fun.
+  """
+  call = jax.custom_vjp(fun, nondiff_argnums=(0,))
+
+  def forward(cfg, *args):
+    marked, tree = jax.tree.flatten(
+        args, is_leaf=lambda t: hasattr(t, "perturbed"))
+    arrays = [t.value for t in marked]
+    results, saved = save(cfg, *jax.tree.unflatten(tree, arrays))
+    return results, (saved, _Static(
+        tuple(t.perturbed for t in marked), tuple(map(jax.typeof, arrays)),
+        tree))
+
+  def reverse(cfg, residuals, cotangents):
+    saved, static = residuals
+    wanted = jax.tree.unflatten(static.tree, static.wanted)
+    cotangents = jax.tree.map(
+        lambda t: None if isinstance(t, SymbolicZero) else t, cotangents,
+        is_leaf=lambda t: isinstance(t, SymbolicZero))
+    grads = backward(cfg, wanted, saved, cotangents)
+    grads = static.tree.flatten_up_to(grads)
+    return jax.tree.unflatten(static.tree, [
+        _as_type(t, like) if want else None
+        for t, like, want in zip(grads, static.types, static.wanted)])
+
+  call.defvjp(forward, reverse, symbolic_zeros=True)
+  return call
+
+
+def _as_type(gradient, like):
+  """A gradient in the dtype and the sharding of its array."""
+  if gradient is None:
+    return None
+  return resharded(gradient.astype(like.dtype), like.sharding.spec)
