@@ -123,6 +123,7 @@ def operator(
     (platform, key) -> why the devices of this process have no kernel, or None.
   """
   aliases = dict(aliases or {})
+  dispatch.declare(target)
 
   @functools.cache
   def unserved(platform, key):

@@ -31,7 +31,6 @@ _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 # largest device of a platform (MI300X has 304 compute units, H100 132).
 _PARTS = {"rocm": 608, "cuda": 264}
 MX_BLOCK = 32  # columns that share a scale
-dispatch.declare("norm_fwd", "norm_quant", "norm_bwd")
 
 
 class Config(NamedTuple):

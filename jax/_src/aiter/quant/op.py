@@ -26,7 +26,6 @@ _AMAX_COLS = 4096
 # Rows and columns of a shuffled array of scales are multiples of these.
 SCALE_TILE = (256, 8)
 _PER = ("row", "group", "block", "amax")
-dispatch.declare("quant")
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
