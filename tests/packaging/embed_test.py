@@ -20,7 +20,7 @@ def kernel(symbol, arch, dtype="bf16", tile_m=16):
       "symbol": symbol, "op": "gemm_nt", "family": "gemm", "grade": "fast",
       "arch": arch, "dtype": dtype, "dims": [], "tile_m": tile_m, "tile_n": 64,
       "tile_k": 128, "rate": 100, "threads": 128, "shared": 0,
-      "grid": ["tiles"], "args": [["a", "*"], ["k", "i32"]], "excludes": [],
+      "grid_if": "", "args": [["a", "*"], ["k", "i32"]], "excludes": [],
       "maps": {}, "object": symbol.encode()}
 
 

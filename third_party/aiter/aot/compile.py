@@ -76,10 +76,15 @@ def _options(text):
   return build, constants
 
 
-def _tensor_maps(module, function, values):
+def _tensor_maps(module, function, values, tensors):
   """TMA maps of a kernel: argument -> family.TensorMap."""
   maps = getattr(module, "tensor_maps", None)
-  return maps(function, values) if maps else {}
+  maps = maps(function, values) if maps else {}
+  unknown = {m.tensor for m in maps.values()} - set(tensors)
+  if unknown:
+    raise ValueError(f"{function}: tensor maps of {sorted(unknown)}, but"
+                     f" tensors are {', '.join(tensors)}")
+  return maps
 
 
 def _map_element(tensor_map, element):
@@ -196,8 +201,7 @@ def _compile_row(row):
   if unknown:
     raise ValueError(f"{symbol}: excludes {sorted(unknown)}, but features are"
                      f" {', '.join(sorted(family.features))}")
-  usual_module, grid = family.ops[op]
-  module = build.pop("module", usual_module)
+  module = build.pop("module", family.ops[op].module)
   function = build.pop("function", op)
   module = kernel_module(module)
   kernel = getattr(module, function)
@@ -206,8 +210,9 @@ def _compile_row(row):
   element = family.element(row)
   signature = {n: family.type_of(n, element) for n in run_time}
   values = family.constants(row) | constants
+  grid_if = next((c for c in family.ops[op].grid_if if values.get(c)), "")
   values = {n: v for n, v in values.items() if n in names}
-  maps = _tensor_maps(module, function, values)
+  maps = _tensor_maps(module, function, values, family.tensors)
   signature |= _map_types(maps, element)
   full = {n: signature.get(n, "constexpr") for n in names}
 
@@ -237,9 +242,6 @@ def _compile_row(row):
     raise RuntimeError(f"{symbol}: the kernel wants global scratch memory")
 
   args = _arguments(run_time, signature, maps, compiled.asm)
-  grid = list(grid)
-  if op in family.heads_first and values.get("HEADS_FIRST"):
-    grid[0], grid[1] = grid[1], grid[0]
   obj = compiled.asm["hsaco" if arch.startswith("gfx") else "cubin"]
   threads = meta.num_warps * (64 if arch.startswith("gfx9") else 32)
   if maps and family.no_maps_if:
@@ -252,7 +254,7 @@ def _compile_row(row):
       "tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k,
       "rate": int(row.get("rate") or 0), "num_warps": meta.num_warps,
       "threads": threads, "shared": meta.shared,
-      "symbol": symbol, "grid": grid, "args": args,
+      "symbol": symbol, "grid_if": grid_if, "args": args,
       "excludes": excludes,
       "no_spills_up_to": family.no_spills_up_to,
       "maps": {n: _map_description(m, element) for n, m in maps.items()},

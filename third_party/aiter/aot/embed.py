@@ -22,7 +22,12 @@ import pathlib
 import re
 import zlib
 
-from third_party.aiter.aot.families import camel, feature_constant
+from third_party.aiter.aot.families import (
+    camel,
+    feature_constant,
+    grid_constant,
+    tensor_constant,
+)
 
 _ALIGNMENT = 8
 _TYPES = {
@@ -134,9 +139,9 @@ class _ArgList:
     return "\n".join(lines)
 
 
-def _tensor_map_row(spec):
+def _tensor_map_row(family, spec):
   box = spec["box"]
-  return (f"{{TensorId::{_constant(spec['tensor'])}, {len(box)},"
+  return (f"{{{tensor_constant(family, spec['tensor'])}, {len(box)},"
           f" {spec['swizzle']}, {{{', '.join(map(str, box))}}}}}")
 
 
@@ -209,16 +214,16 @@ def embed(kernels, tuned):
       arg_lists[key] = _ArgList(
           k["op"], k["family"], counts[k["op"]], k["args"])
     args = arg_lists[key]
-    excludes = [feature_constant(k["family"], f) for f in sorted(k["excludes"])]
+    excludes = [feature_constant(k["family"], f)
+                for f in sorted(set(k["excludes"]))]
     if k["grade"] == "fast":
       excludes.append(feature_constant(k["family"], "general_only"))
     maps = "nullptr"
     if args.tensor_maps:
-      specs = [_tensor_map_row(k["maps"][name]) for name in args.tensor_maps]
+      specs = [_tensor_map_row(k["family"], k["maps"][name])
+               for name in args.tensor_maps]
       specs = "{\n    " + ",\n    ".join(specs) + "}"
       maps = map_tables.setdefault(specs, f"kTensorMaps{len(map_tables) + 1}")
-    grid = [f"GridAxis::{_constant(axis)}" for axis in k["grid"]]
-    grid += ["GridAxis::kNone"] * (3 - len(grid))
     any_type = k["dtype"] == "any"
     compressed = zlib.compress(k["object"], 9)
     rows.append(
@@ -231,7 +236,7 @@ def embed(kernels, tuned):
             " | ".join(excludes) or "0",
             str(k["tile_m"]), str(k["tile_n"]), str(k["tile_k"]),
             str(k["rate"]), str(k["threads"]), str(k["shared"]),
-            "{" + ", ".join(grid) + "}",
+            f"&{grid_constant(k['op'], k['grid_if'])}",
             str(len(blob)), str(len(compressed)), str(len(k["object"])),
             f"&kernels::Pack{args.name}",
             f"kernels::kOffsetsOf{args.name}", str(len(args.members)), maps,
@@ -247,6 +252,7 @@ def embed(kernels, tuned):
       "#ifndef AITER_KERNELS_H_\n#define AITER_KERNELS_H_\n\n",
       "#include <cstddef>\n#include <cstdint>\n#include <new>\n\n",
       '#include "third_party/aiter/src/core/features.h"\n',
+      '#include "third_party/aiter/src/core/grids.h"\n',
       '#include "third_party/aiter/src/core/kernel_table.h"\n',
       *(f'#include "third_party/aiter/src/{f}_params.h"\n'
         for f in families),

@@ -24,7 +24,7 @@ class TensorMap:
   """A TMA map that a kernel takes.
 
   Attributes:
-    tensor: the tensor it describes, named as in kernel_table.h's TensorId.
+    tensor: the tensor it describes: one of its family's `tensors`.
     block: what one copy brings, outermost dimension first.
     element: Triton's type of an element, or "dtype" for the row's.
     swizzle: bytes of the shared memory's swizzle: 32, 64 or 128.
@@ -36,13 +36,36 @@ class TensorMap:
 
 
 @dataclasses.dataclass(frozen=True)
+class Op:
+  """An operator: where its kernel is, and how many blocks of it there are.
+
+  An axis of a grid is "EXPRESSION" or "NAME = EXPRESSION"; messages call it by
+  the name. An expression has integers, the fields of the family's Params (of
+  src/<family>_params.h), tile_m, tile_n and tile_k of the row, a feature's bits
+  in capitals, + - * // &, min(a, b), max(a, b), ceil(a / b) and
+  (a if b else c): "rows = ceil(rows / tile_m)", "1 if flags & VARLEN else
+  batch". A grid with an empty axis launches nothing.
+
+  Attributes:
+    module: the file of kernels/ that has the kernel, as "norm.fwd".
+    grid: up to three axes, fastest first.
+    grid_if: other grids, of kernels whose constant of that name is true.
+  """
+  module: str
+  grid: tuple[str, ...]
+  grid_if: Mapping[str, tuple[str, ...]] = dataclasses.field(
+      default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Family:
   """A family: the operators whose names begin with its name.
 
   Attributes:
-    ops: op -> (module, grid axes of kernel_table.h, fastest first).
+    ops: the operators.
     pointers: argument -> type of what it points to; "dtype" is the row's.
-    constants: row -> values of the compile-time parameters.
+    constants: row -> values of the compile-time parameters. Those that a kernel
+      does not have may still choose its grid.
     element: row -> Triton's type behind "dtype".
     floats: arguments that are float32. All others are 32-bit integers.
     int64: matches the arguments that are 64-bit integers.
@@ -59,11 +82,11 @@ class Family:
     messages: what a message calls a feature, if not by its name.
     no_maps_if: a feature under which there are no TMA maps: kernels with maps
       exclude it.
-    heads_first: ops whose first two grid axes the constant HEADS_FIRST swaps.
+    tensors: what tensor maps may describe.
     no_spills_up_to: sizes up to which kernels for the architectures that
       report.py lists must not spill.
   """
-  ops: Mapping[str, tuple[str, tuple[str, ...]]]
+  ops: Mapping[str, Op]
   pointers: Mapping[str, str]
   constants: Callable[[Mapping[str, str]], dict[str, int | bool | str]]
   element: Callable[[Mapping[str, str]], str] = lambda row: row["dtype"]
@@ -76,7 +99,7 @@ class Family:
   general_only: tuple[str, ...] = ()
   messages: Mapping[str, str] = dataclasses.field(default_factory=dict)
   no_maps_if: str = ""
-  heads_first: frozenset[str] = frozenset()
+  tensors: tuple[str, ...] = ()
   no_spills_up_to: int = 1 << 30
 
   def type_of(self, name: str, element: str) -> str:

@@ -20,6 +20,7 @@ def _reads(row, source):
 def _family_headers_impl(ctx):
     args = ctx.actions.args()
     args.add("--out-features", ctx.outputs.features_header)
+    args.add("--out-grids", ctx.outputs.grids_header)
     args.add_all(ctx.files.families)
     ctx.actions.run(
         executable = ctx.executable._families,
@@ -31,7 +32,7 @@ def _family_headers_impl(ctx):
         },
         inputs = ctx.files.families,
         mnemonic = "FamilyHeaders",
-        outputs = [ctx.outputs.features_header],
+        outputs = [ctx.outputs.features_header, ctx.outputs.grids_header],
         progress_message = "Writing the families' headers %s" % ctx.label,
     )
 
@@ -41,6 +42,7 @@ family_headers = rule(
     attrs = {
         "families": attr.label_list(allow_files = [".py"], mandatory = True),
         "features_header": attr.output(mandatory = True),
+        "grids_header": attr.output(mandatory = True),
         "_families": attr.label(
             cfg = "exec",
             default = "//third_party/aiter/aot:families",

@@ -63,7 +63,7 @@ inline constexpr uint16_t kAllOffsets[] = {0};
 // A kernel of the general grade for bf16, with one argument: its parameters.
 template <typename Params>
 KernelInfo FakeKernel(const Blob& blob, const char* symbol, const char* op,
-                      const char* arch, GridAxis x, GridAxis y, GridAxis z) {
+                      const char* arch, const Grid& grid) {
   KernelInfo k = {};
   k.symbol = symbol;
   k.op = op;
@@ -72,9 +72,7 @@ KernelInfo FakeKernel(const Blob& blob, const char* symbol, const char* op,
   k.data_type = DataType::kBf16;
   k.threads = 256;
   k.shared_bytes = 1024;
-  k.grid[0] = x;
-  k.grid[1] = y;
-  k.grid[2] = z;
+  k.grid = &grid;
   k.compressed_bytes = blob.size;
   k.object_bytes = sizeof(kObject);
   k.pack = PackAll<Params>;

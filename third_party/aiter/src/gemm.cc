@@ -233,6 +233,7 @@ GemmParams ParamsOf(const gemm_args& a, const GemmPlan& plan) {
   p.batch = static_cast<int32_t>(a.batch);
   p.splits = plan.splits;
   p.k_per_split = plan.k_per_split;
+  p.multiprocessors = plan.multiprocessors;
   p.stride_a = static_cast<int32_t>(a.stride_a);
   p.stride_b = static_cast<int32_t>(a.stride_b);
   p.batch_stride_a = a.batch_stride_a;
@@ -263,7 +264,7 @@ MappedTensor Mapped(const TensorMapSpec& spec, const gemm_args& a,
   MappedTensor t;
   int64_t batch_stride = 0;
   switch (spec.tensor) {
-    case TensorId::kA:
+    case kGemmTensorA:
       t.address = p.a_ptr;
       t.type = a.a_type;
       t.dims[0] = RowOfA(a);
@@ -271,7 +272,7 @@ MappedTensor Mapped(const TensorMapSpec& spec, const gemm_args& a,
       t.strides[0] = a.stride_a;
       batch_stride = a.batch_stride_a;
       break;
-    case TensorId::kB:
+    case kGemmTensorB:
       t.address = p.b_ptr;
       t.type = a.b_type;
       t.dims[0] = RowOfB(a);
@@ -301,44 +302,13 @@ Status LaunchGemm(const Driver& driver, const GemmPlan& plan,
                   void* stream) {
   const KernelInfo& kernel = *loaded.info;
   const GemmParams params = ParamsOf(args, plan);
-  int64_t tiles_m = CeilDiv(params.m, std::max<int>(kernel.tile_m, 1));
-  int64_t tiles_n = CeilDiv(params.n, std::max<int>(kernel.tile_n, 1));
-  int64_t grid[3] = {1, 1, 1};
-  for (int i = 0; i < 3; ++i) {
-    switch (kernel.grid[i]) {
-      case GridAxis::kTileM:
-        grid[i] = tiles_m;
-        break;
-      case GridAxis::kTileN:
-        grid[i] = tiles_n;
-        break;
-      case GridAxis::kTiles:
-        grid[i] = tiles_m * tiles_n;
-        // A kernel that copies by tensor maps walks over tiles by itself, some
-        // with two blocks side by side.
-        if (kernel.num_tensor_maps > 0) {
-          grid[i] = std::min((grid[i] + 1) / 2,
-                             std::max<int64_t>(plan.multiprocessors / 2, 1)) *
-                    2;
-        }
-        break;
-      case GridAxis::kSplits:
-        grid[i] = params.splits;
-        break;
-      case GridAxis::kBatch:
-        grid[i] = params.batch;
-        break;
-      default:
-        break;
-    }
-  }
   TensorMap maps[kMaxTensorMaps];
   for (int i = 0; i < kernel.num_tensor_maps; ++i) {
     const TensorMapSpec& spec = kernel.tensor_maps[i];
     AITER_RETURN_IF_ERROR(EncodeTensorMap(
         driver, kernel, spec, Mapped(spec, args, params), &maps[i]));
   }
-  return Launch(driver, loaded, grid, &params, maps, stream);
+  return Launch(driver, loaded, &params, maps, stream);
 }
 
 // The arguments of `batch` batches from number `first` on.

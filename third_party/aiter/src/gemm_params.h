@@ -34,6 +34,7 @@ struct GemmParams {
   int32_t batch = 0;
   int32_t splits = 0;
   int32_t k_per_split = 0;  // A multiple of tile_k, even of k = 0.
+  int32_t multiprocessors = 0;
 
   int32_t stride_a = 0, stride_b = 0;
   int64_t batch_stride_a = 0, batch_stride_b = 0, batch_stride_out = 0;

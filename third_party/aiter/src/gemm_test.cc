@@ -17,6 +17,7 @@
 #include "aiter/status.h"
 #include "third_party/aiter/src/core/driver.h"
 #include "third_party/aiter/src/core/features.h"
+#include "third_party/aiter/src/core/grids.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/fake_driver_test.h"
 #include "third_party/aiter/src/gemm_params.h"
@@ -39,10 +40,10 @@ void PackMapped(const void* params, const TensorMap* maps, void* buffer) {
 
 constexpr uint16_t kMappedOffsets[] = {0, sizeof(TensorMap),
                                        2 * sizeof(TensorMap)};
-constexpr TensorMapSpec kMaps3[] = {{TensorId::kA, 3, 128, {64, 128, 1}},
-                                    {TensorId::kB, 3, 128, {64, 256, 1}}};
-constexpr TensorMapSpec kMaps2[] = {{TensorId::kA, 2, 64, {32, 64}},
-                                    {TensorId::kOut, 2, 128, {64, 64}}};
+constexpr TensorMapSpec kMaps3[] = {{kGemmTensorA, 3, 128, {64, 128, 1}},
+                                    {kGemmTensorB, 3, 128, {64, 256, 1}}};
+constexpr TensorMapSpec kMaps2[] = {{kGemmTensorA, 2, 64, {32, 64}},
+                                    {kGemmTensorOut, 2, 128, {64, 64}}};
 
 constexpr char kNt256[] = "nt_256";
 constexpr char kNt128[] = "nt_128";
@@ -54,9 +55,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   auto add = [&](const char* symbol, const char* op, const char* arch,
                  DataType type, int tile_m, int tile_n, int tile_k, int rate,
                  uint32_t excludes) -> KernelInfo& {
-    KernelInfo k =
-        FakeKernel<GemmParams>(blob, symbol, op, arch, GridAxis::kTiles,
-                               GridAxis::kSplits, GridAxis::kBatch);
+    KernelInfo k = FakeKernel<GemmParams>(blob, symbol, op, arch, kGemmNtGrid);
     k.data_type = type;
     k.tile_m = static_cast<int16_t>(tile_m);
     k.tile_n = static_cast<int16_t>(tile_n);
@@ -86,12 +85,12 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     KernelInfo& sum = add(*arch == 'g' ? "sum" : "sum_90", "gemm_sum", arch, kB,
                           1, 1024, 0, 0, 0);
     sum.any_data_type = true;
-    sum.grid[0] = GridAxis::kTileN;
-    sum.grid[1] = GridAxis::kTileM;
+    sum.grid = &kGemmSumGrid;
   }
 
   KernelInfo& mapped =
       add("nt_mapped", "gemm_nt", "sm_90", kB, 128, 256, 64, 700, kU);
+  mapped.grid = &kGemmNtGridWalks;
   mapped.pack = PackMapped;
   mapped.arg_offsets = kMappedOffsets;
   mapped.num_args = 3;
@@ -99,6 +98,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   mapped.num_tensor_maps = 2;
   KernelInfo& flat = add("tn_mapped", "gemm_tn", "sm_90", kB, 64, 64, 64, 700,
                          kU | kGemmOutF32);
+  flat.grid = &kGemmTnGridWalks;
   flat.pack = PackMapped;
   flat.arg_offsets = kMappedOffsets;
   flat.num_args = 3;

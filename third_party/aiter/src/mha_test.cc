@@ -17,6 +17,7 @@
 #include "aiter/status.h"
 #include "third_party/aiter/src/core/driver.h"
 #include "third_party/aiter/src/core/features.h"
+#include "third_party/aiter/src/core/grids.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/fake_driver_test.h"
 #include "third_party/aiter/src/mha_params.h"
@@ -40,15 +41,15 @@ void PackMapped(const void* params, const TensorMap* maps, void* buffer) {
 constexpr uint16_t kMappedOffsets[] = {0, sizeof(TensorMap),
                                        2 * sizeof(TensorMap)};
 
-constexpr TensorMapSpec kMaps[] = {{TensorId::kQ, 4, 128, {64, 64, 1, 1}},
-                                   {TensorId::kK, 4, 128, {64, 128, 1, 1}}};
+constexpr TensorMapSpec kMaps[] = {{kMhaTensorQ, 4, 128, {64, 64, 1, 1}},
+                                   {kMhaTensorK, 4, 128, {64, 128, 1, 1}}};
 
 std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   std::vector<KernelInfo> kernels;
   auto add = [&](const char* symbol, const char* op, const char* grade,
                  const char* arch, int dqk, int dv, int tile_m, int tile_n,
-                 GridAxis x, GridAxis y, GridAxis z) -> KernelInfo& {
-    KernelInfo k = FakeKernel<MhaParams>(blob, symbol, op, arch, x, y, z);
+                 const Grid& grid) -> KernelInfo& {
+    KernelInfo k = FakeKernel<MhaParams>(blob, symbol, op, arch, grid);
     k.grade = grade;
     k.num_dims = 2;
     k.dims[0] = dqk;
@@ -59,45 +60,42 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     kernels.push_back(k);
     return kernels.back();
   };
-  constexpr GridAxis kM = GridAxis::kTileM, kN = GridAxis::kTileN;
-  constexpr GridAxis kHq = GridAxis::kNheadQ, kHk = GridAxis::kNheadK;
-  constexpr GridAxis kB = GridAxis::kBatch;
-  add("fwd_fast_128", "mha_fwd", "fast", "gfx942", 128, 128, 128, 64, kHq, kM,
-      kB);
-  add("fwd_fast_192_128", "mha_fwd", "fast", "gfx942", 192, 128, 128, 64, kHq,
-      kM, kB);
+  add("fwd_fast_128", "mha_fwd", "fast", "gfx942", 128, 128, 128, 64,
+      kMhaFwdGridHeadsFirst);
+  add("fwd_fast_192_128", "mha_fwd", "fast", "gfx942", 192, 128, 128, 64,
+      kMhaFwdGridHeadsFirst);
   for (int block : {256, 64, 128, 32}) {
     static const char* const kNames[] = {"fwd_general_32", "fwd_general_64",
                                          "fwd_general_128", "fwd_general_256"};
     int i = block == 32 ? 0 : block == 64 ? 1 : block == 128 ? 2 : 3;
-    add(kNames[i], "mha_fwd", "general", "gfx942", block, block, 64, 64, kM,
-        kHq, kB);
+    add(kNames[i], "mha_fwd", "general", "gfx942", block, block, 64, 64,
+        kMhaFwdGrid);
   }
-  add("delta", "mha_bwd_delta", "general", "gfx942", 256, 256, 64, 0, kM, kHq,
-      kB);
-  add("dkdv", "mha_bwd_dkdv", "general", "gfx942", 256, 256, 32, 64, kN, kHk,
-      kB);
-  add("dq", "mha_bwd_dq", "general", "gfx942", 256, 256, 64, 32, kM, kHq, kB);
-  add("dbias", "mha_bwd_dbias", "general", "gfx942", 256, 256, 64, 32, kN, kM,
-      GridAxis::kBias);
-  add("dsink", "mha_bwd_dsink", "general", "gfx942", 0, 0, 1024, 0, kHq, kB,
-      GridAxis::kNone)
+  add("delta", "mha_bwd_delta", "general", "gfx942", 256, 256, 64, 0,
+      kMhaBwdDeltaGrid);
+  add("dkdv", "mha_bwd_dkdv", "general", "gfx942", 256, 256, 32, 64,
+      kMhaBwdDkdvGrid);
+  add("dq", "mha_bwd_dq", "general", "gfx942", 256, 256, 64, 32, kMhaBwdDqGrid);
+  add("dbias", "mha_bwd_dbias", "general", "gfx942", 256, 256, 64, 32,
+      kMhaBwdDbiasGrid);
+  add("dsink", "mha_bwd_dsink", "general", "gfx942", 0, 0, 1024, 0,
+      kMhaBwdDsinkGrid)
       .any_data_type = true;
   KernelInfo& mapped = add("fwd_mapped", "mha_fwd", "fast", "sm_90", 128, 128,
-                           128, 128, kM, kHq, kB);
+                           128, 128, kMhaFwdGrid);
   mapped.excludes |= kMhaNoKeys;
   mapped.pack = PackMapped;
   mapped.arg_offsets = kMappedOffsets;
   mapped.num_args = 3;
   mapped.tensor_maps = kMaps;
   mapped.num_tensor_maps = 2;
-  add("fwd_sm_90", "mha_fwd", "general", "sm_90", 128, 128, 128, 64, kM, kHq,
-      kB);
-  add("fwd_sm_80", "mha_fwd", "general", "sm_80", 128, 128, 128, 64, kM, kHq,
-      kB)
+  add("fwd_sm_90", "mha_fwd", "general", "sm_90", 128, 128, 128, 64,
+      kMhaFwdGrid);
+  add("fwd_sm_80", "mha_fwd", "general", "sm_80", 128, 128, 128, 64,
+      kMhaFwdGrid)
       .shared_bytes = 120 * 1024;
-  add("fwd_sm_80_small", "mha_fwd", "general", "sm_80", 256, 256, 64, 32, kM,
-      kHq, kB)
+  add("fwd_sm_80_small", "mha_fwd", "general", "sm_80", 256, 256, 64, 32,
+      kMhaFwdGrid)
       .shared_bytes = 64 * 1024;
   return kernels;
 }

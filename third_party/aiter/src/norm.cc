@@ -169,24 +169,7 @@ NormParams ParamsOf(const norm_rows_args& a, const ProblemKey& key) {
 
 Status LaunchNorm(const Driver& driver, const LoadedKernel& loaded,
                   const NormParams& params, void* stream) {
-  const KernelInfo& kernel = *loaded.info;
-  int64_t grid[3] = {1, 1, 1};
-  for (int i = 0; i < 3; ++i) {
-    switch (kernel.grid[i]) {
-      case GridAxis::kTileM:
-        grid[i] = CeilDiv(params.rows, kernel.tile_m);
-        break;
-      case GridAxis::kTileN:
-        grid[i] = CeilDiv(params.cols, kernel.tile_n);
-        break;
-      case GridAxis::kParts:
-        grid[i] = params.parts;
-        break;
-      default:
-        break;
-    }
-  }
-  return Launch(driver, loaded, grid, &params, /*maps=*/nullptr, stream);
+  return Launch(driver, loaded, &params, /*maps=*/nullptr, stream);
 }
 
 // What every call does before its kernels.

@@ -14,6 +14,7 @@
 #include "aiter/status.h"
 #include "third_party/aiter/src/core/driver.h"
 #include "third_party/aiter/src/core/features.h"
+#include "third_party/aiter/src/core/grids.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/fake_driver_test.h"
 #include "third_party/aiter/src/norm_params.h"
@@ -23,10 +24,9 @@ namespace {
 
 std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   std::vector<KernelInfo> kernels;
-  auto add = [&](const char* symbol, const char* op, GridAxis x, GridAxis y,
-                 int cols, uint32_t excludes, int threads) {
-    KernelInfo k = FakeKernel<NormParams>(blob, symbol, op, "gfx942", x, y,
-                                          GridAxis::kNone);
+  auto add = [&](const char* symbol, const char* op, const Grid& grid, int cols,
+                 uint32_t excludes, int threads) {
+    KernelInfo k = FakeKernel<NormParams>(blob, symbol, op, "gfx942", grid);
     k.num_dims = 1;
     k.dims[0] = cols;
     k.excludes = excludes;
@@ -35,19 +35,17 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     k.tile_n = 256;
     kernels.push_back(k);
   };
-  constexpr GridAxis kM = GridAxis::kTileM, kN = GridAxis::kTileN,
-                     kP = GridAxis::kParts, kNone = GridAxis::kNone;
   constexpr uint32_t kLean = kNormUnaligned | kNormResidual;
-  add("fwd_2048_lean", "norm_fwd", kM, kNone, 2048, kLean, 256);
-  add("fwd_2048", "norm_fwd", kM, kNone, 2048, kNormUnaligned, 256);
-  add("fwd_aligned", "norm_fwd", kM, kNone, 0, kNormUnaligned, 256);
-  add("fwd_any", "norm_fwd", kM, kNone, 0, 0, 256);
-  add("quant_any", "norm_quant", kM, kNone, 0, 0, 256);
-  add("dx_2048", "norm_bwd_dx", kP, kNone, 2048, kNormUnaligned, 256);
-  add("dx_4096", "norm_bwd_dx", kP, kNone, 4096, kNormUnaligned, 512);
-  add("dx_any", "norm_bwd_dx", kP, kNone, 0, 0, 256);
-  add("parts", "norm_bwd_parts", kN, kP, 0, 0, 128);
-  add("dgamma", "norm_bwd_dgamma", kN, kNone, 0, 0, 128);
+  add("fwd_2048_lean", "norm_fwd", kNormFwdGrid, 2048, kLean, 256);
+  add("fwd_2048", "norm_fwd", kNormFwdGrid, 2048, kNormUnaligned, 256);
+  add("fwd_aligned", "norm_fwd", kNormFwdGrid, 0, kNormUnaligned, 256);
+  add("fwd_any", "norm_fwd", kNormFwdGrid, 0, 0, 256);
+  add("quant_any", "norm_quant", kNormQuantGrid, 0, 0, 256);
+  add("dx_2048", "norm_bwd_dx", kNormBwdDxGrid, 2048, kNormUnaligned, 256);
+  add("dx_4096", "norm_bwd_dx", kNormBwdDxGrid, 4096, kNormUnaligned, 512);
+  add("dx_any", "norm_bwd_dx", kNormBwdDxGrid, 0, 0, 256);
+  add("parts", "norm_bwd_parts", kNormBwdPartsGrid, 0, 0, 128);
+  add("dgamma", "norm_bwd_dgamma", kNormBwdDgammaGrid, 0, 0, 128);
   return kernels;
 }
 

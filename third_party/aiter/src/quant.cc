@@ -198,7 +198,8 @@ Status LaunchQuant(const quant_args& a, const LoadedKernel& loaded,
   int64_t batch = a.batch;
   int64_t rows = a.rows;
   int64_t cols = a.cols;
-  if (kernel.grid[0] == GridAxis::kTileM || a.per == QuantScale::kAmax) {
+  bool is_row = a.per == QuantScale::kRow && a.scale_in_ptr == nullptr;
+  if (is_row || a.per == QuantScale::kAmax) {
     // Each row is by itself, whichever matrix it is of.
     rows *= batch;
     batch = 1;
@@ -209,19 +210,16 @@ Status LaunchQuant(const quant_args& a, const LoadedKernel& loaded,
     rows = a.scale_rows;
     cols = std::max(cols, a.scale_cols * a.group);
   }
-  int64_t grid[3] = {1, 1, 1};
-  int64_t tiles_m = CeilDiv(rows, kernel.tile_m);
-  if (kernel.grid[0] == GridAxis::kTileM) {
-    grid[0] = tiles_m;
-  } else {
+  if (!is_row) {
+    int64_t tiles_m = CeilDiv(rows, kernel.tile_m);
     int64_t tiles_n = CeilDiv(cols, kernel.tile_n);
-    params.tiles_m = static_cast<int32_t>(tiles_m);
-    params.tiles_n = static_cast<int32_t>(tiles_n);
     AITER_RETURN_IF_ERROR(
         CheckRange("tiles", tiles_m * tiles_n, 0, kMaxSize / batch));
-    grid[0] = batch * tiles_m * tiles_n;
+    params.batch = static_cast<int32_t>(batch);
+    params.tiles_m = static_cast<int32_t>(tiles_m);
+    params.tiles_n = static_cast<int32_t>(tiles_n);
   }
-  return Launch(*driver, loaded, grid, &params, /*maps=*/nullptr, stream);
+  return Launch(*driver, loaded, &params, /*maps=*/nullptr, stream);
 }
 
 PlanCache<QuantPlan>& Plans() {

@@ -29,6 +29,7 @@ struct QuantParams {
   const void* scale_e8m0_ptr = nullptr;
 
   int64_t batch_stride_scale = 0;
+  int32_t batch = 0;
   int32_t rows = 0;
   int32_t cols = 0;
   int32_t scale_rows = 0;

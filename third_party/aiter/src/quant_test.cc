@@ -15,6 +15,7 @@
 #include "aiter/status.h"
 #include "third_party/aiter/src/core/driver.h"
 #include "third_party/aiter/src/core/features.h"
+#include "third_party/aiter/src/core/grids.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/fake_driver_test.h"
 #include "third_party/aiter/src/quant_params.h"
@@ -24,22 +25,21 @@ namespace {
 
 std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   std::vector<KernelInfo> kernels;
-  auto add = [&](const char* symbol, const char* op, GridAxis axis, int cols,
+  auto add = [&](const char* symbol, const char* op, const Grid& grid, int cols,
                  int tile_m, int tile_n) {
-    KernelInfo k = FakeKernel<QuantParams>(blob, symbol, op, "gfx942", axis,
-                                           GridAxis::kNone, GridAxis::kNone);
+    KernelInfo k = FakeKernel<QuantParams>(blob, symbol, op, "gfx942", grid);
     k.num_dims = 1;
     k.dims[0] = cols;
     k.tile_m = static_cast<int16_t>(tile_m);
     k.tile_n = static_cast<int16_t>(tile_n);
     kernels.push_back(k);
   };
-  add("row_1024", "quant_row", GridAxis::kTileM, 1024, 4, 0);
-  add("row_4096", "quant_row", GridAxis::kTileM, 4096, 1, 0);
-  add("row_any", "quant_row", GridAxis::kTileM, 0, 1, 8192);
-  add("group", "quant_group", GridAxis::kTiles, 0, 16, 256);
-  add("block", "quant_block", GridAxis::kTiles, 0, 128, 128);
-  add("amax", "quant_amax", GridAxis::kTiles, 0, 4, 4096);
+  add("row_1024", "quant_row", kQuantRowGrid, 1024, 4, 0);
+  add("row_4096", "quant_row", kQuantRowGrid, 4096, 1, 0);
+  add("row_any", "quant_row", kQuantRowGrid, 0, 1, 8192);
+  add("group", "quant_group", kQuantGroupGrid, 0, 16, 256);
+  add("block", "quant_block", kQuantBlockGrid, 0, 128, 128);
+  add("amax", "quant_amax", kQuantAmaxGrid, 0, 4, 4096);
   return kernels;
 }
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix products' family, as the ahead-of-time compiler sees it."""
 
-from third_party.aiter.aot.family import Family, flags, points_to, selecting
+from third_party.aiter.aot.family import Family, Op, flags, points_to, selecting
 
 # What the matrix unit multiplies as it is; "any": one of the float8 types.
 _ELEMENTS = {"i8": "i8", "e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8",
@@ -37,18 +37,27 @@ def _constants(row):
       "XCDS": _XCDS.get(row["arch"], 0),
       "ALIGN": _alignment(row) if aligned else 1,
       "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
+      "WALKS": "module=gemm.hopper" in row["options"],
       "PROMOTE": row["arch"] == "sm_90" and row["dtype"] == "e4m3fn",
   }
 
 
-_GRID = ("tiles", "splits", "batch")
+_GRID = ("tiles = ceil(m / tile_m) * ceil(n / tile_n)", "splits", "batch")
+# A kernel that copies by tensor maps walks over tiles by itself, some with two
+# blocks side by side.
+_WALKING = (
+    "tiles = min((ceil(m / tile_m) * ceil(n / tile_n) + 1) // 2,"
+    " max(multiprocessors // 2, 1)) * 2",
+    "splits", "batch")
 
 FAMILY = Family(
     ops={
-        **{op: ("gemm.gemm", _GRID) for op in (
+        **{op: Op("gemm.gemm", _GRID, {"WALKS": _WALKING}) for op in (
             "gemm_nt", "gemm_nn", "gemm_tn", "gemm_row", "gemm_block",
             "gemm_mx")},
-        "gemm_sum": ("gemm.gemm", ("tile_n", "tile_m", "batch")),
+        "gemm_sum": Op("gemm.gemm", (
+            "tiles_of_columns = ceil(n / tile_n)",
+            "tiles_of_rows = ceil(m / tile_m)", "batch")),
     },
     pointers={
         **points_to("dtype", "a b"),
@@ -66,4 +75,5 @@ FAMILY = Family(
     features=FEATURES,
     messages={"unaligned": "rows that are not aligned"},
     no_maps_if="unaligned",
+    tensors=("a", "b", "out"),
 )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention's family of kernels, as the ahead-of-time compiler sees it."""
 
-from third_party.aiter.aot.family import Family, flags, points_to, selecting
+from third_party.aiter.aot.family import Family, Op, flags, points_to, selecting
 
 # The kernels' argument `flags`.
 FLAGS = flags("bias bias_f32 alibi sink dropout varlen cu_q cu_k cu_q_padded "
@@ -29,14 +29,29 @@ def _constants(row):
   }
 
 
+# Tiles of a packed batch find their sequence themselves; find_sequence of
+# kernels/core says how many there are.
+_ROWS = ("tiles_of_rows = seqlen_q // tile_m + batch if flags & VARLEN else"
+         " ceil(seqlen_q / tile_m)")
+_KEYS = ("tiles_of_keys = seqlen_k // tile_n + batch if flags & VARLEN else"
+         " ceil(seqlen_k / tile_n)")
+_BATCH = "batch = 1 if flags & VARLEN else batch"
+
+
+def _op(module, tiles, heads):
+  return Op(module, (tiles, heads, _BATCH),
+            {"HEADS_FIRST": (heads, tiles, _BATCH)})
+
+
 FAMILY = Family(
     ops={
-        "mha_fwd": ("mha.fwd", ("tile_m", "nhead_q", "batch")),
-        "mha_bwd_delta": ("mha.bwd", ("tile_m", "nhead_q", "batch")),
-        "mha_bwd_dkdv": ("mha.bwd", ("tile_n", "nhead_k", "batch")),
-        "mha_bwd_dq": ("mha.bwd", ("tile_m", "nhead_q", "batch")),
-        "mha_bwd_dbias": ("mha.bwd", ("tile_n", "tile_m", "bias")),
-        "mha_bwd_dsink": ("mha.bwd", ("nhead_q", "batch")),
+        "mha_fwd": _op("mha.fwd", _ROWS, "nhead_q"),
+        "mha_bwd_delta": Op("mha.bwd", (_ROWS, "nhead_q", _BATCH)),
+        "mha_bwd_dkdv": _op("mha.bwd", _KEYS, "nhead_k"),
+        "mha_bwd_dq": _op("mha.bwd", _ROWS, "nhead_q"),
+        "mha_bwd_dbias": Op("mha.bwd", (
+            _KEYS, _ROWS, "bias_batches_and_heads = bias_batch * bias_nhead")),
+        "mha_bwd_dsink": Op("mha.bwd", ("nhead_q", "batch")),
     },
     pointers={
         **points_to("dtype", "q k v out do dq dk dv bias"),
@@ -66,5 +81,5 @@ FAMILY = Family(
     },
     no_maps_if="no_keys",
     no_spills_up_to=128,
-    heads_first=frozenset({"mha_fwd", "mha_bwd_dkdv", "mha_bwd_dq"}),
+    tensors=("q", "k", "v", "o", "do", "dq", "dk", "dv"),
 )

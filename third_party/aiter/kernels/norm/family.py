@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The norms' family, as the ahead-of-time compiler sees it."""
 
-from third_party.aiter.aot.family import Family, flags, points_to
+from third_party.aiter.aot.family import Family, Op, flags, points_to
 
 # Bits of the kernels' argument `flags`.
 # Rows that do not begin at multiples of 16 bytes are a bit of no meaning there.
@@ -22,13 +22,16 @@ def _constants(row):
           "NATIVE": row["arch"] == "sm_90"}
 
 
+_ROWS = "tiles_of_rows = ceil(rows / tile_m)"
+_COLS = "tiles_of_columns = ceil(cols / tile_n)"
+
 FAMILY = Family(
     ops={
-        "norm_fwd": ("norm.fwd", ("tile_m",)),
-        "norm_quant": ("norm.quant", ("tile_m",)),
-        "norm_bwd_dx": ("norm.bwd", ("parts",)),
-        "norm_bwd_parts": ("norm.bwd", ("tile_n", "parts")),
-        "norm_bwd_dgamma": ("norm.bwd", ("tile_n",)),
+        "norm_fwd": Op("norm.fwd", (_ROWS,)),
+        "norm_quant": Op("norm.quant", (_ROWS,)),
+        "norm_bwd_dx": Op("norm.bwd", ("parts",)),
+        "norm_bwd_parts": Op("norm.bwd", (_COLS, "parts")),
+        "norm_bwd_dgamma": Op("norm.bwd", (_COLS,)),
     },
     pointers={
         **points_to(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quantisers' family, as the ahead-of-time compiler sees it."""
 
-from third_party.aiter.aot.family import Family, flags, points_to
+from third_party.aiter.aot.family import Family, Op, flags, points_to
 
 # smooth: x is multiplied by a factor for each column; static: scales are given,
 # one a row; e8m0: scales are e8m0, not float32; shuffled: they lie as scaled
@@ -15,12 +15,15 @@ def _constants(row):
           "NATIVE": row["arch"] == "sm_90"}
 
 
+_TILES = ("tiles = batch * tiles_m * tiles_n",)
+
 FAMILY = Family(
     ops={
-        "quant_row": ("quant.quant", ("tile_m",)),
-        "quant_group": ("quant.quant", ("tiles",)),
-        "quant_block": ("quant.quant", ("tiles",)),
-        "quant_amax": ("quant.quant", ("tiles",)),
+        "quant_row": Op(
+            "quant.quant", ("tiles_of_rows = ceil(rows / tile_m)",)),
+        "quant_group": Op("quant.quant", _TILES),
+        "quant_block": Op("quant.quant", _TILES),
+        "quant_amax": Op("quant.quant", _TILES),
     },
     pointers={
         "x": "dtype",

@@ -12,42 +12,21 @@
 
 namespace aiter {
 
-// What a dimension of the grid counts.
-enum class GridAxis : uint8_t {
-  kNone,  // 1
-  kTileM,
-  kTileN,
-  kNheadQ,
-  kNheadK,
-  kBatch,
-  kBias,    // The bias's batches times its heads.
-  kParts,   // Parts that rows are divided into.
-  kTiles,   // Tiles of rows times tiles of columns.
-  kSplits,  // Parts that a sum is divided into.
-  kBlocks,  // As many as the device runs at once, or tiles if those are fewer.
-};
+struct KernelInfo;
 
-// Tensors that tensor maps describe: attention's, as [batch (1 if packed),
-// head, row, head dimension], and a GEMM's.
-enum class TensorId : uint8_t {
-  kQ,
-  kK,
-  kV,
-  kO,
-  kDo,
-  kDq,
-  kDk,
-  kDv,
-  kA,
-  kB,
-  kOut,
+// How many blocks of a kernel a call launches; grids.h has every operation's.
+struct Grid {
+  const char* axes[3];  // Names for messages; fastest first.
+  // Sets the sizes of the named axes. `params` is what a packing function
+  // takes.
+  void (*sizes)(const KernelInfo& kernel, const void* params, int64_t* sizes);
 };
 
 inline constexpr int kMaxTensorMapRank = 5;
 
 // What one copy by a tensor map brings.
 struct TensorMapSpec {
-  TensorId tensor;
+  uint8_t tensor;  // Of its family's (features.h).
   uint8_t rank;
   uint8_t swizzle_bytes;            // 0, 32, 64 or 128
   uint16_t box[kMaxTensorMapRank];  // Innermost dimension first.
@@ -70,7 +49,7 @@ struct KernelInfo {
   int16_t rate;  // Of gemm.csv: TFLOP/s at a large shape.
   int threads;
   int shared_bytes;
-  GridAxis grid[3];
+  const Grid* grid;
   // Where the compressed code object lies in the table's blob.
   size_t offset;
   size_t compressed_bytes;

@@ -34,34 +34,6 @@ int TensorMapType(DataType type) {
   }
 }
 
-const char* AxisName(GridAxis axis) {
-  switch (axis) {
-    case GridAxis::kNone:
-      return "none";
-    case GridAxis::kTileM:
-      return "tiles of rows";
-    case GridAxis::kTileN:
-      return "tiles of keys or columns";
-    case GridAxis::kNheadQ:
-      return "nhead_q";
-    case GridAxis::kNheadK:
-      return "nhead_k";
-    case GridAxis::kBatch:
-      return "batch";
-    case GridAxis::kBias:
-      return "bias batches times heads";
-    case GridAxis::kParts:
-      return "parts";
-    case GridAxis::kTiles:
-      return "tiles";
-    case GridAxis::kSplits:
-      return "splits";
-    case GridAxis::kBlocks:
-      return "blocks";
-  }
-  return "unknown";
-}
-
 }  // namespace
 
 int64_t ElementBytes(DataType type) {
@@ -111,9 +83,11 @@ Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,
 }
 
 Status Launch(const Driver& driver, const LoadedKernel& loaded,
-              const int64_t (&sizes)[3], const void* params,
-              const TensorMap* maps, void* stream) {
+              const void* params, const TensorMap* maps, void* stream) {
   const KernelInfo& kernel = *loaded.info;
+  int64_t sizes[3] = {1, 1, 1};
+  kernel.grid->sizes(kernel, params, sizes);
+  if (sizes[0] == 0 || sizes[1] == 0 || sizes[2] == 0) return Status();
   unsigned grid[3];
   for (int i = 0; i < 3; ++i) {
     int64_t limit = i > 0 ? kMaxGridYZ : kMaxGridX;
@@ -122,7 +96,7 @@ Status Launch(const Driver& driver, const LoadedKernel& loaded,
     }
     if (sizes[i] > limit) {
       return Status(StatusCode::kInvalidArgument,
-                    std::string(AxisName(kernel.grid[i])) + " is " +
+                    std::string(kernel.grid->axes[i]) + " is " +
                         std::to_string(sizes[i]) + ", but kernel " +
                         kernel.symbol + " takes at most " +
                         std::to_string(limit));

@@ -33,11 +33,10 @@ Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,
                        const TensorMapSpec& spec, const MappedTensor& tensor,
                        TensorMap* map);
 
-// Launches a kernel on a grid of so many blocks, all at least 1, along its
-// axes. `params` is what its packing function takes.
+// Launches a kernel on its grid; nothing if that is empty. `params` is what its
+// packing function and its grid take.
 Status Launch(const Driver& driver, const LoadedKernel& kernel,
-              const int64_t (&grid)[3], const void* params,
-              const TensorMap* maps, void* stream);
+              const void* params, const TensorMap* maps, void* stream);
 
 // Sets `bytes` bytes of device memory to 0; nothing if there are none.
 Status FillZero(const Driver& driver, const void* address, int64_t bytes,
