@@ -135,7 +135,7 @@ def tuned(module, arch: str, line: dict, args: argparse.Namespace):
     *numbers, arch, dtype, dtype, 1, m, n, k,
     max_splits=gemm_op.split_bound(1, m, n, k),
   )
-  kernels = {kernel["symbol"]: kernel for kernel in module.kernels()}
+  kernels = {kernel["symbol"]: kernel for kernel in module.table()}
   x, bs = operands(op, dtype, m, n, k, args.copies)
   print(f"\n{op} {dtype} {m} x {n} x {k} on {arch}: {len(choices)} choices")
   cfg = gemm_op.Config(

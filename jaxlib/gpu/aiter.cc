@@ -14,13 +14,12 @@
 #include "aiter/device.h"
 #include "aiter/gemm.h"
 #include "aiter/mha.h"
-#include "aiter/norm.h"
 #include "aiter/quant.h"
 #include "aiter/status.h"
 #include "jaxlib/gpu/aiter_gemm.h"
 #include "jaxlib/gpu/aiter_mha.h"
-#include "jaxlib/gpu/aiter_norm.h"
 #include "jaxlib/gpu/aiter_quant.h"
+#include "jaxlib/gpu/operation.h"
 #include "jaxlib/gpu/vendor.h"
 #include "nanobind/nanobind.h"
 #include "nanobind/stl/string.h"
@@ -39,6 +38,14 @@ nb::dict Stages(XLA_FFI_Handler* initialize, XLA_FFI_Handler* execute) {
   return stages;
 }
 
+// Calls `visit` for the targets of all families.
+template <typename Visit>
+void ForEachTarget(Visit visit) {
+  for (const Family* f = Family::first(); f != nullptr; f = f->next()) {
+    for (const Target& target : f->targets()) visit(target);
+  }
+}
+
 // Target name -> stage -> capsule, for jax.ffi.register_ffi_target.
 nb::dict Registrations() {
   nb::dict targets;
@@ -46,12 +53,10 @@ nb::dict Registrations() {
       Stages(AiterMhaFwdInitialize, AiterMhaFwd);
   targets[JAX_GPU_PREFIX "_aiter_mha_bwd"] =
       Stages(AiterMhaBwdInitialize, AiterMhaBwd);
-  targets[JAX_GPU_PREFIX "_aiter_norm_fwd"] =
-      Stages(AiterNormFwdInitialize, AiterNormFwd);
-  targets[JAX_GPU_PREFIX "_aiter_norm_quant"] =
-      Stages(AiterNormQuantInitialize, AiterNormQuant);
-  targets[JAX_GPU_PREFIX "_aiter_norm_bwd"] =
-      Stages(AiterNormBwdInitialize, AiterNormBwd);
+  ForEachTarget([&targets](const Target& target) {
+    targets[(std::string(JAX_GPU_PREFIX "_aiter_") + target.op).c_str()] =
+        Stages(target.initialize, target.execute);
+  });
   targets[JAX_GPU_PREFIX "_aiter_gemm"] =
       Stages(AiterGemmInitialize, AiterGemm);
   targets[JAX_GPU_PREFIX "_aiter_quant"] =
@@ -68,7 +73,7 @@ void ThrowIfError(const aiter::Status& status) {
   throw std::runtime_error(status.message());
 }
 
-nb::list Kernels() {
+nb::list Table() {
   nb::list rows;
   for (const aiter::KernelDescription& k : aiter::list_kernels()) {
     nb::dict row;
@@ -84,6 +89,26 @@ nb::list Kernels() {
     rows.append(row);
   }
   return rows;
+}
+
+std::vector<std::string> Kernels(const std::string& op, const std::string& arch,
+                                 const std::string& dtype,
+                                 const std::vector<int64_t>& dims,
+                                 const std::vector<std::string>& features) {
+  const Target* found = nullptr;
+  std::set<std::string> known;
+  ForEachTarget([&](const Target& target) {
+    if (op == target.op) found = &target;
+    known.insert(target.op);
+  });
+  if (found == nullptr) {
+    std::string text = "op is " + op + ", but must be of";
+    for (const std::string& name : known) text += " " + name;
+    throw nb::value_error(text.c_str());
+  }
+  std::vector<std::string> names;
+  ThrowIfError(found->kernels({dtype, dims, features}, arch, &names));
+  return names;
 }
 
 std::vector<std::string> Architectures() {
@@ -122,25 +147,6 @@ aiter::DataType DataTypeOf(const std::string& name) {
                          ", but must be fp16, bf16, fp32, i8, e4m3fn, "
                          "e4m3fnuz or e2m1")
                             .c_str());
-}
-
-std::vector<std::string> NamesOfNorm(aiter::NormOp op, const std::string& arch,
-                                     const std::string& dtype, int64_t cols) {
-  std::vector<std::string> names;
-  ThrowIfError(aiter::norm_kernels(op, DataTypeOf(dtype), cols, arch, &names));
-  return names;
-}
-
-std::vector<std::string> NormKernels(bool backward, const std::string& arch,
-                                     const std::string& dtype, int64_t cols) {
-  return NamesOfNorm(backward ? aiter::NormOp::kBwd : aiter::NormOp::kFwd, arch,
-                     dtype, cols);
-}
-
-std::vector<std::string> NormQuantKernels(const std::string& arch,
-                                          const std::string& dtype,
-                                          int64_t cols) {
-  return NamesOfNorm(aiter::NormOp::kQuant, arch, dtype, cols);
 }
 
 std::vector<std::string> QuantKernels(int per, const std::string& arch,
@@ -295,7 +301,14 @@ NB_MODULE(_aiter, m) {
   m.attr("PLATFORM") = JAX_GPU_PLATFORM;
   m.def("registrations", &Registrations,
         "FFI targets of platform PLATFORM: name -> stage -> capsule.");
-  m.def("kernels", &Kernels, "Every embedded kernel, as a dict.");
+  m.def("table", &Table, "Every embedded kernel, as a dict.");
+  m.def(
+      "kernels", &Kernels, nb::arg("op"), nb::arg("arch"), nb::arg("dtype"),
+      nb::arg("dims"), nb::arg("features") = std::vector<std::string>(),
+      "Symbols of the kernels that a call of `op` launches on `arch`, in that "
+      "order; ValueError if none serves it. `dims` are the sizes that its "
+      "kernels are chosen by, -1 if not known; `features` what it asks of "
+      "them beside, by the names in kernels/*/family.py.");
   m.def("architectures", &Architectures,
         "Architectures that kernels are embedded for.");
   m.def("device_count", &DeviceCount,
@@ -306,12 +319,6 @@ NB_MODULE(_aiter, m) {
         nb::arg("dtype"), nb::arg("packed"), nb::arg("hdim_q"),
         nb::arg("hdim_v"), nb::arg("features"),
         "Kernels of an attention call, in launch order; ValueError if none.");
-  m.def("norm_kernels", &NormKernels, nb::arg("backward"), nb::arg("arch"),
-        nb::arg("dtype"), nb::arg("cols"),
-        "Kernels of a norm, in launch order; ValueError if none.");
-  m.def("norm_quant_kernels", &NormQuantKernels, nb::arg("arch"),
-        nb::arg("dtype"), nb::arg("cols"),
-        "The kernel of a norm with quantised result; ValueError if none.");
   m.def("quant_kernels", &QuantKernels, nb::arg("per"), nb::arg("arch"),
         nb::arg("dtype"), nb::arg("cols"),
         "Kernels of a quantiser, in launch order; ValueError if none.");

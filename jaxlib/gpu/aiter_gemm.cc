@@ -39,8 +39,8 @@ constexpr int64_t kScaleBlock = 128;
 constexpr int64_t kMxBlock = 32;
 
 struct Buffers {
-  Buffer a, b, a_scale, b_scale, bias;
-  Buffer out, workspace;
+  AnyBuffer a, b, a_scale, b_scale, bias;
+  AnyBuffer out, workspace;
 };
 
 // The arguments, and what they point to.
@@ -61,7 +61,7 @@ ffi::Error CheckNumber(const char* name, int32_t value, int32_t most) {
 struct Operand {
   const char* name;
   const char* scale_name;
-  Buffer buffer, scale;
+  AnyBuffer buffer, scale;
   bool k_first;  // [k, rows], else [rows, k].
   int64_t rows = 0, k = 0;
   int64_t stride = 0, batch_stride = 0;
@@ -72,7 +72,7 @@ bool IsBatched(const Operand& x) { return x.buffer.dimensions().size() == 3; }
 
 // Reads the sizes off an operand.
 ffi::Error SetSizes(int64_t elements_per_byte, Operand* x) {
-  Buffer::Dimensions dims = x->buffer.dimensions();
+  AnyBuffer::Dimensions dims = x->buffer.dimensions();
   if (dims.size() != 2 && dims.size() != 3) {
     return Invalid(x->name, "has shape " + ShapeString(dims),
                    "have rank 2, or 3 with a batch");
@@ -98,7 +98,7 @@ ffi::Error SetScales(int32_t scaling, int64_t row_block, Operand* x) {
   AITER_FFI_RETURN_IF_ERROR(
       CheckType(x->scale_name, x->scale, mx ? ffi::U8 : ffi::F32));
   if (scaling == static_cast<int32_t>(aiter::GemmScaling::kRow)) {
-    Buffer::Dimensions dims = x->scale.dimensions();
+    AnyBuffer::Dimensions dims = x->scale.dimensions();
     if (dims.size() == 1 && dims[0] == 1) return ffi::Error::Success();
     shape.push_back(x->rows);
     x->scale_stride = 1;
@@ -129,7 +129,9 @@ ffi::Error SetGemm(const Buffers& in, const GemmAttrs& attrs,
                       : static_cast<aiter::GemmScaling>(attrs.scaling);
   args->activation = static_cast<aiter::GemmActivation>(attrs.activation);
   bool scaled = args->scaling != aiter::GemmScaling::kNone;
-  auto type_of = scaled ? QuantTypeOf : FloatTypeOf;
+  ffi::Error (*type_of)(const char*, const AnyBuffer&, aiter::DataType*) =
+      FloatTypeOf;
+  if (scaled) type_of = QuantTypeOf;
   AITER_FFI_RETURN_IF_ERROR(type_of("a", in.a, &args->a_type));
   AITER_FFI_RETURN_IF_ERROR(type_of("b", in.b, &args->b_type));
   AITER_FFI_RETURN_IF_ERROR(FloatTypeOf("out", in.out, &args->out_type));
@@ -196,18 +198,20 @@ ffi::Error SetGemm(const Buffers& in, const GemmAttrs& attrs,
   return ffi::Error::Success();
 }
 
-ffi::Error Initialize(Buffer a, Buffer b, Buffer a_scale, Buffer b_scale,
-                      Buffer bias, ffi::Result<Buffer> out,
-                      ffi::Result<Buffer> workspace, GemmAttrs attrs) {
+ffi::Error Initialize(AnyBuffer a, AnyBuffer b, AnyBuffer a_scale,
+                      AnyBuffer b_scale, AnyBuffer bias,
+                      ffi::Result<AnyBuffer> out,
+                      ffi::Result<AnyBuffer> workspace, GemmAttrs attrs) {
   Arguments arguments;
   AITER_FFI_RETURN_IF_ERROR(SetGemm(
       {a, b, a_scale, b_scale, bias, *out, *workspace}, attrs, &arguments));
   return ToError(aiter::gemm_prepare(arguments.args));
 }
 
-ffi::Error Execute(gpuStream_t stream, Buffer a, Buffer b, Buffer a_scale,
-                   Buffer b_scale, Buffer bias, ffi::Result<Buffer> out,
-                   ffi::Result<Buffer> workspace, GemmAttrs attrs) {
+ffi::Error Execute(gpuStream_t stream, AnyBuffer a, AnyBuffer b,
+                   AnyBuffer a_scale, AnyBuffer b_scale, AnyBuffer bias,
+                   ffi::Result<AnyBuffer> out, ffi::Result<AnyBuffer> workspace,
+                   GemmAttrs attrs) {
   Arguments arguments;
   AITER_FFI_RETURN_IF_ERROR(SetGemm(
       {a, b, a_scale, b_scale, bias, *out, *workspace}, attrs, &arguments));
@@ -218,13 +222,13 @@ ffi::Error Execute(gpuStream_t stream, Buffer a, Buffer b, Buffer a_scale,
 template <typename Binding>
 auto BindGemm(Binding binding) {
   return std::move(binding)
-      .template Arg<Buffer>()  // a
-      .template Arg<Buffer>()  // b
-      .template Arg<Buffer>()  // a_scale
-      .template Arg<Buffer>()  // b_scale
-      .template Arg<Buffer>()  // bias
-      .template Ret<Buffer>()  // out
-      .template Ret<Buffer>()  // workspace
+      .template Arg<AnyBuffer>()  // a
+      .template Arg<AnyBuffer>()  // b
+      .template Arg<AnyBuffer>()  // a_scale
+      .template Arg<AnyBuffer>()  // b_scale
+      .template Arg<AnyBuffer>()  // bias
+      .template Ret<AnyBuffer>()  // out
+      .template Ret<AnyBuffer>()  // workspace
       .template Attrs<GemmAttrs>();
 }
 

@@ -42,10 +42,10 @@ namespace {
 
 // Operands that forward and backward share, in their order.
 struct Operands {
-  Buffer q, k, v;
-  Buffer cu_seqlens_q, cu_seqlens_k;
-  Buffer cu_seqlens_q_padded, cu_seqlens_k_padded;
-  Buffer bias, alibi_slopes, sink, dropout_state;
+  AnyBuffer q, k, v;
+  AnyBuffer cu_seqlens_q, cu_seqlens_k;
+  AnyBuffer cu_seqlens_q_padded, cu_seqlens_k_padded;
+  AnyBuffer bias, alibi_slopes, sink, dropout_state;
 };
 
 // Row, head and batch strides of a contiguous [batch,] rows, heads, dim.
@@ -67,9 +67,9 @@ ffi::Error SetCommon(const Operands& in, const MhaAttrs& attrs,
   a->data_type =
       type == ffi::F16 ? aiter::DataType::kFp16 : aiter::DataType::kBf16;
 
-  Buffer::Dimensions q = in.q.dimensions();
-  Buffer::Dimensions k = in.k.dimensions();
-  Buffer::Dimensions v = in.v.dimensions();
+  AnyBuffer::Dimensions q = in.q.dimensions();
+  AnyBuffer::Dimensions k = in.k.dimensions();
+  AnyBuffer::Dimensions v = in.v.dimensions();
   if (q.size() != 3 && q.size() != 4) {
     return Invalid("q", "has shape " + ShapeString(q),
                    "have rank 4 (dense) or 3 (packed)");
@@ -90,7 +90,7 @@ ffi::Error SetCommon(const Operands& in, const MhaAttrs& attrs,
   a->nhead_k = k[first + 1];
   a->hdim_v = v[first + 2];
   if (packed) {
-    Buffer::Dimensions cu = in.cu_seqlens_q.dimensions();
+    AnyBuffer::Dimensions cu = in.cu_seqlens_q.dimensions();
     if (cu.size() != 1 || cu[0] < 1) {
       return Invalid("cu_seqlens_q", "has shape " + ShapeString(cu),
                      "have shape [batch + 1] with packed q");
@@ -157,7 +157,7 @@ ffi::Error SetCommon(const Operands& in, const MhaAttrs& attrs,
   }
 
   if (IsPresent(in.bias)) {
-    Buffer::Dimensions bias = in.bias.dimensions();
+    AnyBuffer::Dimensions bias = in.bias.dimensions();
     if (packed) return Invalid("bias", "is given", "be absent with packed q");
     if (bias.size() != 4 || (bias[0] != 1 && bias[0] != a->batch) ||
         (bias[1] != 1 && bias[1] != a->nhead_q) || bias[2] != a->seqlen_q ||
@@ -200,8 +200,8 @@ ffi::Error SetCommon(const Operands& in, const MhaAttrs& attrs,
 }
 
 // Checks an array shaped like out and returns where it lies.
-ffi::Error LikeOut(const char* name, const Buffer& buffer, const Operands& in,
-                   const aiter::mha_args& a) {
+ffi::Error LikeOut(const char* name, const AnyBuffer& buffer,
+                   const Operands& in, const aiter::mha_args& a) {
   ffi::DataType type = in.q.element_type();
   return a.is_group_mode
              ? Check(name, buffer, type, {a.seqlen_q, a.nhead_q, a.hdim_v})
@@ -210,15 +210,16 @@ ffi::Error LikeOut(const char* name, const Buffer& buffer, const Operands& in,
 }
 
 // Likewise an array shaped like lse.
-ffi::Error LikeLse(const char* name, const Buffer& buffer,
+ffi::Error LikeLse(const char* name, const AnyBuffer& buffer,
                    const aiter::mha_args& a) {
   return a.is_group_mode
              ? Check(name, buffer, ffi::F32, {a.nhead_q, a.seqlen_q})
              : Check(name, buffer, ffi::F32, {a.batch, a.nhead_q, a.seqlen_q});
 }
 
-ffi::Error SetFwd(const Operands& in, const Buffer& out, const Buffer& lse,
-                  const MhaAttrs& attrs, aiter::mha_fwd_args* a) {
+ffi::Error SetFwd(const Operands& in, const AnyBuffer& out,
+                  const AnyBuffer& lse, const MhaAttrs& attrs,
+                  aiter::mha_fwd_args* a) {
   AITER_FFI_RETURN_IF_ERROR(SetCommon(in, attrs, a));
   AITER_FFI_RETURN_IF_ERROR(LikeOut("out", out, in, *a));
   AITER_FFI_RETURN_IF_ERROR(LikeLse("lse", lse, *a));
@@ -228,11 +229,11 @@ ffi::Error SetFwd(const Operands& in, const Buffer& out, const Buffer& lse,
 }
 
 struct BwdOperands {
-  Buffer dout, out, lse, dlse;
+  AnyBuffer dout, out, lse, dlse;
 };
 
 struct BwdResults {
-  Buffer dq, dk, dv, dbias, dsink, dslopes, delta;
+  AnyBuffer dq, dk, dv, dbias, dsink, dslopes, delta;
 };
 
 ffi::Error SetBwd(const Operands& in, const BwdOperands& bwd,
@@ -281,12 +282,13 @@ ffi::Error SetBwd(const Operands& in, const BwdOperands& bwd,
   return ffi::Error::Success();
 }
 
-ffi::Error FwdInitialize(Buffer q, Buffer k, Buffer v, Buffer cu_seqlens_q,
-                         Buffer cu_seqlens_k, Buffer cu_seqlens_q_padded,
-                         Buffer cu_seqlens_k_padded, Buffer bias,
-                         Buffer alibi_slopes, Buffer sink, Buffer dropout_state,
-                         ffi::Result<Buffer> out, ffi::Result<Buffer> lse,
-                         MhaAttrs attrs) {
+ffi::Error FwdInitialize(AnyBuffer q, AnyBuffer k, AnyBuffer v,
+                         AnyBuffer cu_seqlens_q, AnyBuffer cu_seqlens_k,
+                         AnyBuffer cu_seqlens_q_padded,
+                         AnyBuffer cu_seqlens_k_padded, AnyBuffer bias,
+                         AnyBuffer alibi_slopes, AnyBuffer sink,
+                         AnyBuffer dropout_state, ffi::Result<AnyBuffer> out,
+                         ffi::Result<AnyBuffer> lse, MhaAttrs attrs) {
   aiter::mha_fwd_args args;
   AITER_FFI_RETURN_IF_ERROR(
       SetFwd({q, k, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
@@ -295,12 +297,12 @@ ffi::Error FwdInitialize(Buffer q, Buffer k, Buffer v, Buffer cu_seqlens_q,
   return ToError(aiter::mha_fwd_prepare(args));
 }
 
-ffi::Error Fwd(gpuStream_t stream, Buffer q, Buffer k, Buffer v,
-               Buffer cu_seqlens_q, Buffer cu_seqlens_k,
-               Buffer cu_seqlens_q_padded, Buffer cu_seqlens_k_padded,
-               Buffer bias, Buffer alibi_slopes, Buffer sink,
-               Buffer dropout_state, ffi::Result<Buffer> out,
-               ffi::Result<Buffer> lse, MhaAttrs attrs) {
+ffi::Error Fwd(gpuStream_t stream, AnyBuffer q, AnyBuffer k, AnyBuffer v,
+               AnyBuffer cu_seqlens_q, AnyBuffer cu_seqlens_k,
+               AnyBuffer cu_seqlens_q_padded, AnyBuffer cu_seqlens_k_padded,
+               AnyBuffer bias, AnyBuffer alibi_slopes, AnyBuffer sink,
+               AnyBuffer dropout_state, ffi::Result<AnyBuffer> out,
+               ffi::Result<AnyBuffer> lse, MhaAttrs attrs) {
   aiter::mha_fwd_args args;
   AITER_FFI_RETURN_IF_ERROR(
       SetFwd({q, k, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
@@ -309,15 +311,18 @@ ffi::Error Fwd(gpuStream_t stream, Buffer q, Buffer k, Buffer v,
   return ToError(aiter::mha_fwd(args, stream));
 }
 
-ffi::Error BwdInitialize(Buffer dout, Buffer q, Buffer k, Buffer v, Buffer out,
-                         Buffer lse, Buffer dlse, Buffer cu_seqlens_q,
-                         Buffer cu_seqlens_k, Buffer cu_seqlens_q_padded,
-                         Buffer cu_seqlens_k_padded, Buffer bias,
-                         Buffer alibi_slopes, Buffer sink, Buffer dropout_state,
-                         ffi::Result<Buffer> dq, ffi::Result<Buffer> dk,
-                         ffi::Result<Buffer> dv, ffi::Result<Buffer> dbias,
-                         ffi::Result<Buffer> dsink, ffi::Result<Buffer> dslopes,
-                         ffi::Result<Buffer> delta, MhaAttrs attrs) {
+ffi::Error BwdInitialize(AnyBuffer dout, AnyBuffer q, AnyBuffer k, AnyBuffer v,
+                         AnyBuffer out, AnyBuffer lse, AnyBuffer dlse,
+                         AnyBuffer cu_seqlens_q, AnyBuffer cu_seqlens_k,
+                         AnyBuffer cu_seqlens_q_padded,
+                         AnyBuffer cu_seqlens_k_padded, AnyBuffer bias,
+                         AnyBuffer alibi_slopes, AnyBuffer sink,
+                         AnyBuffer dropout_state, ffi::Result<AnyBuffer> dq,
+                         ffi::Result<AnyBuffer> dk, ffi::Result<AnyBuffer> dv,
+                         ffi::Result<AnyBuffer> dbias,
+                         ffi::Result<AnyBuffer> dsink,
+                         ffi::Result<AnyBuffer> dslopes,
+                         ffi::Result<AnyBuffer> delta, MhaAttrs attrs) {
   aiter::mha_bwd_args args;
   AITER_FFI_RETURN_IF_ERROR(
       SetBwd({q, k, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
@@ -327,14 +332,15 @@ ffi::Error BwdInitialize(Buffer dout, Buffer q, Buffer k, Buffer v, Buffer out,
   return ToError(aiter::mha_bwd_prepare(args));
 }
 
-ffi::Error Bwd(gpuStream_t stream, Buffer dout, Buffer q, Buffer k, Buffer v,
-               Buffer out, Buffer lse, Buffer dlse, Buffer cu_seqlens_q,
-               Buffer cu_seqlens_k, Buffer cu_seqlens_q_padded,
-               Buffer cu_seqlens_k_padded, Buffer bias, Buffer alibi_slopes,
-               Buffer sink, Buffer dropout_state, ffi::Result<Buffer> dq,
-               ffi::Result<Buffer> dk, ffi::Result<Buffer> dv,
-               ffi::Result<Buffer> dbias, ffi::Result<Buffer> dsink,
-               ffi::Result<Buffer> dslopes, ffi::Result<Buffer> delta,
+ffi::Error Bwd(gpuStream_t stream, AnyBuffer dout, AnyBuffer q, AnyBuffer k,
+               AnyBuffer v, AnyBuffer out, AnyBuffer lse, AnyBuffer dlse,
+               AnyBuffer cu_seqlens_q, AnyBuffer cu_seqlens_k,
+               AnyBuffer cu_seqlens_q_padded, AnyBuffer cu_seqlens_k_padded,
+               AnyBuffer bias, AnyBuffer alibi_slopes, AnyBuffer sink,
+               AnyBuffer dropout_state, ffi::Result<AnyBuffer> dq,
+               ffi::Result<AnyBuffer> dk, ffi::Result<AnyBuffer> dv,
+               ffi::Result<AnyBuffer> dbias, ffi::Result<AnyBuffer> dsink,
+               ffi::Result<AnyBuffer> dslopes, ffi::Result<AnyBuffer> delta,
                MhaAttrs attrs) {
   aiter::mha_bwd_args args;
   AITER_FFI_RETURN_IF_ERROR(
@@ -349,47 +355,47 @@ ffi::Error Bwd(gpuStream_t stream, Buffer dout, Buffer q, Buffer k, Buffer v,
 template <typename Binding>
 auto BindFwd(Binding binding) {
   return std::move(binding)
-      .template Arg<Buffer>()  // q
-      .template Arg<Buffer>()  // k
-      .template Arg<Buffer>()  // v
-      .template Arg<Buffer>()  // cu_seqlens_q
-      .template Arg<Buffer>()  // cu_seqlens_k
-      .template Arg<Buffer>()  // cu_seqlens_q_padded
-      .template Arg<Buffer>()  // cu_seqlens_k_padded
-      .template Arg<Buffer>()  // bias
-      .template Arg<Buffer>()  // alibi_slopes
-      .template Arg<Buffer>()  // sink
-      .template Arg<Buffer>()  // dropout_state
-      .template Ret<Buffer>()  // out
-      .template Ret<Buffer>()  // lse
+      .template Arg<AnyBuffer>()  // q
+      .template Arg<AnyBuffer>()  // k
+      .template Arg<AnyBuffer>()  // v
+      .template Arg<AnyBuffer>()  // cu_seqlens_q
+      .template Arg<AnyBuffer>()  // cu_seqlens_k
+      .template Arg<AnyBuffer>()  // cu_seqlens_q_padded
+      .template Arg<AnyBuffer>()  // cu_seqlens_k_padded
+      .template Arg<AnyBuffer>()  // bias
+      .template Arg<AnyBuffer>()  // alibi_slopes
+      .template Arg<AnyBuffer>()  // sink
+      .template Arg<AnyBuffer>()  // dropout_state
+      .template Ret<AnyBuffer>()  // out
+      .template Ret<AnyBuffer>()  // lse
       .template Attrs<MhaAttrs>();
 }
 
 template <typename Binding>
 auto BindBwd(Binding binding) {
   return std::move(binding)
-      .template Arg<Buffer>()  // dout
-      .template Arg<Buffer>()  // q
-      .template Arg<Buffer>()  // k
-      .template Arg<Buffer>()  // v
-      .template Arg<Buffer>()  // out
-      .template Arg<Buffer>()  // lse
-      .template Arg<Buffer>()  // dlse
-      .template Arg<Buffer>()  // cu_seqlens_q
-      .template Arg<Buffer>()  // cu_seqlens_k
-      .template Arg<Buffer>()  // cu_seqlens_q_padded
-      .template Arg<Buffer>()  // cu_seqlens_k_padded
-      .template Arg<Buffer>()  // bias
-      .template Arg<Buffer>()  // alibi_slopes
-      .template Arg<Buffer>()  // sink
-      .template Arg<Buffer>()  // dropout_state
-      .template Ret<Buffer>()  // dq
-      .template Ret<Buffer>()  // dk
-      .template Ret<Buffer>()  // dv
-      .template Ret<Buffer>()  // dbias
-      .template Ret<Buffer>()  // dsink
-      .template Ret<Buffer>()  // dslopes
-      .template Ret<Buffer>()  // delta
+      .template Arg<AnyBuffer>()  // dout
+      .template Arg<AnyBuffer>()  // q
+      .template Arg<AnyBuffer>()  // k
+      .template Arg<AnyBuffer>()  // v
+      .template Arg<AnyBuffer>()  // out
+      .template Arg<AnyBuffer>()  // lse
+      .template Arg<AnyBuffer>()  // dlse
+      .template Arg<AnyBuffer>()  // cu_seqlens_q
+      .template Arg<AnyBuffer>()  // cu_seqlens_k
+      .template Arg<AnyBuffer>()  // cu_seqlens_q_padded
+      .template Arg<AnyBuffer>()  // cu_seqlens_k_padded
+      .template Arg<AnyBuffer>()  // bias
+      .template Arg<AnyBuffer>()  // alibi_slopes
+      .template Arg<AnyBuffer>()  // sink
+      .template Arg<AnyBuffer>()  // dropout_state
+      .template Ret<AnyBuffer>()  // dq
+      .template Ret<AnyBuffer>()  // dk
+      .template Ret<AnyBuffer>()  // dv
+      .template Ret<AnyBuffer>()  // dbias
+      .template Ret<AnyBuffer>()  // dsink
+      .template Ret<AnyBuffer>()  // dslopes
+      .template Ret<AnyBuffer>()  // delta
       .template Attrs<MhaAttrs>();
 }
 

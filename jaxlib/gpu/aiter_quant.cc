@@ -33,19 +33,19 @@ namespace jax::JAX_GPU_NAMESPACE {
 namespace {
 
 struct Buffers {
-  Buffer x, smooth, scale_in;
-  Buffer q, scale;
+  AnyBuffer x, smooth, scale_in;
+  AnyBuffer q, scale;
 };
 
 // Takes scales of shape [batch, rows, cols], or [batch, cols, rows].
-ffi::Error SetScale(const Buffer& scale, const QuantAttrs& attrs,
+ffi::Error SetScale(const AnyBuffer& scale, const QuantAttrs& attrs,
                     aiter::quant_args* a) {
   if (a->scale_in_ptr != nullptr) return ffi::Error::Success();
   a->scale_is_e8m0 = scale.element_type() == ffi::U8;
   if (!a->scale_is_e8m0) {
     AITER_FFI_RETURN_IF_ERROR(CheckType("scale", scale, ffi::F32));
   }
-  Buffer::Dimensions dims = scale.dimensions();
+  AnyBuffer::Dimensions dims = scale.dimensions();
   if (dims.size() != 3 || dims[0] != a->batch) {
     return Invalid("scale", "has shape " + ShapeString(dims),
                    "have rank 3 and the batch of x");
@@ -64,7 +64,7 @@ ffi::Error SetArgs(const Buffers& b, const QuantAttrs& attrs,
                    aiter::quant_args* a) {
   AITER_FFI_RETURN_IF_ERROR(FloatTypeOf("x", b.x, &a->data_type));
   AITER_FFI_RETURN_IF_ERROR(QuantTypeOf("q", b.q, &a->q_type));
-  Buffer::Dimensions dims = b.x.dimensions();
+  AnyBuffer::Dimensions dims = b.x.dimensions();
   if (dims.size() != 3) {
     return Invalid("x", "has shape " + ShapeString(dims),
                    "have shape [batch, rows, cols]");
@@ -89,8 +89,8 @@ ffi::Error SetArgs(const Buffers& b, const QuantAttrs& attrs,
   return SetScale(b.scale, attrs, a);
 }
 
-ffi::Error Initialize(Buffer x, Buffer smooth, Buffer scale_in,
-                      ffi::Result<Buffer> q, ffi::Result<Buffer> scale,
+ffi::Error Initialize(AnyBuffer x, AnyBuffer smooth, AnyBuffer scale_in,
+                      ffi::Result<AnyBuffer> q, ffi::Result<AnyBuffer> scale,
                       QuantAttrs attrs) {
   aiter::quant_args args;
   AITER_FFI_RETURN_IF_ERROR(
@@ -98,9 +98,9 @@ ffi::Error Initialize(Buffer x, Buffer smooth, Buffer scale_in,
   return ToError(aiter::quant_prepare(args));
 }
 
-ffi::Error Execute(gpuStream_t stream, Buffer x, Buffer smooth, Buffer scale_in,
-                   ffi::Result<Buffer> q, ffi::Result<Buffer> scale,
-                   QuantAttrs attrs) {
+ffi::Error Execute(gpuStream_t stream, AnyBuffer x, AnyBuffer smooth,
+                   AnyBuffer scale_in, ffi::Result<AnyBuffer> q,
+                   ffi::Result<AnyBuffer> scale, QuantAttrs attrs) {
   aiter::quant_args args;
   AITER_FFI_RETURN_IF_ERROR(
       SetArgs({x, smooth, scale_in, *q, *scale}, attrs, &args));
@@ -111,11 +111,11 @@ ffi::Error Execute(gpuStream_t stream, Buffer x, Buffer smooth, Buffer scale_in,
 template <typename Binding>
 auto BindQuant(Binding binding) {
   return std::move(binding)
-      .template Arg<Buffer>()  // x
-      .template Arg<Buffer>()  // smooth
-      .template Arg<Buffer>()  // scale_in
-      .template Ret<Buffer>()  // q
-      .template Ret<Buffer>()  // scale
+      .template Arg<AnyBuffer>()  // x
+      .template Arg<AnyBuffer>()  // smooth
+      .template Arg<AnyBuffer>()  // scale_in
+      .template Ret<AnyBuffer>()  // q
+      .template Ret<AnyBuffer>()  // scale
       .template Attrs<QuantAttrs>();
 }
 

@@ -18,7 +18,20 @@ namespace ffi = ::xla::ffi;
 
 namespace jax::JAX_GPU_NAMESPACE {
 
-using Buffer = ffi::AnyBuffer;
+using AnyBuffer = ffi::AnyBuffer;
+
+// A buffer and what messages call it.
+class Buffer : public ffi::AnyBuffer {
+ public:
+  Buffer(const char* name, ffi::AnyBuffer buffer)
+      : ffi::AnyBuffer(buffer), name_(name) {}
+
+  const char* name() const { return name_; }
+
+ private:
+  const char* name_;
+};
+
 using Shape = std::initializer_list<int64_t>;
 
 #define AITER_FFI_RETURN_IF_ERROR(expr)                 \
@@ -45,6 +58,11 @@ inline ffi::Error Invalid(const char* name, const std::string& given,
                           const std::string& accepted) {
   return ffi::Error::InvalidArgument(std::string("aiter: ") + name + " " +
                                      given + ", but must " + accepted);
+}
+
+inline ffi::Error Invalid(const Buffer& buffer, const std::string& given,
+                          const std::string& accepted) {
+  return Invalid(buffer.name(), given, accepted);
 }
 
 // As NumPy has it; a runtime newer than the headers may know more types.
@@ -79,7 +97,7 @@ inline std::string TypeName(ffi::DataType type) {
   }
 }
 
-inline ffi::Error CheckType(const char* name, const Buffer& buffer,
+inline ffi::Error CheckType(const char* name, const AnyBuffer& buffer,
                             ffi::DataType type) {
   if (buffer.element_type() == type) return ffi::Error::Success();
   return Invalid(name, "has dtype " + TypeName(buffer.element_type()),
@@ -87,9 +105,9 @@ inline ffi::Error CheckType(const char* name, const Buffer& buffer,
 }
 
 template <typename Dims>
-ffi::Error CheckShape(const char* name, const Buffer& buffer,
+ffi::Error CheckShape(const char* name, const AnyBuffer& buffer,
                       const Dims& shape) {
-  Buffer::Dimensions dims = buffer.dimensions();
+  AnyBuffer::Dimensions dims = buffer.dimensions();
   if (std::equal(dims.begin(), dims.end(), shape.begin(), shape.end())) {
     return ffi::Error::Success();
   }
@@ -97,20 +115,20 @@ ffi::Error CheckShape(const char* name, const Buffer& buffer,
                  "have shape " + ShapeString(shape));
 }
 
-inline ffi::Error Check(const char* name, const Buffer& buffer,
+inline ffi::Error Check(const char* name, const AnyBuffer& buffer,
                         ffi::DataType type, Shape shape) {
   AITER_FFI_RETURN_IF_ERROR(CheckType(name, buffer, type));
   return CheckShape(name, buffer, shape);
 }
 
-inline ffi::Error CheckLike(const char* name, const Buffer& buffer,
-                            const Buffer& like) {
+inline ffi::Error CheckLike(const char* name, const AnyBuffer& buffer,
+                            const AnyBuffer& like) {
   AITER_FFI_RETURN_IF_ERROR(CheckType(name, buffer, like.element_type()));
   return CheckShape(name, buffer, like.dimensions());
 }
 
 // The type of a tensor of numbers that are not quantised.
-inline ffi::Error FloatTypeOf(const char* name, const Buffer& buffer,
+inline ffi::Error FloatTypeOf(const char* name, const AnyBuffer& buffer,
                               aiter::DataType* type) {
   switch (buffer.element_type()) {
     case ffi::F16:
@@ -129,7 +147,7 @@ inline ffi::Error FloatTypeOf(const char* name, const Buffer& buffer,
 }
 
 // The type of a quantised tensor; bytes are pairs of e2m1.
-inline ffi::Error QuantTypeOf(const char* name, const Buffer& buffer,
+inline ffi::Error QuantTypeOf(const char* name, const AnyBuffer& buffer,
                               aiter::DataType* type) {
   switch (buffer.element_type()) {
     case ffi::S8:
@@ -152,14 +170,14 @@ inline ffi::Error QuantTypeOf(const char* name, const Buffer& buffer,
 }
 
 // An absent operand is an array of rank 1 and length 0.
-inline bool IsPresent(const Buffer& buffer) {
-  Buffer::Dimensions dims = buffer.dimensions();
+inline bool IsPresent(const AnyBuffer& buffer) {
+  AnyBuffer::Dimensions dims = buffer.dimensions();
   return dims.size() != 1 || dims[0] != 0;
 }
 
 // Address of a present operand. A buffer without elements may have none;
 // nothing reads it.
-inline void* Data(const Buffer& buffer) {
+inline void* Data(const AnyBuffer& buffer) {
   static constexpr uintptr_t kNoElements = 256;
   return buffer.untyped_data() != nullptr
              ? buffer.untyped_data()
@@ -167,12 +185,12 @@ inline void* Data(const Buffer& buffer) {
 }
 
 // Address of an optional operand; null says absent to the library.
-inline void* Address(const Buffer& buffer) {
+inline void* Address(const AnyBuffer& buffer) {
   return IsPresent(buffer) ? Data(buffer) : nullptr;
 }
 
 // Checks an optional operand and sets `*address` to where it lies, if it does.
-inline ffi::Error Optional(const char* name, const Buffer& buffer,
+inline ffi::Error Optional(const char* name, const AnyBuffer& buffer,
                            ffi::DataType type, Shape shape,
                            const void** address) {
   if (IsPresent(buffer)) {
@@ -182,13 +200,58 @@ inline ffi::Error Optional(const char* name, const Buffer& buffer,
   return ffi::Error::Success();
 }
 
-inline ffi::Error Optional(const char* name, const Buffer& buffer,
+inline ffi::Error Optional(const char* name, const AnyBuffer& buffer,
                            ffi::DataType type, Shape shape, void** address) {
   const void* const_address;
   AITER_FFI_RETURN_IF_ERROR(
       Optional(name, buffer, type, shape, &const_address));
   *address = const_cast<void*>(const_address);
   return ffi::Error::Success();
+}
+
+inline ffi::Error CheckType(const Buffer& buffer, ffi::DataType type) {
+  return CheckType(buffer.name(), buffer, type);
+}
+
+template <typename Dims>
+ffi::Error CheckShape(const Buffer& buffer, const Dims& shape) {
+  return CheckShape(buffer.name(), buffer, shape);
+}
+
+inline ffi::Error CheckShape(const Buffer& buffer, Shape shape) {
+  return CheckShape(buffer.name(), buffer, shape);
+}
+
+inline ffi::Error Check(const Buffer& buffer, ffi::DataType type, Shape shape) {
+  return Check(buffer.name(), buffer, type, shape);
+}
+
+inline ffi::Error CheckLike(const Buffer& buffer, const AnyBuffer& like) {
+  return CheckLike(buffer.name(), buffer, like);
+}
+
+inline ffi::Error FloatTypeOf(const Buffer& buffer, aiter::DataType* type) {
+  return FloatTypeOf(buffer.name(), buffer, type);
+}
+
+inline ffi::Error QuantTypeOf(const Buffer& buffer, aiter::DataType* type) {
+  return QuantTypeOf(buffer.name(), buffer, type);
+}
+
+template <typename Pointer>
+ffi::Error Optional(const Buffer& buffer, ffi::DataType type, Shape shape,
+                    Pointer* address) {
+  return Optional(buffer.name(), buffer, type, shape, address);
+}
+
+// Checks a result that aliases an operand.
+inline ffi::Error CheckAliased(const Buffer& result, const Buffer& operand) {
+  AITER_FFI_RETURN_IF_ERROR(CheckLike(result, operand));
+  if (result.untyped_data() == operand.untyped_data()) {
+    return ffi::Error::Success();
+  }
+  return Invalid(result.name(), "has a place of its own",
+                 std::string("alias ") + operand.name());
 }
 
 inline ffi::Error ToError(const aiter::Status& status) {

@@ -222,7 +222,7 @@ class HandlerTest(parameterized.TestCase):
     self.assertEqual([(row["op"], row["arch"]) for row in rows], sorted([
         ("gemm_nt", ARCH), ("gemm_nt", "gfx000"), ("gemm_row", ARCH)]))
     tiles = {f"{k['tile_m']}x{k['tile_n']}x{k['tile_k']}"
-             for k in MODULE.kernels()}
+             for k in MODULE.table()}
     for row in rows:
       self.assertIn(row["tile"], tiles | {"stays"})
 

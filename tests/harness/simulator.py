@@ -76,7 +76,7 @@ def kernels() -> list[dict]:
   arch, = dispatch.architectures("rocm")
   return [
       kernel | {"aligned": "_no_unaligned" in kernel["symbol"]}
-      for kernel in gpu_aiter.load("rocm").kernels() if kernel["arch"] == arch]
+      for kernel in gpu_aiter.load("rocm").table() if kernel["arch"] == arch]
 
 
 def groups(ops: str, *columns: str) -> list[tuple]:

@@ -18,7 +18,7 @@ class FamiliesTest(absltest.TestCase):
     """There are kernels of each family, and of no other."""
     tested = os.environ["KERNEL_FAMILIES"].split()
     found = set()
-    for kernel in gpu_aiter.load("rocm").kernels():
+    for kernel in gpu_aiter.load("rocm").table():
       family, = [f for f in tested if kernel["op"].startswith(f + "_")] or [
           kernel["op"]]
       found.add(family)

@@ -105,8 +105,8 @@ def _norm(function: str, cols: int = 4096) -> _Check:
 
   return _Check(
       function,
-      lambda module, arch, backward: module.norm_kernels(
-          backward, arch, "bf16", cols),
+      lambda module, arch, backward: module.kernels(
+          "norm_bwd" if backward else "norm_fwd", arch, "bf16", [cols]),
       _with_gradients(functools.partial(getattr(norm, function), epsilon=1e-5)),
       _with_gradients(formula),
       [tuple(rows[2:]) if add else rows[2], *rows[:1 + add],
@@ -123,7 +123,7 @@ def _norm_quant(cols: int = 4096) -> _Check:
   return _Check(
       "rms_norm_quant, int8",
       lambda module, arch, backward: None if backward
-      else module.norm_quant_kernels(arch, "bf16", cols),
+      else module.kernels("norm_quant", arch, "bf16", [cols]),
       call,
       lambda x, gamma: norm_op.reference_fwd(
           cfg, norm_op.Rows(x, None, gamma, None)).y,

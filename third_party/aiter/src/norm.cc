@@ -6,15 +6,13 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "third_party/aiter/src/core/check.h"
-#include "third_party/aiter/src/core/code_objects.h"
 #include "third_party/aiter/src/core/driver.h"
 #include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/launch.h"
-#include "third_party/aiter/src/core/plan_cache.h"
+#include "third_party/aiter/src/core/operation.h"
 #include "third_party/aiter/src/core/select.h"
 #include "third_party/aiter/src/core/steps.h"
 #include "third_party/aiter/src/norm_params.h"
@@ -76,12 +74,12 @@ Status CheckRows(const norm_rows_args& a) {
                        {"residual_out_ptr", a.residual_out_ptr}});
 }
 
-Status Check(const norm_fwd_args& a) {
+Status CheckArgs(const norm_fwd_args& a) {
   AITER_RETURN_IF_ERROR(CheckRows(a));
   return CheckAligned({{"y_ptr", a.y_ptr}});
 }
 
-Status Check(const norm_quant_args& a) {
+Status CheckArgs(const norm_quant_args& a) {
   AITER_RETURN_IF_ERROR(CheckRows(a));
   int32_t kind;
   AITER_RETURN_IF_ERROR(KindOf(a.quant_type, &kind));
@@ -93,7 +91,7 @@ Status Check(const norm_quant_args& a) {
                        {"scale_ptr", a.scale_ptr}});
 }
 
-Status Check(const norm_bwd_args& a) {
+Status CheckArgs(const norm_bwd_args& a) {
   AITER_RETURN_IF_ERROR(CheckSizes(a));
   AITER_RETURN_IF_ERROR(CheckRange("parts", a.parts, 1, kMaxParts));
   if (a.dbeta_ptr != nullptr && a.dbeta_parts_ptr == nullptr) {
@@ -115,8 +113,7 @@ uint32_t If(bool condition, uint32_t feature) {
 }
 
 uint32_t FeaturesOf(const norm_args& a) {
-  return If(a.cols % kColsMultiple != 0, kNormUnaligned) |
-         If(a.is_layer_norm, kNormLayer) | If(a.is_gemma, kNormGemma) |
+  return If(a.is_layer_norm, kNormLayer) | If(a.is_gemma, kNormGemma) |
          If(a.is_t5, kNormT5) | If(a.weights_are_f32, kNormF32Weights);
 }
 
@@ -135,15 +132,6 @@ uint32_t FeaturesOf(const norm_bwd_args& a) {
   return FeaturesOf(static_cast<const norm_args&>(a)) |
          If(a.dresidual_out_ptr != nullptr, kNormResidual) |
          If(a.dbeta_ptr != nullptr, kNormBeta);
-}
-
-template <typename Args>
-ProblemKey KeyOf(const Args& a) {
-  ProblemKey key;
-  key.data_type = a.data_type;
-  key.dims[0] = static_cast<int32_t>(a.cols);
-  key.features = FeaturesOf(a);
-  return key;
 }
 
 NormParams ParamsOf(const norm_args& a, const ProblemKey& key) {
@@ -172,170 +160,123 @@ Status LaunchNorm(const Driver& driver, const LoadedKernel& loaded,
   return Launch(driver, loaded, &params, /*maps=*/nullptr, stream);
 }
 
-// What every call does before its kernels.
-template <typename Args, typename Plan>
-Status Begin(const Args& args, const Plan& plan, const Driver** driver) {
-  AITER_RETURN_IF_ERROR(Check(args));
-  if (KeyOf(args) != plan.key) {
-    return Status(StatusCode::kFailedPrecondition,
-                  "plan was made for other arguments: columns, data type or "
-                  "what is present differ");
-  }
-  return GetDriver(driver);
-}
+// What the three operations share of it.
+template <typename ArgsOfOp, typename PlanOfOp>
+struct Norm {
+  using Args = ArgsOfOp;
+  using Plan = PlanOfOp;
 
-// Plans of the calls that came without one.
-template <typename Args, typename Plan>
-Status FindPlan(const Args& args, Status (*make)(const Args&, Plan*),
-                const Plan** plan) {
-  static auto* cache = new PlanCache<Plan>;
-  return cache->FindOrMake(args, KeyOf(args), make, plan);
-}
+  static Status Check(const Args& a) { return CheckArgs(a); }
+
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key;
+    key.data_type = a.data_type;
+    key.dims[0] = static_cast<int32_t>(a.cols);
+    key.features = FeaturesOf(a) | Alignment(key);
+    return key;
+  }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    AITER_RETURN_IF_ERROR(
+        ProblemKeyOf(OperationOf<Args>::kName, problem, 1, key));
+    key->features |= Alignment(*key);
+    return CheckRange("cols", key->dims[0], 1, INT32_MAX);
+  }
+
+ private:
+  static uint32_t Alignment(const ProblemKey& key) {
+    return If(key.dims[0] % kColsMultiple != 0, kNormUnaligned);
+  }
+};
+
+struct Fwd : Norm<norm_fwd_args, KernelPlan> {
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    return steps->Add("norm_fwd", key, &plan->kernel);
+  }
+
+  static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
+                       void* stream) {
+    if (args.rows == 0) return Status();
+    NormParams params = ParamsOf(args, plan.key);
+    params.y_ptr = args.y_ptr;
+    params.mean_ptr = args.mean_ptr;
+    params.rstd_ptr = args.rstd_ptr;
+    return LaunchNorm(driver, plan.kernel, params, stream);
+  }
+};
+
+struct Quant : Norm<norm_quant_args, KernelPlan> {
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    return steps->Add("norm_quant", key, &plan->kernel);
+  }
+
+  static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
+                       void* stream) {
+    if (args.rows == 0) return Status();
+    NormParams params = ParamsOf(args, plan.key);
+    params.smooth_ptr = args.smooth_ptr;
+    params.q_ptr = args.q_ptr;
+    params.scale_ptr = args.scale_ptr;
+    params.scale_e8m0_ptr = args.scale_ptr;
+    AITER_RETURN_IF_ERROR(KindOf(args.quant_type, &params.kind));
+    return LaunchNorm(driver, plan.kernel, params, stream);
+  }
+};
+
+struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    const KernelInfo* dx;
+    AITER_RETURN_IF_ERROR(
+        SelectKernel(steps->device(), "norm_bwd_dx", key, &dx));
+    // As many blocks as run at once; a small one shares its multiprocessor.
+    plan->max_parts = std::max(steps->device().multiprocessors, 1) *
+                      (dx->threads <= kSmallBlock ? 2 : 1);
+    // A kernel for any number of columns cannot hold sums for all of them.
+    if (dx->dims[0] == 0) {
+      AITER_RETURN_IF_ERROR(steps->Add("norm_bwd_parts", key, &plan->parts));
+      // Tiles of columns are blocks of their own.
+      int64_t tiles = CeilDiv(key.dims[0], plan->parts.info->tile_n);
+      plan->max_parts =
+          CeilDiv(kBlocksPerMultiprocessor * plan->max_parts, tiles);
+    }
+    AITER_RETURN_IF_ERROR(steps->Add(*dx, &plan->dx));
+    return steps->Add("norm_bwd_dgamma", key, &plan->dgamma);
+  }
+
+  static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
+                       void* stream) {
+    NormParams params = ParamsOf(args, plan.key);
+    params.x_ptr = args.s_ptr;
+    params.dy_ptr = args.dy_ptr;
+    params.dresidual_ptr = args.dresidual_out_ptr;
+    params.mean_ptr = args.mean_ptr;
+    params.rstd_ptr = args.rstd_ptr;
+    params.dx_ptr = args.dx_ptr;
+    params.dgamma_ptr = args.dgamma_ptr;
+    params.dbeta_ptr = args.dbeta_ptr;
+    params.dgamma_parts_ptr = args.dgamma_parts_ptr;
+    params.dbeta_parts_ptr = args.dbeta_parts_ptr;
+    int64_t parts = std::min(args.parts, plan.max_parts);
+    params.parts = static_cast<int32_t>(parts);
+    params.rows_per_part = static_cast<int32_t>(CeilDiv(args.rows, parts));
+    // Without rows the parts are sums of nothing, written all the same.
+    NormParams rows = params;
+    if (plan.parts.info != nullptr) {
+      AITER_RETURN_IF_ERROR(LaunchNorm(driver, plan.parts, params, stream));
+      // Rows do not meet in dx alone: a block for each.
+      rows.parts = std::clamp(params.rows, 1, kMaxRowBlocks);
+      rows.rows_per_part =
+          static_cast<int32_t>(CeilDiv(params.rows, rows.parts));
+    }
+    AITER_RETURN_IF_ERROR(LaunchNorm(driver, plan.dx, rows, stream));
+    return LaunchNorm(driver, plan.dgamma, params, stream);
+  }
+};
 
 }  // namespace
 
-Status norm_fwd_plan(const norm_fwd_args& args, NormFwdPlan* plan) {
-  AITER_RETURN_IF_ERROR(Check(args));
-  plan->key = KeyOf(args);
-  return LoadSteps(plan->key, {{"norm_fwd", true, &plan->fwd}});
-}
-
-Status norm_quant_plan(const norm_quant_args& args, NormQuantPlan* plan) {
-  AITER_RETURN_IF_ERROR(Check(args));
-  plan->key = KeyOf(args);
-  return LoadSteps(plan->key, {{"norm_quant", true, &plan->quant}});
-}
-
-Status norm_bwd_plan(const norm_bwd_args& args, NormBwdPlan* plan) {
-  AITER_RETURN_IF_ERROR(Check(args));
-  plan->key = KeyOf(args);
-  AITER_RETURN_IF_ERROR(
-      LoadSteps(plan->key, {{"norm_bwd_dx", true, &plan->dx},
-                            {"norm_bwd_dgamma", true, &plan->dgamma}}));
-  // A kernel for any number of columns cannot hold sums for all of them.
-  AITER_RETURN_IF_ERROR(LoadSteps(
-      plan->key,
-      {{"norm_bwd_parts", plan->dx.info->dims[0] == 0, &plan->parts}}));
-  Context* context;
-  AITER_RETURN_IF_ERROR(Context::Current(&context));
-  // As many blocks as run at once; a small one shares its multiprocessor.
-  plan->max_parts = std::max(context->device().multiprocessors, 1) *
-                    (plan->dx.info->threads <= kSmallBlock ? 2 : 1);
-  if (plan->parts.info != nullptr) {
-    // Tiles of columns are blocks of their own.
-    int64_t tiles = CeilDiv(args.cols, plan->parts.info->tile_n);
-    plan->max_parts =
-        CeilDiv(kBlocksPerMultiprocessor * plan->max_parts, tiles);
-  }
-  return Status();
-}
-
-Status norm_fwd(const norm_fwd_args& args, const NormFwdPlan& plan,
-                void* stream) {
-  const Driver* driver;
-  AITER_RETURN_IF_ERROR(Begin(args, plan, &driver));
-  if (args.rows == 0) return Status();
-  NormParams params = ParamsOf(args, plan.key);
-  params.y_ptr = args.y_ptr;
-  params.mean_ptr = args.mean_ptr;
-  params.rstd_ptr = args.rstd_ptr;
-  return LaunchNorm(*driver, plan.fwd, params, stream);
-}
-
-Status norm_quant(const norm_quant_args& args, const NormQuantPlan& plan,
-                  void* stream) {
-  const Driver* driver;
-  AITER_RETURN_IF_ERROR(Begin(args, plan, &driver));
-  if (args.rows == 0) return Status();
-  NormParams params = ParamsOf(args, plan.key);
-  params.smooth_ptr = args.smooth_ptr;
-  params.q_ptr = args.q_ptr;
-  params.scale_ptr = args.scale_ptr;
-  params.scale_e8m0_ptr = args.scale_ptr;
-  AITER_RETURN_IF_ERROR(KindOf(args.quant_type, &params.kind));
-  return LaunchNorm(*driver, plan.quant, params, stream);
-}
-
-Status norm_bwd(const norm_bwd_args& args, const NormBwdPlan& plan,
-                void* stream) {
-  const Driver* driver;
-  AITER_RETURN_IF_ERROR(Begin(args, plan, &driver));
-  NormParams params = ParamsOf(args, plan.key);
-  params.x_ptr = args.s_ptr;
-  params.dy_ptr = args.dy_ptr;
-  params.dresidual_ptr = args.dresidual_out_ptr;
-  params.mean_ptr = args.mean_ptr;
-  params.rstd_ptr = args.rstd_ptr;
-  params.dx_ptr = args.dx_ptr;
-  params.dgamma_ptr = args.dgamma_ptr;
-  params.dbeta_ptr = args.dbeta_ptr;
-  params.dgamma_parts_ptr = args.dgamma_parts_ptr;
-  params.dbeta_parts_ptr = args.dbeta_parts_ptr;
-  int64_t parts = std::min(args.parts, plan.max_parts);
-  params.parts = static_cast<int32_t>(parts);
-  params.rows_per_part = static_cast<int32_t>(CeilDiv(args.rows, parts));
-  // Without rows the parts are sums of nothing, written all the same.
-  if (plan.parts.info != nullptr) {
-    AITER_RETURN_IF_ERROR(LaunchNorm(*driver, plan.parts, params, stream));
-    // Rows do not meet in dx alone: a block for each.
-    NormParams rows = params;
-    rows.parts = std::clamp(params.rows, 1, kMaxRowBlocks);
-    rows.rows_per_part = static_cast<int32_t>(CeilDiv(params.rows, rows.parts));
-    AITER_RETURN_IF_ERROR(LaunchNorm(*driver, plan.dx, rows, stream));
-  } else {
-    AITER_RETURN_IF_ERROR(LaunchNorm(*driver, plan.dx, params, stream));
-  }
-  return LaunchNorm(*driver, plan.dgamma, params, stream);
-}
-
-Status norm_fwd_prepare(const norm_fwd_args& args) {
-  const NormFwdPlan* plan;
-  return FindPlan(args, &norm_fwd_plan, &plan);
-}
-
-Status norm_quant_prepare(const norm_quant_args& args) {
-  const NormQuantPlan* plan;
-  return FindPlan(args, &norm_quant_plan, &plan);
-}
-
-Status norm_bwd_prepare(const norm_bwd_args& args) {
-  const NormBwdPlan* plan;
-  return FindPlan(args, &norm_bwd_plan, &plan);
-}
-
-Status norm_fwd(const norm_fwd_args& args, void* stream) {
-  const NormFwdPlan* plan;
-  AITER_RETURN_IF_ERROR(FindPlan(args, &norm_fwd_plan, &plan));
-  return norm_fwd(args, *plan, stream);
-}
-
-Status norm_quant(const norm_quant_args& args, void* stream) {
-  const NormQuantPlan* plan;
-  AITER_RETURN_IF_ERROR(FindPlan(args, &norm_quant_plan, &plan));
-  return norm_quant(args, *plan, stream);
-}
-
-Status norm_bwd(const norm_bwd_args& args, void* stream) {
-  const NormBwdPlan* plan;
-  AITER_RETURN_IF_ERROR(FindPlan(args, &norm_bwd_plan, &plan));
-  return norm_bwd(args, *plan, stream);
-}
-
-Status norm_kernels(NormOp op, DataType data_type, int64_t cols,
-                    const std::string& arch, std::vector<std::string>* names) {
-  norm_args args;
-  args.data_type = data_type;
-  args.cols = cols;
-  AITER_RETURN_IF_ERROR(CheckSizes(args));
-  ProblemKey key = KeyOf(args);
-  if (op == NormOp::kFwd) return NameSteps(key, arch, {"norm_fwd"}, names);
-  if (op == NormOp::kQuant) return NameSteps(key, arch, {"norm_quant"}, names);
-  const KernelInfo* dx;
-  AITER_RETURN_IF_ERROR(
-      SelectKernel(DeviceOfArch(arch), "norm_bwd_dx", key, &dx));
-  std::vector<const char*> ops = {"norm_bwd_dx", "norm_bwd_dgamma"};
-  if (dx->dims[0] == 0) ops.insert(ops.begin(), "norm_bwd_parts");
-  return NameSteps(key, arch, ops, names);
-}
+AITER_DEFINE_OPERATION(norm_fwd, Fwd);
+AITER_DEFINE_OPERATION(norm_quant, Quant);
+AITER_DEFINE_OPERATION(norm_bwd, Bwd);
 
 }  // namespace aiter

@@ -119,6 +119,11 @@ NormParams Params(int launch) {
 
 using Names = std::vector<std::string>;
 
+bool Says(const Status& status, const char* text) {
+  return status.code() == StatusCode::kInvalidArgument &&
+         Contains(status.message(), text);
+}
+
 void TestSelection() {
   NewContext("gfx942");
   CHECK(Run(Forward(8, 2048)) == Names{"fwd_2048_lean"});
@@ -133,14 +138,29 @@ void TestSelection() {
   CHECK(Run(Backward(8, 4104, 4)) == (Names{"parts", "dx_any", "dgamma"}));
 
   Names names;
-  CHECK_OK(norm_kernels(NormOp::kFwd, DataType::kBf16, 2047, "gfx942", &names));
+  CHECK_OK(norm_fwd_kernels({"bf16", {2047}, {}}, "gfx942", &names));
   CHECK(names == Names{"fwd_any"});
-  CHECK_OK(norm_kernels(NormOp::kQuant, DataType::kBf16, 64, "gfx942", &names));
+  CHECK_OK(norm_fwd_kernels({"bf16", {2048}, {"layer"}}, "gfx942", &names));
+  CHECK(names == Names{"fwd_2048_lean"});
+  CHECK_OK(norm_fwd_kernels({"bf16", {2048}, {"residual"}}, "gfx942", &names));
+  CHECK(names == Names{"fwd_2048"});
+  CHECK_OK(norm_fwd_kernels({"bf16", {-1}, {}}, "gfx942", &names));
+  CHECK(names == Names{"fwd_any"});
+  CHECK_OK(norm_quant_kernels({"bf16", {64}, {}}, "gfx942", &names));
   CHECK(names == Names{"quant_any"});
-  CHECK_OK(norm_kernels(NormOp::kBwd, DataType::kBf16, 9, "gfx942", &names));
+  CHECK_OK(norm_bwd_kernels({"bf16", {9}, {}}, "gfx942", &names));
   CHECK(names == (Names{"parts", "dx_any", "dgamma"}));
-  Status status =
-      norm_kernels(NormOp::kFwd, DataType::kFp16, 64, "gfx942", &names);
+  CHECK_OK(norm_bwd_kernels({"bf16", {4096}, {}}, "gfx942", &names));
+  CHECK(names == (Names{"dx_4096", "dgamma"}));
+  CHECK(Says(norm_fwd_kernels({"bf15", {64}, {}}, "gfx942", &names),
+             "dtype is bf15"));
+  CHECK(
+      Says(norm_fwd_kernels({"bf16", {0}, {}}, "gfx942", &names), "cols is 0"));
+  CHECK(Says(norm_fwd_kernels({"bf16", {64, 64}, {}}, "gfx942", &names),
+             "number of dims is 2"));
+  CHECK(Says(norm_fwd_kernels({"bf16", {64}, {"dropout"}}, "gfx942", &names),
+             "features is dropout"));
+  Status status = norm_fwd_kernels({"fp16", {64}, {}}, "gfx942", &names);
   CHECK(status.code() == StatusCode::kUnimplemented);
   CHECK(Contains(status.message(), "norm_fwd"));
 }
@@ -278,7 +298,7 @@ void TestInvalidArguments() {
   CheckRefused(Quantised(8, 64, DataType::kI8), kQuantised);
   CheckRefused(Backward(8, 64, 4), kBackward);
 
-  NormFwdPlan plan;
+  KernelPlan plan;
   CHECK_OK(norm_fwd_plan(Forward(8, 64), &plan));
   CHECK_OK(norm_fwd(Forward(9, 64), plan, nullptr));
   norm_fwd_args add = Forward(8, 64);

@@ -76,14 +76,10 @@ class FfiCall(NamedTuple):
 
 def _kernels(module, arch: str, dtype: str, key: Key):
   op, _, dims, features = key
-  if op == "norm_quant":
-    return module.norm_quant_kernels(arch, dtype, *dims)
-  if op.startswith("norm_"):
-    return module.norm_kernels(op == "norm_bwd", arch, dtype, *dims)
   if op.startswith("quant_"):
     per = ("row", "group", "block", "amax").index(op.removeprefix("quant_"))
     return module.quant_kernels(per, arch, dtype, *dims)
-  raise ValueError(op)
+  return module.kernels(op, arch, dtype, dims, features)
 
 
 def operator(

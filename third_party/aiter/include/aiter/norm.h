@@ -2,16 +2,14 @@
 
 // RMSNorm and LayerNorm, forward and backward, on AMD and NVIDIA GPUs.
 //
-// Calls, plans, streams and devices are as in mha.h.
+// Calls are as in operation.h, streams and devices as in mha.h.
 #ifndef AITER_NORM_H_
 #define AITER_NORM_H_
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "aiter/kernel.h"
-#include "aiter/status.h"
+#include "aiter/operation.h"
 
 namespace aiter {
 
@@ -82,48 +80,19 @@ struct norm_bwd_args : norm_args {
   int64_t parts = 0;
 };
 
-struct NormFwdPlan {
-  ProblemKey key;
-  LoadedKernel fwd;
-};
-
-struct NormQuantPlan {
-  ProblemKey key;
-  LoadedKernel quant;
-};
-
+// Loaded kernels of a backward call.
 struct NormBwdPlan {
   ProblemKey key;
-  LoadedKernel dx;
   LoadedKernel parts;  // Null if dx leaves the parts of dgamma and dbeta too.
+  LoadedKernel dx;
   LoadedKernel dgamma;
   int64_t max_parts = 0;  // No more of args' parts are used.
 };
 
-Status norm_fwd_plan(const norm_fwd_args& args, NormFwdPlan* plan);
-Status norm_quant_plan(const norm_quant_args& args, NormQuantPlan* plan);
-Status norm_bwd_plan(const norm_bwd_args& args, NormBwdPlan* plan);
-
-Status norm_fwd(const norm_fwd_args& args, const NormFwdPlan& plan,
-                void* stream);
-Status norm_quant(const norm_quant_args& args, const NormQuantPlan& plan,
-                  void* stream);
-Status norm_bwd(const norm_bwd_args& args, const NormBwdPlan& plan,
-                void* stream);
-
-Status norm_fwd(const norm_fwd_args& args, void* stream);
-Status norm_quant(const norm_quant_args& args, void* stream);
-Status norm_bwd(const norm_bwd_args& args, void* stream);
-Status norm_fwd_prepare(const norm_fwd_args& args);
-Status norm_quant_prepare(const norm_quant_args& args);
-Status norm_bwd_prepare(const norm_bwd_args& args);
-
-enum class NormOp : uint8_t { kFwd, kQuant, kBwd };
-
-// Names of the kernels that a call would use on a device of architecture
-// `arch`, in launch order. Needs no device.
-Status norm_kernels(NormOp op, DataType data_type, int64_t cols,
-                    const std::string& arch, std::vector<std::string>* names);
+// The size of a problem is cols.
+AITER_OPERATION(norm_fwd, norm_fwd_args, KernelPlan);
+AITER_OPERATION(norm_quant, norm_quant_args, KernelPlan);
+AITER_OPERATION(norm_bwd, norm_bwd_args, NormBwdPlan);
 
 }  // namespace aiter
 

@@ -23,8 +23,13 @@ class PlanCache {
  public:
   using Key = decltype(Plan::key);
 
-  // Sets `*plan` to the current context's plan for `key`, made from `args` by
-  // `make` if there is none yet. It lives as long as the cache.
+  // Sets `*plan` to the current context's plan for `key`, which `make` makes if
+  // there is none yet. It lives as long as the cache.
+  Status FindOrMake(const Key& key, Status (*make)(const Key&, Plan*),
+                    const Plan** plan) {
+    return FindOrMake(key, key, make, plan);
+  }
+
   template <typename Args>
   Status FindOrMake(const Args& args, const Key& key,
                     Status (*make)(const Args&, Plan*), const Plan** plan) {

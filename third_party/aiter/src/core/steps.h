@@ -10,8 +10,36 @@
 
 #include "aiter/kernel.h"
 #include "aiter/status.h"
+#include "third_party/aiter/src/core/code_objects.h"
+#include "third_party/aiter/src/core/driver.h"
 
 namespace aiter {
+
+class Steps {
+ public:
+  // Kernels are loaded in `context`, the current one.
+  explicit Steps(Context* context)
+      : context_(context), device_(context->device()) {}
+
+  // Kernels for architecture `arch` are named, without a device.
+  explicit Steps(const std::string& arch);
+
+  const DeviceInfo& device() const { return device_; }
+
+  // Picks the kernel of `op` for a problem, and adds it.
+  Status Add(const char* op, const ProblemKey& key, LoadedKernel* slot);
+
+  // Adds a kernel that was picked otherwise.
+  Status Add(const KernelInfo& kernel, LoadedKernel* slot);
+
+  // Symbols of the kernels, if they are only named.
+  const std::vector<std::string>& names() const { return names_; }
+
+ private:
+  Context* context_ = nullptr;
+  DeviceInfo device_;
+  std::vector<std::string> names_;
+};
 
 // An operation of a call and where its kernel goes.
 struct Step {

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// An operation of the library as an FFI target. Its buffers are listed once, in
+// the order in which jax/_src/aiter/<family>/op.py passes them, and both stages
+// come of one function that makes the library's arguments of them:
+//
+//   struct FwdBuffers : BufferList {
+//     using BufferList::BufferList;
+//     Buffer x = Operand("x");
+//     Buffer bias = Operand("bias");  // May be absent: see Optional.
+//     Buffer y = Result("y");
+//   };
+//
+//   ffi::Error SetFwd(const FwdBuffers& b, const FwdAttrs& attrs,
+//                     aiter::some_fwd_args* args);
+//
+//   const Family kFamily({TargetOf<SetFwd>()});
+//
+// A result that aliases an operand (`input_output_aliases` of the FFI call) is
+// listed as both. XLA gives the two one address, and has copied the operand
+// there if its caller keeps it: the library reads and writes the result.
+// CheckAliased holds that this is so.
+#ifndef JAXLIB_GPU_OPERATION_H_
+#define JAXLIB_GPU_OPERATION_H_
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "aiter/operation.h"
+#include "aiter/status.h"
+#include "jaxlib/gpu/ffi_util.h"
+#include "jaxlib/gpu/vendor.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax::JAX_GPU_NAMESPACE {
+
+// The buffers of a call, taken by the members of a struct in their order.
+class BufferList {
+ public:
+  BufferList(ffi::RemainingArgs operands, ffi::RemainingRets results)
+      : operands_(operands), results_(results) {}
+
+  // Whether the members took all buffers and no more.
+  ffi::Error CheckNumbers(const char* op) const {
+    AITER_FFI_RETURN_IF_ERROR(
+        CheckNumber(op, "operands", operands_.size(), num_operands_));
+    return CheckNumber(op, "results", results_.size(), num_results_);
+  }
+
+ protected:
+  Buffer Operand(const char* name) {
+    auto buffer = operands_.get<ffi::AnyBuffer>(num_operands_++);
+    return buffer ? Buffer(name, *buffer) : Missing(name);
+  }
+
+  Buffer Result(const char* name) {
+    auto buffer = results_.get<ffi::AnyBuffer>(num_results_++);
+    return buffer ? Buffer(name, **buffer) : Missing(name);
+  }
+
+ private:
+  static Buffer Missing(const char* name) {
+    static const XLA_FFI_Buffer kNone = {};
+    return Buffer(name, ffi::AnyBuffer(&kNone));
+  }
+
+  static ffi::Error CheckNumber(const char* op, const char* what, size_t given,
+                                size_t taken) {
+    if (given == taken) return ffi::Error::Success();
+    return Invalid(op, "has " + std::to_string(given) + " " + what,
+                   "have " + std::to_string(taken));
+  }
+
+  ffi::RemainingArgs operands_;
+  ffi::RemainingRets results_;
+  size_t num_operands_ = 0;
+  size_t num_results_ = 0;
+};
+
+// An FFI target.
+struct Target {
+  const char* op;  // Its name, but for the platform's prefix.
+  // Picks the kernels and loads them on the device.
+  XLA_FFI_Handler* initialize;
+  // Packs the arguments and launches. No state is kept in the executable.
+  XLA_FFI_Handler* execute;
+  aiter::Status (*kernels)(const aiter::Problem& problem,
+                           const std::string& arch,
+                           std::vector<std::string>* names);
+};
+
+using Targets = std::vector<Target>;
+
+namespace internal {
+
+template <typename Set>
+struct Signature;
+
+template <typename BufferStruct, typename AttrStruct, typename ArgStruct>
+struct Signature<ffi::Error (*)(const BufferStruct&, const AttrStruct&,
+                                ArgStruct*)> {
+  using Buffers = BufferStruct;
+  using Attrs = AttrStruct;
+  using Args = ArgStruct;
+};
+
+template <auto kSet>
+struct Handlers {
+  using Buffers = typename Signature<decltype(kSet)>::Buffers;
+  using Attrs = typename Signature<decltype(kSet)>::Attrs;
+  using Args = typename Signature<decltype(kSet)>::Args;
+  using Op = aiter::OperationOf<Args>;
+
+  static ffi::Error SetArgs(ffi::RemainingArgs operands,
+                            ffi::RemainingRets results, const Attrs& attrs,
+                            Args* args) {
+    const Buffers buffers(operands, results);
+    AITER_FFI_RETURN_IF_ERROR(buffers.CheckNumbers(Op::kName));
+    return kSet(buffers, attrs, args);
+  }
+
+  static ffi::Error Prepare(ffi::RemainingArgs operands,
+                            ffi::RemainingRets results, Attrs attrs) {
+    Args args;
+    AITER_FFI_RETURN_IF_ERROR(SetArgs(operands, results, attrs, &args));
+    return ToError(Op::kPrepare(args));
+  }
+
+  static ffi::Error Run(gpuStream_t stream, ffi::RemainingArgs operands,
+                        ffi::RemainingRets results, Attrs attrs) {
+    Args args;
+    AITER_FFI_RETURN_IF_ERROR(SetArgs(operands, results, attrs, &args));
+    return ToError(Op::kRun(args, stream));
+  }
+
+  static XLA_FFI_Error* Initialize(XLA_FFI_CallFrame* frame) {
+    static auto* handler = ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>()
+                               .RemainingArgs()
+                               .RemainingRets()
+                               .template Attrs<Attrs>()
+                               .To(&Prepare)
+                               .release();
+    return handler->Call(frame);
+  }
+
+  static XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
+    static auto* handler = ffi::Ffi::Bind()
+                               .Ctx<ffi::PlatformStream<gpuStream_t>>()
+                               .RemainingArgs()
+                               .RemainingRets()
+                               .template Attrs<Attrs>()
+                               .To(&Run, {ffi::Traits::kCmdBufferCompatible})
+                               .release();
+    return handler->Call(frame);
+  }
+};
+
+}  // namespace internal
+
+// The targets of a family. aiter_<family>.cc has one such object, and the
+// module registers the targets of all.
+class Family {
+ public:
+  explicit Family(Targets targets)
+      : targets_(std::move(targets)), next_(first_) {
+    first_ = this;
+  }
+
+  const Targets& targets() const { return targets_; }
+  const Family* next() const { return next_; }
+  static const Family* first() { return first_; }
+
+ private:
+  Targets targets_;
+  const Family* next_;
+  inline static const Family* first_ = nullptr;
+};
+
+// The target of the operation whose arguments `kSet` makes.
+template <auto kSet>
+Target TargetOf() {
+  using H = internal::Handlers<kSet>;
+  return {H::Op::kName, H::Initialize, H::Execute, H::Op::kKernels};
+}
+
+}  // namespace jax::JAX_GPU_NAMESPACE
+
+#endif  // JAXLIB_GPU_OPERATION_H_
