@@ -308,7 +308,7 @@ Status LaunchGemm(const Driver& driver, const GemmPlan& plan,
     AITER_RETURN_IF_ERROR(EncodeTensorMap(
         driver, kernel, spec, Mapped(spec, args, params), &maps[i]));
   }
-  return Launch(driver, loaded, &params, maps, stream);
+  return LaunchKernel(driver, loaded, &params, stream, maps);
 }
 
 // The arguments of `batch` batches from number `first` on.

@@ -79,7 +79,7 @@ Status LaunchMha(const Driver& driver, const LoadedKernel& loaded,
     AITER_RETURN_IF_ERROR(EncodeTensorMap(
         driver, kernel, spec, Mapped(spec.tensor, kernel, params), &maps[i]));
   }
-  return Launch(driver, loaded, &params, maps, stream);
+  return LaunchKernel(driver, loaded, &params, stream, maps);
 }
 
 }  // namespace aiter

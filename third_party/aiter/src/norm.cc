@@ -155,11 +155,6 @@ NormParams ParamsOf(const norm_rows_args& a, const ProblemKey& key) {
   return p;
 }
 
-Status LaunchNorm(const Driver& driver, const LoadedKernel& loaded,
-                  const NormParams& params, void* stream) {
-  return Launch(driver, loaded, &params, /*maps=*/nullptr, stream);
-}
-
 // What the three operations share of it.
 template <typename ArgsOfOp, typename PlanOfOp>
 struct Norm {
@@ -201,7 +196,7 @@ struct Fwd : Norm<norm_fwd_args, KernelPlan> {
     params.y_ptr = args.y_ptr;
     params.mean_ptr = args.mean_ptr;
     params.rstd_ptr = args.rstd_ptr;
-    return LaunchNorm(driver, plan.kernel, params, stream);
+    return LaunchKernel(driver, plan.kernel, &params, stream);
   }
 };
 
@@ -219,7 +214,7 @@ struct Quant : Norm<norm_quant_args, KernelPlan> {
     params.scale_ptr = args.scale_ptr;
     params.scale_e8m0_ptr = args.scale_ptr;
     AITER_RETURN_IF_ERROR(KindOf(args.quant_type, &params.kind));
-    return LaunchNorm(driver, plan.kernel, params, stream);
+    return LaunchKernel(driver, plan.kernel, &params, stream);
   }
 };
 
@@ -262,14 +257,14 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
     // Without rows the parts are sums of nothing, written all the same.
     NormParams rows = params;
     if (plan.parts.info != nullptr) {
-      AITER_RETURN_IF_ERROR(LaunchNorm(driver, plan.parts, params, stream));
+      AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.parts, &params, stream));
       // Rows do not meet in dx alone: a block for each.
       rows.parts = std::clamp(params.rows, 1, kMaxRowBlocks);
       rows.rows_per_part =
           static_cast<int32_t>(CeilDiv(params.rows, rows.parts));
     }
-    AITER_RETURN_IF_ERROR(LaunchNorm(driver, plan.dx, rows, stream));
-    return LaunchNorm(driver, plan.dgamma, params, stream);
+    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.dx, &rows, stream));
+    return LaunchKernel(driver, plan.dgamma, &params, stream);
   }
 };
 

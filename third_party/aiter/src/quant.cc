@@ -219,7 +219,7 @@ Status LaunchQuant(const quant_args& a, const LoadedKernel& loaded,
     params.tiles_m = static_cast<int32_t>(tiles_m);
     params.tiles_n = static_cast<int32_t>(tiles_n);
   }
-  return Launch(*driver, loaded, &params, /*maps=*/nullptr, stream);
+  return LaunchKernel(*driver, loaded, &params, stream);
 }
 
 PlanCache<QuantPlan>& Plans() {

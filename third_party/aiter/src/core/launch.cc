@@ -82,8 +82,8 @@ Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,
       std::string("Encoding a tensor map of kernel ") + kernel.symbol);
 }
 
-Status Launch(const Driver& driver, const LoadedKernel& loaded,
-              const void* params, const TensorMap* maps, void* stream) {
+Status LaunchKernel(const Driver& driver, const LoadedKernel& loaded,
+                    const void* params, void* stream, const TensorMap* maps) {
   const KernelInfo& kernel = *loaded.info;
   int64_t sizes[3] = {1, 1, 1};
   kernel.grid->sizes(kernel, params, sizes);

@@ -35,8 +35,9 @@ Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,
 
 // Launches a kernel on its grid; nothing if that is empty. `params` is what its
 // packing function and its grid take.
-Status Launch(const Driver& driver, const LoadedKernel& kernel,
-              const void* params, const TensorMap* maps, void* stream);
+Status LaunchKernel(const Driver& driver, const LoadedKernel& kernel,
+                    const void* params, void* stream,
+                    const TensorMap* maps = nullptr);
 
 // Sets `bytes` bytes of device memory to 0; nothing if there are none.
 Status FillZero(const Driver& driver, const void* address, int64_t bytes,
