@@ -7,6 +7,12 @@ from jax._src.aiter.attention.api import (
     flash_attn_varlen,
 )
 from jax._src.aiter.core import dispatch as _dispatch
+from jax._src.aiter.core.layouts import (
+    shuffle_scale,
+    shuffle_weight,
+    unshuffle_scale,
+    unshuffle_weight,
+)
 from jax._src.aiter.gemm.api import (
     flatmm_fp8,
     gemm,
@@ -35,12 +41,8 @@ from jax._src.aiter.quant.api import (
     per_group_quant,
     per_tensor_quant,
     per_token_quant,
-    shuffle_scale,
-    shuffle_weight,
     smooth_quant,
     unpack_e2m1,
-    unshuffle_scale,
-    unshuffle_weight,
 )
 
 EXPORT_CHECKS = _dispatch.export_checks()

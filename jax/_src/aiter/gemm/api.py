@@ -16,11 +16,10 @@ import jax.numpy as jnp
 
 import jax
 from jax import lax
-from jax._src.aiter.core import arguments
+from jax._src.aiter.core import arguments, layouts
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.gemm import op as gemm_op
 from jax._src.aiter.gemm.op import BLOCK, MX_BLOCK, Config, Operands
-from jax._src.aiter.quant import api as quant
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
@@ -75,7 +74,7 @@ def _activation(function: str, value: Any) -> str | None:
 def _unshuffled(function: str, shuffled: Any, b):
   if not arguments.flag(function, "b_shuffled", shuffled):
     return b
-  return quant.unshuffle_weight(b)
+  return layouts.unshuffle_weight(b)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
@@ -422,7 +421,7 @@ def gemm_fp4(
       scale = lax.bitcast_convert_type(scale, jnp.uint8)
     shape = (*t.shape[:-1], -(-t.shape[-1] * 2 // MX_BLOCK))
     if shuffled:
-      scale = quant.unshuffle_scale(scale, shape[-2:])
+      scale = layouts.unshuffle_scale(scale, shape[-2:])
     if scale.shape != shape:
       raise arguments.bad(function, name, arguments.describe(scale),
                           f"shape {list(shape)}")

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import jax
-from jax._src.aiter.core import rounding
+from jax._src.aiter.core import dims, layouts, rounding
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, rows_lead
 from jax._src.aiter.core.partition import in_auto_mode
@@ -23,8 +23,6 @@ from jax._src.aiter.core.partition import in_auto_mode
 BLOCK = 128  # Rows and columns that share a scale.
 # Columns of which a kernel returns the largest magnitude; quant.h has it too.
 _AMAX_COLS = 4096
-# Rows and columns of a shuffled array of scales are multiples of these.
-SCALE_TILE = (256, 8)
 _PER = ("row", "group", "block", "amax")
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
@@ -99,16 +97,6 @@ class Quantised(NamedTuple):
 # The formulas in jax.numpy
 
 
-def shuffle(scale):
-  """[..., m, g] -> the same padded and in the order of scaled MFMA."""
-  *lead, m, g = scale.shape
-  pad = [(0, -size % tile) for size, tile in zip((m, g), SCALE_TILE)]
-  m, g = m + pad[0][1], g + pad[1][1]
-  scale = jnp.pad(scale, [(0, 0)] * len(lead) + pad)
-  tiles = scale.reshape(-1, m // 32, 2, 16, g // 8, 2, 4)
-  return tiles.transpose(0, 1, 4, 6, 3, 5, 2).reshape(*lead, m, g)
-
-
 def _fold(cfg: Config, t, cols: int):
   """[..., m, n] with tiles as dimensions, of a tiled call."""
   if t is None or not cfg.tiled:
@@ -150,8 +138,8 @@ def reference(cfg: Config, operands: Operands) -> Quantised:
   cols = max(min(cols or n, n), 1)
   whole = jnp.pad(x, [(0, 0)] * len(lead) + [(0, -n % cols)])
   if rows > 1:
-    whole = jnp.pad(whole, [(0, 0)] * (x.ndim - 2)
-                    + [(0, -lead[-1] % rows), (0, 0)])
+    more = dims.round_up(lead[-1], rows) - lead[-1]
+    whole = jnp.pad(whole, [(0, 0)] * (x.ndim - 2) + [(0, more), (0, 0)])
     lead = [*lead[:-1], whole.shape[-2] // rows]
   # [..., rows' tiles, rows, columns' tiles, columns]
   tiles = whole.reshape(*lead, rows, -(-n // cols), cols)
@@ -174,7 +162,8 @@ def reference(cfg: Config, operands: Operands) -> Quantised:
     scale = scale[..., 0] if n else rounding.f32_scale(jnp.zeros(lead), kind)
   if cfg.transposed:
     scale = scale.swapaxes(-1, -2)
-  return Quantised(q, shuffle(scale) if cfg.shuffled else scale)
+  return Quantised(q, layouts.shuffle_scale(scale) if cfg.shuffled
+                   else scale)
 
 
 # -----------------------------------------------------------------------------
