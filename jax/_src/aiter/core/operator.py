@@ -5,15 +5,16 @@ An operator is a function of static facts, which hash, and of trees of arrays:
 
   norm_fwd = operator(
       target="norm_fwd", kernel=_fwd_kernel, reference=reference_fwd,
-      specs=_fwd_specs, split=_ROWS, serves=_serves("norm_fwd"),
+      specs=_fwd_specs, split=("r",), serves=_serves, dtypes=_DTYPES,
       batch=rows_lead(columns=("gamma", "beta")))
-  norm = differentiable(_norm, _norm_bwd, save=_norm_fwd)
+  norm = differentiable(_norm, _backward, save=_save, tangent=_tangent)
 
-  out = norm_fwd(cfg, Rows(x, None, gamma, None))
+  out = norm(cfg, Rows(x, None, gamma, None))
 
 A call passes these layers, each unaware of the ones above it:
-  differentiable  gradients, of the arguments that are differentiated alone
-  explicit axes   a mesh's explicit axes, from the names of dimensions
+  differentiable  gradients by kernels, tangents by the formula
+  custom_jvp      an operator's derivative is that of its reference
+  explicit axes   a mesh's, by the names of dimensions
   custom_vmap     the operator's own rule
   partitioned     named dimensions, over a mesh's devices
   run             kernel or reference, as the platform has it
@@ -25,7 +26,6 @@ whether the caller donates it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ from jax.custom_derivatives import SymbolicZero
 import jax
 from jax import lax
 from jax._src.aiter.core import dispatch
+from jax._src.aiter.core.linear import linear_map
 from jax._src.aiter.core.partition import (
     in_auto_mode,
     partitioned,
@@ -154,6 +155,7 @@ def operator(
 
     return call
 
+  @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
   def op(cfg, *args):
     types = jax.tree.map(jax.typeof, args)
     mesh = jax.tree.leaves(types)[0].sharding.mesh
@@ -161,6 +163,15 @@ def operator(
       return mappable(cfg)(*args)
     return in_auto_mode(mappable(cfg), mesh,
                         specs_by_name(mesh, *specs(cfg, *args), types), *args)
+
+  @functools.partial(op.defjvp, symbolic_zeros=True)
+  def _(cfg, args, tangents):
+    out = op(cfg, *args)
+    formula = functools.partial(
+        formula_jvp, functools.partial(reference, cfg))
+    return out, _in_auto_mode_like(
+        formula, jax.tree.map(jax.typeof, out), args,
+        jax.tree.map(_moving, tangents))
 
   op.run, op.unserved = run, unserved
   return op
@@ -195,62 +206,32 @@ def rows_lead(columns: tuple[str, ...] = ()) -> Callable[..., Any]:
   return batch
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Static:
-  """What a backward pass knows of the arguments beside arrays.
-
-  Attributes:
-    wanted: for each array whether its gradient is wanted.
-    types: the arrays' types.
-    tree: the structure of the arguments.
-  """
-  wanted: tuple[bool, ...]
-  types: tuple[Any, ...]
-  tree: Any
+def _moving(t):
+  """A tangent or cotangent, or None if it is known to be 0."""
+  if isinstance(t, SymbolicZero) or t.dtype == jax.dtypes.float0:
+    return None
+  return t
 
 
-def differentiable(fun: Callable[..., Any], backward: Callable[..., Any], *,
-                   save: Callable[..., Any]) -> Callable[..., Any]:
-  """fun, with gradients.
+def formula_jvp(fun: Callable[..., Any], args, tangents):
+  """The tangents of fun(*args).
 
   Args:
-    fun: (cfg, *args) -> results.
-    backward: (cfg, wanted, saved, cotangents) -> gradients, a tuple of trees
-      like args. `wanted` is such a tuple of bools; what it has not may have
-      None for a gradient. A cotangent that is 0 is None. A gradient may have
-      another float dtype than its array, and another sharding.
-    save: (cfg, *args) -> (results, saved), which a call runs instead of fun if
-      it is differentiated.
-
-  Returns:
-    A function like fun.
+    fun: a function in jax.numpy.
+    args: its arguments, trees of arrays.
+    tangents: like args, with None for 0.
   """
-  call = jax.custom_vjp(fun, nondiff_argnums=(0,))
+  leaves, tree = jax.tree.flatten(args)
+  moving = tree.flatten_up_to(tangents)
+  at = [i for i, t in enumerate(moving) if t is not None]
 
-  def forward(cfg, *args):
-    marked, tree = jax.tree.flatten(
-        args, is_leaf=lambda t: hasattr(t, "perturbed"))
-    arrays = [t.value for t in marked]
-    results, saved = save(cfg, *jax.tree.unflatten(tree, arrays))
-    return results, (saved, _Static(
-        tuple(t.perturbed for t in marked), tuple(map(jax.typeof, arrays)),
-        tree))
+  def of(*some):
+    full = list(leaves)
+    for i, t in zip(at, some):
+      full[i] = t
+    return fun(*jax.tree.unflatten(tree, full))
 
-  def reverse(cfg, residuals, cotangents):
-    saved, static = residuals
-    wanted = jax.tree.unflatten(static.tree, static.wanted)
-    cotangents = jax.tree.map(
-        lambda t: None if isinstance(t, SymbolicZero) else t, cotangents,
-        is_leaf=lambda t: isinstance(t, SymbolicZero))
-    grads = backward(cfg, wanted, saved, cotangents)
-    grads = static.tree.flatten_up_to(grads)
-    return jax.tree.unflatten(static.tree, [
-        _as_type(t, like) if want else None
-        for t, like, want in zip(grads, static.types, static.wanted)])
-
-  call.defvjp(forward, reverse, symbolic_zeros=True)
-  return call
+  return jax.jvp(of, [leaves[i] for i in at], [moving[i] for i in at])[1]
 
 
 def _as_type(gradient, like):
@@ -258,3 +239,65 @@ def _as_type(gradient, like):
   if gradient is None:
     return None
   return resharded(gradient.astype(like.dtype), like.sharding.spec)
+
+
+def _in_auto_mode_like(fun, types, *args):
+  """fun(*args), on a mesh with explicit axes sharded as types."""
+  mesh = jax.tree.leaves(types)[0].sharding.mesh
+  return in_auto_mode(
+      fun, mesh, jax.tree.map(lambda t: t.sharding.spec, types), *args)
+
+
+def differentiable(
+    fun: Callable[..., Any],
+    backward: Callable[..., Any],
+    *,
+    save: Callable[..., Any],
+    tangent: Callable[..., Any],
+) -> Callable[..., Any]:
+  """fun with a derivative: backwards by kernels, forwards by the formula.
+
+  Backward kernels are operators, so the second derivative is that of their
+  references.
+
+  Args:
+    fun: (cfg, *args) -> results.
+    backward: (cfg, wanted, saved, cotangents) -> gradients, a tuple of trees
+      like args. `wanted` is such a tuple of bools; what is not wanted may have
+      None for a gradient. A cotangent that is 0 is None. A gradient may have
+      another float dtype than its array, and another sharding.
+    save: (cfg, *args) -> (results, saved), which a call runs instead of fun if
+      it is differentiated.
+    tangent: (cfg, saved, tangents) -> the results' tangents, in jax.numpy; of
+      tangents like args with None for 0. See formula_jvp.
+
+  Returns:
+    A function like fun.
+  """
+  call = jax.custom_jvp(fun, nondiff_argnums=(0,))
+
+  @functools.partial(call.defjvp, symbolic_zeros=True)
+  def _(cfg, args, tangents):
+    results, saved = save(cfg, *args)
+    types, out_tree = jax.tree.flatten(jax.tree.map(jax.typeof, results))
+    like, tree = jax.tree.flatten(jax.tree.map(jax.typeof, args))
+    kept, saved_tree = jax.tree.flatten(saved)
+    moving = [_moving(t) for t in jax.tree.leaves(tangents)]
+    wanted = jax.tree.unflatten(tree, [t is not None for t in moving])
+
+    def forward(kept, moving):
+      out = _in_auto_mode_like(
+          functools.partial(tangent, cfg), out_tree.unflatten(types),
+          jax.tree.unflatten(saved_tree, kept),
+          jax.tree.unflatten(tree, moving))
+      return out_tree.flatten_up_to(out)
+
+    def reverse(kept, cotangents):
+      grads = backward(cfg, wanted, jax.tree.unflatten(saved_tree, kept),
+                       jax.tree.unflatten(out_tree, cotangents))
+      return list(map(_as_type, tree.flatten_up_to(grads), like))
+
+    dots = linear_map(forward, reverse, types, kept, moving)
+    return results, jax.tree.unflatten(out_tree, dots)
+
+  return call

@@ -20,6 +20,7 @@ from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import (
     Key,
     differentiable,
+    formula_jvp,
     operator,
     rows_lead,
     with_axis,
@@ -385,27 +386,48 @@ def whole_columns(rows: Rows) -> Rows:
       else resharded(rows.residual, spec))
 
 
+class _Kept(NamedTuple):
+  """What a gradient needs: what was normalised, as x or as the sum."""
+  x: jax.Array | None
+  residual_out: jax.Array | None
+  gamma: jax.Array
+  mean: jax.Array
+  rstd: jax.Array
+
+
 def _save(cfg: Config, rows: Rows):
   out = norm_fwd(cfg, rows)
-  s = rows.x if out.residual_out is None else out.residual_out
-  return (out.y, out.residual_out), (s, rows.gamma, out.mean, out.rstd)
+  return (out.y, out.residual_out), _Kept(
+      rows.x if rows.residual is None else None, out.residual_out, rows.gamma,
+      out.mean, out.rstd)
 
 
-def _norm(cfg: Config, rows: Rows):
-  """(y, residual_out); residual_out may be None."""
-  return _save(cfg, rows)[0]
-
-
-def _backward(cfg: Config, wanted, saved, cotangents):
+def _backward(cfg: Config, wanted, kept: _Kept, cotangents):
   dy, dresidual_out = cotangents
-  s, gamma, mean, rstd = saved
+  s = kept.x if kept.residual_out is None else kept.residual_out
   if dy is None:
     dy = jnp.zeros_like(s)
   wanted, = wanted
-  with_beta = bool(wanted.beta)
   dx, dgamma, dbeta = norm_bwd(
-      BwdConfig(cfg, with_beta), Saved(dy, dresidual_out, s, gamma, mean, rstd))
-  return (Rows(dx, dx if wanted.residual else None, dgamma, dbeta),)
+      BwdConfig(cfg, bool(wanted.beta)),
+      Saved(dy, dresidual_out, s, *kept[2:]))
+  return (Rows(dx, dx if kept.x is None else None, dgamma, dbeta),)
 
 
-norm = differentiable(_norm, _backward, save=_save)
+def _tangent(cfg: Config, kept: _Kept, tangents):
+  """The formula's, of the norm of what was saved; beta is not in it."""
+  tangents, = tangents
+  moving = [t for t in tangents[:2] if t is not None]
+  ds = sum(moving[1:], moving[0]) if moving else None
+  s = kept.x if kept.residual_out is None else kept.residual_out
+  beta = None if tangents.beta is None else jnp.zeros_like(tangents.beta)
+  dy = formula_jvp(
+      lambda rows: reference_fwd(cfg, rows).y,
+      (Rows(s, None, kept.gamma, beta),),
+      (Rows(ds, None, tangents.gamma, tangents.beta),))
+  return dy, None if kept.x is not None else ds
+
+
+# (Config, Rows) -> (y, residual_out); residual_out may be None.
+norm = differentiable(lambda cfg, rows: _save(cfg, rows)[0], _backward,
+                      save=_save, tangent=_tangent)
