@@ -163,6 +163,28 @@ NN = [
     ("scale", TypeError, dict(scale="1"), ["scale"]),
     ("residual", TypeError, dict(return_residual=1), ["return_residual"]),
 ]
+# Name, function, the argument that is named, replaced ones, what is said.
+LENGTHS = [
+    ("decreasing", aiter.flash_attn_varlen, "cu_seqlens_q",
+     dict(cu_seqlens_q=[0, 6, 4]), ["[0 6 4]", "add up"]),
+    ("negative", aiter.flash_attn_varlen, "cu_seqlens_k",
+     dict(cu_seqlens_k=[-1, 6, 12]), ["[-1  6 12]", "from 0"]),
+    ("oversized", aiter.flash_attn_varlen, "cu_seqlens_q",
+     dict(cu_seqlens_q=[0, 3, 9]), ["[0 3 9]", "at most 8 rows"]),
+    ("past_the_end", aiter.flash_attn_varlen, "cu_seqlens_k",
+     dict(cu_seqlens_k=[0, 6, 10], cu_seqlens_k_padded=[0, 9, 12]),
+     ["[ 0  6 10]", "end by row 12", "[ 0  9 12]"]),
+    ("padded_decreasing", aiter.flash_attn_varlen, "cu_seqlens_q_padded",
+     dict(cu_seqlens_q=[0, 3, 6], cu_seqlens_q_padded=[0, 5, 4]), ["[0 5 4]"]),
+    ("many", aiter.flash_attn_varlen, "cu_seqlens_q", dict(
+        cu_seqlens_q=[*range(1, 9), 5], cu_seqlens_k=[*range(9)]), ["..."]),
+    ("dense_decreasing", aiter.flash_attn_func, "cu_seqlens_kv",
+     dict(cu_seqlens_kv=[0, 12, 11]), ["[ 0 12 11]"]),
+    ("dense_oversized", aiter.flash_attn_func, "cu_seqlens_q",
+     dict(cu_seqlens_q=[0, 9, 12]), ["[ 0  9 12]", "at most 8 rows"]),
+    ("nn_negative", aiter.dot_product_attention, "query_seq_lengths",
+     dict(query_seq_lengths=[-1, 3]), ["[-1  3]"]),
+]
 
 
 class ErrorsTest(parameterized.TestCase):
@@ -191,6 +213,21 @@ class ErrorsTest(parameterized.TestCase):
   @parameterized.named_parameters(*NN)
   def test_dot_product_attention(self, error, replaced, words):
     self.check(aiter.dot_product_attention, JAX_NN, error, replaced, words)
+
+  @parameterized.named_parameters(*LENGTHS)
+  def test_lengths(self, fn, name, replaced, words):
+    """Values of lengths that cannot be, where they are at hand."""
+    good = {aiter.flash_attn_func: DENSE, aiter.flash_attn_varlen: PACKED,
+            aiter.dot_product_attention: JAX_NN}[fn]
+    cpu = jax.local_devices(backend="cpu")[0]
+    for to in (np.array, functools.partial(jax.device_put, device=cpu)):
+      given = {n: to(np.array(t)) for n, t in replaced.items()}
+      with self.assertRaises(ValueError) as caught:
+        fn(**{**good, **given})
+      for word in (fn.__name__, name, *words):
+        self.assertIn(word, str(caught.exception))
+    # Traced values are not known.
+    jax.eval_shape(functools.partial(fn, **good), **given)
 
   @parameterized.parameters("dropout_p", "softmax_scale", "logits_soft_cap")
   def test_traced_number(self, name):

@@ -271,6 +271,20 @@ class NumbersTest(NormTestCase):
       self.assertEqual(y.shape, shape)
       np.testing.assert_array_equal(vjp(y)[1], 0)
 
+  @parameterized.parameters((3, 0), (0, 0), (2, 3, 0))
+  def test_no_columns(self, *shape):
+    """Rows of nothing stay rows of nothing, and so do their gradients."""
+    x, none = jnp.zeros(shape), jnp.zeros(0)
+    for fn, args, results in (
+        (aiter.rms_norm, (x, none), 1),
+        (aiter.layer_norm, (x, none, none), 1),
+        (aiter.rms_norm_with_add, (x, x, none), 2),
+        (aiter.layer_norm_with_add, (x, x, none, none), 2)):
+      out, vjp = jax.vjp(fn, *args)
+      self.assertEqual([t.shape for t in jax.tree.leaves(out)],
+                       [shape] * results)
+      self.assertEqual([t.shape for t in vjp(out)], [t.shape for t in args])
+
   def test_same_bits(self):
     """Backward is deterministic."""
     case = Case(lead=(machine.size(4000, 100, 70),), layer=True, residual=True)
@@ -422,6 +436,19 @@ class QuantTest(NormTestCase):
       q, scale = aiter.layer_norm_quant(
           jnp.zeros((0, 64)), None, None, quant_dtype=quant)
       self.assertEqual((q.shape[0], scale.shape[0]), (0, 0))
+
+  def test_no_columns(self):
+    """What is divided by is that of zeros, where a row has a scale."""
+    for quant in QUANT:
+      q, scale, s = aiter.rms_norm_with_add_quant(
+          *[jnp.zeros((3, 0))] * 2, jnp.zeros(0), quant_dtype=quant)
+      self.assertEqual((q.shape, s.shape), ((3, 0), (3, 0)))
+      _, of_zeros = aiter.rms_norm_quant(
+          jnp.zeros((3, 32)), jnp.zeros(32), quant_dtype=quant)
+      if quant == "mxfp4":
+        self.assertEqual(scale.shape, (3, 0))
+      else:
+        np.testing.assert_array_equal(scale, of_zeros)
 
   @hypothesis.settings(max_examples=machine.size(40, 25, 6))
   @hypothesis.given(st.data())

@@ -54,17 +54,10 @@ def _static_arguments(function, dropout_p, softmax_scale, causal, window_size,
   number = functools.partial(arguments.number, function)
   accepted = ("(left, right) or (left, right, sink_tokens), integers, each side"
               " >= 0 or -1 for unbounded, sink_tokens >= 0")
-  try:
-    window = tuple(window_size)
-  except TypeError:
-    raise bad(function, "window_size", repr(window_size), accepted,
-               TypeError) from None
-  if len(window) not in (2, 3):
-    raise bad(function, "window_size", repr(window_size), accepted)
-  left, right = (number("window_size", w, accepted, lambda w: w >= -1, int)
-                 for w in window[:2])
-  sink_tokens = number("window_size", window[2], accepted, lambda w: w >= 0,
-                       int) if len(window) == 3 else 0
+  left, right, *rest = arguments.integers(
+      function, "window_size", window_size, accepted, lambda w: w >= -1, (2, 3))
+  sink_tokens = number("window_size", rest[0], accepted, lambda w: w >= 0,
+                       int) if rest else 0
   # float32, as the kernels get it: the mask's threshold is the same everywhere.
   dropout_p = number("dropout_p", dropout_p, "0 <= dropout_p < 1",
                      lambda p: 0 <= p and np.float32(p) < 1)
@@ -86,31 +79,31 @@ def _check_qkv(call: _Call, q, k, v, packed: bool):
   for name, t in zip(call.names, (q, k, v)):
     if t.dtype.name not in _DTYPES:
       raise bad(call.function, f"{name}'s dtype", t.dtype,
-                 " or ".join(_DTYPES), TypeError)
+                " or ".join(_DTYPES), TypeError)
     if t.ndim != (3 if packed else 4):
       raise bad(call.function, name, describe(t), f"rank {3 if packed else 4}"
-                 f" {layout}")
+                f" {layout}")
   if not q.dtype == k.dtype == v.dtype:
     raise bad(call.function, f"the dtype of {nq}, {nk}, {nv}",
-               f"{q.dtype}, {k.dtype}, {v.dtype}", "one dtype for all three",
-               TypeError)
+              f"{q.dtype}, {k.dtype}, {v.dtype}", "one dtype for all three",
+              TypeError)
   if k.shape[:-1] != v.shape[:-1]:
     raise bad(call.function, nv, describe(v),
-               f"{list(k.shape[:-1])} + [head_dim], as {nk}")
+              f"{list(k.shape[:-1])} + [head_dim], as {nk}")
   if q.shape[-1] != k.shape[-1]:
     raise bad(call.function, f"{nk}'s head_dim", k.shape[-1],
-               f"{q.shape[-1]}, as {nq}")
+              f"{q.shape[-1]}, as {nq}")
   if not packed and q.shape[0] != k.shape[0]:
     raise bad(call.function, f"{nk}'s batch", k.shape[0],
-               f"{q.shape[0]}, as {nq}")
+              f"{q.shape[0]}, as {nq}")
   for name, t in ((nq, q), (nv, v)):
     if not 1 <= t.shape[-1] <= _MAX_HEAD_DIM:
       raise bad(call.function, f"{name}'s head_dim", t.shape[-1],
-                 f"1 to {_MAX_HEAD_DIM}")
+                f"1 to {_MAX_HEAD_DIM}")
   hq, hk = q.shape[-2], k.shape[-2]
   if hq < 1 or hk < 1 or hq % hk:
     raise bad(call.function, f"heads of {nq} and {nk}", f"{hq} and {hk}",
-               f"a number of {nq} heads that is a multiple of {nk}'s")
+              f"a number of {nq} heads that is a multiple of {nk}'s")
 
 
 def _check_lengths(call: _Call, name: str, cu, size: int | None):
@@ -118,10 +111,10 @@ def _check_lengths(call: _Call, name: str, cu, size: int | None):
     return None
   if not jnp.issubdtype(cu.dtype, jnp.integer):
     raise bad(call.function, f"{name}'s dtype", cu.dtype, "an integer dtype",
-               TypeError)
+              TypeError)
   if cu.ndim != 1 or cu.shape[0] < 1 or size not in (None, cu.shape[0]):
     raise bad(call.function, name, describe(cu),
-               f"shape [{'b + 1' if size is None else size}]")
+              f"shape [{'b + 1' if size is None else size}]")
   return cu.astype(jnp.int32)
 
 
@@ -131,10 +124,10 @@ def _check_per_head(call: _Call, name: str, t, b: int, hq: int):
     return None
   if not jnp.issubdtype(t.dtype, jnp.floating):
     raise bad(call.function, f"{name}'s dtype", t.dtype, "a floating dtype",
-               TypeError)
+              TypeError)
   if t.shape not in ((hq,), (b, hq)):
     raise bad(call.function, name, describe(t),
-               f"shape [{hq}] or [{b}, {hq}]")
+              f"shape [{hq}] or [{b}, {hq}]")
   return jnp.broadcast_to(t.astype(jnp.float32), (b, hq))
 
 
@@ -145,13 +138,13 @@ def _check_bias(call: _Call, bias, q, k):
   full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
   if not jnp.issubdtype(bias.dtype, jnp.floating):
     raise bad(call.function, "bias's dtype", bias.dtype, "a floating dtype",
-               TypeError)
+              TypeError)
   shape = (1,) * (4 - bias.ndim) + tuple(bias.shape)
   if not 2 <= bias.ndim <= 4 or any(
       n not in (1, m) for n, m in zip(shape, full)):
     raise bad(call.function, "bias", describe(bias),
-               f"[sq, sk], [hq, sq, sk] or [b, hq, sq, sk] that broadcasts to"
-               f" {list(full)}")
+              f"[sq, sk], [hq, sq, sk] or [b, hq, sq, sk] that broadcasts to"
+              f" {list(full)}")
   bias = bias.reshape(shape)
   if bias.dtype not in (q.dtype, jnp.float32):
     bias = bias.astype(jnp.promote_types(q.dtype, jnp.float32))
@@ -168,14 +161,14 @@ def _dropout_state(call: _Call, key, b: int, hq: int):
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed and key.dtype != jnp.uint32:
       raise bad(call.function, "dropout_key's dtype", key.dtype,
-                 "a PRNG key, as jax.random.key makes it", TypeError)
+                "a PRNG key, as jax.random.key makes it", TypeError)
     if key.ndim != (0 if typed else 1):
       raise bad(call.function, "dropout_key", describe(key), "a single key")
   if call.dropout_p == 0.0:
     return None
   if key is None:
     raise bad(call.function, "dropout_key", None,
-               f"a PRNG key whenever dropout_p > 0 (it is {call.dropout_p:g})")
+              f"a PRNG key whenever dropout_p > 0 (it is {call.dropout_p:g})")
   words = jnp.broadcast_to(jax.random.bits(key, (2,), jnp.uint32), (b, hq, 2))
   counter = functools.partial(lax.broadcasted_iota, jnp.uint32, (b, hq, 1))
   return jnp.concatenate([words, counter(0), counter(1)], axis=-1)
@@ -222,6 +215,7 @@ def _attend(call: _Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
     out, or the tuple that the caller asked for.
   """
   packed = packed_cu is not None
+  q, k, v = arguments.agreeing(q, k, v)
   _check_qkv(call, q, k, v, packed)
   hq = q.shape[-2]
   name_q, name_k = call.names[3:]
@@ -348,6 +342,10 @@ def flash_attn_func(
       deterministic, return_lse=flag(name, "return_lse", return_lse),
       return_attn_probs=flag(name, "return_attn_probs", return_attn_probs),
       names=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_kv"))
+  for arg, cu, t in (("cu_seqlens_q", cu_seqlens_q, q),
+                     ("cu_seqlens_kv", cu_seqlens_kv, k)):
+    if cu is not None and t.ndim == 4:
+      arguments.check_cumulative(name, arg, cu, None, longest=t.shape[1])
   return _attend(call, None, dropout_key, q, k, v, cu_seqlens_q, cu_seqlens_kv,
                  bias, alibi_slopes, sink)
 
@@ -425,13 +423,22 @@ def flash_attn_varlen(
            cu_seqlens_k_padded=cu_seqlens_k_padded))
   for arg, value in (("max_seqlen_q", max_seqlen_q),
                      ("max_seqlen_k", max_seqlen_k)):
-    arguments.number(name, arg, value, "an integer >= 0", lambda n: n >= 0, int)
+    if dims.is_known(value):
+      arguments.number(name, arg, value, "an integer >= 0", lambda n: n >= 0,
+                       int)
+  for arg, cu, t, padded in (
+      ("cu_seqlens_q", cu_seqlens_q, q, cu_seqlens_q_padded),
+      ("cu_seqlens_k", cu_seqlens_k, k, cu_seqlens_k_padded)):
+    if t.ndim == 3:
+      arguments.check_cumulative(name, arg, cu, t.shape[0], padded)
+      arguments.check_cumulative(name, f"{arg}_padded", padded, None)
   flag(name, "zero_tensors", zero_tensors)
   call = _static_arguments(
       name, dropout_p, softmax_scale, causal, window_size, logits_soft_cap,
       deterministic, return_lse=flag(name, "return_lse", return_lse),
-      min_seqlen_q=arguments.number(name, "min_seqlen_q", min_seqlen_q,
-                           "an integer >= 0", lambda n: n >= 0, int))
+      min_seqlen_q=arguments.number(
+          name, "min_seqlen_q", min_seqlen_q, "an integer >= 0",
+          lambda n: n >= 0, int))
   return _attend(call, (cu_seqlens_q_padded, cu_seqlens_k_padded), dropout_key,
                  q, k, v, cu_seqlens_q, cu_seqlens_k, None, alibi_slopes, sink)
 
@@ -491,22 +498,24 @@ def dot_product_attention(
   if local_window_size is None:
     window = (-1, -1)
   else:
-    accepted = "None, an integer >= 0 or a pair of them"
     sides = (local_window_size if isinstance(local_window_size, (tuple, list))
              else (local_window_size,) * 2)
-    if len(sides) != 2:
-      raise bad(name, "local_window_size", repr(local_window_size), accepted)
-    window = tuple(arguments.number(name, "local_window_size", w, accepted,
-                           lambda w: w >= 0, int) for w in sides)
+    window = arguments.integers(
+        name, "local_window_size", sides,
+        "None, an integer >= 0 or a pair of them", lambda w: w >= 0)
+  if scale is not None:
+    scale = arguments.number(name, "scale", scale, "None or a finite number",
+                             math.isfinite)
   call = _static_arguments(
-      name, 0.0, scale, is_causal, window, 0.0, True, top_left=True,
+      name, 0.0, scale, flag(name, "is_causal", is_causal), window, 0.0, True,
+      top_left=True,
       return_lse=flag(name, "return_residual", return_residual),
       names=("query", "key", "value", "query_seq_lengths",
              "key_value_seq_lengths"))
   ranks = {t.ndim for t in (query, key, value)}
   if ranks not in ({3}, {4}):
     raise bad(name, "the rank of query, key, value",
-               f"{query.ndim}, {key.ndim}, {value.ndim}", "3 or 4 for all")
+              f"{query.ndim}, {key.ndim}, {value.ndim}", "3 or 4 for all")
   unbatched = ranks == {3}
   if unbatched:
     query, key, value = query[None], key[None], value[None]
@@ -516,9 +525,12 @@ def dot_product_attention(
       return None
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
       raise bad(name, f"{arg}'s dtype", lengths.dtype, "an integer dtype",
-                 TypeError)
+                TypeError)
     if lengths.shape != query.shape[:1]:
       raise bad(name, arg, describe(lengths), f"shape [{query.shape[0]}]")
+    values = arguments.at_hand(lengths)
+    if values is not None and (values < 0).any():
+      raise bad(name, arg, values, "lengths >= 0")
     lengths = jnp.asarray(lengths, jnp.int32)
     return jnp.concatenate([jnp.zeros((1,), jnp.int32),
                             jnp.cumsum(lengths, dtype=jnp.int32)])
@@ -530,7 +542,7 @@ def dot_product_attention(
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
     if mask.ndim > 4 or any(n not in (1, m) for n, m in zip(shape, full)):
       raise bad(name, "mask", describe(mask),
-                 f"a shape that broadcasts to {list(full)}")
+                f"a shape that broadcasts to {list(full)}")
     if bias is None:
       bias = jnp.zeros((1, 1), query.dtype)
     mask = jnp.reshape(mask, shape)

@@ -6,15 +6,29 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 import jax
+from jax._src.aiter.core import dims
 
 
 def bad(function: str, name: str, given: Any, accepted: str,
         error: type[Exception] = ValueError) -> Exception:
   """The error of a bad argument."""
   return error(f"{function}: {name} is {given}; accepted is {accepted}")
+
+
+def static(function, name, value, accepted,
+           error: type[Exception] = TypeError):
+  """value, or an error if it is traced or holds what is."""
+  items = value if isinstance(value, (tuple, list)) else (value,)
+  if any(isinstance(t, jax.core.Tracer) for t in items):
+    raise bad(
+        function, name, "a traced value",
+        f"{accepted}, known while tracing: bind it with functools.partial, or"
+        f" name it in jax.jit(..., static_argnames={name!r})", error)
+  return value
 
 
 def number(function, name, value, accepted, allowed, kind=float):
@@ -28,12 +42,11 @@ def number(function, name, value, accepted, allowed, kind=float):
     allowed: whether a number is.
     kind: float, or int to accept integers alone.
   """
-  if isinstance(value, jax.core.Tracer):
-    raise bad(function, name, "a traced value",
-              f"{accepted}, known while tracing", TypeError)
   wanted = numbers.Integral if kind is int else numbers.Real
-  if hasattr(value, "item") and getattr(value, "shape", None) == ():
-    value = value.item()
+  if not isinstance(value, wanted):
+    static(function, name, value, accepted)
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+      value = value.item()
   if not isinstance(value, wanted) or isinstance(value, bool):
     raise bad(function, name, repr(value), accepted, TypeError)
   value = kind(value)
@@ -42,21 +55,56 @@ def number(function, name, value, accepted, allowed, kind=float):
   return value
 
 
+def integers(function, name, value, accepted, allowed,
+             lengths=(2,)) -> tuple[int, ...]:
+  """Python integers, of some lengths, from a static argument, or an error."""
+  static(function, name, value, accepted)
+  try:
+    items = tuple(value)
+  except TypeError:
+    raise bad(function, name, repr(value), accepted, TypeError) from None
+  if len(items) not in lengths:
+    raise bad(function, name, repr(value), accepted)
+  return tuple(number(function, name, item, accepted, allowed, int)
+               for item in items)
+
+
 def flag(function, name, value) -> bool:
-  """A Python bool from an argument, or an error."""
+  """A Python bool from a static argument, or an error."""
   if isinstance(value, (bool, np.bool_)):
     return bool(value)
+  static(function, name, value, "a bool")
   raise bad(function, name, repr(value), "a bool", TypeError)
 
 
-def dtype_name(function, name, value, accepted) -> str:
-  """The one of the accepted names that a dtype, or a name, is; or an error."""
+def choice(function, name, value, accepted):
+  """The one of the accepted values that a static argument is, or an error."""
+  words = " or ".join(map(repr, accepted))
+  static(function, name, value, words, ValueError)
+  if (isinstance(value, (str, numbers.Number, type(None)))
+      and value in accepted):
+    return accepted[accepted.index(value)]
+  raise bad(function, name, repr(value), words)
+
+
+def dtype_name(function, name, value, accepted=None) -> str:
+  """The one of the accepted names that a dtype, or a name, is; or an error.
+
+  Args:
+    function: the public function's name.
+    name: the argument's.
+    value: a dtype, what NumPy makes one of, or one of the accepted names.
+    accepted: names; None is any dtype.
+  """
+  words = "a dtype" if accepted is None else " or ".join(accepted)
+  static(function, name, value, words)
   try:
-    found = value if isinstance(value, str) else np.dtype(value).name
+    found = (value if isinstance(value, str) and accepted is not None
+             else np.dtype(value).name)
   except TypeError:
     found = None
-  if found not in accepted:
-    raise bad(function, name, repr(value), " or ".join(accepted), TypeError)
+  if found is None or accepted is not None and found not in accepted:
+    raise bad(function, name, repr(value), words, TypeError)
   return found
 
 
@@ -67,6 +115,78 @@ def check_is_array(function, name, value, optional=True):
   if not (hasattr(value, "shape") and hasattr(value, "dtype")):
     raise bad(function, name, f"a {type(value).__name__}", "an array",
               TypeError)
+
+
+def agreeing(*arrays):
+  """The arrays, those weakly typed in the dtype that JAX promotes all to.
+
+  Arrays that have dtypes of their own keep them, whether they agree or not.
+  An array may be None.
+  """
+  given = [t for t in arrays if t is not None]
+  if not any(getattr(t, "weak_type", False) for t in given):
+    return arrays
+  dtype = jnp.result_type(*given)
+  return tuple(
+      jnp.asarray(t, dtype) if getattr(t, "weak_type", False) else t
+      for t in arrays)
+
+
+def at_hand(t) -> np.ndarray | None:
+  """An array's values; None if it is traced, or in a device's own memory."""
+  if isinstance(t, np.ndarray):
+    return t
+  if not isinstance(t, jax.Array) or isinstance(t, jax.core.Tracer):
+    return None
+  if not t.is_fully_addressable or any(
+      device.platform != "cpu" for device in t.devices()):
+    return None
+  return np.asarray(t)
+
+
+def check_cumulative(function, name, cu, total, starts=None,
+                     longest=None) -> None:
+  """An error of cumulative lengths that cannot be, where they are at hand.
+
+  Those that are traced, or in a device's memory, are not looked at. Nor are
+  those of a wrong type or rank, which are found while tracing.
+
+  Args:
+    function: the public function's name.
+    name: the argument's.
+    cu: [b + 1], or None.
+    total: rows there are, which the last length must not exceed; None if
+      sequences are padded, each in rows of its own.
+    starts: [b + 1], the first row of each sequence where that is not cu.
+    longest: rows there are for each sequence; None if there is no such limit.
+  """
+  values = at_hand(cu)
+  if values is None or values.ndim != 1 or values.dtype.kind not in "iu":
+    return
+  values = values.astype(np.int64)
+  lengths = values[1:] - values[:-1]
+
+  def check(good, accepted):
+    if not good:
+      raise bad(function, name, np.array2string(values, threshold=8), accepted)
+
+  check(not values.size or values[0] >= 0, "lengths counted from 0")
+  check(not (lengths < 0).any(), "lengths that add up: no number is less than"
+        " the one before it")
+  if longest is not None and dims.is_known(longest):
+    check(not (lengths > longest).any(),
+          f"sequences of at most {longest} rows, which is what there are")
+  if total is None or not values.size or not dims.is_known(total):
+    return
+  if starts is None:
+    check(values[-1] <= total,
+          f"at most {total} rows in all, which is what there are")
+    return
+  starts = at_hand(starts)
+  if starts is not None and starts.shape == values.shape:
+    ends = starts[:-1].astype(np.int64) + lengths
+    check(not (ends > total).any(), f"sequences that end by row {total},"
+          f" from where they start, {np.array2string(starts, threshold=8)}")
 
 
 def describe(t) -> str:

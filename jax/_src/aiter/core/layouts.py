@@ -29,13 +29,9 @@ def _permuted(t, order):
 
 def _weight_tiles(function: str, w, layout) -> tuple[int, int, int]:
   """Rows of a tile, its columns, and the columns that lie together."""
-  try:
-    rows, half = (int(n) for n in layout)
-  except (TypeError, ValueError) as e:
-    raise arguments.bad(function, "layout", repr(layout),
-                        "(rows, columns)", TypeError) from e
-  if rows < 1 or half < 1:
-    raise arguments.bad(function, "layout", repr(layout), "two numbers >= 1")
+  rows, half = arguments.integers(
+      function, "layout", layout, "two integers >= 1, (rows, columns)",
+      lambda n: n >= 1)
   arguments.check_is_array(function, "w", w, optional=False)
   together = 16 // w.dtype.itemsize
   if 2 * half % together:
@@ -139,7 +135,8 @@ def unshuffle_scale(scale: jax.Array, shape: tuple[int, int] | None = None
   """
   _check_matrix("unshuffle_scale", "scale", scale, _SCALE_TILE)
   *lead, m, g = scale.shape
-  rows, cols = (m, g) if shape is None else shape
+  rows, cols = (m, g) if shape is None else arguments.static(
+      "unshuffle_scale", "shape", shape, "None or (rows, columns)")
   if not (dims.at_most(rows, m) and dims.at_most(cols, g)):
     raise arguments.bad("unshuffle_scale", "shape", tuple(shape),
                         f"at most {(m, g)}, the shape of scale")

@@ -65,10 +65,8 @@ def _bias(function: str, bias, n: int):
 
 
 def _activation(function: str, value: Any) -> str | None:
-  if value not in tuple(gemm_op.ACTIVATIONS):
-    raise arguments.bad(function, "activation", repr(value), " or ".join(
-        map(repr, gemm_op.ACTIVATIONS)))
-  return value
+  return arguments.choice(
+      function, "activation", value, tuple(gemm_op.ACTIVATIONS))
 
 
 def _unshuffled(function: str, shuffled: Any, b):
@@ -125,6 +123,7 @@ def gemm(
     ValueError: a shape or value that cannot be; the message names it.
   """
   function = "gemm"
+  a, b = arguments.agreeing(a, b)
   _check_dtype(function, "a", a, _FLOATS)
   _check_dtype(function, "b", b, (a.dtype.name,))
   if a.ndim == 1:
@@ -151,8 +150,9 @@ def _kinds(function: str, name: str, scale, shapes: dict[str, Any]):
     scale: an array or a number, which fits "row".
     shapes: kind of scaling -> shapes.
   """
-  if isinstance(scale, numbers.Real) and not isinstance(scale, bool):
-    scale = jnp.float32(scale)
+  if getattr(scale, "weak_type", False) or (
+      isinstance(scale, numbers.Real) and not isinstance(scale, bool)):
+    scale = jnp.asarray(scale, jnp.float32)
   _check_dtype(function, name, scale, ("float32",))
   kinds = {kind for kind, accepted in shapes.items() if scale.shape in accepted}
   if scale.size == 1:

@@ -65,6 +65,9 @@ def _norm(function: str, layer: bool, arrays, epsilon: Any,
           gemma: bool = False, t5: bool = False, **quant: Any):
   """norm_op's results, after all checks; quantised with a quant_dtype."""
   optional = ("gamma", "beta", "x_scale") if layer else ("x_scale",)
+  if "residual" in arrays:
+    x, residual = arguments.agreeing(arrays["x"], arrays["residual"])
+    arrays |= dict(x=x, residual=residual)
   _check_arrays(function, arrays, optional)
   epsilon = arguments.number(
       function, "epsilon", epsilon, "a finite number >= 0",

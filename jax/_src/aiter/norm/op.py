@@ -155,7 +155,7 @@ def _rounded(cfg: Config, t, dtype):
 
 def _statistics(cfg: Config, s):
   """The mean of rows s and 1 / sqrt(variance + epsilon): [..., 1]."""
-  mean = jnp.zeros_like(s[..., :1])
+  mean = jnp.sum(s[..., :0], -1, keepdims=True)  # 0, of no columns as well
   if cfg.layer:
     mean = jnp.mean(s, -1, keepdims=True)
   variance = jnp.mean((s - mean) ** 2, -1, keepdims=True)

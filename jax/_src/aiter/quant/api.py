@@ -64,13 +64,6 @@ def _check_float(function: str, name: str, t, min_rank: int = 1) -> None:
                         f"an array of rank {min_rank} or more")
 
 
-def _choice(function: str, name: str, value, accepted):
-  if isinstance(value, jax.core.Tracer) or value not in accepted:
-    raise arguments.bad(function, name, repr(value),
-                        " or ".join(map(repr, accepted)))
-  return value
-
-
 def _float32(t):
   return None if t is None else t.astype(jnp.float32)
 
@@ -241,7 +234,7 @@ def per_group_quant(
   transposed = arguments.flag(function, "transpose_scale", transpose_scale)
   _check_float(function, "x", x, 1 + transposed)
   kind = _kind(function, quant_dtype, _BYTES)
-  group = _choice(function, "group_size", group_size, _GROUPS)
+  group = arguments.choice(function, "group_size", group_size, _GROUPS)
   name = arguments.dtype_name(
       function, "scale_dtype", scale_dtype,
       ("float32",) if kind == "int8" else ("float32", "uint8"))
@@ -323,7 +316,7 @@ def mx_quant(
   if kind == "mxfp4" and x.shape[-1] % 2:
     raise arguments.bad(function, "x", arguments.describe(x),
                         "an even last dimension with mxfp4")
-  mode = _choice(function, "round_mode", round_mode,
+  mode = arguments.choice(function, "round_mode", round_mode,
                  tuple(rounding.ROUND_MODES))
   return _apply(function, Config("group", kind, _MX_GROUP, mode,
                                  shuffled=shuffled), x)
@@ -360,7 +353,8 @@ def pack_e2m1(x: jax.Array) -> jax.Array:
 def unpack_e2m1(packed: jax.Array, *, dtype: Any = jnp.float32) -> jax.Array:
   """The inverse of `pack_e2m1`: uint8 [..., n / 2] -> dtype [..., n]."""
   _check_quantised("unpack_e2m1", "packed", packed, ("uint8",))
-  return rounding.from_e2m1(rounding.unpack(packed)).astype(dtype)
+  return rounding.from_e2m1(rounding.unpack(packed)).astype(
+      arguments.dtype_name("unpack_e2m1", "dtype", dtype))
 
 
 def _check_quantised(function: str, name: str, t, accepted) -> None:
@@ -401,6 +395,7 @@ def dequant(
 
 
 def _dequant(function: str, q, scale, block_shape, dtype):
+  dtype = arguments.dtype_name(function, "dtype", dtype)
   _check_quantised(function, "q", q, (*_BYTES, "uint8"))
   _check_quantised(function, "scale", scale, ("float32", "uint8"))
   q = (rounding.from_e2m1(rounding.unpack(q)) if q.dtype == jnp.uint8
@@ -409,6 +404,9 @@ def _dequant(function: str, q, scale, block_shape, dtype):
     scale = rounding.from_e8m0(scale)
   given = arguments.describe(scale)
   if block_shape is not None:
+    block_shape = arguments.integers(
+        function, "block_shape", block_shape, "None or two integers >= 1",
+        lambda n: n >= 1)
     for axis, block in zip((-1, -2), reversed(block_shape)):
       if block != 1:
         size = q.shape[axis]

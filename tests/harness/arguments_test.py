@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all public functions do with arguments, whatever the family."""
+
+import functools
+import inspect
+
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from harness.operators import CASES, SIZES, arrays_of
+
+import jax
+from jax._src.aiter.core import arguments
+from jax.experimental import aiter
+
+CASE_OF = {name: next((c for c in CASES if c.name.startswith(name)), None)
+           for name in aiter.__all__}
+STATIC = [
+    (f"{function}_{name}", function, name)
+    for function, case in CASE_OF.items() if case
+    for name, parameter in inspect.signature(
+        getattr(aiter, function)).parameters.items()
+    if "jax.Array" not in str(parameter.annotation)]
+
+
+class StaticTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(*STATIC)
+  def test_traced(self, function, name):
+    """What decides which program is built says so, and how to give it."""
+    given = arrays_of(CASE_OF[function], SIZES[0])
+    fn = getattr(aiter, function)
+    is_tuple = "tuple" in str(inspect.signature(fn).parameters[name].annotation)
+
+    def call(value):
+      return fn(*given, **{name: (value, value) if is_tuple else value})
+
+    message = (f"{function}: {name} is a traced value; .*known while tracing.*"
+               f"static_argnames='{name}'")
+    with self.assertRaisesRegex((TypeError, ValueError), message):
+      jax.jit(call)(1)
+
+  def test_as_told(self):
+    """Both ways that the message names work."""
+    q = jnp.ones((1, 4, 2, 8))
+    want = aiter.flash_attn_func(q, q, q, causal=True)
+    for run in (
+        jax.jit(aiter.flash_attn_func, static_argnames="causal"),
+        lambda *qkv, causal: jax.jit(functools.partial(
+            aiter.flash_attn_func, causal=causal))(*qkv)):
+      np.testing.assert_allclose(run(q, q, q, causal=True), want, rtol=1e-6)
+
+
+class PromotionTest(parameterized.TestCase):
+  """Arrays that must agree do so after JAX's own promotion, and not else."""
+
+  @parameterized.product(
+      weak=[1.0, 2], dtype=[jnp.bfloat16, jnp.float16, jnp.float32],
+      place=[0, 1])
+  def test_weak(self, weak, dtype, place):
+    weak = jnp.full((4, 8), weak)
+    self.assertTrue(weak.weak_type)
+    strong = jnp.ones((4, 8), dtype)
+    pair = (weak, strong) if place == 0 else (strong, weak)
+    self.assertEqual(aiter.gemm(*pair).dtype, dtype)
+    for out in aiter.rms_norm_with_add(*pair, jnp.ones(8, dtype)):
+      self.assertEqual(out.dtype, dtype)
+    q, k = (t.reshape(1, 4, 2, 4) for t in pair)
+    self.assertEqual(aiter.flash_attn_func(q, k, k).dtype, dtype)
+    self.assertEqual(aiter.dot_product_attention(q, k, k).dtype, dtype)
+
+  def test_strong(self):
+    for fn in (aiter.gemm, lambda a, b: aiter.rms_norm_with_add(a, b, a[0])):
+      with self.assertRaisesRegex((TypeError, ValueError), "float32"):
+        fn(jnp.ones((4, 8), jnp.bfloat16), jnp.ones((4, 8), jnp.float32))
+
+  def test_weak_scale(self):
+    a = jnp.ones((4, 8), jnp.int8)
+    out = aiter.gemm_i8(a, a, jnp.asarray(2), jnp.full(4, 1.0))
+    self.assertEqual(out[0, 0], 16)
+
+
+class AtHandTest(absltest.TestCase):
+
+  def test_at_hand(self):
+    """Values are looked at where that is free."""
+    x = np.arange(3)
+    self.assertIs(arguments.at_hand(x), x)
+    for t in (None, 3, [1, 2]):
+      self.assertIsNone(arguments.at_hand(t))
+    cpu = jax.device_put(x, jax.local_devices(backend="cpu")[0])
+    with jax.transfer_guard("disallow"):
+      np.testing.assert_array_equal(arguments.at_hand(cpu), x)
+    seen = []
+    jax.jit(lambda t: seen.append(arguments.at_hand(t)))(x)
+    self.assertEqual(seen, [None])
+    if jax.default_backend() != "cpu":
+      self.assertIsNone(arguments.at_hand(jnp.asarray(x)))
+
+
+if __name__ == "__main__":
+  absltest.main()

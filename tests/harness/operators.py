@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every public function with arrays it takes: for tests of what all share.
+
+To add a family, add a line for each function, and for each way to call it that
+takes other arrays or another kernel.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import jax
+from jax.experimental import aiter
+
+# Two values for each size that is left open.
+SIZES = (dict(b=2, m=5, n=16, s=9, t=24, u=40),
+         dict(b=3, m=70, n=32, s=600, t=31, u=17))
+
+
+class Case(NamedTuple):
+  """A function's line.
+
+  Attributes:
+    name: of the case.
+    call: the function.
+    arrays: what it takes, "<kind> <size>,<size>,...": a kind of KINDS, and
+      sizes that are numbers or expressions of the names in SIZES.
+    targets: what it calls on a GPU.
+    gradients: how many of the arrays, counted from the first, have one.
+  """
+  name: str
+  call: Callable[..., Any]
+  arrays: tuple[str, ...]
+  targets: tuple[str, ...]
+  gradients: int = 0
+
+
+def _normal(rng, shape, sizes):
+  del sizes
+  return rng.standard_normal(shape, np.float32)
+
+
+def _of_range(low, high):
+  return lambda rng, shape, sizes: rng.integers(low, high, shape)
+
+
+def _ends(name):
+  """Cumulative lengths, even ones, of a total."""
+  return lambda rng, shape, sizes: np.arange(shape[0]) * sizes[name] // (
+      shape[0] - 1)
+
+
+# Kind -> dtype, and (rng, shape, sizes) -> values.
+KINDS = {
+    "bf16": (jnp.bfloat16, _normal),
+    "f32": (jnp.float32, _normal),
+    "i8": (jnp.int8, _of_range(-9, 9)),
+    "e4m3fn": (jnp.float8_e4m3fn, _normal),
+    "u8": (jnp.uint8, _of_range(0, 255)),
+    "e8m0": (jnp.uint8, _of_range(120, 130)),
+    "ends_t": (jnp.int32, _ends("t")),
+    "ends_u": (jnp.int32, _ends("u")),
+    "lengths": (jnp.int32, _of_range(1, 9)),
+}
+
+_ATTENTION = ("mha_fwd", "mha_bwd")
+_NORM = ("norm_fwd", "norm_bwd")
+_QKV = ("bf16 b,s,4,16", "bf16 b,u,2,16", "bf16 b,u,2,24")
+_PACKED = ("bf16 t,4,16", "bf16 u,2,16", "bf16 u,2,16", "ends_t b+1",
+           "ends_u b+1")
+_ROWS = "bf16 b,m,64"
+_WIDE = "bf16 b,m,256"
+_WEIGHT = "bf16 64"
+
+
+def _case(name, *line, **options):
+  call = functools.partial(getattr(aiter, name), **options)
+  words = (f"{k}_{v}" for k, v in options.items())
+  return Case("_".join((name, *words)), call, *line)
+
+
+CASES = (
+    _case("flash_attn_func", _QKV, _ATTENTION, 3),
+    _case("flash_attn_func", _QKV, _ATTENTION, 3, causal=True),
+    _case("flash_attn_func", _QKV, _ATTENTION, 3, window_size=(5, 3)),
+    Case("flash_attn_func_everything", lambda q, k, v, bias, *rest:
+         aiter.flash_attn_func(
+             q, k, v, bias=bias, alibi_slopes=rest[0], sink=rest[1],
+             logits_soft_cap=3.0, dropout_p=0.3,
+             dropout_key=jax.random.key(0)),
+         (*_QKV, "f32 4,s,u", "f32 4", "f32 4"), _ATTENTION, 6),
+    Case("flash_attn_func_mask_of_dropout", lambda q, k, v:
+         aiter.flash_attn_func(
+             q, k, v, dropout_p=0.3, dropout_key=jax.random.key(0),
+             return_attn_probs=True), _QKV, ("mha_fwd",)),
+    Case("flash_attn_func_cache", lambda q, k, v, ends: aiter.flash_attn_func(
+        q, k, v, causal=True, cu_seqlens_kv=ends),
+         ("bf16 b,1,4,16", "bf16 b,u,2,16", "bf16 b,u,2,16", "ends_u b+1"),
+         ("mha_fwd",)),
+    _case("flash_attn_varlen", _PACKED, _ATTENTION, 3),
+    _case("flash_attn_varlen", _PACKED, _ATTENTION, 3, causal=True),
+    Case("flash_attn_varlen_per_head", lambda q, k, v, ends_q, ends_k, slopes:
+         aiter.flash_attn_varlen(q, k, v, ends_q, ends_k, alibi_slopes=slopes,
+                                 sink=slopes, min_seqlen_q=2),
+         (*_PACKED, "f32 b,4"), ("mha_fwd",)),
+    _case("dot_product_attention", _QKV, _ATTENTION, 3, is_causal=True),
+    Case("dot_product_attention_lengths", lambda q, k, v, lengths:
+         aiter.dot_product_attention(q, k, v, key_value_seq_lengths=lengths),
+         (*_QKV, "lengths b"), ("mha_fwd",)),
+    _case("rms_norm", (_ROWS, _WEIGHT), _NORM, 2),
+    _case("rms_norm_with_add", (_ROWS, _ROWS, _WEIGHT), _NORM, 3),
+    _case("layer_norm", (_ROWS, _WEIGHT, _WEIGHT), _NORM, 3),
+    _case("layer_norm_with_add", (_ROWS, _ROWS, _WEIGHT, _WEIGHT), _NORM, 4),
+    _case("rms_norm_quant", (_ROWS, _WEIGHT), ("norm_quant",)),
+    _case("layer_norm_quant", (_ROWS, _WEIGHT, _WEIGHT), ("norm_quant",)),
+    _case("rms_norm_with_add_quant", (_ROWS, _ROWS, _WEIGHT), ("norm_quant",),
+          quant_dtype="float8_e4m3fn"),
+    _case("layer_norm_with_add_quant", (_ROWS, _ROWS, _WEIGHT, _WEIGHT),
+          ("norm_quant",), quant_dtype="mxfp4"),
+    _case("gemm", ("bf16 m,64", "bf16 32,64", "f32 32"), ("gemm",), 3,
+          activation="gelu"),
+    _case("gemm", ("bf16 b,m,64", "bf16 32,64"), ("gemm",), 2),
+    Case("gemm_batched", aiter.gemm, ("bf16 b,m,64", "bf16 b,32,64"),
+         ("gemm",), 2),
+    _case("gemm_i8", ("i8 b,m,64", "i8 32,64", "f32 b,m,1", "f32 32"),
+          ("gemm",)),
+    _case("gemm_fp8", ("e4m3fn m,64", "e4m3fn 32,64", "f32 m", "f32 32"),
+          ("gemm",)),
+    Case("gemm_fp8_blocks", aiter.gemm_fp8,
+         ("e4m3fn m,256", "e4m3fn 128,256", "f32 m,2", "f32 1,2"), ("gemm",)),
+    _case("gemm_fp8_mi350",
+          ("e4m3fn m,256", "e4m3fn 128,256", "f32 2,m", "f32 2,1"), ("gemm",)),
+    _case("flatmm_fp8",
+          ("e4m3fn m,256", "e4m3fn 128,256", "f32 2,m", "f32 2,1"), ("gemm",)),
+    _case("gemm_fp4", ("u8 m,128", "u8 64,128", "e8m0 m,8", "e8m0 64,8"),
+          ("gemm",)),
+    _case("per_tensor_quant", (_WIDE,), ("quant",)),
+    _case("per_token_quant", (_WIDE,), ("quant",)),
+    _case("smooth_quant", (_ROWS, "f32 64"), ("quant",)),
+    _case("per_group_quant", (_WIDE,), ("quant",)),
+    _case("per_group_quant", (_WIDE,), ("quant",), transpose_scale=True),
+    _case("per_block_quant", (_WIDE,), ("quant",)),
+    _case("mx_quant", (_WIDE,), ("quant",)),
+    _case("mx_quant", (_WIDE,), ("quant",), shuffle_scale=True),
+    _case("dequant", ("i8 b,m,256", "f32 b,m,1"), ()),
+    _case("mx_dequant", ("u8 b,m,128", "e8m0 b,m,8"), ()),
+    _case("pack_e2m1", (_ROWS,), ()),
+    _case("unpack_e2m1", ("u8 b,m,32",), ()),
+    _case("shuffle_weight", ("bf16 16*n,64",), ()),
+    _case("unshuffle_weight", ("bf16 16*n,64",), ()),
+    _case("shuffle_scale", ("u8 m,8",), ()),
+    _case("unshuffle_scale", ("u8 256*b,8",), ()),
+)
+
+
+def arrays_of(case: Case, sizes):
+  """Arrays for a case; sizes are numbers, by name."""
+  rng = np.random.default_rng(0)
+  arrays = []
+  for line in case.arrays:
+    kind, shape = line.split(" ")
+    dtype, make = KINDS[kind]
+    shape = tuple(eval(n, {}, dict(sizes)) for n in shape.split(","))
+    arrays.append(jnp.asarray(make(rng, shape, sizes)).astype(dtype))
+  return arrays
