@@ -6,6 +6,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from harness import errors
 
 import jax
 from jax.experimental import aiter
@@ -189,30 +190,18 @@ LENGTHS = [
 
 class ErrorsTest(parameterized.TestCase):
 
-  def check(self, fn, good, error, replaced, words):
-    args = {**good, **replaced}
-    with self.assertRaises(error) as caught:
-      fn(**args)
-    message = str(caught.exception)
-    for word in (fn.__name__, *words):
-      self.assertIn(word, message)
-    # Under jit the same happens, while tracing.
-    traced = {n: t for n, t in args.items() if isinstance(t, jax.Array)}
-    fixed = {n: t for n, t in args.items() if n not in traced}
-    with self.assertRaises(error):
-      jax.jit(functools.partial(fn, **fixed)).trace(**traced)
-
   @parameterized.named_parameters(*FUNC)
   def test_func(self, error, replaced, words):
-    self.check(aiter.flash_attn_func, DENSE, error, replaced, words)
+    errors.check(self, aiter.flash_attn_func, DENSE, error, replaced, words)
 
   @parameterized.named_parameters(*VARLEN)
   def test_varlen(self, error, replaced, words):
-    self.check(aiter.flash_attn_varlen, PACKED, error, replaced, words)
+    errors.check(self, aiter.flash_attn_varlen, PACKED, error, replaced, words)
 
   @parameterized.named_parameters(*NN)
   def test_dot_product_attention(self, error, replaced, words):
-    self.check(aiter.dot_product_attention, JAX_NN, error, replaced, words)
+    errors.check(
+        self, aiter.dot_product_attention, JAX_NN, error, replaced, words)
 
   @parameterized.named_parameters(*LENGTHS)
   def test_lengths(self, fn, name, replaced, words):

@@ -13,27 +13,18 @@ from unittest import mock
 
 import hypothesis
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
 from attention import oracle
 from harness import machine
+from harness.cases import DTYPES, FLOOR, examples
 from hypothesis import strategies as st
 
 import jax
 from jax._src.aiter.attention import reference
 from jax.experimental import aiter
 
-DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
-# Of a result's largest value: half a unit of rounding the result, and as much
-# again for an order of summation unlike the plain formula's.
-FLOOR = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
 LSE_TOLERANCE = 1e-4
-
-hypothesis.settings.register_profile(
-    "aiter", deadline=None, derandomize=True, database=None,
-    suppress_health_check=list(hypothesis.HealthCheck))
-hypothesis.settings.load_profile("aiter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,19 +310,18 @@ def cases(draw):
 
 class CombinationTest(MhaTestCase):
 
-  @hypothesis.settings(max_examples=machine.size(200, 25, 6))
+  @examples(200, 25, 6)
   @hypothesis.given(cases())
   def test_random(self, case):
     self.check(case)
 
 
+@machine.where(not machine.SIMULATED)  # No kernel of ours runs.
 class BlockTest(MhaTestCase):
   """The reference by blocks, made small; float32, so on any platform."""
 
   def setUp(self):
     super().setUp()
-    if machine.SIMULATED:
-      self.skipTest("no kernel of ours runs")
     for name in ("_ONE_BLOCK", "_BLOCK_Q", "_BLOCK_K"):
       self.enter_context(mock.patch.object(reference, name, 8))
     jax.clear_caches()
@@ -368,6 +358,15 @@ class BlockTest(MhaTestCase):
     self.check_blocks(**options)
 
 
+# On a CPU the reference is one code for all of these; on a simulated GPU some
+# are left to real ones.
+TRAINING_MASKS = {
+    dtype: machine.size(("full", "causal", "window", "packed", "gqa"), cpu, sim)
+    for dtype, cpu, sim in (
+        ("fp16", ("full", "causal"), ("full", "packed")),
+        ("bf16", ("window", "packed", "gqa"), ("window", "gqa")))}
+
+
 class ShapeTest(MhaTestCase):
 
   @parameterized.parameters(*machine.sample((
@@ -385,17 +384,12 @@ class ShapeTest(MhaTestCase):
       sq, sk = sq // 8, sk // 8
     self.check(Case(dtype="fp16", b=1, sq=sq, sk=sk, causal=True))
 
-  @parameterized.product(
-      dims=[(64, 64), (128, 128), (256, 256), (192, 128)],
-      dtype=["fp16", "bf16"],
-      mask=["full", "causal", "window", "packed", "gqa"])
+  @parameterized.parameters(
+      (dims, dtype, mask)
+      for dims in ((64, 64), (128, 128), (256, 256), (192, 128))
+      for dtype, masks in TRAINING_MASKS.items() for mask in masks)
   def test_training_shape(self, dims, dtype, mask):
     """What training runs: the shapes that have tuned kernels."""
-    if not machine.GPU and (dtype == "bf16") == (mask in ("full", "causal")):
-      self.skipTest("the reference is one code for all of these")
-    if machine.SIMULATED and mask not in {
-        "fp16": ("full", "packed"), "bf16": ("window", "gqa")}[dtype]:
-      self.skipTest("left to real GPUs")
     options = {
         "full": {}, "causal": dict(causal=True),
         "window": dict(window=(machine.size(200, 9, 40), 0)),

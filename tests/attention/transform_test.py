@@ -4,25 +4,20 @@
 import concurrent.futures
 import functools
 import importlib.util
-import os
 import re
 
-os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") +
-                           " --xla_force_host_platform_device_count=8")
-
-# pylint: disable=g-import-not-at-top
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from harness import machine
-from jax.sharding import Mesh, NamedSharding
+from harness import sharding
+from harness.machine import CPUS
+from harness.transforms import loop_over, results_of, weighted
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
-from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
 
-CPUS = jax.devices("cpu")
 # The kernels take 16-bit types; on a CPU float32 shows differences sharper.
 DTYPE = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
 TOLERANCE = 1e-5 if DTYPE == jnp.float32 else 2e-2
@@ -35,24 +30,6 @@ def normal(seed, *shape, dtype=DTYPE):
 def qkv(*lead, sq=16, sk=24, hq=4, hk=2, d=8):
   return (normal(1, *lead, sq, hq, d), normal(2, *lead, sk, hk, d),
           normal(3, *lead, sk, hk, d))
-
-
-def weighted(x):
-  """A scalar that depends on every element differently."""
-  x = x.astype(jnp.float32)
-  return jnp.sum(x * jnp.sin(jnp.arange(x.size, dtype=jnp.float32)).reshape(
-      x.shape))
-
-
-def results_of(fn, argnums):
-  """fn's outputs and the gradients of a scalar of all of them."""
-  def run(*args):
-    def loss(*args):
-      outs = fn(*args)
-      return sum(weighted(o) for o in jax.tree.leaves(outs)), outs
-    (_, outs), grads = jax.value_and_grad(loss, argnums, has_aux=True)(*args)
-    return outs, grads
-  return run
 
 
 class TransformTestCase(parameterized.TestCase):
@@ -174,8 +151,6 @@ class JitTest(TransformTestCase):
   @parameterized.parameters("cpu", "rocm", "cuda")
   def test_export(self, platform):
     """Exports for every platform; on this machine's the result also runs."""
-    if platform not in ("cpu", *dispatch.platforms_enabled()):
-      self.skipTest(f"JAX_PLATFORMS rules {platform} out")
     args = tuple(t.astype(jnp.bfloat16) for t in qkv(1))
     fn = jax.jit(results_of(
         functools.partial(aiter.flash_attn_func, causal=True), (0, 1, 2)))
@@ -204,18 +179,6 @@ class JitTest(TransformTestCase):
       for got in pool.map(lambda _: jax.jit(lambda *a: run(*a))(*args),
                           range(8)):
         self.assert_close(got, want)
-
-
-def loop_over(fn, in_axes, n):
-  """What vmap of fn means."""
-  def run(*args):
-    outs = []
-    for i in range(n):
-      outs.append(fn(*(
-          a if axis is None else jnp.take(a, i, axis)
-          for a, axis in zip(args, in_axes))))
-    return jax.tree.map(lambda *t: jnp.stack(t), *outs)
-  return run
 
 
 class VmapTest(TransformTestCase):
@@ -355,19 +318,13 @@ class VmapTest(TransformTestCase):
 HEADS = P("x", None, "y")
 
 
+@sharding.on_hosts
 class ShardingTest(TransformTestCase):
   """The same numbers on eight devices, and no more communication than due."""
 
   def setUp(self):
     super().setUp()
-    if machine.SIMULATED:
-      self.skipTest("of hosts; aiter_sim_devices_test has GPUs")
-    self.mesh = Mesh(np.array(CPUS).reshape(2, 4), ("x", "y"))
-
-  def collectives(self, compiled):
-    return set(re.findall(
-        r"\b(all-gather|all-reduce|all-to-all|collective-permute|"
-        r"reduce-scatter)(?:-start)?\(", compiled.as_text()))
+    self.mesh = sharding.mesh()
 
   def compare(self, fn, args, specs, argnums, mesh=None):
     """Checks sharded against unsharded; returns the collectives used."""
@@ -378,7 +335,7 @@ class ShardingTest(TransformTestCase):
                for a, s in zip(args, specs)]
     compiled = jax.jit(run).lower(*sharded).compile()
     self.assert_close(compiled(*sharded), want, 1e-5)
-    return self.collectives(compiled)
+    return sharding.collectives(compiled)
 
   @parameterized.named_parameters(
       ("batch", 4, 4, P("x"), P("x"), set()),

@@ -14,44 +14,30 @@ import functools
 import importlib
 import importlib.util
 import itertools
-import os
 import re
-import unittest
 
-os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") +
-                           " --xla_force_host_platform_device_count=8")
-
-# pylint: disable=g-import-not-at-top
 import hypothesis
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import scipy.special
 from absl.testing import absltest, parameterized
-from harness import machine
+from harness import machine, sharding
+from harness.cases import DTYPES, FLOOR, examples
+from harness.machine import CPUS, PLATFORM
+from harness.sharding import collectives
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import jax
-from jax._src.aiter.core import dispatch
 from jax._src.aiter.gemm import op as gemm_op
 from jax._src.aiter.gemm.op import Config, Operands
 from jax.experimental import aiter
 
-DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
-FLOOR = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 FLOAT8 = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz)
-CPUS = jax.devices("cpu")
-PLATFORM = next(
-    (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
-
-hypothesis.settings.register_profile(
-    "aiter", deadline=None, derandomize=True, database=None,
-    suppress_health_check=list(hypothesis.HealthCheck))
-hypothesis.settings.load_profile("aiter")
 
 
 def activate(name, z):
@@ -275,8 +261,8 @@ class NumbersTest(GemmTestCase):
           aiter.gemm, activation=activation), a, b, bias)
       np.testing.assert_array_equal(out.astype(jnp.float32), 2.0**-6)
 
-  @unittest.skipIf("gfx90a" in dispatch.architectures("rocm"), "its matrix"
-                   " instructions take subnormal numbers for zeros")
+  # gfx90a's matrix instructions take subnormal numbers for zeros.
+  @machine.where(machine.ARCH != "gfx90a")
   def test_subnormal(self):
     """Numbers below float16's normal ones count."""
     a = 2.0**-24 * np.arange(40)[:, None] * np.ones(32)
@@ -290,7 +276,7 @@ class NumbersTest(GemmTestCase):
     for name, t in first.items():
       np.testing.assert_array_equal(t, second[name])
 
-  @hypothesis.settings(max_examples=machine.size(40, 20, 5))
+  @examples(40, 20, 5)
   @hypothesis.given(st.data())
   def test_any_shape(self, data):
     draw = data.draw
@@ -614,7 +600,7 @@ class QuantisedTest(QuantisedTestCase):
     for m, n, k in ((0, 8, 32), (8, 0, 32), (8, 8, 0)):
       self.check_equal(Quantised(kind, m=m, n=n, k=k, bias=True))
 
-  @hypothesis.settings(max_examples=machine.size(40, 25, 5))
+  @examples(40, 25, 5)
   @hypothesis.given(st.data())
   def test_any_shape(self, data):
     draw = data.draw
@@ -632,7 +618,7 @@ class QuantisedTest(QuantisedTestCase):
         out=draw(st.sampled_from(list(DTYPES)))), draw(st.integers(0, 99)))
 
 
-@unittest.skipIf(PLATFORM is None, "there is no GPU here")
+@machine.where(PLATFORM is not None)
 class KernelTest(absltest.TestCase):
 
   def test_kernels_serve(self):
@@ -664,7 +650,7 @@ class KernelTest(absltest.TestCase):
       self.assertNotRegex(text, r"\bdot\(|cublas|__triton_gemm|rocblas")
 
 
-@unittest.skipIf(machine.GPU, "the same on any machine")
+@machine.where(not machine.GPU)  # The same on any machine.
 class FoldTest(parameterized.TestCase):
   """What reaches a kernel has at most one leading axis, and the same sums."""
 
@@ -825,8 +811,6 @@ class TransformTest(GemmTestCase):
   @parameterized.parameters("cuda", "rocm", "cpu")
   def test_export(self, platform):
     """For platforms that are not here; the module has all our calls."""
-    if platform not in ("cpu", *dispatch.platforms_enabled()):
-      self.skipTest(f"JAX_PLATFORMS rules {platform} out")
     checks = [jax.export.DisabledSafetyCheck.custom_call(f"{p}_aiter_gemm")
               for p in ("hip", "cu")]
     scaled = [case for case in map(Quantised, KINDS)]
@@ -864,13 +848,7 @@ class TransformTest(GemmTestCase):
         jax.grad(loss)(bias, jax.lax.stop_gradient), case.m)
 
 
-def collectives(compiled):
-  return set(re.findall(
-      r"\b(all-gather|all-reduce|all-to-all|collective-permute|"
-      r"reduce-scatter)(?:-start)?\(", compiled.as_text()))
-
-
-@unittest.skipIf(machine.SIMULATED, "of hosts")
+@sharding.on_hosts
 class ShardingTest(GemmTestCase):
   """The same numbers on eight devices, and no more communication than due."""
 

@@ -1,18 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests run on, and how large they may be there.
+"""What tests run on, how large they may be there, and which cases exist.
 
 A test names its sizes by kind of machine. A simulated GPU has the tiles of a
 real one, but executes some million instructions a second: sizes on it are of
 one or two tiles.
+
+Import it before anything that uses a device: it sets XLA's flags.
 """
 
 import os
 
+# The host is eight devices, so that shardings have a mesh.
+_FLAGS = ["--xla_force_host_platform_device_count=8"]
+
+# build.py test --all: every case, at a user's level of optimisation.
+ALL = os.environ.get("AITER_TESTS") == "all"
+if not ALL and "AMDGPU_SIM_ARCH" not in os.environ:
+  # The time of most tests is that of compiling small programs.
+  _FLAGS += ["--xla_backend_optimization_level=0",
+             "--xla_llvm_disable_expensive_passes=true",
+             "--xla_cpu_parallel_codegen_split_count=1"]
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS])
+
+# One in so many cases is run, if the environment says so.
+if not ALL and "AITER_ONE_IN" in os.environ:
+  os.environ["TEST_TOTAL_SHARDS"] = os.environ["AITER_ONE_IN"]
+  os.environ["TEST_SHARD_INDEX"] = "0"
+
+# pylint: disable=g-import-not-at-top
 import jax
+from jax._src.aiter.core import dispatch
 
 GPU = jax.default_backend() == "gpu"
 # AMDGPU_SIM_ARCH selects what the simulator of tests/amdgpu_sim simulates.
 SIMULATED = GPU and "AMDGPU_SIM_ARCH" in os.environ
+CPUS = jax.devices("cpu")
+# That has our kernels: "rocm" or "cuda", its architecture; else None.
+PLATFORM = next(
+    (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
+ARCH = dispatch.architectures(PLATFORM)[0] if PLATFORM else None
 
 
 def size(gpu, cpu, simulated=None):
@@ -28,3 +54,20 @@ def sample(items, simulated: int):
   if not SIMULATED or len(items) <= simulated:
     return items
   return [items[i * len(items) // simulated] for i in range(simulated)]
+
+
+def where(condition: bool):
+  """Decorates a test, or a class of tests, that exists if so.
+
+  What cannot apply here is not run, rather than skipped. Other attributes of a
+  class stay, for those that inherit from it.
+  """
+  def decorate(test):
+    if condition:
+      return test
+    if not isinstance(test, type):
+      return None
+    for name in [n for n in vars(test) if n.startswith("test")]:
+      delattr(test, name)
+    return test
+  return decorate

@@ -15,19 +15,14 @@ import functools
 import importlib
 import importlib.util
 import itertools
-import os
-import unittest
 
-os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") +
-                           " --xla_force_host_platform_device_count=8")
-
-# pylint: disable=g-import-not-at-top
 import hypothesis
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
-from harness import machine
+from harness import machine, sharding
+from harness.cases import DTYPES, FLOOR, examples
+from harness.machine import CPUS, PLATFORM
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -35,23 +30,12 @@ from jax.test_util import check_grads
 from quant import oracle as quant_oracle
 
 import jax
-from jax._src.aiter.core import dispatch
 from jax._src.aiter.core.operator import Key
 from jax._src.aiter.norm import op as norm_op
 from jax.experimental import aiter
 from jaxlib import gpu_aiter
 
-DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
-FLOOR = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
 QUANT = list(quant_oracle.LARGEST)
-CPUS = jax.devices("cpu")
-PLATFORM = next(
-    (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
-
-hypothesis.settings.register_profile(
-    "aiter", deadline=None, derandomize=True, database=None,
-    suppress_health_check=list(hypothesis.HealthCheck))
-hypothesis.settings.load_profile("aiter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +277,7 @@ class NumbersTest(NormTestCase):
     for name, t in first.items():
       np.testing.assert_array_equal(t, second[name])
 
-  @hypothesis.settings(max_examples=machine.size(40, 25, 6))
+  @examples(40, 25, 6)
   @hypothesis.given(st.data())
   def test_any_shape(self, data):
     draw = data.draw
@@ -450,7 +434,7 @@ class QuantTest(NormTestCase):
       else:
         np.testing.assert_array_equal(scale, of_zeros)
 
-  @hypothesis.settings(max_examples=machine.size(40, 25, 6))
+  @examples(40, 25, 6)
   @hypothesis.given(st.data())
   def test_any_shape(self, data):
     draw = data.draw
@@ -474,7 +458,7 @@ class QuantTest(NormTestCase):
                      x.shape)
 
 
-@unittest.skipIf(PLATFORM is None, "there is no GPU here")
+@machine.where(PLATFORM is not None)
 class KernelTest(absltest.TestCase):
 
   def test_kernels_serve(self):
@@ -544,7 +528,7 @@ class TransformTest(TransformTestCase):
     for fn in (eager, quantised):
       self.assert_all_close(jax.jit(fn)(*self.args), fn(*self.args))
 
-  @unittest.skipIf(machine.SIMULATED, "float64 has no kernels")
+  @machine.where(not machine.SIMULATED)  # float64 has no kernels.
   def test_finite_differences(self):
     with jax.enable_x64(True):
       args = [jnp.asarray(t, jnp.float64) for t in self.args]
@@ -592,8 +576,6 @@ class TransformTest(TransformTestCase):
 
   @parameterized.parameters("cuda", "rocm", "cpu")
   def test_export(self, platform):
-    if platform not in ("cpu", *dispatch.platforms_enabled()):
-      self.skipTest(f"JAX_PLATFORMS rules {platform} out")
     checks = [jax.export.DisabledSafetyCheck.custom_call(f"{p}_aiter_norm_{op}")
               for p in ("hip", "cu") for op in ("fwd", "bwd", "quant")]
     x, gamma = jnp.ones((4, 64), jnp.bfloat16), jnp.ones(64, jnp.bfloat16)
@@ -613,13 +595,12 @@ class TransformTest(TransformTestCase):
         np.testing.assert_array_equal(got, want)
 
 
+@sharding.on_hosts
 class ShardingTest(TransformTestCase):
   """The same numbers on several devices of the host."""
 
   def setUp(self):
     super().setUp()
-    if machine.SIMULATED:
-      self.skipTest("of hosts")
     self.args = jax.device_put(self.args, CPUS[0])
     self.want = {fn: jax.jit(fn)(*self.args)
                  for fn in (self.gradients, quantised)}

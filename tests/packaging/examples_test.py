@@ -9,7 +9,7 @@ import sys
 
 from absl.testing import absltest, parameterized
 
-ROOT = pathlib.Path(__file__).absolute().parent.parent
+ROOT = pathlib.Path(__file__).absolute().parents[2]
 
 
 def run(script: str, *flags: str) -> subprocess.CompletedProcess:

@@ -11,7 +11,7 @@ import re
 import starlark
 from absl.testing import absltest
 
-ROOT = pathlib.Path(__file__).absolute().parent.parent
+ROOT = pathlib.Path(__file__).absolute().parents[2]
 
 # Bazel's functions that take or return functions, which cannot be Python's.
 _PRELUDE = """

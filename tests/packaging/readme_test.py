@@ -15,7 +15,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-ROOT = pathlib.Path(__file__).absolute().parent.parent
+ROOT = pathlib.Path(__file__).absolute().parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Bazel shows a test what it declares; links out of these lead elsewhere in the

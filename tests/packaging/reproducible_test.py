@@ -7,7 +7,7 @@ import subprocess
 
 from absl.testing import absltest, parameterized
 
-ROOT = pathlib.Path(__file__).absolute().parent.parent
+ROOT = pathlib.Path(__file__).absolute().parents[2]
 KERNEL = os.environ["KERNEL"]
 
 

@@ -14,7 +14,7 @@ import zipfile
 from absl.testing import absltest, parameterized
 from elftools.elf import elffile
 
-ROOT = pathlib.Path(__file__).absolute().parent.parent
+ROOT = pathlib.Path(__file__).absolute().parents[2]
 WHEELS = sorted(ROOT.glob("build/*/*.whl"))
 ADD_ONS = [w for w in WHEELS if re.match(r"jax_aiter_(rocm7|cuda13)-", w.name)]
 PLUGINS = [w for w in WHEELS if w.name.startswith("jax_rocm7_plugin-")]

@@ -3,19 +3,15 @@
 
 import contextlib
 import importlib.util
-import os
-import unittest
 
-os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") +
-                           " --xla_force_host_platform_device_count=8")
-
-# pylint: disable=g-import-not-at-top
 import hypothesis
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
-from harness import machine
+from harness import machine, sharding
+from harness.cases import DTYPES, examples
+from harness.machine import CPUS, PLATFORM
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -28,18 +24,9 @@ from jax._src.aiter.quant import op as quant_op
 from jax.experimental import aiter
 from jaxlib import gpu_aiter
 
-DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 BYTES = ("int8", "float8_e4m3fn", "float8_e4m3fnuz")
 MX = ("mxfp4", "float8_e4m3fn", "float8_e4m3fnuz")
 MODES = ("up", "down", "even", "ceil")
-CPUS = jax.devices("cpu")
-PLATFORM = next(
-    (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
-
-hypothesis.settings.register_profile(
-    "aiter", deadline=None, derandomize=True, database=None,
-    suppress_health_check=list(hypothesis.HealthCheck))
-hypothesis.settings.load_profile("aiter")
 
 
 def numbers(*shape, dtype="fp32", special=False, seed=0):
@@ -305,7 +292,7 @@ class FunctionsTest(QuantTestCase):
     self.assertEqual(aiter.per_group_quant(x)[0].dtype, aiter.float8_dtype())
     self.assertEqual(aiter.per_block_quant(x)[0].dtype, aiter.float8_dtype())
 
-  @hypothesis.settings(max_examples=machine.size(60, 40, 8))
+  @examples(60, 40, 8)
   @hypothesis.given(st.data())
   def test_any_call(self, data):
     draw = data.draw
@@ -505,8 +492,6 @@ class TransformTest(QuantTestCase):
 
   @parameterized.parameters("cuda", "rocm", "cpu")
   def test_export(self, platform):
-    if platform not in ("cpu", *dispatch.platforms_enabled()):
-      self.skipTest(f"JAX_PLATFORMS rules {platform} out")
     checks = [jax.export.DisabledSafetyCheck.custom_call(f"{p}_aiter_quant")
               for p in ("hip", "cu")]
     x = jnp.asarray(numbers(4, 128, dtype="bf16"))
@@ -522,13 +507,12 @@ class TransformTest(QuantTestCase):
       self.assert_same(tuple(exported.call(x)), jax.device_get(fn(x)))
 
 
+@sharding.on_hosts
 class ShardingTest(QuantTestCase):
   """The same bits on several devices of the host."""
 
   def setUp(self):
     super().setUp()
-    if machine.SIMULATED:
-      self.skipTest("of hosts")
     self.x = jax.device_put(numbers(4, 256, 512), CPUS[0])
     self.mesh = Mesh(np.array(CPUS[:4]).reshape(2, 2), ("a", "b"))
 
@@ -603,7 +587,7 @@ class ShardingTest(QuantTestCase):
                      jax.device_get(jax.jit(fn)(self.x)))
 
 
-@unittest.skipIf(PLATFORM is None, "there is no GPU here")
+@machine.where(PLATFORM is not None)
 class KernelTest(absltest.TestCase):
 
   def test_kernels_serve(self):

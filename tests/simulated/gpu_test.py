@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only a GPU shows: captured graphs, streams, threads, host time.
 
-Skipped where JAX has no GPU with kernels. Device memory read by the host,
-allocation in a handler, or a synchronisation would break the captured graph.
+It needs one that has kernels. Device memory read by the host, allocation in a
+handler, or a synchronisation would break the captured graph.
 """
 
 import concurrent.futures
@@ -13,22 +13,18 @@ import re
 import subprocess
 import sys
 import tempfile
-import unittest
 
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 from harness import machine
+from harness.machine import PLATFORM
 from jax.experimental.compute_on import compute_on
 
 import jax
 from jax._src.aiter.attention import ffi
 from jax._src.aiter.attention.types import Config, Operands
-from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
-
-PLATFORM = next(
-    (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
 
 # Run in a process of its own, because XLA reads its flags once.
 GRAPH_PROGRAM = """
@@ -62,7 +58,6 @@ for call in range(4):  # The first is not captured; the others replay.
 """
 
 
-@unittest.skipIf(PLATFORM is None, "there is no GPU here")
 class GpuTest(absltest.TestCase):
 
   def setUp(self):
@@ -155,8 +150,9 @@ class GpuTest(absltest.TestCase):
       for name in a:
         np.testing.assert_array_equal(a[name], b[name])
 
-  @unittest.skipIf(machine.SIMULATED, "a simulated GPU shares the host's cores,"
-                   " which decide; a recorded graph shows the same")
+  # A simulated GPU shares the host's cores, which decide; a recorded graph
+  # shows the same.
+  @machine.where(not machine.SIMULATED)
   def test_no_host_allocation_or_sync(self):
     """Calls return while the device is still busy with them (finding 3)."""
     q, k, v = self.inputs(s=8192, d=128)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators on several devices: the host's eight, as machine.py makes them."""
+
+import re
+
+import numpy as np
+from harness import machine
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+import jax
+
+# Decorates tests of the host's devices, which simulated GPUs leave to
+# aiter_sim_devices_test: it has several of them.
+on_hosts = machine.where(not machine.SIMULATED)
+
+
+def mesh(shape=(2, 4), names=("x", "y"), explicit=False) -> Mesh:
+  """A mesh of the host's first devices."""
+  devices = np.array(machine.CPUS[:np.prod(shape)]).reshape(shape)
+  kind = AxisType.Explicit if explicit else AxisType.Auto
+  return Mesh(devices, names, axis_types=(kind,) * len(shape))
+
+
+def put(mesh: Mesh, args, specs) -> list:
+  """Arrays on a mesh, each by its PartitionSpec."""
+  return [jax.device_put(t, NamedSharding(mesh, spec))
+          for t, spec in zip(args, specs, strict=True)]
+
+
+def collectives(compiled) -> set[str]:
+  """Kinds of communication in a compiled function."""
+  return set(re.findall(
+      r"\b(all-gather|all-reduce|all-to-all|collective-permute|"
+      r"reduce-scatter)(?:-start)?\(", compiled.as_text()))
