@@ -67,10 +67,10 @@ def repositories():
 
     kernel_table(
         name = "aiter_kernel_table",
-        tables = [
-            "//third_party/aiter/configs:gemm.csv",
-            "//third_party/aiter/configs:mha.csv",
-            "//third_party/aiter/configs:norm.csv",
-            "//third_party/aiter/configs:quant.csv",
+        families = [
+            "gemm",
+            "mha",
+            "norm",
+            "quant",
         ],
     )

@@ -27,11 +27,12 @@ def kernel(symbol, arch, dtype="bf16", tile_m=16):
 class EmbedTest(absltest.TestCase):
 
   def embed(self, *lines):
-    table = self.create_tempfile(content=HEADER + "\n".join(lines))
+    table = self.create_tempfile(
+        "gemm_tuned.csv", HEADER + "\n".join(lines))
     kernels = [kernel("d", "sm_90"), kernel("c", "sm_90", tile_m=32),
                kernel("b", "sm_90", "any"), kernel("a", "sm_90")]
-    inc = embed.embed(kernels, table.full_path)[3]
-    rows = inc[inc.index("kTunedGemms[] = {"):].splitlines()
+    inc = embed.embed(kernels, [table.full_path])[3]
+    rows = inc[inc.index("kTunedChoices[] = {"):].splitlines()
     return [row.strip() for row in rows[1:rows.index("};")]], rows[-1]
 
   def test_a_row_means_every_kernel_of_its_tile(self):
@@ -39,14 +40,15 @@ class EmbedTest(absltest.TestCase):
                              "gemm_nt,sm_90,any,1,2,4,16x64x128,1,0.1",
                              "gemm_nt,sm_90,bf16,7,8,9,32x64x128,2,0.1")
     # Kernels stand in the order of their symbols; the last row is no row.
-    self.assertEqual(rows, ["{0, 16, 4096, 512, 3},", "{3, 16, 4096, 512, 3},",
-                            "{1, 1, 2, 4, 1},", "{2, 7, 8, 9, 2},", "{},"])
-    self.assertEqual(count, "constexpr int kNumTunedGemms = 4;")
+    self.assertEqual(rows, [
+        "{0, {16, 4096, 512}, {3}},", "{3, {16, 4096, 512}, {3}},",
+        "{1, {1, 2, 4}, {1}},", "{2, {7, 8, 9}, {2}},", "{},"])
+    self.assertEqual(count, "constexpr int kNumTunedChoices = 4;")
 
   def test_rows_of_other_architectures_are_left_out(self):
     rows, count = self.embed("gemm_nt,gfx942,bf16,16,4096,512,1x1x1,3,9.5")
     self.assertEqual(rows, ["{},"])
-    self.assertEqual(count, "constexpr int kNumTunedGemms = 0;")
+    self.assertEqual(count, "constexpr int kNumTunedChoices = 0;")
 
   def test_a_row_without_a_kernel_stops_the_build(self):
     with self.assertRaisesRegex(ValueError, "no kernel gemm_nt sm_90 bf16 64x"):

@@ -5,7 +5,7 @@ load("@rules_cc//cc:cc_library.bzl", "cc_library")
 load("//build:sanitizers.bzl", "SANITIZER_COPTS")
 load("//third_party/aiter/aot:kernels.bzl", "embedded_kernels", "kernel_report", "triton_kernels")
 
-def kernel_library(name, platform, arch_prefix):
+def kernel_library(name, platform):
     """A cc_library of a platform's code objects.
 
     There is one for each sanitizer too, with its suffix.
@@ -15,14 +15,13 @@ def kernel_library(name, platform, arch_prefix):
     Args:
       name: the library.
       platform: rocm or cuda.
-      arch_prefix: what the names of its architectures begin with.
     """
     code_objects = "code_objects_" + platform
     report = "report_" + platform
     triton_kernels(
         name = code_objects,
         srcs = ["//third_party/aiter/kernels"],
-        arch_prefix = arch_prefix,
+        platform = platform,
     )
     kernel_report(
         name = report,
@@ -33,11 +32,12 @@ def kernel_library(name, platform, arch_prefix):
         name = "embedded_" + platform,
         asm = generated + ".S",
         blob = generated + ".bin",
+        families = ["//third_party/aiter/kernels:families"],
         header = generated + ".h",
         inc = generated + ".inc",
         kernels = [code_objects],
         report = report,
-        tuned = "//third_party/aiter/configs:gemm_tuned.csv",
+        tuned = ["//third_party/aiter/configs:tuned"],
     )
     for sanitizer, copts in SANITIZER_COPTS.items():
         cc_library(

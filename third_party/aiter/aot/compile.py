@@ -4,6 +4,7 @@
   compile.py --header op,grade,... --row mha_fwd,fast,... --out-object F.co
       --out-json F.json [--out-asm F.s]
   compile.py --csv FILE --arch ARCH [--select REGEX] --out-dir DIR
+  compile.py --persistent_worker
 
 The code object depends on the row, the kernels and the Triton release, and on
 nothing else: no path, no date, no cache of another process goes into it. The
@@ -24,7 +25,7 @@ kernel, the others are options of Triton's backend, but for
 
 import argparse
 import copy
-import csv
+import importlib
 import json
 import os
 import pathlib
@@ -44,12 +45,9 @@ _ROOT = pathlib.Path(__file__).absolute().parents[3]
 if str(_ROOT) not in sys.path:
   sys.path.insert(0, str(_ROOT))
 
-from third_party.aiter.aot import resources
+from third_party.aiter.aot import resources, table, worker
+from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.family import family_name, family_of, kernel_module
-
-# Bytes of LDS or shared memory that one workgroup may have.
-_LDS = {"gfx90a": 65536, "gfx942": 65536, "gfx950": 163840, "gfx1100": 65536,
-        "gfx1201": 65536, "sm_80": 101376, "sm_90": 232448}
 
 
 def _attributes(names, signature, aligned, alignment):
@@ -63,17 +61,6 @@ def _attributes(names, signature, aligned, alignment):
     elif re.match(aligned, name):
       attrs[(i,)] = [["tt.divisibility", alignment]]
   return attrs
-
-
-def _options(text):
-  """'waves_per_eu=2 CHEAP=1' -> ({'waves_per_eu': 2}, {'CHEAP': 1})."""
-  build, constants = {}, {}
-  for item in text.split():
-    key, value = item.split("=", 1)
-    value = int(value) if re.fullmatch(r"-?\d+", value) else value.replace(
-        ";", ",")
-    (constants if key.isupper() else build)[key] = value
-  return build, constants
 
 
 def _tensor_maps(module, function, values, tensors):
@@ -152,27 +139,6 @@ def _arguments(run_time, signature, maps, asm):
   return args
 
 
-def _dims(row):
-  """The sizes that a kernel is for: the columns between dtype and tile_m."""
-  columns = list(row)
-  return [row[c] for c in columns[columns.index("dtype") + 1:
-                                  columns.index("tile_m")]]
-
-
-def _tile(row):
-  return [int(row.get(c, 0)) for c in ("tile_m", "tile_n", "tile_k")]
-
-
-def _symbol(row):
-  """The row's unique name; kernel_table.bzl has the same rule."""
-  sizes = _dims(row) or ["x".join(map(str, _tile(row)))]
-  cells = [row["op"], row["grade"], row["dtype"], *sizes, row["arch"]]
-  for option in (row.get("options") or "").split():
-    if option.startswith("excludes="):
-      cells.append("no_" + option[len("excludes="):].replace("+", "_"))
-  return "_".join(cells)
-
-
 def compile_row(row):
   """Builds one kernel.
 
@@ -192,18 +158,15 @@ def _compile_row(row):
   from triton.backends.compiler import GPUTarget
   from triton.compiler import ASTSource
 
-  op, arch = row["op"], row["arch"]
-  symbol = _symbol(row)
-  build, constants = _options(row.get("options") or "")
-  excludes = [f for f in build.pop("excludes", "").split("+") if f]
+  op, arch = row["op"], ARCHS[row["arch"]]
+  symbol = table.symbol(row)
+  build, constants = table.options(row)
   family = family_of(op)
-  unknown = set(excludes) - set(family.features)
-  if unknown:
-    raise ValueError(f"{symbol}: excludes {sorted(unknown)}, but features are"
-                     f" {', '.join(sorted(family.features))}")
-  module = build.pop("module", family.ops[op].module)
+  excludes = table.excludes(row)
   function = build.pop("function", op)
-  module = kernel_module(module)
+  for used in ("excludes", "module"):
+    build.pop(used, None)
+  module = kernel_module(table.module(row))
   kernel = getattr(module, function)
   names = list(kernel.arg_names)
   run_time = [n for n in names if not n.isupper()]
@@ -225,40 +188,40 @@ def _compile_row(row):
       kernel, full, constexprs=values,
       attrs=_attributes(names, signature, family.aligned if sure else "$^",
                         family.alignment(row)))
-  if arch.startswith("gfx"):
-    target = GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+  if arch.platform == "rocm":
+    target = GPUTarget("hip", arch.name, arch.wave)
   else:
-    target = GPUTarget("cuda", int(arch[3:]), 32)
+    target = GPUTarget("cuda", arch.capabilities[0], arch.wave)
   build |= {"num_warps": int(row["num_warps"]),
             "num_stages": int(row["num_stages"])}
   compiled = triton.compile(source, target=target, options=build)
   meta = compiled.metadata
   if meta.name != symbol:
     raise RuntimeError(f"{symbol}: the object's symbol is {meta.name}")
-  if meta.shared > _LDS[arch]:
-    raise RuntimeError(
-        f"{symbol}: {meta.shared} bytes of LDS, {arch} has {_LDS[arch]}")
+  if meta.shared > arch.lds_bytes:
+    raise RuntimeError(f"{symbol}: {meta.shared} bytes of LDS, {arch.name} has"
+                       f" {arch.lds_bytes}")
   if getattr(meta, "global_scratch_size", 0) or meta.profile_scratch_size:
     raise RuntimeError(f"{symbol}: the kernel wants global scratch memory")
 
   args = _arguments(run_time, signature, maps, compiled.asm)
-  obj = compiled.asm["hsaco" if arch.startswith("gfx") else "cubin"]
-  threads = meta.num_warps * (64 if arch.startswith("gfx9") else 32)
+  obj = compiled.asm["hsaco" if arch.platform == "rocm" else "cubin"]
+  threads = meta.num_warps * arch.wave
   if maps and family.no_maps_if:
     excludes.append(family.no_maps_if)
-  tile_m, tile_n, tile_k = _tile(row)
+  tile_m, tile_n, tile_k = table.tile(row)
   description = {
       "op": op, "family": family_name(op), "grade": row["grade"],
-      "arch": arch, "dtype": row["dtype"],
-      "dims": [int(d) for d in _dims(row)],
+      "arch": arch.name, "dtype": row["dtype"], "dims": table.dims(row),
       "tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k,
       "rate": int(row.get("rate") or 0), "num_warps": meta.num_warps,
       "threads": threads, "shared": meta.shared,
       "symbol": symbol, "grid_if": grid_if, "args": args,
       "excludes": excludes,
-      "no_spills_up_to": family.no_spills_up_to,
+      "no_spills_up_to": family.no_spills_up_to if arch.no_spills else -1,
       "maps": {n: _map_description(m, element) for n, m in maps.items()},
-      "resources": resources.of(arch, compiled.asm, obj, threads, meta.shared),
+      "resources": resources.of(
+          arch.name, compiled.asm, obj, threads, meta.shared),
   }
   return obj, description, compiled.asm.get("amdgcn", compiled.asm.get("ptx"))
 
@@ -275,15 +238,6 @@ def _renamed(kernel, symbol):
   return kernel
 
 
-def _rows(path, arch, select):
-  with open(path, encoding="utf-8") as f:
-    lines = [l for l in f if l.strip() and not l.startswith("#")]
-  for row in csv.DictReader(lines):
-    symbol = _symbol(row)
-    if row["arch"] == arch and re.search(select, symbol):
-      yield symbol, row
-
-
 def _write(out_object, out_json, out_asm, row):
   obj, description, asm = compile_row(row)
   pathlib.Path(out_object).write_bytes(obj)
@@ -293,7 +247,7 @@ def _write(out_object, out_json, out_asm, row):
     pathlib.Path(out_asm).write_text(asm, encoding="utf-8")
 
 
-def main():
+def _parser():
   parser = argparse.ArgumentParser(fromfile_prefix_chars="@")
   parser.add_argument("--header")
   parser.add_argument("--row")
@@ -304,18 +258,40 @@ def main():
   parser.add_argument("--arch")
   parser.add_argument("--select", default="")
   parser.add_argument("--out-dir")
-  args = parser.parse_args()
+  return parser
+
+
+def _run(arguments):
+  """Does what a command line asks for."""
+  args = _parser().parse_args(arguments)
   if args.row:
-    columns = args.header.strip().split(",")
-    row = dict(zip(columns, args.row.strip().split(",")))
+    row = dict(zip(args.header.split(","), args.row.split(",")))
     _write(args.out_object, args.out_json, args.out_asm, row)
     return
   out = pathlib.Path(args.out_dir)
   out.mkdir(parents=True, exist_ok=True)
-  for symbol, row in _rows(args.csv, args.arch, args.select):
+  for symbol, (_, _, row) in table.read(args.csv).items():
+    if row["arch"] != args.arch or not re.search(args.select, symbol):
+      continue
     _write(out / f"{symbol}.co", out / f"{symbol}.json", out / f"{symbol}.s",
            row)
     print(symbol, flush=True)
+
+
+def _serve():
+  """Compiles as a worker of Bazel, each row in a process of its own."""
+  # What a process would spend most of its time on before it compiles.
+  importlib.import_module("triton.experimental.gluon.language")
+  from triton.runtime.cache import triton_key
+  triton_key()
+  worker.serve(_run)
+
+
+def main():
+  if "--persistent_worker" in sys.argv:
+    _serve()
+  else:
+    _run(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -22,12 +22,15 @@ import pathlib
 import re
 import zlib
 
+from third_party.aiter.aot import family as family_lib
+from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.families import (
     camel,
     feature_constant,
     grid_constant,
     tensor_constant,
 )
+from third_party.aiter.aot.table import MAX_DIMS
 
 _ALIGNMENT = 8
 _TYPES = {
@@ -47,19 +50,15 @@ _HEADER = """\
 """
 
 
-# KernelInfo and ProblemKey of the library have as many.
-_MAX_DIMS = 4
-
-
 def _constant(name):
   return "k" + camel(name)
 
 
 def _sizes(name, sizes):
-  """C++ initializer of up to _MAX_DIMS sizes."""
-  if len(sizes) > _MAX_DIMS:
+  """C++ initializer of up to MAX_DIMS sizes."""
+  if len(sizes) > MAX_DIMS:
     raise ValueError(
-        f"{name} has {len(sizes)} sizes, but may have {_MAX_DIMS}: {sizes}")
+        f"{name} has {len(sizes)} sizes, but may have {MAX_DIMS}: {sizes}")
   return "{" + ", ".join(str(int(size)) for size in sizes) + "}"
 
 
@@ -161,14 +160,19 @@ def _expand(inputs):
 
 
 def _tuned_rows(path, kernels):
-  """Rows of configs/gemm_tuned.csv, one for each kernel that they mean.
+  """Rows of configs/<family>_tuned.csv, one for each kernel that they mean.
 
   A row means the kernels of its op, arch, dtype and tile: one for operands
   that are aligned and one for others, say.
 
   Raises:
-    ValueError: a row's architecture has kernels, but none of its tile.
+    ValueError: the columns are not what the family declares, or a row's
+      architecture has kernels, but none of its tile.
   """
+  path = pathlib.Path(path)
+  family = family_lib.family(path.name.removesuffix("_tuned.csv"))
+  columns = ["op", "arch", "dtype", *family.tuned_by, "tile",
+             *family.tuned_choices, "us"]
   archs = {k["arch"] for k in kernels}
   kernels_of = {}
   for i, k in enumerate(kernels):
@@ -176,31 +180,41 @@ def _tuned_rows(path, kernels):
     name = (k["op"], k["arch"], k["dtype"], tile)
     kernels_of.setdefault(name, []).append(i)
   rows = []
-  with open(path, encoding="utf-8") as file:
-    lines = [line for line in file if not line.startswith("#")]
-  for row in csv.DictReader(lines):
+  lines = [line for line in path.read_text(encoding="utf-8").splitlines()
+           if line and not line.startswith("#")]
+  reader = csv.DictReader(lines)
+  if reader.fieldnames != columns:
+    raise ValueError(f"{path}: columns are {','.join(reader.fieldnames or ())},"
+                     f" but must be {','.join(columns)}")
+  for row in reader:
     name = (row["op"], row["arch"], row["dtype"], row["tile"])
     if row["arch"] not in archs:
       continue
     if name not in kernels_of:
       raise ValueError(f"{path}: no kernel {' '.join(name)}")
-    sizes = ", ".join(str(int(row[c])) for c in ("m", "n", "k", "splits"))
-    rows += [f"    {{{i}, {sizes}}},\n" for i in kernels_of[name]]
+    sizes = _sizes(str(path), [row[c] for c in family.tuned_by])
+    choices = _sizes(str(path), [row[c] for c in family.tuned_choices])
+    rows += [f"    {{{i}, {sizes}, {choices}}},\n" for i in kernels_of[name]]
   return rows
 
 
 def embed(kernels, tuned):
-  """Returns the (blob, assembly, header, table) for JSON dicts with objects."""
+  """Returns the (blob, assembly, header, table).
+
+  Args:
+    kernels: JSON dicts with objects.
+    tuned: files configs/<family>_tuned.csv.
+  """
   kernels = sorted(kernels, key=lambda k: k["symbol"])
   if not kernels:
     raise ValueError("no kernels given")
   symbols = [k["symbol"] for k in kernels]
   if len(set(symbols)) != len(symbols):
     raise ValueError("two kernels have the same symbol")
-  amd = {k["arch"].startswith("gfx") for k in kernels}
-  if len(amd) > 1:
+  platforms = {ARCHS[k["arch"]].platform for k in kernels}
+  if len(platforms) > 1:
     raise ValueError("kernels for AMD and for NVIDIA need a library each")
-  platform = "kHip" if amd.pop() else "kCuda"
+  platform = {"rocm": "kHip", "cuda": "kCuda"}[platforms.pop()]
 
   blob = bytearray()
   arg_lists = {}  # (op, args as text) -> _ArgList
@@ -245,7 +259,7 @@ def embed(kernels, tuned):
     blob += compressed
     blob += bytes(-len(blob) % _ALIGNMENT)
 
-  tuned_rows = _tuned_rows(tuned, kernels)
+  tuned_rows = [row for path in tuned for row in _tuned_rows(path, kernels)]
   families = sorted({a.family for a in arg_lists.values()})
   header = "".join([
       _HEADER,
@@ -271,10 +285,10 @@ def embed(kernels, tuned):
       *rows,
       "};\n\n",
       # An array of no elements would not be one: the last row is no row.
-      "constexpr TunedGemm kTunedGemms[] = {\n",
+      "constexpr TunedChoice kTunedChoices[] = {\n",
       *tuned_rows,
       "    {},\n};\n",
-      f"constexpr int kNumTunedGemms = {len(tuned_rows)};\n",
+      f"constexpr int kNumTunedChoices = {len(tuned_rows)};\n",
   ])
   # The digest is for builds: an assembler does not report what .incbin reads,
   # so a build that trusts such reports would keep the object of an older blob.
@@ -303,7 +317,7 @@ def main():
   parser.add_argument("--out-asm", required=True)
   parser.add_argument("--out-header", required=True)
   parser.add_argument("--out-inc", required=True)
-  parser.add_argument("--tuned", required=True, metavar="CSV")
+  parser.add_argument("--tuned", action="append", default=[], metavar="CSV")
   parser.add_argument("inputs", nargs="+", metavar="JSON_OR_DIR")
   args = parser.parse_args()
   blob, asm, header, table = embed(

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what the families declare (kernels/*/family.py) as C++.
+"""Writes what the families (kernels/*/family.py) and archs.csv say, as C++.
 
-  families.py --out-features FEATURES.h --out-grids GRIDS.h FAMILY.PY...
+  families.py --out-archs ARCHS.h --out-features FEATURES.h --out-grids GRIDS.h
+      FAMILY.PY...
 
-FEATURES.h has each family's features as constants, aiter::k<Family><Feature>,
-and the names of all for messages and look-ups; and the tensors of its tensor
-maps, aiter::k<Family>Tensor<Name>. GRIDS.h has each operator's grid,
-aiter::k<Op>Grid. They depend on the declarations alone, not on the platform or
-on what rows there are.
+ARCHS.h has the architectures (configs/archs.csv). FEATURES.h has each family's
+features as constants, aiter::k<Family><Feature>, the names of all for messages
+and look-ups, and what tensor maps may describe, aiter::k<Family>Tensor<Name>.
+GRIDS.h has each operator's grid, aiter::k<Op>Grid. They depend on the
+declarations alone, not on the platform or on what rows there are.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import ast
 import pathlib
 
 from third_party.aiter.aot import family as family_lib
+from third_party.aiter.aot.archs import ARCHS
 
 _HEADER = """\
 // Written by third_party/aiter/aot/families.py.
@@ -195,14 +197,43 @@ def features(families):
   return "\n".join(lines)
 
 
+def archs():
+  """The header of configs/archs.csv."""
+  lines = [
+      _HEADER +
+      "#ifndef AITER_SRC_CORE_ARCHS_H_\n#define AITER_SRC_CORE_ARCHS_H_\n",
+      "namespace aiter {\n",
+      "// A line of configs/archs.csv.",
+      "struct ArchInfo {",
+      "  const char* name;",
+      "  // CUDA's compute capabilities that run its objects, times ten; 0 of",
+      "  // AMD's, which run on themselves alone.",
+      "  int first_capability;",
+      "  int last_capability;",
+      "  int multiprocessors;  // Of its largest device.",
+      "  int gb_per_s;         // Of that one's memory.",
+      "};\n",
+      "inline constexpr ArchInfo kArchs[] = {",
+  ]
+  for arch in ARCHS.values():
+    first, last = arch.capabilities
+    lines.append(f'    {{"{arch.name}", {first}, {last},'
+                 f" {arch.multiprocessors}, {arch.gb_per_s}}},")
+  lines += ["};\n", "}  // namespace aiter\n",
+            "#endif  // AITER_SRC_CORE_ARCHS_H_\n"]
+  return "\n".join(lines)
+
+
 def main():
   parser = argparse.ArgumentParser()
+  parser.add_argument("--out-archs", required=True)
   parser.add_argument("--out-features", required=True)
   parser.add_argument("--out-grids", required=True)
   parser.add_argument("declarations", nargs="+", metavar="FAMILY.PY")
   args = parser.parse_args()
   names = sorted(pathlib.Path(d).parent.name for d in args.declarations)
   families = {name: family_lib.family(name) for name in names}
+  pathlib.Path(args.out_archs).write_text(archs(), encoding="utf-8")
   pathlib.Path(args.out_features).write_text(
       features(families), encoding="utf-8")
   pathlib.Path(args.out_grids).write_text(grids(families), encoding="utf-8")

@@ -83,8 +83,11 @@ class Family:
     no_maps_if: a feature under which there are no TMA maps: kernels with maps
       exclude it.
     tensors: what tensor maps may describe.
-    no_spills_up_to: sizes up to which kernels for the architectures that
-      report.py lists must not spill.
+    tuned_by: the sizes that a row of configs/<family>_tuned.csv is for:
+      TunedChoice::sizes of kernel_table.h.
+    tuned_choices: what it chooses beside a kernel: TunedChoice::choices.
+    no_spills_up_to: sizes up to which kernels for architectures with no_spills
+      must not spill.
   """
   ops: Mapping[str, Op]
   pointers: Mapping[str, str]
@@ -100,6 +103,8 @@ class Family:
   messages: Mapping[str, str] = dataclasses.field(default_factory=dict)
   no_maps_if: str = ""
   tensors: tuple[str, ...] = ()
+  tuned_by: tuple[str, ...] = ()
+  tuned_choices: tuple[str, ...] = ()
   no_spills_up_to: int = 1 << 30
 
   def type_of(self, name: str, element: str) -> str:

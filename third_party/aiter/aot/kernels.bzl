@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules that compile kernels ahead of time and make them C++ sources."""
 
-load("@aiter_kernel_table//:table.bzl", "ROWS")
+load("@aiter_kernel_table//:table.bzl", "ARCHS", "ROWS", "SOURCES")
 load(":settings.bzl", "AllowSpillsInfo", "ArchsInfo")
 
 KernelsInfo = provider(
@@ -12,37 +12,41 @@ KernelsInfo = provider(
     },
 )
 
-def _reads(row, source):
-    """Whether a row's kernel may read a source: its family's, or all families'."""
-    folder = source.dirname.split("/")[-1]
-    return folder in ("core", row.op.split("_")[0])
+_HEADERS = ["archs", "features", "grids"]
+
+# What the declarations and the kernels are imported with: from the execution
+# root, where they lie.
+_ENV = {
+    "PATH": "/usr/bin:/bin",
+    "PYTHONPATH": ".",
+}
 
 def _family_headers_impl(ctx):
+    headers = {
+        name: ctx.actions.declare_file("%s/%s.h" % (ctx.attr.folder, name))
+        for name in _HEADERS
+    }
     args = ctx.actions.args()
-    args.add("--out-features", ctx.outputs.features_header)
-    args.add("--out-grids", ctx.outputs.grids_header)
+    for name, header in headers.items():
+        args.add("--out-" + name, header)
     args.add_all(ctx.files.families)
     ctx.actions.run(
         executable = ctx.executable._families,
         arguments = [args],
-        # The declarations are imported from the execution root.
-        env = {
-            "PATH": "/usr/bin:/bin",
-            "PYTHONPATH": ".",
-        },
+        env = _ENV,
         inputs = ctx.files.families,
         mnemonic = "FamilyHeaders",
-        outputs = [ctx.outputs.features_header, ctx.outputs.grids_header],
+        outputs = headers.values(),
         progress_message = "Writing the families' headers %s" % ctx.label,
     )
+    return [DefaultInfo(files = depset(headers.values()))]
 
 family_headers = rule(
     implementation = _family_headers_impl,
-    doc = "What the families of kernels declare, as C++.",
+    doc = "What families.py writes: archs.h, features.h and grids.h in a folder.",
     attrs = {
         "families": attr.label_list(allow_files = [".py"], mandatory = True),
-        "features_header": attr.output(mandatory = True),
-        "grids_header": attr.output(mandatory = True),
+        "folder": attr.string(mandatory = True),
         "_families": attr.label(
             cfg = "exec",
             default = "//third_party/aiter/aot:families",
@@ -52,23 +56,30 @@ family_headers = rule(
 )
 
 def _triton_kernels_impl(ctx):
-    archs = ctx.attr._archs[ArchsInfo].archs
+    archs = [
+        arch.name
+        for arch in ARCHS
+        if arch.name in ctx.attr._archs[ArchsInfo].archs and ctx.attr.platform in ("", arch.platform)
+    ]
+    sources = {
+        module: [source for source in ctx.files.srcs if source.short_path in files]
+        for module, files in SOURCES.items()
+    }
     objects = []
     descriptions = []
     for row in ROWS:
-        if row.arch not in archs or not row.arch.startswith(ctx.attr.arch_prefix):
+        if row.arch not in archs:
             continue
         if ctx.attr.symbols and row.symbol not in ctx.attr.symbols:
             continue
         stem = "%s/%s" % (ctx.label.name, row.symbol)
         code = ctx.actions.declare_file(stem + ".co")
         description = ctx.actions.declare_file(stem + ".json")
-        sources = [
-            source
-            for source in ctx.files.srcs
-            if _reads(row, source)
-        ]
         args = ctx.actions.args()
+
+        # A worker takes its requests from such files.
+        args.use_param_file("@%s", use_always = True)
+        args.set_param_file_format("multiline")
         args.add("--header", row.header)
         args.add("--row", row.line)
         args.add("--out-object", code)
@@ -76,12 +87,9 @@ def _triton_kernels_impl(ctx):
         ctx.actions.run(
             executable = ctx.executable._compiler,
             arguments = [args],
-            # The kernels are imported from the execution root.
-            env = {
-                "PATH": "/usr/bin:/bin",
-                "PYTHONPATH": ".",
-            },
-            inputs = sources,
+            env = _ENV,
+            execution_requirements = {"supports-workers": "1"},
+            inputs = sources[row.module],
             mnemonic = "TritonAot",
             outputs = [code, description],
             progress_message = "Compiling kernel " + row.symbol,
@@ -100,7 +108,7 @@ triton_kernels = rule(
     implementation = _triton_kernels_impl,
     doc = "Compiles each row of the kernel table that the build selects.",
     attrs = {
-        "arch_prefix": attr.string(doc = "Only architectures so named."),
+        "platform": attr.string(doc = "If given, only its architectures: rocm or cuda."),
         "srcs": attr.label_list(allow_files = [".py"], mandatory = True),
         "symbols": attr.string_list(doc = "If given, only these kernels."),
         "_archs": attr.label(default = "//third_party/aiter:archs"),
@@ -169,7 +177,7 @@ def _embedded_kernels_impl(ctx):
     args.add("--out-blob", ctx.outputs.blob)
     args.add("--out-header", ctx.outputs.header)
     args.add("--out-inc", ctx.outputs.inc)
-    args.add("--tuned", ctx.file.tuned)
+    args.add_all(ctx.files.tuned, before_each = "--tuned")
     args.add_all(_descriptions(ctx))
     objects = [
         code
@@ -179,8 +187,9 @@ def _embedded_kernels_impl(ctx):
     ctx.actions.run(
         executable = ctx.executable._embed,
         arguments = [args],
+        env = _ENV,
         # The report is an input so that a failing one stops the build.
-        inputs = _descriptions(ctx) + objects + ctx.files.report + [ctx.file.tuned],
+        inputs = _descriptions(ctx) + objects + ctx.files.families + ctx.files.report + ctx.files.tuned,
         mnemonic = "EmbedKernels",
         outputs = outputs,
         progress_message = "Embedding kernels %s" % ctx.label,
@@ -193,13 +202,14 @@ embedded_kernels = rule(
     attrs = {
         "asm": attr.output(mandatory = True),
         "blob": attr.output(mandatory = True),
+        "families": attr.label_list(allow_files = [".py"], mandatory = True),
         "header": attr.output(mandatory = True),
         "inc": attr.output(mandatory = True),
         "kernels": attr.label_list(mandatory = True, providers = [KernelsInfo]),
         "report": attr.label(mandatory = True),
-        "tuned": attr.label(
-            allow_single_file = [".csv"],
-            doc = "Choices of kernels by size, as measured.",
+        "tuned": attr.label_list(
+            allow_files = [".csv"],
+            doc = "Choices of kernels by size, as measured: <family>_tuned.csv.",
             mandatory = True,
         ),
         "_embed": attr.label(

@@ -11,6 +11,8 @@ import re
 import subprocess
 import tempfile
 
+from third_party.aiter.aot.archs import ARCHS
+
 # Passes (of 4 clocks) of v_mfma on inputs of 16 and 8 bits, from the ISA
 # documents: on every target a shape has one number, whatever the type.
 _MFMA_PASSES = {
@@ -31,7 +33,6 @@ _QUARTER = re.compile(
     r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_|v_mul_(lo|hi)_|v_mad_[iu]64_")
 _LDS_BYTES = {"b8": 1, "u8": 1, "i8": 1, "u16": 2, "b16": 2, "b32": 4,
               "b64": 8, "b96": 12, "b128": 16}
-_LDS_SIZE = {"gfx950": 163840}
 
 
 def _blocks(asm):
@@ -59,8 +60,8 @@ def _blocks(asm):
 
 def _count(arch, instructions):
   """Clocks by class, and instructions of scratch memory, of one iteration."""
-  wave64 = arch.startswith("gfx9")
-  valu = 4 if wave64 else 1
+  wave = ARCHS[arch].wave
+  valu = 4 if wave == 64 else 1
   total = dict(mfma=0, valu=0, trans=0, lds=0, scratch=0, global_loads=0)
   for text in instructions:
     name = text.split()[0]
@@ -78,7 +79,7 @@ def _count(arch, instructions):
       width = re.search(r"_(b8|u8|i8|u16|b16|b32|b64|b96|b128)", name)
       two = 2 if re.search(r"(read|write|load|store)2", name) else 1
       size = _LDS_BYTES[width.group(1)] if width else 4
-      total["lds"] += max(1, size * two * (64 if wave64 else 32) // 128)
+      total["lds"] += max(1, size * two * wave // 128)
     elif name.startswith("scratch_"):
       total["scratch"] += 1
     elif name.startswith(("global_load", "buffer_load")):
@@ -104,9 +105,8 @@ def _amd(arch, asm, threads, shared):
   waves = int(re.search(r"; Occupancy: (\d+)", asm).group(1))
   if shared:
     # LLVM does not see dynamic LDS. Four SIMDs share it (two on RDNA).
-    wave, simds = (64, 4) if arch.startswith("gfx9") else (32, 4)
-    groups = (_LDS_SIZE.get(arch, 65536) if simds == 4 else 65536) // shared
-    waves = min(waves, max(1, groups * (threads // wave) // simds))
+    groups = ARCHS[arch].lds_bytes // shared
+    waves = min(waves, max(1, groups * (threads // ARCHS[arch].wave) // 4))
   agpr = number("agpr_count") if ".agpr_count" in asm else 0
   return {
       "vgpr": number("vgpr_count"), "agpr": agpr,
@@ -117,7 +117,7 @@ def _amd(arch, asm, threads, shared):
   }
 
 
-def _nvidia(cubin, threads, shared):
+def _nvidia(arch, cubin, threads, shared):
   """Figures from the object itself, through Triton's copy of cuobjdump."""
   from triton.backends import nvidia
   tool = pathlib.Path(list(nvidia.__path__)[0]) / "bin" / "cuobjdump"
@@ -131,7 +131,10 @@ def _nvidia(cubin, threads, shared):
   regs = found["REG"]
   per_warp = -(-regs * 32 // 256) * 256
   warps = min(64, 65536 // per_warp)
-  groups = min(warps // (threads // 32), 233472 // (shared + 1024))
+  # A multiprocessor has 1024 bytes more than a workgroup may have, and takes as
+  # many of each.
+  groups = min(warps // (threads // 32),
+               (ARCHS[arch].lds_bytes + 1024) // (shared + 1024))
   return {
       "regs": regs, "spills": (found["STACK"] + found.get("LOCAL", 0)) // 4,
       "scratch": found["STACK"] + found.get("LOCAL", 0), "lds": shared,
@@ -145,6 +148,6 @@ def of(arch, asm, code, threads, shared):
   Returns:
     A dict. occupancy counts waves (warps) a SIMD (a scheduler).
   """
-  if arch.startswith("gfx"):
+  if ARCHS[arch].platform == "rocm":
     return _amd(arch, asm["amdgcn"], threads, shared)
-  return _nvidia(code, threads, shared)
+  return _nvidia(arch, code, threads, shared)

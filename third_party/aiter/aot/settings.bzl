@@ -12,6 +12,8 @@ AllowSpillsInfo = provider(
 )
 
 def _archs_impl(ctx):
+    if ctx.build_setting_value == ["all"]:
+        return [ArchsInfo(archs = ctx.attr.known)]
     for arch in ctx.build_setting_value:
         if arch not in ctx.attr.known:
             fail("%s: no kernels for %s; there are %s" %
@@ -19,6 +21,7 @@ def _archs_impl(ctx):
     return [ArchsInfo(archs = ctx.build_setting_value)]
 
 archs = rule(
+    doc = "Architectures to build kernels for; `all` is every one.",
     implementation = _archs_impl,
     attrs = {"known": attr.string_list(mandatory = True)},
     build_setting = config.string_list(flag = True),

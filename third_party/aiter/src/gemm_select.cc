@@ -8,6 +8,7 @@
 #include <string>
 #include <tuple>
 
+#include "third_party/aiter/src/core/archs.h"
 #include "third_party/aiter/src/core/check.h"
 #include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/launch.h"
@@ -15,28 +16,6 @@
 
 namespace aiter {
 namespace {
-
-// What of a device decides beside its kernels' measured rates: bytes a second
-// from memory, and multiprocessors where no driver is there to tell them.
-// Published figures.
-struct DeviceFacts {
-  const char* arch;
-  int multiprocessors;
-  double bandwidth;
-};
-
-constexpr DeviceFacts kFacts[] = {
-    {"gfx90a", 104, 1.6e12}, {"gfx942", 304, 5.3e12}, {"gfx950", 256, 8.0e12},
-    {"gfx1100", 96, 0.9e12}, {"gfx1201", 64, 0.6e12}, {"sm_80", 108, 1.6e12},
-    {"sm_90", 132, 3.3e12},
-};
-
-const DeviceFacts& FactsOf(const char* arch) {
-  for (const DeviceFacts& facts : kFacts) {
-    if (std::strcmp(arch, facts.arch) == 0) return facts;
-  }
-  return kFacts[0];
-}
 
 constexpr int64_t kScaleBlock = 128;
 
@@ -56,7 +35,7 @@ double BytesOf(DataType type) {
 double Estimate(const DeviceInfo& device, const GemmKey& key,
                 const GemmTiling& tiling) {
   const KernelInfo& kernel = *tiling.kernel;
-  const double bandwidth = FactsOf(kernel.arch).bandwidth;
+  const double bandwidth = 1e9 * FactsOf(kernel.arch).gb_per_s;
   const int64_t units = Multiprocessors(device, kernel);
   const double m = static_cast<double>(key.m);
   const double n = static_cast<double>(key.n);
@@ -179,20 +158,21 @@ std::vector<const KernelInfo*> Candidates(const DeviceInfo& device,
 }
 
 // The tuned row for a call: kernel, parts. Null if there is none.
-const TunedGemm* Tuned(const GemmKey& key,
-                       const std::vector<const KernelInfo*>& candidates) {
+const TunedChoice* Tuned(const GemmKey& key,
+                         const std::vector<const KernelInfo*>& candidates) {
   if (key.batch != 1) return nullptr;
-  const TunedGemm* best = nullptr;
+  const TunedChoice* best = nullptr;
   const KernelTable& table = GetKernelTable();
-  for (int i = 0; i < table.num_tuned_gemms; ++i) {
-    const TunedGemm& row = table.tuned_gemms[i];
-    if (row.n != key.n || row.k != key.k || ClassOf(row.m) != ClassOf(key.m) ||
+  for (int i = 0; i < table.num_tuned; ++i) {
+    const TunedChoice& row = table.tuned[i];
+    const auto& [m, n, k, unused] = row.sizes;
+    if (n != key.n || k != key.k || ClassOf(m) != ClassOf(key.m) ||
         std::find(candidates.begin(), candidates.end(),
                   &table.kernels[row.kernel]) == candidates.end()) {
       continue;
     }
     if (best == nullptr ||
-        std::abs(row.m - key.m) < std::abs(best->m - key.m)) {
+        std::abs(m - key.m) < std::abs(best->sizes[0] - key.m)) {
       best = &row;
     }
   }
@@ -254,10 +234,10 @@ Status ListGemmTilings(const DeviceInfo& device, const GemmKey& key,
   }
   std::stable_sort(tilings->begin(), tilings->end(), Better);
   if (key.kernel != nullptr || key.splits > 0) return Status();
-  if (const TunedGemm* row = Tuned(key, candidates); row != nullptr) {
+  if (const TunedChoice* row = Tuned(key, candidates); row != nullptr) {
     const KernelInfo& kernel = GetKernelTable().kernels[row->kernel];
     GemmTiling tuned =
-        TilingOf(kernel, key, std::min(row->splits, key.max_splits));
+        TilingOf(kernel, key, std::min(row->choices[0], key.max_splits));
     auto same = std::find_if(
         tilings->begin(), tilings->end(), [&](const GemmTiling& t) {
           return t.kernel == &kernel && t.splits == tuned.splits;

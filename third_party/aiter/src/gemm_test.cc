@@ -113,10 +113,10 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
 }
 
 // Kernels 0 to 2 are kNt256, kNt128, kNt16.
-constexpr TunedGemm kTuned[] = {
-    {1, 16, 2048, 4096, 2},
-    {2, 100, 2048, 4096, 1},
-    {0, 128, 2048, 4096, 1},
+constexpr TunedChoice kTuned[] = {
+    {1, {16, 2048, 4096}, {2}},
+    {2, {100, 2048, 4096}, {1}},
+    {0, {128, 2048, 4096}, {1}},
 };
 
 // Contiguous operands; addresses as they come.

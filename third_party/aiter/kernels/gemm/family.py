@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix products' family, as the ahead-of-time compiler sees it."""
 
+from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.family import Family, Op, flags, points_to, selecting
 
 # What the matrix unit multiplies as it is; "any": one of the float8 types.
@@ -18,9 +19,6 @@ FEATURES = {
     **selecting("unaligned batched"),
 }
 
-# AMD's architectures: how many dies of one device take workgroups in turn.
-_XCDS = {"gfx90a": 1, "gfx942": 8, "gfx950": 8, "gfx1100": 1, "gfx1201": 1}
-
 
 def _alignment(row):
   """Elements in 16 bytes."""
@@ -30,15 +28,16 @@ def _alignment(row):
 def _constants(row):
   aligned = "excludes=" in row["options"] and "unaligned" in row["options"]
   tile_m, tile_n = int(row["tile_m"]), int(row["tile_n"])
-  threads = int(row["num_warps"]) * (64 if row["arch"][:4] == "gfx9" else 32)
+  arch = ARCHS[row["arch"]]
+  threads = int(row["num_warps"]) * arch.wave
   return {
       "TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": int(row["tile_k"]),
       "GROUP_M": 4,
-      "XCDS": _XCDS.get(row["arch"], 0),
+      "XCDS": arch.xcds,
       "ALIGN": _alignment(row) if aligned else 1,
       "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
       "WALKS": "module=gemm.hopper" in row["options"],
-      "PROMOTE": row["arch"] == "sm_90" and row["dtype"] == "e4m3fn",
+      "PROMOTE": arch.matrix == "wgmma" and row["dtype"] == "e4m3fn",
   }
 
 
@@ -76,4 +75,6 @@ FAMILY = Family(
     messages={"unaligned": "rows that are not aligned"},
     no_maps_if="unaligned",
     tensors=("a", "b", "out"),
+    tuned_by=("m", "n", "k"),
+    tuned_choices=("splits",),
 )

@@ -27,16 +27,17 @@ import triton.language as tl
 from triton.language import core
 
 from third_party.aiter.kernels.core import activations, tiles
+from third_party.aiter.kernels.gemm.family import FEATURES
 
-# Bits of the argument `flags`; src/gemm_params.h has the same list.
-HAS_BIAS = tl.constexpr(1)
-BIAS_F32 = tl.constexpr(2)
-OUT_FP16 = tl.constexpr(4)  # 16-bit out, and a 16-bit bias, are float16.
-OUT_F32 = tl.constexpr(8)
-A_FNUZ = tl.constexpr(16)
-B_FNUZ = tl.constexpr(32)
-SUM_I32 = tl.constexpr(64)  # gemm_sum: the workspace holds int32.
-ROW_SCALED = tl.constexpr(128)  # gemm_sum: apply a_scale and b_scale.
+# Bits of the argument `flags`; family.py says what they mean.
+HAS_BIAS = tl.constexpr(FEATURES["bias"])
+BIAS_F32 = tl.constexpr(FEATURES["bias_f32"])
+OUT_FP16 = tl.constexpr(FEATURES["out_fp16"])
+OUT_F32 = tl.constexpr(FEATURES["out_f32"])
+A_FNUZ = tl.constexpr(FEATURES["a_fnuz"])
+B_FNUZ = tl.constexpr(FEATURES["b_fnuz"])
+SUM_I32 = tl.constexpr(FEATURES["sum_i32"])
+ROW_SCALED = tl.constexpr(FEATURES["row_scaled"])
 
 activate = activations.activate
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention's family of kernels, as the ahead-of-time compiler sees it."""
 
+from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.family import Family, Op, flags, points_to, selecting
 
 # The kernels' argument `flags`.
@@ -17,15 +18,15 @@ FEATURES = {
 
 def _constants(row):
   dqk, dv = int(row["dqk"]), int(row["dv"])
+  arch = ARCHS[row["arch"]]
   head = 1 << (dqk.bit_length() - 1) if dqk else 0
   return {
       "TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
       "HEAD": head, "TAIL": dqk - head, "BLOCK_DV": dv,
       "GENERAL": row["grade"] == "general",
-      # gfx950 and NVIDIA convert to bfloat16 in one instruction.
-      "CHEAP_CAST": row["arch"] in ("gfx90a", "gfx942", "gfx1100", "gfx1201"),
-      "HEADS_FIRST": row["arch"].startswith("gfx9"),
-      "LANE_KEYS": 4 if row["arch"].startswith("gfx9") else 0,
+      "CHEAP_CAST": "bf16" not in arch.casts,
+      "HEADS_FIRST": arch.matrix == "mfma",
+      "LANE_KEYS": 4 if arch.matrix == "mfma" else 0,
   }
 
 

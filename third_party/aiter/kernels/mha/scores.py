@@ -11,19 +11,21 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-# Bits of the argument `flags`; include/aiter/mha.h has the same list.
-HAS_BIAS = tl.constexpr(1)
-BIAS_F32 = tl.constexpr(2)
-ALIBI = tl.constexpr(4)
-SINK = tl.constexpr(8)
-DROPOUT = tl.constexpr(16)
-VARLEN = tl.constexpr(32)
-CU_Q = tl.constexpr(64)
-CU_K = tl.constexpr(128)
-CU_Q_PAD = tl.constexpr(256)
-CU_K_PAD = tl.constexpr(512)
-TOP_LEFT = tl.constexpr(1024)
-DLSE = tl.constexpr(2048)
+from third_party.aiter.kernels.mha.family import FEATURES
+
+# Bits of the argument `flags`.
+HAS_BIAS = tl.constexpr(FEATURES["bias"])
+BIAS_F32 = tl.constexpr(FEATURES["bias_f32"])
+ALIBI = tl.constexpr(FEATURES["alibi"])
+SINK = tl.constexpr(FEATURES["sink"])
+DROPOUT = tl.constexpr(FEATURES["dropout"])
+VARLEN = tl.constexpr(FEATURES["varlen"])
+CU_Q = tl.constexpr(FEATURES["cu_q"])
+CU_K = tl.constexpr(FEATURES["cu_k"])
+CU_Q_PAD = tl.constexpr(FEATURES["cu_q_padded"])
+CU_K_PAD = tl.constexpr(FEATURES["cu_k_padded"])
+TOP_LEFT = tl.constexpr(FEATURES["top_left"])
+DLSE = tl.constexpr(FEATURES["dlse"])
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)

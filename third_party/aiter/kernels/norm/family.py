@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The norms' family, as the ahead-of-time compiler sees it."""
 
+from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.family import Family, Op, flags, points_to
 
 # Bits of the kernels' argument `flags`.
@@ -19,7 +20,7 @@ def _constants(row):
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FEATURES.items()
                        if name not in {"unaligned", *excluded}),
-          "NATIVE": row["arch"] == "sm_90"}
+          "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
 
 
 _ROWS = "tiles_of_rows = ceil(rows / tile_m)"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quantisers' family, as the ahead-of-time compiler sees it."""
 
+from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.family import Family, Op, flags, points_to
 
 # smooth: x is multiplied by a factor for each column; static: scales are given,
@@ -12,7 +13,7 @@ FEATURES = flags("smooth static e8m0 shuffled aligned")
 def _constants(row):
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "COLS": int(row["cols"]), "BLOCK": row["op"] == "quant_block",
-          "NATIVE": row["arch"] == "sm_90"}
+          "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
 
 
 _TILES = ("tiles = batch * tiles_m * tiles_n",)

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from third_party.aiter.kernels.core import groups, rounding
+from third_party.aiter.kernels.quant.family import FEATURES
 
 E2M1 = rounding.E2M1
 magnitude = rounding.magnitude
@@ -30,12 +31,12 @@ divide_by_any = groups.divide_by_any
 of_groups = groups.of_groups
 shuffled = groups.shuffled
 
-# Bits of the argument `flags`; src/quant_params.h has the same list.
-SMOOTH = tl.constexpr(1)  # x is multiplied by a factor for each column.
-STATIC = tl.constexpr(2)  # Scales are given, one a row.
-E8M0 = tl.constexpr(4)  # Scales are e8m0, not float32.
-SHUFFLED = tl.constexpr(8)  # Scales lie as scaled MFMA takes them.
-ALIGNED = tl.constexpr(16)  # There are a multiple of 16 columns.
+# Bits of the argument `flags`; family.py says what they mean.
+SMOOTH = tl.constexpr(FEATURES["smooth"])
+STATIC = tl.constexpr(FEATURES["static"])
+E8M0 = tl.constexpr(FEATURES["e8m0"])
+SHUFFLED = tl.constexpr(FEATURES["shuffled"])
+ALIGNED = tl.constexpr(FEATURES["aligned"])
 
 
 @triton.jit

@@ -17,8 +17,8 @@ const KernelTable& GetKernelTable() {
       kEmbeddedKernels,
       sizeof(kEmbeddedKernels) / sizeof(kEmbeddedKernels[0]),
       aiter_kernels_blob,
-      kTunedGemms,
-      kNumTunedGemms};
+      kTunedChoices,
+      kNumTunedChoices};
   return kTable;
 }
 

@@ -63,12 +63,13 @@ struct KernelInfo {
   int num_tensor_maps;
 };
 
-// A row of configs/gemm_tuned.csv: the choice that was measured to be the best
-// for a size.
-struct TunedGemm {
+// A row of configs/<family>_tuned.csv: the choice that was measured to be the
+// best for sizes. The family's declaration (family.py) says which numbers these
+// are.
+struct TunedChoice {
   int kernel;  // Its place in the table.
-  int32_t m, n, k;
-  int32_t splits;
+  int32_t sizes[kMaxDims];
+  int32_t choices[kMaxDims];
 };
 
 struct KernelTable {
@@ -76,8 +77,8 @@ struct KernelTable {
   const KernelInfo* kernels;
   int num_kernels;
   const uint8_t* blob;
-  const TunedGemm* tuned_gemms = nullptr;
-  int num_tuned_gemms = 0;
+  const TunedChoice* tuned = nullptr;
+  int num_tuned = 0;
 
   const KernelInfo* begin() const { return kernels; }
   const KernelInfo* end() const { return kernels + num_kernels; }

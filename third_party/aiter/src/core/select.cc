@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "third_party/aiter/src/core/archs.h"
 #include "third_party/aiter/src/core/check.h"
 #include "third_party/aiter/src/core/features.h"
 
@@ -19,7 +20,7 @@ namespace {
 
 constexpr char kFast[] = "fast";
 
-// The number in "sm_90", or -1.
+// Ten times the compute capability of "sm_90", or -1.
 int ComputeCapability(const std::string& arch) {
   return arch.compare(0, 3, "sm_") == 0 ? std::atoi(arch.c_str() + 3) : -1;
 }
@@ -89,10 +90,21 @@ int64_t Volume(const KernelInfo& kernel) {
 
 int ArchRank(const std::string& built, const std::string& device) {
   if (built == device) return INT_MAX;
-  int from = ComputeCapability(built);
-  int to = ComputeCapability(device);
-  if (from < 0 || to < 0 || from >= 90) return -1;
-  return from / 10 == to / 10 && from <= to ? from : -1;
+  const int capability = ComputeCapability(device);
+  for (const ArchInfo& arch : kArchs) {
+    if (built == arch.name && arch.first_capability <= capability &&
+        capability <= arch.last_capability) {
+      return arch.first_capability;
+    }
+  }
+  return -1;
+}
+
+const ArchInfo& FactsOf(const std::string& arch) {
+  for (const ArchInfo& facts : kArchs) {
+    if (arch == facts.name) return facts;
+  }
+  return kArchs[0];
 }
 
 int PopCount(uint32_t bits) {

@@ -10,6 +10,7 @@
 
 #include "aiter/kernel.h"
 #include "aiter/status.h"
+#include "third_party/aiter/src/core/archs.h"
 #include "third_party/aiter/src/core/driver.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 
@@ -28,10 +29,11 @@ Status ParseFeatures(const std::string& op,
                      const std::vector<std::string>& names, uint32_t* bits);
 
 // How well an object for architecture `built` suits a device: higher is better,
-// -1 does not run. AMD's objects are for one architecture, and so are those for
-// sm_90 and later, whose matrix instructions are; older NVIDIA objects run on
-// every later minor version.
+// -1 does not run. configs/archs.csv says which devices run which objects.
 int ArchRank(const std::string& built, const std::string& device);
+
+// What is known of an architecture that kernels are built for.
+const ArchInfo& FactsOf(const std::string& arch);
 
 // The error that no kernel serves a problem of operation `op`.
 Status NoKernel(const DeviceInfo& device, const std::string& op,

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables, declarations and what is generated from them, without a compiler."""
+
+import dataclasses
+import io
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).absolute().parents[3]
+if str(ROOT) not in sys.path:
+  sys.path.insert(0, str(ROOT))
+
+# pylint: disable=g-import-not-at-top,wrong-import-position
+from third_party.aiter.aot import archs, embed, families, family, table, worker
+
+_OP = family.Op("toy.toy", ("rows",))
+
+
+def _family(**fields):
+  fields = {"ops": {"toy_fwd": _OP}, "pointers": {},
+            "constants": lambda row: {}} | fields
+  return family.Family(**fields)
+
+
+class TableTest(unittest.TestCase):
+
+  def read(self, text):
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder) / "norm.csv"
+      path.write_text(text)
+      return table.read(path)
+
+  def test_a_row(self):
+    rows = self.read(
+        "# a comment\nop,grade,arch,dtype,cols,tile_m,tile_n,options\n\n"
+        "norm_fwd,fast,gfx942,bf16,4096,2,4096,"
+        "excludes=unaligned+t5 waves_per_eu=2 EVICT=x;y\n")
+    (name, (header, line, row)), = rows.items()
+    self.assertEqual(name, "norm_fwd_fast_bf16_4096_gfx942_no_unaligned_t5")
+    self.assertTrue(header.startswith("op,grade,"))
+    self.assertTrue(line.startswith("norm_fwd,fast,"))
+    self.assertEqual(table.dims(row), [4096])
+    self.assertEqual(table.tile(row), [2, 4096, 0])
+    self.assertEqual(table.excludes(row), ["unaligned", "t5"])
+    self.assertEqual(table.module(row), "norm.fwd")
+    self.assertEqual(
+        table.options(row),
+        ({"excludes": "unaligned+t5", "waves_per_eu": 2}, {"EVICT": "x,y"}))
+
+  def test_up_to_four_sizes(self):
+    rows = self.read("op,grade,arch,dtype,a,b,c,d,tile_m\n"
+                     "norm_fwd,fast,sm_90,bf16,1,2,3,4,5\n")
+    (name, (_, _, row)), = rows.items()
+    self.assertEqual(name, "norm_fwd_fast_bf16_1_2_3_4_sm_90")
+    self.assertEqual(table.dims(row), [1, 2, 3, 4])
+    with self.assertRaisesRegex(
+        ValueError, "a row has 5 sizes, but may have 4: a, b, c, d, e"):
+      self.read("op,grade,arch,dtype,a,b,c,d,e,tile_m\n"
+                "norm_fwd,fast,sm_90,bf16,1,2,3,4,5,6\n")
+
+  def test_errors(self):
+    header = "op,grade,arch,dtype,cols,tile_m,options\n"
+    row = "norm_fwd,fast,sm_90,bf16,1,2,"
+    for text, message in (
+        ("op,arch,grade,dtype,tile_m\n", "columns must begin with op,grade,"),
+        (header + row + ",\n", "8 cells for 7 columns"),
+        (header + row + "\n" + row + "\n", "norm_fwd_fast_.* stands twice"),
+        (header + row.replace("sm_90", "sm_95"), "no architecture sm_95"),
+        (header + row.replace("norm_fwd", "norm_up"), "norm_up is no operator"),
+        (header + row.replace("norm_fwd", "toy_fwd"), "op is toy_fwd, but"),
+        (header + row + "excludes=t5+soft_cap",
+         "excludes soft_cap, but features are unaligned, layer,"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        self.read(text)
+
+  def test_sources_are_what_a_module_imports(self):
+    folder = "third_party/aiter/kernels/"
+    self.assertEqual(
+        table.sources("norm.quant", "norm.family"),
+        [folder + name for name in (
+            "core/rounding.py", "norm/family.py", "norm/quant.py",
+            "norm/rows.py")])
+    self.assertEqual(table.sources("core.rounding"),
+                     [folder + "core/rounding.py"])
+
+  def test_every_table_can_be_read(self):
+    for name in family.family_names():
+      self.assertTrue(
+          table.read(ROOT / f"third_party/aiter/configs/{name}.csv"), name)
+
+
+class FamilyTest(unittest.TestCase):
+
+  def test_names_of_several_words(self):
+    names = ["norm", "norm_2d", "norm_2d_x"]
+    self.assertEqual(family.family_name("norm_fwd", names), "norm")
+    self.assertEqual(family.family_name("norm_2d_fwd", names), "norm_2d")
+    self.assertEqual(family.family_name("norm_2d_x_fwd", names), "norm_2d_x")
+    self.assertEqual(family.family_name("norm_2dx_fwd", names), "norm")
+    with self.assertRaisesRegex(ValueError, "op is norma_fwd, but must begin"):
+      family.family_name("norma_fwd", names)
+
+  def test_declarations_hold_together(self):
+    for name in family.family_names():
+      self.assertIsInstance(family.family(name), family.Family)
+
+  def test_bits(self):
+    self.assertEqual(family.flags("a b c"), {"a": 1, "b": 2, "c": 4})
+    self.assertEqual(family.selecting("a b"), {"a": 1 << 16, "b": 1 << 17})
+
+
+class GeneratedTest(unittest.TestCase):
+
+  def test_features(self):
+    text = families.features({"toy_box": _family(
+        features=family.flags("big soft_lid") | family.selecting("old"),
+        general_only=("big", "old"), messages={"old": "age"},
+        tensors=("q", "d_q"))})
+    for line in (
+        "inline constexpr uint32_t kKernelFlags = 0xffff;",
+        "inline constexpr uint32_t kToyBoxBig = 0x1;",
+        "inline constexpr uint32_t kToyBoxSoftLid = 0x2;",
+        "inline constexpr uint32_t kToyBoxOld = 0x10000;",
+        "inline constexpr uint32_t kToyBoxGeneralOnly = 0x10001;",
+        '    {"soft_lid", "soft lid", 0x2},',
+        '    {"old", "age", 0x10000},',
+        "inline constexpr uint8_t kToyBoxTensorDQ = 1;",
+        '    {"toy_box", kToyBoxFeatures, 3},'):
+      self.assertIn(line, text.splitlines())
+
+  def size(self, axis, **fields):
+    op = dataclasses.replace(_OP, grid=(axis,))
+    text = families.grids({"toy": _family(ops={"toy_fwd": op}, **fields)})
+    (line,) = [line for line in text.splitlines() if "sizes[0]" in line]
+    return line.strip().removeprefix("sizes[0] = ").removesuffix(";")
+
+  def test_grids(self):
+    self.assertEqual(self.size("rows"), "int64_t{p.rows}")
+    self.assertEqual(self.size("tiles = ceil(rows / tile_m)"),
+                     "CeilDiv(int64_t{p.rows}, int64_t{k.tile_m})")
+    self.assertEqual(
+        self.size("min(a * 2, max(b // 3, 1)) - c"),
+        "(std::min<int64_t>((int64_t{p.a} * int64_t{2}), std::max<int64_t>("
+        "(int64_t{p.b} / int64_t{3}), int64_t{1})) - int64_t{p.c})")
+    self.assertEqual(
+        self.size("1 if flags & BIG else n", features=family.flags("big")),
+        "((int64_t{p.flags} & kToyBig) ? int64_t{1} : int64_t{p.n})")
+
+  def test_grids_that_are_none(self):
+    for axis in ("rows / tile_m", "round(rows)", "flags & SMALL", "rows ** 2"):
+      with self.assertRaisesRegex(ValueError, "is not what family.Op accepts"):
+        self.size(axis, features=family.flags("big"))
+    for grid in ((), ("a", "b", "c", "d")):
+      op = dataclasses.replace(_OP, grid=grid)
+      with self.assertRaisesRegex(ValueError, "must have 1 to 3"):
+        families.grids({"toy": _family(ops={"toy_fwd": op})})
+
+  def test_names_and_other_grids(self):
+    op = dataclasses.replace(
+        _OP, grid=("tiles_of_rows = rows", "heads"),
+        grid_if={"HEADS_FIRST": ("heads", "rows")})
+    text = families.grids({"toy": _family(ops={"toy_fwd": op, "toy_bwd": op})})
+    self.assertIn('    {"tiles of rows", "heads"},', text)
+    self.assertIn("inline constexpr Grid kToyFwdGridHeadsFirst = {", text)
+    self.assertIn(
+        "inline constexpr const Grid& kToyBwdGrid = kToyFwdGrid;", text)
+
+  def test_archs(self):
+    self.assertIn('    {"sm_80", 80, 89, 108, 1600},', families.archs())
+    self.assertEqual(archs.ARCHS["gfx942"].fp8, "e4m3fnuz")
+    self.assertEqual(archs.ARCHS["sm_90"].casts, {"bf16", "e4m3fn"})
+
+  def test_a_fifth_size_is_not_embedded(self):
+    kernel = {
+        "symbol": "s", "op": "norm_fwd", "family": "norm", "grade": "fast",
+        "arch": "gfx942", "dtype": "bf16", "dims": [1, 2, 3, 4], "tile_m": 1,
+        "tile_n": 1, "tile_k": 0, "rate": 0, "threads": 64, "shared": 0,
+        "grid_if": "", "args": [["x", "*"]], "excludes": ["t5"], "maps": {},
+        "object": b"object"}
+    rows = embed.embed([kernel], [])[3]
+    self.assertIn("4, {1, 2, 3, 4}, kNormT5 | kNormGeneralOnly,", rows)
+    kernel["dims"].append(5)
+    with self.assertRaisesRegex(ValueError, "s has 5 sizes, but may have 4"):
+      embed.embed([kernel], [])
+
+
+_SERVE = """
+import os, sys
+sys.path.insert(0, {root!r})
+from third_party.aiter.aot import worker
+def work(arguments):
+  print("got", *arguments, os.environ.setdefault("SEEN", arguments[0]))
+  if arguments[0] == "bad":
+    raise ValueError("no")
+  if arguments[0] == "kill":
+    os.abort()
+worker.serve(work)
+"""
+
+
+class WorkerTest(unittest.TestCase):
+
+  def request(self, *arguments, number=0):
+    body = b"".join(
+        b"\x0a" + bytes([len(a)]) + a.encode() for a in arguments)
+    body += b"\x12\x04\x0a\x02ab"  # An input, which is passed over.
+    if number:
+      body += b"\x18" + bytes([number])
+    self.assertLess(len(body), 1 << 14)
+    if len(body) < 128:
+      return bytes([len(body)]) + body
+    return bytes([len(body) & 0x7F | 0x80, len(body) >> 7]) + body
+
+  def test_requests(self):
+    long = "x" * 100
+    stream = io.BytesIO(self.request("--row", "a,b", number=7) +
+                        self.request(long, long))
+    self.assertEqual(worker.read_request(stream), (["--row", "a,b"], 7))
+    self.assertEqual(worker.read_request(stream), ([long, long], 0))
+    self.assertIsNone(worker.read_request(stream))
+
+  def test_each_request_has_a_process(self):
+    out = subprocess.run(
+        [sys.executable, "-c", _SERVE.format(root=str(ROOT))], check=True,
+        input=b"".join(map(self.request, ("one", "bad", "kill", "two"))),
+        capture_output=True).stdout
+    stream = io.BytesIO(out)
+    answers = []
+    while (length := worker._read_number(stream)) is not None:
+      answers.append(dict(worker._read_fields(stream.read(length))))
+    self.assertEqual([a[1] == 0 for a in answers], [True, False, False, True])
+    self.assertEqual(answers[0][2], b"got one one\n")
+    self.assertIn(b"ValueError: no", answers[1][2])
+    self.assertEqual(answers[3][2], b"got two two\n")
+
+
+if __name__ == "__main__":
+  unittest.main()
