@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from harness import machine  # noqa: F401  sets XLA's flags
 
 import jax
 from jax.experimental import aiter
