@@ -52,9 +52,6 @@ LINT_TOOLS = {"node": "nodejs", "npm": "npm"}
 BUILD_FILES = {"/usr/include/zlib.h": "zlib1g-dev"}
 SIM_FILES = {"/usr/lib/llvm-22/include/llvm-c/Disassembler.h": "llvm-22-dev"}
 
-# NVIDIA compute capability -> the kernels that run on it.
-CUDA_ARCHS = {"8.0": "sm_80", "8.6": "sm_80", "8.9": "sm_80", "9.0": "sm_90"}
-
 
 def fail(message: str) -> None:
   sys.exit(f"build.py: {message}")
@@ -235,12 +232,12 @@ def platforms_of(archs: str | None) -> list[str]:
   """Platforms that have kernels among the selected architectures."""
   if not archs or archs == "all":
     return ["rocm", "cuda"]
-  prefixes = {"rocm": "gfx", "cuda": "sm_"}
-  return [
-    platform
-    for platform, prefix in prefixes.items()
-    if any(arch.startswith(prefix) for arch in archs.split(","))
-  ]
+  known = architectures()
+  for arch in archs.split(","):
+    if arch not in known:
+      fail(f"no kernels for {arch}; there are {', '.join(known)}")
+  selected = {known[arch].platform for arch in archs.split(",")}
+  return [platform for platform in ("rocm", "cuda") if platform in selected]
 
 
 def build_wheels(
@@ -266,6 +263,14 @@ def build_wheels(
   return result
 
 
+def architectures() -> dict:
+  """What third_party/aiter/configs/archs.csv says, by name."""
+  sys.path.insert(0, str(ROOT))
+  from third_party.aiter.aot import archs
+
+  return archs.ARCHS
+
+
 def find_gpu() -> tuple[str, str]:
   """(platform, archs) of this machine; platform "cpu" if it has no GPU."""
   capabilities = output(
@@ -273,7 +278,12 @@ def find_gpu() -> tuple[str, str]:
   )
   if capabilities and capabilities.strip():
     found = sorted(set(capabilities.split()))
-    archs = {CUDA_ARCHS[c] for c in found if c in CUDA_ARCHS}
+    archs = {
+      arch.name
+      for arch in architectures().values()
+      for c in found
+      if arch.capabilities[0] <= int(c.replace(".", "")) <= arch.capabilities[1]
+    }
     if archs:
       return "cuda", ",".join(sorted(archs))
     print(f"No kernels for compute capability {', '.join(found)}.")
@@ -286,9 +296,9 @@ def find_gpu() -> tuple[str, str]:
       major, minor, step = version // 10000, version // 100 % 100, version % 100
       archs.add(f"gfx{major}{minor:x}{step:x}")
   if archs and os.path.exists("/dev/kfd"):
-    known = {"gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"}
-    if archs & known:
-      return "rocm", ",".join(sorted(archs & known))
+    known = archs & set(architectures())
+    if known:
+      return "rocm", ",".join(sorted(known))
     print(f"No kernels for {', '.join(sorted(archs))}.")
   return "cpu", "gfx942"
 
