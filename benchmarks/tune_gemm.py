@@ -128,13 +128,9 @@ def tuned(module, arch: str, line: dict, args: argparse.Namespace):
   op, dtype = line["op"], line["dtype"]
   m, n, k = (int(line[c]) for c in "mnk")
   layout, scaling = OPS[op]
-  # The attributes of the FFI target count so.
-  numbers = ("nt", "nn", "tn").index(layout), ("none", "row", "block",
-                                               "mx").index(scaling)
   choices = module.gemm_choices(
-    *numbers, arch, dtype, dtype, 1, m, n, k,
-    max_splits=gemm_op.split_bound(1, m, n, k),
-  )
+    arch, dtype, [m, n, k, 1, gemm_op.split_bound(1, m, n, k)],
+    gemm_op.features(layout, scaling, dtype, dtype))
   kernels = {kernel["symbol"]: kernel for kernel in module.table()}
   x, bs = operands(op, dtype, m, n, k, args.copies)
   print(f"\n{op} {dtype} {m} x {n} x {k} on {arch}: {len(choices)} choices")

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "jaxlib/gpu/aiter_gemm.h"
+// XLA FFI target of matrix products. Operands, results and attributes:
+// jax/_src/aiter/gemm/op.py.
 
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "aiter/gemm.h"
 #include "jaxlib/gpu/ffi_util.h"
+#include "jaxlib/gpu/operation.h"
 #include "jaxlib/gpu/vendor.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -38,15 +39,19 @@ namespace {
 constexpr int64_t kScaleBlock = 128;
 constexpr int64_t kMxBlock = 32;
 
-struct Buffers {
-  AnyBuffer a, b, a_scale, b_scale, bias;
-  AnyBuffer out, workspace;
-};
+// The attribute `scaling` counts as aiter::GemmScaling does, and has one more:
+// by blocks whose scales lie transposed, [k's blocks, rows].
+constexpr int32_t kTransposedBlocks = 4;
 
-// The arguments, and what they point to.
-struct Arguments {
-  aiter::gemm_args args;
-  std::string kernel;
+struct Buffers : BufferList {
+  using BufferList::BufferList;
+  Buffer a = Operand("a");
+  Buffer b = Operand("b");
+  Buffer a_scale = Operand("a_scale");
+  Buffer b_scale = Operand("b_scale");
+  Buffer bias = Operand("bias");
+  Buffer out = Result("out");
+  Buffer workspace = Result("workspace");
 };
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -58,23 +63,21 @@ ffi::Error CheckNumber(const char* name, int32_t value, int32_t most) {
 }
 
 // One of the two operands, with its scales.
-struct Operand {
-  const char* name;
-  const char* scale_name;
-  AnyBuffer buffer, scale;
+struct Matrix {
+  Buffer buffer, scale;
   bool k_first;  // [k, rows], else [rows, k].
   int64_t rows = 0, k = 0;
   int64_t stride = 0, batch_stride = 0;
   int64_t scale_stride = 0, scale_k_stride = 0, scale_batch_stride = 0;
 };
 
-bool IsBatched(const Operand& x) { return x.buffer.dimensions().size() == 3; }
+bool IsBatched(const Matrix& x) { return x.buffer.dimensions().size() == 3; }
 
 // Reads the sizes off an operand.
-ffi::Error SetSizes(int64_t elements_per_byte, Operand* x) {
-  AnyBuffer::Dimensions dims = x->buffer.dimensions();
+ffi::Error SetSizes(int64_t elements_per_byte, Matrix* x) {
+  Buffer::Dimensions dims = x->buffer.dimensions();
   if (dims.size() != 2 && dims.size() != 3) {
-    return Invalid(x->name, "has shape " + ShapeString(dims),
+    return Invalid(x->buffer, "has shape " + ShapeString(dims),
                    "have rank 2, or 3 with a batch");
   }
   int64_t outer = dims[dims.size() - 2];
@@ -87,23 +90,22 @@ ffi::Error SetSizes(int64_t elements_per_byte, Operand* x) {
 
 // Checks the scales of an operand and sets their strides. `row_block` of the
 // operand's rows share a scale.
-ffi::Error SetScales(int32_t scaling, int64_t row_block, Operand* x) {
+ffi::Error SetScales(int32_t scaling, int64_t row_block, Matrix* x) {
   if (scaling == static_cast<int32_t>(aiter::GemmScaling::kNone)) {
     if (!IsPresent(x->scale)) return ffi::Error::Success();
-    return Invalid(x->scale_name, "is given", "be absent without scaling");
+    return Invalid(x->scale, "is given", "be absent without scaling");
   }
   std::vector<int64_t> shape;
   if (IsBatched(*x)) shape.push_back(x->buffer.dimensions()[0]);
   bool mx = scaling == static_cast<int32_t>(aiter::GemmScaling::kMx);
-  AITER_FFI_RETURN_IF_ERROR(
-      CheckType(x->scale_name, x->scale, mx ? ffi::U8 : ffi::F32));
+  AITER_FFI_RETURN_IF_ERROR(CheckType(x->scale, mx ? ffi::U8 : ffi::F32));
   if (scaling == static_cast<int32_t>(aiter::GemmScaling::kRow)) {
-    AnyBuffer::Dimensions dims = x->scale.dimensions();
+    Buffer::Dimensions dims = x->scale.dimensions();
     if (dims.size() == 1 && dims[0] == 1) return ffi::Error::Success();
     shape.push_back(x->rows);
     x->scale_stride = 1;
     x->scale_batch_stride = IsBatched(*x) ? x->rows : 0;
-    return CheckShape(x->scale_name, x->scale, shape);
+    return CheckShape(x->scale, shape);
   }
   int64_t along_k = CeilDiv(x->k, mx ? kMxBlock : kScaleBlock);
   int64_t along_rows = CeilDiv(x->rows, row_block);
@@ -113,12 +115,11 @@ ffi::Error SetScales(int32_t scaling, int64_t row_block, Operand* x) {
   x->scale_stride = transposed ? 1 : along_k;
   x->scale_k_stride = transposed ? along_rows : 1;
   x->scale_batch_stride = IsBatched(*x) ? along_rows * along_k : 0;
-  return CheckShape(x->scale_name, x->scale, shape);
+  return CheckShape(x->scale, shape);
 }
 
 ffi::Error SetGemm(const Buffers& in, const GemmAttrs& attrs,
-                   Arguments* arguments) {
-  aiter::gemm_args* args = &arguments->args;
+                   aiter::gemm_args* args) {
   AITER_FFI_RETURN_IF_ERROR(CheckNumber("layout", attrs.layout, 2));
   AITER_FFI_RETURN_IF_ERROR(
       CheckNumber("scaling", attrs.scaling, kTransposedBlocks));
@@ -129,29 +130,25 @@ ffi::Error SetGemm(const Buffers& in, const GemmAttrs& attrs,
                       : static_cast<aiter::GemmScaling>(attrs.scaling);
   args->activation = static_cast<aiter::GemmActivation>(attrs.activation);
   bool scaled = args->scaling != aiter::GemmScaling::kNone;
-  ffi::Error (*type_of)(const char*, const AnyBuffer&, aiter::DataType*) =
-      FloatTypeOf;
-  if (scaled) type_of = QuantTypeOf;
-  AITER_FFI_RETURN_IF_ERROR(type_of("a", in.a, &args->a_type));
-  AITER_FFI_RETURN_IF_ERROR(type_of("b", in.b, &args->b_type));
-  AITER_FFI_RETURN_IF_ERROR(FloatTypeOf("out", in.out, &args->out_type));
+  auto type_of = scaled ? QuantTypeOf : FloatTypeOf;
+  AITER_FFI_RETURN_IF_ERROR(type_of(in.a, &args->a_type));
+  AITER_FFI_RETURN_IF_ERROR(type_of(in.b, &args->b_type));
+  AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(in.out, &args->out_type));
 
-  Operand a = {"a", "a_scale", in.a, in.a_scale,
-               args->layout == aiter::GemmLayout::kTN};
-  Operand b = {"b", "b_scale", in.b, in.b_scale,
-               args->layout != aiter::GemmLayout::kNT};
+  Matrix a = {in.a, in.a_scale, args->layout == aiter::GemmLayout::kTN};
+  Matrix b = {in.b, in.b_scale, args->layout != aiter::GemmLayout::kNT};
   int64_t packed = args->a_type == aiter::DataType::kE2m1 ? 2 : 1;
   AITER_FFI_RETURN_IF_ERROR(SetSizes(packed, &a));
   AITER_FFI_RETURN_IF_ERROR(SetSizes(packed, &b));
   if (a.k != b.k) {
-    return Invalid("b", "has shape " + ShapeString(in.b.dimensions()),
+    return Invalid(in.b, "has shape " + ShapeString(in.b.dimensions()),
                    "have as many elements to sum as a of shape " +
                        ShapeString(in.a.dimensions()));
   }
   if (IsBatched(a) && IsBatched(b) &&
       in.a.dimensions()[0] != in.b.dimensions()[0]) {
     return Invalid(
-        "b", "has shape " + ShapeString(in.b.dimensions()),
+        in.b, "has shape " + ShapeString(in.b.dimensions()),
         "have the batch of a of shape " + ShapeString(in.a.dimensions()));
   }
   AITER_FFI_RETURN_IF_ERROR(SetScales(attrs.scaling, 1, &a));
@@ -166,8 +163,8 @@ ffi::Error SetGemm(const Buffers& in, const GemmAttrs& attrs,
     args->batch = (IsBatched(a) ? in.a : in.b).dimensions()[0];
     out_shape.insert(out_shape.begin(), args->batch);
   }
-  AITER_FFI_RETURN_IF_ERROR(CheckShape("out", in.out, out_shape));
-  AITER_FFI_RETURN_IF_ERROR(CheckType("workspace", in.workspace, ffi::F32));
+  AITER_FFI_RETURN_IF_ERROR(CheckShape(in.out, out_shape));
+  AITER_FFI_RETURN_IF_ERROR(CheckType(in.workspace, ffi::F32));
 
   args->a_ptr = in.a.untyped_data();
   args->stride_a = a.stride;
@@ -186,57 +183,18 @@ ffi::Error SetGemm(const Buffers& in, const GemmAttrs& attrs,
   args->k_stride_b_scale = b.scale_k_stride;
   args->batch_stride_b_scale = b.scale_batch_stride;
   args->bias_is_f32 = in.bias.element_type() == ffi::F32;
-  AITER_FFI_RETURN_IF_ERROR(Optional(
-      "bias", in.bias, args->bias_is_f32 ? ffi::F32 : in.out.element_type(),
-      {args->n}, &args->bias_ptr));
+  AITER_FFI_RETURN_IF_ERROR(
+      Optional(in.bias, args->bias_is_f32 ? ffi::F32 : in.out.element_type(),
+               {args->n}, &args->bias_ptr));
   args->out_ptr = in.out.untyped_data();
   args->workspace_bytes = static_cast<int64_t>(in.workspace.size_bytes());
   args->workspace_ptr = Address(in.workspace);
-  arguments->kernel = attrs.kernel;
-  if (!arguments->kernel.empty()) args->kernel = arguments->kernel.c_str();
+  args->kernel = attrs.kernel;
   args->splits = attrs.splits;
   return ffi::Error::Success();
 }
 
-ffi::Error Initialize(AnyBuffer a, AnyBuffer b, AnyBuffer a_scale,
-                      AnyBuffer b_scale, AnyBuffer bias,
-                      ffi::Result<AnyBuffer> out,
-                      ffi::Result<AnyBuffer> workspace, GemmAttrs attrs) {
-  Arguments arguments;
-  AITER_FFI_RETURN_IF_ERROR(SetGemm(
-      {a, b, a_scale, b_scale, bias, *out, *workspace}, attrs, &arguments));
-  return ToError(aiter::gemm_prepare(arguments.args));
-}
-
-ffi::Error Execute(gpuStream_t stream, AnyBuffer a, AnyBuffer b,
-                   AnyBuffer a_scale, AnyBuffer b_scale, AnyBuffer bias,
-                   ffi::Result<AnyBuffer> out, ffi::Result<AnyBuffer> workspace,
-                   GemmAttrs attrs) {
-  Arguments arguments;
-  AITER_FFI_RETURN_IF_ERROR(SetGemm(
-      {a, b, a_scale, b_scale, bias, *out, *workspace}, attrs, &arguments));
-  return ToError(aiter::gemm(arguments.args, stream));
-}
-
-// Adds the operands, results and attributes to a binding.
-template <typename Binding>
-auto BindGemm(Binding binding) {
-  return std::move(binding)
-      .template Arg<AnyBuffer>()  // a
-      .template Arg<AnyBuffer>()  // b
-      .template Arg<AnyBuffer>()  // a_scale
-      .template Arg<AnyBuffer>()  // b_scale
-      .template Arg<AnyBuffer>()  // bias
-      .template Ret<AnyBuffer>()  // out
-      .template Ret<AnyBuffer>()  // workspace
-      .template Attrs<GemmAttrs>();
-}
+const Family kGemm({TargetOf<SetGemm>()});
 
 }  // namespace
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterGemmInitialize, Initialize,
-                              BindGemm(BindInitialize()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterGemm, Execute, BindGemm(BindExecute()),
-                              {ffi::Traits::kCmdBufferCompatible});
-
 }  // namespace jax::JAX_GPU_NAMESPACE

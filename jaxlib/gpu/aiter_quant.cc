@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "jaxlib/gpu/aiter_quant.h"
+// XLA FFI target of the quantisers. Operands, results and attributes:
+// jax/_src/aiter/quant/op.py.
 
 #include <cstdint>
-#include <utility>
 
 #include "aiter/quant.h"
 #include "jaxlib/gpu/ffi_util.h"
+#include "jaxlib/gpu/operation.h"
 #include "jaxlib/gpu/vendor.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -32,22 +33,26 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::QuantAttrs,
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
 
-struct Buffers {
-  AnyBuffer x, smooth, scale_in;
-  AnyBuffer q, scale;
+struct Buffers : BufferList {
+  using BufferList::BufferList;
+  Buffer x = Operand("x");
+  Buffer smooth = Operand("smooth");
+  Buffer scale_in = Operand("scale_in");
+  Buffer q = Result("q");
+  Buffer scale = Result("scale");
 };
 
 // Takes scales of shape [batch, rows, cols], or [batch, cols, rows].
-ffi::Error SetScale(const AnyBuffer& scale, const QuantAttrs& attrs,
+ffi::Error SetScale(const Buffer& scale, const QuantAttrs& attrs,
                     aiter::quant_args* a) {
   if (a->scale_in_ptr != nullptr) return ffi::Error::Success();
   a->scale_is_e8m0 = scale.element_type() == ffi::U8;
   if (!a->scale_is_e8m0) {
-    AITER_FFI_RETURN_IF_ERROR(CheckType("scale", scale, ffi::F32));
+    AITER_FFI_RETURN_IF_ERROR(CheckType(scale, ffi::F32));
   }
-  AnyBuffer::Dimensions dims = scale.dimensions();
+  Buffer::Dimensions dims = scale.dimensions();
   if (dims.size() != 3 || dims[0] != a->batch) {
-    return Invalid("scale", "has shape " + ShapeString(dims),
+    return Invalid(scale, "has shape " + ShapeString(dims),
                    "have rank 3 and the batch of x");
   }
   a->scale_rows = dims[attrs.transposed ? 2 : 1];
@@ -62,11 +67,11 @@ ffi::Error SetScale(const AnyBuffer& scale, const QuantAttrs& attrs,
 
 ffi::Error SetArgs(const Buffers& b, const QuantAttrs& attrs,
                    aiter::quant_args* a) {
-  AITER_FFI_RETURN_IF_ERROR(FloatTypeOf("x", b.x, &a->data_type));
-  AITER_FFI_RETURN_IF_ERROR(QuantTypeOf("q", b.q, &a->q_type));
-  AnyBuffer::Dimensions dims = b.x.dimensions();
+  AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(b.x, &a->data_type));
+  AITER_FFI_RETURN_IF_ERROR(QuantTypeOf(b.q, &a->q_type));
+  Buffer::Dimensions dims = b.x.dimensions();
   if (dims.size() != 3) {
-    return Invalid("x", "has shape " + ShapeString(dims),
+    return Invalid(b.x, "has shape " + ShapeString(dims),
                    "have shape [batch, rows, cols]");
   }
   a->per = static_cast<aiter::QuantScale>(attrs.per);
@@ -77,53 +82,18 @@ ffi::Error SetArgs(const Buffers& b, const QuantAttrs& attrs,
   a->cols = dims[2];
   a->x_ptr = Data(b.x);
   AITER_FFI_RETURN_IF_ERROR(
-      Optional("smooth", b.smooth, ffi::F32, {a->cols}, &a->smooth_ptr));
-  AITER_FFI_RETURN_IF_ERROR(Optional("scale_in", b.scale_in, ffi::F32,
-                                     {a->batch, a->rows}, &a->scale_in_ptr));
+      Optional(b.smooth, ffi::F32, {a->cols}, &a->smooth_ptr));
+  AITER_FFI_RETURN_IF_ERROR(
+      Optional(b.scale_in, ffi::F32, {a->batch, a->rows}, &a->scale_in_ptr));
   if (a->per != aiter::QuantScale::kAmax) {
     int64_t bytes = a->q_type == aiter::DataType::kE2m1 ? a->cols / 2 : a->cols;
-    AITER_FFI_RETURN_IF_ERROR(
-        CheckShape("q", b.q, Shape{a->batch, a->rows, bytes}));
+    AITER_FFI_RETURN_IF_ERROR(CheckShape(b.q, Shape{a->batch, a->rows, bytes}));
     a->q_ptr = Data(b.q);
   }
   return SetScale(b.scale, attrs, a);
 }
 
-ffi::Error Initialize(AnyBuffer x, AnyBuffer smooth, AnyBuffer scale_in,
-                      ffi::Result<AnyBuffer> q, ffi::Result<AnyBuffer> scale,
-                      QuantAttrs attrs) {
-  aiter::quant_args args;
-  AITER_FFI_RETURN_IF_ERROR(
-      SetArgs({x, smooth, scale_in, *q, *scale}, attrs, &args));
-  return ToError(aiter::quant_prepare(args));
-}
-
-ffi::Error Execute(gpuStream_t stream, AnyBuffer x, AnyBuffer smooth,
-                   AnyBuffer scale_in, ffi::Result<AnyBuffer> q,
-                   ffi::Result<AnyBuffer> scale, QuantAttrs attrs) {
-  aiter::quant_args args;
-  AITER_FFI_RETURN_IF_ERROR(
-      SetArgs({x, smooth, scale_in, *q, *scale}, attrs, &args));
-  return ToError(aiter::quant(args, stream));
-}
-
-// Adds the operands, results and attributes to a binding.
-template <typename Binding>
-auto BindQuant(Binding binding) {
-  return std::move(binding)
-      .template Arg<AnyBuffer>()  // x
-      .template Arg<AnyBuffer>()  // smooth
-      .template Arg<AnyBuffer>()  // scale_in
-      .template Ret<AnyBuffer>()  // q
-      .template Ret<AnyBuffer>()  // scale
-      .template Attrs<QuantAttrs>();
-}
+const Family kQuant({TargetOf<SetArgs>()});
 
 }  // namespace
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterQuantInitialize, Initialize,
-                              BindQuant(BindInitialize()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AiterQuant, Execute, BindQuant(BindExecute()),
-                              {ffi::Traits::kCmdBufferCompatible});
-
 }  // namespace jax::JAX_GPU_NAMESPACE

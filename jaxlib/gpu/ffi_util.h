@@ -18,8 +18,6 @@ namespace ffi = ::xla::ffi;
 
 namespace jax::JAX_GPU_NAMESPACE {
 
-using AnyBuffer = ffi::AnyBuffer;
-
 // A buffer and what messages call it.
 class Buffer : public ffi::AnyBuffer {
  public:
@@ -97,39 +95,38 @@ inline std::string TypeName(ffi::DataType type) {
   }
 }
 
-inline ffi::Error CheckType(const char* name, const AnyBuffer& buffer,
-                            ffi::DataType type) {
+inline ffi::Error CheckType(const Buffer& buffer, ffi::DataType type) {
   if (buffer.element_type() == type) return ffi::Error::Success();
-  return Invalid(name, "has dtype " + TypeName(buffer.element_type()),
+  return Invalid(buffer, "has dtype " + TypeName(buffer.element_type()),
                  "have dtype " + TypeName(type));
 }
 
 template <typename Dims>
-ffi::Error CheckShape(const char* name, const AnyBuffer& buffer,
-                      const Dims& shape) {
-  AnyBuffer::Dimensions dims = buffer.dimensions();
+ffi::Error CheckShape(const Buffer& buffer, const Dims& shape) {
+  Buffer::Dimensions dims = buffer.dimensions();
   if (std::equal(dims.begin(), dims.end(), shape.begin(), shape.end())) {
     return ffi::Error::Success();
   }
-  return Invalid(name, "has shape " + ShapeString(dims),
+  return Invalid(buffer, "has shape " + ShapeString(dims),
                  "have shape " + ShapeString(shape));
 }
 
-inline ffi::Error Check(const char* name, const AnyBuffer& buffer,
-                        ffi::DataType type, Shape shape) {
-  AITER_FFI_RETURN_IF_ERROR(CheckType(name, buffer, type));
-  return CheckShape(name, buffer, shape);
+inline ffi::Error CheckShape(const Buffer& buffer, Shape shape) {
+  return CheckShape<Shape>(buffer, shape);
 }
 
-inline ffi::Error CheckLike(const char* name, const AnyBuffer& buffer,
-                            const AnyBuffer& like) {
-  AITER_FFI_RETURN_IF_ERROR(CheckType(name, buffer, like.element_type()));
-  return CheckShape(name, buffer, like.dimensions());
+inline ffi::Error Check(const Buffer& buffer, ffi::DataType type, Shape shape) {
+  AITER_FFI_RETURN_IF_ERROR(CheckType(buffer, type));
+  return CheckShape(buffer, shape);
+}
+
+inline ffi::Error CheckLike(const Buffer& buffer, const Buffer& like) {
+  AITER_FFI_RETURN_IF_ERROR(CheckType(buffer, like.element_type()));
+  return CheckShape(buffer, like.dimensions());
 }
 
 // The type of a tensor of numbers that are not quantised.
-inline ffi::Error FloatTypeOf(const char* name, const AnyBuffer& buffer,
-                              aiter::DataType* type) {
+inline ffi::Error FloatTypeOf(const Buffer& buffer, aiter::DataType* type) {
   switch (buffer.element_type()) {
     case ffi::F16:
       *type = aiter::DataType::kFp16;
@@ -141,14 +138,13 @@ inline ffi::Error FloatTypeOf(const char* name, const AnyBuffer& buffer,
       *type = aiter::DataType::kFp32;
       return ffi::Error::Success();
     default:
-      return Invalid(name, "has dtype " + TypeName(buffer.element_type()),
+      return Invalid(buffer, "has dtype " + TypeName(buffer.element_type()),
                      "have dtype float16, bfloat16 or float32");
   }
 }
 
 // The type of a quantised tensor; bytes are pairs of e2m1.
-inline ffi::Error QuantTypeOf(const char* name, const AnyBuffer& buffer,
-                              aiter::DataType* type) {
+inline ffi::Error QuantTypeOf(const Buffer& buffer, aiter::DataType* type) {
   switch (buffer.element_type()) {
     case ffi::S8:
       *type = aiter::DataType::kI8;
@@ -163,21 +159,21 @@ inline ffi::Error QuantTypeOf(const char* name, const AnyBuffer& buffer,
       *type = aiter::DataType::kE2m1;
       return ffi::Error::Success();
     default:
-      return Invalid(name, "has dtype " + TypeName(buffer.element_type()),
+      return Invalid(buffer, "has dtype " + TypeName(buffer.element_type()),
                      "have dtype int8, float8_e4m3fn, float8_e4m3fnuz or "
                      "uint8");
   }
 }
 
 // An absent operand is an array of rank 1 and length 0.
-inline bool IsPresent(const AnyBuffer& buffer) {
-  AnyBuffer::Dimensions dims = buffer.dimensions();
+inline bool IsPresent(const Buffer& buffer) {
+  Buffer::Dimensions dims = buffer.dimensions();
   return dims.size() != 1 || dims[0] != 0;
 }
 
 // Address of a present operand. A buffer without elements may have none;
 // nothing reads it.
-inline void* Data(const AnyBuffer& buffer) {
+inline void* Data(const Buffer& buffer) {
   static constexpr uintptr_t kNoElements = 256;
   return buffer.untyped_data() != nullptr
              ? buffer.untyped_data()
@@ -185,63 +181,19 @@ inline void* Data(const AnyBuffer& buffer) {
 }
 
 // Address of an optional operand; null says absent to the library.
-inline void* Address(const AnyBuffer& buffer) {
+inline void* Address(const Buffer& buffer) {
   return IsPresent(buffer) ? Data(buffer) : nullptr;
 }
 
-// Checks an optional operand and sets `*address` to where it lies, if it does.
-inline ffi::Error Optional(const char* name, const AnyBuffer& buffer,
-                           ffi::DataType type, Shape shape,
-                           const void** address) {
-  if (IsPresent(buffer)) {
-    AITER_FFI_RETURN_IF_ERROR(Check(name, buffer, type, shape));
-  }
-  *address = Address(buffer);
-  return ffi::Error::Success();
-}
-
-inline ffi::Error Optional(const char* name, const AnyBuffer& buffer,
-                           ffi::DataType type, Shape shape, void** address) {
-  const void* const_address;
-  AITER_FFI_RETURN_IF_ERROR(
-      Optional(name, buffer, type, shape, &const_address));
-  *address = const_cast<void*>(const_address);
-  return ffi::Error::Success();
-}
-
-inline ffi::Error CheckType(const Buffer& buffer, ffi::DataType type) {
-  return CheckType(buffer.name(), buffer, type);
-}
-
-template <typename Dims>
-ffi::Error CheckShape(const Buffer& buffer, const Dims& shape) {
-  return CheckShape(buffer.name(), buffer, shape);
-}
-
-inline ffi::Error CheckShape(const Buffer& buffer, Shape shape) {
-  return CheckShape(buffer.name(), buffer, shape);
-}
-
-inline ffi::Error Check(const Buffer& buffer, ffi::DataType type, Shape shape) {
-  return Check(buffer.name(), buffer, type, shape);
-}
-
-inline ffi::Error CheckLike(const Buffer& buffer, const AnyBuffer& like) {
-  return CheckLike(buffer.name(), buffer, like);
-}
-
-inline ffi::Error FloatTypeOf(const Buffer& buffer, aiter::DataType* type) {
-  return FloatTypeOf(buffer.name(), buffer, type);
-}
-
-inline ffi::Error QuantTypeOf(const Buffer& buffer, aiter::DataType* type) {
-  return QuantTypeOf(buffer.name(), buffer, type);
-}
-
+// Checks an optional buffer and sets `*address` to where it lies, if it does.
 template <typename Pointer>
 ffi::Error Optional(const Buffer& buffer, ffi::DataType type, Shape shape,
                     Pointer* address) {
-  return Optional(buffer.name(), buffer, type, shape, address);
+  if (IsPresent(buffer)) {
+    AITER_FFI_RETURN_IF_ERROR(Check(buffer, type, shape));
+  }
+  *address = Address(buffer);
+  return ffi::Error::Success();
 }
 
 // Checks a result that aliases an operand.
@@ -250,7 +202,7 @@ inline ffi::Error CheckAliased(const Buffer& result, const Buffer& operand) {
   if (result.untyped_data() == operand.untyped_data()) {
     return ffi::Error::Success();
   }
-  return Invalid(result.name(), "has a place of its own",
+  return Invalid(result, "has a place of its own",
                  std::string("alias ") + operand.name());
 }
 
@@ -275,14 +227,6 @@ inline ffi::Error ToError(const aiter::Status& status) {
       break;
   }
   return ffi::Error(code, "aiter: " + status.message());
-}
-
-inline auto BindExecute() {
-  return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<gpuStream_t>>();
-}
-
-inline auto BindInitialize() {
-  return ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>();
 }
 
 }  // namespace jax::JAX_GPU_NAMESPACE

@@ -96,8 +96,9 @@ class HandlerTest(parameterized.TestCase):
   def test_every_choice(self, layout, scaling, dtype, m, n, k):
     args, want = problem(layout, scaling, dtype, m, n, k)
     name = NAMES[np.dtype(dtype).name]
-    choices = MODULE.gemm_choices(layout, scaling, ARCH, name, name, 1, m, n, k,
-                                  max_splits=3)
+    features = [[], ["nn"], ["tn"]][layout] + [
+        [], ["row"], ["block"], ["mx"], ["block"]][scaling]
+    choices = MODULE.gemm_choices(ARCH, name, [m, n, k, 1, 3], features)
     self.assertNotEmpty(choices)
     for kernel, splits in choices:
       # Small numbers and powers of two: every sum is exact in float32.

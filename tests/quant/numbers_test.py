@@ -596,7 +596,8 @@ class KernelTest(absltest.TestCase):
       for per in quant_op._PER:
         for cols in (1, 1024, 4096, 8192, 100001):
           self.assertIsNone(quant_op.quant.unserved(
-              PLATFORM, Key(f"quant_{per}", dtype, (cols,))))
+              PLATFORM, Key("quant", dtype, (cols,),
+                            () if per == "row" else (per,))))
     text = jax.jit(aiter.per_token_quant).lower(jnp.ones((4, 64))).as_text()
     self.assertIn(gpu_aiter.target(PLATFORM, "quant"), text)
 

@@ -59,8 +59,9 @@ class FailureTest(parameterized.TestCase):
     dtype = {"bfloat16": "bf16", "float16": "fp16"}[np.dtype(dtype).name]
     return [kernel for backward in ((False, True) if fn is gradients
                                     else (False,))
-            for kernel in module.mha_kernels(
-                backward, ARCH, dtype, fn is packed, d, d, [])]
+            for kernel in module.kernels(
+                "mha_bwd" if backward else "mha_fwd", ARCH, dtype, [d, d],
+                ["varlen"] if fn is packed else [])]
 
   def run_once(self, fn, args):
     """The result of a program compiled anew, or the text of its error.

@@ -62,7 +62,7 @@ class GpuTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.assertIsNone(ffi._unserved(PLATFORM, False, "bfloat16", False, 64, 64,
+    self.assertIsNone(ffi._unserved(PLATFORM, False, "bfloat16", 64, 64,
                                     ()),
                     "the GPU runs the reference")
 

@@ -81,8 +81,8 @@ def _attention(name: str, dqk: int, dv: int, **options) -> _Check:
 
   def kernels(module, arch, backward):
     asked = ffi.features(cfg, x, Wanted() if backward else None)
-    return module.mha_kernels(
-        backward, arch, "bf16", packed, dqk, dv, list(asked))
+    return module.kernels("mha_bwd" if backward else "mha_fwd", arch, "bf16",
+                          [dqk, dv], asked)
 
   # float32 has no kernel: its call is the reference.
   call = _with_gradients(lambda *t: fn(*t, *lengths, **options))
@@ -134,11 +134,11 @@ def _gemm(rows: int) -> _Check:
   n, k = 1024, 512
 
   def kernels(module, arch, backward):
-    products = ((1, rows, k, n), (2, n, k, rows)) if backward else (
-        (0, rows, n, k),)
-    return [name for layout, *sizes in products for name in module.gemm_kernels(
-        layout, 0, arch, "bf16", "bf16", 1, *sizes,
-        gemm_op.split_bound(1, *sizes))]
+    products = ((["nn"], rows, k, n), (["tn"], n, k, rows)) if backward else (
+        ([], rows, n, k),)
+    return [name for layout, *sizes in products for name in module.kernels(
+        "gemm", arch, "bf16", [*sizes, 1, gemm_op.split_bound(1, *sizes)],
+        layout)]
 
   # float32 has no kernel: its call is the reference.
   call = _with_gradients(functools.partial(gemm.gemm, activation="gelu"))
@@ -163,15 +163,15 @@ def _gemm_quant(function: str, dtype: str) -> _Check:
 
   return _Check(
       f"{function}, {dtype}",
-      lambda module, arch, backward: None if backward else module.gemm_kernels(
-          0, 3 if dtype == "e2m1" else 1, arch, dtype, dtype, 1, m, n, k,
-          gemm_op.split_bound(1, m, n, k)),
+      lambda module, arch, backward: None if backward else module.kernels(
+          "gemm", arch, dtype, [m, n, k, 1, gemm_op.split_bound(1, m, n, k)],
+          ["mx" if dtype == "e2m1" else "row"]),
       call,
       lambda a, b: a @ b.T * (1 if dtype == "e2m1" else 0.25),
       [jnp.clip(jnp.round(t), -3, 3) for t in _normal((m, k), (n, k))])
 
 
-def _quantiser(function: str, per: int, block_shape=None, **options) -> _Check:
+def _quantiser(function: str, per: str, block_shape=None, **options) -> _Check:
   """Of small integers, of which the formats hold all but a rounding."""
   rows, cols = 256, 4096
 
@@ -182,7 +182,8 @@ def _quantiser(function: str, per: int, block_shape=None, **options) -> _Check:
   return _Check(
       function,
       lambda module, arch, backward: None if backward
-      else module.quant_kernels(per, arch, "bf16", cols),
+      else module.kernels("quant", arch, "bf16", [cols],
+                          [] if per == "row" else [per]),
       call, lambda x: x,
       [jnp.clip(jnp.round(t), -3, 3) for t in _normal((rows, cols))])
 
@@ -208,11 +209,11 @@ def _checks() -> list[_Check]:
       _gemm_quant("gemm_fp8", "e4m3fn"),
       _gemm_quant("gemm_fp8", "e4m3fnuz"),
       _gemm_quant("gemm_fp4", "e2m1"),
-      _quantiser("per_token_quant", 0),
-      _quantiser("per_group_quant", 1, (1, 128), quant_dtype="int8"),
-      _quantiser("mx_quant", 1, (1, 32)),
-      _quantiser("per_block_quant", 2, (128, 128), quant_dtype="int8"),
-      _quantiser("per_tensor_quant", 3),
+      _quantiser("per_token_quant", "row"),
+      _quantiser("per_group_quant", "group", (1, 128), quant_dtype="int8"),
+      _quantiser("mx_quant", "group", (1, 32)),
+      _quantiser("per_block_quant", "block", (128, 128), quant_dtype="int8"),
+      _quantiser("per_tensor_quant", "amax"),
   ]
 
 

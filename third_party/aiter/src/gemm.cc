@@ -3,18 +3,19 @@
 #include "aiter/gemm.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "third_party/aiter/src/core/check.h"
-#include "third_party/aiter/src/core/code_objects.h"
 #include "third_party/aiter/src/core/driver.h"
 #include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/launch.h"
-#include "third_party/aiter/src/core/plan_cache.h"
+#include "third_party/aiter/src/core/operation.h"
 #include "third_party/aiter/src/core/select.h"
+#include "third_party/aiter/src/core/steps.h"
 #include "third_party/aiter/src/gemm_params.h"
 #include "third_party/aiter/src/gemm_select.h"
 
@@ -88,8 +89,9 @@ int64_t RowOfB(const gemm_args& a) {
   return a.b_type == DataType::kE2m1 ? a.k / 2 : a.k;
 }
 
-bool IsEmpty(const gemm_args& a) {
-  return a.batch == 0 || a.m == 0 || a.n == 0;
+template <typename Sizes>
+bool IsEmpty(const Sizes& s) {
+  return s.batch == 0 || s.m == 0 || s.n == 0;
 }
 
 Status CheckScales(const gemm_args& a) {
@@ -124,7 +126,8 @@ Status CheckScales(const gemm_args& a) {
                     INT64_MAX);
 }
 
-Status CheckGemm(const gemm_args& a) {
+// Checks what a problem has of the arguments.
+Status CheckProblem(const gemm_args& a) {
   AITER_RETURN_IF_ERROR(CheckTypes(a));
   if (a.layout != GemmLayout::kNT && a.scaling != GemmScaling::kNone) {
     return Invalid("layout", a.layout == GemmLayout::kNN ? "kNN" : "kTN",
@@ -137,6 +140,11 @@ Status CheckGemm(const gemm_args& a) {
   if (a.a_type == DataType::kE2m1 && a.k % 2 != 0) {
     return Invalid("k", std::to_string(a.k), "a multiple of 2 of e2m1");
   }
+  return Status();
+}
+
+Status CheckGemm(const gemm_args& a) {
+  AITER_RETURN_IF_ERROR(CheckProblem(a));
   AITER_RETURN_IF_ERROR(
       CheckRange("stride_a", a.stride_a, RowOfA(a), kMaxInt32));
   AITER_RETURN_IF_ERROR(
@@ -174,40 +182,31 @@ bool IsUnaligned(const gemm_args& a) {
          a.stride_a > kMaxAlignedStride || a.stride_b > kMaxAlignedStride;
 }
 
-// The arguments' key; also looks for the kernel that is asked for.
-Status MakeKey(const gemm_args& a, GemmKey* key) {
-  AITER_RETURN_IF_ERROR(CheckGemm(a));
-  key->layout = a.layout;
-  key->scaling = a.scaling;
-  key->a_type = a.a_type;
-  key->b_type = a.b_type;
-  key->features = (IsUnaligned(a) ? kGemmUnaligned : 0u) |
-                  (a.out_type == DataType::kFp32 ? kGemmOutF32 : 0u) |
-                  (a.out_type == DataType::kFp16 ? kGemmOutFp16 : 0u) |
-                  (a.batch > 1 ? kGemmBatched : 0u);
-  key->batch = a.batch;
-  key->m = a.m;
-  key->n = a.n;
-  key->k = a.k;
-  if (a.batch >= 1 && a.batch <= kMaxGridZ && !IsEmpty(a)) {
-    // Not m * n * batch, which may not fit 64 bits.
-    int64_t fit = a.workspace_bytes / kSumBytes / a.batch / a.m / a.n;
-    key->max_splits =
-        static_cast<int32_t>(std::min(std::max<int64_t>(fit, 1), kMaxSplits));
+// Parts of k whose sums the workspace has room for.
+int32_t MaxSplits(const gemm_args& a) {
+  if (a.batch < 1 || a.batch > kMaxGridZ || IsEmpty(a)) return 1;
+  // Not m * n * batch, which may not fit 64 bits.
+  int64_t fit = a.workspace_bytes / kSumBytes / a.batch / a.m / a.n;
+  return static_cast<int32_t>(std::clamp<int64_t>(fit, 1, kMaxSplits));
+}
+
+const KernelInfo* FindKernel(std::string_view symbol) {
+  for (const KernelInfo& kernel : GetKernelTable()) {
+    if (symbol == kernel.symbol) return &kernel;
   }
-  if (a.splits > key->max_splits) {
+  return nullptr;
+}
+
+// For tuning.
+Status CheckChoice(const gemm_args& a) {
+  if (a.splits > MaxSplits(a)) {
     return Invalid("splits", std::to_string(a.splits),
-                   "from 0 to " + std::to_string(key->max_splits) +
+                   "from 0 to " + std::to_string(MaxSplits(a)) +
                        ", for which workspace_bytes, " +
                        std::to_string(a.workspace_bytes) + ", has room");
   }
-  key->splits = static_cast<int32_t>(a.splits);
-  if (a.kernel == nullptr) return Status();
-  for (const KernelInfo& kernel : GetKernelTable()) {
-    if (std::strcmp(kernel.symbol, a.kernel) == 0) key->kernel = &kernel;
-  }
-  if (key->kernel != nullptr) return Status();
-  return Invalid("kernel", a.kernel, "one of this build");
+  if (a.kernel.empty() || FindKernel(a.kernel) != nullptr) return Status();
+  return Invalid("kernel", std::string(a.kernel), "one of this build");
 }
 
 int32_t Flag(bool condition, uint32_t feature) {
@@ -330,21 +329,123 @@ gemm_args Batches(const gemm_args& args, int64_t first, int64_t batch) {
   return a;
 }
 
-// Plans of the calls that came without one.
-PlanCache<GemmPlan>& Plans() {
-  static auto* cache = new PlanCache<GemmPlan>;
-  return *cache;
+// The arguments of a problem, with contiguous operands and without pointers.
+Status ArgsOf(const Problem& problem, gemm_args* a) {
+  AITER_RETURN_IF_ERROR(
+      CheckRange("number of dims", problem.dims.size(), 0, 5));
+  ProblemKey key;
+  AITER_RETURN_IF_ERROR(
+      ProblemKeyOf("gemm", {problem.data_type, {}, problem.features}, 0, &key));
+  auto asks = [&key](uint32_t bit) { return (key.features & bit) != 0; };
+  if (asks(kGemmNn)) a->layout = GemmLayout::kNN;
+  if (asks(kGemmTn)) a->layout = GemmLayout::kTN;
+  if (asks(kGemmRow)) a->scaling = GemmScaling::kRow;
+  if (asks(kGemmBlock)) a->scaling = GemmScaling::kBlock;
+  if (asks(kGemmMx)) a->scaling = GemmScaling::kMx;
+  a->a_type = a->b_type = key.data_type;
+  if (asks(kGemmAFnuz) || asks(kGemmBFnuz)) {
+    a->a_type = asks(kGemmAFnuz) ? DataType::kE4m3fnuz : DataType::kE4m3fn;
+    a->b_type = asks(kGemmBFnuz) ? DataType::kE4m3fnuz : DataType::kE4m3fn;
+  }
+  if (asks(kGemmOutF32)) a->out_type = DataType::kFp32;
+  if (asks(kGemmOutFp16)) a->out_type = DataType::kFp16;
+  // What serves a size of 1 serves every size: rows of 1 are not aligned.
+  auto size = [&problem](size_t i, int64_t unknown) {
+    bool known = problem.dims.size() > i && problem.dims[i] != -1;
+    return known ? problem.dims[i] : unknown;
+  };
+  a->m = size(0, 1);
+  a->n = size(1, 1);
+  a->k = size(2, a->a_type == DataType::kE2m1 ? 2 : 1);
+  a->batch = size(3, 1);
+  AITER_RETURN_IF_ERROR(CheckProblem(*a));
+  a->stride_a = RowOfA(*a);
+  a->stride_b = RowOfB(*a);
+  if (a->batch > 1) {
+    a->batch_stride_a = a->m * a->stride_a;
+    a->batch_stride_b = a->n * a->stride_b;
+  }
+  return Status();
 }
 
-Status FindPlan(const gemm_args& args, const GemmPlan** plan) {
-  GemmKey key;
-  AITER_RETURN_IF_ERROR(MakeKey(args, &key));
-  return Plans().FindOrMake(args, key, &gemm_plan, plan);
+Status ChoicesFor(const GemmKey& key, const std::string& arch,
+                  std::vector<GemmChoice>* choices) {
+  choices->clear();
+  if (IsEmpty(key)) return Status();
+  std::vector<GemmTiling> tilings;
+  AITER_RETURN_IF_ERROR(ListGemmTilings(DeviceOfArch(arch), key, &tilings));
+  for (const GemmTiling& tiling : tilings) {
+    choices->push_back({tiling.kernel->symbol, tiling.splits});
+  }
+  return Status();
 }
 
-Status SelectSum(const DeviceInfo& device, const KernelInfo** kernel) {
-  return SelectKernel(device, "gemm_sum", ProblemKey(), kernel);
-}
+struct Gemm {
+  using Args = gemm_args;
+  using Plan = GemmPlan;
+
+  static Status Check(const Args& a) {
+    AITER_RETURN_IF_ERROR(CheckGemm(a));
+    return CheckChoice(a);
+  }
+
+  static GemmKey KeyOf(const Args& a) {
+    GemmKey key;
+    key.layout = a.layout;
+    key.scaling = a.scaling;
+    key.a_type = a.a_type;
+    key.b_type = a.b_type;
+    key.features = (IsUnaligned(a) ? kGemmUnaligned : 0u) |
+                   (a.out_type == DataType::kFp32 ? kGemmOutF32 : 0u) |
+                   (a.out_type == DataType::kFp16 ? kGemmOutFp16 : 0u) |
+                   (a.batch > 1 ? kGemmBatched : 0u);
+    key.batch = a.batch;
+    key.m = a.m;
+    key.n = a.n;
+    key.k = a.k;
+    key.max_splits = MaxSplits(a);
+    key.splits = static_cast<int32_t>(a.splits);
+    if (!a.kernel.empty()) key.kernel = FindKernel(a.kernel);
+    return key;
+  }
+
+  static Status KeyOf(const Problem& problem, GemmKey* key) {
+    Args args;
+    AITER_RETURN_IF_ERROR(ArgsOf(problem, &args));
+    *key = KeyOf(args);
+    if (problem.dims.size() > 4) {
+      key->max_splits = static_cast<int32_t>(
+          std::clamp<int64_t>(problem.dims[4], 1, kMaxSplits));
+    }
+    return Status();
+  }
+
+  static Status Choose(const GemmKey& key, Steps* steps, Plan* plan) {
+    if (IsEmpty(key)) return Status();
+    std::vector<GemmTiling> tilings;
+    AITER_RETURN_IF_ERROR(ListGemmTilings(steps->device(), key, &tilings));
+    const GemmTiling& best = tilings.front();
+    plan->splits = best.splits;
+    plan->k_per_split = best.k_per_split;
+    plan->multiprocessors = Multiprocessors(steps->device(), *best.kernel);
+    AITER_RETURN_IF_ERROR(steps->Add(*best.kernel, &plan->gemm));
+    if (plan->splits == 1) return Status();
+    return steps->Add("gemm_sum", ProblemKey(), &plan->sum);
+  }
+
+  static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
+                       void* stream) {
+    if (IsEmpty(args)) return Status();
+    // A grid has room for so many batches. More of them are not divided in
+    // parts.
+    for (int64_t first = 0; first < args.batch; first += kMaxGridZ) {
+      Args some = Batches(args, first, std::min(args.batch - first, kMaxGridZ));
+      AITER_RETURN_IF_ERROR(LaunchGemm(driver, plan, plan.gemm, some, stream));
+    }
+    if (plan.splits == 1) return Status();
+    return LaunchGemm(driver, plan, plan.sum, args, stream);
+  }
+};
 
 }  // namespace
 
@@ -369,84 +470,19 @@ uint64_t GemmKey::Hash() const {
   return hash;
 }
 
-Status gemm_plan(const gemm_args& args, GemmPlan* plan) {
-  *plan = GemmPlan();
-  AITER_RETURN_IF_ERROR(MakeKey(args, &plan->key));
-  if (IsEmpty(args)) return Status();
-  Context* context;
-  AITER_RETURN_IF_ERROR(Context::Current(&context));
-  const DeviceInfo& device = context->device();
-  std::vector<GemmTiling> tilings;
-  AITER_RETURN_IF_ERROR(ListGemmTilings(device, plan->key, &tilings));
-  const GemmTiling& best = tilings.front();
-  plan->splits = best.splits;
-  plan->k_per_split = best.k_per_split;
-  plan->multiprocessors = Multiprocessors(device, *best.kernel);
-  plan->gemm.info = best.kernel;
-  AITER_RETURN_IF_ERROR(context->Load(*plan->gemm.info, &plan->gemm.function));
-  if (plan->splits == 1) return Status();
-  AITER_RETURN_IF_ERROR(SelectSum(device, &plan->sum.info));
-  return context->Load(*plan->sum.info, &plan->sum.function);
-}
-
-Status gemm(const gemm_args& args, const GemmPlan& plan, void* stream) {
-  GemmKey key;
-  AITER_RETURN_IF_ERROR(MakeKey(args, &key));
-  if (key != plan.key) {
-    return Status(StatusCode::kFailedPrecondition,
-                  "plan was made for other arguments: layout, scaling, sizes, "
-                  "alignment or data types differ");
-  }
-  if (IsEmpty(args)) return Status();
-  const Driver* driver;
-  AITER_RETURN_IF_ERROR(GetDriver(&driver));
-  // A grid has room for so many batches. More of them are not divided in parts.
-  for (int64_t first = 0; first < args.batch; first += kMaxGridZ) {
-    gemm_args some =
-        Batches(args, first, std::min(args.batch - first, kMaxGridZ));
-    AITER_RETURN_IF_ERROR(LaunchGemm(*driver, plan, plan.gemm, some, stream));
-  }
-  if (plan.splits == 1) return Status();
-  return LaunchGemm(*driver, plan, plan.sum, args, stream);
-}
-
-Status gemm_prepare(const gemm_args& args) {
-  const GemmPlan* plan;
-  return FindPlan(args, &plan);
-}
-
-Status gemm(const gemm_args& args, void* stream) {
-  const GemmPlan* plan;
-  AITER_RETURN_IF_ERROR(FindPlan(args, &plan));
-  return gemm(args, *plan, stream);
-}
-
-Status gemm_kernels(const gemm_args& args, const std::string& arch,
-                    std::vector<std::string>* names) {
-  std::vector<GemmChoice> choices;
-  AITER_RETURN_IF_ERROR(gemm_choices(args, arch, &choices));
-  names->clear();
-  if (choices.empty()) return Status();
-  names->push_back(choices.front().kernel);
-  if (choices.front().splits == 1) return Status();
-  const KernelInfo* sum;
-  AITER_RETURN_IF_ERROR(SelectSum(DeviceOfArch(arch), &sum));
-  names->push_back(sum->symbol);
-  return Status();
-}
+AITER_DEFINE_OPERATION(gemm, Gemm);
 
 Status gemm_choices(const gemm_args& args, const std::string& arch,
                     std::vector<GemmChoice>* choices) {
+  AITER_RETURN_IF_ERROR(Gemm::Check(args));
+  return ChoicesFor(Gemm::KeyOf(args), arch, choices);
+}
+
+Status gemm_choices(const Problem& problem, const std::string& arch,
+                    std::vector<GemmChoice>* choices) {
   GemmKey key;
-  AITER_RETURN_IF_ERROR(MakeKey(args, &key));
-  choices->clear();
-  if (IsEmpty(args)) return Status();
-  std::vector<GemmTiling> tilings;
-  AITER_RETURN_IF_ERROR(ListGemmTilings(DeviceOfArch(arch), key, &tilings));
-  for (const GemmTiling& tiling : tilings) {
-    choices->push_back({tiling.kernel->symbol, tiling.splits});
-  }
-  return Status();
+  AITER_RETURN_IF_ERROR(Gemm::KeyOf(problem, &key));
+  return ChoicesFor(key, arch, choices);
 }
 
 }  // namespace aiter

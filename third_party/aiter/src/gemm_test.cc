@@ -174,10 +174,12 @@ gemm_args MxArgs(int64_t m, int64_t n, int64_t k) {
   return a;
 }
 
-// The names of a call's kernels with blanks between, or the error.
-std::string Names(const gemm_args& args, const std::string& arch = "gfx942") {
+// The names of the kernels of a call, or of a problem, with blanks between; or
+// the error.
+template <typename Asked>
+std::string Names(const Asked& asked, const std::string& arch = "gfx942") {
   std::vector<std::string> names;
-  Status status = gemm_kernels(args, arch, &names);
+  Status status = gemm_kernels(asked, arch, &names);
   if (!status.ok()) return status.message();
   std::string text;
   for (const std::string& name : names)
@@ -459,6 +461,45 @@ void TestTensorMaps() {
   g_recorder.multiprocessors = 0;
 }
 
+// What is asked without a call gets the answer that the call gets.
+void TestProblems() {
+  auto names = [](const char* type, std::vector<int64_t> dims,
+                  std::vector<std::string> features = {},
+                  const char* arch = "gfx942") {
+    return Names(Problem{type, std::move(dims), std::move(features)}, arch);
+  };
+  CHECK(names("bf16", {8192, 8192, 4096}) == kNt256);
+  CHECK(names("bf16", {1, 8192, 4096}) == kNt16);
+  CHECK(names("bf16", {8192, 8192, 4100}) == kNtUnaligned);
+  CHECK(names("bf16", {64, 64, 64}, {"nn"}) == "nn");
+  CHECK(names("bf16", {64, 64, 64}, {"tn"}) == "tn");
+  CHECK(names("i8", {512, 512, 512}, {"row"}) == "row_i8");
+  CHECK(names("e4m3fnuz", {512, 512, 512}, {"row"}) == "row_fnuz");
+  CHECK(names("e4m3fn", {512, 512, 512}, {"row"}) == "row_any");
+  CHECK(names("e4m3fnuz", {512, 512, 512}, {"row", "a_fnuz"}) == "row_any");
+  CHECK(names("e4m3fn", {512, 512, 512}, {"block"}) == "block_any");
+  CHECK(names("e2m1", {512, 512, 512}, {"mx"}) == "mx");
+  CHECK(names("bf16", {4096, 4096, 512, 3}, {}, "sm_90") == "nt_mapped");
+  CHECK(names("bf16", {4096, 4092, 512, 3}, {}, "sm_90") == "nt_sm_90");
+  gemm_args args = Args(16, 256, 4096);
+  AddWorkspace(16, &args);
+  CHECK(names("bf16", {16, 256, 4096, 1, 16}) == Names(args));
+  CHECK(Contains(Names(args), " sum"));
+  // Sizes that are not known: a kernel for every size.
+  CHECK(names("bf16", {-1, -1, -1}) == kNtUnaligned);
+  CHECK(names("bf16", {-1, 8192, 4096, -1, -1}) == kNt16);
+  CHECK(names("bf16", {}) == kNtUnaligned);
+  CHECK(names("e2m1", {-1, -1, -1}, {"mx"}) == "mx");
+  CHECK(names("bf16", {0, 64, 64}).empty());
+
+  CHECK(Contains(names("i8", {8, 8, 8}), "a_type is i8"));
+  CHECK(Contains(names("bf16", {8, 8, 8}, {"mx"}), "a_type is bf16"));
+  CHECK(Contains(names("i8", {8, 8, 8}, {"row", "tn"}), "layout is kTN"));
+  CHECK(Contains(names("bf16", {8, -2, 8}), "n is -2"));
+  CHECK(Contains(names("bf16", {8, 8, 8, 1, 1, 1}), "number of dims is 6"));
+  CHECK(Contains(names("bf16", {8, 8, 8}, {"nt"}), "features is nt"));
+}
+
 void TestEmpty() {
   NewContext("gfx942");
   for (gemm_args args : {Args(0, 8, 8), Args(8, 0, 8), Args(8, 8, 8, 0)}) {
@@ -675,6 +716,7 @@ int main() {
   aiter::TestPacking();
   aiter::TestManyBatches();
   aiter::TestTensorMaps();
+  aiter::TestProblems();
   aiter::TestEmpty();
   aiter::TestFailures();
   aiter::TestInvalidArguments();

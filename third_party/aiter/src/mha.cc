@@ -11,7 +11,7 @@
 #include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/launch.h"
-#include "third_party/aiter/src/core/plan_cache.h"
+#include "third_party/aiter/src/core/operation.h"
 #include "third_party/aiter/src/core/steps.h"
 #include "third_party/aiter/src/mha_launch.h"
 #include "third_party/aiter/src/mha_params.h"
@@ -321,163 +321,133 @@ MhaParams ParamsOf(const mha_bwd_args& a, const ProblemKey& key) {
   return p;
 }
 
-Status CheckPlan(const ProblemKey& key, const ProblemKey& plan) {
-  if (key == plan) return Status();
-  return Status(StatusCode::kFailedPrecondition,
-                "plan was made for other arguments: features, head dimensions "
-                "or data type differ");
-}
-
-// Plans of the calls that came without one.
-PlanCache<MhaFwdPlan>& FwdPlans() {
-  static auto* cache = new PlanCache<MhaFwdPlan>;
-  return *cache;
-}
-
-PlanCache<MhaBwdPlan>& BwdPlans() {
-  static auto* cache = new PlanCache<MhaBwdPlan>;
-  return *cache;
-}
-
 // Bytes of rows that lie `stride` elements apart.
 int64_t PackedBytes(int64_t rows, int64_t stride) {
   return rows * stride * kElementBytes;
 }
 
-}  // namespace
-
-Status mha_fwd_plan(const mha_fwd_args& args, MhaFwdPlan* plan) {
-  AITER_RETURN_IF_ERROR(CheckFwd(args));
-  plan->key = KeyOf(args);
-  return LoadSteps(plan->key, {{"mha_fwd", true, &plan->fwd}});
+// The key of a problem.
+Status MakeKey(const char* op, const Problem& problem, ProblemKey* key) {
+  AITER_RETURN_IF_ERROR(ProblemKeyOf(op, problem, 2, key));
+  // A packed batch has its sequences' starts.
+  if ((key->features & kMhaVarlen) != 0) key->features |= kMhaCuSeqlens;
+  return Status();
 }
 
-Status mha_bwd_plan(const mha_bwd_args& args, MhaBwdPlan* plan) {
-  AITER_RETURN_IF_ERROR(CheckBwd(args));
-  plan->key = KeyOf(args);
-  return LoadSteps(plan->key,
-                   {{"mha_bwd_delta", true, &plan->delta},
-                    {"mha_bwd_dkdv", true, &plan->dkdv},
-                    {"mha_bwd_dbias", args.dbias_ptr != nullptr, &plan->dbias},
-                    {"mha_bwd_dsink", args.d_sink_ptr != nullptr, &plan->dsink},
-                    {"mha_bwd_dq", true, &plan->dq}});
-}
+struct Fwd {
+  using Args = mha_fwd_args;
+  using Plan = KernelPlan;
 
-Status mha_fwd(const mha_fwd_args& args, const MhaFwdPlan& plan, void* stream) {
-  AITER_RETURN_IF_ERROR(CheckFwd(args));
-  ProblemKey key = KeyOf(args);
-  AITER_RETURN_IF_ERROR(CheckPlan(key, plan.key));
-  const Driver* driver;
-  AITER_RETURN_IF_ERROR(GetDriver(&driver));
-  MhaParams params = ParamsOf(args, key);
-  params.out_ptr = args.o_ptr;
-  params.lse_ptr = args.lse_ptr;
-  if (args.is_group_mode) {
-    // No block owns the rows between and after the sequences.
-    AITER_RETURN_IF_ERROR(FillZero(*driver, args.o_ptr,
-                                   PackedBytes(args.seqlen_q, args.stride_o),
-                                   stream));
-    AITER_RETURN_IF_ERROR(FillMinusInfinity(
-        *driver, args.lse_ptr, args.nhead_q * args.seqlen_q, stream));
+  static Status Check(const Args& a) { return CheckFwd(a); }
+
+  static ProblemKey KeyOf(const Args& a) { return aiter::KeyOf(a); }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    return MakeKey("mha_fwd", problem, key);
   }
-  if (args.batch == 0 || args.seqlen_q == 0) return Status();
-  return LaunchMha(*driver, plan.fwd, params, stream);
-}
 
-Status mha_bwd(const mha_bwd_args& args, const MhaBwdPlan& plan, void* stream) {
-  AITER_RETURN_IF_ERROR(CheckBwd(args));
-  ProblemKey key = KeyOf(args);
-  AITER_RETURN_IF_ERROR(CheckPlan(key, plan.key));
-  const Driver* driver;
-  AITER_RETURN_IF_ERROR(GetDriver(&driver));
-  MhaParams params = ParamsOf(args, key);
-  bool empty = args.batch == 0 || args.seqlen_q == 0;
-  if (args.is_group_mode || empty) {
-    // Packed: no block owns the rows between and after the sequences. Empty:
-    // no query touches any key.
-    int64_t batches = args.is_group_mode ? 1 : args.batch;
-    int64_t rows_q = batches * args.seqlen_q;
-    int64_t rows_k = batches * args.seqlen_k;
-    AITER_RETURN_IF_ERROR(FillZero(
-        *driver, args.dq_ptr, PackedBytes(rows_q, args.stride_dq), stream));
-    AITER_RETURN_IF_ERROR(FillZero(
-        *driver, args.dk_ptr, PackedBytes(rows_k, args.stride_dk), stream));
-    AITER_RETURN_IF_ERROR(FillZero(
-        *driver, args.dv_ptr, PackedBytes(rows_k, args.stride_dv), stream));
-    constexpr int64_t kFloatBytes = 4;
-    if (args.d_slopes_ptr != nullptr) {
-      AITER_RETURN_IF_ERROR(FillZero(*driver, args.d_slopes_ptr,
-                                     rows_q * args.nhead_q * kFloatBytes,
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    return steps->Add("mha_fwd", key, &plan->kernel);
+  }
+
+  static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
+                       void* stream) {
+    MhaParams params = ParamsOf(args, plan.key);
+    params.out_ptr = args.o_ptr;
+    params.lse_ptr = args.lse_ptr;
+    if (args.is_group_mode) {
+      // No block owns the rows between and after the sequences.
+      AITER_RETURN_IF_ERROR(FillZero(driver, args.o_ptr,
+                                     PackedBytes(args.seqlen_q, args.stride_o),
                                      stream));
+      AITER_RETURN_IF_ERROR(FillMinusInfinity(
+          driver, args.lse_ptr, args.nhead_q * args.seqlen_q, stream));
     }
-    if (args.dbias_ptr != nullptr) {
-      AITER_RETURN_IF_ERROR(FillZero(*driver, args.dbias_ptr,
-                                     args.bias_batch * args.bias_nhead *
-                                         args.seqlen_q * args.seqlen_k *
-                                         kFloatBytes,
-                                     stream));
+    if (args.batch == 0 || args.seqlen_q == 0) return Status();
+    return LaunchMha(driver, plan.kernel, params, stream);
+  }
+};
+
+struct Bwd {
+  using Args = mha_bwd_args;
+  using Plan = MhaBwdPlan;
+
+  static Status Check(const Args& a) { return CheckBwd(a); }
+
+  static ProblemKey KeyOf(const Args& a) { return aiter::KeyOf(a); }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    return MakeKey("mha_bwd", problem, key);
+  }
+
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", key, &plan->delta));
+    AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_dkdv", key, &plan->dkdv));
+    if ((key.features & kMhaDbias) != 0) {
+      AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_dbias", key, &plan->dbias));
+    }
+    if ((key.features & kMhaDsink) != 0) {
+      AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_dsink", key, &plan->dsink));
+    }
+    return steps->Add("mha_bwd_dq", key, &plan->dq);
+  }
+
+  static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
+                       void* stream) {
+    MhaParams params = ParamsOf(args, plan.key);
+    bool empty = args.batch == 0 || args.seqlen_q == 0;
+    if (args.is_group_mode || empty) {
+      // Packed: no block owns the rows between and after the sequences. Empty:
+      // no query touches any key.
+      int64_t batches = args.is_group_mode ? 1 : args.batch;
+      int64_t rows_q = batches * args.seqlen_q;
+      int64_t rows_k = batches * args.seqlen_k;
+      AITER_RETURN_IF_ERROR(FillZero(
+          driver, args.dq_ptr, PackedBytes(rows_q, args.stride_dq), stream));
+      AITER_RETURN_IF_ERROR(FillZero(
+          driver, args.dk_ptr, PackedBytes(rows_k, args.stride_dk), stream));
+      AITER_RETURN_IF_ERROR(FillZero(
+          driver, args.dv_ptr, PackedBytes(rows_k, args.stride_dv), stream));
+      constexpr int64_t kFloatBytes = 4;
+      if (args.d_slopes_ptr != nullptr) {
+        AITER_RETURN_IF_ERROR(FillZero(driver, args.d_slopes_ptr,
+                                       rows_q * args.nhead_q * kFloatBytes,
+                                       stream));
+      }
+      if (args.dbias_ptr != nullptr) {
+        AITER_RETURN_IF_ERROR(FillZero(driver, args.dbias_ptr,
+                                       args.bias_batch * args.bias_nhead *
+                                           args.seqlen_q * args.seqlen_k *
+                                           kFloatBytes,
+                                       stream));
+      }
+      if (args.d_sink_ptr != nullptr) {
+        AITER_RETURN_IF_ERROR(FillZero(driver, args.d_sink_ptr,
+                                       args.batch * args.nhead_q * kFloatBytes,
+                                       stream));
+      }
+    }
+    if (empty) return Status();
+    AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.delta, params, stream));
+    if (args.seqlen_k > 0) {
+      AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.dkdv, params, stream));
+      if (args.dbias_ptr != nullptr) {
+        AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.dbias, params, stream));
+      }
     }
     if (args.d_sink_ptr != nullptr) {
-      AITER_RETURN_IF_ERROR(FillZero(*driver, args.d_sink_ptr,
-                                     args.batch * args.nhead_q * kFloatBytes,
-                                     stream));
+      AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.dsink, params, stream));
     }
+    // With slopes the kernel writes their gradient, wanted or not. It is the
+    // last to read delta, each block its own rows before it writes them.
+    if (args.d_slopes_ptr == nullptr) params.d_slopes_ptr = args.d_ptr;
+    return LaunchMha(driver, plan.dq, params, stream);
   }
-  if (empty) return Status();
-  AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.delta, params, stream));
-  if (args.seqlen_k > 0) {
-    AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.dkdv, params, stream));
-    if (args.dbias_ptr != nullptr) {
-      AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.dbias, params, stream));
-    }
-  }
-  if (args.d_sink_ptr != nullptr) {
-    AITER_RETURN_IF_ERROR(LaunchMha(*driver, plan.dsink, params, stream));
-  }
-  // With slopes the kernel writes their gradient, wanted or not. It is the last
-  // to read delta, each block its own rows before it writes them.
-  if (args.d_slopes_ptr == nullptr) params.d_slopes_ptr = args.d_ptr;
-  return LaunchMha(*driver, plan.dq, params, stream);
-}
+};
 
-Status mha_fwd_prepare(const mha_fwd_args& args) {
-  const MhaFwdPlan* plan;
-  return FwdPlans().FindOrMake(args, KeyOf(args), &mha_fwd_plan, &plan);
-}
+}  // namespace
 
-Status mha_bwd_prepare(const mha_bwd_args& args) {
-  const MhaBwdPlan* plan;
-  return BwdPlans().FindOrMake(args, KeyOf(args), &mha_bwd_plan, &plan);
-}
-
-Status mha_fwd(const mha_fwd_args& args, void* stream) {
-  const MhaFwdPlan* plan;
-  AITER_RETURN_IF_ERROR(
-      FwdPlans().FindOrMake(args, KeyOf(args), &mha_fwd_plan, &plan));
-  return mha_fwd(args, *plan, stream);
-}
-
-Status mha_bwd(const mha_bwd_args& args, void* stream) {
-  const MhaBwdPlan* plan;
-  AITER_RETURN_IF_ERROR(
-      BwdPlans().FindOrMake(args, KeyOf(args), &mha_bwd_plan, &plan));
-  return mha_bwd(args, *plan, stream);
-}
-
-Status mha_fwd_kernels(const mha_fwd_args& args, const std::string& arch,
-                       std::vector<std::string>* names) {
-  AITER_RETURN_IF_ERROR(CheckFwd(args));
-  return NameSteps(KeyOf(args), arch, {"mha_fwd"}, names);
-}
-
-Status mha_bwd_kernels(const mha_bwd_args& args, const std::string& arch,
-                       std::vector<std::string>* names) {
-  AITER_RETURN_IF_ERROR(CheckBwd(args));
-  std::vector<const char*> ops = {"mha_bwd_delta", "mha_bwd_dkdv"};
-  if (args.dbias_ptr != nullptr) ops.push_back("mha_bwd_dbias");
-  if (args.d_sink_ptr != nullptr) ops.push_back("mha_bwd_dsink");
-  ops.push_back("mha_bwd_dq");
-  return NameSteps(KeyOf(args), arch, ops, names);
-}
+AITER_DEFINE_OPERATION(mha_fwd, Fwd);
+AITER_DEFINE_OPERATION(mha_bwd, Bwd);
 
 }  // namespace aiter

@@ -549,7 +549,7 @@ void TestInvalidArguments() {
   CHECK(Contains(mha_bwd(bwd, nullptr).message(), "dq_ptr is not aligned"));
 
   // A plan serves no other problem.
-  MhaFwdPlan plan;
+  KernelPlan plan;
   CHECK_OK(mha_fwd_plan(FwdArgs(128, 128), &plan));
   CHECK(mha_fwd(FwdArgs(64, 64), plan, nullptr).code() ==
         StatusCode::kFailedPrecondition);

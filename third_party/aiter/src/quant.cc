@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "third_party/aiter/src/core/check.h"
@@ -11,7 +12,7 @@
 #include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/launch.h"
-#include "third_party/aiter/src/core/plan_cache.h"
+#include "third_party/aiter/src/core/operation.h"
 #include "third_party/aiter/src/core/select.h"
 #include "third_party/aiter/src/core/steps.h"
 #include "third_party/aiter/src/quant_params.h"
@@ -24,16 +25,6 @@ constexpr int64_t kMaxSize = INT32_MAX - 8192;
 constexpr int64_t kColsMultiple = 16;
 constexpr int64_t kShuffledRows = 32;
 constexpr int64_t kShuffledCols = 8;
-
-bool IsGroupKernel(QuantScale per, bool is_static) {
-  return per == QuantScale::kGroup || (per == QuantScale::kRow && is_static);
-}
-
-const char* OpOf(QuantScale per, bool is_static) {
-  if (IsGroupKernel(per, is_static)) return "quant_group";
-  if (per == QuantScale::kBlock) return "quant_block";
-  return per == QuantScale::kRow ? "quant_row" : "quant_amax";
-}
 
 Status CheckTypes(const quant_args& a) {
   if (a.data_type > DataType::kFp32) {
@@ -71,7 +62,8 @@ Status CheckTypes(const quant_args& a) {
 
 // Rows and columns of scales that are not padding.
 int64_t ScaleRows(const quant_args& a) {
-  return a.per == QuantScale::kBlock ? CeilDiv(a.rows, kQuantBlock) : a.rows;
+  return a.per == QuantScale::kBlock ? CeilDiv(a.rows, kQuantBlockSize)
+                                     : a.rows;
 }
 
 int64_t ScaleCols(const quant_args& a) {
@@ -81,7 +73,7 @@ int64_t ScaleCols(const quant_args& a) {
     case QuantScale::kGroup:
       return CeilDiv(a.cols, a.group);
     case QuantScale::kBlock:
-      return CeilDiv(a.cols, kQuantBlock);
+      return CeilDiv(a.cols, kQuantBlockSize);
     case QuantScale::kAmax:
       return CeilDiv(a.cols, kAmaxCols);
   }
@@ -143,23 +135,6 @@ Status CheckQuant(const quant_args& a) {
                        {"scale_ptr", a.scale_ptr}});
 }
 
-// The kernel depends on the columns of a row alone that it may hold.
-ProblemKey KeyOf(QuantScale per, bool is_static, DataType type, int64_t cols) {
-  ProblemKey key;
-  key.data_type = type;
-  key.features = IsGroupKernel(per, is_static)
-                     ? static_cast<uint32_t>(QuantScale::kGroup)
-                     : static_cast<uint32_t>(per);
-  if (key.features == static_cast<uint32_t>(QuantScale::kRow)) {
-    key.dims[0] = static_cast<int32_t>(cols);
-  }
-  return key;
-}
-
-ProblemKey KeyOf(const quant_args& a) {
-  return KeyOf(a.per, a.scale_in_ptr != nullptr, a.data_type, a.cols);
-}
-
 QuantParams ParamsOf(const quant_args& a) {
   QuantParams p;
   p.x_ptr = a.x_ptr;
@@ -189,87 +164,87 @@ QuantParams ParamsOf(const quant_args& a) {
   return p;
 }
 
-Status LaunchQuant(const quant_args& a, const LoadedKernel& loaded,
-                   void* stream) {
-  const Driver* driver;
-  AITER_RETURN_IF_ERROR(GetDriver(&driver));
-  const KernelInfo& kernel = *loaded.info;
-  QuantParams params = ParamsOf(a);
-  int64_t batch = a.batch;
-  int64_t rows = a.rows;
-  int64_t cols = a.cols;
-  bool is_row = a.per == QuantScale::kRow && a.scale_in_ptr == nullptr;
-  if (is_row || a.per == QuantScale::kAmax) {
-    // Each row is by itself, whichever matrix it is of.
-    rows *= batch;
-    batch = 1;
-    AITER_RETURN_IF_ERROR(CheckRange("batch * rows", rows, 0, kMaxSize));
-    params.rows = static_cast<int32_t>(rows);
-  }
-  if (a.scale_is_shuffled) {
-    rows = a.scale_rows;
-    cols = std::max(cols, a.scale_cols * a.group);
-  }
-  if (!is_row) {
-    int64_t tiles_m = CeilDiv(rows, kernel.tile_m);
-    int64_t tiles_n = CeilDiv(cols, kernel.tile_n);
-    AITER_RETURN_IF_ERROR(
-        CheckRange("tiles", tiles_m * tiles_n, 0, kMaxSize / batch));
-    params.batch = static_cast<int32_t>(batch);
-    params.tiles_m = static_cast<int32_t>(tiles_m);
-    params.tiles_n = static_cast<int32_t>(tiles_n);
-  }
-  return LaunchKernel(*driver, loaded, &params, stream);
+// The operation of the kernels that serve a key.
+const char* OpOf(const ProblemKey& key) {
+  if ((key.features & (kQuantGroup | kQuantStatic)) != 0) return "quant_group";
+  if ((key.features & kQuantBlock) != 0) return "quant_block";
+  return (key.features & kQuantAmax) != 0 ? "quant_amax" : "quant_row";
 }
 
-PlanCache<QuantPlan>& Plans() {
-  static auto* cache = new PlanCache<QuantPlan>;
-  return *cache;
+// A kernel holds a row of so many columns or any; those of tiles know no rows.
+ProblemKey WithoutUnused(ProblemKey key) {
+  if (std::strcmp(OpOf(key), "quant_row") != 0) key.dims[0] = 0;
+  return key;
 }
+
+struct Quant {
+  using Args = quant_args;
+  using Plan = KernelPlan;
+
+  static Status Check(const Args& a) { return CheckQuant(a); }
+
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key;
+    key.data_type = a.data_type;
+    key.dims[0] = static_cast<int32_t>(a.cols);
+    auto flag = [&key](bool condition, uint32_t bit) {
+      if (condition) key.features |= bit;
+    };
+    flag(a.scale_in_ptr != nullptr, kQuantStatic);
+    flag(a.per == QuantScale::kGroup, kQuantGroup);
+    flag(a.per == QuantScale::kBlock, kQuantBlock);
+    flag(a.per == QuantScale::kAmax, kQuantAmax);
+    return WithoutUnused(key);
+  }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    AITER_RETURN_IF_ERROR(ProblemKeyOf("quant", problem, 1, key));
+    *key = WithoutUnused(*key);
+    return Status();
+  }
+
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    return steps->Add(OpOf(key), key, &plan->kernel);
+  }
+
+  static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
+                       void* stream) {
+    if (a.batch == 0 || a.rows == 0 || a.cols == 0) return Status();
+    const KernelInfo& kernel = *plan.kernel.info;
+    QuantParams params = ParamsOf(a);
+    int64_t batch = a.batch;
+    int64_t rows = a.rows;
+    int64_t cols = a.cols;
+    bool is_row = a.per == QuantScale::kRow && a.scale_in_ptr == nullptr;
+    if (is_row || a.per == QuantScale::kAmax) {
+      // Each row is by itself, whichever matrix it is of.
+      rows *= batch;
+      batch = 1;
+      AITER_RETURN_IF_ERROR(CheckRange("batch * rows", rows, 0, kMaxSize));
+      params.rows = static_cast<int32_t>(rows);
+    }
+    if (a.scale_is_shuffled) {
+      rows = a.scale_rows;
+      cols = std::max(cols, a.scale_cols * a.group);
+    }
+    if (!is_row) {
+      int64_t tiles_m = CeilDiv(rows, kernel.tile_m);
+      int64_t tiles_n = CeilDiv(cols, kernel.tile_n);
+      AITER_RETURN_IF_ERROR(
+          CheckRange("tiles", tiles_m * tiles_n, 0, kMaxSize / batch));
+      params.batch = static_cast<int32_t>(batch);
+      params.tiles_m = static_cast<int32_t>(tiles_m);
+      params.tiles_n = static_cast<int32_t>(tiles_n);
+    }
+    return LaunchKernel(driver, plan.kernel, &params, stream);
+  }
+};
 
 }  // namespace
 
 static_assert(kKindE2m1 == static_cast<int32_t>(DataType::kE2m1) -
                                static_cast<int32_t>(DataType::kI8));
 
-Status quant_plan(const quant_args& args, QuantPlan* plan) {
-  AITER_RETURN_IF_ERROR(CheckQuant(args));
-  plan->key = KeyOf(args);
-  ProblemKey problem = plan->key;
-  problem.features = 0;  // It says which kernel, and asks nothing of it.
-  return LoadSteps(problem, {{OpOf(args.per, args.scale_in_ptr != nullptr),
-                              true, &plan->kernel}});
-}
-
-Status quant(const quant_args& args, const QuantPlan& plan, void* stream) {
-  AITER_RETURN_IF_ERROR(CheckQuant(args));
-  if (KeyOf(args) != plan.key) {
-    return Status(StatusCode::kFailedPrecondition,
-                  "plan was made for other arguments: per, columns or data "
-                  "type differ");
-  }
-  bool empty = args.batch == 0 || args.rows == 0 || args.cols == 0;
-  return empty ? Status() : LaunchQuant(args, plan.kernel, stream);
-}
-
-Status quant(const quant_args& args, void* stream) {
-  const QuantPlan* plan;
-  AITER_RETURN_IF_ERROR(
-      Plans().FindOrMake(args, KeyOf(args), &quant_plan, &plan));
-  return quant(args, *plan, stream);
-}
-
-Status quant_prepare(const quant_args& args) {
-  const QuantPlan* plan;
-  return Plans().FindOrMake(args, KeyOf(args), &quant_plan, &plan);
-}
-
-Status quant_kernels(QuantScale per, DataType data_type, int64_t cols,
-                     const std::string& arch, std::vector<std::string>* names) {
-  AITER_RETURN_IF_ERROR(CheckRange("cols", cols, 0, kMaxSize));
-  ProblemKey key = KeyOf(per, /*is_static=*/false, data_type, cols);
-  key.features = 0;
-  return NameSteps(key, arch, {OpOf(per, /*is_static=*/false)}, names);
-}
+AITER_DEFINE_OPERATION(quant, Quant);
 
 }  // namespace aiter

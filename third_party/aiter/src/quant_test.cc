@@ -87,8 +87,7 @@ void TestSelection() {
         {4097, "row_any"}}) {
     CHECK(Run(Rows(1, 8, cols)).kernel == kernel);
     std::vector<std::string> names;
-    CHECK_OK(quant_kernels(QuantScale::kRow, DataType::kBf16, cols, "gfx942",
-                           &names));
+    CHECK_OK(quant_kernels({"bf16", {cols}, {}}, "gfx942", &names));
     CHECK(names == std::vector<std::string>{kernel});
   }
   CHECK(Run(Groups(1, 8, 300)).kernel == "group");
@@ -102,8 +101,17 @@ void TestSelection() {
   CHECK(launch.As<QuantParams>().flags == (kQuantStatic | kQuantAligned));
 
   std::vector<std::string> names;
-  Status status =
-      quant_kernels(QuantScale::kRow, DataType::kFp16, 8, "gfx942", &names);
+  for (auto [features, kernel] :
+       std::vector<std::pair<std::vector<std::string>, const char*>>{
+           {{}, "row_any"},
+           {{"static"}, "group"},
+           {{"group"}, "group"},
+           {{"block"}, "block"},
+           {{"amax"}, "amax"}}) {
+    CHECK_OK(quant_kernels({"bf16", {-1}, features}, "gfx942", &names));
+    CHECK(names == std::vector<std::string>{kernel});
+  }
+  Status status = quant_kernels({"fp16", {8}, {}}, "gfx942", &names);
   CHECK(status.code() == StatusCode::kUnimplemented);
   CHECK(Contains(status.message(), "quant_row") &&
         Contains(status.message(), "fp16"));
@@ -213,7 +221,7 @@ void TestInvalidArguments() {
   CHECK(status.code() == StatusCode::kInvalidArgument);
   CHECK(Contains(status.message(), "tiles is"));
 
-  QuantPlan plan;
+  KernelPlan plan;
   CHECK_OK(quant_plan(good, &plan));
   CHECK(quant(Rows(1, 8, 256), plan, nullptr).code() ==
         StatusCode::kFailedPrecondition);

@@ -28,10 +28,10 @@ _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
 
 def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
              dlse: bool = False) -> tuple[str, ...]:
-  """What a call asks of a kernel, by the names that `_aiter` knows."""
+  """What a call asks of a kernel, by its family's names."""
   length_limits = x.cu_seqlens_q is not None or x.cu_seqlens_k is not None
   asked = dict(
-      bias=x.bias is not None,
+      varlen=x.packed, bias=x.bias is not None,
       bias_f32=x.bias is not None and x.bias.dtype != x.q.dtype,
       alibi=x.alibi_slopes is not None, sink=x.sink is not None,
       dropout=x.dropout_state is not None,
@@ -41,17 +41,18 @@ def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
       window=cfg.window_left >= 0 or cfg.window_right >= 0,
       min_seqlen=cfg.min_seqlen_q > 0, dlse=dlse)
   if wanted is not None:
-    asked.update(wanted._asdict())
+    asked.update(dbias=wanted.dbias, dsink=wanted.dsink)
   return tuple(name for name, on in asked.items() if on)
 
 
 @functools.cache
-def _unserved(platform: str, backward: bool, dtype: str, packed: bool,
+def _unserved(platform: str, backward: bool, dtype: str,
               hdim_q: int, hdim_v: int, asked: tuple[str, ...]) -> str | None:
   """Why the devices of this process cannot run a kernel for a call, or None."""
   return dispatch.unserved(
-      platform, dtype, _DTYPES, lambda module, arch, name: module.mha_kernels(
-          backward, arch, name, packed, hdim_q, hdim_v, list(asked)))
+      platform, dtype, _DTYPES, lambda module, arch, name: module.kernels(
+          "mha_bwd" if backward else "mha_fwd", arch, name, [hdim_q, hdim_v],
+          asked))
 
 
 def _round_up(n: int) -> int:
@@ -64,7 +65,7 @@ def _dispatch(backward: bool, x: Operands, asked, kernel, fallback, *args):
     return fallback(*args)
   return dispatch.dispatch(
       lambda platform: _unserved(
-          platform, backward, x.q.dtype.name, x.packed,
+          platform, backward, x.q.dtype.name,
           _round_up(x.q.shape[-1]), _round_up(x.v.shape[-1]), asked),
       kernel, fallback, *args)
 

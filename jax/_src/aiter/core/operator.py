@@ -37,6 +37,7 @@ from jax.custom_derivatives import SymbolicZero
 import jax
 from jax import lax
 from jax._src.aiter.core import dispatch
+from jax._src.aiter.core.dims import is_known
 from jax._src.aiter.core.linear import linear_map
 from jax._src.aiter.core.partition import (
     in_auto_mode,
@@ -51,7 +52,7 @@ class Key(NamedTuple):
   """What a call asks of the kernels, as `_aiter.kernels` takes it; hashable.
 
   Attributes:
-    op: as in a row of configs.
+    op: the operation, whose target it is.
     dtype: a JAX dtype's name.
     dims: sizes that choose among rows.
     features: by the names in the family's declaration.
@@ -73,14 +74,6 @@ class FfiCall(NamedTuple):
     return jax.ffi.ffi_call(
         gpu_aiter.target(self.platform, self.target), results,
         input_output_aliases=self.aliases)(*operands, **attributes)
-
-
-def _kernels(module, arch: str, dtype: str, key: Key):
-  op, _, dims, features = key
-  if op.startswith("quant_"):
-    per = ("row", "group", "block", "amax").index(op.removeprefix("quant_"))
-    return module.quant_kernels(per, arch, dtype, *dims)
-  return module.kernels(op, arch, dtype, dims, features)
 
 
 def operator(
@@ -126,7 +119,9 @@ def operator(
   def unserved(platform, key):
     return dispatch.unserved(
         platform, key.dtype, dtypes,
-        lambda module, arch, dtype: _kernels(module, arch, dtype, key))
+        lambda module, arch, dtype: module.kernels(
+            key.op, arch, dtype, [d if is_known(d) else -1 for d in key.dims],
+            key.features))
 
   def run(cfg, *args):
     key = serves(cfg, *args)

@@ -26,6 +26,7 @@ from jax.sharding import PartitionSpec
 import jax
 from jax import lax
 from jax._src.aiter.core import dispatch, rounding
+from jax._src.aiter.core.dims import is_known
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.partition import (
     axes_of_arguments,
@@ -193,15 +194,25 @@ def split_bound(batch: int, m: int, n: int, k: int) -> int:
   return max(1, min(_MAX_SPLITS, -(-k // 256), fits))
 
 
+def features(layout: str, scaling: str, a_dtype: str,
+             b_dtype: str) -> tuple[str, ...]:
+  """What a product asks of a kernel, by its family's names."""
+  asked = {"block_t": "block"}.get(scaling, scaling), layout
+  fnuz = [f"{name}_fnuz" for name, dtype in (("a", a_dtype), ("b", b_dtype))
+          if dtype == "float8_e4m3fnuz" and a_dtype != b_dtype]
+  return *(name for name in asked if name not in ("none", "nt")), *fnuz
+
+
 @functools.cache
 def _unserved(platform: str, layout: str, scaling: str, a_dtype: str,
               b_dtype: str, sizes: tuple[int, ...]) -> str | None:
   """Why the devices of this process cannot run a kernel for a call, or None."""
+  batch, *mnk = (size if is_known(size) else -1 for size in sizes)
   return dispatch.unserved(
       platform, a_dtype, _DTYPES,
-      lambda module, arch, name: module.gemm_kernels(
-          _LAYOUTS.index(layout), _SCALINGS.index(scaling), arch, name,
-          _DTYPES[b_dtype], *sizes))
+      lambda module, arch, name: module.kernels(
+          "gemm", arch, name, [*mnk, batch],
+          features(layout, scaling, a_dtype, b_dtype)))
 
 
 def _with_scale(cfg: Config, t, lead, scale, scale_lead):

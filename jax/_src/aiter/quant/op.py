@@ -200,8 +200,9 @@ def _serves(cfg: Config, operands: Operands) -> Key | None:
   x = operands.x
   if x.size == 0:
     return None
-  return Key(f"quant_{cfg.per}", x.dtype.name,
-             (x.shape[-1] * (x.shape[-2] if cfg.tiled else 1),))
+  return Key("quant", x.dtype.name,
+             (x.shape[-1] * (x.shape[-2] if cfg.tiled else 1),),
+             () if cfg.per == "row" else (cfg.per,))
 
 
 def _specs(cfg: Config, operands: Operands):

@@ -3,15 +3,17 @@
 // Matrix products with fp32 or int32 sums, plain or of quantised operands, on
 // AMD and NVIDIA GPUs.
 //
-// Calls, plans, streams and devices are as in mha.h.
+// Calls are as in operation.h, streams and devices as in mha.h.
 #ifndef AITER_GEMM_H_
 #define AITER_GEMM_H_
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "aiter/kernel.h"
+#include "aiter/operation.h"
 #include "aiter/status.h"
 
 namespace aiter {
@@ -78,9 +80,9 @@ struct gemm_args {
   void* workspace_ptr = nullptr;
   int64_t workspace_bytes = 0;
 
-  // For tuning. The kernel to use, and the number of parts of k; null and 0
+  // For tuning. The kernel to use, and the number of parts of k; none and 0
   // leave them to the library.
-  const char* kernel = nullptr;
+  std::string_view kernel;
   int64_t splits = 0;
 };
 
@@ -112,22 +114,12 @@ struct GemmPlan {
   int32_t multiprocessors = 0;  // Of the device.
 };
 
-// Checks the arguments, picks the kernels for the current device and loads
-// them. A call without results needs none.
-Status gemm_plan(const gemm_args& args, GemmPlan* plan);
-
-// Packs the arguments and launches on `stream`.
-Status gemm(const gemm_args& args, const GemmPlan& plan, void* stream);
-
-// As above, with a plan that the library makes at the first such call in a
-// context and keeps. `prepare` makes it and launches nothing.
-Status gemm(const gemm_args& args, void* stream);
-Status gemm_prepare(const gemm_args& args);
-
-// Names of the kernels that the call would use on a device of architecture
-// `arch`, in launch order. Needs no device.
-Status gemm_kernels(const gemm_args& args, const std::string& arch,
-                    std::vector<std::string>* names);
+// The sizes of a problem are m, n, k, batch (1 if not told) and the parts of k
+// that the workspace has room for (1). Its data type is a's, and b's but with
+// the features a_fnuz or b_fnuz, which say which of the two is e4m3fnuz and
+// which e4m3fn. Further features: nn or tn; row, block or mx; out_f32 or
+// out_fp16.
+AITER_OPERATION(gemm, gemm_args, GemmPlan);
 
 // A choice for a call: the kernel, and into how many parts it divides k.
 struct GemmChoice {
@@ -139,6 +131,8 @@ struct GemmChoice {
 // architecture `arch`, each with every number of parts that makes sense, the
 // library's own choice first. Needs no device.
 Status gemm_choices(const gemm_args& args, const std::string& arch,
+                    std::vector<GemmChoice>* choices);
+Status gemm_choices(const Problem& problem, const std::string& arch,
                     std::vector<GemmChoice>* choices);
 
 }  // namespace aiter

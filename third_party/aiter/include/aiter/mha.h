@@ -10,7 +10,7 @@
 // Two ways to call, both thread-safe:
 //   Status s = aiter::mha_fwd(args, stream);  // keeps its plan for later calls
 //
-//   aiter::MhaFwdPlan plan;                   // or the caller keeps it
+//   aiter::KernelPlan plan;                   // or the caller keeps it
 //   Status s = aiter::mha_fwd_plan(args, &plan);
 //   s = aiter::mha_fwd(args, plan, stream);
 //
@@ -25,11 +25,9 @@
 #define AITER_MHA_H_
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "aiter/kernel.h"
-#include "aiter/status.h"
+#include "aiter/operation.h"
 
 namespace aiter {
 
@@ -139,13 +137,8 @@ struct mha_bwd_args : mha_args {
   int64_t stride_dv = 0, nhead_stride_dv = 0, batch_stride_dv = 0;
 };
 
-// Loaded kernels of a forward call, valid in the context that was current when
+// Loaded kernels of a backward call, valid in the context that was current when
 // it was made. Trivially copyable; nothing to release.
-struct MhaFwdPlan {
-  ProblemKey key;
-  LoadedKernel fwd;
-};
-
 struct MhaBwdPlan {
   ProblemKey key;
   LoadedKernel delta;
@@ -155,28 +148,9 @@ struct MhaBwdPlan {
   LoadedKernel dq;
 };
 
-// Checks the arguments, picks the kernels for the current device and loads
-// them. Pointers are only looked at for presence and alignment.
-Status mha_fwd_plan(const mha_fwd_args& args, MhaFwdPlan* plan);
-Status mha_bwd_plan(const mha_bwd_args& args, MhaBwdPlan* plan);
-
-// Packs the arguments and launches on `stream`.
-Status mha_fwd(const mha_fwd_args& args, const MhaFwdPlan& plan, void* stream);
-Status mha_bwd(const mha_bwd_args& args, const MhaBwdPlan& plan, void* stream);
-
-// As above, with a plan that the library makes at the first such call in a
-// context and keeps. `prepare` makes it and launches nothing.
-Status mha_fwd(const mha_fwd_args& args, void* stream);
-Status mha_bwd(const mha_bwd_args& args, void* stream);
-Status mha_fwd_prepare(const mha_fwd_args& args);
-Status mha_bwd_prepare(const mha_bwd_args& args);
-
-// Names of the kernels that the call would use on a device of architecture
-// `arch` ("gfx942", "sm_90"), in launch order. Needs no device.
-Status mha_fwd_kernels(const mha_fwd_args& args, const std::string& arch,
-                       std::vector<std::string>* names);
-Status mha_bwd_kernels(const mha_bwd_args& args, const std::string& arch,
-                       std::vector<std::string>* names);
+// The sizes of a problem are hdim_q and hdim_v.
+AITER_OPERATION(mha_fwd, mha_fwd_args, KernelPlan);
+AITER_OPERATION(mha_bwd, mha_bwd_args, MhaBwdPlan);
 
 }  // namespace aiter
 

@@ -44,11 +44,14 @@ struct OperationOf;
 //     such call in a context and keeps; op_prepare makes it, and no more.
 // op_kernels: the names of the kernels that a call would launch on a device of
 //     architecture `arch` ("gfx942", "sm_90"), in that order. Needs no device.
+//     Pointers count as in op_plan; a problem has none.
 #define AITER_OPERATION(op, Args, Plan)                                     \
   Status op##_plan(const Args& args, Plan* plan);                           \
   Status op(const Args& args, const Plan& plan, void* stream);              \
   Status op(const Args& args, void* stream);                                \
   Status op##_prepare(const Args& args);                                    \
+  Status op##_kernels(const Args& args, const std::string& arch,            \
+                      std::vector<std::string>* names);                     \
   Status op##_kernels(const Problem& problem, const std::string& arch,      \
                       std::vector<std::string>* names);                     \
   template <>                                                               \

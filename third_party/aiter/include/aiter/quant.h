@@ -2,16 +2,14 @@
 
 // Quantisers: rows, groups and blocks to int8, fp8 and MXFP4.
 //
-// Calls, plans, streams and devices are as in mha.h.
+// Calls are as in operation.h, streams and devices as in mha.h.
 #ifndef AITER_QUANT_H_
 #define AITER_QUANT_H_
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "aiter/kernel.h"
-#include "aiter/status.h"
+#include "aiter/operation.h"
 
 namespace aiter {
 
@@ -26,7 +24,7 @@ enum class QuantScale : int32_t {
 };
 
 inline constexpr int64_t kAmaxCols = 4096;
-inline constexpr int64_t kQuantBlock = 128;
+inline constexpr int64_t kQuantBlockSize = 128;
 
 // How an e8m0 scale comes of the largest magnitude: kernels/core/rounding.py.
 enum class MxRounding : int32_t { kDown = 0, kUp = 1, kEven = 2, kCeil = 3 };
@@ -69,20 +67,9 @@ struct quant_args {
   bool scale_is_shuffled = false;
 };
 
-struct QuantPlan {
-  ProblemKey key;
-  LoadedKernel kernel;
-};
-
-Status quant_plan(const quant_args& args, QuantPlan* plan);
-Status quant(const quant_args& args, const QuantPlan& plan, void* stream);
-Status quant(const quant_args& args, void* stream);
-Status quant_prepare(const quant_args& args);
-
-// Name of the kernel that a call would use on a device of architecture `arch`.
-// Needs no device.
-Status quant_kernels(QuantScale per, DataType data_type, int64_t cols,
-                     const std::string& arch, std::vector<std::string>* names);
+// The size of a problem is cols. Its features say what a scale is for, if not a
+// row: group, block or amax; static, that scales are given.
+AITER_OPERATION(quant, quant_args, KernelPlan);
 
 }  // namespace aiter
 

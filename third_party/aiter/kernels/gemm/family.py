@@ -15,8 +15,9 @@ FEATURES = {
     # row_scaled, whole sums are to be scaled as gemm_row does.
     **flags("bias bias_f32 out_fp16 out_f32 a_fnuz b_fnuz sum_i32 row_scaled"),
     # unaligned: rows of operands that do not begin at multiples of 16 bytes or
-    # lie too far apart, and parts of rows.
-    **selecting("unaligned batched"),
+    # lie too far apart, and parts of rows. Layouts and scales as the operations
+    # have them: nn, tn, row, block, mx.
+    **selecting("unaligned batched nn tn row block mx"),
 }
 
 

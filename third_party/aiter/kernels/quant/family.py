@@ -2,12 +2,20 @@
 """The quantisers' family, as the ahead-of-time compiler sees it."""
 
 from third_party.aiter.aot.archs import ARCHS
-from third_party.aiter.aot.family import Family, Op, flags, points_to
+from third_party.aiter.aot.family import (
+    Family,
+    Op,
+    flags,
+    points_to,
+    selecting,
+)
 
 # smooth: x is multiplied by a factor for each column; static: scales are given,
 # one a row; e8m0: scales are e8m0, not float32; shuffled: they lie as scaled
 # MFMA takes them; aligned: there are a multiple of 16 columns.
-FEATURES = flags("smooth static e8m0 shuffled aligned")
+# What a scale is for, if not a row, only selects: group, block, amax.
+FEATURES = {**flags("smooth static e8m0 shuffled aligned"),
+            **selecting("group block amax")}
 
 
 def _constants(row):

@@ -79,9 +79,21 @@ class Operation {
 
   static Status Kernels(const Problem& problem, const std::string& arch,
                         std::vector<std::string>* names) {
-    names->clear();
     Key key;
     AITER_RETURN_IF_ERROR(Op::KeyOf(problem, &key));
+    return KernelsFor(key, arch, names);
+  }
+
+  static Status Kernels(const Args& args, const std::string& arch,
+                        std::vector<std::string>* names) {
+    AITER_RETURN_IF_ERROR(Op::Check(args));
+    return KernelsFor(Op::KeyOf(args), arch, names);
+  }
+
+ private:
+  static Status KernelsFor(const Key& key, const std::string& arch,
+                           std::vector<std::string>* names) {
+    names->clear();
     Plan plan;
     Steps steps(arch);
     AITER_RETURN_IF_ERROR(Op::Choose(key, &steps, &plan));
@@ -89,7 +101,6 @@ class Operation {
     return Status();
   }
 
- private:
   static Status PlanFor(const Key& key, Plan* plan) {
     *plan = Plan();
     plan->key = key;
@@ -126,6 +137,10 @@ class Operation {
   }                                                                     \
   Status op##_prepare(const Op::Args& args) {                           \
     return Operation<Op>::Prepare(args);                                \
+  }                                                                     \
+  Status op##_kernels(const Op::Args& args, const std::string& arch,    \
+                      std::vector<std::string>* names) {                \
+    return Operation<Op>::Kernels(args, arch, names);                   \
   }                                                                     \
   Status op##_kernels(const Problem& problem, const std::string& arch,  \
                       std::vector<std::string>* names) {                \

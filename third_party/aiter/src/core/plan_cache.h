@@ -27,12 +27,6 @@ class PlanCache {
   // there is none yet. It lives as long as the cache.
   Status FindOrMake(const Key& key, Status (*make)(const Key&, Plan*),
                     const Plan** plan) {
-    return FindOrMake(key, key, make, plan);
-  }
-
-  template <typename Args>
-  Status FindOrMake(const Args& args, const Key& key,
-                    Status (*make)(const Args&, Plan*), const Plan** plan) {
     Context* context;
     AITER_RETURN_IF_ERROR(Context::Current(&context));
     std::atomic<Node*>& bucket = buckets_[Hash(context->id(), key)];
@@ -41,7 +35,7 @@ class PlanCache {
     std::lock_guard<std::mutex> lock(mutex_);
     if ((*plan = Find(bucket, context->id(), key)) != nullptr) return Status();
     Plan made;
-    AITER_RETURN_IF_ERROR(make(args, &made));
+    AITER_RETURN_IF_ERROR(make(key, &made));
     Node* node = new (std::nothrow)
         Node{context->id(), made, bucket.load(std::memory_order_relaxed)};
     if (node == nullptr) {

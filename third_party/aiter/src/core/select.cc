@@ -41,7 +41,7 @@ const FamilyInfo* FamilyOf(const std::string& op) {
   const FamilyInfo* best = nullptr;
   for (const FamilyInfo& family : kFamilies) {
     std::string prefix = std::string(family.name) + "_";
-    if (op.compare(0, prefix.size(), prefix) == 0 &&
+    if ((op + "_").compare(0, prefix.size(), prefix) == 0 &&
         (best == nullptr ||
          std::strlen(family.name) > std::strlen(best->name))) {
       best = &family;
