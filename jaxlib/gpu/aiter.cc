@@ -145,6 +145,9 @@ NB_MODULE(_aiter, m) {
       "them beside, by the names in kernels/*/family.py.");
   m.def("architectures", &Architectures,
         "Architectures that kernels are embedded for.");
+  m.def("float8_type", &aiter::float8_type, nb::arg("arch"),
+        "The float8 type of 4 exponent bits that an architecture multiplies, "
+        "\"e4m3fn\" or \"e4m3fnuz\"; empty if none.");
   m.def("device_count", &DeviceCount,
         "Number of devices; RuntimeError without a driver.");
   m.def("device_arch", &DeviceArch, nb::arg("ordinal"),

@@ -3,6 +3,7 @@
 
 import contextlib
 import importlib.util
+from unittest import mock
 
 import hypothesis
 import jax.numpy as jnp
@@ -291,6 +292,19 @@ class FunctionsTest(QuantTestCase):
     x = jnp.ones((2, 128))
     self.assertEqual(aiter.per_group_quant(x)[0].dtype, aiter.float8_dtype())
     self.assertEqual(aiter.per_block_quant(x)[0].dtype, aiter.float8_dtype())
+
+  @parameterized.parameters("e4m3fnuz", "e4m3fn", "")
+  def test_float8_dtype_is_what_the_module_says(self, said):
+    """What an architecture multiplies is known where its kernels are."""
+    device = mock.Mock(compute_capability="gfx942:sramecc+:xnack-")
+    module = mock.Mock()
+    module.float8_type.return_value = said
+    with (mock.patch.object(dispatch, "_devices",
+                            lambda p: [device] if p == "rocm" else []),
+          mock.patch.object(dispatch.gpu_aiter, "load", lambda p: module)):
+      got = aiter.float8_dtype(device)
+    self.assertEqual(got.name, f"float8_{said or 'e4m3fn'}")
+    module.float8_type.assert_called_once_with("gfx942")
 
   @examples(60, 40, 8)
   @hypothesis.given(st.data())

@@ -212,13 +212,15 @@ def archs():
       "  int last_capability;",
       "  int multiprocessors;  // Of its largest device.",
       "  int gb_per_s;         // Of that one's memory.",
+      "  // Its float8 type of 4 exponent bits; empty if it multiplies none.",
+      "  const char* float8;",
       "};\n",
       "inline constexpr ArchInfo kArchs[] = {",
   ]
   for arch in ARCHS.values():
     first, last = arch.capabilities
     lines.append(f'    {{"{arch.name}", {first}, {last},'
-                 f" {arch.multiprocessors}, {arch.gb_per_s}}},")
+                 f' {arch.multiprocessors}, {arch.gb_per_s}, "{arch.fp8}"}},')
   lines += ["};\n", "}  // namespace aiter\n",
             "#endif  // AITER_SRC_CORE_ARCHS_H_\n"]
   return "\n".join(lines)

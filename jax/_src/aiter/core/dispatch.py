@@ -46,23 +46,40 @@ def platforms_enabled() -> tuple[str, ...]:
   return tuple(p for p in PLATFORMS if p in names or "gpu" in names)
 
 
+def _devices(platform: str) -> list[jax.Device]:
+  """This process's devices of a platform; none if JAX may not use it."""
+  if platform not in platforms_enabled():
+    return []
+  try:
+    return jax.local_devices(backend=platform)
+  except RuntimeError:
+    return []
+
+
+def _architecture(platform: str, device: jax.Device) -> str:
+  name = str(device.compute_capability).split(":")[0]
+  return "sm_" + name.replace(".", "") if platform == "cuda" else name
+
+
 @functools.cache
 def architectures(platform: str) -> tuple[str, ...]:
   """Architectures of this process's devices: ("gfx942",), ("sm_90",), ()."""
-  if platform not in platforms_enabled():
-    return ()
-  try:
-    devices = jax.local_devices(backend=platform)
-  except RuntimeError:
-    return ()
-  found = []
-  for device in devices:
-    name = str(device.compute_capability).split(":")[0]
-    if platform == "cuda":
-      name = "sm_" + name.replace(".", "")
-    if name not in found:
-      found.append(name)
-  return tuple(found)
+  return tuple(dict.fromkeys(
+      _architecture(platform, device) for device in _devices(platform)))
+
+
+@functools.cache
+def float8_type(device: jax.Device) -> str:
+  """The float8 type that a device multiplies, by `_aiter`'s name; "" if none.
+
+  It is that of our kernels: not known where the plugin has no `_aiter`.
+  """
+  for platform in PLATFORMS:
+    if device in _devices(platform):
+      module = gpu_aiter.load(platform)
+      arch = _architecture(platform, device)
+      return module.float8_type(arch) if module else ""
+  return ""
 
 
 @functools.cache

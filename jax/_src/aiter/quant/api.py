@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 
 import jax
-from jax._src.aiter.core import arguments, layouts, rounding
+from jax._src.aiter.core import arguments, dispatch, layouts, rounding
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.quant import op as quant_op
 from jax._src.aiter.quant.op import Config, Operands
@@ -34,13 +34,11 @@ def float8_dtype(device: jax.Device | None = None) -> jnp.dtype:
     device: by default the first of the default backend.
 
   Returns:
-    float8_e4m3fnuz of the MI300 series (gfx942), float8_e4m3fn of all others.
-    Every function here takes either on every device.
+    float8_e4m3fnuz of the MI300 series, float8_e4m3fn of all others. Every
+    function here takes either on every device.
   """
   device = jax.local_devices()[0] if device is None else device
-  arch = str(getattr(device, "compute_capability", "")).split(":")[0]
-  return jnp.dtype(jnp.float8_e4m3fnuz if arch in ("gfx940", "gfx941", "gfx942")
-                   else jnp.float8_e4m3fn)
+  return jnp.dtype(f"float8_{dispatch.float8_type(device) or 'e4m3fn'}")
 
 
 # -----------------------------------------------------------------------------

@@ -34,6 +34,10 @@ Status device_count(int* count);
 // Architecture of a device: "gfx942", "sm_90".
 Status device_arch(int ordinal, std::string* arch);
 
+// The float8 type of 4 exponent bits that an architecture multiplies: "e4m3fn"
+// or "e4m3fnuz"; empty if there is none or it is not known.
+std::string float8_type(const std::string& arch);
+
 }  // namespace aiter
 
 #endif  // AITER_DEVICE_H_

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "third_party/aiter/src/core/archs.h"
 #include "third_party/aiter/src/core/driver.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/select.h"
@@ -49,6 +50,13 @@ Status device_arch(int ordinal, std::string* arch) {
   AITER_RETURN_IF_ERROR(driver->describe_device(ordinal, &device));
   *arch = device.arch;
   return Status();
+}
+
+std::string float8_type(const std::string& arch) {
+  for (const ArchInfo& facts : kArchs) {
+    if (arch == facts.name) return facts.float8;
+  }
+  return "";
 }
 
 }  // namespace aiter
