@@ -175,17 +175,69 @@ class GeneratedTest(unittest.TestCase):
     self.assertEqual(archs.ARCHS["sm_90"].casts, {"bf16", "e4m3fn"})
 
   def test_a_fifth_size_is_not_embedded(self):
-    kernel = {
-        "symbol": "s", "op": "norm_fwd", "family": "norm", "grade": "fast",
-        "arch": "gfx942", "dtype": "bf16", "dims": [1, 2, 3, 4], "tile_m": 1,
-        "tile_n": 1, "tile_k": 0, "rate": 0, "threads": 64, "shared": 0,
-        "grid_if": "", "args": [["x", "*"]], "excludes": ["t5"], "maps": {},
-        "object": b"object"}
+    kernel = _kernel("s", "gfx942") | {
+        "op": "norm_fwd", "family": "norm", "dims": [1, 2, 3, 4],
+        "excludes": ["t5"]}
     rows = embed.embed([kernel], [])[3]
     self.assertIn("4, {1, 2, 3, 4}, kNormT5 | kNormGeneralOnly,", rows)
     kernel["dims"].append(5)
     with self.assertRaisesRegex(ValueError, "s has 5 sizes, but may have 4"):
       embed.embed([kernel], [])
+
+
+_TUNED = "# of a machine\nop,arch,dtype,m,n,k,tile,splits,us\n"
+
+
+def _kernel(symbol, arch, dtype="bf16", tile_m=16):
+  return {
+      "symbol": symbol, "op": "gemm_nt", "family": "gemm", "grade": "fast",
+      "arch": arch, "dtype": dtype, "dims": [], "tile_m": tile_m, "tile_n": 64,
+      "tile_k": 128, "rate": 100, "threads": 128, "shared": 0,
+      "grid_if": "", "args": [["a", "*"], ["k", "i32"]], "excludes": [],
+      "maps": {}, "object": symbol.encode()}
+
+
+class EmbedTest(unittest.TestCase):
+
+  def embed(self, *lines, header=_TUNED, family_name="gemm"):
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    tuned = pathlib.Path(folder.name) / f"{family_name}_tuned.csv"
+    tuned.write_text(header + "\n".join(lines))
+    kernels = [_kernel("d", "sm_90"), _kernel("c", "sm_90", tile_m=32),
+               _kernel("b", "sm_90", "any"), _kernel("a", "sm_90")]
+    inc = embed.embed(kernels, [tuned])[3]
+    rows = inc[inc.index("kTunedChoices[] = {"):].splitlines()
+    return [row.strip() for row in rows[1:rows.index("};")]], rows[-1]
+
+  def test_a_row_means_every_kernel_of_its_tile(self):
+    rows, count = self.embed("gemm_nt,sm_90,bf16,16,4096,512,16x64x128,3,9.5",
+                             "gemm_nt,sm_90,any,1,2,4,16x64x128,1,0.1",
+                             "gemm_nt,sm_90,bf16,7,8,9,32x64x128,2,0.1")
+    # Kernels stand in the order of their symbols; the last row is no row.
+    self.assertEqual(rows, [
+        "{0, {16, 4096, 512}, {3}},", "{3, {16, 4096, 512}, {3}},",
+        "{1, {1, 2, 4}, {1}},", "{2, {7, 8, 9}, {2}},", "{},"])
+    self.assertEqual(count, "constexpr int kNumTunedChoices = 4;")
+
+  def test_rows_of_other_architectures_are_left_out(self):
+    rows, count = self.embed("gemm_nt,gfx942,bf16,16,4096,512,1x1x1,3,9.5")
+    self.assertEqual(rows, ["{},"])
+    self.assertEqual(count, "constexpr int kNumTunedChoices = 0;")
+
+  def test_a_row_without_a_kernel_stops_the_build(self):
+    with self.assertRaisesRegex(ValueError, "no kernel gemm_nt sm_90 bf16 64x"):
+      self.embed("gemm_nt,sm_90,bf16,16,4096,512,64x64x128,3,9.5")
+    with self.assertRaisesRegex(ValueError, "no kernel gemm_tn sm_90"):
+      self.embed("gemm_tn,sm_90,bf16,16,4096,512,16x64x128,3,9.5")
+
+  def test_columns_are_those_that_the_family_declares(self):
+    with self.assertRaisesRegex(
+        ValueError, "but must be op,arch,dtype,m,n,k,tile,splits,us"):
+      self.embed(header=_TUNED.replace("m,n,k", "n,m,k"))
+    with self.assertRaisesRegex(
+        ValueError, "but must be op,arch,dtype,tile,us"):
+      self.embed(family_name="norm")
 
 
 _SERVE = """
