@@ -15,7 +15,7 @@ from attention import oracle
 from harness import machine
 
 import jax
-from jax._src.aiter.attention import ffi
+from jax._src.aiter.attention import op as mha_op
 from jax._src.aiter.core import dispatch, philox
 from jax.experimental import aiter
 
@@ -196,7 +196,7 @@ class ChoiceTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    for cache in (ffi._unserved, dispatch._warn_once):
+    for cache in (mha_op.mha_fwd.unserved, dispatch._warn_once):
       cache.cache_clear()
       self.addCleanup(cache.cache_clear)
     jax.clear_caches()
@@ -242,7 +242,7 @@ class ChoiceTest(parameterized.TestCase):
 
   def test_architecture_without_kernels(self):
     module = mock.Mock()
-    module.mha_kernels.side_effect = ValueError("no kernel for gfx803")
+    module.kernels.side_effect = ValueError("no kernel for gfx803")
     names, told = self.staged(jnp.float16, ("gfx803",), module)
     self.assertEqual(names, ["cu_aiter_mha_fwd"])
     self.assertLen(told, 1)
@@ -254,8 +254,8 @@ class ChoiceTest(parameterized.TestCase):
         jnp.float16, ("gfx942",), module, causal=True, logits_soft_cap=2.0)
     self.assertEqual(names, ["hip_aiter_mha_fwd", "cu_aiter_mha_fwd"])
     self.assertEmpty(told)
-    module.mha_kernels.assert_called_with(
-        False, "gfx942", "fp16", False, 16, 16, ["soft_cap", "window"])
+    module.kernels.assert_called_with(
+        "mha_fwd", "gfx942", "fp16", [16, 16], ("soft_cap", "window"))
 
   def test_head_dims_are_padded_only_when_needed(self):
     """59 becomes 64 on its way to the kernel, 40 stays."""

@@ -67,7 +67,7 @@ class GemmKernelsTest(parameterized.TestCase):
     bias = np.arange(n, dtype=np.float32) - n // 2
     cfg = Config("float32", layout, scaling, "relu", kernel=kernel["symbol"],
                  splits=splits)
-    out = jax.jit(functools.partial(gemm_op._gemm, cfg))(
+    out = jax.jit(functools.partial(gemm_op.product.run, cfg))(
         jax.tree.map(jnp.asarray, x._replace(bias=bias)))
     np.testing.assert_array_equal(out, np.maximum(product + bias, 0))
 

@@ -32,9 +32,11 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import jax
+from jax._src.aiter.core.operator import Key
 from jax._src.aiter.gemm import op as gemm_op
 from jax._src.aiter.gemm.op import Config, Operands
 from jax.experimental import aiter
+from jaxlib import gpu_aiter
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 FLOAT8 = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz)
@@ -633,8 +635,10 @@ class KernelTest(absltest.TestCase):
     for layout, scaling, a, b in plain + scaled:
       for sizes in ((1, 1, 8, 32), (1, 7, 5, 2), (3, 200, 130, 254),
                     (1, 4096, 4096, 4096)):
-        self.assertIsNone(gemm_op._unserved(
-            PLATFORM, layout, scaling, names[a], names[b], sizes))
+        batch, *mnk = sizes
+        self.assertIsNone(gemm_op.product.unserved(PLATFORM, Key(
+            "gemm", names[a], (*mnk, batch),
+            gemm_op.features(layout, scaling, names[a], names[b]))))
 
   def test_the_kernels_run(self):
     """The compiled programs have our calls and no product of XLA's."""
@@ -646,7 +650,7 @@ class KernelTest(absltest.TestCase):
         for case in map(Quantised, KINDS)]:
       text = jax.jit(fn).lower(*args).compile().as_text()
       self.assertEqual(text.count(
-          f'"{gemm_op.gpu_aiter.target(PLATFORM, "gemm")}"'), calls)
+          f'"{gpu_aiter.target(PLATFORM, "gemm")}"'), calls)
       self.assertNotRegex(text, r"\bdot\(|cublas|__triton_gemm|rocblas")
 
 
@@ -822,7 +826,7 @@ class TransformTest(GemmTestCase):
         fn, platforms=[platform], disabled_checks=checks)(self.args, inputs)
     if platform != "cpu":
       self.assertLen(re.findall(
-          rf"@{gemm_op.gpu_aiter.target(platform, 'gemm')}\b",
+          rf"@{gpu_aiter.target(platform, 'gemm')}\b",
           exported.mlir_module()), 6 + len(KINDS))
     if platform == (PLATFORM or jax.default_backend()):
       if importlib.util.find_spec("flatbuffers"):  # an option of JAX's

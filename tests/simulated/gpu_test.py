@@ -22,9 +22,11 @@ from harness.machine import PLATFORM
 from jax.experimental.compute_on import compute_on
 
 import jax
-from jax._src.aiter.attention import ffi
+from jax._src.aiter.attention import op as mha_op
 from jax._src.aiter.attention.types import Config, Operands
+from jax._src.aiter.core.operator import Key
 from jax.experimental import aiter
+from jaxlib import gpu_aiter
 
 # Run in a process of its own, because XLA reads its flags once.
 GRAPH_PROGRAM = """
@@ -62,8 +64,8 @@ class GpuTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.assertIsNone(ffi._unserved(PLATFORM, False, "bfloat16", 64, 64,
-                                    ()),
+    self.assertIsNone(mha_op.mha_fwd.unserved(
+        PLATFORM, Key("mha_fwd", "bfloat16", (64, 64))),
                     "the GPU runs the reference")
 
   def inputs(self, s=None, d=64):
@@ -86,7 +88,7 @@ class GpuTest(absltest.TestCase):
     """The compiled program has our calls and not the reference."""
     text = self.step(causal=True).lower(*self.inputs()).compile().as_text()
     for op in ("mha_fwd", "mha_bwd"):
-      self.assertIn(ffi.gpu_aiter.target(PLATFORM, op), text)
+      self.assertIn(gpu_aiter.target(PLATFORM, op), text)
 
   def test_threads(self):
     """Eight threads compile and run different calls at once (finding 2)."""
@@ -167,11 +169,12 @@ class GpuTest(absltest.TestCase):
     q = jnp.zeros((1, 8, 3, 64), jnp.bfloat16)
     k = jnp.zeros((1, 8, 2, 64), jnp.bfloat16)
     call = jax.ffi.ffi_call(
-        ffi.gpu_aiter.target(PLATFORM, "mha_fwd"),
+        gpu_aiter.target(PLATFORM, "mha_fwd"),
         (q, jax.ShapeDtypeStruct((1, 3, 8), jnp.float32)))
     with self.assertRaisesRegex(Exception, "head"):
       jax.block_until_ready(jax.jit(lambda q, k: call(
-          *ffi._flat(Operands(q, k, k)), **ffi._attributes(Config(0.1))))(q, k))
+          *mha_op._flat(Operands(q, k, k)),
+          **mha_op._attributes(Config(0.1))))(q, k))
     # The process and the device are fine afterwards.
     self.assertTrue((aiter.flash_attn_func(k, k, k) == 0).all())
 

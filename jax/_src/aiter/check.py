@@ -15,7 +15,7 @@ import numpy as np
 
 import jax
 from jax._src.aiter.attention import api as mha
-from jax._src.aiter.attention import ffi
+from jax._src.aiter.attention import op as mha_op
 from jax._src.aiter.attention.types import Config, Operands, Wanted
 from jax._src.aiter.core import dispatch
 from jax._src.aiter.gemm import api as gemm
@@ -80,7 +80,7 @@ def _attention(name: str, dqk: int, dv: int, **options) -> _Check:
       window_left=options.get("window_size", (-1,))[0])
 
   def kernels(module, arch, backward):
-    asked = ffi.features(cfg, x, Wanted() if backward else None)
+    asked = mha_op.features(cfg, x, Wanted() if backward else None)
     return module.kernels("mha_bwd" if backward else "mha_fwd", arch, "bf16",
                           [dqk, dv], asked)
 

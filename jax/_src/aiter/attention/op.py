@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention operator: how JAX differentiates, maps and shards it.
+"""Attention as an operator: its kernels' operands, how it folds and splits.
 
-A call passes these layers, each unaware of the ones above it:
-  mha              custom_vjp
-  _fwd_op, _bwd_op custom_vmap: a mapped axis is folded into the batch
-  _partitioned_*   custom_partitioning: batch and heads shard
-  ffi.mha_*        kernel or reference
+`mha` is differentiable. A mapped axis is folded into the batch; batch and heads
+shard over a mesh.
 """
 
 from __future__ import annotations
@@ -17,13 +14,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.custom_batching import custom_vmap
-from jax.custom_derivatives import SymbolicZero
-from jax.sharding import PartitionSpec
 
-import jax
 from jax import lax
-from jax._src.aiter.attention import ffi, reference
+from jax._src.aiter.attention import reference
 from jax._src.aiter.attention.types import (
   Config,
   Grads,
@@ -31,79 +24,124 @@ from jax._src.aiter.attention.types import (
   Saved,
   Wanted,
 )
-from jax._src.aiter.core.partition import in_auto_mode, mesh_axes, partitioned
+from jax._src.aiter.core.dispatch import absent, like
+from jax._src.aiter.core.operator import (
+    Key,
+    differentiable,
+    formula_jvp,
+    operator,
+)
+from jax._src.aiter.core.partition import mesh_axes
+
+_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+_ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
+
+
+class BwdConfig(NamedTuple):
+  """Static facts of a backward call; hashable."""
+  mha: Config
+  wanted: Wanted
+
 
 # -----------------------------------------------------------------------------
-# custom_vjp
+# Kernels
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def mha(cfg: Config, x: Operands):
-  """(out, lse) of the operands, differentiable."""
-  return _forward(cfg, x)
+def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
+             dlse: bool = False) -> tuple[str, ...]:
+  """What a call asks of a kernel, by its family's names."""
+  length_limits = x.cu_seqlens_q is not None or x.cu_seqlens_k is not None
+  asked = dict(
+      varlen=x.packed,
+      bias=x.bias is not None,
+      bias_f32=x.bias is not None and x.bias.dtype != x.q.dtype,
+      alibi=x.alibi_slopes is not None, sink=x.sink is not None,
+      dropout=x.dropout_state is not None,
+      cu_seqlens=length_limits and not x.packed,
+      top_left=cfg.top_left, soft_cap=cfg.logits_soft_cap > 0,
+      sink_tokens=cfg.sink_tokens > 0,
+      window=cfg.window_left >= 0 or cfg.window_right >= 0,
+      min_seqlen=cfg.min_seqlen_q > 0, dlse=dlse)
+  if wanted is not None:
+    asked.update(dbias=wanted.dbias, dsink=wanted.dsink)
+  return tuple(name for name, on in asked.items() if on)
 
 
-def _forward(cfg: Config, x: Operands):
-  """(out, lse), sharded as q is, where the mesh has explicit axes."""
-  spec = jax.typeof(x.q).sharding.spec
+def _serves(op: str, cfg: Config, x: Operands, *backward) -> Key | None:
+  if any(t.size == 0 for t in (x.q, x.k, x.v)) or x.batch == 0:
+    return None
+  return Key(op, x.q.dtype.name, tuple(
+      _round_up(t.shape[-1]) for t in (x.q, x.v)), features(cfg, x, *backward))
+
+
+def _round_up(n: int) -> int:
+  return -(-n // _ALIGNMENT) * _ALIGNMENT
+
+
+def _aligned(t):
+  """t with its last axis padded to a multiple that the kernels can load."""
+  missing = _round_up(t.shape[-1]) - t.shape[-1]
+  if not missing:
+    return t
+  return jnp.pad(t, [(0, 0)] * (t.ndim - 1) + [(0, missing)])
+
+
+def _flat(x: Operands):
+  """The FFI operands of a call, in order."""
+  return (
+      _aligned(x.q), _aligned(x.k), _aligned(x.v),
+      *(absent(t, jnp.int32) for t in x[3:7]),
+      absent(x.bias, x.q.dtype), absent(x.alibi_slopes, jnp.float32),
+      absent(x.sink, jnp.float32), absent(x.dropout_state, jnp.uint32))
+
+
+def _attributes(cfg: Config):
+  return dict(
+      softmax_scale=np.float32(cfg.softmax_scale),
+      logits_soft_cap=np.float32(cfg.logits_soft_cap),
+      dropout_p=np.float32(cfg.dropout_p),
+      window_left=np.int64(cfg.window_left),
+      window_right=np.int64(cfg.window_right),
+      sink_tokens=np.int64(cfg.sink_tokens), top_left=bool(cfg.top_left),
+      min_seqlen_q=np.int64(cfg.min_seqlen_q),
+      deterministic=bool(cfg.deterministic))
+
+
+def _lse_shape(x: Operands):
   if x.packed:
-    specs = PartitionSpec(spec[0], spec[1], None), PartitionSpec(*spec[1::-1])
-  else:
-    specs = (PartitionSpec(*spec[:3], None),
-             PartitionSpec(spec[0], spec[2], spec[1]))
-  return in_auto_mode(
-      _fwd_op(cfg), jax.typeof(x.q).sharding.mesh, specs, x)
+    return x.q.shape[1], x.q.shape[0]
+  return x.q.shape[0], x.q.shape[2], x.q.shape[1]
 
 
-def _backward(cfg: Config, wanted: Wanted, x: Operands, saved: Saved):
-  """Gradients, with those of the slopes summed, each sharded as its operand."""
-  def run(x, saved):
-    grads = _bwd_op(cfg, wanted)(x, saved)
-    if wanted.dslopes:
-      grads = grads._replace(dslopes=reference.sum_rows(x, grads.dslopes))
-    return grads
-
-  spec = lambda t: jax.typeof(t).sharding.spec
-  return in_auto_mode(run, jax.typeof(x.q).sharding.mesh, Grads(
-      spec(x.q), spec(x.k), spec(x.v), spec(x.bias) if wanted.dbias else None,
-      spec(x.sink) if wanted.dsink else None,
-      spec(x.alibi_slopes) if wanted.dslopes else None), x, saved)
+def _fwd_kernel(cfg: Config, call, x: Operands):
+  flat = _flat(x)
+  q, v = flat[0], flat[2]
+  out, lse = call(
+      (like(q, (*q.shape[:-1], v.shape[-1]), q.dtype),
+       like(q, _lse_shape(x), jnp.float32)), *flat, **_attributes(cfg))
+  return out[..., :x.v.shape[-1]], lse
 
 
-def _fwd_rule(cfg: Config, x: Operands):
-  # Only what is differentiated with respect to gets a gradient kernel. The
-  # choice is static, so it travels as presence or absence of a residual.
-  def perturbed(t):
-    return () if t is not None and t.perturbed else None
+def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
+  cfg, wanted = bwd
+  flat = _flat(x)
+  q, k, v = flat[:3]
+  none = like(q, (0,), jnp.float32)
+  dq, dk, dv, dbias, dsink, dslopes, _ = call(
+      (like(q, q.shape, q.dtype), like(k, k.shape, k.dtype),
+       like(v, v.shape, v.dtype),
+       like(q, x.bias.shape, jnp.float32) if wanted.dbias else none,
+       like(q, x.sink.shape, jnp.float32) if wanted.dsink else none,
+       like(q, saved.lse.shape, jnp.float32) if wanted.dslopes else none,
+       like(q, saved.lse.shape, jnp.float32)),
+      _aligned(saved.dout), q, k, v, _aligned(saved.out), saved.lse,
+      absent(saved.dlse, jnp.float32), *flat[3:], **_attributes(cfg))
+  return Grads(
+      dq[..., :x.q.shape[-1]], dk[..., :x.k.shape[-1]],
+      dv[..., :x.v.shape[-1]], dbias if wanted.dbias else None,
+      dsink if wanted.dsink else None,
+      reference.sum_rows(x, dslopes) if wanted.dslopes else None)
 
-  wanted = (perturbed(x.bias), perturbed(x.sink), perturbed(x.alibi_slopes))
-  x = jax.tree.map(lambda t: t.value, x,
-                   is_leaf=lambda t: hasattr(t, "perturbed"))
-  out, lse = _forward(cfg, x)
-  # MaxText's remat policies save what has this name.
-  out, lse = checkpoint_name(out, "context"), checkpoint_name(lse, "context")
-  return (out, lse), (x, out, lse, wanted)
-
-
-def _bwd_rule(cfg: Config, residuals, cotangents):
-  x, out, lse, wanted = residuals
-  wanted = Wanted(*(w is not None for w in wanted))
-  dout, dlse = (None if isinstance(t, SymbolicZero) else t for t in cotangents)
-  if dout is None:
-    dout = jnp.zeros_like(out)
-  if dlse is not None:
-    # A row that sees nothing has no gradient, whatever its -inf turned into.
-    dlse = jnp.where(lse == -jnp.inf, 0, dlse)
-  grads = _backward(cfg, wanted, x, Saved(dout, out, lse, dlse))
-  dbias = grads.dbias
-  return (x._replace(
-      q=grads.dq, k=grads.dk, v=grads.dv, cu_seqlens_q=None,
-      cu_seqlens_k=None, cu_seqlens_q_padded=None, cu_seqlens_k_padded=None,
-      bias=None if dbias is None else dbias.astype(x.bias.dtype),
-      alibi_slopes=grads.dslopes, sink=grads.dsink, dropout_state=None),)
-
-
-mha.defvjp(_fwd_rule, _bwd_rule, symbolic_zeros=True)
 
 # -----------------------------------------------------------------------------
 # vmap: a mapped axis becomes part of the batch, or of the packed rows.
@@ -193,55 +231,24 @@ def _unfold_lse(t, n: int, packed: bool):
   return jnp.moveaxis(t.reshape(t.shape[0], n, -1), 1, 0)
 
 
-@functools.cache
-def _fwd_op(cfg: Config):
-  """The forward operator for a configuration: Operands -> (out, lse)."""
-  partitioned = _partitioned_fwd(cfg)
-
-  @custom_vmap
-  def mha_fwd(x):
-    return partitioned(x)
-
-  @mha_fwd.def_vmap
-  def _(n, mapped, x):
-    mapped, = mapped
-    folded = _fold(x, mapped, n, own_bias=False)
-    out, lse = mha_fwd(folded)
-    return ((_unfold_rows(out, n), _unfold_lse(lse, n, folded.packed)),
-            (True, True))
-
-  return mha_fwd
+def _fwd_batch(_, op, n, mapped, x: Operands):
+  folded = _fold(x, *mapped, n, own_bias=False)
+  out, lse = op(folded)
+  return _unfold_rows(out, n), _unfold_lse(lse, n, folded.packed)
 
 
-@functools.cache
-def _bwd_op(cfg: Config, wanted: Wanted):
-  """The backward operator: Operands, Saved -> Grads."""
-  partitioned = _partitioned_bwd(cfg, wanted)
-
-  @custom_vmap
-  def mha_bwd(x, saved):
-    return partitioned(x, saved)
-
-  @mha_bwd.def_vmap
-  def _(n, mapped, x, saved):
-    mapped, mapped_saved = mapped
-    folded = _fold(x, mapped, n, own_bias=wanted.dbias)
-    packed = folded.packed
-    grads = mha_bwd(folded, Saved(
-        _fold_rows(saved.dout, mapped_saved.dout, n),
-        _fold_rows(saved.out, mapped_saved.out, n),
-        _fold_lse(saved.lse, mapped_saved.lse, n, packed),
-        _fold_lse(saved.dlse, mapped_saved.dlse, n, packed)))
-    dbias = _unfold_rows(grads.dbias, n)
-    if dbias is not None and x.bias.shape[-4] == 1:
-      dbias = jnp.sum(dbias, axis=1, keepdims=True)
-    grads = Grads(
-        _unfold_rows(grads.dq, n), _unfold_rows(grads.dk, n),
-        _unfold_rows(grads.dv, n), dbias, _unfold_rows(grads.dsink, n),
-        _unfold_lse(grads.dslopes, n, packed))
-    return grads, jax.tree.map(lambda _: True, grads)
-
-  return mha_bwd
+def _bwd_batch(bwd: BwdConfig, op, n, mapped, x: Operands, saved: Saved):
+  mapped, mapped_saved = mapped
+  folded = _fold(x, mapped, n, own_bias=bwd.wanted.dbias)
+  rows = lambda name: _fold_rows(
+      getattr(saved, name), getattr(mapped_saved, name), n)
+  lse = lambda name: _fold_lse(
+      getattr(saved, name), getattr(mapped_saved, name), n, folded.packed)
+  grads = op(folded, Saved(rows("dout"), rows("out"), lse("lse"), lse("dlse")))
+  grads = Grads(*(_unfold_rows(t, n) for t in grads))
+  if grads.dbias is not None and x.bias.shape[-4] == 1:
+    grads = grads._replace(dbias=jnp.sum(grads.dbias, axis=1, keepdims=True))
+  return grads
 
 
 # -----------------------------------------------------------------------------
@@ -294,7 +301,7 @@ def _grads_specs(x: Operands, wanted: Wanted):
   return Grads(
       spec.q, spec.k, spec.v, spec.bias if wanted.dbias else None,
       spec.sink if wanted.dsink else None,
-      _result_specs(x)[1] if wanted.dslopes else None)
+      spec.alibi_slopes if wanted.dslopes else None)
 
 
 class _Split(NamedTuple):
@@ -375,57 +382,99 @@ def _localise(mesh, split: _Split, x: Operands, hq: int, hk: int):
   return x, kv_head
 
 
-@functools.cache
-def _partitioned_fwd(cfg: Config):
-  fun = functools.partial(ffi.mha_fwd, cfg)
-
-  def plan(mesh, args):
-    x, = args
-    split = _choose_split(mesh, x)
-    hq, hk = x.q.shape[-2], x.k.shape[-2]
-
-    def lower(x):
-      return fun(_localise(mesh, split, x, hq, hk)[0])
-
-    return split.axes, lower
-
-  return lambda x: partitioned(
-      fun, (_specs(x),), _result_specs(x), _SPLIT, plan)(x)
+def _fwd_plan(_, run, mesh, args):
+  x, = args
+  split = _choose_split(mesh, x)
+  hq, hk = x.q.shape[-2], x.k.shape[-2]
+  return split.axes, lambda x: run(_localise(mesh, split, x, hq, hk)[0])
 
 
-@functools.cache
-def _partitioned_bwd(cfg: Config, wanted: Wanted):
-  fun = functools.partial(ffi.mha_bwd, cfg, wanted)
+def _bwd_plan(bwd: BwdConfig, run, mesh, args):
+  x, _ = args
+  split = _choose_split(mesh, x)
+  hq, hk = x.q.shape[-2], x.k.shape[-2]
+  # A bias that broadcasts over a sharded dimension collects its gradient.
+  bias_axes = ()
+  if bwd.wanted.dbias:
+    bias_axes = ((split.batch if x.bias.shape[0] == 1 else ()) +
+                 (split.heads if x.bias.shape[1] == 1 else ()))
 
-  def plan(mesh, args):
-    x, _ = args
-    split = _choose_split(mesh, x)
-    hq, hk = x.q.shape[-2], x.k.shape[-2]
-    # A bias that broadcasts over a sharded dimension collects its gradient.
-    bias_axes = ()
-    if wanted.dbias:
-      bias_axes = ((split.batch if x.bias.shape[0] == 1 else ()) +
-                   (split.heads if x.bias.shape[1] == 1 else ()))
+  def lower(x, saved):
+    whole_kv = x.k.shape, x.v.shape
+    x, kv_head = _localise(mesh, split, x, hq, hk)
+    grads = run(x, saved)
+    if bias_axes:
+      grads = grads._replace(dbias=lax.psum(grads.dbias, bias_axes))
+    if split.shared_kv:
+      def collect(part, shape):
+        axis = part.ndim - 2
+        wide = jnp.promote_types(part.dtype, jnp.float32)
+        whole = lax.dynamic_update_slice_in_dim(
+            jnp.zeros(shape, wide), part.astype(wide), kv_head, axis)
+        return lax.psum(whole, split.heads).astype(part.dtype)
+      grads = grads._replace(dk=collect(grads.dk, whole_kv[0]),
+                             dv=collect(grads.dv, whole_kv[1]))
+    return grads
 
-    def lower(x, saved):
-      whole_kv = x.k.shape, x.v.shape
-      x, kv_head = _localise(mesh, split, x, hq, hk)
-      grads = fun(x, saved)
-      if bias_axes:
-        grads = grads._replace(dbias=lax.psum(grads.dbias, bias_axes))
-      if split.shared_kv:
-        def collect(part, shape):
-          axis = part.ndim - 2
-          wide = jnp.promote_types(part.dtype, jnp.float32)
-          whole = lax.dynamic_update_slice_in_dim(
-              jnp.zeros(shape, wide), part.astype(wide), kv_head, axis)
-          return lax.psum(whole, split.heads).astype(part.dtype)
-        grads = grads._replace(dk=collect(grads.dk, whole_kv[0]),
-                               dv=collect(grads.dv, whole_kv[1]))
-      return grads
+  return split.axes, lower
 
-    return split.axes, lower
 
-  return lambda x, saved: partitioned(
-      fun, (_specs(x), _saved_specs(x, saved)), _grads_specs(x, wanted),
-      _SPLIT, plan)(x, saved)
+# -----------------------------------------------------------------------------
+# Operators
+
+# (Config, Operands) -> (out, lse)
+mha_fwd = operator(
+    target="mha_fwd", kernel=_fwd_kernel, reference=reference.mha_fwd,
+    formula=functools.partial(reference.mha_fwd, every_block=True),
+    specs=lambda _, x: ((_specs(x),), _result_specs(x)), split=_SPLIT,
+    serves=functools.partial(_serves, "mha_fwd"), dtypes=_DTYPES,
+    batch=_fwd_batch, plan=_fwd_plan)
+
+# (BwdConfig, Operands, Saved) -> Grads
+mha_bwd = operator(
+    target="mha_bwd", kernel=_bwd_kernel,
+    reference=lambda bwd, x, saved: reference.mha_bwd(*bwd, x, saved),
+    formula=lambda bwd, x, saved: reference.mha_bwd(
+        *bwd, x, saved, every_block=True),
+    specs=lambda bwd, x, saved: (
+        (_specs(x), _saved_specs(x, saved)), _grads_specs(x, bwd.wanted)),
+    split=_SPLIT,
+    serves=lambda bwd, x, saved: _serves(
+        "mha_bwd", bwd.mha, x, bwd.wanted, saved.dlse is not None),
+    dtypes=_DTYPES, batch=_bwd_batch, plan=_bwd_plan)
+
+
+def _save(cfg: Config, x: Operands):
+  # MaxText's remat policies save what has this name.
+  out, lse = (checkpoint_name(t, "context") for t in mha_fwd(cfg, x))
+  return (out, lse), (x, out, lse)
+
+
+def _backward(cfg: Config, wanted, saved, cotangents):
+  # Only what is differentiated with respect to gets a gradient kernel.
+  wanted, = wanted
+  x, out, lse = saved
+  dout, dlse = cotangents
+  if dout is None:
+    dout = jnp.zeros_like(out)
+  if dlse is not None:
+    # A row that sees nothing has no gradient, whatever its -inf turned into.
+    dlse = jnp.where(lse == -jnp.inf, 0, dlse)
+  grads = mha_bwd(
+      BwdConfig(cfg, Wanted(*map(bool, (
+          wanted.bias, wanted.sink, wanted.alibi_slopes)))),
+      x, Saved(dout, out, lse, dlse))
+  none = Operands(*[None] * len(x))
+  return (none._replace(
+      q=grads.dq, k=grads.dk, v=grads.dv, bias=grads.dbias,
+      alibi_slopes=grads.dslopes, sink=grads.dsink),)
+
+
+def _tangent(cfg: Config, saved, tangents):
+  x, _, _ = saved
+  return formula_jvp(functools.partial(
+      reference.mha_fwd, cfg, every_block=True), (x,), tangents)
+
+
+# (Config, Operands) -> (out, lse)
+mha = differentiable(mha_fwd, _backward, save=_save, tangent=_tangent)

@@ -244,9 +244,11 @@ def _key_block(p: _Problem, j) -> _Problem:
       bias=_slice(p.bias, 4, at, n))
 
 
-def _key_blocks(p: _Problem):
+def _key_blocks(p: _Problem, every_block: bool):
   """Bounds of the key blocks that some query of this block sees."""
   n = p.k.shape[2] // p.block_k
+  if every_block:
+    return 0, n
   low = jnp.min(p.first_key) // p.block_k
   high = (jnp.max(p.last_key) + p.block_k - 1) // p.block_k
   return low, jnp.minimum(high, n)
@@ -333,8 +335,16 @@ def _nothing_to_attend(cfg: Config, x: Operands):
   return out, lse[0] if x.packed else lse
 
 
-def mha_fwd(cfg: Config, x: Operands) -> tuple[jax.Array, jax.Array]:
-  """Attention output, in q's dtype, and log-sum-exp, float32 (or wider)."""
+def mha_fwd(cfg: Config, x: Operands,
+            every_block: bool = False) -> tuple[jax.Array, jax.Array]:
+  """Attention output, in q's dtype, and log-sum-exp, float32 (or wider).
+
+  Args:
+    cfg: the configuration.
+    x: the operands.
+    every_block: skip no block, so that loops have a known length and JAX can
+      differentiate them both ways.
+  """
   lse_dtype = _accumulator(x.q.dtype)
   if x.batch == 0 or x.q.size == 0 or x.k.size == 0:
     return _nothing_to_attend(cfg, x)
@@ -369,7 +379,7 @@ def mha_fwd(cfg: Config, x: Operands) -> tuple[jax.Array, jax.Array]:
       carry = update(0, carry, p)
     else:
       carry = lax.fori_loop(
-          *_key_blocks(p), lambda j, c: update(j, c, p), carry)
+          *_key_blocks(p, every_block), lambda j, c: update(j, c, p), carry)
     m, l, acc = carry
     seen = l > 0
     out = acc / jnp.where(seen, l, 1)[..., None]
@@ -407,10 +417,11 @@ def _zero_grads(wanted: Wanted, x: Operands, saved: Saved) -> Grads:
       *(zeros(t, t.dtype) for t in (x.q, x.k, x.v)),
       zeros(x.bias) if wanted.dbias else None,
       zeros(x.sink) if wanted.dsink else None,
-      zeros(saved.lse) if wanted.dslopes else None)
+      zeros(x.alibi_slopes) if wanted.dslopes else None)
 
 
-def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
+def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
+            every_block: bool = False) -> Grads:
   """Gradients of `mha_fwd`, by recomputing the probabilities from lse."""
   if x.batch == 0:
     return _zero_grads(wanted, x, saved)
@@ -478,8 +489,8 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
       carry = update(0, carry, p, dout, lse, delta)
     else:
       carry = lax.fori_loop(
-          *_key_blocks(p), lambda j, c: update(j, c, p, dout, lse, delta),
-          carry)
+          *_key_blocks(p, every_block),
+          lambda j, c: update(j, c, p, dout, lse, delta), carry)
     dq, dk, dv, dbias, dslopes = carry
     return (_from_heads(dq).astype(x.q.dtype), dbias, dslopes), dk, dv
 
@@ -514,7 +525,7 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved) -> Grads:
   if wanted.dbias:
     dbias = dbias.reshape(x.bias.shape).astype(jnp.float32)
   if wanted.dslopes:
-    dslopes = dslopes.reshape(saved.lse.shape).astype(jnp.float32)
+    dslopes = _sum_rows(x, dslopes.reshape(b, hk * g, sq)).astype(jnp.float32)
   return Grads(dq, dk, dv, dbias, dsink, dslopes)
 
 

@@ -100,7 +100,7 @@ class Grads(NamedTuple):
     dv: like v.
     dbias: float32, bias's shape.
     dsink: float32 [b, hq].
-    dslopes: float32 like lse: one partial sum of d alibi_slopes a query row.
+    dslopes: float32 [b, hq].
   """
   dq: jax.Array
   dk: jax.Array

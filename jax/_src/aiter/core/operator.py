@@ -88,6 +88,7 @@ def operator(
     batch: Callable[..., Any],
     aliases: Mapping[int, int] | None = None,
     plan: Callable[..., Any] | None = None,
+    formula: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
   """An operator: (cfg, *args) -> results, of hashable cfg and trees of arrays.
 
@@ -105,8 +106,10 @@ def operator(
       of `size` in front, and so has every result; op is (*args) -> results.
       rows_lead makes such rules.
     aliases: operand of the FFI call -> the result that is written in its place.
-    plan: (cfg, run, mesh, args) -> as in partitioned, of run, which is (cfg,
-      *args) -> the results of one device.
+    plan: (cfg, run, mesh, args) -> as in partitioned, of run, which is (*args)
+      -> the results of one device.
+    formula: the reference in a form that can be differentiated both ways, where
+      it cannot itself, because it has loops of unknown length.
 
   Returns:
     The operator. Its attribute `run` is that of one device, and `unserved` is
@@ -136,12 +139,14 @@ def operator(
 
   @functools.cache
   def mappable(cfg):
+    one = functools.partial(run, cfg)
+
     @custom_vmap
     def call(*args):
       own, results = specs(cfg, *args)
       return partitioned(
-          functools.partial(run, cfg), own, results, split,
-          plan and functools.partial(plan, cfg, run))(*args)
+          one, own, results, split,
+          plan and functools.partial(plan, cfg, one))(*args)
 
     @call.def_vmap
     def _(size, mapped, *args):
@@ -162,10 +167,10 @@ def operator(
   @functools.partial(op.defjvp, symbolic_zeros=True)
   def _(cfg, args, tangents):
     out = op(cfg, *args)
-    formula = functools.partial(
-        formula_jvp, functools.partial(reference, cfg))
+    derivative = functools.partial(
+        formula_jvp, functools.partial(formula or reference, cfg))
     return out, _in_auto_mode_like(
-        formula, jax.tree.map(jax.typeof, out), args,
+        derivative, jax.tree.map(jax.typeof, out), args,
         jax.tree.map(_moving, tangents))
 
   op.run, op.unserved = run, unserved

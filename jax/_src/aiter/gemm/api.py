@@ -80,11 +80,11 @@ def _apply(function: str, cfg: Config, x: Operands) -> jax.Array:
   """The product of checked arguments."""
   x = vary_together(x)
   if cfg.scaling == "none":
-    return gemm_op.gemm(cfg, x.a, x.b, x.bias)
+    return gemm_op.gemm(cfg, x)
   run = arguments.no_gradient(
       function, "where nothing is to be learned through it, apply"
       " jax.lax.stop_gradient to its floating-point arguments")
-  return run(functools.partial(gemm_op.forward, cfg))(x)
+  return run(functools.partial(gemm_op.product, cfg))(x)
 
 
 def gemm(

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products as an operator: formulas, kernels, JAX's transforms.
+"""Matrix products as an operator: formulas, kernels' operands, how they split.
 
-A call passes these layers, each unaware of the ones above it:
-  gemm          custom_vjp
-  forward       explicit mesh axes
-  _op           custom_vmap: a mapped axis is one more leading axis
-  _partitioned  custom_partitioning: rows, columns, batch, contraction
-  _gemm         kernel or reference
+`gemm` is differentiable, of `product` those without scaling are what it is made
+of. Rows, columns, batch and contraction shard over a mesh; a mapped axis is one
+more leading axis.
 
 Leading axes of the operands broadcast against each other as NumPy's do. Which
 of them a kernel sees as its batch, and which as rows, _folded decides.
@@ -20,21 +17,18 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap
-from jax.sharding import PartitionSpec
 
 import jax
 from jax import lax
-from jax._src.aiter.core import dispatch, rounding
-from jax._src.aiter.core.dims import is_known
+from jax._src.aiter.core import dims, rounding
 from jax._src.aiter.core.dispatch import absent, like
-from jax._src.aiter.core.partition import (
-    axes_of_arguments,
-    in_auto_mode,
-    mesh_axes,
-    partitioned,
+from jax._src.aiter.core.operator import (
+    Key,
+    differentiable,
+    formula_jvp,
+    operator,
 )
-from jaxlib import gpu_aiter
+from jax._src.aiter.core.partition import axes_of_arguments
 
 ACTIVATIONS = {
     None: lambda t: t,
@@ -52,7 +46,6 @@ _DTYPES = {
     "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz", "uint8": "e2m1"}
 # Partial sums of a skinny product: at most so many, of so much memory.
 _SKINNY, _MAX_SPLITS, _MAX_WORKSPACE = 64, 16, 64 << 20
-dispatch.declare("gemm")
 
 
 class Config(NamedTuple):
@@ -112,7 +105,7 @@ def _leads(cfg: Config, x: Operands) -> Operands:
 
 
 def _lead(leads) -> tuple[int, ...]:
-  return np.broadcast_shapes(*(s for s in leads if s is not None))
+  return jnp.broadcast_shapes(*(s for s in leads if s is not None))
 
 
 def _sizes(cfg: Config, a, b) -> tuple[int, int, int]:
@@ -194,6 +187,20 @@ def split_bound(batch: int, m: int, n: int, k: int) -> int:
   return max(1, min(_MAX_SPLITS, -(-k // 256), fits))
 
 
+def _workspace(batch: int, m: int, n: int, k: int):
+  """float32 numbers that the parts of a product take, 0 if it is not divided.
+
+  If sizes are open, what a skinny product takes at most; the library makes as
+  many parts as fit.
+  """
+  if all(map(dims.is_known, (batch, m, n, k))):
+    splits = split_bound(batch, m, n, k)
+    return splits * batch * m * n if splits > 1 else 0
+  splits = min(_MAX_SPLITS, -(-k // 256)) if dims.is_known(k) else _MAX_SPLITS
+  rows = jax.core.min_dim(batch * m, _SKINNY)
+  return jax.core.min_dim(splits * rows * n, _MAX_WORKSPACE // 4)
+
+
 def features(layout: str, scaling: str, a_dtype: str,
              b_dtype: str) -> tuple[str, ...]:
   """What a product asks of a kernel, by its family's names."""
@@ -203,16 +210,13 @@ def features(layout: str, scaling: str, a_dtype: str,
   return *(name for name in asked if name not in ("none", "nt")), *fnuz
 
 
-@functools.cache
-def _unserved(platform: str, layout: str, scaling: str, a_dtype: str,
-              b_dtype: str, sizes: tuple[int, ...]) -> str | None:
-  """Why the devices of this process cannot run a kernel for a call, or None."""
-  batch, *mnk = (size if is_known(size) else -1 for size in sizes)
-  return dispatch.unserved(
-      platform, a_dtype, _DTYPES,
-      lambda module, arch, name: module.kernels(
-          "gemm", arch, name, [*mnk, batch],
-          features(layout, scaling, a_dtype, b_dtype)))
+def _serves(cfg: Config, x: Operands) -> Key | None:
+  if x.a.dtype.name not in _DTYPES or 0 in (x.a.size, x.b.size):
+    return None  # XLA's own product is what float32 wants.
+  whole = _one_contraction(cfg, x)
+  batch = math.prod(_lead(_leads(cfg, x._replace(bias=None))))
+  return Key("gemm", x.a.dtype.name, (*_sizes(cfg, whole.a, whole.b), batch),
+             features(cfg.layout, cfg.scaling, x.a.dtype.name, x.b.dtype.name))
 
 
 def _with_scale(cfg: Config, t, lead, scale, scale_lead):
@@ -225,7 +229,7 @@ def _with_scale(cfg: Config, t, lead, scale, scale_lead):
     core = t.shape[-2:-1]
   else:
     core = scale.shape[-2:]
-  lead = np.broadcast_shapes(lead, scale_lead)
+  lead = jnp.broadcast_shapes(lead, scale_lead)
   return (jnp.broadcast_to(t, (*lead, *t.shape[-2:])),
           jnp.broadcast_to(scale, (*lead, *core)))
 
@@ -241,7 +245,7 @@ def _folded(cfg: Config, x: Operands) -> Operands:
   leads = _leads(cfg, x)
   a, a_scale = _with_scale(cfg, x.a, leads.a, x.a_scale, leads.a_scale)
   b, b_scale = _with_scale(cfg, x.b, leads.b, x.b_scale, leads.b_scale)
-  lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+  lead = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
   aligned = lambda own: (1,) * (len(lead) - len(own)) + own
   axes = len(lead)  # of the batch; those behind them are rows
   if cfg.layout != "tn" and cfg.scaling != "block_t":
@@ -266,50 +270,35 @@ def _folded(cfg: Config, x: Operands) -> Operands:
   return Operands(*map(fold, (a, b, a_scale, b_scale), _ranks(cfg)), x.bias)
 
 
-def _call(cfg: Config, platform: str, x: Operands) -> jax.Array:
+def _call(cfg: Config, call, x: Operands) -> jax.Array:
   """The kernel's result [m, n], or [batch, m, n], of folded operands."""
   m, n, k = _sizes(cfg, x.a, x.b)
   batch = tuple({t.shape[0] for t in (x.a, x.b) if t.ndim == 3})
-  splits = split_bound(math.prod(batch), m, n, k)
   out = (*batch, m, n)
-  workspace = (splits * math.prod(out) if splits > 1 else 0,)
-  return jax.ffi.ffi_call(
-      gpu_aiter.target(platform, "gemm"),
-      (like(x.a, out, cfg.out_dtype), like(x.a, workspace, jnp.float32)),
-  )(x.a, x.b, *(absent(t, jnp.float32) for t in x[2:]),
-    layout=np.int32(_LAYOUTS.index(cfg.layout)),
-    scaling=np.int32(_SCALINGS.index(cfg.scaling)),
-    activation=np.int32(tuple(ACTIVATIONS).index(cfg.activation)),
-    kernel=cfg.kernel, splits=np.int32(cfg.splits))[0]
+  return call(
+      (like(x.a, out, cfg.out_dtype),
+       like(x.a, (_workspace(math.prod(batch), m, n, k),), jnp.float32)),
+      x.a, x.b, *(absent(t, jnp.float32) for t in x[2:]),
+      layout=np.int32(_LAYOUTS.index(cfg.layout)),
+      scaling=np.int32(_SCALINGS.index(cfg.scaling)),
+      activation=np.int32(tuple(ACTIVATIONS).index(cfg.activation)),
+      kernel=cfg.kernel, splits=np.int32(cfg.splits))[0]
 
 
-def _gemm(cfg: Config, x: Operands) -> jax.Array:
-  """The product, by a kernel where one serves it."""
-  fallback = functools.partial(reference, cfg)
-  if x.a.dtype.name not in _DTYPES or 0 in (x.a.size, x.b.size):
-    return fallback(x)  # XLA's own product is what float32 wants.
+def _kernel(cfg: Config, call, x: Operands) -> jax.Array:
   whole = _one_contraction(cfg, x)
-  m, n, k = _sizes(cfg, whole.a, whole.b)
-  lead = _lead(_leads(cfg, x._replace(bias=None)))
-
-  def reason(platform):
-    return _unserved(platform, cfg.layout, cfg.scaling, x.a.dtype.name,
-                     x.b.dtype.name, (math.prod(lead), m, n, k))
-
-  def kernel(platform, x):
-    flat = _folded(cfg, x)
-    if x.bias is not None and x.bias.size != n:
-      # A kernel knows one bias for all of a batch.
-      out = _call(_plain(cfg, x.a.dtype), platform, flat._replace(bias=None))
-      return _epilogue(cfg, out.reshape(*lead, m, n), x.bias)
-    if x.bias is not None:
-      wide = x.bias.dtype.name != cfg.out_dtype
-      flat = flat._replace(bias=x.bias.reshape(n).astype(
-          jnp.float32 if wide else x.bias.dtype))
-    out = _call(cfg, platform, flat)
-    return out.reshape(*_lead(_leads(cfg, x)), m, n)
-
-  return dispatch.dispatch(reason, kernel, fallback, x)
+  m, n, _ = _sizes(cfg, whole.a, whole.b)
+  flat = _folded(cfg, x)
+  if x.bias is not None and x.bias.size != n:
+    # A kernel knows one bias for all of a batch.
+    lead = _lead(_leads(cfg, x._replace(bias=None)))
+    out = _call(_plain(cfg, x.a.dtype), call, flat._replace(bias=None))
+    return _epilogue(cfg, out.reshape(*lead, m, n), x.bias)
+  if x.bias is not None:
+    wide = x.bias.dtype.name != cfg.out_dtype
+    flat = flat._replace(bias=x.bias.reshape(n).astype(
+        jnp.float32 if wide else x.bias.dtype))
+  return _call(cfg, call, flat).reshape(*_lead(_leads(cfg, x)), m, n)
 
 
 def _plain(cfg: Config, dtype) -> Config:
@@ -326,11 +315,14 @@ def _plain(cfg: Config, dtype) -> Config:
 def _names(cfg: Config, x: Operands):
   """Names of the dimensions of every operand, and of the result.
 
-  "m", "n", "c0", "c1", ... are rows, columns and what is contracted, "l0",
-  "l1", ... leading axes; "ka" and "nb" count blocks; "_" is a lonely one.
+  "m", "n", "c0", "c1", ... are rows, columns and what is contracted, "k0" of a
+  scaled product, "l0", "l1", ... leading axes; "ka" and "nb" count blocks; "_"
+  is a lonely one.
   """
-  contracted = tuple(f"c{i}" for i in range(cfg.contracted))
-  cores = {"nt": (("m", "c0"), ("n", "c0")), "nn": (("m", "c0"), ("c0", "n")),
+  kind = "c" if cfg.scaling == "none" else "k"
+  contracted = tuple(f"{kind}{i}" for i in range(cfg.contracted))
+  c, = contracted[:1]
+  cores = {"nt": (("m", c), ("n", c)), "nn": (("m", c), (c, "n")),
            "tn": ((*contracted, "m"), (*contracted, "n"))}[cfg.layout]
   cores += {
       "none": (None, None), "row": (("m",), ("n",)),
@@ -351,139 +343,97 @@ def _names(cfg: Config, x: Operands):
         names, t.shape, sizes, strict=True))
 
   operands = Operands(*map(named, leads, (*cores, ("n",)), x))
-  return operands, (*(f"l{i}" for i in range(len(lead))), "m", "n")
+  return (operands,), (*(f"l{i}" for i in range(len(lead))), "m", "n")
 
 
-def _partitioned(cfg: Config, x: Operands) -> jax.Array:
-  """The product, divided over a mesh's devices."""
-  names, out = _names(cfg, x)
-  contracted = {name for name in names.a if name[0] == "c"}
-  split = {*out} if cfg.scaling != "none" else {*out, *contracted}
+def _plan(cfg: Config, run, mesh, args):
+  # An axis that divides a weight as well as the rows that meet it (FSDP)
+  # divides the rows: a comes first, and the contraction last.
+  names, _ = _names(cfg, *args)
+  axes = axes_of_arguments(mesh, names, ("l", "m", "n"), args)
+  if "block" in cfg.scaling and "n" in axes:
+    parts = math.prod(mesh.shape[a] for a in axes["n"])
+    if args[0].b.shape[-2] % (parts * BLOCK):
+      del axes["n"]
+    else:
+      axes["nb"] = axes["n"]
+  taken = {a for divided in axes.values() for a in divided}
+  summed = {
+      name: divided for name, divided in axes_of_arguments(
+          mesh, names, ("c",), args).items() if not taken.intersection(divided)}
 
-  def plan(mesh, args):
-    # An axis that divides a weight as well as the rows that meet it (FSDP)
-    # divides the rows: a comes first, and the contraction last.
-    axes = axes_of_arguments(mesh, (names,), out, args)
-    if "block" in cfg.scaling and "n" in axes:
-      parts = math.prod(mesh.shape[a] for a in axes["n"])
-      if args[0].b.shape[-2] % (parts * BLOCK):
-        del axes["n"]
-      else:
-        axes["nb"] = axes["n"]
-    taken = {a for divided in axes.values() for a in divided}
-    summed = {} if cfg.scaling != "none" else {
-        name: divided for name, divided in axes_of_arguments(
-            mesh, (names,), contracted, args).items()
-        if not taken.intersection(divided)}
+  def one_shard(x):
+    if not summed:
+      return run(x)
+    part = product.run(_plain(cfg, x.a.dtype), x._replace(bias=None))
+    over = tuple(a for divided in summed.values() for a in divided)
+    return _epilogue(cfg, lax.psum(part, over), x.bias)
 
-    def one_shard(x):
-      if not summed:
-        return _gemm(cfg, x)
-      part = _gemm(_plain(cfg, x.a.dtype), x._replace(bias=None))
-      over = tuple(a for divided in summed.values() for a in divided)
-      return _epilogue(cfg, lax.psum(part, over), x.bias)
-
-    return axes | summed, one_shard
-
-  return partitioned(functools.partial(_gemm, cfg), (names,), out, split,
-                     plan)(x)
+  return axes | summed, one_shard
 
 
-# -----------------------------------------------------------------------------
-# vmap
+def _batch(cfg: Config, op, size, mapped, x: Operands):
+  mapped, = mapped
+  ranks = _ranks(cfg)
+  axes = max(t.ndim - rank - m for t, m, rank in zip(x, mapped, ranks)
+             if t is not None)
 
+  def with_lead(t, mapped, rank):
+    if t is None or not mapped:
+      return t
+    ones = (1,) * (axes + rank + 1 - t.ndim)
+    return t.reshape(size, *ones, *t.shape[1:])
 
-@functools.cache
-def _op(cfg: Config):
-  """Operands -> [..., m, n]."""
-
-  @custom_vmap
-  def gemm(x):
-    return _partitioned(cfg, x)
-
-  @gemm.def_vmap
-  def _(size, mapped, x):
-    mapped, = mapped
-    ranks = _ranks(cfg)
-    axes = max(t.ndim - rank - m for t, m, rank in zip(x, mapped, ranks)
-               if t is not None)
-
-    def with_lead(t, mapped, rank):
-      if t is None or not mapped:
-        return t
-      ones = (1,) * (axes + rank + 1 - t.ndim)
-      return t.reshape(size, *ones, *t.shape[1:])
-
-    return gemm(Operands(*map(with_lead, x, mapped, ranks))), True
-
-  return gemm
+  return op(Operands(*map(with_lead, x, mapped, ranks)))
 
 
 # -----------------------------------------------------------------------------
-# custom_vjp
+# Operators
 
 
-def _spec(t):
-  return jax.typeof(t).sharding.spec
+# (Config, Operands) -> [..., m, n]
+product = operator(
+    target="gemm", kernel=_kernel, reference=reference, specs=_names,
+    split=("l", "m", "n", "c"), serves=_serves, dtypes=_DTYPES, batch=_batch,
+    plan=_plan)
 
 
-def forward(cfg: Config, x: Operands) -> jax.Array:
-  """The product; on a mesh with explicit axes, sharded as a and b are."""
-  *lead, m, _ = _spec(x.a)
-  used = {a for entry in (*lead, m) for a in mesh_axes(entry)}
-  n = tuple(a for a in mesh_axes(_spec(x.b)[-2]) if a not in used)
-  return in_auto_mode(
-      _op(cfg), jax.typeof(x.a).sharding.mesh,
-      PartitionSpec(*lead, m, n or None), x)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def gemm(cfg: Config, a, b, bias):
-  """activation(a @ b.T + bias), differentiable.
-
-  Args:
-    cfg: of layout "nt", without scaling.
-    a: [..., m, k].
-    b: [n, k], or [..., n, k] with a's leading axes.
-    bias: [n] or None.
-
-  Returns:
-    [..., m, n].
-  """
-  return forward(cfg, Operands(a, b, bias=bias))
-
-
-def _fwd_rule(cfg: Config, a, b, bias):
-  x = Operands(a, b, bias=bias)
+def _save(cfg: Config, x: Operands):
   if cfg.activation is None:
-    return forward(cfg, x), (x, None)
+    return product(cfg, x), (x, None)
   # What goes into the activation is not rounded before it is activated, just
   # as without a gradient.
-  z = forward(_plain(cfg, a.dtype), x)
+  z = product(_plain(cfg, x.a.dtype), x)
   return _epilogue(cfg, z, None), (x, z.astype(cfg.out_dtype))
 
 
-def _bwd_rule(cfg: Config, residuals, dout):
-  x, z = residuals
-  a, b, _, _, bias = x
+def _backward(cfg: Config, wanted, saved, dout):
+  wanted, = wanted
+  x, z = saved
+  a, b = x.a, x.b
   acc = _accumulator(a.dtype)
-
-  def run(x, z, dout):
-    a, b, _, _, bias = x
-    dz = dout.astype(acc)
-    if z is not None:
-      dz, = jax.vjp(ACTIVATIONS[cfg.activation], z.astype(acc))[1](dz)
-    dbias = None if bias is None else jnp.sum(
-        dz, range(dz.ndim - 1)).astype(bias.dtype)
-    dz = dz.astype(a.dtype)
-    da = _op(Config(a.dtype.name, "nn"))(Operands(dz, b))
+  dz = dout.astype(acc)
+  if z is not None:
+    dz, = jax.vjp(ACTIVATIONS[cfg.activation], z.astype(acc))[1](dz)
+  grads = Operands(None, None)
+  if wanted.bias:
+    grads = grads._replace(bias=jnp.sum(dz, range(dz.ndim - 1)))
+  dz = dz.astype(a.dtype)
+  if wanted.a:
+    grads = grads._replace(
+        a=product(Config(a.dtype.name, "nn"), Operands(dz, b)))
+  if wanted.b:
     rows = a.ndim - b.ndim + 1
-    db = _op(Config(b.dtype.name, "tn", contracted=rows))(Operands(dz, a))
-    return da, db, dbias
-
-  return in_auto_mode(
-      run, jax.typeof(a).sharding.mesh,
-      (_spec(a), _spec(b), None if bias is None else _spec(bias)), x, z, dout)
+    grads = grads._replace(b=product(
+        Config(b.dtype.name, "tn", contracted=rows), Operands(dz, a)))
+  return (grads,)
 
 
-gemm.defvjp(_fwd_rule, _bwd_rule)
+def _tangent(cfg: Config, saved, tangents):
+  x, _ = saved
+  return formula_jvp(functools.partial(reference, cfg), (x,), tangents)
+
+
+# (Config, Operands) -> activation(a @ b.T + bias), [..., m, n]; of layout "nt",
+# without scaling, a [..., m, k], b [n, k] or with a's leading axes, bias [n].
+gemm = differentiable(product, _backward, save=_save, tangent=_tangent)
