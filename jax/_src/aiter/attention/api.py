@@ -295,8 +295,8 @@ def flash_attn_func(
 
   Query head h attends with key head h // (hq / hk), so grouped and multi-query
   attention need no copies. A query that sees no key gives out 0, lse -inf and
-  gradients 0. Differentiable once, in reverse mode, in q, k, v, bias,
-  alibi_slopes and sink, through out and lse.
+  gradients 0. The gradients of q, k, v, bias, alibi_slopes and sink, through
+  out and lse, are kernels too; other derivatives are those of the formula.
 
   Args:
     q: [b, sq, hq, dqk], float16 or bfloat16 for the fused kernels, float32 by

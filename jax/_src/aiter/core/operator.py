@@ -26,6 +26,8 @@ whether the caller donates it.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -61,6 +63,24 @@ class Key(NamedTuple):
   dtype: str
   dims: tuple[int, ...]
   features: tuple[str, ...] = ()
+
+
+_keys: contextvars.ContextVar[list[Key] | None] = contextvars.ContextVar(
+    "_keys", default=None)
+
+
+@contextlib.contextmanager
+def asked():
+  """A list of what the operators that are traced inside ask of the kernels.
+
+  Dtypes in it are by their names for `_aiter`.
+  """
+  keys: list[Key] = []
+  token = _keys.set(keys)
+  try:
+    yield keys
+  finally:
+    _keys.reset(token)
 
 
 class FfiCall(NamedTuple):
@@ -131,6 +151,8 @@ def operator(
     fallback = functools.partial(reference, cfg)
     if key is None:
       return fallback(*args)
+    if (keys := _keys.get()) is not None:
+      keys.append(key._replace(dtype=dtypes.get(key.dtype, key.dtype)))
     return dispatch.dispatch(
         lambda platform: unserved(platform, key),
         lambda platform, *args: kernel(
