@@ -18,6 +18,7 @@ PYTHON_BIN_PATH.
 """
 
 import argparse
+import collections
 import hashlib
 import json
 import os
@@ -360,6 +361,16 @@ def environment_for(platform: str) -> dict[str, str]:
   return dict(os.environ)
 
 
+def families_with(file: str) -> list[str]:
+  """Families of operators that have a file, whose name has theirs."""
+  folders = (ROOT / "jax/_src/aiter").iterdir()
+  return sorted(
+    family.name
+    for family in folders
+    if (ROOT / file.format(family.name)).exists()
+  )
+
+
 # Commands.
 
 
@@ -438,14 +449,14 @@ def wheels(args: argparse.Namespace) -> None:
   build_wheels(prepare(), args.archs, args.out)
 
 
-def count_cases(events: pathlib.Path) -> tuple[int, int, int]:
-  """Counts test cases of a Bazel run: passed, failed, skipped.
+def test_results(events: pathlib.Path) -> tuple[dict, int]:
+  """What a Bazel run's events say of its tests.
 
-  A target that failed without saying in which case counts as one failure.
+  Returns:
+    (label, shard, run) -> result, of the last attempt; and how many targets
+    there is no result of, because they did not build.
   """
-  passed = failed = skipped = 0
-  # Only the last attempt of each shard and run counts.
-  results = {}
+  results, failed = {}, 0
   for line in events.read_text().splitlines():
     event = json.loads(line)
     if "testResult" in event and "testResult" in event["id"]:
@@ -461,7 +472,26 @@ def count_cases(events: pathlib.Path) -> tuple[int, int, int]:
       failed += 1
     elif event.get("completed", {"success": True}).get("success") is not True:
       failed += "completed" in event
-  for result in results.values():
+  return results, failed
+
+
+def slowest(results: dict, count: int) -> list[tuple[float, str]]:
+  """(seconds of all shards, label) of the slowest tests that ran."""
+  seconds = collections.Counter()
+  for (label, *_), result in results.items():
+    if not result.get("cachedLocally"):
+      duration = int(result.get("testAttemptDurationMillis", 0)) / 1000
+      seconds[label] += duration
+  return [(s, label) for label, s in seconds.most_common(count)]
+
+
+def count_cases(results: Iterable[dict]) -> tuple[int, int, int]:
+  """Counts test cases of results: passed, failed, skipped.
+
+  A target that failed without saying in which case counts as one failure.
+  """
+  passed = failed = skipped = 0
+  for result in results:
     bad = 0
     for file in result.get("testActionOutput", []):
       if file["name"] != "test.xml":
@@ -485,10 +515,79 @@ def count_cases(events: pathlib.Path) -> tuple[int, int, int]:
   return passed, failed, skipped
 
 
+# Two architectures, one a platform: every kind of file of a release.
+_OFFLINE_ARCHS = "gfx942,sm_90"
+
+
+def offline_build(python: str) -> str | None:
+  """Builds wheels twice, from a source archive and without a network.
+
+  Each build has a folder, an output root and dependencies of its own, and no
+  cache: the dependencies are fetched, then the build runs in a namespace that
+  has no network.
+
+  Returns:
+    What went wrong, or None. Where this process may not make a namespace, that
+    is said, and nothing is built.
+  """
+  say("Building the wheels twice from an archive, without a network")
+  unshare = ["unshare", "--net"] + ["--map-root-user"] * (os.geteuid() != 0)
+  if output([*unshare, "true"]) is None:
+    print("Left out: this machine lets nobody make a network namespace.")
+    return None
+  tree = output(["git", "-C", str(ROOT), "stash", "create"]) or ""
+  flags = arch_flags(_OFFLINE_ARCHS)
+  builds = []
+  with tempfile.TemporaryDirectory() as folder:
+    for name in ("once", "again"):
+      source = pathlib.Path(folder) / name
+      base = pathlib.Path(folder) / f"{name}_output"
+      source.mkdir()
+      archive = ["git", "-C", ROOT, "archive", tree.strip() or "HEAD"]
+      with subprocess.Popen(archive, stdout=subprocess.PIPE) as git:
+        run(["tar", "-x", "-C", source], stdin=git.stdout)
+      command = [source / "tools/bazel", "--batch", f"--output_base={base}"]
+      settings = [f"--repo_env=PYTHON_BIN_PATH={python}"]
+      targets = ["//build:wheels_rocm", "//build:wheels_cuda"]
+      for step in (
+        [*command, "fetch", *settings, *targets],
+        [
+          *(*unshare, *command, "build", *settings),
+          *("--disk_cache=", *flags, *targets),
+        ],
+      ):
+        step = [str(word) for word in step]
+        print("$ " + shlex.join(step), flush=True)
+        if subprocess.run(step, cwd=source, check=False).returncode:
+          return shlex.join(step)
+      wheels = source.glob("bazel-bin/build/*/*.whl")
+      builds.append({
+        wheel.name: hashlib.sha256(wheel.read_bytes()).hexdigest()
+        for wheel in wheels
+      })
+      # What Bazel writes is read-only.
+      run(["chmod", "-R", "u+w", base])
+  once, again = builds
+  for name in sorted(once | again):
+    print(f"{once.get(name)}  {name}")
+  return None if once and once == again else "the two builds differ"
+
+
 def test(args: argparse.Namespace) -> None:
   python = prepare(simulator=True)
   targets = args.targets or ["//..."]
   gpu, _ = find_gpu()
+  results, unbuilt = {}, 0
+  if args.all:
+    archs = args.archs or "all"
+    which = ["--test_env=AITER_TESTS=all"]
+  else:
+    archs = args.archs
+    # Named targets run in any case.
+    which = [] if args.targets else [
+      "--build_tag_filters=-all",
+      "--test_tag_filters=-all",
+    ]
   with tempfile.TemporaryDirectory() as folder:
     events = pathlib.Path(folder) / "events.json"
     command = bazel(
@@ -497,17 +596,30 @@ def test(args: argparse.Namespace) -> None:
       "--keep_going",
       f"--build_event_json_file={events}",
       *([] if gpu == "cpu" else ["--//tests:gpu=" + gpu]),
-      *arch_flags(args.archs),
+      *arch_flags(archs),
+      *which,
       "--",
       *targets,
     )
     print("$ " + shlex.join(command), flush=True)
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
-    passed, failed, skipped = (
-      count_cases(events) if events.exists() else (0, 0, 0)
-    )
+    if events.exists():
+      results, unbuilt = test_results(events)
+    passed, failed, skipped = count_cases(results.values())
+    failed += unbuilt
+  if args.all and not args.targets:
+    wrong = offline_build(python)
+    if wrong:
+      print(f"The build without a network failed: {wrong}")
+    passed, failed = passed + (not wrong), failed + bool(wrong)
+    status = status or int(bool(wrong))
   if status and not failed:
     failed = 1
+  slow = slowest(results, 10)
+  if slow:
+    print("The slowest tests, in seconds of all their shards:")
+    for seconds, label in slow:
+      print(f"{seconds:8.1f}  {label}")
   if skipped:
     print(f"{skipped} skipped")
   print(f"{passed} passed, {failed} failed", flush=True)
@@ -588,10 +700,12 @@ def main() -> None:
   command(demo, "build, install, and train a small GPT")
   added = command(bench, "time an operator; further flags go to the benchmark")
   added.add_argument(
-    "--op", choices=["attention", "norm", "gemm"], default="attention"
+    "--op", choices=families_with("benchmarks/{}.py"), default="attention"
   )
   added = command(tune, "measure kernels; further flags go to the program")
-  added.add_argument("--op", required=True, choices=["gemm"])
+  added.add_argument(
+    "--op", required=True, choices=families_with("benchmarks/tune_{}.py")
+  )
   added.add_argument(
     "--shapes",
     required=True,
@@ -617,6 +731,12 @@ def main() -> None:
     "command", nargs="+", help="after --, such as: python program.py"
   )
   added = command(test, "run the tests")
+  added.add_argument(
+    "--all",
+    action="store_true",
+    help="run what is left out of each day's run, too: every architecture, all "
+    "cases of each, long searches, every sanitizer, a build without a network",
+  )
   added.add_argument("--archs", help=archs_help)
   added.add_argument("targets", nargs="*", help="Bazel targets; default: all")
   added = command(wheels, "build wheels")

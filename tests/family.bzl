@@ -6,8 +6,13 @@ load("//build:sanitizers.bzl", "SANITIZER_ENV")
 load("//build:site.bzl", "jax_py_test", "sim_py_test")
 load("//tests/amdgpu_sim:sim.bzl", "ARCHS")
 
-# Where all of a family's numbers are checked; elsewhere some of them.
+# Where all cases of numbers run every time; on other architectures one in so
+# many, and each kernel still. `build.py test --all` runs all.
 HOME_ARCH = "gfx942"
+_ONE_IN = "6"
+
+# Tests that `build.py test --all` alone runs.
+ALL = ["all"]
 
 _SIM_ENV = {
     "AMDGPU_SIM_CHECKS": "+all",
@@ -103,11 +108,15 @@ def _family(name, kernels = None, uses = [], cpu_only = [], shards = {}, sanitiz
             )
         for arch in archs:
             target = "%s_%s" % (base, arch)
+            sampled = arch != HOME_ARCH and file == "numbers_test.py"
             sim_py_test(
                 name = target,
                 size = "large",
                 arch = arch,
-                env = _SIM_ENV,
+                env = dict(
+                    _SIM_ENV,
+                    **({"AITER_ONE_IN": _ONE_IN} if sampled else {})
+                ),
                 shard_count = shards.get(target),
                 **common
             )
@@ -129,7 +138,8 @@ def families(families):
     A file decides by its name where it runs:
 
     * numbers_test.py is aiter_<family>_test, on the host's CPU (or its GPU),
-      and aiter_<family>_test_<arch> on every simulated architecture;
+      and aiter_<family>_test_<arch> on simulated GPUs: all cases on gfx942, one
+      in six on the others;
     * kernel_test.py, in Triton's interpreter, is aiter_<family>_kernel_test;
     * every_kernel_test.py is aiter_<family>_every_kernel_test_<arch>, on every
       simulated architecture alone;

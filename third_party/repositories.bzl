@@ -28,6 +28,10 @@ def repositories():
         lock = "//third_party/pypi:lint_requirements_lock.txt",
     )
     pypi(
+        name = "pypi_oldest",
+        lock = "//third_party/pypi:oldest_requirements_lock.txt",
+    )
+    pypi(
         name = "pypi_rocm",
         lock = "//third_party/pypi:rocm_requirements_lock.txt",
         python_versions = ["3.12", "3.13", "3.14"],

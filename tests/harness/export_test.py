@@ -6,14 +6,13 @@ the exporting process may run itself, and only there. A program of unknown
 sizes must do at any size what the function does.
 """
 
-import functools
 import importlib.util
 from unittest import mock
 
 import jax.numpy as jnp
 from absl.testing import absltest, parameterized
 from harness import transforms
-from harness.operators import CASES, KINDS, SIZES, Case, arrays_of
+from harness.operators import CASES, SIZES, Case, arrays_of, program, types_of
 
 import jax
 from jax._src.aiter.core import dispatch
@@ -22,29 +21,6 @@ from jax.experimental import aiter
 PREFIXES = {"rocm": "hip", "cuda": "cu"}
 PLATFORMS = (*PREFIXES, "cpu")
 NAMED = tuple((case.name, case) for case in CASES)
-
-
-@functools.cache
-def program(case: Case):
-  """The function of a case's arrays, with its gradients, as one program."""
-  def run(*arrays):
-    wanted, others = arrays[:case.gradients], arrays[case.gradients:]
-    if not wanted:
-      return case.call(*arrays)
-    out, vjp = jax.vjp(lambda *wanted: case.call(*wanted, *others), *wanted)
-    return out, vjp(jax.tree.map(jnp.ones_like, out))
-  return jax.jit(run)
-
-
-def types_of(case: Case):
-  """The types of a case's arrays, with sizes left open."""
-  scope = jax.export.SymbolicScope()
-  types = []
-  for line in case.arrays:
-    kind, shape = line.split(" ")
-    types.append(jax.ShapeDtypeStruct(
-        jax.export.symbolic_shape(shape, scope=scope), KINDS[kind][0]))
-  return types
 
 
 def export(case: Case, types, *platforms):

@@ -167,3 +167,26 @@ def arrays_of(case: Case, sizes):
     shape = tuple(eval(n, {}, dict(sizes)) for n in shape.split(","))
     arrays.append(jnp.asarray(make(rng, shape, sizes)).astype(dtype))
   return arrays
+
+
+@functools.cache
+def program(case: Case):
+  """The function of a case's arrays, with its gradients, as one program."""
+  def run(*arrays):
+    wanted, others = arrays[:case.gradients], arrays[case.gradients:]
+    if not wanted:
+      return case.call(*arrays)
+    out, vjp = jax.vjp(lambda *wanted: case.call(*wanted, *others), *wanted)
+    return out, vjp(jax.tree.map(jnp.ones_like, out))
+  return jax.jit(run)
+
+
+def types_of(case: Case):
+  """The types of a case's arrays, with sizes left open."""
+  scope = jax.export.SymbolicScope()
+  types = []
+  for line in case.arrays:
+    kind, shape = line.split(" ")
+    types.append(jax.ShapeDtypeStruct(
+        jax.export.symbolic_shape(shape, scope=scope), KINDS[kind][0]))
+  return types

@@ -10,6 +10,12 @@ import sys
 from absl.testing import absltest, parameterized
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
+# Those that families have, beside what these have in common.
+BENCHMARKS = sorted(
+  family.name
+  for family in (ROOT / "jax/_src/aiter").iterdir()
+  if (ROOT / f"benchmarks/{family.name}.py").exists()
+)
 
 
 def run(script: str, *flags: str) -> subprocess.CompletedProcess:
@@ -45,7 +51,7 @@ class ExamplesTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertIn("--steps", done.stderr)
 
-  @parameterized.parameters("attention", "norm", "gemm")
+  @parameterized.parameters(*BENCHMARKS)
   def test_benchmark(self, op):
     out = pathlib.Path(self.create_tempdir().full_path)
     done = run(
