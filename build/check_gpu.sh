@@ -8,8 +8,9 @@
 #
 # WHEELS has jax_aiter and jax_aiter_cuda13 (build.py wheels --archs sm_90), and
 # may have wheels of what the tests import (absl-py, hypothesis,
-# sortedcontainers). They go into the environment of python3. OUT receives logs,
-# table and plot. Without a list of steps, all run.
+# sortedcontainers). They go into the environment of python3, unless
+# SKIP_INSTALL is set. OUT receives logs, tables and plots. Without a list of
+# steps, all run.
 set -u
 wheels=$1
 out=$(realpath "$2")
@@ -31,16 +32,51 @@ step() {
   [ $status -eq 0 ] || touch "$out/failed"
 }
 
-# A test file in as many processes at once as given: most of the time is XLA's
-# compilation, on the host.
+# A file of tests/ in as many processes at once as given: most of the time is
+# XLA's compilation, on the host.
 shards() {
+  name=$(echo "$1" | tr / _)
   i=0
   while [ $i -lt "$2" ]; do
-    step "$1.$i" env TEST_TOTAL_SHARDS="$2" TEST_SHARD_INDEX=$i \
-      python3 "aiter_$1_test.py" &
+    step "$name.$i" env TEST_TOTAL_SHARDS="$2" TEST_SHARD_INDEX=$i \
+      python3 "$1.py" &
     i=$((i + 1))
   done
 }
+
+# What runs on a GPU, and in how many processes.
+tests="
+attention/numbers_test 8
+attention/transform_test 3
+attention/errors_test 1
+norm/numbers_test 4
+gemm/numbers_test 4
+gemm/handler_test 1
+quant/numbers_test 3
+rope/numbers_test 3
+activation/numbers_test 3
+cache/numbers_test 3
+cache/alias_test 1
+harness/arguments_test 1
+harness/check_test 1
+harness/derivatives_test 2
+harness/export_test 2
+simulated/gpu_test 1
+"
+
+# Tool, kernels whose names contain what, exit status for findings, file, tests
+# of it if not all, processes. Of attention: every feature alone and the shapes
+# of training, forward and backward. Of racecheck's reports on sm_90's own
+# kernels see docs/performance.md.
+features=FeatureTest.test_alone,test_training_shape
+sanitized="
+memcheck mha_ 1 attention/numbers_test $features 4
+racecheck general 1 attention/numbers_test $features 4
+racecheck fast 0 attention/numbers_test $features 4
+memcheck rope_ 1 rope/numbers_test all 2
+memcheck activation_ 1 activation/numbers_test all 2
+memcheck cache_ 1 cache/numbers_test all 2
+"
 
 # A command under compute-sanitizer: tool, kernels whose names contain what,
 # exit status for findings. The tool's own process dies of a segmentation fault
@@ -59,37 +95,44 @@ sanitized() {
 
 # The tree's own jax/ must not stand before the installed one.
 cd "$root/tests" || exit 1
-step install python3 -m pip install --no-index --no-deps --force-reinstall \
-  "$root/$wheels"/*.whl
+export PYTHONPATH="$root/tests"
+[ -n "${SKIP_INSTALL-}" ] ||
+  step install python3 -m pip install --no-index --no-deps --force-reinstall \
+    "$root/$wheels"/*.whl
 for what; do
   case $what in
     tests)
-      shards mha 8
-      shards transform 3
-      shards norm 4
-      shards gemm 4
-      shards gemm_handler 1
-      shards quant 3
-      shards errors 1
-      shards gpu 1
+      while read -r file processes; do
+        [ -z "$file" ] || shards "$file" "$processes"
+      done << END
+$tests
+END
       ;;
     sanitize)
-      # Every feature alone and the shapes of training, forward and backward.
-      # Of racecheck's reports on sm_90's own kernels see docs/performance.md.
-      for check in "memcheck mha_ 1" "racecheck general 1" "racecheck fast 0"; do
-        set -- $check
-        for i in 0 1 2 3; do
-          step "$1.$2.$i" sanitized "$1" "$2" "$3" \
-            env TEST_TOTAL_SHARDS=4 TEST_SHARD_INDEX=$i \
-            TESTBRIDGE_TEST_ONLY="FeatureTest.test_alone test_training_shape" \
-            python3 aiter_mha_test.py &
+      while read -r tool kernels findings file only processes; do
+        [ -n "$tool" ] || continue
+        filter=
+        [ "$only" = all ] ||
+          filter=TESTBRIDGE_TEST_ONLY=$(echo "$only" | tr , ' ')
+        i=0
+        while [ $i -lt "$processes" ]; do
+          step "$tool.$kernels.$i" sanitized "$tool" "$kernels" "$findings" \
+            env TEST_TOTAL_SHARDS="$processes" TEST_SHARD_INDEX=$i \
+            ${filter:+"$filter"} python3 "$file.py" &
+          i=$((i + 1))
         done
-      done
+      done << END
+$sanitized
+END
       ;;
     bench)
       wait
-      step bench python3 ../benchmarks/attention.py --out "$out/attention" \
-        --markdown "$out/performance.md"
+      for family in ../jax/_src/aiter/*/; do
+        op=$(basename "$family")
+        [ -e "../benchmarks/$op.py" ] || continue
+        step "bench_$op" python3 "../benchmarks/$op.py" --out "$out/$op" \
+          --markdown "$out/$op.md"
+      done
       ;;
   esac
 done

@@ -172,4 +172,5 @@ def families(families):
             for name, options in families.items()
             if native.glob([name + "/every_kernel_test.py"])
         ])},
+        site = "//tests:sim_site",
     )
