@@ -72,6 +72,7 @@ def repositories():
     kernel_table(
         name = "aiter_kernel_table",
         families = [
+            "cache",
             "gemm",
             "mha",
             "norm",

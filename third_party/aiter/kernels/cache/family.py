@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family of KV-cache writes, as the ahead-of-time compiler sees it."""
+
+from third_party.aiter.aot.archs import ARCHS
+from third_party.aiter.aot.family import Family, Op, flags, points_to, selecting
+
+# aligned: a multiple of 16 bytes' columns; runs: their places in the cache are
+# such multiples too, and lie together; scaled: a scale is given; v_...: the
+# same of values; power: scales are powers of two; fp16, fp32: what keys and
+# values are, if not bf16; strided: for who is not of runs.
+FEATURES = flags("aligned runs scaled v_aligned v_runs v_scaled power fp16 "
+                 "fp32") | selecting("strided")
+# A copy is of bits.
+_BITS = {"bf16": "i16", "fp32": "i32", "i8": "i8", "any": "i8"}
+_RUN = {"bf16": 8, "fp32": 4, "i8": 16, "any": 16}
+
+
+def _constants(row):
+  of_runs = "excludes=strided" in row["options"]
+  return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
+          "COLS": int(row["cols"]), "RUN": _RUN[row["dtype"]],
+          "FLAGS": FEATURES["aligned"] | FEATURES["runs"] if of_runs else 0,
+          "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
+
+
+_TILES = ("tiles = ceil(rows / tile_m) * ceil(k_cols / tile_n) + "
+          "ceil(rows / tile_m) * ceil(v_cols / tile_n)")
+
+FAMILY = Family(
+    ops={
+        "cache_copy": Op("cache.write", (_TILES,)),
+        "cache_cast": Op("cache.write", (_TILES,)),
+        "cache_token": Op("cache.write",
+                          ("tiles = ceil(rows / tile_m) * halves",)),
+        "cache_block": Op("cache.write", ("rows = rows * halves",)),
+    },
+    pointers={
+        # Of numbers that are rounded, the kernels know the type.
+        **points_to("dtype", "key value k_cache v_cache"),
+        **points_to("u8", "k_bytes v_bytes"),
+        **points_to("fp32", "k_scale v_scale"),
+        **points_to("i32", "slots winners"),
+    },
+    element=lambda row: _BITS[row["dtype"]],
+    floats=frozenset({"floor"}),
+    int64=r".*(_start|_page|_scale_head)$",
+    constants=_constants,
+    features=FEATURES,
+)

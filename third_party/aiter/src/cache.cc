@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "aiter/cache.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "third_party/aiter/src/cache_params.h"
+#include "third_party/aiter/src/core/check.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
+#include "third_party/aiter/src/core/launch.h"
+#include "third_party/aiter/src/core/operation.h"
+#include "third_party/aiter/src/core/select.h"
+#include "third_party/aiter/src/core/steps.h"
+
+namespace aiter {
+namespace {
+
+// Kernels count rows, columns and what is in a page in 32 bits, and add a tile.
+constexpr int64_t kMaxSize = INT32_MAX - 8192;
+constexpr int64_t kRunBytes = 16;
+
+// Elements of 16 bytes of a cache whose elements have the size of `type`.
+int64_t RunOf(DataType type) { return kRunBytes / ElementBytes(type); }
+
+bool IsPresent(const cache_half& h) { return h.rows_ptr != nullptr; }
+
+// Whether runs of columns lie together, at multiples of 16 bytes.
+bool IsOfRuns(const cache_half& h, int64_t run) {
+  const cache_side& s = h.side;
+  return s.col == 1 && h.cols % run == 0 && s.start % run == 0 &&
+         s.page % run == 0 && s.run_offset % run == 0 && s.offset % run == 0 &&
+         s.head % run == 0 && s.run % run == 0;
+}
+
+Status CheckCoefficients(const std::string& name,
+                         std::initializer_list<int64_t> values,
+                         int64_t largest) {
+  for (int64_t value : values) {
+    AITER_RETURN_IF_ERROR(CheckRange(name.c_str(), value, 0, largest));
+  }
+  return Status();
+}
+
+// That start + pages * page + the largest place in a page is of an array.
+Status CheckReach(const std::string& name, int64_t start, int64_t pages,
+                  int64_t page, int64_t in_page, int64_t size) {
+  int64_t left = size - 1 - in_page - start;
+  bool inside = left >= 0 && (page == 0 || pages - 1 <= left / page);
+  if (inside) return Status();
+  return Invalid(name, "beyond the array",
+                 "inside its " + std::to_string(size) + " elements");
+}
+
+Status CheckHalf(const std::string& name, const cache_args& a,
+                 const cache_half& h, int64_t run) {
+  const cache_side& s = h.side;
+  if (!IsPresent(h)) return Status();
+  AITER_RETURN_IF_ERROR(
+      CheckRange((name + ".cols").c_str(), h.cols, 1, kMaxSize));
+  std::string side = name + ".side";
+  AITER_RETURN_IF_ERROR(CheckCoefficients(side, {s.start, s.page}, INT64_MAX));
+  AITER_RETURN_IF_ERROR(CheckCoefficients(
+      side, {s.run_offset, s.offset, s.head, s.run, s.col}, INT32_MAX));
+  AITER_RETURN_IF_ERROR(CheckRange(side.c_str(), s.split, 1, INT32_MAX));
+  if (a.tokens == 0 || a.heads == 0 || a.pages == 0) return Status();
+  double in_page = 0;
+  auto add = [&in_page](int64_t steps, int64_t step) {
+    in_page += static_cast<double>(steps) * static_cast<double>(step);
+  };
+  add((a.page_size - 1) / s.split, s.run_offset);
+  add(std::min(a.page_size, s.split) - 1, s.offset);
+  add(a.heads - 1, s.head);
+  add((h.cols - 1) / run, s.run);
+  add(std::min(h.cols, run) - 1, s.col);
+  if (in_page > static_cast<double>(kMaxSize)) {
+    return Invalid(side, "a page of more than 2^31 elements", "smaller");
+  }
+  AITER_RETURN_IF_ERROR(CheckReach(side, s.start, a.pages, s.page,
+                                   static_cast<int64_t>(in_page),
+                                   h.cache_size));
+  return CheckAligned({{"rows_ptr", h.rows_ptr}, {"cache_ptr", h.cache_ptr}});
+}
+
+// Scales that a call writes, `blocks` of `size` places each.
+Status CheckScales(const std::string& name, const cache_args& a,
+                   const cache_half& h, int64_t blocks, int64_t size) {
+  const cache_scales& s = h.scales;
+  if (!IsPresent(h) || a.tokens == 0 || a.heads == 0 || blocks == 0) {
+    return Status();
+  }
+  std::string field = name + ".scales";
+  if (h.scale_ptr == nullptr) return Invalid(field, "absent", "given");
+  AITER_RETURN_IF_ERROR(
+      CheckCoefficients(field, {s.start, s.page, s.head}, INT64_MAX));
+  AITER_RETURN_IF_ERROR(CheckCoefficients(field, {s.offset}, INT32_MAX));
+  double in_block = static_cast<double>(size - 1) * s.offset +
+                    static_cast<double>(a.heads - 1) * s.head;
+  if (in_block > static_cast<double>(INT64_MAX / 2)) {
+    return Invalid(field, "beyond the array", "inside");
+  }
+  return CheckReach(
+      field, s.start, blocks, s.page,
+      static_cast<int64_t>(size - 1) * s.offset + (a.heads - 1) * s.head,
+      h.scale_size);
+}
+
+Status CheckCommon(const cache_args& a, int64_t run) {
+  AITER_RETURN_IF_ERROR(CheckRange("tokens", a.tokens, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("heads", a.heads, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("tokens * heads", a.tokens * a.heads, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("pages", a.pages, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("page_size", a.page_size, 1, kMaxSize));
+  AITER_RETURN_IF_ERROR(
+      CheckRange("pages * page_size", a.pages * a.page_size, 0, kMaxSize));
+  if (!IsPresent(a.k)) return Invalid("k.rows_ptr", "null", "given");
+  AITER_RETURN_IF_ERROR(CheckHalf("k", a, a.k, run));
+  AITER_RETURN_IF_ERROR(CheckHalf("v", a, a.v, run));
+  return CheckAligned({{"slots_ptr", a.slots_ptr}});
+}
+
+Status CheckKind(DataType type, CacheKind kind) {
+  if (type > DataType::kFp32) {
+    return Invalid("data_type", DataTypeName(type), "fp16, bf16 or fp32");
+  }
+  switch (kind) {
+    case CacheKind::kInt8:
+    case CacheKind::kE4m3fn:
+    case CacheKind::kE4m3fnuz:
+    case CacheKind::kE5m2:
+      return Status();
+  }
+  return Invalid("kind", std::to_string(static_cast<int32_t>(kind)),
+                 "a CacheKind");
+}
+
+uint32_t If(bool condition, uint32_t feature) {
+  return condition ? feature : 0;
+}
+
+// The bits of a half, as keys have them.
+uint32_t FlagsOf(const cache_half& h, int64_t run) {
+  if (!IsPresent(h)) return 0;
+  return If(h.cols % run == 0, kCacheAligned) |
+         If(IsOfRuns(h, run), kCacheRuns) |
+         If(h.scale_ptr != nullptr, kCacheScaled);
+}
+
+constexpr uint32_t kValues = kCacheVAligned / kCacheAligned;
+static_assert(kCacheVRuns == kValues * kCacheRuns);
+static_assert(kCacheVScaled == kValues * kCacheScaled);
+
+struct SideFields {
+  int64_t CacheParams::* start;
+  int64_t CacheParams::* page;
+  int32_t CacheParams::* run_offset;
+  int32_t CacheParams::* offset;
+  int32_t CacheParams::* split;
+  int32_t CacheParams::* head;
+  int32_t CacheParams::* run;
+  int32_t CacheParams::* col;
+};
+
+void SetSide(const cache_half& h, int64_t run, const SideFields& fields,
+             CacheParams* p) {
+  const cache_side& s = h.side;
+  int64_t unit = IsOfRuns(h, run) ? run : 1;
+  p->*fields.start = s.start / unit;
+  p->*fields.page = s.page / unit;
+  p->*fields.run_offset = static_cast<int32_t>(s.run_offset / unit);
+  p->*fields.offset = static_cast<int32_t>(s.offset / unit);
+  p->*fields.split = static_cast<int32_t>(s.split);
+  p->*fields.head = static_cast<int32_t>(s.head / unit);
+  p->*fields.run = static_cast<int32_t>(s.run / unit);
+  p->*fields.col = static_cast<int32_t>(s.col);
+}
+
+CacheParams ParamsOf(const cache_args& a, int64_t run) {
+  CacheParams p;
+  p.key_ptr = a.k.rows_ptr;
+  p.value_ptr = a.v.rows_ptr;
+  p.k_cache_ptr = p.k_bytes_ptr = a.k.cache_ptr;
+  p.v_cache_ptr = p.v_bytes_ptr = a.v.cache_ptr;
+  p.k_scale_ptr = a.k.scale_ptr;
+  p.v_scale_ptr = a.v.scale_ptr;
+  p.slots_ptr = a.slots_ptr;
+  SetSide(
+      a.k, run,
+      {&CacheParams::k_start, &CacheParams::k_page, &CacheParams::k_run_offset,
+       &CacheParams::k_offset, &CacheParams::k_split, &CacheParams::k_head,
+       &CacheParams::k_run, &CacheParams::k_col},
+      &p);
+  SetSide(
+      a.v, run,
+      {&CacheParams::v_start, &CacheParams::v_page, &CacheParams::v_run_offset,
+       &CacheParams::v_offset, &CacheParams::v_split, &CacheParams::v_head,
+       &CacheParams::v_run, &CacheParams::v_col},
+      &p);
+  p.k_scale_start = a.k.scales.start;
+  p.k_scale_page = a.k.scales.page;
+  p.k_scale_offset = static_cast<int32_t>(a.k.scales.offset);
+  p.k_scale_head = a.k.scales.head;
+  p.v_scale_start = a.v.scales.start;
+  p.v_scale_page = a.v.scales.page;
+  p.v_scale_offset = static_cast<int32_t>(a.v.scales.offset);
+  p.v_scale_head = a.v.scales.head;
+  p.rows = static_cast<int32_t>(a.tokens * a.heads);
+  p.heads = static_cast<int32_t>(a.heads);
+  p.k_cols = static_cast<int32_t>(a.k.cols);
+  p.v_cols = IsPresent(a.v) ? static_cast<int32_t>(a.v.cols) : 0;
+  p.halves = IsPresent(a.v) ? 2 : 1;
+  p.num_slots = static_cast<int32_t>(a.pages * a.page_size);
+  p.page_size = static_cast<int32_t>(a.page_size);
+  p.flags =
+      static_cast<int32_t>(FlagsOf(a.k, run) | kValues * FlagsOf(a.v, run) |
+                           If(a.data_type == DataType::kFp16, kCacheFp16) |
+                           If(a.data_type == DataType::kFp32, kCacheFp32));
+  return p;
+}
+
+bool IsEmpty(const cache_args& a) {
+  return a.tokens == 0 || a.heads == 0 || a.pages == 0;
+}
+
+// Heads of a token as one where they lie together: wider rows, and fewer.
+template <typename Args>
+Args Folded(const Args& args, int64_t run) {
+  auto together = [&args, run](const cache_half& h) {
+    return !IsPresent(h) ||
+           (h.side.head == h.cols && h.side.col == 1 && h.side.run == run &&
+            h.cols % run == 0 && h.scales.head == 0);
+  };
+  Args a = args;
+  if (a.heads < 2 || a.heads * std::max(a.k.cols, a.v.cols) > kMaxSize ||
+      !together(a.k) || !together(a.v)) {
+    return a;
+  }
+  a.k.cols *= a.heads;
+  a.v.cols *= a.heads;
+  a.heads = 1;
+  return a;
+}
+
+// Writes without scales of their own: a kernel for runs and one for any places.
+template <typename ArgsOfOp>
+struct Write {
+  using Args = ArgsOfOp;
+  using Plan = CachePlan;
+
+  static ProblemKey KeyOf(const Args& a, int64_t run) {
+    ProblemKey key;
+    key.data_type = a.data_type;
+    for (const cache_half* h : {&a.k, &a.v}) {
+      if (!IsPresent(*h)) continue;
+      key.features |= IsOfRuns(*h, run) ? kCacheRuns : kCacheStrided;
+    }
+    return key;
+  }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    AITER_RETURN_IF_ERROR(
+        ProblemKeyOf(OperationOf<Args>::kName, problem, 0, key));
+    if (key->features == 0) key->features = kCacheRuns;
+    return Status();
+  }
+
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    ProblemKey one = key;
+    if ((key.features & kCacheRuns) != 0) {
+      one.features = 0;
+      AITER_RETURN_IF_ERROR(
+          steps->Add(OperationOf<Args>::kName, one, &plan->runs));
+    }
+    if ((key.features & kCacheStrided) == 0) return Status();
+    one.features = kCacheStrided;
+    return steps->Add(OperationOf<Args>::kName, one, &plan->strided);
+  }
+
+  static Status Launch(const Driver& driver, const Plan& plan,
+                       const CacheParams& params, void* stream) {
+    bool k_runs = (params.flags & kCacheRuns) != 0;
+    bool v_runs = (params.flags & kCacheVRuns) != 0;
+    for (bool runs : {true, false}) {
+      CacheParams p = params;
+      if (k_runs != runs) p.k_cols = 0;
+      if (v_runs != runs) p.v_cols = 0;
+      if (p.k_cols == 0 && p.v_cols == 0) continue;
+      AITER_RETURN_IF_ERROR(
+          LaunchKernel(driver, runs ? plan.runs : plan.strided, &p, stream));
+    }
+    return Status();
+  }
+};
+
+struct Copy : Write<cache_copy_args> {
+  using Write::KeyOf;
+
+  static Status Check(const Args& a) {
+    if (a.data_type > DataType::kI8) {
+      return Invalid("data_type", DataTypeName(a.data_type),
+                     "fp16, bf16, fp32 or i8");
+    }
+    return CheckCommon(a, RunOf(a.data_type));
+  }
+
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key = KeyOf(a, RunOf(a.data_type));
+    // Bits are bits.
+    if (key.data_type == DataType::kFp16) key.data_type = DataType::kBf16;
+    return key;
+  }
+
+  static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
+                       void* stream) {
+    if (IsEmpty(args)) return Status();
+    int64_t run = RunOf(args.data_type);
+    return Write::Launch(driver, plan, ParamsOf(Folded(args, run), run),
+                         stream);
+  }
+};
+
+struct Cast : Write<cache_cast_args> {
+  using Write::KeyOf;
+
+  static Status Check(const Args& a) {
+    AITER_RETURN_IF_ERROR(CheckKind(a.data_type, a.kind));
+    AITER_RETURN_IF_ERROR(CheckCommon(a, kRunBytes));
+    for (const cache_half* h : {&a.k, &a.v}) {
+      if (h->scale_ptr == nullptr) continue;
+      AITER_RETURN_IF_ERROR(CheckScales(h == &a.k ? "k" : "v", a, *h, 1, 1));
+    }
+    return Status();
+  }
+
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key = KeyOf(a, kRunBytes);
+    key.data_type = DataType::kBf16;  // The kernels know all.
+    return key;
+  }
+
+  static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
+                       void* stream) {
+    if (IsEmpty(args)) return Status();
+    CacheParams params = ParamsOf(Folded(args, kRunBytes), kRunBytes);
+    params.kind = static_cast<int32_t>(args.kind);
+    return Write::Launch(driver, plan, params, stream);
+  }
+};
+
+// Writes with scales of their own.
+template <typename ArgsOfOp>
+struct Quantised {
+  using Args = ArgsOfOp;
+  using Plan = KernelPlan;
+
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key;
+    key.dims[0] =
+        static_cast<int32_t>(std::max(a.k.cols, IsPresent(a.v) ? a.v.cols : 0));
+    return key;
+  }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    return ProblemKeyOf(OperationOf<Args>::kName, problem, 1, key);
+  }
+
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    return steps->Add(OperationOf<Args>::kName, key, &plan->kernel);
+  }
+};
+
+struct Token : Quantised<cache_token_args> {
+  static Status Check(const Args& a) {
+    AITER_RETURN_IF_ERROR(CheckKind(a.data_type, a.kind));
+    AITER_RETURN_IF_ERROR(CheckCommon(a, kRunBytes));
+    AITER_RETURN_IF_ERROR(CheckScales("k", a, a.k, a.pages, a.page_size));
+    return CheckScales("v", a, a.v, a.pages, a.page_size);
+  }
+
+  static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
+                       void* stream) {
+    if (IsEmpty(args)) return Status();
+    CacheParams params = ParamsOf(args, kRunBytes);
+    params.kind = static_cast<int32_t>(args.kind);
+    params.floor = args.floor;
+    params.flags |= static_cast<int32_t>(If(args.scale_is_power, kCachePower));
+    return LaunchKernel(driver, plan.kernel, &params, stream);
+  }
+};
+
+struct Block : Quantised<cache_block_args> {
+  static Status Check(const Args& a) {
+    AITER_RETURN_IF_ERROR(CheckKind(a.data_type, a.kind));
+    AITER_RETURN_IF_ERROR(CheckCommon(a, kRunBytes));
+    AITER_RETURN_IF_ERROR(CheckRange("block", a.block, 1, kMaxSize));
+    int64_t slots = a.pages * a.page_size;
+    if (slots % a.block != 0) {
+      return Invalid("block", std::to_string(a.block),
+                     "a divisor of all slots, of which there are " +
+                         std::to_string(slots));
+    }
+    AITER_RETURN_IF_ERROR(CheckScales("k", a, a.k, slots / a.block, 1));
+    AITER_RETURN_IF_ERROR(CheckScales("v", a, a.v, slots / a.block, 1));
+    return CheckAligned({{"winners_ptr", a.winners_ptr}});
+  }
+
+  static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
+                       void* stream) {
+    if (IsEmpty(args)) return Status();
+    CacheParams params = ParamsOf(args, kRunBytes);
+    params.kind = static_cast<int32_t>(args.kind);
+    params.floor = args.floor;
+    params.block = static_cast<int32_t>(args.block);
+    params.winners_ptr = args.winners_ptr;
+    return LaunchKernel(driver, plan.kernel, &params, stream);
+  }
+};
+
+}  // namespace
+
+AITER_DEFINE_OPERATION(cache_copy, Copy);
+AITER_DEFINE_OPERATION(cache_cast, Cast);
+AITER_DEFINE_OPERATION(cache_token, Token);
+AITER_DEFINE_OPERATION(cache_block, Block);
+
+}  // namespace aiter
