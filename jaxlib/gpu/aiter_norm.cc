@@ -125,7 +125,7 @@ ffi::Error SetQuant(const QuantBuffers& b, const NormAttrs& attrs,
                     aiter::norm_quant_args* a) {
   AITER_FFI_RETURN_IF_ERROR(SetRows(b, b.residual_out, attrs, a));
   AITER_FFI_RETURN_IF_ERROR(
-      Optional(b.x_scale, ffi::F32, {a->cols}, &a->smooth_ptr));
+      Optional(b.x_scale, ffi::F32, {a->cols}, &a->x_scale_ptr));
   AITER_FFI_RETURN_IF_ERROR(QuantTypeOf(b.q, &a->quant_type));
   if (a->quant_type == aiter::DataType::kE2m1) {
     AITER_FFI_RETURN_IF_ERROR(CheckShape(b.q, {a->rows, a->cols / 2}));

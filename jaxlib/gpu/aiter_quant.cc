@@ -36,7 +36,7 @@ namespace {
 struct Buffers : BufferList {
   using BufferList::BufferList;
   Buffer x = Operand("x");
-  Buffer smooth = Operand("smooth");
+  Buffer smooth_scale = Operand("smooth_scale");
   Buffer scale_in = Operand("scale_in");
   Buffer q = Result("q");
   Buffer scale = Result("scale");
@@ -82,7 +82,7 @@ ffi::Error SetArgs(const Buffers& b, const QuantAttrs& attrs,
   a->cols = dims[2];
   a->x_ptr = Data(b.x);
   AITER_FFI_RETURN_IF_ERROR(
-      Optional(b.smooth, ffi::F32, {a->cols}, &a->smooth_ptr));
+      Optional(b.smooth_scale, ffi::F32, {a->cols}, &a->smooth_scale_ptr));
   AITER_FFI_RETURN_IF_ERROR(
       Optional(b.scale_in, ffi::F32, {a->batch, a->rows}, &a->scale_in_ptr));
   if (a->per != aiter::QuantScale::kAmax) {

@@ -34,7 +34,7 @@ class _Case:
       self, dtype=np.float16, general=False, b=1, hq=2, hk=1, sq=48, sk=64,
       dqk=32, dv=None, block=None, tile_m=16, tile_n=16, heads_first=False,
       left=-1, right=-1, sink_tokens=0, top_left=False, sink=False, bias=None,
-      bias_f32=False, slopes=False, cap=0.0, p_drop=0.0, dlse=False, skip=0,
+      bias_f32=False, slopes=False, cap=0.0, dropout_p=0.0, dlse=False, skip=0,
       scale=None, cu_q=None, cu_k=None, pad_q=None, pad_k=None, packed=False,
   ):
     rng = np.random.default_rng(sq * 1000 + sk)
@@ -69,14 +69,15 @@ class _Case:
     self.flags = (
         flag(scores.HAS_BIAS, bias) | flag(scores.BIAS_F32, bias_f32)
         | flag(scores.ALIBI, slopes) | flag(scores.SINK, sink)
-        | flag(scores.DROPOUT, p_drop) | flag(scores.VARLEN, packed)
-        | flag(scores.CU_Q, cu_q) | flag(scores.CU_K, cu_k)
-        | flag(scores.CU_Q_PAD, pad_q) | flag(scores.CU_K_PAD, pad_k)
+        | flag(scores.DROPOUT, dropout_p) | flag(scores.PACKED, packed)
+        | flag(scores.CU_SEQLENS_Q, cu_q) | flag(scores.CU_SEQLENS_K, cu_k)
+        | flag(scores.CU_SEQLENS_Q_PADDED, pad_q)
+        | flag(scores.CU_SEQLENS_K_PADDED, pad_k)
         | flag(scores.TOP_LEFT, top_left) | flag(scores.DLSE, dlse))
-    threshold = int(math.floor(np.float64(np.float32(p_drop)) * 2**32))
+    threshold = int(math.floor(np.float64(np.float32(dropout_p)) * 2**32))
     self.scalars = (
         float(self.scale), float(cap), int(np.uint32(threshold).view(np.int32)),
-        float(np.float32(1 / (1 - np.float64(np.float32(p_drop))))),
+        float(np.float32(1 / (1 - np.float64(np.float32(dropout_p))))),
         left if left >= 0 else _UNBOUNDED, right if right >= 0 else _UNBOUNDED,
         sink_tokens, skip, self.flags)
     self.skip = skip
@@ -97,7 +98,7 @@ class _Case:
         dlse=self.dlse, sequences=sequences, scale=self.scale,
         mask=oracle.Mask(left, right, sink_tokens, top_left), cap=cap,
         bias=self.bias, slopes=self.slopes, sink=self.sink, key=self.key,
-        p_drop=p_drop, skip=skip)
+        dropout_p=dropout_p, skip=skip)
 
   def _grid(self, tile, heads, rows):
     tiles = rows // tile + self.b if self.packed else -(-rows // tile)
@@ -210,18 +211,18 @@ _CASES = dict(
         general=True, b=2, bias=(2, 1), bias_f32=True, sq=37, sk=45),
     general_alibi=dict(general=True, slopes=True, right=0, b=2, hq=4, hk=2),
     general_soft_cap=dict(general=True, cap=3.0, right=0),
-    general_dropout=dict(general=True, p_drop=0.3, right=0, b=2),
+    general_dropout=dict(general=True, dropout_p=0.3, right=0, b=2),
     general_sink_tokens=dict(
         general=True, left=8, right=3, sink_tokens=20, sq=60, sk=50,
         tile_n=32),
     general_negative_scale=dict(general=True, scale=-0.2, right=0),
     general_all=dict(
         general=True, b=2, hq=4, hk=2, bias=(2, 4), slopes=True, cap=5.0,
-        p_drop=0.2, sink=True, left=20, right=2, sink_tokens=3, sq=45, sk=53,
+        dropout_p=0.2, sink=True, left=20, right=2, sink_tokens=3, sq=45, sk=53,
         dlse=True, dqk=40, dv=24, block=64),
     general_packed_all=dict(
         general=True, packed=True, cu_q=_CU_Q, cu_k=_CU_K, pad_q=_PAD_Q,
-        slopes=True, cap=4.0, p_drop=0.25, sink=True, left=12, right=1,
+        slopes=True, cap=4.0, dropout_p=0.25, sink=True, left=12, right=1,
         sink_tokens=2, hq=4, hk=2),
 )
 

@@ -169,7 +169,7 @@ def expected(case: Case, x, sequences, dtype=None):
       scale=case.dqk**-0.5 if case.scale is None else case.scale,
       mask=oracle.Mask(left, 0 if case.causal else right, *sink_tokens),
       cap=case.cap, bias=bias, slopes=full("alibi_slopes"), sink=full("sink"),
-      key=key, p_drop=case.dropout, skip=case.min_seqlen_q, dtype=dtype)
+      key=key, dropout_p=case.dropout, skip=case.min_seqlen_q, dtype=dtype)
   want = {n: y[n] for n in ("out", "lse", "dq", "dk", "dv")}
   sizes = {n: np.abs(t).max(initial=0) for n, t in want.items()}
   for name, source in (("alibi_slopes", "dslopes"), ("sink", "dsink")):

@@ -62,7 +62,7 @@ class Mask:
 
 
 def head(q, k, v, dout, dlse, *, scale, mask, cap=0.0, bias=None, slope=None,
-         sink=None, keep=None, p_drop=0.0, dtype=None):
+         sink=None, keep=None, dropout_p=0.0, dtype=None):
   """One head, q [sq, dqk], k [sk, dqk], v [sk, dv]: a dict of all results."""
   f64 = lambda x: np.asarray(x).astype(np.float64)
   r = f64 if dtype is None else lambda x: f64(np.asarray(x).astype(dtype))
@@ -92,7 +92,9 @@ def head(q, k, v, dout, dlse, *, scale, mask, cap=0.0, bias=None, slope=None,
   p = r(e / np.where(seen, total, 1))
   with np.errstate(divide="ignore"):
     lse = np.where(seen, m_safe + np.log(total), -np.inf)[:, 0]
-  factor = 1.0 if keep is None else keep / (1 - np.float64(np.float32(p_drop)))
+  factor = 1.0
+  if keep is not None:
+    factor = keep / (1 - np.float64(np.float32(dropout_p)))
   dropped = r(p * factor)
   out = r(dropped @ v)
 
@@ -118,8 +120,8 @@ def head(q, k, v, dout, dlse, *, scale, mask, cap=0.0, bias=None, slope=None,
 
 
 def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
-              cap=0.0, bias=None, slopes=None, sink=None, key=None, p_drop=0.0,
-              skip=0, dtype=None):
+              cap=0.0, bias=None, slopes=None, sink=None, key=None,
+              dropout_p=0.0, skip=0, dtype=None):
   """All heads and sequences.
 
   Args:
@@ -136,8 +138,8 @@ def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
     bias: [1 | b, 1 | hq, sq, sk].
     slopes: [b, hq].
     sink: [b, hq].
-    key: two words, if p_drop > 0.
-    p_drop: probability of dropping.
+    key: two words, if dropout_p > 0.
+    dropout_p: probability of dropping.
     skip: sequences of at most this many queries are skipped.
     dtype: rounding of every step; None for none.
 
@@ -177,8 +179,8 @@ def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
           cap=cap, bias=None if bias is None else bias[picked],
           slope=None if slopes is None else slopes[n, h],
           sink=None if sink is None else sink[n, h],
-          keep=keep_mask(key, n, h, nq, nk, p_drop) if p_drop else None,
-          p_drop=p_drop, dtype=dtype)
+          keep=keep_mask(key, n, h, nq, nk, dropout_p) if dropout_p else None,
+          dropout_p=dropout_p, dtype=dtype)
       out["out"][rows] = x["out"]
       out["lse"][lse_rows] = x["lse"]
       out["dq"][rows] = x["dq"]

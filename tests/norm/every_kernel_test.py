@@ -39,7 +39,7 @@ class NormKernelsTest(norm_test.NormTestCase):
         dtype=dtype, lead=(3,), cols=self.cols(dims, aligned, 32))
     check = functools.partial(norm_test.QuantTest.check_quantised, self)
     with simulator.launched(self, symbols):
-      check(case, "int8", smooth=True)
+      check(case, "int8", x_scale=True)
       check(case, "float8_e4m3fnuz")
       if aligned:
         check(case, "mxfp4")

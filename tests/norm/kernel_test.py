@@ -42,7 +42,7 @@ def _arrays(cols, features, dtype):
       name: rng.standard_normal(shape).astype(kind) for name, shape, kind in (
           ("x", rows, dtype), ("residual", rows, dtype), ("dy", rows, dtype),
           ("gamma", cols, weights), ("beta", cols, weights),
-          ("smooth", cols, np.float32))}
+          ("x_scale", cols, np.float32))}
   arrays["x"] += arrays["x"].dtype.type(0.5)
   tensors = {name: Tensor(t) for name, t in arrays.items()}
   tensors |= {f"{name}_f32": tensors[name] for name in ("gamma", "beta")}
@@ -157,12 +157,12 @@ class NormKernelTest(parameterized.TestCase):
       self.close(dbeta, a["dy"].sum(0), np.float32, 64)
 
   @parameterized.product(
-      call=("rms", "rms_add", "layer", "smooth"),
+      call=("rms", "rms_add", "layer", "x_scale"),
       kind=("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4"),
       bound=(0, 128))
   def test_quantised(self, call, kind, bound):
     cols, dtype = 96, ml_dtypes.bfloat16
-    features = ("smooth",) if call == "smooth" else _CALLS[call]
+    features = ("x_scale",) if call == "x_scale" else _CALLS[call]
     a, t = _arrays(cols, features, dtype)
     mx = kind == "mxfp4"
     q = _new(_ROWS, cols // 2 if mx else cols, dtype=np.uint8)
@@ -172,12 +172,12 @@ class NormKernelTest(parameterized.TestCase):
     with gpu_arithmetic():
       norm_quant.norm_quant[(3,)](
           t["x"], t["residual"], t["gamma"], t["gamma_f32"], t["beta"],
-          t["beta_f32"], t["smooth"], q, scale, e8m0, out, _ROWS, cols,
+          t["beta_f32"], t["x_scale"], q, scale, e8m0, out, _ROWS, cols,
           _EPSILON, number, _flags(features), TILE_M=2,
           TILE_N=bound or 64, COLS=bound, NATIVE=False)
     y = _forward(a, features, dtype)
-    if call == "smooth":
-      y = y * a["smooth"]
+    if call == "x_scale":
+      y = y * a["x_scale"]
     if mx:
       groups = np.abs(y).reshape(_ROWS, -1, 32).max(-1)
       np.testing.assert_array_equal(

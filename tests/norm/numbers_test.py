@@ -293,11 +293,11 @@ class NumbersTest(NormTestCase):
 
 class QuantTest(NormTestCase):
 
-  def check_quantised(self, case: Case, quant: str, smooth=False, seed=0):
+  def check_quantised(self, case: Case, quant: str, x_scale=False, seed=0):
     x, residual, gamma, beta, *_ = inputs = case.inputs(seed)
     y, s = formula(case, np, x, residual, gamma, beta)
     options = {}
-    if smooth:
+    if x_scale:
       x_scale = np.random.default_rng(9).uniform(0.5, 2, case.cols)
       options["x_scale"] = jnp.asarray(x_scale, jnp.float32)
       y = y * x_scale.astype(np.float32)
@@ -343,7 +343,7 @@ class QuantTest(NormTestCase):
       itertools.product(QUANT, [False, True], [False, True]), 9))
   def test_functions(self, quant, layer, residual):
     self.check_quantised(
-        Case(cols=96, layer=layer, residual=residual), quant, smooth=residual)
+        Case(cols=96, layer=layer, residual=residual), quant, x_scale=residual)
 
   @parameterized.parameters(*QUANT)
   def test_columns(self, quant):
@@ -353,7 +353,7 @@ class QuantTest(NormTestCase):
   @parameterized.parameters("int8", "float8_e4m3fn", "float8_e4m3fnuz")
   def test_odd_columns(self, quant):
     for cols in (1, 7, 1029):
-      self.check_quantised(Case(cols=cols, lead=(5,)), quant, smooth=True)
+      self.check_quantised(Case(cols=cols, lead=(5,)), quant, x_scale=True)
 
   @parameterized.parameters(*QUANT)
   def test_types_and_options(self, quant):

@@ -145,7 +145,7 @@ class KernelTest(parameterized.TestCase):
     q, scale = _new(x.shape), _new(5, np.float32)
     quant.quant_row[(3,)](
         Tensor(x), Tensor(factors), q, scale, 5, cols, _KINDS.index(kind),
-        _aligned(cols) | (quant.SMOOTH.value if smooth else 0),
+        _aligned(cols) | (quant.SMOOTH_SCALE.value if smooth else 0),
         TILE_M=2, TILE_N=32, COLS=held, NATIVE=False)
     want_q, want_scale = oracle.token(x, kind, factors if smooth else None)
     np.testing.assert_array_equal(q.array, want_q.view(np.uint8))

@@ -61,7 +61,7 @@ class FailureTest(parameterized.TestCase):
                                     else (False,))
             for kernel in module.kernels(
                 "mha_bwd" if backward else "mha_fwd", ARCH, dtype, [d, d],
-                ["varlen"] if fn is packed else [])]
+                ["packed"] if fn is packed else [])]
 
   def run_once(self, fn, args):
     """The result of a program compiled anew, or the text of its error.

@@ -43,7 +43,7 @@ class Op:
   the name. An expression has integers, the fields of the family's Params (of
   src/<family>_params.h), tile_m, tile_n and tile_k of the row, a feature's bits
   in capitals, + - * // &, min(a, b), max(a, b), ceil(a / b) and
-  (a if b else c): "rows = ceil(rows / tile_m)", "1 if flags & VARLEN else
+  (a if b else c): "rows = ceil(rows / tile_m)", "1 if flags & PACKED else
   batch". A grid with an empty axis launches nothing.
 
   Attributes:

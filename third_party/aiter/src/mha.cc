@@ -194,11 +194,11 @@ ProblemKey KeyOf(const mha_args& a) {
       Flag(bias, kMhaBias) | Flag(bias && a.bias_is_f32, kMhaBiasF32) |
       Flag(a.alibi_slopes_ptr != nullptr, kMhaAlibi) |
       Flag(a.sink_ptr != nullptr, kMhaSink) | Flag(a.p_drop > 0, kMhaDropout) |
-      Flag(a.is_group_mode, kMhaVarlen) |
-      Flag(a.is_group_mode || logical_q, kMhaCuQ) |
-      Flag(a.is_group_mode || logical_k, kMhaCuK) |
-      Flag(a.is_group_mode && logical_q, kMhaCuQPadded) |
-      Flag(a.is_group_mode && logical_k, kMhaCuKPadded) |
+      Flag(a.is_group_mode, kMhaPacked) |
+      Flag(a.is_group_mode || logical_q, kMhaCuSeqlensQ) |
+      Flag(a.is_group_mode || logical_k, kMhaCuSeqlensK) |
+      Flag(a.is_group_mode && logical_q, kMhaCuSeqlensQPadded) |
+      Flag(a.is_group_mode && logical_k, kMhaCuSeqlensKPadded) |
       Flag(a.is_top_left, kMhaTopLeft) |
       Flag(a.logits_soft_cap > 0, kMhaSoftCap) |
       // Without a left bound every key to the left is visible anyway.
@@ -271,14 +271,14 @@ MhaParams ParamsOf(const mha_args& a, const ProblemKey& key) {
   p.bias_batch = static_cast<int32_t>(a.bias_batch);
   p.bias_nhead = static_cast<int32_t>(a.bias_nhead);
 
-  p.scale_s = a.scale_s;
+  p.softmax_scale = a.scale_s;
   p.logits_soft_cap = a.logits_soft_cap;
   double probability = a.p_drop;
   p.drop_threshold = static_cast<int32_t>(
       static_cast<uint32_t>(std::floor(probability * 4294967296.0)));
   p.rp_keep = static_cast<float>(1.0 / (1.0 - probability));
-  p.window_size_left = Window(a.window_size_left);
-  p.window_size_right = Window(a.window_size_right);
+  p.window_left = Window(a.window_size_left);
+  p.window_right = Window(a.window_size_right);
   p.sink_tokens =
       (key.features & kMhaSinkTokens) == 0
           ? 0
@@ -330,7 +330,7 @@ int64_t PackedBytes(int64_t rows, int64_t stride) {
 Status MakeKey(const char* op, const Problem& problem, ProblemKey* key) {
   AITER_RETURN_IF_ERROR(ProblemKeyOf(op, problem, 2, key));
   // A packed batch has its sequences' starts.
-  if ((key->features & kMhaVarlen) != 0) key->features |= kMhaCuSeqlens;
+  if ((key->features & kMhaPacked) != 0) key->features |= kMhaCuSeqlens;
   return Status();
 }
 

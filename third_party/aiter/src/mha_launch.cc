@@ -53,7 +53,7 @@ MappedTensor Mapped(uint8_t id, const KernelInfo& kernel,
                     const MhaParams& params) {
   HeadTensor t = TensorOf(id, params);
   // Packed batches have one batch, of any stride that does.
-  bool packed = (params.flags & kMhaVarlen) != 0;
+  bool packed = (params.flags & kMhaPacked) != 0;
   MappedTensor tensor;
   tensor.address = t.address;
   tensor.type = kernel.data_type;

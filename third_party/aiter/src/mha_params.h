@@ -60,11 +60,11 @@ struct MhaParams {
   int32_t hdim_q = 0, hdim_v = 0;
   int32_t bias_batch = 0, bias_nhead = 0;
 
-  float scale_s = 0;
+  float softmax_scale = 0;
   float logits_soft_cap = 0;
   int32_t drop_threshold = 0;  // The bits of floor(p * 2^32).
   float rp_keep = 0;           // 1 / (1 - p)
-  int32_t window_size_left = 0, window_size_right = 0;
+  int32_t window_left = 0, window_right = 0;
   int32_t sink_tokens = 0;
   int32_t min_seqlen_q = 0;
   int32_t flags = 0;

@@ -280,8 +280,8 @@ void TestDensePacking() {
   CHECK(p.batch_stride_k == 300 * 256 && p.nhead_stride_lse == 200);
   CHECK(p.batch == 2 && p.seqlen_q == 200 && p.seqlen_k == 300);
   CHECK(p.nhead_q == 4 && p.nhead_k == 2 && p.hdim_q == 128);
-  CHECK(p.scale_s == 0.125f && p.logits_soft_cap == 0);
-  CHECK(p.window_size_left == 17 && p.window_size_right == 0);
+  CHECK(p.softmax_scale == 0.125f && p.logits_soft_cap == 0);
+  CHECK(p.window_left == 17 && p.window_right == 0);
   CHECK(p.rp_keep == 1 && p.drop_threshold == 0 && p.flags == 0);
 
   args = FwdArgs(64, 64);
@@ -308,8 +308,8 @@ void TestDensePacking() {
   CHECK(static_cast<uint32_t>(g.drop_threshold) == 0xc0000000u);
   CHECK(g.rp_keep == 4);
   CHECK(g.sink_tokens == 300);  // No more than there are keys.
-  CHECK(g.window_size_left == 1 << 20);
-  CHECK(g.window_size_right == 1 << 30);  // Unbounded.
+  CHECK(g.window_left == 1 << 20);
+  CHECK(g.window_right == 1 << 30);  // Unbounded.
 }
 
 void TestPackedPacking() {

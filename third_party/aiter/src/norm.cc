@@ -86,7 +86,7 @@ Status CheckArgs(const norm_quant_args& a) {
   if (a.quant_type == DataType::kE2m1 && a.cols % kMxGroup != 0) {
     return Invalid("cols", std::to_string(a.cols), "a multiple of 32");
   }
-  return CheckAligned({{"smooth_ptr", a.smooth_ptr},
+  return CheckAligned({{"x_scale_ptr", a.x_scale_ptr},
                        {"q_ptr", a.q_ptr},
                        {"scale_ptr", a.scale_ptr}});
 }
@@ -125,7 +125,7 @@ uint32_t FeaturesOf(const norm_rows_args& a) {
 
 uint32_t FeaturesOf(const norm_quant_args& a) {
   return FeaturesOf(static_cast<const norm_rows_args&>(a)) |
-         If(a.smooth_ptr != nullptr, kNormSmooth);
+         If(a.x_scale_ptr != nullptr, kNormXScale);
 }
 
 uint32_t FeaturesOf(const norm_bwd_args& a) {
@@ -209,7 +209,7 @@ struct Quant : Norm<norm_quant_args, KernelPlan> {
                        void* stream) {
     if (args.rows == 0) return Status();
     NormParams params = ParamsOf(args, plan.key);
-    params.smooth_ptr = args.smooth_ptr;
+    params.x_scale_ptr = args.x_scale_ptr;
     params.q_ptr = args.q_ptr;
     params.scale_ptr = args.scale_ptr;
     params.scale_e8m0_ptr = args.scale_ptr;

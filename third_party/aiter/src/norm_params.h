@@ -24,7 +24,7 @@ struct NormParams {
   const void* mean_ptr = nullptr;
   const void* rstd_ptr = nullptr;
   // Quantised output only.
-  const void* smooth_ptr = nullptr;
+  const void* x_scale_ptr = nullptr;
   const void* q_ptr = nullptr;
   const void* scale_ptr = nullptr;
   const void* scale_e8m0_ptr = nullptr;

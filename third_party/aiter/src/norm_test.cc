@@ -185,12 +185,12 @@ void TestPacking() {
                     kNormT5 | kNormBeta | kNormF32Weights));
 
   norm_quant_args quant = Quantised(8, 64, DataType::kE4m3fnuz);
-  quant.smooth_ptr = At(0xc000);
+  quant.x_scale_ptr = At(0xc000);
   Run(quant);
   p = Params(0);
-  CHECK(p.q_ptr == quant.q_ptr && p.smooth_ptr == quant.smooth_ptr);
+  CHECK(p.q_ptr == quant.q_ptr && p.x_scale_ptr == quant.x_scale_ptr);
   CHECK(p.scale_ptr == quant.scale_ptr && p.scale_e8m0_ptr == quant.scale_ptr);
-  CHECK(p.kind == 2 && p.flags == kNormSmooth);
+  CHECK(p.kind == 2 && p.flags == kNormXScale);
   Run(Quantised(8, 64, DataType::kE2m1));
   CHECK(Params(0).kind == 3);
 

@@ -129,7 +129,7 @@ Status CheckQuant(const quant_args& a) {
   AITER_RETURN_IF_ERROR(CheckTypes(a));
   AITER_RETURN_IF_ERROR(CheckScale(a));
   return CheckAligned({{"x_ptr", a.x_ptr},
-                       {"smooth_ptr", a.smooth_ptr},
+                       {"smooth_scale_ptr", a.smooth_scale_ptr},
                        {"scale_in_ptr", a.scale_in_ptr},
                        {"q_ptr", a.q_ptr},
                        {"scale_ptr", a.scale_ptr}});
@@ -138,7 +138,7 @@ Status CheckQuant(const quant_args& a) {
 QuantParams ParamsOf(const quant_args& a) {
   QuantParams p;
   p.x_ptr = a.x_ptr;
-  p.smooth_ptr = a.smooth_ptr;
+  p.smooth_scale_ptr = a.smooth_scale_ptr;
   p.scale_in_ptr = a.scale_in_ptr;
   p.q_ptr = a.q_ptr;
   p.scale_ptr = a.scale_ptr;
@@ -156,7 +156,7 @@ QuantParams ParamsOf(const quant_args& a) {
   auto flag = [&p](bool condition, uint32_t feature) {
     if (condition) p.flags |= static_cast<int32_t>(feature);
   };
-  flag(a.smooth_ptr != nullptr, kQuantSmooth);
+  flag(a.smooth_scale_ptr != nullptr, kQuantSmoothScale);
   flag(a.scale_in_ptr != nullptr, kQuantStatic);
   flag(a.scale_is_e8m0, kQuantE8m0);
   flag(a.scale_is_shuffled, kQuantShuffled);

@@ -22,7 +22,7 @@ enum QuantKind : int32_t {
 
 struct QuantParams {
   const void* x_ptr = nullptr;
-  const void* smooth_ptr = nullptr;
+  const void* smooth_scale_ptr = nullptr;
   const void* scale_in_ptr = nullptr;
   const void* q_ptr = nullptr;
   const void* scale_ptr = nullptr;

@@ -123,20 +123,20 @@ void TestPacking() {
   a.q_type = DataType::kE4m3fnuz;
   a.scale_is_e8m0 = true;
   a.rounding = MxRounding::kEven;
-  a.smooth_ptr = At(0x4000);
+  a.smooth_scale_ptr = At(0x4000);
   const Launch& launch = Run(a);
   // 3 times 3 tiles of 16 rows times 2 tiles of 256 columns.
   CHECK(launch.grid[0] == 18 && launch.grid[1] == 1 && launch.grid[2] == 1);
   QuantParams p = launch.As<QuantParams>();
   CHECK(p.x_ptr == a.x_ptr && p.q_ptr == a.q_ptr);
   CHECK(p.scale_ptr == a.scale_ptr && p.scale_e8m0_ptr == a.scale_ptr);
-  CHECK(p.smooth_ptr == a.smooth_ptr && p.scale_in_ptr == nullptr);
+  CHECK(p.smooth_scale_ptr == a.smooth_scale_ptr && p.scale_in_ptr == nullptr);
   CHECK(p.rows == 40 && p.cols == 300 && p.tiles_m == 3 && p.tiles_n == 2);
   CHECK(p.scale_rows == 40 && p.scale_cols == 3);
   CHECK(p.stride_scale_m == 3 && p.stride_scale_n == 1);
   CHECK(p.batch_stride_scale == 120 && p.group == 128);
   CHECK(p.kind == kKindE4m3fnuz && p.mode == 2);
-  CHECK(p.flags == (kQuantSmooth | kQuantE8m0));
+  CHECK(p.flags == (kQuantSmoothScale | kQuantE8m0));
 
   // Each row is by itself: batches are one.
   p = Run(Rows(3, 40, 64)).As<QuantParams>();

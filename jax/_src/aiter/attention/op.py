@@ -52,7 +52,7 @@ def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
   """What a call asks of a kernel, by its family's names."""
   length_limits = x.cu_seqlens_q is not None or x.cu_seqlens_k is not None
   asked = dict(
-      varlen=x.packed,
+      packed=x.packed,
       bias=x.bias is not None,
       bias_f32=x.bias is not None and x.bias.dtype != x.q.dtype,
       alibi=x.alibi_slopes is not None, sink=x.sink is not None,

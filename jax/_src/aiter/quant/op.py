@@ -71,11 +71,11 @@ class Operands(NamedTuple):
 
   Attributes:
     x: [..., m, n], or [..., n] if the config is not of matrices.
-    smooth: float32 [n]: x is multiplied by it.
+    smooth_scale: float32 [n]: x is multiplied by it.
     scale: float32 [...], the scales of rows, if they are given.
   """
   x: jax.Array
-  smooth: jax.Array | None = None
+  smooth_scale: jax.Array | None = None
   scale: jax.Array | None = None
 
 
@@ -122,14 +122,15 @@ def reference(cfg: Config, operands: Operands) -> Quantised:
   """The quantiser in jax.numpy."""
   if cfg.tiled:
     flat = reference(cfg._replace(tiled=False), operands._replace(
-        x=_unfold(cfg, operands.x), smooth=_unfold(cfg, operands.smooth)))
+        x=_unfold(cfg, operands.x),
+        smooth_scale=_unfold(cfg, operands.smooth_scale)))
     return flat._replace(
         q=_fold(cfg, flat.q, cfg.tile[1] // cfg.packed))
-  x, smooth, scale = operands
+  x, smooth_scale, scale = operands
   kind = rounding.KINDS[cfg.kind]
   x = x.astype(jnp.float32)
-  if smooth is not None:
-    x = x * smooth
+  if smooth_scale is not None:
+    x = x * smooth_scale
   if scale is not None:
     q = rounding.round_to(rounding.divide(x, scale[..., None]), kind)
     return Quantised(q, None)
@@ -172,7 +173,7 @@ def reference(cfg: Config, operands: Operands) -> Quantised:
 
 def _kernel(cfg: Config, call, operands: Operands) -> Quantised:
   results = jax.eval_shape(lambda x: reference(cfg, x), operands)
-  x, smooth = (_unfold(cfg, t) for t in operands[:2])
+  x, smooth_scale = (_unfold(cfg, t) for t in operands[:2])
   n = x.shape[-1]
   x = x.reshape((-1, *x.shape[-2:]) if cfg.is_of_matrices else (1, -1, n))
   q, scale = results
@@ -186,7 +187,7 @@ def _kernel(cfg: Config, call, operands: Operands) -> Quantised:
        else like(x, (*x.shape[:2], n // cfg.packed), q.dtype),
        like(x, (0,), jnp.float32) if scale is None
        else like(x, (x.shape[0], *shape), scale.dtype)),
-      x, absent(smooth, jnp.float32),
+      x, absent(smooth_scale, jnp.float32),
       absent(None, jnp.float32) if operands.scale is None
       else operands.scale.reshape(x.shape[:2]),
       per=np.int32(_PER.index(cfg.per)), group=np.int32(cfg.group),
@@ -211,7 +212,7 @@ def _specs(cfg: Config, operands: Operands):
   "r0", "r1", ... are leading ones, "m" and "n" rows and columns, "t" and "g"
   tiles of rows and of columns.
   """
-  x, smooth, scale = operands
+  x, smooth_scale, scale = operands
   axes = 1 + cfg.is_of_matrices + cfg.tiled + (cfg.tiled and cfg.tile[0] > 1)
   lead = tuple(f"r{i}" for i in range(x.ndim - axes))
   cols, rows = ("_",), ()
@@ -232,7 +233,7 @@ def _specs(cfg: Config, operands: Operands):
   elif cfg.shuffled:
     of_scale = (*lead, "_", "_")
   of_x = (*lead, *rows, *cols)
-  return (Operands(of_x, None if smooth is None else cols,
+  return (Operands(of_x, None if smooth_scale is None else cols,
                    None if scale is None else lead),), Quantised(
       None if cfg.per == "amax" else of_x,
       None if scale is not None else of_scale)
@@ -241,7 +242,7 @@ def _specs(cfg: Config, operands: Operands):
 quant = operator(
     target="quant", kernel=_kernel, reference=reference, specs=_specs,
     split=("r", "m", "n", "t", "g"), serves=_serves, dtypes=_DTYPES,
-    batch=rows_lead(columns=("smooth",)))
+    batch=rows_lead(columns=("smooth_scale",)))
 
 
 def quantise(cfg: Config, operands: Operands) -> Quantised:
@@ -268,7 +269,7 @@ def quantise(cfg: Config, operands: Operands) -> Quantised:
   def run(operands):
     out = quant(cfg, operands._replace(
         x=_fold(cfg, operands.x, cols),
-        smooth=_fold(cfg, operands.smooth, cols)))
+        smooth_scale=_fold(cfg, operands.smooth_scale, cols)))
     return out._replace(q=_unfold(cfg, out.q))
 
   return in_auto_mode(run, x.sharding.mesh, results, operands)

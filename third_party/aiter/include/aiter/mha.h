@@ -21,6 +21,11 @@
 // context. `stream` is a hipStream_t or CUstream which belongs to it.
 //
 // Field names are those of AITER's own C++ API where the meaning is the same.
+// Of what has another name in Python, in FFI attributes and in kernels,
+// softmax_scale is scale_s here, dropout_p is p_drop, sink_tokens is sink_size,
+// packed is is_group_mode, window_left and window_right are window_size_left
+// and _right, cu_seqlens_* are cu_seqlen_*, and cu_seqlens_*_padded are
+// seqstart_*.
 #ifndef AITER_MHA_H_
 #define AITER_MHA_H_
 

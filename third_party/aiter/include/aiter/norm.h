@@ -49,12 +49,12 @@ struct norm_fwd_args : norm_rows_args {
   void* rstd_ptr = nullptr;  // float32 [rows]
 };
 
-// Quantises y * smooth, which is never rounded to `data_type`. For each row,
+// Quantises y * x_scale, which is never rounded to `data_type`. For each row,
 // scale = max(amax, 1e-10) / the largest number of quant_type, q = y / scale;
 // with kE2m1 it is MXFP4: an e8m0 scale of each 32 columns, rounded up.
 struct norm_quant_args : norm_rows_args {
   DataType quant_type = DataType::kI8;  // Or kE4m3fn, kE4m3fnuz, kE2m1.
-  const void* smooth_ptr = nullptr;     // float32 [cols], or absent.
+  const void* x_scale_ptr = nullptr;    // float32 [cols], or absent.
 
   // [rows, cols]; of kE2m1 bytes [rows, cols / 2], even columns in the low
   // bits, and cols is a multiple of 32.

@@ -29,8 +29,8 @@ inline constexpr int64_t kQuantBlockSize = 128;
 // How an e8m0 scale comes of the largest magnitude: kernels/core/rounding.py.
 enum class MxRounding : int32_t { kDown = 0, kUp = 1, kEven = 2, kCeil = 3 };
 
-// q = x * smooth / scale, rounded to nearest, ties to even, and saturated.
-// Arrays start at a multiple of 16 bytes; x and q are contiguous.
+// q = x * smooth_scale / scale, rounded to nearest, ties to even, and
+// saturated. Arrays start at a multiple of 16 bytes; x and q are contiguous.
 struct quant_args {
   DataType data_type = DataType::kBf16;  // x's: fp16, bf16 or fp32.
   DataType q_type = DataType::kI8;       // Or e4m3fn, e4m3fnuz, e2m1.
@@ -45,8 +45,8 @@ struct quant_args {
   int64_t rows = 0;
   int64_t cols = 0;  // Even with e2m1.
 
-  const void* x_ptr = nullptr;       // [batch, rows, cols]
-  const void* smooth_ptr = nullptr;  // float32 [cols], or absent.
+  const void* x_ptr = nullptr;             // [batch, rows, cols]
+  const void* smooth_scale_ptr = nullptr;  // float32 [cols], or absent.
   // float32 [batch, rows], if scales are given; scale_ptr is absent then.
   const void* scale_in_ptr = nullptr;
 

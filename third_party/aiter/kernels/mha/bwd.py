@@ -209,8 +209,8 @@ def mha_bwd_dkdv(
     stride_dbias, nhead_stride_dbias, batch_stride_dbias,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     bias_batch, bias_nhead,
-    scale_s, logits_soft_cap, drop_threshold, rp_keep,
-    window_size_left, window_size_right, sink_tokens, min_seqlen_q, flags,
+    softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
+    window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
@@ -232,7 +232,7 @@ def mha_bwd_dkdv(
     head_k = tl.program_id(1)
   index = tl.program_id(2)
   tile_index = slot
-  if flags & scores.VARLEN:
+  if flags & scores.PACKED:
     index, tile_index = scores.find_sequence(slot, cu_seqlens_k, batch, TILE_N)
   seq = scores.sequence_of(
       index, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
@@ -248,7 +248,7 @@ def mha_bwd_dkdv(
   tiles.assume_stride(stride_dk)
   tiles.assume_stride(stride_dv)
   b = index.to(tl.int64)
-  if flags & scores.VARLEN:
+  if flags & scores.PACKED:
     b = tl.zeros([], tl.int64)
   h = head_k.to(tl.int64)
   row = (seq.k_start + n0).to(tl.int64)
@@ -262,7 +262,7 @@ def mha_bwd_dkdv(
   delta += b * batch_stride_lse + seq.q_start
 
   window = scores.Window(
-      scores.offset_of(seq, flags), window_size_left, window_size_right,
+      scores.offset_of(seq, flags), window_left, window_right,
       sink_tokens)
   keys_left = seq.len_k - n0
   k_tile = tiles.load_tile(
@@ -285,7 +285,7 @@ def mha_bwd_dkdv(
     head = head_k * group + i
     terms = scores.terms_of(
         index, head, nhead_q, b * batch_stride_bias + head * nhead_stride_bias,
-        bias, bias_f32, stride_bias, alibi_slopes, dropout_state, scale_s,
+        bias, bias_f32, stride_bias, alibi_slopes, dropout_state, softmax_scale,
         logits_soft_cap, drop_threshold, rp_keep, flags, GENERAL)
     rows = _Rows(
         q + head.to(tl.int64) * nhead_stride_q, stride_q, hdim_q,
@@ -310,11 +310,12 @@ def mha_bwd_dkdv(
       dv, tl.where(live, dv_tile, 0.0), stride_dv, seq.k_rows - n0, hdim_v,
       TILE_N, BLOCK_DV)
   tiles.store_tile(
-      dk, tl.where(live, dk_tile * scale_s, 0.0), stride_dk, seq.k_rows - n0,
+      dk, tl.where(live, dk_tile * softmax_scale, 0.0), stride_dk,
+      seq.k_rows - n0,
       hdim_q, TILE_N, HEAD)
   if TAIL > 0:
     tiles.store_tile(
-        dk + HEAD, tl.where(live, dk_tail * scale_s, 0.0), stride_dk,
+        dk + HEAD, tl.where(live, dk_tail * softmax_scale, 0.0), stride_dk,
         seq.k_rows - n0, hdim_q - HEAD, TILE_N, TAIL)
 
 
@@ -379,8 +380,8 @@ def mha_bwd_dq(
     stride_dbias, nhead_stride_dbias, batch_stride_dbias,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     bias_batch, bias_nhead,
-    scale_s, logits_soft_cap, drop_threshold, rp_keep,
-    window_size_left, window_size_right, sink_tokens, min_seqlen_q, flags,
+    softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
+    window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
@@ -399,7 +400,7 @@ def mha_bwd_dq(
     head = tl.program_id(1)
   index = tl.program_id(2)
   tile_index = slot
-  if flags & scores.VARLEN:
+  if flags & scores.PACKED:
     index, tile_index = scores.find_sequence(slot, cu_seqlens_q, batch, TILE_M)
   seq = scores.sequence_of(
       index, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
@@ -414,7 +415,7 @@ def mha_bwd_dq(
   tiles.assume_stride(stride_do)
   tiles.assume_stride(stride_dq)
   b = index.to(tl.int64)
-  if flags & scores.VARLEN:
+  if flags & scores.PACKED:
     b = tl.zeros([], tl.int64)
   head_k = (head // (nhead_q // nhead_k)).to(tl.int64)
   h = head.to(tl.int64)
@@ -430,11 +431,11 @@ def mha_bwd_dq(
 
   keys = scores.Keys(k, stride_k, hdim_q, v, stride_v, hdim_v)
   window = scores.Window(
-      scores.offset_of(seq, flags), window_size_left, window_size_right,
+      scores.offset_of(seq, flags), window_left, window_right,
       sink_tokens)
   terms = scores.terms_of(
       index, head, nhead_q, b * batch_stride_bias + head * nhead_stride_bias,
-      bias, bias_f32, stride_bias, alibi_slopes, dropout_state, scale_s,
+      bias, bias_f32, stride_bias, alibi_slopes, dropout_state, softmax_scale,
       logits_soft_cap, drop_threshold, rp_keep, flags, GENERAL)
 
   m1 = tl.minimum(m0 + TILE_M, seq.len_q)
@@ -476,11 +477,12 @@ def mha_bwd_dq(
   rows = tl.arange(0, TILE_M)
   live = (rows < rows_left)[:, None]
   tiles.store_tile(
-      dq, tl.where(live, dq_tile * scale_s, 0.0), stride_dq, seq.q_rows - m0,
+      dq, tl.where(live, dq_tile * softmax_scale, 0.0), stride_dq,
+      seq.q_rows - m0,
       hdim_q, TILE_M, HEAD)
   if TAIL > 0:
     tiles.store_tile(
-        dq + HEAD, tl.where(live, dq_tail * scale_s, 0.0), stride_dq,
+        dq + HEAD, tl.where(live, dq_tail * softmax_scale, 0.0), stride_dq,
         seq.q_rows - m0, hdim_q - HEAD, TILE_M, TAIL)
   if GENERAL:
     if flags & scores.ALIBI:
@@ -506,8 +508,8 @@ def mha_bwd_dbias(
     stride_dbias, nhead_stride_dbias, batch_stride_dbias,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     bias_batch, bias_nhead,
-    scale_s, logits_soft_cap, drop_threshold, rp_keep,
-    window_size_left, window_size_right, sink_tokens, min_seqlen_q, flags,
+    softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
+    window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     CHEAP_CAST: tl.constexpr,
@@ -538,7 +540,7 @@ def mha_bwd_dbias(
         index, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
         cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
     window = scores.Window(
-        scores.offset_of(seq, flags), window_size_left, window_size_right,
+        scores.offset_of(seq, flags), window_left, window_right,
         sink_tokens)
     sink_tiles, low, _full_low, _full_high, high = scores.key_tiles(
         m0, tl.minimum(m0 + TILE_M, seq.len_q), seq, window, TILE_N, True)
@@ -556,8 +558,8 @@ def mha_bwd_dbias(
       lse_offset = b * batch_stride_lse + h * nhead_stride_lse + row
       terms = scores.terms_of(
           index, head, nhead_q, b * batch_stride_bias + h * nhead_stride_bias,
-          bias, bias_f32, stride_bias, alibi_slopes, dropout_state, scale_s,
-          logits_soft_cap, drop_threshold, rp_keep, flags, True)
+          bias, bias_f32, stride_bias, alibi_slopes, dropout_state,
+          softmax_scale, logits_soft_cap, drop_threshold, rp_keep, flags, True)
       q_tile = tiles.load_tile(
           q_ptr, stride_q, seq.len_q - m0, hdim_q, TILE_M, HEAD, True, True)
       k_tile = tiles.load_tile(
@@ -599,11 +601,11 @@ def mha_bwd_dsink(
   index = tl.program_id(1)
   start, len_q = scores.sequence_extent(
       index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
-      scores.CU_Q, scores.CU_Q_PAD)
+      scores.CU_SEQLENS_Q, scores.CU_SEQLENS_Q_PADDED)
   if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):
     len_q = 0
   first = head * nhead_stride_lse + start
-  if (flags & scores.VARLEN) == 0:
+  if (flags & scores.PACKED) == 0:
     first += index * batch_stride_lse
   logit = tl.load(sink + index * nhead_q + head)
   total = tl.zeros([TILE_M], tl.float32)

@@ -44,18 +44,18 @@ def _extents(index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
   """Returns a sequence's first rows and lengths, and its mask's offset."""
   q_row = 0
   k_row = 0
-  if (flags & scores.VARLEN) != 0:
+  if (flags & scores.PACKED) != 0:
     q_row = gl.load(cu_seqlens_q + index_b)
     k_row = gl.load(cu_seqlens_k + index_b)
-  if (flags & scores.CU_Q) != 0:
+  if (flags & scores.CU_SEQLENS_Q) != 0:
     seqlen_q = (gl.load(cu_seqlens_q + index_b + 1) -
                 gl.load(cu_seqlens_q + index_b))
-  if (flags & scores.CU_K) != 0:
+  if (flags & scores.CU_SEQLENS_K) != 0:
     seqlen_k = (gl.load(cu_seqlens_k + index_b + 1) -
                 gl.load(cu_seqlens_k + index_b))
-  if (flags & scores.CU_Q_PAD) != 0:
+  if (flags & scores.CU_SEQLENS_Q_PADDED) != 0:
     q_row = gl.load(cu_seqlens_q_padded + index_b)
-  if (flags & scores.CU_K_PAD) != 0:
+  if (flags & scores.CU_SEQLENS_K_PADDED) != 0:
     k_row = gl.load(cu_seqlens_k_padded + index_b)
   if min_seqlen_q > 0:
     seqlen_q = gl.where(seqlen_q <= min_seqlen_q, 0, seqlen_q)
@@ -191,7 +191,7 @@ def _dkdv_consume(w: gl.constexpr, args, M: gl.constexpr, D: gl.constexpr,
   """Computes dk and dv of 64 keys."""
   (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, kv_full, q_full,
    q_empty, do_full, do_empty, dk_ptr, dv_ptr, stride_dk, stride_dv, group, n0,
-   key_end, seqlen_k, off, window_left, window_right, scale_s, low,
+   key_end, seqlen_k, off, window_left, window_right, softmax_scale, low,
    high) = args
   dk = gl.zeros([64, D], gl.float32, hopper.accumulator(D))
   dv = gl.zeros([64, DV], gl.float32, hopper.accumulator(DV))
@@ -201,7 +201,7 @@ def _dkdv_consume(w: gl.constexpr, args, M: gl.constexpr, D: gl.constexpr,
             gl.arange(0, 64, gl.SliceLayout(1, hopper.accumulator(M))))
     k = k_smem.index(w).reshape([64, D])
     v = v_smem.index(w).reshape([64, DV])
-    scale = scale_s * scores.LOG2E
+    scale = softmax_scale * scores.LOG2E
     mbarrier.wait(kv_full.index(w), 0)
     use = 0
     # Every tile is masked: a second loop for whole tiles costs registers.
@@ -219,7 +219,7 @@ def _dkdv_consume(w: gl.constexpr, args, M: gl.constexpr, D: gl.constexpr,
   _store(dv_ptr, stride_dv, dv, n0 + w * 64, key_end, DV)
   live = n0 + w * 64 + gl.arange(
       0, 64, gl.SliceLayout(1, hopper.accumulator(D)))
-  dk = gl.where((live < seqlen_k)[:, None], dk * scale_s, 0.0)
+  dk = gl.where((live < seqlen_k)[:, None], dk * softmax_scale, 0.0)
   _store(dk_ptr, stride_dk, dk, n0 + w * 64, key_end, D)
 
 
@@ -276,7 +276,7 @@ def _split_consume(IS_DV: gl.constexpr, args, M: gl.constexpr,
   """
   (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, kv_full, q_full,
    q_empty, do_full, do_empty, dk_ptr, dv_ptr, stride_dk, stride_dv, group, n0,
-   key_end, seqlen_k, off, window_left, window_right, scale_s, low,
+   key_end, seqlen_k, off, window_left, window_right, softmax_scale, low,
    high) = args
   acc = gl.zeros([64, D], gl.float32, hopper.accumulator(D))
   if high > low:
@@ -285,7 +285,7 @@ def _split_consume(IS_DV: gl.constexpr, args, M: gl.constexpr,
             gl.arange(0, 64, gl.SliceLayout(1, hopper.accumulator(M))))
     k = k_smem.index(0).reshape([64, D])
     v = v_smem.index(0).reshape([64, D])
-    scale = scale_s * scores.LOG2E
+    scale = softmax_scale * scores.LOG2E
     mbarrier.wait(kv_full.index(0), 0)
     use = 0
     for _ in range(group):
@@ -301,7 +301,7 @@ def _split_consume(IS_DV: gl.constexpr, args, M: gl.constexpr,
     acc = gl.where((live < seqlen_k)[:, None], acc, 0.0)
     _store(dv_ptr, stride_dv, acc, n0, key_end, D)
   else:
-    acc = gl.where((live < seqlen_k)[:, None], acc * scale_s, 0.0)
+    acc = gl.where((live < seqlen_k)[:, None], acc * softmax_scale, 0.0)
     _store(dk_ptr, stride_dk, acc, n0, key_end, D)
 
 
@@ -323,8 +323,8 @@ def mha_bwd_dkdv(
     stride_dbias, nhead_stride_dbias, batch_stride_dbias,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     bias_batch, bias_nhead,
-    scale_s, logits_soft_cap, drop_threshold, rp_keep,
-    window_size_left, window_size_right, sink_tokens, min_seqlen_q, flags,
+    softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
+    window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     BLOCK_DV: gl.constexpr, STAGES: gl.constexpr,
 ):
@@ -338,21 +338,21 @@ def mha_bwd_dkdv(
   head_k = gl.program_id(1)
   index_b = gl.program_id(2)
   slot_b = index_b
-  if (flags & scores.VARLEN) != 0:
+  if (flags & scores.PACKED) != 0:
     index_b, tile_n = _find_sequence(tile_n, cu_seqlens_k, batch, TILE_N)
     slot_b = 0
   q_row, k_row, len_q, len_k, off = _extents(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
       cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
   key_end = len_k
-  if (flags & scores.VARLEN) == 0:
+  if (flags & scores.PACKED) == 0:
     key_end = seqlen_k
   n0 = tile_n * TILE_N
   group = nhead_q // nhead_k
 
-  row_low = gl.maximum(n0 - off - window_size_right, 0)
+  row_low = gl.maximum(n0 - off - window_right, 0)
   last_key = gl.minimum(n0 + TILE_N, len_k) - 1
-  row_high = gl.minimum(last_key - off + window_size_left + 1, len_q)
+  row_high = gl.minimum(last_key - off + window_left + 1, len_q)
   low = row_low // TILE_M
   high = (gl.maximum(row_high, 0) + TILE_M - 1) // TILE_M
   high = gl.where(n0 < len_k, gl.maximum(high, low), low)
@@ -366,7 +366,7 @@ def mha_bwd_dkdv(
          k_row.to(gl.int64) * stride_dk)
   dv += (b * batch_stride_dv + head_k * nhead_stride_dv +
          k_row.to(gl.int64) * stride_dv)
-  foreign = flags & (scores.VARLEN | scores.CU_Q)
+  foreign = flags & (scores.PACKED | scores.CU_SEQLENS_Q)
 
   dtype: gl.constexpr = q_desc.dtype
   q_smem = gl.allocate_shared_memory(
@@ -400,8 +400,8 @@ def mha_bwd_dkdv(
              stride_q, nhead_stride_q, stride_do, nhead_stride_do, foreign)
   consume = (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, kv_full,
              q_full, q_empty, do_full, do_empty, dk, dv, stride_dk, stride_dv,
-             group, n0, key_end, len_k, off, window_size_left,
-             window_size_right, scale_s, low, high)
+             group, n0, key_end, len_k, off, window_left,
+             window_right, softmax_scale, low, high)
   if BLOCKS == 2:
     gl.warp_specialize([
         (_dkdv_consume, (0, consume, TILE_M, HEAD, BLOCK_DV, STAGES)),
@@ -500,7 +500,7 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
   """Computes dq of 64 rows."""
   (q_smem, k_smem, v_smem, do_smem, q_full, k_full, k_empty, v_full, v_empty,
    lse, delta, dq_ptr, stride_dq, row0, row_end, len_q, len_k, off,
-   window_left, window_right, scale_s, low, full_low, full_high, masked,
+   window_left, window_right, softmax_scale, low, full_low, full_high, masked,
    steps) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   rows = row0 + w * 64 + gl.arange(0, 64, ROWS)
@@ -512,7 +512,7 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
     delta_rows = gl.load(delta + rows, mask=rows < len_q, other=0.0)
     q = q_smem.index(w).reshape([64, D])
     do = do_smem.index(w).reshape([64, DV])
-    scale = scale_s * scores.LOG2E
+    scale = softmax_scale * scores.LOG2E
     mbarrier.wait(q_full.index(w), 0)
     for step in range(masked):
       dq = _dq_step(
@@ -527,7 +527,7 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
           scale, N, D, DV, STAGES, False)
   live = row0 + w * 64 + gl.arange(
       0, 64, gl.SliceLayout(1, hopper.accumulator(D)))
-  dq = gl.where((live < len_q)[:, None], dq * scale_s, 0.0)
+  dq = gl.where((live < len_q)[:, None], dq * softmax_scale, 0.0)
   _store(dq_ptr, stride_dq, dq, row0 + w * 64, row_end, D)
 
 
@@ -549,8 +549,8 @@ def mha_bwd_dq(
     stride_dbias, nhead_stride_dbias, batch_stride_dbias,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     bias_batch, bias_nhead,
-    scale_s, logits_soft_cap, drop_threshold, rp_keep,
-    window_size_left, window_size_right, sink_tokens, min_seqlen_q, flags,
+    softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
+    window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     BLOCK_DV: gl.constexpr, STAGES: gl.constexpr,
 ):
@@ -565,7 +565,7 @@ def mha_bwd_dq(
   index_b = gl.program_id(2)
   head_k = head // (nhead_q // nhead_k)
   slot_b = index_b
-  if (flags & scores.VARLEN) != 0:
+  if (flags & scores.PACKED) != 0:
     index_b, tile_m = _find_sequence(tile_m, cu_seqlens_q, batch, TILE_M)
     slot_b = 0
   dense_rows = seqlen_q
@@ -574,19 +574,19 @@ def mha_bwd_dq(
       cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
   # A skipped packed sequence's rows were zeroed before the launch.
   row_end = len_q
-  if (flags & scores.VARLEN) == 0:
+  if (flags & scores.PACKED) == 0:
     row_end = dense_rows
   row0 = tile_m * TILE_M
 
   last = gl.minimum(row0 + TILE_M, len_q) - 1
-  key_high = gl.minimum(len_k, last + off + window_size_right + 1)
-  low = gl.maximum(row0 + off - window_size_left, 0) // TILE_N
+  key_high = gl.minimum(len_k, last + off + window_right + 1)
+  low = gl.maximum(row0 + off - window_left, 0) // TILE_N
   high = (gl.maximum(key_high, 0) + TILE_N - 1) // TILE_N
   high = gl.where(row0 < len_q, gl.maximum(high, low), low)
-  full_low = gl.maximum(row0 + TILE_M - 1 + off - window_size_left, 0)
+  full_low = gl.maximum(row0 + TILE_M - 1 + off - window_left, 0)
   full_low = gl.minimum((full_low + TILE_N - 1) // TILE_N, high)
   full_low = gl.maximum(full_low, low)
-  full_high = gl.minimum(len_k, row0 + off + window_size_right + 1)
+  full_high = gl.minimum(len_k, row0 + off + window_right + 1)
   full_high = gl.minimum(gl.maximum(full_high, 0) // TILE_N, high)
   full_high = gl.maximum(full_high, full_low)
   steps = high - low
@@ -599,7 +599,7 @@ def mha_bwd_dq(
   delta += b * batch_stride_lse + head * nhead_stride_lse + q_row
   dq += (b * batch_stride_dq + head * nhead_stride_dq +
          q_row.to(gl.int64) * stride_dq)
-  foreign = flags & (scores.VARLEN | scores.CU_K)
+  foreign = flags & (scores.PACKED | scores.CU_SEQLENS_K)
 
   dtype: gl.constexpr = q_desc.dtype
   q_smem = gl.allocate_shared_memory(
@@ -629,7 +629,7 @@ def mha_bwd_dq(
              len_k, k, v, stride_k, stride_v, foreign)
   consume = (q_smem, k_smem, v_smem, do_smem, q_full, k_full, k_empty, v_full,
              v_empty, lse, delta, dq, stride_dq, row0, row_end, len_q, len_k,
-             off, window_size_left, window_size_right, scale_s, low, full_low,
+             off, window_left, window_right, softmax_scale, low, full_low,
              full_high, masked, steps)
   gl.warp_specialize([
       (_dq_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),

@@ -5,14 +5,15 @@ from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.family import Family, Op, flags, points_to, selecting
 
 # The kernels' argument `flags`.
-FLAGS = flags("bias bias_f32 alibi sink dropout varlen cu_q cu_k cu_q_padded "
-              "cu_k_padded top_left dlse")
+FLAGS = flags("bias bias_f32 alibi sink dropout packed cu_seqlens_q "
+              "cu_seqlens_k cu_seqlens_q_padded cu_seqlens_k_padded top_left "
+              "dlse")
 FEATURES = {
     **FLAGS,
     # These only select. A window has a bound on either side; causal is one.
     **selecting("soft_cap sink_tokens window min_seqlen no_keys "
                 "non_positive_scale dbias dsink"),
-    "cu_seqlens": FLAGS["cu_q"] | FLAGS["cu_k"],
+    "cu_seqlens": FLAGS["cu_seqlens_q"] | FLAGS["cu_seqlens_k"],
 }
 
 
@@ -32,11 +33,11 @@ def _constants(row):
 
 # Tiles of a packed batch find their sequence themselves; find_sequence of
 # kernels/core says how many there are.
-_ROWS = ("tiles_of_rows = seqlen_q // tile_m + batch if flags & VARLEN else"
+_ROWS = ("tiles_of_rows = seqlen_q // tile_m + batch if flags & PACKED else"
          " ceil(seqlen_q / tile_m)")
-_KEYS = ("tiles_of_keys = seqlen_k // tile_n + batch if flags & VARLEN else"
+_KEYS = ("tiles_of_keys = seqlen_k // tile_n + batch if flags & PACKED else"
          " ceil(seqlen_k / tile_n)")
-_BATCH = "batch = 1 if flags & VARLEN else batch"
+_BATCH = "batch = 1 if flags & PACKED else batch"
 
 
 def _op(module, tiles, heads):
@@ -62,7 +63,7 @@ FAMILY = Family(
                     "cu_seqlens_k_padded"),
         "dropout_state": "u32",
     },
-    floats=frozenset({"scale_s", "logits_soft_cap", "rp_keep"}),
+    floats=frozenset({"softmax_scale", "logits_soft_cap", "rp_keep"}),
     int64=r"batch_stride_|nhead_stride_(lse|bias|dbias)$",
     aligned=(r"(stride|nhead_stride|batch_stride)_(q|k|v|o|do|dq|dk|dv)$|"
              r"hdim_[qv]$"),
@@ -71,14 +72,14 @@ FAMILY = Family(
     general_only=("bias", "alibi", "dropout", "soft_cap", "sink_tokens",
                   "non_positive_scale"),
     messages={
-        "alibi": "ALiBi slopes", "varlen": "packed sequences",
-        "cu_q": "lengths of queries", "cu_k": "lengths of keys",
-        "cu_q_padded": "gaps between queries",
-        "cu_k_padded": "gaps between keys",
+        "alibi": "ALiBi slopes", "packed": "packed sequences",
+        "cu_seqlens_q": "lengths of queries", "cu_seqlens_k": "lengths of keys",
+        "cu_seqlens_q_padded": "gaps between queries",
+        "cu_seqlens_k_padded": "gaps between keys",
         "bias_f32": "float32 bias", "dlse": "gradient of lse",
         "dbias": "gradient of bias", "dsink": "gradient of sink",
         "top_left": "top-left alignment", "min_seqlen": "min_seqlen_q",
-        "non_positive_scale": "scale_s <= 0",
+        "non_positive_scale": "softmax_scale <= 0",
     },
     no_maps_if="no_keys",
     no_spills_up_to=128,

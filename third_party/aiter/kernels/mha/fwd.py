@@ -105,8 +105,8 @@ def mha_fwd(
     nhead_stride_lse, batch_stride_lse,
     stride_bias, nhead_stride_bias, batch_stride_bias,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
-    scale_s, logits_soft_cap, drop_threshold, rp_keep,
-    window_size_left, window_size_right, sink_tokens, min_seqlen_q, flags,
+    softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
+    window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
@@ -118,7 +118,7 @@ def mha_fwd(
   batch_stride_x between dense batches (0 if packed). Packed: seqlen_q and
   seqlen_k are all the rows in memory. windows: 2^30 where unbounded.
   The fast grade takes neither bias, slopes, soft cap, dropout nor sink_tokens,
-  wants scale_s > 0 and head dims of exactly HEAD + TAIL and BLOCK_DV.
+  wants softmax_scale > 0 and head dims of exactly HEAD + TAIL and BLOCK_DV.
 
   Grid: (tiles of rows, heads, batch), packed (slots, heads, 1); HEADS_FIRST
   swaps the first two.
@@ -132,7 +132,7 @@ def mha_fwd(
     head = tl.program_id(1)
   index = tl.program_id(2)
   tile_index = slot
-  if flags & scores.VARLEN:
+  if flags & scores.PACKED:
     index, tile_index = scores.find_sequence(slot, cu_seqlens_q, batch, TILE_M)
   seq = scores.sequence_of(
       index, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
@@ -146,7 +146,7 @@ def mha_fwd(
   tiles.assume_stride(stride_v)
   tiles.assume_stride(stride_o)
   b = index.to(tl.int64)
-  if flags & scores.VARLEN:
+  if flags & scores.PACKED:
     b = tl.zeros([], tl.int64)
   head_k = head // (nhead_q // nhead_k)
   row = (seq.q_start + m0).to(tl.int64)
@@ -162,11 +162,11 @@ def mha_fwd(
 
   keys = scores.Keys(k, stride_k, hdim_q, v, stride_v, hdim_v)
   window = scores.Window(
-      scores.offset_of(seq, flags), window_size_left, window_size_right,
+      scores.offset_of(seq, flags), window_left, window_right,
       sink_tokens)
   terms = scores.terms_of(
       index, head, nhead_q, b * batch_stride_bias + head * nhead_stride_bias,
-      bias, bias_f32, stride_bias, alibi_slopes, dropout_state, scale_s,
+      bias, bias_f32, stride_bias, alibi_slopes, dropout_state, softmax_scale,
       logits_soft_cap, drop_threshold, rp_keep, flags, GENERAL)
 
   m1 = tl.minimum(m0 + TILE_M, seq.len_q)
@@ -223,7 +223,7 @@ def mha_fwd(
   seen = l > 0
   if not GENERAL:
     # Bounds of cut_edges in the maximum: a row without any key, or a NaN.
-    limit = scale_s * scores.EDGE_LIMIT
+    limit = softmax_scale * scores.EDGE_LIMIT
     seen &= m > -limit
     l = tl.where(m > limit, float("nan"), l)
   live = (rows < seq.len_q - m0) & (seen | (l != l))

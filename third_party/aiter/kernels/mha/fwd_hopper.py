@@ -176,12 +176,13 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
   """Computes 64 query rows: an online softmax over the key tiles."""
   (q_smem, k_smem, v_smem, q_full, k_full, k_empty, v_full, v_empty, out, lse,
    sink_logit, stride_o, row0, row_end, seqlen_q, seqlen_k, off, window_left,
-   window_right, scale_s, flags, tile_lo, tile_hi, full_lo, full_hi) = args
+   window_right, softmax_scale, flags, tile_lo, tile_hi, full_lo,
+   full_hi) = args
   S_LAYOUT: gl.constexpr = hopper.accumulator(N)
   O_LAYOUT: gl.constexpr = hopper.accumulator(DV)
   P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
   ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-  scale = scale_s * scores.LOG2E
+  scale = softmax_scale * scores.LOG2E
   rows = row0 + w * 64 + gl.arange(0, 64, ROWS)
   acc = gl.zeros([64, DV], gl.float32, O_LAYOUT)
   m = gl.full([64], float("-inf"), gl.float32, ROWS)
@@ -304,8 +305,8 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
             nhead_stride_v, batch_stride_v, stride_o, nhead_stride_o,
             batch_stride_o, nhead_stride_lse, batch_stride_lse, stride_bias,
             nhead_stride_bias, batch_stride_bias, batch, seqlen_q, seqlen_k,
-            nhead_q, nhead_k, hdim_q, hdim_v, scale_s, logits_soft_cap,
-            drop_threshold, rp_keep, window_size_left, window_size_right,
+            nhead_q, nhead_k, hdim_q, hdim_v, softmax_scale, logits_soft_cap,
+            drop_threshold, rp_keep, window_left, window_right,
             sink_tokens, min_seqlen_q, flags, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, HEAD: gl.constexpr, BLOCK_DV: gl.constexpr,
             STAGES: gl.constexpr, OVERLAP: gl.constexpr,
@@ -325,38 +326,38 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
   q_row = 0
   k_row = 0
   dense_rows = seqlen_q
-  if (flags & scores.VARLEN) != 0:
+  if (flags & scores.PACKED) != 0:
     index_b, tile = _find_sequence(tile, cu_seqlens_q, batch, TILE_M)
     slot_b = 0
     q_row = gl.load(cu_seqlens_q + index_b)
     k_row = gl.load(cu_seqlens_k + index_b)
-  if (flags & scores.CU_Q) != 0:
+  if (flags & scores.CU_SEQLENS_Q) != 0:
     seqlen_q = (gl.load(cu_seqlens_q + index_b + 1) -
                 gl.load(cu_seqlens_q + index_b))
-  if (flags & scores.CU_K) != 0:
+  if (flags & scores.CU_SEQLENS_K) != 0:
     seqlen_k = (gl.load(cu_seqlens_k + index_b + 1) -
                 gl.load(cu_seqlens_k + index_b))
-  if (flags & scores.CU_Q_PAD) != 0:
+  if (flags & scores.CU_SEQLENS_Q_PADDED) != 0:
     q_row = gl.load(cu_seqlens_q_padded + index_b)
-  if (flags & scores.CU_K_PAD) != 0:
+  if (flags & scores.CU_SEQLENS_K_PADDED) != 0:
     k_row = gl.load(cu_seqlens_k_padded + index_b)
   row0 = tile * TILE_M
   # Rows that this block must write; the rest belong to others or to nobody.
   row_end = seqlen_q
-  if (flags & scores.VARLEN) == 0:
+  if (flags & scores.PACKED) == 0:
     row_end = dense_rows
   if min_seqlen_q > 0:
     seqlen_q = gl.where(seqlen_q <= min_seqlen_q, 0, seqlen_q)
   off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
 
   tile_lo, tile_hi, full_lo, full_hi = _key_tiles(
-      row0, TILE_M, seqlen_q, seqlen_k, off, window_size_left,
-      window_size_right, TILE_N)
+      row0, TILE_M, seqlen_q, seqlen_k, off, window_left,
+      window_right, TILE_N)
 
   # Rows of the last tile that belong to another sequence or to nobody: they
   # may hold anything, and 0 * NaN is NaN, so V's must be read as 0.
   foreign_rows = 0
-  if (flags & (scores.VARLEN | scores.CU_K)) != 0:
+  if (flags & (scores.PACKED | scores.CU_SEQLENS_K)) != 0:
     foreign_rows = tile_hi * TILE_N - seqlen_k
   v += (slot_b.to(gl.int64) * batch_stride_v + head_k * nhead_stride_v)
 
@@ -393,7 +394,7 @@ def mha_fwd(q_desc, k_desc, v_desc, q, k, v, out, lse, bias, bias_f32,
              k_row, tile_lo, tile_hi, v, stride_v, foreign_rows)
   consume = (q_smem, k_smem, v_smem, q_full, k_full, k_empty, v_full, v_empty,
              out, lse, sink_logit, stride_o, row0, row_end, seqlen_q, seqlen_k,
-             off, window_size_left, window_size_right, scale_s, flags, tile_lo,
+             off, window_left, window_right, softmax_scale, flags, tile_lo,
              tile_hi, full_lo, full_hi)
   if WARPGROUPS == 2:
     gl.warp_specialize([

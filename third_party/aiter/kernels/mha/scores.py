@@ -19,11 +19,11 @@ BIAS_F32 = tl.constexpr(FEATURES["bias_f32"])
 ALIBI = tl.constexpr(FEATURES["alibi"])
 SINK = tl.constexpr(FEATURES["sink"])
 DROPOUT = tl.constexpr(FEATURES["dropout"])
-VARLEN = tl.constexpr(FEATURES["varlen"])
-CU_Q = tl.constexpr(FEATURES["cu_q"])
-CU_K = tl.constexpr(FEATURES["cu_k"])
-CU_Q_PAD = tl.constexpr(FEATURES["cu_q_padded"])
-CU_K_PAD = tl.constexpr(FEATURES["cu_k_padded"])
+PACKED = tl.constexpr(FEATURES["packed"])
+CU_SEQLENS_Q = tl.constexpr(FEATURES["cu_seqlens_q"])
+CU_SEQLENS_K = tl.constexpr(FEATURES["cu_seqlens_k"])
+CU_SEQLENS_Q_PADDED = tl.constexpr(FEATURES["cu_seqlens_q_padded"])
+CU_SEQLENS_K_PADDED = tl.constexpr(FEATURES["cu_seqlens_k_padded"])
 TOP_LEFT = tl.constexpr(FEATURES["top_left"])
 DLSE = tl.constexpr(FEATURES["dlse"])
 
@@ -121,7 +121,7 @@ def sequence_extent(
   if flags & CU:
     begin = tl.load(cu_seqlens + index)
     length = tl.load(cu_seqlens + index + 1) - begin
-    if flags & VARLEN:
+    if flags & PACKED:
       start = begin
       if flags & CU_PAD:
         start = tl.load(cu_padded + index)
@@ -137,12 +137,14 @@ def sequence_of(
 ):
   """The Sequence with this index."""
   q_start, len_q = sequence_extent(
-      index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags, CU_Q, CU_Q_PAD)
+      index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
+      CU_SEQLENS_Q, CU_SEQLENS_Q_PADDED)
   k_start, len_k = sequence_extent(
-      index, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags, CU_K, CU_K_PAD)
+      index, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
+      CU_SEQLENS_K, CU_SEQLENS_K_PADDED)
   q_rows = seqlen_q
   k_rows = seqlen_k
-  if flags & VARLEN:
+  if flags & PACKED:
     q_rows = len_q
     k_rows = len_k
   if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):

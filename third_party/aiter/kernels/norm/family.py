@@ -7,7 +7,7 @@ from third_party.aiter.aot.family import Family, Op, flags, points_to
 # Bits of the kernels' argument `flags`.
 # Rows that do not begin at multiples of 16 bytes are a bit of no meaning there.
 FEATURES = flags(
-    "unaligned layer residual gemma t5 beta f32_weights smooth")
+    "unaligned layer residual gemma t5 beta f32_weights x_scale")
 
 
 def _constants(row):
@@ -37,7 +37,7 @@ FAMILY = Family(
     pointers={
         **points_to(
             "dtype", "x residual gamma beta y residual_out dy dresidual dx"),
-        **points_to("fp32", "gamma_f32 beta_f32 smooth scale mean rstd "
+        **points_to("fp32", "gamma_f32 beta_f32 x_scale scale mean rstd "
                     "dgamma_parts dbeta_parts dgamma dbeta"),
         **points_to("u8", "q scale_e8m0"),
     },

@@ -16,7 +16,7 @@ from third_party.aiter.kernels.core import rounding
 from third_party.aiter.kernels.norm import rows as norm
 
 RESIDUAL = norm.RESIDUAL
-SMOOTH = norm.SMOOTH
+X_SCALE = norm.X_SCALE
 load_sum = norm.load_sum
 normalised = norm.normalised
 statistics = norm.statistics
@@ -33,13 +33,13 @@ to_e2m1 = rounding.to_e2m1
 
 
 @triton.jit
-def _result(s, mu, inv, gamma, gamma_f32, beta, beta_f32, smooth, c, inside_c,
+def _result(s, mu, inv, gamma, gamma_f32, beta, beta_f32, x_scale, c, inside_c,
             inside, flags, DTYPE: tl.constexpr):
   """What is quantised, in float32, and 0 outside."""
   n = normalised(s, mu, inv, gamma, gamma_f32, beta, beta_f32, c, inside_c,
                  flags, DTYPE)
-  if flags & SMOOTH:
-    n *= tl.load(smooth + c, inside_c, 0.0)[None, :]
+  if flags & X_SCALE:
+    n *= tl.load(x_scale + c, inside_c, 0.0)[None, :]
   return tl.where(inside, n, 0.0)
 
 
@@ -77,13 +77,13 @@ def _write(n, s, q, scale_e8m0, row, cols, c0, inside_r, kind,
 
 
 @triton.jit
-def norm_quant(x, residual, gamma, gamma_f32, beta, beta_f32, smooth, q, scale,
+def norm_quant(x, residual, gamma, gamma_f32, beta, beta_f32, x_scale, q, scale,
                scale_e8m0, residual_out, rows, cols, epsilon, kind, flags,
                TILE_M: tl.constexpr, TILE_N: tl.constexpr, COLS: tl.constexpr,
                NATIVE: tl.constexpr):
-  """q = y * smooth / scale, with y as norm_fwd has it.
+  """q = y * x_scale / scale, with y as norm_fwd has it.
 
-  x, residual, gamma, beta, residual_out: as in norm_fwd. smooth: float32
+  x, residual, gamma, beta, residual_out: as in norm_fwd. x_scale: float32
   [cols]. q: bytes [rows, cols], of a kind of rounding.py; or of e2m1 half as
   many, the even columns in the low bits. scale: float32 [rows]; of e2m1 it is
   scale_e8m0, bytes [rows, cols / 32].
@@ -103,7 +103,7 @@ def norm_quant(x, residual, gamma, gamma_f32, beta, beta_f32, smooth, q, scale,
     if flags & RESIDUAL:
       tl.store(residual_out + at, v.to(DTYPE), inside)
     mu, inv = statistics_of_tile(v, inside, cols, epsilon, flags)
-    n = _result(v, mu, inv, gamma, gamma_f32, beta, beta_f32, smooth, tile,
+    n = _result(v, mu, inv, gamma, gamma_f32, beta, beta_f32, x_scale, tile,
                 inside_c, inside, flags, DTYPE)
     if kind != E2M1:
       s = _scale(_largest(n), kind)
@@ -118,7 +118,7 @@ def norm_quant(x, residual, gamma, gamma_f32, beta, beta_f32, smooth, q, scale,
         c = c0 + tile
         inside = inside_r[:, None] & (c < cols)[None, :]
         v = load_sum(x, residual, row + c[None, :], inside, flags)
-        n = _result(v, mu, inv, gamma, gamma_f32, beta, beta_f32, smooth, c,
+        n = _result(v, mu, inv, gamma, gamma_f32, beta, beta_f32, x_scale, c,
                     c < cols, inside, flags, DTYPE)
         amax = tl.maximum(amax, _largest(n))
       s = _scale(amax, kind)
@@ -129,7 +129,7 @@ def norm_quant(x, residual, gamma, gamma_f32, beta, beta_f32, smooth, q, scale,
       v = load_sum(x, residual, at, inside, flags)
       if flags & RESIDUAL:
         tl.store(residual_out + at, v.to(DTYPE), inside)
-      n = _result(v, mu, inv, gamma, gamma_f32, beta, beta_f32, smooth, c,
+      n = _result(v, mu, inv, gamma, gamma_f32, beta, beta_f32, x_scale, c,
                   c < cols, inside, flags, DTYPE)
       _write(n, s, q, scale_e8m0, first, cols, c0, inside_r[:, None], kind,
              TILE_M, TILE_N, NATIVE)

@@ -12,7 +12,7 @@ GEMMA = tl.constexpr(FEATURES["gemma"])  # The weight is 1 + gamma.
 T5 = tl.constexpr(FEATURES["t5"])  # Round before the weight, as T5 does.
 HAS_BETA = tl.constexpr(FEATURES["beta"])
 F32_WEIGHTS = tl.constexpr(FEATURES["f32_weights"])  # gamma, beta; any x.
-SMOOTH = tl.constexpr(FEATURES["smooth"])  # Multiply before quantising.
+X_SCALE = tl.constexpr(FEATURES["x_scale"])  # Multiply before quantising.
 
 
 @triton.jit

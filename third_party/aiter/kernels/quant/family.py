@@ -10,11 +10,11 @@ from third_party.aiter.aot.family import (
     selecting,
 )
 
-# smooth: x is multiplied by a factor for each column; static: scales are given,
-# one a row; e8m0: scales are e8m0, not float32; shuffled: they lie as scaled
+# smooth_scale: x is multiplied by a factor for each column; static: scales are
+# given, one a row; e8m0: they are e8m0, not float32; shuffled: they lie as scaled
 # MFMA takes them; aligned: there are a multiple of 16 columns.
 # What a scale is for, if not a row, only selects: group, block, amax.
-FEATURES = {**flags("smooth static e8m0 shuffled aligned"),
+FEATURES = {**flags("smooth_scale static e8m0 shuffled aligned"),
             **selecting("group block amax")}
 
 
@@ -36,7 +36,7 @@ FAMILY = Family(
     },
     pointers={
         "x": "dtype",
-        **points_to("fp32", "smooth scale_in scale"),
+        **points_to("fp32", "smooth_scale scale_in scale"),
         **points_to("u8", "q scale_e8m0"),
     },
     int64=r"batch_stride_",

@@ -32,7 +32,7 @@ of_groups = groups.of_groups
 shuffled = groups.shuffled
 
 # Bits of the argument `flags`; family.py says what they mean.
-SMOOTH = tl.constexpr(FEATURES["smooth"])
+SMOOTH_SCALE = tl.constexpr(FEATURES["smooth_scale"])
 STATIC = tl.constexpr(FEATURES["static"])
 E8M0 = tl.constexpr(FEATURES["e8m0"])
 SHUFFLED = tl.constexpr(FEATURES["shuffled"])
@@ -62,22 +62,23 @@ def _store(q, codes, r, c, inside_r, cols, flags):
 
 
 @triton.jit
-def _smooth(v, smooth, c, cols, flags):
-  """v * smooth[c], if that is wanted."""
-  if flags & SMOOTH:
-    v *= _load(smooth, tl.zeros_like(c).to(tl.int64), c, c == c, cols, flags)
+def _smoothed(v, smooth_scale, c, cols, flags):
+  """v * smooth_scale[c], if that is wanted."""
+  if flags & SMOOTH_SCALE:
+    v *= _load(smooth_scale, tl.zeros_like(c).to(tl.int64), c, c == c, cols,
+               flags)
   return v
 
 
 @triton.jit
-def quant_row(x, smooth, q, scale, rows, cols, kind, flags,
+def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
               TILE_M: tl.constexpr, TILE_N: tl.constexpr, COLS: tl.constexpr,
               NATIVE: tl.constexpr):
-  """q = x * smooth / scale, with the scale of each row.
+  """q = x * smooth_scale / scale, with the scale of each row.
 
-  x: [rows, cols]. smooth: float32 [cols]. q: bytes [rows, cols]. scale: float32
-  [rows]. Up to COLS columns lie in registers; with COLS = 0 a row of any length
-  passes twice, in tiles of TILE_N, the second time out of the cache.
+  x: [rows, cols]. smooth_scale: float32 [cols]. q: bytes [rows, cols]. scale:
+  float32 [rows]. Up to COLS columns lie in registers; with COLS = 0 a row of any
+  length passes twice, in tiles of TILE_N, the second time out of the cache.
   """
   r = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
   inside_r = r < rows
@@ -86,7 +87,7 @@ def quant_row(x, smooth, q, scale, rows, cols, kind, flags,
   if COLS:
     c = tl.arange(0, COLS)[None, :]
     v = _load(x, row, c, inside, cols, flags)
-    v = _smooth(v, smooth, c, cols, flags)
+    v = _smoothed(v, smooth_scale, c, cols, flags)
     amax = tl.max(magnitude(v), 1).to(tl.float32, bitcast=True)
     s = f32_scale(amax, kind)
     v = divide(v, s[:, None])
@@ -96,27 +97,27 @@ def quant_row(x, smooth, q, scale, rows, cols, kind, flags,
     for c0 in range(0, cols, TILE_N):
       c = c0 + tl.arange(0, TILE_N)[None, :]
       v = _load(x, row, c, inside, cols, flags)
-      v = _smooth(v, smooth, c, cols, flags)
+      v = _smoothed(v, smooth_scale, c, cols, flags)
       m = tl.maximum(m, magnitude(v))
     s = f32_scale(tl.max(m, 1).to(tl.float32, bitcast=True), kind)
     for c0 in range(0, cols, TILE_N):
       c = c0 + tl.arange(0, TILE_N)[None, :]
       v = _load(x, row, c, inside, cols, flags)
-      v = _smooth(v, smooth, c, cols, flags)
+      v = _smoothed(v, smooth_scale, c, cols, flags)
       v = divide(v, s[:, None])
       _store(q, to_bits(v, kind, NATIVE), row, c, inside, cols, flags)
   tl.store(scale + r, s, inside_r)
 
 
 @triton.jit
-def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
+def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
                 scale_rows, scale_cols, stride_scale_m, stride_scale_n,
                 batch_stride_scale, tiles_m, tiles_n, group, kind, mode, flags,
                 TILE_M: tl.constexpr, TILE_N: tl.constexpr,
                 BLOCK: tl.constexpr, NATIVE: tl.constexpr):
-  """q = x * smooth / scale, with a scale for some columns of a row.
+  """q = x * smooth_scale / scale, with a scale for some columns of a row.
 
-  x: [batch, rows, cols]. smooth: float32 [cols]. scale_in: float32
+  x: [batch, rows, cols]. smooth_scale: float32 [cols]. scale_in: float32
   [batch, rows], the scales of a static quantiser. q: bytes [batch, rows, cols],
   or of e2m1 half as many, the even columns in the low bits. scale, scale_e8m0:
   [batch, scale_rows, scale_cols], by its strides; rows or columns beyond the
@@ -136,7 +137,7 @@ def quant_group(x, smooth, scale_in, q, scale, scale_e8m0, rows, cols,
   inside = inside_r[:, None, None]
   c = (g[:, None] * 32 + tl.arange(0, 32)[None, :])[None, :, :]
   v = _load(x, at, c, inside, cols, flags)
-  v = _smooth(v, smooth, c, cols, flags)
+  v = _smoothed(v, smooth_scale, c, cols, flags)
   if flags & STATIC:
     s = tl.load(scale_in + row, inside_r, 1.0)
     v = divide_by_any(v, s[:, None, None])
