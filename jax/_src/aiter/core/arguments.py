@@ -22,12 +22,12 @@ def bad(function: str, name: str, given: Any, accepted: str,
 def static(function, name, value, accepted,
            error: type[Exception] = TypeError):
   """value, or an error if it is traced or holds what is."""
-  items = value if isinstance(value, (tuple, list)) else (value,)
-  if any(isinstance(t, jax.core.Tracer) for t in items):
-    raise bad(
-        function, name, "a traced value",
-        f"{accepted}, known while tracing: bind it with functools.partial, or"
-        f" name it in jax.jit(..., static_argnames={name!r})", error)
+  for item in value if isinstance(value, (tuple, list)) else (value,):
+    if isinstance(item, jax.core.Tracer):
+      raise bad(
+          function, name, "a traced value",
+          f"{accepted}, known while tracing: bind it with functools.partial, or"
+          f" name it in jax.jit(..., static_argnames={name!r})", error)
   return value
 
 
@@ -42,14 +42,14 @@ def number(function, name, value, accepted, allowed, kind=float):
     allowed: whether a number is.
     kind: float, or int to accept integers alone.
   """
-  wanted = numbers.Integral if kind is int else numbers.Real
-  if not isinstance(value, wanted):
+  if type(value) is not kind:
     static(function, name, value, accepted)
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
       value = value.item()
-  if not isinstance(value, wanted) or isinstance(value, bool):
-    raise bad(function, name, repr(value), accepted, TypeError)
-  value = kind(value)
+    wanted = numbers.Integral if kind is int else numbers.Real
+    if not isinstance(value, wanted) or isinstance(value, bool):
+      raise bad(function, name, repr(value), accepted, TypeError)
+    value = kind(value)
   if not allowed(value):
     raise bad(function, name, repr(value), accepted)
   return value
@@ -79,6 +79,8 @@ def flag(function, name, value) -> bool:
 
 def choice(function, name, value, accepted):
   """The one of the accepted values that a static argument is, or an error."""
+  if type(value) in (str, int, type(None)) and value in accepted:
+    return value
   words = " or ".join(map(repr, accepted))
   static(function, name, value, words, ValueError)
   if (isinstance(value, (str, numbers.Number, type(None)))
@@ -96,14 +98,15 @@ def dtype_name(function, name, value, accepted=None) -> str:
     value: a dtype, what NumPy makes one of, or one of the accepted names.
     accepted: names; None is any dtype.
   """
-  words = "a dtype" if accepted is None else " or ".join(accepted)
-  static(function, name, value, words)
   try:
-    found = (value if isinstance(value, str) and accepted is not None
+    found = (None if isinstance(value, jax.core.Tracer)
+             else value if isinstance(value, str) and accepted is not None
              else np.dtype(value).name)
   except TypeError:
     found = None
   if found is None or accepted is not None and found not in accepted:
+    words = "a dtype" if accepted is None else " or ".join(accepted)
+    static(function, name, value, words)
     raise bad(function, name, repr(value), words, TypeError)
   return found
 
@@ -123,13 +126,12 @@ def agreeing(*arrays):
   Arrays that have dtypes of their own keep them, whether they agree or not.
   An array may be None.
   """
-  given = [t for t in arrays if t is not None]
-  if not any(getattr(t, "weak_type", False) for t in given):
+  weak = [getattr(t, "weak_type", False) for t in arrays]
+  if True not in weak:
     return arrays
-  dtype = jnp.result_type(*given)
-  return tuple(
-      jnp.asarray(t, dtype) if getattr(t, "weak_type", False) else t
-      for t in arrays)
+  dtype = jnp.result_type(*(t for t in arrays if t is not None))
+  return tuple(jnp.asarray(t, dtype) if is_weak else t
+               for t, is_weak in zip(arrays, weak))
 
 
 def at_hand(t) -> np.ndarray | None:
@@ -138,10 +140,10 @@ def at_hand(t) -> np.ndarray | None:
     return t
   if not isinstance(t, jax.Array) or isinstance(t, jax.core.Tracer):
     return None
-  if not t.is_fully_addressable or any(
-      device.platform != "cpu" for device in t.devices()):
-    return None
-  return np.asarray(t)
+  for device in t.devices():
+    if device.platform != "cpu":
+      return None
+  return np.asarray(t) if t.is_fully_addressable else None
 
 
 def check_cumulative(function, name, cu, total, starts=None,
@@ -161,32 +163,30 @@ def check_cumulative(function, name, cu, total, starts=None,
     longest: rows there are for each sequence; None if there is no such limit.
   """
   values = at_hand(cu)
-  if values is None or values.ndim != 1 or values.dtype.kind not in "iu":
+  if (values is None or values.ndim != 1 or not values.size
+      or values.dtype.kind not in "iu"):
     return
-  values = values.astype(np.int64)
+
+  def wrong(accepted):
+    return bad(function, name, np.array2string(values, threshold=8), accepted)
+
+  if values[0] < 0:
+    raise wrong("lengths counted from 0")
+  if (values[1:] < values[:-1]).any():
+    raise wrong("lengths that add up: no number is less than the one before")
   lengths = values[1:] - values[:-1]
-
-  def check(good, accepted):
-    if not good:
-      raise bad(function, name, np.array2string(values, threshold=8), accepted)
-
-  check(not values.size or values[0] >= 0, "lengths counted from 0")
-  check(not (lengths < 0).any(), "lengths that add up: no number is less than"
-        " the one before it")
-  if longest is not None and dims.is_known(longest):
-    check(not (lengths > longest).any(),
-          f"sequences of at most {longest} rows, which is what there are")
-  if total is None or not values.size or not dims.is_known(total):
+  if longest is not None and dims.is_known(longest) and (
+      lengths > longest).any():
+    raise wrong(f"sequences of at most {longest} rows, which is what there are")
+  if total is None or not dims.is_known(total):
     return
-  if starts is None:
-    check(values[-1] <= total,
-          f"at most {total} rows in all, which is what there are")
-    return
-  starts = at_hand(starts)
-  if starts is not None and starts.shape == values.shape:
-    ends = starts[:-1].astype(np.int64) + lengths
-    check(not (ends > total).any(), f"sequences that end by row {total},"
-          f" from where they start, {np.array2string(starts, threshold=8)}")
+  if starts is None and values[-1] > total:
+    raise wrong(f"at most {total} rows in all, which is what there are")
+  first = at_hand(starts)
+  if first is not None and first.shape == values.shape and (
+      first[:-1].astype(np.int64) + lengths > total).any():
+    raise wrong(f"sequences that end by row {total}, from where they start,"
+                f" {np.array2string(first, threshold=8)}")
 
 
 def describe(t) -> str:
