@@ -276,6 +276,7 @@ def differentiable(
     *,
     save: Callable[..., Any],
     tangent: Callable[..., Any],
+    keep: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
   """fun with a derivative: backwards by kernels, forwards by the formula.
 
@@ -292,6 +293,8 @@ def differentiable(
       it is differentiated.
     tangent: (cfg, saved, tangents) -> the results' tangents, in jax.numpy; of
       tangents like args with None for 0. See formula_jvp.
+    keep: (cfg, wanted, saved) -> what of saved the derivatives by what is
+      wanted need; all of it by default.
 
   Returns:
     A function like fun.
@@ -303,9 +306,10 @@ def differentiable(
     results, saved = save(cfg, *args)
     types, out_tree = jax.tree.flatten(jax.tree.map(jax.typeof, results))
     like, tree = jax.tree.flatten(jax.tree.map(jax.typeof, args))
-    kept, saved_tree = jax.tree.flatten(saved)
     moving = [_moving(t) for t in jax.tree.leaves(tangents)]
     wanted = jax.tree.unflatten(tree, [t is not None for t in moving])
+    kept, saved_tree = jax.tree.flatten(
+        keep(cfg, wanted, saved) if keep else saved)
 
     def forward(kept, moving):
       out = _in_auto_mode_like(

@@ -63,29 +63,35 @@ def _rule(specs, result_specs, split) -> tuple[str, tuple[str, ...]]:
   return " -> ".join(sides), tuple(fixed)
 
 
-def axes_of_arguments(mesh, specs, split: Collection[str],
-                      args) -> dict[str, tuple[str, ...]]:
+def axes_of_arguments(mesh, specs, split: Collection[str], args,
+                      result_specs=None) -> dict[str, tuple[str, ...]]:
   """Mesh axes of dimensions of the kinds `split`, as the arguments have them.
 
   The first argument that divides a dimension decides. A division into unequal
-  parts, or by an axis that another dimension has, does not count.
+  parts, or by an axis that another dimension of an array has, does not count.
 
   Args:
     mesh: the mesh.
     specs: specs of the arguments.
     split: kinds of dimensions that may be divided.
     args: the arguments or their types, with shapes and shardings.
+    result_specs: specs of the results. Without them any two dimensions count as
+      those of an array.
 
   Returns:
     Name -> axes, for dimensions that are divided.
   """
   axes = {}
+  arrays = result_specs and [*_leaves(specs), *_leaves(result_specs)]
+  apart = lambda a, b: bool(arrays) and not any(
+      a in spec and b in spec for spec in arrays)
   for array, spec in zip(jax.tree.leaves(args), _leaves(specs), strict=True):
     for size, name, entry in zip(array.shape, spec, array.sharding.spec):
       names = mesh_axes(entry)
       if (names and _may_split(name, split) and name not in axes
           and size % math.prod(mesh.shape[a] for a in names) == 0
-          and not any(a in taken for taken in axes.values() for a in names)):
+          and not any(a in taken for other, taken in axes.items()
+                      if not apart(name, other) for a in names)):
         axes[name] = names
   return axes
 
@@ -131,7 +137,7 @@ def partitioned(
     A function like fun.
   """
   def follow(mesh, args):
-    axes = axes_of_arguments(mesh, specs, split, args)
+    axes = axes_of_arguments(mesh, specs, split, args, result_specs)
     return axes, _sum_over_missing(fun, specs, result_specs, axes)
 
   def partition(mesh, args, _):
@@ -166,7 +172,7 @@ def specs_by_name(mesh, specs, result_specs, types):
   """
   kinds = {name.rstrip("0123456789")
            for spec in _leaves(result_specs) for name in spec} - {"_"}
-  axes = axes_of_arguments(mesh, specs, kinds, types)
+  axes = axes_of_arguments(mesh, specs, kinds, types, result_specs)
   return jax.tree.map(
       lambda spec: PartitionSpec(*(axes.get(name) for name in spec)),
       result_specs, is_leaf=_is_spec)
