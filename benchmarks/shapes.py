@@ -151,6 +151,48 @@ GEMM_SMOKE = [
 ]
 
 
+class Rope(NamedTuple):
+  """Queries and keys to turn.
+
+  Without `positions` a token's row of the tables is its place; d_rot of
+  head_dim channels are turned.
+  """
+
+  name: str
+  batch: int
+  seq: int
+  q_heads: int
+  kv_heads: int
+  head_dim: int
+  d_rot: int
+  style: str = "neox"
+  positions: bool = False
+  table: str = "float32"
+
+  def bytes(self, kind: str, itemsize: int) -> int:
+    """What must pass through memory: vectors in and out; tables stay near."""
+    heads = self.q_heads + (self.kv_heads if kind == "2c" else 0)
+    return 2 * self.batch * self.seq * heads * self.head_dim * itemsize
+
+
+ROPE = [
+  Rope("llama_8b", 2, 8192, 32, 8, 128, 128),
+  Rope("llama_8b_bf16_tables", 2, 8192, 32, 8, 128, 128, table="bfloat16"),
+  Rope("llama_70b", 1, 8192, 64, 8, 128, 128, positions=True),
+  Rope("qwen_0.5b", 4, 8192, 14, 2, 64, 64),
+  Rope("gemma_9b", 1, 8192, 16, 8, 256, 256),
+  Rope("phi_partial", 4, 4096, 32, 32, 80, 32),
+  Rope("glm_gptj_partial", 2, 8192, 32, 2, 128, 64, style="gptj"),
+  Rope("gptj", 2, 8192, 32, 32, 128, 128, style="gptj"),
+  Rope("deepseek_rope_part", 2, 8192, 128, 1, 64, 64, style="gptj"),
+  Rope("decode_64", 64, 1, 32, 8, 128, 128, positions=True),
+]
+ROPE_SMOKE = [
+  Rope("smoke", 2, 16, 4, 2, 32, 32),
+  Rope("smoke_gptj", 1, 9, 3, 1, 20, 12, style="gptj", positions=True),
+]
+
+
 def markdown() -> str:
   """Returns ATTENTION as a Markdown table."""
   rows = [

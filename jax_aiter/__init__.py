@@ -9,6 +9,7 @@ from jax_aiter import gemm_i8 as gemm_i8
 from jax_aiter import layernorm as layernorm
 from jax_aiter import mha as mha
 from jax_aiter import rmsnorm as rmsnorm
+from jax_aiter import rope as rope
 
 __all__ = [
     "flatmm_fp8",
@@ -19,4 +20,5 @@ __all__ = [
     "layernorm",
     "mha",
     "rmsnorm",
+    "rope",
 ]

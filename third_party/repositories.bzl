@@ -77,5 +77,6 @@ def repositories():
             "mha",
             "norm",
             "quant",
+            "rope",
         ],
     )

@@ -75,6 +75,11 @@ _PACKED = ("bf16 t,4,16", "bf16 u,2,16", "bf16 u,2,16", "ends_t b+1",
 _ROWS = "bf16 b,m,64"
 _WIDE = "bf16 b,m,256"
 _WEIGHT = "bf16 64"
+_ROPE = ("rope_rotate",)
+_SBHD, _KEYS = "bf16 s,b,4,16", "bf16 s,b,2,16"
+_TABLES, _FREQS, _PLACES = ("f32 s,8",) * 2, "f32 s,1,1,8", "lengths s,b"
+_AITER = dict(rotate_style=1, reuse_freqs_front_part=True, nope_first=False)
+_IMAGE = ("bf16 b,6,4,16", *["f32 2,4"] * 2, *["f32 3,4"] * 2)
 
 
 def _case(name, *line, **options):
@@ -121,6 +126,43 @@ CASES = (
           quant_dtype="float8_e4m3fn"),
     _case("layer_norm_with_add_quant", (_ROWS, _ROWS, _WEIGHT, _WEIGHT),
           ("norm_quant",), quant_dtype="mxfp4"),
+    _case("rope", ("bf16 b,s,4,16", *_TABLES), _ROPE, 3),
+    Case("rope_packed", lambda x, cos, sin, ends: aiter.rope(
+        x, cos, sin, layout="thd", cu_seqlens=ends),
+         ("bf16 t,4,16", *["f32 t,8"] * 2, "ends_t b+1"), _ROPE, 1),
+    Case("rope_tables", lambda x: aiter.rope(
+        x, *aiter.rotary_embedding(16, 700)), ("bf16 b,s,4,16",), _ROPE, 1),
+    Case("get_rope", lambda x: aiter.rope(
+        x, *aiter.get_rope(16, 16, 700, 1e4)), ("bf16 b,s,4,16",), _ROPE),
+    _case("rope_2c", ("bf16 b,s,4,16", "bf16 b,s,2,16", *_TABLES), _ROPE, 2),
+    _case("rope_2d", _IMAGE, _ROPE, 1, height=2, width=3),
+    _case("rope_3d", ("bf16 b,12,4,16", *["f32 2,2"] * 4, *["f32 3,4"] * 2),
+          _ROPE, 1, frames=2, height=2, width=3),
+    _case("rope_mrope", ("bf16 b,s,4,16", "bf16 b,s,2,16", *_TABLES,
+                         "lengths 3,b,s"), _ROPE, 2, sections=(2, 3, 3)),
+    _case("apply_rope", ("bf16 t,4,16", "lengths t"), _ROPE, 1, head_dim=16),
+    *(_case(f"rope_{name}", (*vectors, *rest), _ROPE, **_AITER)
+      for two, vectors in (("", (_SBHD,)), ("2c_", (_SBHD, _KEYS)))
+      for name, rest in (
+          (f"{two}fwd", (_FREQS,)), (f"{two}bwd", (_FREQS,)),
+          (f"cached_{two}fwd", (_FREQS,) * 2),
+          (f"cached_{two}bwd", (_FREQS,) * 2),
+          (f"cached_positions_{two}fwd", (_FREQS, _FREQS, _PLACES)),
+          (f"cached_positions_offsets_{two}fwd",
+           (_FREQS, _FREQS, _PLACES, _PLACES)))),
+    *(_case(f"rope_thd_{way}", ("bf16 t,4,16", "ends_t b+1", "f32 t,1,1,8"),
+            _ROPE, **_AITER) for way in ("fwd", "bwd")),
+    *(_case(f"rope_2d_{way}", _IMAGE, _ROPE, img_height=2, img_width=3,
+            **_AITER) for way in ("fwd", "bwd")),
+    Case("rotary_embedding_fwd", lambda positions, *rest:
+         aiter.rotary_embedding_fwd(positions, *rest[:2], 16, *rest[2:], True,
+                                    False),
+         ("lengths t", "bf16 t,64", "bf16 t,32", *["f32 t,8"] * 2), _ROPE),
+    Case("batched_rotary_embedding", lambda positions, offsets, *rest:
+         aiter.batched_rotary_embedding(
+             positions, *rest[:2], 16, *rest[2:], True, False, 16, offsets),
+         ("lengths t", "lengths t", "bf16 t,64", "bf16 t,32",
+          *["f32 t,8"] * 2), _ROPE),
     _case("gemm", ("bf16 m,64", "bf16 32,64", "f32 32"), ("gemm",), 3,
           activation="gelu"),
     _case("gemm", ("bf16 b,m,64", "bf16 32,64"), ("gemm",), 2),

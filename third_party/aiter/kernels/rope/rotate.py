@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary position embedding of one tensor or of two, and its adjoint.
+
+Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding"
+(arXiv:2104.09864). Of a head's channels some are pairs; pair j of a token is
+turned by the angle whose cosine and sine a table has:
+
+  out1 = x1 * cos1 - x2 * sin1        out2 = x2 * cos2 + x1 * sin2
+
+A table of half the width has one cosine and sine a pair, a full one has the two
+of each. The adjoint is the same with -sin2 for sin1 and -sin1 for sin2.
+
+A block owns TILE_M tokens and TILE_N heads of one of the tensors: what it loads
+of the tables serves all those heads. All loads of x are on their way before the
+first of them is used, for there is little but memory's latency to hide.
+"""
+
+import triton
+import triton.language as tl
+
+from third_party.aiter.kernels.rope.family import FLAGS as BITS
+
+GPTJ = tl.constexpr(BITS["gptj"])  # Pairs are neighbours.
+FULL = tl.constexpr(BITS["full"])  # Tables as wide as what is turned.
+TRANSPOSED = tl.constexpr(BITS["transposed"])
+F32_TABLES = tl.constexpr(BITS["f32_tables"])  # Of any x.
+PER_TOKEN = tl.constexpr(BITS["per_token"])  # Tables have a row a token.
+POSITIONS = tl.constexpr(BITS["positions"])
+OFFSETS = tl.constexpr(BITS["offsets"])
+CU_SEQLENS = tl.constexpr(BITS["cu_seqlens"])
+SECTIONS = tl.constexpr(BITS["sections"])  # Pairs with rows of their own.
+GRID = tl.constexpr(BITS["grid"])  # Positions are places in a volume.
+
+
+@triton.jit
+def _start_of_sequence(p, cu_seqlens, sequences):
+  """Where the packed sequence begins that has row p."""
+  low = tl.zeros_like(p)
+  high = low + sequences
+  among = sequences
+  while among > 1:
+    among = (among + 1) // 2
+    middle = (low + high) // 2
+    before = tl.load(cu_seqlens + middle) <= p
+    low = tl.where(before, middle, low)
+    high = tl.where(before, high, middle)
+  return tl.load(cu_seqlens + low)
+
+
+@triton.jit
+def _table_rows(
+    t, inside, positions, offsets, cu_seqlens, tokens, seqlen, inner, sequences,
+    table_rows, grid_h, grid_w, flags,
+):
+  """Rows of the tables for tokens t: those of the three sections of pairs.
+
+  Without sections the first counts. A row out of range is the nearest one.
+  """
+  if flags & PER_TOKEN:
+    r0 = t
+    r1 = t
+    r2 = t
+  else:
+    r0 = (t // inner) % seqlen
+    if flags & CU_SEQLENS:
+      r0 -= _start_of_sequence(r0, cu_seqlens, sequences)
+    r1 = r0
+    r2 = r0
+    if flags & POSITIONS:
+      r0 = tl.load(positions + t, inside, 0)
+      r1 = r0
+      r2 = r0
+      if (flags & (SECTIONS | GRID)) == SECTIONS:
+        r1 = tl.load(positions + (t + tokens), inside, 0)
+        r2 = tl.load(positions + (t + 2 * tokens), inside, 0)
+    if flags & OFFSETS:
+      shift = tl.load(offsets + t, inside, 0)
+      r0 += shift
+      r1 += shift
+      r2 += shift
+    if flags & GRID:
+      r2 = r0 % grid_w
+      r1 = r0 // grid_w % grid_h
+      r0 = r0 // grid_w // grid_h
+  last = table_rows - 1
+  return (tl.minimum(tl.maximum(r0, 0), last),
+          tl.minimum(tl.maximum(r1, 0), last),
+          tl.minimum(tl.maximum(r2, 0), last))
+
+
+@triton.jit
+def _load_from(table, c, j, pairs, width, places, flags):
+  """Columns c of a table, those of pairs j, in float32: [tokens, columns].
+
+  places: (rows, section_0, section_1). Of rows[0] for pairs before section_0,
+  of rows[1] for those before section_1 and of rows[2] for the others.
+  """
+  rows, section_0, section_1 = places
+  c = c[None, :]
+  if flags & SECTIONS:
+    first = (j < section_0)[None, :]
+    second = ((j >= section_0) & (j < section_1))[None, :]
+    third = ((j >= section_1) & (j < pairs))[None, :]
+    t = (tl.load(table + (rows[0][:, None] * width + c), first, 0.0)
+         + tl.load(table + (rows[1][:, None] * width + c), second, 0.0)
+         + tl.load(table + (rows[2][:, None] * width + c), third, 0.0))
+  else:
+    t = tl.load(table + (rows[0][:, None] * width + c), (j < pairs)[None, :],
+                0.0)
+  return t.to(tl.float32)
+
+
+@triton.jit
+def _load(tables, c, j, pairs, width, places, flags):
+  """(cosines, sines): _load_from tables (cos, sin, cos_f32, sin_f32)."""
+  cos, sin, cos_f32, sin_f32 = tables
+  if flags & F32_TABLES:
+    u = _load_from(cos_f32, c, j, pairs, width, places, flags)
+    v = _load_from(sin_f32, c, j, pairs, width, places, flags)
+  else:
+    u = _load_from(cos, c, j, pairs, width, places, flags)
+    v = _load_from(sin, c, j, pairs, width, places, flags)
+  return u, v
+
+
+@triton.jit
+def _halves(t, TILE_M: tl.constexpr, PAIRS: tl.constexpr):
+  """Even and odd columns of [TILE_M, 2 * PAIRS]."""
+  return tl.split(tl.reshape(t, [TILE_M, PAIRS, 2]))
+
+
+@triton.jit
+def _of_head(i, block, cols):
+  """[tokens, columns]: what head i of a block has to load and to store."""
+  r, rows_left, heads = block
+  return (r < tl.where(heads > i, rows_left, 0))[:, None] & cols[None, :]
+
+
+@triton.jit
+def _turn(x1, x2, cos1, cos2, sin1, sin2):
+  x1 = x1.to(tl.float32)
+  x2 = x2.to(tl.float32)
+  return x1 * cos1 - x2 * sin1, x2 * cos2 + x1 * sin2
+
+
+@triton.jit
+def _adjoint(sin1, sin2, flags):
+  if flags & TRANSPOSED:
+    s1 = -sin2
+    s2 = -sin1
+  else:
+    s1 = sin1
+    s2 = sin2
+  return s1, s2
+
+
+@triton.jit
+def _turn_halves(
+    x, out, row, block, p0, dim, pairs, first, tables, places, split_0, split_1,
+    flags, TILE_N: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr,
+):
+  """Pairs p0 to p0 + PAIRS - 1 of a first and a second half."""
+  j = p0 + tl.arange(0, PAIRS)
+  # Pairs before split_0, those before split_1 and the others have their halves
+  # side by side.
+  low = tl.where(j < split_0, 0, tl.where(j < split_1, split_0, split_1))
+  high = tl.where(j < split_0, split_0, tl.where(j < split_1, split_1, pairs))
+  c1 = tl.max_contiguous(tl.multiple_of(j + low, ALIGN), ALIGN)
+  c2 = tl.max_contiguous(tl.multiple_of(j + high, ALIGN), ALIGN)
+  cols = j < pairs
+  at1 = row + (first + c1)[None, :]
+  at2 = row + (first + c2)[None, :]
+  x1 = ()
+  x2 = ()
+  for i in tl.static_range(TILE_N):
+    x1 += (tl.load(x + i * dim + at1, _of_head(i, block, cols), 0.0),)
+    x2 += (tl.load(x + i * dim + at2, _of_head(i, block, cols), 0.0),)
+  if flags & FULL:
+    cos1, sin1 = _load(tables, c1, j, pairs, 2 * pairs, places, flags)
+    cos2, sin2 = _load(tables, c2, j, pairs, 2 * pairs, places, flags)
+  else:
+    cos1, sin1 = _load(tables, j, j, pairs, pairs, places, flags)
+    cos2 = cos1
+    sin2 = sin1
+  sin1, sin2 = _adjoint(sin1, sin2, flags)
+  for i in tl.static_range(TILE_N):
+    o1, o2 = _turn(x1[i], x2[i], cos1, cos2, sin1, sin2)
+    here = _of_head(i, block, cols)
+    tl.store(out + i * dim + at1, o1.to(out.dtype.element_ty), here)
+    tl.store(out + i * dim + at2, o2.to(out.dtype.element_ty), here)
+
+
+@triton.jit
+def _turn_neighbours(
+    x, out, row, block, p0, dim, pairs, first, tables, places, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, PAIRS: tl.constexpr,
+):
+  """Pairs p0 to p0 + PAIRS - 1 of channels 2 j and 2 j + 1."""
+  j = p0 + tl.arange(0, PAIRS)
+  c = 2 * p0 + tl.arange(0, 2 * PAIRS)
+  cols = c < 2 * pairs
+  at = row + (first + c)[None, :]
+  both = ()
+  for i in tl.static_range(TILE_N):
+    both += (tl.load(x + i * dim + at, _of_head(i, block, cols), 0.0),)
+  if flags & FULL:
+    rows, section_0, section_1 = places
+    cos, sin = _load(tables, c, c, 2 * pairs, 2 * pairs,
+                     (rows, 2 * section_0, 2 * section_1), flags)
+    cos1, cos2 = _halves(cos, TILE_M, PAIRS)
+    sin1, sin2 = _halves(sin, TILE_M, PAIRS)
+  else:
+    cos1, sin1 = _load(tables, j, j, pairs, pairs, places, flags)
+    cos2 = cos1
+    sin2 = sin1
+  sin1, sin2 = _adjoint(sin1, sin2, flags)
+  for i in tl.static_range(TILE_N):
+    x1, x2 = _halves(both[i], TILE_M, PAIRS)
+    o1, o2 = _turn(x1, x2, cos1, cos2, sin1, sin2)
+    o = tl.reshape(tl.join(o1, o2), [TILE_M, 2 * PAIRS])
+    tl.store(out + i * dim + at, o.to(out.dtype.element_ty),
+             _of_head(i, block, cols))
+
+
+@triton.jit
+def _copy(x, out, row, block, first, pairs, dim, TILE_N: tl.constexpr,
+          COLS: tl.constexpr, ALIGN: tl.constexpr):
+  """The channels before the pairs and behind them."""
+  for c0 in range(0, dim - 2 * pairs, COLS):
+    rest = c0 + tl.arange(0, COLS)
+    c = tl.where(rest < first, rest, rest + 2 * pairs)
+    c = tl.max_contiguous(tl.multiple_of(c, ALIGN), ALIGN)
+    cols = rest < dim - 2 * pairs
+    at = row + c[None, :]
+    t = ()
+    for i in tl.static_range(TILE_N):
+      t += (tl.load(x + i * dim + at, _of_head(i, block, cols), 0.0),)
+    for i in tl.static_range(TILE_N):
+      tl.store(out + i * dim + at, t[i], _of_head(i, block, cols))
+
+
+@triton.jit
+def rope_rotate(
+    x, y, cos, sin, cos_f32, sin_f32, positions, offsets, cu_seqlens, x_out,
+    y_out, tokens, seqlen, inner, heads_x, heads_y, dim, pairs, first,
+    table_rows, sequences, grid_h, grid_w, section_0, section_1, split_0,
+    split_1, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, PAIRS: tl.constexpr,
+    ALIGN: tl.constexpr, FLAGS: tl.constexpr,
+):
+  """x_out and y_out: x and y, turned.
+
+  x, x_out: [tokens, heads_x, dim], contiguous; y, y_out: [tokens, heads_y,
+  dim], and heads_y is 0 if there is none. The channels from `first` on are
+  `pairs` pairs, all others are copied.
+  cos, sin: [table_rows, pairs or 2 * pairs] of x's type or float32, by either
+  of two pointers. A full table has x's columns.
+  Token t has row (t // inner) % seqlen of its sequence, less the start of the
+  packed sequence it is in (cu_seqlens: [sequences + 1]); or positions[t]
+  ([1 or 3, tokens]); to which offsets[t] comes. With GRID that is a place in a
+  volume of planes of grid_h by grid_w, and its three coordinates are the rows
+  of the three sections of pairs, which end at section_0, section_1 and `pairs`.
+  split_0 and split_1: as section_0 and section_1, of pairs of halves that lie
+  side by side.
+  """
+  flags &= FLAGS
+  blocks_x = tl.cdiv(heads_x, TILE_N)
+  blocks = blocks_x + tl.cdiv(heads_y, TILE_N)
+  t0 = tl.program_id(0) // blocks * TILE_M
+  block = tl.program_id(0) % blocks
+  r = tl.arange(0, TILE_M)
+  inside = t0 + r < tokens
+  rows = _table_rows(
+      t0 + r, inside, positions, offsets, cu_seqlens, tokens, seqlen, inner,
+      sequences, table_rows, grid_h, grid_w, flags)
+  if block < blocks_x:
+    src = x
+    out = x_out
+    heads = heads_x
+    h0 = block * TILE_N
+  else:
+    src = y
+    out = y_out
+    heads = heads_y
+    h0 = (block - blocks_x) * TILE_N
+  stride = heads * dim
+  tl.assume(stride >= 0)
+  start = t0.to(tl.int64) * stride + h0 * dim
+  src += start
+  out += start
+  row = (r * stride)[:, None]
+  own = (r, tokens - t0, heads - h0)
+  tables = (cos, sin, cos_f32, sin_f32)
+  places = (rows, section_0, section_1)
+  for p0 in range(0, pairs, PAIRS):
+    if flags & GPTJ:
+      _turn_neighbours(src, out, row, own, p0, dim, pairs, first, tables,
+                       places, flags, TILE_M, TILE_N, PAIRS)
+    else:
+      _turn_halves(src, out, row, own, p0, dim, pairs, first, tables, places,
+                   split_0, split_1, flags, TILE_N, PAIRS, ALIGN)
+  _copy(src, out, row, own, first, pairs, dim, TILE_N, 2 * PAIRS, ALIGN)
