@@ -254,7 +254,7 @@ class FoundScalesTest(CacheTestCase):
     layout, arrays = self.arrays(asm, dtype, heads, d, dv, SIZE)
     run = jax.jit(lambda *args: aiter.reshape_and_cache_with_block_quant(
         *args, asm_layout=asm))
-    got = arrays
+    got = copies(arrays)
     # A page anew, tokens behind it that do not enlarge its scale and that do,
     # all in one call in any order; a page in the middle; one slot twice.
     for i, slots in enumerate([
@@ -281,7 +281,7 @@ class FoundScalesTest(CacheTestCase):
     arrays = [pool(*s, dtype=BYTES[1], seed=i) for i, s in enumerate(shapes)]
     arrays += [np.ones((blocks, heads) if asm else (heads, blocks), np.float32)
                for _ in range(2)]
-    got = arrays
+    got = copies(arrays)
     run = jax.jit(
         lambda *args: aiter.reshape_and_cache_with_block_quant_for_asm_pa(
             *args, asm_layout=asm, ori_block_size=block))

@@ -54,6 +54,19 @@ Status CheckReach(const std::string& name, int64_t start, int64_t pages,
                  "inside its " + std::to_string(size) + " elements");
 }
 
+// The largest of i / split * outer + i % split * inner for i < count, as far as
+// a double tells.
+double Reach(int64_t count, int64_t split, int64_t outer, int64_t inner) {
+  auto at = [=](int64_t i) {
+    return static_cast<double>(i / split) * static_cast<double>(outer) +
+           static_cast<double>(i % split) * static_cast<double>(inner);
+  };
+  int64_t last = count - 1;
+  // The last, or the end of the last whole part.
+  return std::max(at(last),
+                  at(std::max<int64_t>(count / split * split - 1, 0)));
+}
+
 Status CheckHalf(const std::string& name, const cache_args& a,
                  const cache_half& h, int64_t run) {
   const cache_side& s = h.side;
@@ -66,15 +79,9 @@ Status CheckHalf(const std::string& name, const cache_args& a,
       side, {s.run_offset, s.offset, s.head, s.run, s.col}, INT32_MAX));
   AITER_RETURN_IF_ERROR(CheckRange(side.c_str(), s.split, 1, INT32_MAX));
   if (a.tokens == 0 || a.heads == 0 || a.pages == 0) return Status();
-  double in_page = 0;
-  auto add = [&in_page](int64_t steps, int64_t step) {
-    in_page += static_cast<double>(steps) * static_cast<double>(step);
-  };
-  add((a.page_size - 1) / s.split, s.run_offset);
-  add(std::min(a.page_size, s.split) - 1, s.offset);
-  add(a.heads - 1, s.head);
-  add((h.cols - 1) / run, s.run);
-  add(std::min(h.cols, run) - 1, s.col);
+  double in_page = Reach(a.page_size, s.split, s.run_offset, s.offset) +
+                   Reach(a.heads, 1, s.head, 0) +
+                   Reach(h.cols, run, s.run, s.col);
   if (in_page > static_cast<double>(kMaxSize)) {
     return Invalid(side, "a page of more than 2^31 elements", "smaller");
   }
