@@ -107,9 +107,11 @@ def _sum_over_missing(fun, specs, result_specs, axes):
     out = fun(*args)
     leaves, tree = jax.tree.flatten(out)
     for i, spec in enumerate(_leaves(result_specs)):
-      over = tuple(a for n in sorted(divided - set(spec)) for a in axes[n])
+      held = {a for n in spec for a in axes.get(n, ())}
+      over = dict.fromkeys(a for n in sorted(divided - set(spec))
+                           for a in axes[n] if a not in held)
       if over:
-        leaves[i] = lax.psum(leaves[i], over)
+        leaves[i] = lax.psum(leaves[i], tuple(over))
     return jax.tree.unflatten(tree, leaves)
 
   return run
