@@ -11,8 +11,8 @@ from third_party.aiter.aot.family import (
 )
 
 # smooth_scale: x is multiplied by a factor for each column; static: scales are
-# given, one a row; e8m0: they are e8m0, not float32; shuffled: they lie as scaled
-# MFMA takes them; aligned: there are a multiple of 16 columns.
+# given, one a row; e8m0: they are e8m0, not float32; shuffled: they lie as
+# scaled MFMA takes them; aligned: there are a multiple of 16 columns.
 # What a scale is for, if not a row, only selects: group, block, amax.
 FEATURES = {**flags("smooth_scale static e8m0 shuffled aligned"),
             **selecting("group block amax")}

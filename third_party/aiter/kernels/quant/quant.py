@@ -77,8 +77,8 @@ def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
   """q = x * smooth_scale / scale, with the scale of each row.
 
   x: [rows, cols]. smooth_scale: float32 [cols]. q: bytes [rows, cols]. scale:
-  float32 [rows]. Up to COLS columns lie in registers; with COLS = 0 a row of any
-  length passes twice, in tiles of TILE_N, the second time out of the cache.
+  float32 [rows]. Up to COLS columns lie in registers; with COLS = 0 a row of
+  any length passes twice, in tiles of TILE_N, the second time out of the cache.
   """
   r = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
   inside_r = r < rows

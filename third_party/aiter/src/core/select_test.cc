@@ -119,10 +119,11 @@ void TestFourSizes() {
 }
 
 void TestMessages() {
-  CHECK(Contains(Choice("mha_fwd", {512, 512},
-                        kMhaAlibi | kMhaVarlen | kMhaCuQ | kMhaMinSeqlen),
-                 "bf16 with sizes (512, 512), ALiBi slopes, packed sequences, "
-                 "lengths of queries, min_seqlen_q"));
+  CHECK(
+      Contains(Choice("mha_fwd", {512, 512},
+                      kMhaAlibi | kMhaPacked | kMhaCuSeqlensQ | kMhaMinSeqlen),
+               "bf16 with sizes (512, 512), ALiBi slopes, packed sequences, "
+               "lengths of queries, min_seqlen_q"));
   CHECK(Contains(Choice("norm_fwd", {64}, 0, "gfx90a"),
                  "No kernels for device architecture gfx90a; this build has "
                  "kernels for gfx942, sm_80"));
@@ -135,7 +136,7 @@ void TestParseFeatures() {
   CHECK_OK(ParseFeatures("norm_bwd_dx", {"t5", "residual"}, &bits));
   CHECK(bits == (kNormT5 | kNormResidual));
   CHECK_OK(ParseFeatures("mha_fwd", {"cu_seqlens"}, &bits));
-  CHECK(bits == (kMhaCuQ | kMhaCuK));
+  CHECK(bits == (kMhaCuSeqlensQ | kMhaCuSeqlensK));
   Status unknown = ParseFeatures("norm_fwd", {"t5", "dropout"}, &bits);
   CHECK(unknown.code() == StatusCode::kInvalidArgument);
   CHECK(Contains(unknown.message(),
