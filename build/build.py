@@ -585,7 +585,7 @@ def test(args: argparse.Namespace) -> None:
     archs = args.archs
     # Named targets run in any case.
     which = [] if args.targets else [
-      "--build_tag_filters=-all",
+      "--build_tests_only",
       "--test_tag_filters=-all",
     ]
   with tempfile.TemporaryDirectory() as folder:

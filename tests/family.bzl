@@ -11,7 +11,7 @@ load("//tests/amdgpu_sim:sim.bzl", "ARCHS")
 HOME_ARCH = "gfx942"
 _ONE_IN = "6"
 
-# Tests that `build.py test --all` alone runs.
+# Tests that `build.py test --all` alone runs, or builds anything for.
 ALL = ["all"]
 
 _SIM_ENV = {
@@ -33,6 +33,8 @@ def _target(family, file):
 def sim_asan_test(name, module, srcs = [], **kwargs):
     """A test of simulated GPUs with AddressSanitizer and UBSan in our C++.
 
+    `build.py test --all` runs it.
+
     Args:
       name: the test.
       module: the source whose cases it runs.
@@ -50,6 +52,7 @@ def sim_asan_test(name, module, srcs = [], **kwargs):
             MODULE = module.replace("/", ".")[:-len(".py")],
         ),
         site = "//tests:sim_site_asan",
+        tags = ALL,
         **kwargs
     )
 
@@ -122,7 +125,8 @@ def _family(name, kernels = None, uses = [], cpu_only = [], shards = {}, sanitiz
             )
 
     # Each in a process of its own: what fails once must not have been loaded.
-    for file, count in sanitized.items():
+    every = [test.split("/")[1] for test in native.glob([name + "/every_kernel_test.py"])]
+    for file, count in dict({file: 1 for file in every}, **sanitized).items():
         sim_asan_test(
             name = _target("asan_" + kernels, file),
             srcs = native.glob([name + "/numbers_test.py"]) if file == "every_kernel_test.py" else [],
@@ -159,7 +163,8 @@ def families(families):
         uses: other families' libraries that its files import;
         cpu_only: other tests' files that do not run on a simulated GPU;
         shards: target -> how many, where it is not 1;
-        sanitized: file -> shards, for what runs with sanitizers as well.
+        sanitized: file -> shards, for what runs with sanitizers as well, as
+          every_kernel_test.py does.
     """
     for name, options in families.items():
         _family(name, **options)

@@ -175,6 +175,8 @@ def _variant(label, sanitizer):
 def sim_cc_test(name, srcs, deps = [], sanitizers = SANITIZER_COPTS.keys(), **kwargs):
     """A cc_test of the simulator, as it is and under each sanitizer.
 
+    Those with a sanitizer run in `build.py test --all`.
+
     Args:
       name: the test.
       srcs: its sources.
@@ -195,6 +197,7 @@ def sim_cc_test(name, srcs, deps = [], sanitizers = SANITIZER_COPTS.keys(), **kw
             # The operator library looks for hip's functions by name.
             linkopts = SANITIZER_LINKOPTS[sanitizer] + ["-rdynamic"],
             linkstatic = True,
+            tags = ["all"] if sanitizer else [],
             deps = [_variant(dep, sanitizer) for dep in deps],
             **kwargs
         )
