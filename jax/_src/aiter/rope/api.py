@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 import jax
-from jax._src.aiter.core import arguments
+from jax._src.aiter.core import arguments, dims
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.rope import op as rope_op
 from jax._src.aiter.rope.op import Config, Tokens
@@ -35,56 +35,35 @@ def _check_integers(function: str, name: str, t) -> None:
                         "an integer type", TypeError)
 
 
-def _choice(function: str, name: str, value, accepted) -> str:
-  if value not in accepted:
-    raise arguments.bad(function, name, repr(value), " or ".join(accepted))
-  return value
-
-
-def _known(*sizes) -> bool:
-  """Whether sizes are numbers; those of an export may be symbols."""
-  return all(isinstance(n, int) for n in sizes)
-
-
-def _lead(t, layout: str, axes: int):
-  """t with [outer, seq, inner] in the place of its `axes` axes of tokens."""
-  places = _LAYOUTS[layout][1]
-  lead = tuple(1 if i is None else t.shape[i] for i in places)
-  return t.reshape(*lead, *t.shape[axes:])
-
-
-def _shared(t):
+def _shared_shape(t):
   """[rows, w] of a table with axes of 1 between, or None."""
-  long = [n for n in t.shape[:-1] if not (_known(n) and n == 1)]
+  long = [n for n in t.shape[:-1] if not (dims.is_known(n) and n == 1)]
   if t.ndim < 2 or len(long) > 1:
     return None
-  return t.reshape(*(long or [1]), t.shape[-1])
+  return (*(long or [1]), t.shape[-1])
 
 
-def _table(function: str, name: str, t, tokens, layout: str, placed: bool):
-  """[rows, w], or each token's own [outer, seq, inner, w], of a table."""
+def _check_table(function: str, name: str, t, tokens, placed: bool) -> bool:
+  """Whether a table has a row for each token; an error if it is none."""
   _check_float(function, name, t)
   if len(tokens) > 1 and t.shape[:-1] == tokens and not placed:
-    return _lead(t, layout, len(tokens))
-  table = _shared(t)
-  if table is None:
+    return True
+  if _shared_shape(t) is None:
     raise arguments.bad(
         function, name, arguments.describe(t),
         "shape [positions, n], perhaps with axes of 1"
         + ("" if placed else f", or {[*tokens, 'n']}"))
-  return table
+  return False
 
 
-def _indices(function: str, name: str, t, shape, layout: str):
-  """int32 [outer, seq, inner] of integers that broadcast to the tokens."""
+def _check_indices(function: str, name: str, t, shape, accepted) -> None:
+  """Integers that broadcast to the tokens."""
   _check_integers(function, name, t)
-  try:
-    t = jnp.broadcast_to(jnp.asarray(t), shape)
-  except ValueError:
-    raise arguments.bad(
-        function, name, arguments.describe(t),
-        f"integers that broadcast to {list(shape)}, x's tokens") from None
-  return _lead(t.astype(jnp.int32), layout, len(shape))
+  padded = (1,) * (len(shape) - t.ndim) + t.shape
+  if len(padded) != len(shape) or any(
+      n != m and not (dims.is_known(n) and n == 1)
+      for n, m in zip(padded, shape)):
+    raise arguments.bad(function, name, arguments.describe(t), accepted)
 
 
 def _sections(function: str, value, pairs: int) -> tuple[int, ...]:
@@ -99,7 +78,8 @@ def _sections(function: str, value, pairs: int) -> tuple[int, ...]:
 
 def _check_vectors(function: str, layout: str, x, y, names):
   """x, and y if it is there, as `layout` wants them."""
-  rank = _LAYOUTS[_choice(function, "layout", layout, _LAYOUTS)][0]
+  rank = _LAYOUTS[
+      arguments.choice(function, "layout", layout, tuple(_LAYOUTS))][0]
   for name, t in zip(names, (x, y) if y is not None else (x,)):
     _check_float(function, name, t)
     if t.ndim != rank:
@@ -112,10 +92,11 @@ def _check_vectors(function: str, layout: str, x, y, names):
         f"{arguments.describe(x)}, as {names[0]} but for the heads")
 
 
-def turned(function: str, x, y, cos, sin, *, layout="bshd",
-          rotate_style="neox", positions=None, offsets=None, cu_seqlens=None,
-          reuse_freqs_front_part=True, nope_first=False, sections=(), grid=(),
-          split=False, transposed=False, names=("x", "y")):
+def turned(
+    function: str, x, y, cos, sin, *, layout="bshd", rotate_style="neox",
+    positions=None, offsets=None, cu_seqlens=None, reuse_freqs_front_part=True,
+    nope_first=False, sections=(), grid=(), split=False, transposed=False,
+    names=("x", "y")):
   """(x, y) turned, after all checks.
 
   Args:
@@ -139,16 +120,18 @@ def turned(function: str, x, y, cos, sin, *, layout="bshd",
   """
   bad = functools.partial(arguments.bad, function)
   _check_vectors(function, layout, x, y, names)
-  gptj = _choice(function, "rotate_style", rotate_style, _STYLES) == "gptj"
+  gptj = arguments.choice(
+      function, "rotate_style", rotate_style, _STYLES) == "gptj"
   flag = functools.partial(arguments.flag, function)
   full = not flag("reuse_freqs_front_part", reuse_freqs_front_part)
   nope_first = flag("nope_first", nope_first)
   tokens, d = x.shape[:-2], x.shape[-1]
 
   placed = any(t is not None for t in (positions, offsets, cu_seqlens))
-  cos, sin = (_table(function, name, t, tokens, layout, placed or bool(grid))
-              for name, t in (("cos", cos), ("sin", sin)))
-  if cos.shape != sin.shape:
+  own, also = (_check_table(function, name, t, tokens, placed or bool(grid))
+               for name, t in (("cos", cos), ("sin", sin)))
+  shape = lambda t, own: t.shape if own else _shared_shape(t)
+  if shape(cos, own) != shape(sin, also):
     raise bad("sin", arguments.describe(sin),
               f"shape {list(cos.shape)}, as cos")
   width = cos.shape[-1] * (1 if full else 2)
@@ -160,50 +143,73 @@ def turned(function: str, x, y, cos, sin, *, layout="bshd",
     sections = _sections(function, sections, width // 2)
 
   seq = tokens[1 if layout == "bshd" else 0]
-  rows = cos.shape[0]
-  if cos.ndim == 2 and _known(rows, *tokens) and 0 not in tokens:
+  rows = shape(cos, own)[0]
+  if not own and all(map(dims.is_known, (rows, *tokens))) and 0 not in tokens:
     if rows == 0 or (not placed and not grid and seq > rows):
       raise bad("cos", arguments.describe(cos), f"at least {max(seq, 1)} rows")
-  if positions is not None:
-    if sections and not grid:
-      arguments.check_is_array(function, "positions", positions, False)
-      if positions.ndim < 1 or positions.shape[0] != 3:
-        raise bad("positions", arguments.describe(positions),
-                  f"shape {[3, *tokens]}")
-      positions = jnp.stack([_indices(function, "positions", t, tokens, layout)
-                             for t in positions])
-    else:
-      positions = _indices(function, "positions", positions, tokens,
-                           layout)[None]
+  words = f"integers that broadcast to {list(tokens)}, x's tokens"
+  if positions is not None and sections and not grid:
+    arguments.check_is_array(function, "positions", positions, False)
+    of_three = f"shape {[3, *tokens]}"
+    if positions.ndim != len(tokens) + 1 or positions.shape[0] != 3:
+      raise bad("positions", arguments.describe(positions), of_three)
+    _check_indices(function, "positions", positions, (3, *tokens), of_three)
+  elif positions is not None:
+    _check_indices(function, "positions", positions, tokens, words)
   if offsets is not None:
-    offsets = _indices(function, "offsets", offsets, tokens, layout)
+    _check_indices(function, "offsets", offsets, tokens, words)
   if cu_seqlens is not None:
     _check_integers(function, "cu_seqlens", cu_seqlens)
-    if cu_seqlens.ndim != 1 or (
-        _known(cu_seqlens.shape[0]) and cu_seqlens.shape[0] < 2):
+    if cu_seqlens.ndim != 1 or (dims.is_known(cu_seqlens.shape[0])
+                                and cu_seqlens.shape[0] < 2):
       raise bad("cu_seqlens", arguments.describe(cu_seqlens),
                 "shape [n + 1] for n sequences, n at least 1")
     if positions is not None:
       raise bad("cu_seqlens", "given", "None with positions")
-    cu_seqlens = jnp.asarray(cu_seqlens).astype(jnp.int32)
+    arguments.check_cumulative(function, "cu_seqlens", cu_seqlens, seq)
 
   cfg = Config(gptj, full, nope_first, transposed, tuple(sections), tuple(grid),
                tuple(sections) if split and not gptj else ())
-  # Tables in x's type or in float32; one type for both.
+  return _turn(cfg, layout, own, Tokens(
+      x, y, cos, sin, positions, offsets, cu_seqlens))
+
+
+def _lead(t, layout: str, axes: int):
+  """t with [outer, seq, inner] in the place of its `axes` axes of tokens."""
+  lead = (1 if i is None else t.shape[i] for i in _LAYOUTS[layout][1])
+  return t.reshape(*lead, *t.shape[axes:])
+
+
+def _int32(t):
+  """Integers of any type in int32, those out of its range at its ends."""
+  ends, own = jnp.iinfo(jnp.int32), jnp.iinfo(t.dtype)
+  return jnp.clip(t, max(ends.min, own.min), min(ends.max, own.max)).astype(
+      jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+def _turn(cfg: Config, layout: str, own: bool, given: Tokens):
+  """(x, y) turned, of checked arguments; `own`: each token has a row."""
+  x, y, cos, sin, positions, offsets, cu_seqlens = given
+  tokens = x.shape[:-2]
+  lead = lambda t: None if t is None else _lead(t, layout, len(tokens))
+  if positions is not None:
+    count = 3 if cfg.sections and not cfg.grid else 1
+    positions = jnp.broadcast_to(_int32(positions), (count, *tokens))
+    positions = jnp.stack([lead(positions[i]) for i in range(count)])
+  if offsets is not None:
+    offsets = lead(jnp.broadcast_to(_int32(offsets), tokens))
+  # Tables in x's type or in float32, or, of a float64 x, in that; one for both.
   dtype = x.dtype
   if cos.dtype != dtype or sin.dtype != dtype:
-    dtype = jnp.promote_types(jnp.promote_types(cos.dtype, sin.dtype),
-                              jnp.float32)
-  lead = lambda t: None if t is None else _lead(t, layout, len(tokens))
-  out = _turn(cfg, Tokens(lead(x), lead(y), cos.astype(dtype),
-                          sin.astype(dtype), positions, offsets, cu_seqlens))
+    dtype = jnp.promote_types(dtype, jnp.float32)
+  cos, sin = ((lead(t) if own else t.reshape(_shared_shape(t))).astype(dtype)
+              for t in (cos, sin))
+  out = rope_op.rotate(cfg, vary_together(Tokens(
+      lead(x), lead(y), cos, sin, positions, offsets,
+      None if cu_seqlens is None else _int32(cu_seqlens))))
   return tuple(None if t is None else t.reshape(like.shape)
                for t, like in zip(out, (x, y)))
-
-
-@functools.partial(jax.jit, static_argnums=0, inline=True)
-def _turn(cfg: Config, tokens: Tokens):
-  return rope_op.rotate(cfg, vary_together(tokens))
 
 
 def tables_of(function: str, cos, sin, freqs):
@@ -344,17 +350,17 @@ def turned_in_volume(function: str, x, tables, sizes, axes, **options):
   for name, pair, n in zip(axes, tables, sizes):
     for kind, t in zip(("cos", "sin"), pair):
       _check_float(function, f"{kind}_{name}", t)
-      table = _shared(t)
-      if (table is None or table.shape[0] < n or table.shape[-1] % (1 + full)
-          or table.shape[-1] != pair[0].shape[-1]):
+      shape = _shared_shape(t)
+      if (shape is None or shape[0] < n or shape[-1] % (1 + full)
+          or shape[-1] != pair[0].shape[-1]):
         raise arguments.bad(
             function, f"{kind}_{name}", arguments.describe(t),
             f"shape [{n}, n]" + ", n even" * full + f", as cos_{name}")
-      flat.append(table)
+      flat.append(t.reshape(shape))
   tables = list(zip(flat[::2], flat[1::2]))
   seq = x.shape[1] if getattr(x, "ndim", 0) == 4 else None
   places = functools.reduce(lambda a, b: a * b, sizes)
-  if seq is not None and _known(seq) and seq != places:
+  if seq is not None and dims.is_known(seq) and seq != places:
     raise arguments.bad(function, "x", arguments.describe(x),
                         f"a sequence of {places}, the places of the volume")
   sections = [cos.shape[-1] // (1 + full) for cos, _ in tables]
