@@ -111,6 +111,12 @@ class FamilyTest(unittest.TestCase):
   def test_bits(self):
     self.assertEqual(family.flags("a b c"), {"a": 1, "b": 2, "c": 4})
     self.assertEqual(family.selecting("a b"), {"a": 1 << 16, "b": 1 << 17})
+    names = " ".join(f"f{i}" for i in range(17))
+    for declare in (family.flags, family.selecting):
+      self.assertEqual(len(declare(names.rpartition(" ")[0])), 16)
+      for bad in (names, "a b a"):
+        with self.assertRaisesRegex(ValueError, "at most 16 different names"):
+          declare(bad)
 
 
 class GeneratedTest(unittest.TestCase):

@@ -7,9 +7,10 @@
   compile.py --persistent_worker
 
 The code object depends on the row, the kernels and the Triton release, and on
-nothing else: no path, no date, no cache of another process goes into it. The
-JSON describes it for embed.py (symbol, arguments, launch shape) and report.py
-(the compiler's figures; on AMD the counted loops).
+nothing else: no path, no date, no cache of another process goes into it, and no
+address where the system lets a program fix them. The JSON describes it for
+embed.py (symbol, arguments, launch shape) and report.py (the compiler's
+figures; on AMD the counted loops).
 
 Columns of a row: op, grade, arch, dtype and the sizes before tile_m (head dims
 of attention, columns of a norm) name the kernel and are its symbol; tile_m,
@@ -25,6 +26,7 @@ kernel, the others are options of Triton's backend, but for
 
 import argparse
 import copy
+import ctypes
 import importlib
 import json
 import os
@@ -278,6 +280,22 @@ def _run(arguments):
     print(symbol, flush=True)
 
 
+def _fix_addresses():
+  """Starts this program again with addresses that are not randomised.
+
+  Some of the compiler's passes take things in the order of their addresses: a
+  kernel in a hundred came out in two or three ways. Where the system forbids
+  it, the program goes on as it is.
+  """
+  no_randomisation, query = 0x0040000, 0xFFFFFFFF
+  libc = ctypes.CDLL(None)
+  persona = libc.personality(ctypes.c_ulong(query))
+  if persona == -1 or persona & no_randomisation:
+    return
+  if libc.personality(ctypes.c_ulong(persona | no_randomisation)) != -1:
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def _serve():
   """Compiles as a worker of Bazel, each row in a process of its own."""
   # What a process would spend most of its time on before it compiles.
@@ -288,6 +306,7 @@ def _serve():
 
 
 def main():
+  _fix_addresses()
   if "--persistent_worker" in sys.argv:
     _serve()
   else:

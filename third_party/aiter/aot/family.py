@@ -122,14 +122,31 @@ def points_to(pointee: str, names: str) -> dict[str, str]:
   return {name: pointee for name in names.split()}
 
 
+def _bits(names: str, first: int, end: int) -> dict[str, int]:
+  """A bit for each name between blanks, from bit `first` on."""
+  listed = names.split()
+  if len(listed) != len(set(listed)) or first + len(listed) > end:
+    raise ValueError(f"features {names} are not at most {end - first} different"
+                     " names")
+  return {name: 1 << i for i, name in enumerate(listed, first)}
+
+
 def flags(names: str) -> dict[str, int]:
   """Entries of `Family.features`: bits that kernels are told of, in order."""
-  return {name: 1 << i for i, name in enumerate(names.split())}
+  return _bits(names, 0, FIRST_SELECTING)
 
 
 def selecting(names: str) -> dict[str, int]:
   """Entries of `Family.features`: bits that only select."""
-  return {name: 1 << i for i, name in enumerate(names.split(), FIRST_SELECTING)}
+  return _bits(names, FIRST_SELECTING, 32)
+
+
+def excluded(row: Mapping[str, str]) -> frozenset[str]:
+  """The features that a row leaves to another: `excludes=` of its options."""
+  return frozenset(
+      feature for option in row["options"].split()
+      if option.startswith("excludes=")
+      for feature in option.removeprefix("excludes=").split("+"))
 
 
 def kernel_module(name: str):

@@ -2,7 +2,14 @@
 """The matrix products' family, as the ahead-of-time compiler sees it."""
 
 from third_party.aiter.aot.archs import ARCHS
-from third_party.aiter.aot.family import Family, Op, flags, points_to, selecting
+from third_party.aiter.aot.family import (
+    Family,
+    Op,
+    excluded,
+    flags,
+    points_to,
+    selecting,
+)
 
 # What the matrix unit multiplies as it is; "any": one of the float8 types.
 _ELEMENTS = {"i8": "i8", "e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8",
@@ -27,7 +34,6 @@ def _alignment(row):
 
 
 def _constants(row):
-  aligned = "excludes=" in row["options"] and "unaligned" in row["options"]
   tile_m, tile_n = int(row["tile_m"]), int(row["tile_n"])
   arch = ARCHS[row["arch"]]
   threads = int(row["num_warps"]) * arch.wave
@@ -35,7 +41,7 @@ def _constants(row):
       "TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": int(row["tile_k"]),
       "GROUP_M": 4,
       "XCDS": arch.xcds,
-      "ALIGN": _alignment(row) if aligned else 1,
+      "ALIGN": _alignment(row) if "unaligned" in excluded(row) else 1,
       "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
       "WALKS": "module=gemm.hopper" in row["options"],
       "PROMOTE": arch.matrix == "wgmma" and row["dtype"] == "e4m3fn",

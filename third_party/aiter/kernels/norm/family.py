@@ -2,7 +2,13 @@
 """The norms' family, as the ahead-of-time compiler sees it."""
 
 from third_party.aiter.aot.archs import ARCHS
-from third_party.aiter.aot.family import Family, Op, flags, points_to
+from third_party.aiter.aot.family import (
+    Family,
+    Op,
+    excluded,
+    flags,
+    points_to,
+)
 
 # Bits of the kernels' argument `flags`.
 # Rows that do not begin at multiples of 16 bytes are a bit of no meaning there.
@@ -11,15 +17,11 @@ FEATURES = flags(
 
 
 def _constants(row):
-  excluded = {
-      feature for option in row["options"].split()
-      if option.startswith("excludes=")
-      for feature in option.removeprefix("excludes=").split("+")}
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "COLS": int(row["cols"]),
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FEATURES.items()
-                       if name not in {"unaligned", *excluded}),
+                       if name not in {"unaligned", *excluded(row)}),
           "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
 
 
