@@ -54,6 +54,12 @@ def _ends(name):
       shape[0] - 1)
 
 
+def _slots(rng, shape, sizes):
+  """Of a cache, each once; some skip."""
+  del sizes
+  return rng.permutation(shape[0]) - 2
+
+
 # Kind -> dtype, and (rng, shape, sizes) -> values.
 KINDS = {
     "bf16": (jnp.bfloat16, _normal),
@@ -65,6 +71,10 @@ KINDS = {
     "ends_t": (jnp.int32, _ends("t")),
     "ends_u": (jnp.int32, _ends("u")),
     "lengths": (jnp.int32, _of_range(1, 9)),
+    "slots": (jnp.int32, _slots),
+    "slices": (jnp.int32, lambda rng, shape, sizes: np.array(
+        [[7, 40, 0][:shape[1]], [0, 3, 5][:shape[1]], [3, 2, 4][:shape[1]]])),
+    "table": (jnp.int32, _of_range(0, 4)),
 }
 
 _ATTENTION = ("mha_fwd", "mha_bwd")
@@ -75,6 +85,7 @@ _PACKED = ("bf16 t,4,16", "bf16 u,2,16", "bf16 u,2,16", "ends_t b+1",
 _ROWS = "bf16 b,m,64"
 _WIDE = "bf16 b,m,256"
 _WEIGHT = "bf16 64"
+_TOKENS = ("bf16 t,2,16", "bf16 t,2,16")
 _ROPE = ("rope_rotate",)
 _SBHD, _KEYS = "bf16 s,b,4,16", "bf16 s,b,2,16"
 _TABLES, _FREQS, _PLACES = ("f32 s,8",) * 2, "f32 s,1,1,8", "lengths s,b"
@@ -196,6 +207,43 @@ CASES = (
     _case("unshuffle_weight", ("bf16 16*n,64",), ()),
     _case("shuffle_scale", ("u8 m,8",), ()),
     _case("unshuffle_scale", ("u8 256*b,8",), ()),
+    _case("write_kv_cache", (*_TOKENS, *["bf16 3,16,2,16"] * 2, "slots t"),
+          ("cache_copy",)),
+    _case("write_kv_cache", (*_TOKENS, *["e4m3fn 3,2,16,16"] * 2, "slots t"),
+          ("cache_cast",), layout="HND"),
+    _case("reshape_and_cache_flash", (
+        *_TOKENS, *["i8 3,16,2,16"] * 2, "slots t"), ("cache_cast",)),
+    _case("reshape_and_cache", (*_TOKENS, "bf16 3,2,2,16,8", "bf16 3,2,16,16",
+                                "slots t"), ("cache_copy",)),
+    _case("append_kv", (*_TOKENS, "slots t", *["bf16 3,16,2,16"] * 2),
+          ("cache_copy",)),
+    _case("reshape_and_cache_with_pertoken_quant", (
+        *_TOKENS, "i8 3,2,1,16,16", "i8 3,2,16,16", *["f32 2,48"] * 2,
+        "slots t"), ("cache_token",)),
+    _case("reshape_and_cache_with_block_quant", (
+        *_TOKENS, "i8 3,2,1,16,16", "i8 3,2,16,16", *["f32 2,3"] * 2,
+        "slots t"), ("cache_block",)),
+    _case("reshape_and_cache_with_block_quant_for_asm_pa", (
+        *_TOKENS, "i8 8,2,1,16,16", "i8 8,2,1,16,16", *["f32 1,2"] * 2,
+        "slots t"), ("cache_block",)),
+    _case("concat_and_cache_mla", ("bf16 t,32", "bf16 t,16", "bf16 3,16,48",
+                                   "slots t"), ("cache_copy",)),
+    _case("concat_and_cache_mla_seg", (
+        "bf16 t,32", "bf16 t,16", "i8 3,768", "slots t"), ("cache_cast",),
+          page_size=16),
+    _case("indexer_k_quant_and_cache", (
+        "bf16 t,128", "u8 3,16,132", "slots t"), ("cache_token",)),
+    _case("kv_cache_update", ("bf16 t,4,16", "slices 3,3", "bf16 48,4,16"),
+          ("cache_copy",)),
+    _case("swap_blocks", ("bf16 4,16,2", "bf16 5,16,2", "table b,2"),
+          ("cache_copy",)),
+    _case("copy_blocks", (*["bf16 4,16,2"] * 2, "table b,2"),
+          ("cache_copy",)),
+    _case("gather_kv_cache", (*["bf16 4,16,2,16"] * 2, "table b,3",
+                              "ends_t b+1"), (), total_tokens=40),
+    _case("cp_gather_indexer_k_quant_cache", (
+        "u8 4,16,132", "table b,3", "ends_t b+1"), (), total_tokens=40,
+          head_dim=128),
 )
 
 

@@ -777,7 +777,8 @@ def _gathered_slots(function, block_table, cu_seq_lens, total_tokens, pages,
   total = arguments.number(function, "total_tokens", total_tokens,
                            "an integer >= 0", lambda n: n >= 0, int)
   token = jnp.arange(total, dtype=jnp.int32)
-  sequence = jnp.searchsorted(cu, token, side="right").astype(jnp.int32) - 1
+  # How many begin before it; a search would want to know how many there are.
+  sequence = jnp.sum(token[:, None] >= cu, 1, dtype=jnp.int32) - 1
   at = token - cu.at[sequence].get(mode="clip")
   page = table.at[sequence, at // size].get(mode="fill", fill_value=-1)
   inside = (sequence >= 0) & (token < cu[-1]) & (page >= 0) & (page < pages)

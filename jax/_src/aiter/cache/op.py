@@ -372,7 +372,10 @@ def _token_side(cfg, side, where, cache, scale_cache, rows, slots):
     cache = _put(cfg, side, cache, codes, slots)
     as_bytes = Side(4 * where.start, 4 * where.page, 4 * where.offset, 0, 1,
                     4 * where.head, run_of(cache), 1)
-    return _put(cfg, as_bytes, cache, _bytes(scale), slots), None
+    # By shifts: with open sizes JAX exports no cast to more, smaller elements.
+    word = lax.bitcast_convert_type(scale, jnp.uint32)[..., None]
+    parts = (word >> (8 * jnp.arange(4, dtype=jnp.uint32))).astype(jnp.uint8)
+    return _put(cfg, as_bytes, cache, parts, slots), None
   cache = _put(cfg, side, cache, codes, slots)
   # A pool of its own, of which a page has heads in front or behind.
   page, offset = _where_slots(cfg, cache, slots)

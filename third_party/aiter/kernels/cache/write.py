@@ -346,6 +346,8 @@ def _write_block(row, rows_in, cache, scale, slots, winners, side, scale_side,
       old = tl.load(at)
       s = tl.where((earliest > 0) & (old > found), old, found)
       moved = tl.max(((earliest > 0) & (old != s)).to(tl.int32), 0) == 1
+      # Every wave has read it before one writes.
+      tl.debug_barrier()
       tl.store(at, s)
       for o0 in range(0, block, TILE_M):
         inside = o0 + o < block
@@ -360,6 +362,7 @@ def _write_block(row, rows_in, cache, scale, slots, winners, side, scale_side,
         if moved:
           held = _fetch(cache, side, base, c, (inside & ~written)[:, None],
                         cols, RUN, flags)
+          tl.debug_barrier()
           before = _numbers(held, kind) * old[:, None]
           x = tl.where(written[:, None], x, before)
           written = inside
