@@ -39,7 +39,8 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
 
-struct FwdBuffers : BufferList {
+// Operands that forward and backward share.
+struct Operands : BufferList {
   using BufferList::BufferList;
   Buffer q = Operand("q");
   Buffer k = Operand("k");
@@ -52,27 +53,20 @@ struct FwdBuffers : BufferList {
   Buffer alibi_slopes = Operand("alibi_slopes");
   Buffer sink = Operand("sink");
   Buffer dropout_state = Operand("dropout_state");
+};
+
+struct FwdBuffers : Operands {
+  using Operands::Operands;
   Buffer out = Result("out");
   Buffer lse = Result("lse");
 };
 
-struct BwdBuffers : BufferList {
-  using BufferList::BufferList;
+struct BwdBuffers : Operands {
+  using Operands::Operands;
   Buffer dout = Operand("dout");
-  Buffer q = Operand("q");
-  Buffer k = Operand("k");
-  Buffer v = Operand("v");
   Buffer out = Operand("out");
   Buffer lse = Operand("lse");
   Buffer dlse = Operand("dlse");
-  Buffer cu_seqlens_q = Operand("cu_seqlens_q");
-  Buffer cu_seqlens_k = Operand("cu_seqlens_k");
-  Buffer cu_seqlens_q_padded = Operand("cu_seqlens_q_padded");
-  Buffer cu_seqlens_k_padded = Operand("cu_seqlens_k_padded");
-  Buffer bias = Operand("bias");
-  Buffer alibi_slopes = Operand("alibi_slopes");
-  Buffer sink = Operand("sink");
-  Buffer dropout_state = Operand("dropout_state");
   Buffer dq = Result("dq");
   Buffer dk = Result("dk");
   Buffer dv = Result("dv");
@@ -91,8 +85,7 @@ void SetStrides(int64_t rows, int64_t heads, int64_t dim, int64_t* stride,
 }
 
 // Checks q, k, v and whatever is optional, and fills in all of `a`.
-template <typename Buffers>
-ffi::Error SetCommon(const Buffers& in, const MhaAttrs& attrs,
+ffi::Error SetCommon(const Operands& in, const MhaAttrs& attrs,
                      aiter::mha_args* a) {
   ffi::DataType type = in.q.element_type();
   if (type != ffi::F16 && type != ffi::BF16) {

@@ -44,39 +44,55 @@ class BufferList {
 
   // Whether the members took all buffers and no more.
   ffi::Error CheckNumbers(const char* op) const {
-    AITER_FFI_RETURN_IF_ERROR(
-        CheckNumber(op, "operands", operands_.size(), num_operands_));
-    return CheckNumber(op, "results", results_.size(), num_results_);
+    AITER_FFI_RETURN_IF_ERROR(operands_.CheckNumber(op, "operands"));
+    return results_.CheckNumber(op, "results");
   }
 
  protected:
   Buffer Operand(const char* name) {
-    auto buffer = operands_.get<ffi::AnyBuffer>(num_operands_++);
-    return buffer ? Buffer(name, *buffer) : Missing(name);
+    return Buffer(name, ffi::AnyBuffer(operands_.Next()));
   }
 
   Buffer Result(const char* name) {
-    auto buffer = results_.get<ffi::AnyBuffer>(num_results_++);
-    return buffer ? Buffer(name, **buffer) : Missing(name);
+    return Buffer(name, ffi::AnyBuffer(results_.Next()));
   }
 
  private:
-  static Buffer Missing(const char* name) {
-    static const XLA_FFI_Buffer kNone = {};
-    return Buffer(name, ffi::AnyBuffer(&kNone));
-  }
+  // Where a call passes buffers. Only what derives from XLA's lists may see
+  // them without a detour that takes longer than all checks.
+  template <typename List>
+  class Source : List {
+   public:
+    explicit Source(const List& list) : List(list) {}
 
-  static ffi::Error CheckNumber(const char* op, const char* what, size_t given,
-                                size_t taken) {
-    if (given == taken) return ffi::Error::Success();
-    return Invalid(op, "has " + std::to_string(given) + " " + what,
-                   "have " + std::to_string(taken));
-  }
+    // The next buffer, or one of no dimensions if there is none.
+    const XLA_FFI_Buffer* Next() {
+      static constexpr XLA_FFI_Buffer kMissing = {};
+      size_t i = taken_++;
+      return i < List::size() && List::template isa<ffi::AnyBuffer>(i)
+                 ? static_cast<const XLA_FFI_Buffer*>(At(*this, i))
+                 : &kMissing;
+    }
 
-  ffi::RemainingArgs operands_;
-  ffi::RemainingRets results_;
-  size_t num_operands_ = 0;
-  size_t num_results_ = 0;
+    ffi::Error CheckNumber(const char* op, const char* what) const {
+      if (List::size() == taken_) return ffi::Error::Success();
+      return Invalid(op, "has " + std::to_string(List::size()) + " " + what,
+                     "have " + std::to_string(taken_));
+    }
+
+   private:
+    static void* At(const Source<ffi::RemainingArgs>& list, size_t i) {
+      return list.args()->args[list.offset() + i];
+    }
+    static void* At(const Source<ffi::RemainingRets>& list, size_t i) {
+      return list.rets()->rets[i];
+    }
+
+    size_t taken_ = 0;
+  };
+
+  Source<ffi::RemainingArgs> operands_;
+  Source<ffi::RemainingRets> results_;
 };
 
 // An FFI target.

@@ -194,6 +194,25 @@ class HandlerTest(parameterized.TestCase):
         self.assertIn(says, str(raised.exception))
         self.assertIn("INVALID_ARGUMENT", str(raised.exception))
 
+  def test_buffers_are_counted(self):
+    """A target takes the buffers that its list has, no fewer and no more."""
+    a = np.zeros((4, 8), jnp.bfloat16)
+    none = jax.ShapeDtypeStruct((0,), jnp.float32)
+    out = jax.ShapeDtypeStruct((4, 4), jnp.bfloat16)
+    number = {name: np.int32(0) for name in (
+        "layout", "scaling", "activation", "splits")}
+    for says, operands, results in (
+        ("gemm has 4 operands, but must have 5", 4, (out, none)),
+        ("gemm has 6 operands, but must have 5", 6, (out, none)),
+        ("gemm has 1 results, but must have 2", 5, (out,)),
+    ):
+      args = (a, a, *(ABSENT,) * (operands - 2))
+      fn = jax.jit(lambda *args, results=results: jax.ffi.ffi_call(
+          gpu_aiter.target(PLATFORM, "gemm"), results)(
+              *args, kernel="", **number))
+      with self.assertRaisesRegex(Exception, says):
+        jax.block_until_ready(fn(*args))
+
   def test_tuner(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     (folder / "shapes.csv").write_text(

@@ -134,8 +134,8 @@ def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
        like(q, x.sink.shape, jnp.float32) if wanted.dsink else none,
        like(q, saved.lse.shape, jnp.float32) if wanted.dslopes else none,
        like(q, saved.lse.shape, jnp.float32)),
-      _aligned(saved.dout), q, k, v, _aligned(saved.out), saved.lse,
-      absent(saved.dlse, jnp.float32), *flat[3:], **_attributes(cfg))
+      *flat, _aligned(saved.dout), _aligned(saved.out), saved.lse,
+      absent(saved.dlse, jnp.float32), **_attributes(cfg))
   return Grads(
       dq[..., :x.q.shape[-1]], dk[..., :x.k.shape[-1]],
       dv[..., :x.v.shape[-1]], dbias if wanted.dbias else None,
