@@ -55,6 +55,19 @@ class HipError(RuntimeError):
     self.report = report
 
 
+def where(condition: bool):
+  """Decorates a test, or a class of tests, that exists if so."""
+  def decorate(test):
+    if condition:
+      return test
+    if not isinstance(test, type):
+      return None
+    for name in [n for n in vars(test) if n.startswith("test")]:
+      delattr(test, name)
+    return test
+  return decorate
+
+
 def assemble(text: str) -> bytes:
   """The code object of assembly text, which is the whole file's.
 

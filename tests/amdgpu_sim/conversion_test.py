@@ -76,12 +76,8 @@ def nan_equal(kind):
   return view
 
 
+@asm.where(HAS_FP8)
 class Fp8Test(Batch):
-
-  def setUp(self):
-    super().setUp()
-    if not HAS_FP8:
-      self.skipTest("gfx90a has no fp8")
 
   def test_to_f32(self):
     for kind in ("fp8", "bf8"):
@@ -145,12 +141,8 @@ class Fp8Test(Batch):
                     v={1: floats(low + part * (high - low)), 2: LANE << 26})
 
 
+@asm.where(asm.ARCH == "gfx950")
 class Bf16Test(Batch):
-
-  def setUp(self):
-    super().setUp()
-    if asm.ARCH != "gfx950":
-      self.skipTest("gfx950's instructions")
 
   VALUES = floats(1.0, -2.5, 3.14159, 1 + 2**-8, 1 + 3 * 2**-8, 1e-40, 3e38,
                   -3.4e38, math.inf, -math.inf, 0.0, -0.0, 1e-3, 65504)
@@ -181,13 +173,9 @@ class Bf16Test(Batch):
                 OLD & 0xFFFF | 0x3E00 << 16, v={1: floats(1.5), 2: LANE})
 
 
+@asm.where(asm.ARCH == "gfx950")
 class ScaleTest(Batch):
   """v_cvt_scalef32_*: a scale of two to some power."""
-
-  def setUp(self):
-    super().setUp()
-    if asm.ARCH != "gfx950":
-      self.skipTest("gfx950's instructions")
 
   def codes(self, kind):
     """64 codes that are finite numbers."""

@@ -580,10 +580,9 @@ class MemoryTest(absltest.TestCase):
   def test_cache_instructions(self):
     self._run([asm.Snippet("\n".join(CACHES) + "\n" + wait(), [asm.State()])])
 
+  @asm.where(not GFX90A)
   def test_scratch(self):
     """Stores, then loads, by every way to address, each lane its own."""
-    if GFX90A:
-      self.skipTest("gfx90a sets its scratch up in code")
     lanes = np.arange(LANES, dtype=U32)
     offsets = (lanes * 7 % 64).astype(U32)
     data = self.rng.integers(0, 256, (LANES, 128)).astype(U8)
@@ -636,10 +635,9 @@ class MemoryTest(absltest.TestCase):
       got = np.stack([after.v[64 + i] for i in range(32)], 1)
       np.testing.assert_array_equal(got.view(U8), want, name)
 
+  @asm.where(GFX90A)
   def test_scratch_of_gfx90a(self):
     """Its private segment is a buffer in s[0:3]."""
-    if not GFX90A:
-      self.skipTest("gfx90a only")
     lanes = np.arange(LANES, dtype=U32)
     kernel = asm.Kernel(f"""
       s_add_u32 s0, s0, s9
@@ -674,9 +672,8 @@ class MemoryTest(absltest.TestCase):
       module.launch("kernel", out)
       np.testing.assert_array_equal(out.read(), lanes + 100 + 7 + 8)
 
+  @asm.where(not GFX90A)
   def test_flat_reaches_lds_and_scratch(self):
-    if GFX90A:
-      self.skipTest("gfx90a sets its scratch up in code")
     lanes = np.arange(LANES, dtype=U32)
     body = f"""
       s_mov_b64 s[20:21], src_shared_base
@@ -696,10 +693,9 @@ class MemoryTest(absltest.TestCase):
     for i in range(2):
       np.testing.assert_array_equal(after.v[RESULT + i], lanes + 5)
 
+  @asm.where(not GFX90A)
   def test_loads_to_lds(self):
     """Lane after lane from M0 on: 4 bytes a lane, or 16."""
-    if GFX90A:
-      self.skipTest("no loads to LDS that have no register")
     base = self.memory.buffer.address
     offsets = self._offsets() // 4 * 4
     widths = [("dword", 1)]
@@ -725,9 +721,8 @@ class MemoryTest(absltest.TestCase):
               offsets[lane] : offsets[lane] + 4 * count]
         np.testing.assert_array_equal(got, want, text)
 
+  @asm.where(not GFX90A)
   def test_scratch_load_to_lds(self):
-    if GFX90A:
-      self.skipTest("not on gfx90a")
     lanes = np.arange(LANES, dtype=U32)
     contents = np.zeros(4096, U8)
     body = (f"scratch_store_dword off, v{DATA}, off offset:4\n{wait()}\n"
@@ -994,10 +989,9 @@ class LdsTest(absltest.TestCase):
   def test_nop(self):
     self._run([asm.Snippet(f"ds_nop\n{wait()}", [asm.State()])])
 
+  @asm.where(GFX950)
   def test_transposing_reads(self):
     """Sixteen lanes hold rows of a matrix and get its columns."""
-    if not GFX950:
-      self.skipTest("gfx950 only")
     for bits, registers in [(16, 2), (8, 2), (4, 2), (6, 3)]:
       rows = 32 * registers // bits
       parts = 16 // rows  # Lanes of a row.
@@ -1027,9 +1021,8 @@ class LdsTest(absltest.TestCase):
           self.assertEqual(column_got, matrix[:, column].tolist(),
                            f"{name} lane {lane}")
 
+  @asm.where(GFX950)
   def test_transposing_read_needs_all_lanes(self):
-    if not GFX950:
-      self.skipTest("gfx950 only")
     (result,) = asm.run([asm.Snippet(
         f"ds_read_b64_tr_b16 v[{RESULT}:{RESULT + 1}], v{ADDRESS}\n{wait()}",
         [asm.State({ADDRESS: np.zeros(LANES, U32)}, exec=SOME)], lds=64)])

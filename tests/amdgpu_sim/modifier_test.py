@@ -750,9 +750,8 @@ class ScalarMemoryTest(Batch):
 
 class RegisterIndexTest(Batch):
 
+  @asm.where("s_set_gpr_idx_on" in asm.mnemonics())
   def test_index(self):
-    if "s_set_gpr_idx_on" not in asm.mnemonics():
-      self.skipTest("no register indexing")
     v = {1: LANE + 100, 2: LANE + 200, 3: LANE + 300, 4: LANE + 400}
     off = "\ns_set_gpr_idx_off"
     self.expect("s_set_gpr_idx_on s10, gpr_idx(SRC0)\nv_mov_b32 v0, v1" + off,

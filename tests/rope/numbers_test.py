@@ -13,29 +13,25 @@ import functools
 import importlib
 import itertools
 import math
-import unittest
 
 import hypothesis
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from harness import cases, machine
+from harness import cases, machine, sharding
+from harness.machine import CPUS, PLATFORM
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rope import oracle
 
 import jax
-from jax._src.aiter.core import dispatch
 from jax._src.aiter.rope import op as rope_op
 from jax.experimental import aiter
 from jaxlib import gpu_aiter
 
 DTYPES = cases.DTYPES
 FLOOR = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-22}
-CPUS = jax.devices("cpu")
-PLATFORM = next(
-    (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
 ROWS = 13  # of the tables, unless a sequence is longer
 PLACES = ("", "positions", "offsets", "both", "cu_seqlens")
 
@@ -617,7 +613,7 @@ class TablesTest(parameterized.TestCase):
       self.assertIn(word, str(caught.exception))
 
 
-@unittest.skipIf(PLATFORM is None, "there is no GPU here")
+@machine.where(PLATFORM is not None)
 class KernelTest(absltest.TestCase):
 
   def test_kernels_serve(self):
@@ -752,13 +748,12 @@ class TransformTest(TransformTestCase):
     self.assert_close(jax.grad(loss(1))(x), jax.grad(loss(True))(x))
 
 
+@sharding.on_hosts
 class ShardingTest(TransformTestCase):
   """The same numbers on several devices of the host."""
 
   def setUp(self):
     super().setUp()
-    if machine.SIMULATED:
-      self.skipTest("of hosts")
     self.args = jax.device_put(self.args, CPUS[0])
     self.positions = jax.device_put(self.positions, CPUS[0])
     self.functions = {
