@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Choice of kernels, argument packing, grids and failures of KV-cache writes,
+// on a driver that only records what it is asked to do.
+
+#include "aiter/cache.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "aiter/status.h"
+#include "third_party/aiter/src/cache_params.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
+#include "third_party/aiter/src/core/grids.h"
+#include "third_party/aiter/src/core/kernel_table.h"
+#include "third_party/aiter/src/fake_driver_test.h"
+
+namespace aiter {
+namespace {
+
+std::vector<KernelInfo> MakeKernels(const Blob& blob) {
+  std::vector<KernelInfo> kernels;
+  auto add = [&](const char* symbol, const char* op, const Grid& grid, int cols,
+                 int tile_m, int tile_n, bool of_runs) {
+    KernelInfo k = FakeKernel<CacheParams>(blob, symbol, op, "gfx942", grid);
+    k.num_dims = 1;
+    k.dims[0] = cols;
+    k.tile_m = static_cast<int16_t>(tile_m);
+    k.tile_n = static_cast<int16_t>(tile_n);
+    k.any_data_type = std::string(op) != "cache_copy";
+    k.excludes = of_runs ? static_cast<uint32_t>(kCacheStrided) : 0;
+    kernels.push_back(k);
+  };
+  add("copy_runs", "cache_copy", kCacheCopyGrid, 0, 32, 128, true);
+  add("copy", "cache_copy", kCacheCopyGrid, 0, 16, 128, false);
+  add("cast_runs", "cache_cast", kCacheCastGrid, 0, 32, 128, true);
+  add("cast", "cache_cast", kCacheCastGrid, 0, 16, 128, false);
+  add("token_128", "cache_token", kCacheTokenGrid, 128, 16, 0, false);
+  add("token_256", "cache_token", kCacheTokenGrid, 256, 8, 0, false);
+  add("block", "cache_block", kCacheBlockGrid, 256, 16, 0, false);
+  return kernels;
+}
+
+constexpr int64_t kPages = 10;
+constexpr int64_t kPageSize = 16;
+constexpr int64_t kHeads = 4;
+constexpr int64_t kCols = 64;
+
+// [pages, page_size, heads, cols] in elements of which `run` are 16 bytes.
+cache_side Flash(int64_t run) {
+  cache_side s;
+  s.page = kPageSize * kHeads * kCols;
+  s.run_offset = kHeads * kCols;
+  s.head = kCols;
+  s.run = run;
+  return s;
+}
+
+// [pages, heads, page_size, cols].
+cache_side HeadsFirst(int64_t run) {
+  cache_side s = Flash(run);
+  s.run_offset = kCols;
+  s.head = kPageSize * kCols;
+  return s;
+}
+
+// [pages, heads, cols, page_size].
+cache_side Strided(int64_t run) {
+  cache_side s = HeadsFirst(run);
+  s.run_offset = 1;
+  s.run = run * kPageSize;
+  s.col = kPageSize;
+  return s;
+}
+
+template <typename Args>
+Args Call(const cache_side& k, const cache_side& v) {
+  Args a;
+  a.tokens = 100;
+  a.heads = kHeads;
+  a.pages = kPages;
+  a.page_size = kPageSize;
+  a.slots_ptr = At(0x1000);
+  uintptr_t at = 0x2000;
+  for (cache_half* h : {&a.k, &a.v}) {
+    h->rows_ptr = At(at);
+    h->cache_ptr = At(at + 0x1000);
+    at += 0x2000;
+    h->cols = kCols;
+    h->cache_size = kPages * kPageSize * kHeads * kCols;
+  }
+  a.k.side = k;
+  a.v.side = v;
+  return a;
+}
+
+cache_copy_args Copy() { return Call<cache_copy_args>(Flash(8), Flash(8)); }
+
+cache_token_args Token() {
+  auto a = Call<cache_token_args>(Flash(16), Flash(16));
+  for (cache_half* h : {&a.k, &a.v}) {
+    h->scale_ptr = At(0x8000);
+    h->scale_size = kPages * kHeads * kPageSize;
+    h->scales = {0, kHeads * kPageSize, 1, kPageSize};
+  }
+  a.floor = 1e-10f;
+  return a;
+}
+
+cache_block_args Block() {
+  auto a = Call<cache_block_args>(Flash(16), Flash(16));
+  for (cache_half* h : {&a.k, &a.v}) {
+    h->scale_ptr = At(0x8000);
+    h->scale_size = kPages * kHeads;
+    h->scales = {0, kHeads, 0, 1};
+  }
+  a.block = kPageSize;
+  a.winners_ptr = At(0x9000);
+  return a;
+}
+
+void TestOneLaunch() {
+  NewContext("gfx942");
+  CHECK_OK(cache_copy(Copy(), nullptr));
+  CHECK(g_recorder.launches.size() == 1);
+  const Launch& launch = g_recorder.launches[0];
+  CHECK(launch.kernel == "copy_runs");
+  // Heads lie together: rows of 256 columns. Keys and values have 4 tiles of 32
+  // rows by 2 of 128 columns each.
+  CHECK(launch.grid[0] == 16);
+  CacheParams p = launch.As<CacheParams>();
+  CHECK(p.rows == 100 && p.heads == 1 && p.k_cols == 256 && p.v_cols == 256);
+  CHECK(p.num_slots == 160 && p.page_size == 16);
+  CHECK(p.key_ptr == At(0x2000) && p.k_cache_ptr == At(0x3000));
+  CHECK(p.value_ptr == At(0x4000) && p.v_cache_ptr == At(0x5000));
+  // In runs of 8 elements.
+  CHECK(p.k_page == 512 && p.k_run_offset == 32 && p.k_run == 1);
+
+  // Without values, and without heads that lie together.
+  auto a = Call<cache_copy_args>(HeadsFirst(8), cache_side());
+  a.v = cache_half();
+  g_recorder.launches.clear();
+  CHECK_OK(cache_copy(a, nullptr));
+  CHECK(g_recorder.launches.size() == 1);
+  p = g_recorder.launches[0].As<CacheParams>();
+  CHECK(p.rows == 400 && p.heads == 4 && p.k_cols == 64 && p.v_cols == 0);
+  CHECK(g_recorder.launches[0].grid[0] == 13);
+  CHECK(p.k_head == 128 && p.k_run_offset == 8);
+}
+
+void TestTwoLaunches() {
+  NewContext("gfx942");
+  auto a = Call<cache_cast_args>(HeadsFirst(16), Strided(16));
+  a.k.scale_ptr = At(0x8000);
+  a.k.scale_size = kHeads;
+  a.k.scales.head = 1;
+  a.data_type = DataType::kFp32;
+  a.kind = CacheKind::kE5m2;
+  CHECK_OK(cache_cast(a, nullptr));
+  CHECK(g_recorder.launches.size() == 2);
+  CHECK(g_recorder.launches[0].kernel == "cast_runs");
+  CacheParams p = g_recorder.launches[0].As<CacheParams>();
+  CHECK(p.k_cols == 64 && p.v_cols == 0 && p.k_scale_head == 1);
+  CHECK(p.kind == 4 && p.k_page == kPageSize * kHeads * kCols / 16);
+  CHECK(p.flags == (kCacheAligned | kCacheRuns | kCacheScaled | kCacheVAligned |
+                    kCacheFp32));
+  CHECK(g_recorder.launches[1].kernel == "cast");
+  p = g_recorder.launches[1].As<CacheParams>();
+  CHECK(p.k_cols == 0 && p.v_cols == 64);
+  // In elements.
+  CHECK(p.v_page == kPageSize * kHeads * kCols && p.v_run_offset == 1);
+  CHECK(p.v_run == 256 && p.v_col == 16);
+}
+
+void TestSelection() {
+  NewContext("gfx942");
+  std::vector<std::string> names;
+  CHECK_OK(cache_copy_kernels({"bf16", {}, {}}, "gfx942", &names));
+  CHECK(names == std::vector<std::string>{"copy_runs"});
+  CHECK_OK(
+      cache_copy_kernels({"bf16", {}, {"runs", "strided"}}, "gfx942", &names));
+  CHECK((names == std::vector<std::string>{"copy_runs", "copy"}));
+  for (auto [cols, kernel] : {std::pair<int64_t, std::string>(1, "token_128"),
+                              {128, "token_128"},
+                              {129, "token_256"}}) {
+    CHECK_OK(cache_token_kernels({"fp16", {cols}, {}}, "gfx942", &names));
+    CHECK(names == std::vector<std::string>{kernel});
+  }
+  CHECK(cache_block_kernels({"fp16", {257}, {}}, "gfx942", &names).code() ==
+        StatusCode::kUnimplemented);
+
+  CHECK_OK(cache_token(Token(), nullptr));
+  CHECK(g_recorder.launches.back().kernel == "token_128");
+  // 400 rows in tiles of 16, twice.
+  CHECK(g_recorder.launches.back().grid[0] == 50);
+  CHECK_OK(cache_block(Block(), nullptr));
+  CHECK(g_recorder.launches.back().kernel == "block");
+  CHECK(g_recorder.launches.back().grid[0] == 800);
+  CacheParams p = g_recorder.launches.back().As<CacheParams>();
+  CHECK(p.block == 16 && p.winners_ptr == At(0x9000) && p.k_scale_page == 4);
+}
+
+void TestEmpty() {
+  NewContext("gfx942");
+  for (int64_t cache_copy_args::* size :
+       {static_cast<int64_t cache_copy_args::*>(&cache_copy_args::tokens),
+        static_cast<int64_t cache_copy_args::*>(&cache_copy_args::pages)}) {
+    cache_copy_args a = Copy();
+    a.*size = 0;
+    CHECK_OK(cache_copy_prepare(a));
+    CHECK_OK(cache_copy(a, nullptr));
+  }
+  CHECK(g_recorder.launches.empty());
+}
+
+struct Bad {
+  void (*change)(cache_token_args*);
+  const char* says;
+};
+
+void TestInvalidArguments() {
+  constexpr Bad kCases[] = {
+      {[](cache_token_args* a) { a->tokens = -1; }, "tokens is -1"},
+      {[](cache_token_args* a) { a->heads = int64_t{1} << 31; }, "heads is"},
+      {[](cache_token_args* a) { a->page_size = 0; }, "page_size is 0"},
+      {[](cache_token_args* a) { a->pages = int64_t{1} << 28; },
+       "pages * page_size is"},
+      {[](cache_token_args* a) { a->data_type = DataType::kI8; },
+       "data_type is i8"},
+      {[](cache_token_args* a) { a->kind = static_cast<CacheKind>(3); },
+       "kind is 3"},
+      {[](cache_token_args* a) { a->k.rows_ptr = nullptr; },
+       "k.rows_ptr is null"},
+      {[](cache_token_args* a) { a->v.cols = 0; }, "v.cols is 0"},
+      {[](cache_token_args* a) { a->k.side.page = -1; }, "k.side is -1"},
+      {[](cache_token_args* a) { a->k.side.split = 0; }, "k.side is 0"},
+      {[](cache_token_args* a) { a->k.cache_size -= 1; },
+       "k.side is beyond the array"},
+      {[](cache_token_args* a) { a->v.side.start = 1; },
+       "v.side is beyond the array"},
+      {[](cache_token_args* a) { a->pages += 1; },
+       "k.side is beyond the array"},
+      {[](cache_token_args* a) { a->v.scale_size -= 1; },
+       "v.scales is beyond the array"},
+      {[](cache_token_args* a) { a->v.scale_ptr = nullptr; },
+       "v.scales is absent"},
+      {[](cache_token_args* a) { a->k.cache_ptr = At(0x3008); },
+       "cache_ptr is not aligned"},
+      {[](cache_token_args* a) { a->slots_ptr = At(0x1004); },
+       "slots_ptr is not aligned"},
+  };
+  NewContext("gfx942");
+  CHECK_OK(cache_token(Token(), nullptr));
+  g_recorder.launches.clear();
+  for (const Bad& c : kCases) {
+    cache_token_args a = Token();
+    c.change(&a);
+    Status status = cache_token(a, nullptr);
+    if (status.code() != StatusCode::kInvalidArgument ||
+        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
+      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
+                   status.message().c_str());
+      std::exit(1);
+    }
+  }
+  cache_block_args block = Block();
+  block.block = 48;
+  CHECK(Contains(cache_block(block, nullptr).message(), "block is 48"));
+
+  CachePlan plan;
+  CHECK_OK(cache_copy_plan(Copy(), &plan));
+  CHECK(cache_copy(Call<cache_copy_args>(Flash(8), Strided(8)), plan, nullptr)
+            .code() == StatusCode::kFailedPrecondition);
+}
+
+void TestFailures() {
+  for (const char* call :
+       {"current_context", "module_load", "module_get_function", "launch"}) {
+    NewContext("gfx942");
+    g_recorder.failing = call;
+    CHECK(cache_copy(Copy(), nullptr).code() == StatusCode::kInternal);
+    g_recorder.failing.clear();
+    CHECK_OK(cache_copy(Copy(), nullptr));
+  }
+}
+
+}  // namespace
+
+const KernelTable& GetKernelTable() {
+  static const Blob blob;
+  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
+  static const KernelTable table = {Platform::kHip, kernels.data(),
+                                    static_cast<int>(kernels.size()),
+                                    blob.bytes};
+  return table;
+}
+
+}  // namespace aiter
+
+int main() {
+  aiter::SetDriverForTesting(&aiter::FakeDriver());
+  aiter::TestOneLaunch();
+  aiter::TestTwoLaunches();
+  aiter::TestSelection();
+  aiter::TestEmpty();
+  aiter::TestInvalidArguments();
+  aiter::TestFailures();
+}
