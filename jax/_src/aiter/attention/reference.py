@@ -83,10 +83,7 @@ def _dot(spec: str, a, b):
 def _segments(starts, lengths, total: int, nobody: int):
   """Segment and position inside it of every packed row."""
   at = jnp.arange(total, dtype=jnp.int32)
-  if dims.is_known(starts.shape[0]):
-    segment = jnp.searchsorted(starts, at, side="right").astype(jnp.int32) - 1
-  else:  # A search takes a known number of steps.
-    segment = jnp.sum(starts <= at[:, None], axis=1, dtype=jnp.int32) - 1
+  segment = dims.last_start(starts, at)
   # Empty sequences share a start with their successor, which side="right"
   # picks; a row before the first start belongs to nobody.
   index = jnp.clip(segment, 0, starts.shape[0] - 1)

@@ -21,6 +21,7 @@ from jax import lax
 from jax._src.aiter.cache import op
 from jax._src.aiter.cache.op import Config, Operands
 from jax._src.aiter.core import arguments
+from jax._src.aiter.core.dims import last_start
 from jax._src.aiter.core.partition import vary_together
 
 _FLOATS = ("float16", "bfloat16", "float32")
@@ -232,9 +233,7 @@ def write_kv_cache(
 
 def _write_kv(function, key, value, k_cache, v_cache, slot_mapping, layout,
               k_scale, v_scale):
-  if layout not in _LAYOUTS:
-    raise arguments.bad(function, "layout", repr(layout),
-                        " or ".join(map(repr, _LAYOUTS)))
+  arguments.choice(function, "layout", layout, _LAYOUTS)
   _check_rows(function, ("key", "value"), key, value)
   caches = [("k_cache", k_cache)]
   if len(op.LAYOUTS[layout]) > 1:
@@ -315,9 +314,7 @@ def append_kv(
   function = "append_kv"
   arguments.check_is_array(function, "k_pool", k_pool, optional=False)
   own = jnp.dtype(k_pool.dtype).name
-  if kv_cache_dtype not in ("auto", own):
-    raise arguments.bad(function, "kv_cache_dtype", repr(kv_cache_dtype),
-                        f"'auto' or '{own}', the pools' dtype")
+  arguments.choice(function, "kv_cache_dtype", kv_cache_dtype, ("auto", own))
   return _write_kv(function, k_new, v_new, k_pool, v_pool, slot_mapping, "NHD",
                    k_scale, v_scale)
 
@@ -749,9 +746,7 @@ def indexer_k_quant_and_cache(
   _check(function, "k", k, _FLOATS, 2)
   kind, groups, layout = _indexer(function, k.shape[1], kv_cache,
                                   quant_block_size, preshuffle, quant_dtype)
-  if scale_fmt not in (None, "ue8m0"):
-    raise arguments.bad(function, "scale_fmt", repr(scale_fmt),
-                        "None or 'ue8m0'")
+  arguments.choice(function, "scale_fmt", scale_fmt, (None, "ue8m0"))
   slots = _check_integers(function, "slot_mapping", slot_mapping, 1)
   _check_shape(function, "slot_mapping", slots, k.shape[:1], "a slot a token")
   pages, size, width = kv_cache.shape
@@ -774,11 +769,11 @@ def _gathered_slots(function, block_table, cu_seq_lens, total_tokens, pages,
   cu = _check_integers(function, "cu_seq_lens", cu_seq_lens, 1)
   _check_shape(function, "cu_seq_lens", cu, (table.shape[0] + 1,),
                "a bound more than rows of block_table")
+  arguments.check_cumulative(function, "cu_seq_lens", cu_seq_lens, None)
   total = arguments.number(function, "total_tokens", total_tokens,
                            "an integer >= 0", lambda n: n >= 0, int)
   token = jnp.arange(total, dtype=jnp.int32)
-  # How many begin before it; a search would want to know how many there are.
-  sequence = jnp.sum(token[:, None] >= cu, 1, dtype=jnp.int32) - 1
+  sequence = last_start(cu, token)
   at = token - cu.at[sequence].get(mode="clip")
   page = table.at[sequence, at // size].get(mode="fill", fill_value=-1)
   inside = (sequence >= 0) & (token < cu[-1]) & (page >= 0) & (page < pages)
@@ -817,9 +812,7 @@ def gather_kv_cache(
     ValueError: as write_kv_cache.
   """
   function = "gather_kv_cache"
-  if layout not in _LAYOUTS:
-    raise arguments.bad(function, "layout", repr(layout),
-                        " or ".join(map(repr, _LAYOUTS)))
+  arguments.choice(function, "layout", layout, _LAYOUTS)
   names = op.LAYOUTS[layout]
   caches = [k_cache] if len(names) == 1 else [k_cache, v_cache]
   for name, cache, dims in zip(("k_cache", "v_cache"), caches, names):

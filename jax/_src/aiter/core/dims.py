@@ -38,3 +38,11 @@ def as_int32(size):
   """A size as an operand of arithmetic; of a number, no array."""
   # A partitioned function may not hold arrays.
   return np.int32(size) if is_known(size) else jnp.asarray(size, jnp.int32)
+
+
+def last_start(starts, rows):
+  """For each row the last of the ascending starts that is <= it; -1 if none."""
+  if is_known(starts.shape[0]):
+    return jnp.searchsorted(starts, rows, side="right").astype(jnp.int32) - 1
+  # A search takes a known number of steps.
+  return jnp.sum(starts <= rows[:, None], axis=1, dtype=jnp.int32) - 1
