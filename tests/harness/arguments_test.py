@@ -13,13 +13,14 @@ import jax
 from jax._src.aiter.core import arguments
 from jax.experimental import aiter
 
-CASE_OF = {name: next((c for c in CASES if c.name.startswith(name)), None)
-           for name in aiter.__all__}
+# Functions that a case of the table calls with its arrays in order.
+CASE_OF = {case.call.func.__name__: case for case in reversed(CASES)
+           if isinstance(case.call, functools.partial)}
 STATIC = [
     (f"{function}_{name}", function, name)
-    for function, case in CASE_OF.items() if case
-    for name, parameter in inspect.signature(
-        getattr(aiter, function)).parameters.items()
+    for function, case in CASE_OF.items()
+    for name, parameter in list(inspect.signature(
+        case.call.func).parameters.items())[len(case.arrays):]
     if "jax.Array" not in str(parameter.annotation)]
 
 
@@ -28,12 +29,13 @@ class StaticTest(parameterized.TestCase):
   @parameterized.named_parameters(*STATIC)
   def test_traced(self, function, name):
     """What decides which program is built says so, and how to give it."""
-    given = arrays_of(CASE_OF[function], SIZES[0])
-    fn = getattr(aiter, function)
+    case = CASE_OF[function]
+    fn, given = case.call.func, arrays_of(case, SIZES[0])
     is_tuple = "tuple" in str(inspect.signature(fn).parameters[name].annotation)
 
     def call(value):
-      return fn(*given, **{name: (value, value) if is_tuple else value})
+      return fn(*given, **{**case.call.keywords,
+                           name: (value, value) if is_tuple else value})
 
     message = (f"{function}: {name} is a traced value; .*known while tracing.*"
                f"static_argnames='{name}'")
