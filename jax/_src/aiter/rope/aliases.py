@@ -10,6 +10,7 @@ changes nothing. `..._bwd` turn gradients back: the transpose of `..._fwd`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,11 @@ def _style(function: str, rotate_style) -> str:
       lambda n: n in _STYLES, int)]
 
 
+def _truth(function: str, name: str, value) -> bool:
+  """AITER takes numbers for flags."""
+  return bool(arguments.static(function, name, value, "a bool"))
+
+
 def _call(function, x, y, cos, sin, rotate_style, reuse_freqs_front_part,
           nope_first, freqs=None, layout="sbhd", transposed=False, **places):
   """(x, y) of AITER's arguments."""
@@ -35,8 +41,9 @@ def _call(function, x, y, cos, sin, rotate_style, reuse_freqs_front_part,
   return api.turned(
       function, x, y, cos, sin, layout=layout, transposed=transposed,
       rotate_style=_style(function, rotate_style),
-      reuse_freqs_front_part=bool(reuse_freqs_front_part),
-      nope_first=bool(nope_first),
+      reuse_freqs_front_part=_truth(
+          function, "reuse_freqs_front_part", reuse_freqs_front_part),
+      nope_first=_truth(function, "nope_first", nope_first),
       names=("input",) if y is None else ("input_x", "input_y"), **places)
 
 
@@ -174,8 +181,9 @@ def _rope_2d(function, x, cos_h, sin_h, cos_w, sin_w, img_height, img_width,
       function, x, ((cos_h, sin_h), (cos_w, sin_w)),
       (("img_height", img_height), ("img_width", img_width)), ("h", "w"),
       rotate_style=_style(function, rotate_style), transposed=transposed,
-      reuse_freqs_front_part=bool(reuse_freqs_front_part),
-      nope_first=bool(nope_first), names=("input",))
+      reuse_freqs_front_part=_truth(
+          function, "reuse_freqs_front_part", reuse_freqs_front_part),
+      nope_first=_truth(function, "nope_first", nope_first), names=("input",))
 
 
 def rope_2d_fwd(input, cos_h, sin_h, cos_w, sin_w, img_height, img_width,
@@ -294,9 +302,13 @@ def apply_rope(
     ValueError: as rope.
   """
   orders = {"split": 0, "interleaved": 1}
-  if rope_input_ordering not in orders:
-    raise arguments.bad("apply_rope", "rope_input_ordering",
-                        repr(rope_input_ordering), " or ".join(orders))
+  arguments.choice("apply_rope", "rope_input_ordering", rope_input_ordering,
+                   tuple(orders))
+  arguments.number("apply_rope", "head_dim", head_dim,
+                   "an even integer of at least 2",
+                   lambda n: n >= 2 and n % 2 == 0, int)
+  arguments.number("apply_rope", "rope_theta", rope_theta,
+                   "a finite number > 1", lambda n: 1 < n < math.inf)
   proportion = arguments.number(
       "apply_rope", "rope_proportion", rope_proportion,
       "a number of at least 0 and at most 1", lambda p: 0 <= p <= 1)

@@ -160,6 +160,7 @@ def turned(
     _check_indices(function, "offsets", offsets, tokens, words)
   if cu_seqlens is not None:
     _check_integers(function, "cu_seqlens", cu_seqlens)
+    arguments.check_cumulative(function, "cu_seqlens", cu_seqlens, seq)
     if cu_seqlens.ndim != 1 or (dims.is_known(cu_seqlens.shape[0])
                                 and cu_seqlens.shape[0] < 2):
       raise bad("cu_seqlens", arguments.describe(cu_seqlens),
@@ -503,6 +504,7 @@ def rope_mrope(
     ValueError: as rope.
   """
   arguments.check_is_array("rope_mrope", "positions", positions, False)
+  arguments.static("rope_mrope", "sections", sections, "three numbers of pairs")
   if not isinstance(sections, Sequence) or not sections:
     raise arguments.bad("rope_mrope", "sections", repr(sections),
                         "three numbers of pairs")

@@ -137,7 +137,8 @@ def frequencies(
       lambda n: n >= 2 and n % 2 == 0, int)
   base = arguments.number(function, "base", base, "a finite number > 1",
                           lambda b: 1 < b < math.inf)
-  scaling = {} if rope_scaling is None else rope_scaling
+  scaling = {} if rope_scaling is None else arguments.static(
+      function, "rope_scaling", rope_scaling, "None or a dict")
   if not isinstance(scaling, Mapping):
     raise arguments.bad(function, "rope_scaling", repr(scaling),
                         "None or a dict, as in a model's config", TypeError)
