@@ -182,7 +182,7 @@ uint32_t Flag(bool condition, uint32_t feature) {
   return condition ? feature : 0;
 }
 
-ProblemKey KeyOf(const mha_args& a) {
+ProblemKey MakeKey(const mha_args& a) {
   ProblemKey key;
   key.data_type = a.data_type;
   key.dims[0] = static_cast<int32_t>(a.hdim_q);
@@ -210,8 +210,8 @@ ProblemKey KeyOf(const mha_args& a) {
   return key;
 }
 
-ProblemKey KeyOf(const mha_bwd_args& a) {
-  ProblemKey key = KeyOf(static_cast<const mha_args&>(a));
+ProblemKey MakeKey(const mha_bwd_args& a) {
+  ProblemKey key = MakeKey(static_cast<const mha_args&>(a));
   key.features |= Flag(a.dlse_ptr != nullptr, kMhaDlse) |
                   Flag(a.dbias_ptr != nullptr, kMhaDbias) |
                   Flag(a.d_sink_ptr != nullptr, kMhaDsink);
@@ -326,7 +326,6 @@ int64_t PackedBytes(int64_t rows, int64_t stride) {
   return rows * stride * kElementBytes;
 }
 
-// The key of a problem.
 Status MakeKey(const char* op, const Problem& problem, ProblemKey* key) {
   AITER_RETURN_IF_ERROR(ProblemKeyOf(op, problem, 2, key));
   // A packed batch has its sequences' starts.
@@ -340,7 +339,7 @@ struct Fwd {
 
   static Status Check(const Args& a) { return CheckFwd(a); }
 
-  static ProblemKey KeyOf(const Args& a) { return aiter::KeyOf(a); }
+  static ProblemKey KeyOf(const Args& a) { return MakeKey(a); }
 
   static Status KeyOf(const Problem& problem, ProblemKey* key) {
     return MakeKey("mha_fwd", problem, key);
@@ -374,7 +373,7 @@ struct Bwd {
 
   static Status Check(const Args& a) { return CheckBwd(a); }
 
-  static ProblemKey KeyOf(const Args& a) { return aiter::KeyOf(a); }
+  static ProblemKey KeyOf(const Args& a) { return MakeKey(a); }
 
   static Status KeyOf(const Problem& problem, ProblemKey* key) {
     return MakeKey("mha_bwd", problem, key);

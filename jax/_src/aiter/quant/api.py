@@ -67,18 +67,18 @@ def _float32(t):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
-def _apply(function: str, cfg: Config, x, smooth=None, scale=None):
+def _apply(function: str, cfg: Config, x, smooth_scale=None, scale=None):
   """(q, scale) of checked arguments."""
   @arguments.no_gradient(
       function, "use jax.lax.stop_gradient, or a straight-through estimator")
-  def run(x, smooth, scale):
+  def run(x, smooth_scale, scale):
     if x.dtype == jnp.float64:
       x = x.astype(jnp.float32)
     out = quant_op.quantise(cfg, vary_together(
-        Operands(x, _float32(smooth), _float32(scale))))
+        Operands(x, _float32(smooth_scale), _float32(scale))))
     return out.q, out.scale
 
-  return run(x, smooth, scale)
+  return run(x, smooth_scale, scale)
 
 
 def per_tensor_quant(
@@ -153,10 +153,10 @@ def per_token_quant(
   return _per_token("per_token_quant", x, scale, smooth_scale, quant_dtype)
 
 
-def _per_token(function: str, x, scale, smooth, quant_dtype):
+def _per_token(function: str, x, scale, smooth_scale, quant_dtype):
   _check_float(function, "x", x)
   cfg = Config("row", _kind(function, quant_dtype, _BYTES))
-  for name, t, shape in (("smooth_scale", smooth, x.shape[-1:]),
+  for name, t, shape in (("smooth_scale", smooth_scale, x.shape[-1:]),
                          ("scale", scale, (*x.shape[:-1], 1))):
     if t is not None:
       _check_float(function, name, t)
@@ -164,7 +164,7 @@ def _per_token(function: str, x, scale, smooth, quant_dtype):
         raise arguments.bad(function, name, arguments.describe(t),
                             f"shape {list(shape)}")
   given = None if scale is None else scale[..., 0]
-  q, found = _apply(function, cfg, x, smooth, given)
+  q, found = _apply(function, cfg, x, smooth_scale, given)
   return q, found[..., None] if scale is None else _float32(scale)
 
 

@@ -14,6 +14,7 @@
 
 namespace aiter {
 
+// Takes the kernels of a plan in the order of their launch.
 class Steps {
  public:
   // Kernels are loaded in `context`, the current one.
