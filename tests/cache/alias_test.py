@@ -11,8 +11,7 @@ import warnings
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from cache import numbers_test as cases
-from cache import oracle
+from cache import cases, oracle
 from harness import machine, sharding, simulator, transforms
 from jax.sharding import PartitionSpec as P
 

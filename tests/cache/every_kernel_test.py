@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every KV-cache kernel for AMD GPUs runs on a simulated one and is right."""
+
+import numpy as np
+from absl.testing import absltest, parameterized
+from cache import cases, oracle
+from harness import simulator
+
+from jax.experimental import aiter
+
+SIZE = cases.SIZE
+TYPES = {"bf16": "bfloat16", "fp32": "float32", "i8": "int8"}
+
+
+class CacheKernelsTest(parameterized.TestCase):
+
+  @parameterized.parameters(*simulator.groups("cache_", "op", "dtype", "dims"))
+  def test_kernels(self, op, dtype, dims, symbols):
+    with simulator.launched(self, symbols):
+      getattr(self, op)(TYPES.get(dtype), max(dims[0] - 16, 32))
+
+  def write(self, dtype, given, **scales):
+    # All of "NHD" lies in runs of 16 bytes; of "x", V does not.
+    for layout in ("NHD", "x"):
+      arrays = cases.caches(layout, 3, 32, 48, dtype)
+      rows = [cases.numbers(9, 3, n, dtype=given) for n in (32, 48)]
+      slots, want = cases.some_slots(9), cases.copies(arrays)
+      oracle.write(layout, *rows, *want, slots, SIZE, *scales.values())
+      got = aiter.write_kv_cache(*rows, *arrays, slots, layout=layout, **scales)
+      cases.assert_same(self, got, tuple(want), layout)
+
+  def cache_copy(self, dtype, _):
+    self.write(dtype, dtype)
+
+  def cache_cast(self, *_):
+    for kind, given in zip(cases.BYTES, (*cases.WIDE, "bfloat16")):
+      self.write(kind, given, k_scale=np.float32([0.3, 5.0, 1e-3]),
+                 v_scale=0.7)
+
+  def found(self, function, write, scale_shape, d):
+    for kind, given in zip(cases.BYTES, (*cases.WIDE, "bfloat16")):
+      arrays = cases.caches("asm", 2, d, d - 3, kind) + [
+          np.full(scale_shape, 0.01, np.float32) for _ in range(2)]
+      rows = [cases.numbers(9, 2, n, dtype=given) for n in (d, d - 3)]
+      slots, want = cases.some_slots(9), cases.copies(arrays)
+      write("asm", *rows, *want, slots, SIZE)
+      got = function(*rows, *arrays, slots, asm_layout=True)
+      cases.assert_same(self, got, tuple(want), kind)
+
+  def cache_token(self, _, d):
+    self.found(aiter.reshape_and_cache_with_pertoken_quant,
+               oracle.write_by_token, (cases.PAGES, 2, SIZE), d)
+
+  def cache_block(self, _, d):
+    self.found(aiter.reshape_and_cache_with_block_quant,
+               lambda *args: oracle.write_by_block(*args, SIZE),
+               (cases.PAGES, 2), d)
+
+
+if __name__ == "__main__":
+  absltest.main()
