@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """jax-aiter's import path; new code imports jax.experimental.aiter."""
 
+from jax_aiter import activation as activation
 from jax_aiter import flatmm_fp8 as flatmm_fp8
 from jax_aiter import gemm as gemm
 from jax_aiter import gemm_fp4 as gemm_fp4
@@ -12,6 +13,7 @@ from jax_aiter import rmsnorm as rmsnorm
 from jax_aiter import rope as rope
 
 __all__ = [
+    "activation",
     "flatmm_fp8",
     "gemm",
     "gemm_fp4",

@@ -72,6 +72,7 @@ def repositories():
     kernel_table(
         name = "aiter_kernel_table",
         families = [
+            "activation",
             "cache",
             "gemm",
             "mha",

@@ -1,6 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD's AITER operators for JAX: fused on AMD and NVIDIA GPUs, right on any."""
 
+from jax._src.aiter.activation.api import (
+    gelu_and_mul,
+    gelu_and_mul_quant,
+    gelu_fast,
+    gelu_tanh_and_mul,
+    gelu_tanh_and_mul_quant,
+    scaled_silu_and_mul,
+    silu_and_mul,
+    silu_and_mul_quant,
+    swiglu_and_mul,
+    swiglu_and_mul_quant,
+)
 from jax._src.aiter.attention.api import (
     dot_product_attention,
     flash_attn_func,
@@ -24,6 +36,7 @@ from jax._src.aiter.cache.api import (
     write_kv_cache,
 )
 from jax._src.aiter.core import dispatch as _dispatch
+from jax._src.aiter.core.dispatch import float8_dtype
 from jax._src.aiter.core.layouts import (
     shuffle_scale,
     shuffle_weight,
@@ -50,7 +63,6 @@ from jax._src.aiter.norm.api import (
 )
 from jax._src.aiter.quant.api import (
     dequant,
-    float8_dtype,
     mx_dequant,
     mx_quant,
     pack_e2m1,
@@ -114,6 +126,11 @@ __all__ = [
     "flatmm_fp8",
     "float8_dtype",
     "gather_kv_cache",
+    "gelu_and_mul",
+    "gelu_and_mul_quant",
+    "gelu_fast",
+    "gelu_tanh_and_mul",
+    "gelu_tanh_and_mul_quant",
     "gemm",
     "gemm_fp4",
     "gemm_fp8",
@@ -165,10 +182,15 @@ __all__ = [
     "rope_thd_fwd",
     "rotary_embedding",
     "rotary_embedding_fwd",
+    "scaled_silu_and_mul",
     "shuffle_scale",
     "shuffle_weight",
+    "silu_and_mul",
+    "silu_and_mul_quant",
     "smooth_quant",
     "swap_blocks",
+    "swiglu_and_mul",
+    "swiglu_and_mul_quant",
     "unpack_e2m1",
     "unshuffle_scale",
     "unshuffle_weight",

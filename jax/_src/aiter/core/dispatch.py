@@ -82,6 +82,20 @@ def float8_type(device: jax.Device) -> str:
   return ""
 
 
+def float8_dtype(device: jax.Device | None = None) -> jnp.dtype:
+  """The float8 type that a device's matrix units multiply.
+
+  Args:
+    device: by default the first of the default backend.
+
+  Returns:
+    float8_e4m3fnuz of the MI300 series, float8_e4m3fn of all others. Every
+    operator takes either on every device.
+  """
+  device = jax.local_devices()[0] if device is None else device
+  return jnp.dtype(f"float8_{float8_type(device) or 'e4m3fn'}")
+
+
 @functools.cache
 def _warn_once(reason: str) -> None:
   warnings.warn(

@@ -15,7 +15,8 @@ from typing import Any
 import jax.numpy as jnp
 
 import jax
-from jax._src.aiter.core import arguments, dispatch, layouts, rounding
+from jax._src.aiter.core import arguments, layouts, rounding
+from jax._src.aiter.core.dispatch import float8_dtype
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.quant import op as quant_op
 from jax._src.aiter.quant.op import Config, Operands
@@ -25,20 +26,6 @@ _FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 _BYTES = ("int8", *_FP8)
 _GROUPS = (32, 64, 128)
 _MX_GROUP = 32
-
-
-def float8_dtype(device: jax.Device | None = None) -> jnp.dtype:
-  """The float8 type that a device's matrix units multiply.
-
-  Args:
-    device: by default the first of the default backend.
-
-  Returns:
-    float8_e4m3fnuz of the MI300 series, float8_e4m3fn of all others. Every
-    function here takes either on every device.
-  """
-  device = jax.local_devices()[0] if device is None else device
-  return jnp.dtype(f"float8_{dispatch.float8_type(device) or 'e4m3fn'}")
 
 
 # -----------------------------------------------------------------------------

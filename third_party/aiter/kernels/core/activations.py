@@ -17,7 +17,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _half_erfc(z):
+def half_erfc(z):
   """erfc(z) / 2 for z >= 0, to 3e-7 of it near zero and 3e-6 at z = 3.5.
 
   t = 1 / (1 + z / 2); log2(erfc(z) / (2 t)) + z^2 log2(e) is smooth in t: a
@@ -43,7 +43,7 @@ def activate(x, activation):
   if activation == RELU:
     x = tl.where(x < 0.0, 0.0, x)  # A NaN stays one.
   elif activation == GELU:
-    tail = _half_erfc(tl.abs(x) * 0.7071067811865476)
+    tail = half_erfc(tl.abs(x) * 0.7071067811865476)
     x = x * tl.where(x < 0.0, tail, 1.0 - tail)
   elif activation == GELU_TANH or activation == SILU:
     # (1 + tanh(u)) / 2 is the logistic function of 2 u.

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gated activations, forward and backward.
+
+SwiGLU and GEGLU: Shazeer, "GLU Variants Improve Transformer"
+(arXiv:2002.05202); the clipped SwiGLU with alpha: gpt-oss (OpenAI, 2025).
+
+All is memory's time: a program owns one tile, reads and writes it once, and has
+no loop. A device's many programs hide the latency.
+"""
+
+import triton
+import triton.language as tl
+
+from third_party.aiter.kernels.activation import rows as act
+
+GATED = act.GATED
+HAS_BIAS = act.HAS_BIAS
+OUT_F32 = act.OUT_F32
+OUT_FP16 = act.OUT_FP16
+add_bias = act.add_bias
+clip_gate = act.clip_gate
+factor = act.factor
+load_pair = act.load_pair
+pair_at = act.pair_at
+result = act.result
+slope = act.slope
+
+
+@triton.jit
+def _where(rows, cols, tiles_n, TILE_M: tl.constexpr, TILE_N: tl.constexpr):
+  """The tile's rows (in 64 bits) and columns, and which of them are there."""
+  tile_m = tl.program_id(0) // tiles_n
+  tile_n = tl.program_id(0) % tiles_n
+  r = (tile_m * TILE_M + tl.arange(0, TILE_M))[:, None]
+  c = (tile_n * TILE_N + tl.arange(0, TILE_N))[None, :]
+  return r.to(tl.int64), c, r < rows, (r < rows) & (c < cols)
+
+
+@triton.jit
+def _store(t, at, v, inside):
+  tl.store(t + at, v.to(t.dtype.element_ty), inside)
+
+
+@triton.jit
+def activation_fwd(gate, up, bias, bias_f32, expert_ids, out_fp16, out_bf16,
+                   out_f32, rows, cols, tiles_n, experts, activation, alpha,
+                   gate_limit, up_limit, flags, TILE_M: tl.constexpr,
+                   TILE_N: tl.constexpr):
+  """out = activation(gate) * up.
+
+  gate, up: [rows, cols]; PACKED: both in [rows, 2 * cols], and the pointers
+  equal; without GATED, up counts for nothing and is gate. bias: [experts, 2 * cols], of gate's type or
+  float32, by either of two pointers; expert_ids: int32 [rows]; of an expert
+  that is not there, the row's result is 0. out: [rows, cols], by the pointer of
+  its type. gate_limit, up_limit: infinite where there is none.
+  """
+  r, c, inside_r, inside = _where(rows, cols, tiles_n, TILE_M, TILE_N)
+  y = result(gate, up, bias, bias_f32, expert_ids, experts, r, c, inside_r,
+             inside, cols, activation, alpha, gate_limit, up_limit, flags)
+  at = r * cols + c
+  if flags & OUT_F32:
+    _store(out_f32, at, y, inside)
+  elif flags & OUT_FP16:
+    _store(out_fp16, at, y, inside)
+  else:
+    _store(out_bf16, at, y, inside)
+
+
+@triton.jit
+def activation_bwd(gate, up, bias, bias_f32, expert_ids, dy_fp16, dy_bf16,
+                   dy_f32, dgate, dup, rows, cols, tiles_n, experts, activation,
+                   alpha, gate_limit, up_limit, flags, TILE_M: tl.constexpr,
+                   TILE_N: tl.constexpr):
+  """Gradients of gate and up, in their layout, from dy, that of out.
+
+  What a limit clips has none.
+  """
+  r, c, inside_r, inside = _where(rows, cols, tiles_n, TILE_M, TILE_N)
+  g, u = load_pair(gate, up, r, c, inside, cols, flags)
+  at = r * cols + c
+  if flags & OUT_F32:
+    d = tl.load(dy_f32 + at, inside, 0.0)
+  elif flags & OUT_FP16:
+    d = tl.load(dy_fp16 + at, inside, 0.0).to(tl.float32)
+  else:
+    d = tl.load(dy_bf16 + at, inside, 0.0).to(tl.float32)
+  g, u, known = add_bias(g, u, bias, bias_f32, expert_ids, experts, r, c,
+                         inside_r, inside, cols, flags)
+  if flags & HAS_BIAS:
+    d = tl.where(known, d, 0.0)
+  a, s = slope(clip_gate(g, gate_limit), activation, alpha)
+  dg = tl.where(g > gate_limit, 0.0, d * s)
+  at, beside = pair_at(r, c, cols, flags)
+  if flags & GATED:
+    dg *= factor(u, activation, up_limit)
+    _store(dup, beside, tl.where(tl.abs(u) > up_limit, 0.0, d * a), inside)
+  _store(dgate, at, dg, inside)

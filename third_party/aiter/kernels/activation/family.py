@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The activations' family, as the ahead-of-time compiler sees it."""
+
+from third_party.aiter.aot.family import Family, Op, flags, points_to
+
+# Bits of the kernels' argument `flags`; rows.py and quant.py say what they mean.
+# Rows that do not begin at multiples of 16 bytes are a bit of no meaning there.
+FEATURES = flags("unaligned gated packed bias bias_f32 out_fp16 out_f32 e8m0"
+                 " shuffled static")
+
+
+def _constants(row):
+  return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
+          "COLS": int(row["cols"]), "NATIVE": row["arch"] == "sm_90"}
+
+
+_TILES = ("tiles = tiles_m * tiles_n",)
+
+FAMILY = Family(
+    ops={
+        "activation_fwd": Op("activation.activation", _TILES),
+        "activation_bwd": Op("activation.activation", _TILES),
+        "activation_quant_row": Op(
+            "activation.quant", ("tiles_of_rows = ceil(rows / tile_m)",)),
+        "activation_quant_group": Op(
+            "activation.quant", ("tiles = batch * tiles_m * tiles_n",)),
+    },
+    pointers={
+        **points_to("dtype", "gate up bias dgate dup"),
+        **points_to("fp16", "out_fp16 dy_fp16"),
+        **points_to("bf16", "out_bf16 dy_bf16"),
+        **points_to("fp32", "bias_f32 out_f32 dy_f32 scale_in scale"),
+        **points_to("i32", "expert_ids"),
+        **points_to("u8", "q scale_e8m0"),
+    },
+    floats=frozenset({"alpha", "gate_limit", "up_limit"}),
+    aligned=r"cols$",
+    alignment=lambda row: 16,
+    aligned_if="unaligned",
+    constants=_constants,
+    features=FEATURES,
+)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gated activations whose result is of 8 or 4 bits, in one pass.
+
+  activation_quant_row    one scale a row
+  activation_quant_group  one for 32, 64 or 128 columns of a row, or one that is
+                          given
+
+The result stays in float32 until it is rounded. Scales and rounding are those
+of kernels/quant/quant.py, bit for bit.
+"""
+
+import triton
+import triton.language as tl
+
+from third_party.aiter.kernels.activation import rows as act
+from third_party.aiter.kernels.activation.family import FEATURES
+from third_party.aiter.kernels.core import groups, rounding
+
+E8M0 = tl.constexpr(FEATURES["e8m0"])  # Scales are e8m0, not float32.
+SHUFFLED = tl.constexpr(FEATURES["shuffled"])  # As scaled MFMA takes them.
+STATIC = tl.constexpr(FEATURES["static"])  # The scale is given: one number.
+E2M1 = rounding.E2M1
+divide = rounding.divide
+divide_by_any = groups.divide_by_any
+e8m0_reciprocal = rounding.e8m0_reciprocal
+e8m0_scale = rounding.e8m0_scale
+f32_scale = rounding.f32_scale
+magnitude = rounding.magnitude
+of_groups = groups.of_groups
+result = act.result
+shuffled = groups.shuffled
+to_bits = rounding.to_bits
+
+
+@triton.jit
+def activation_quant_row(gate, up, bias, bias_f32, expert_ids, q, scale, rows,
+                         cols, experts, activation, alpha, gate_limit, up_limit,
+                         kind, flags, TILE_M: tl.constexpr,
+                         TILE_N: tl.constexpr, COLS: tl.constexpr,
+                         NATIVE: tl.constexpr):
+  """q = y / scale, with y as activation_fwd has it and the scale of each row.
+
+  gate, up, bias, expert_ids: as in activation_fwd. q: bytes [rows, cols].
+  scale: float32 [rows]. Up to COLS columns lie in registers; with COLS = 0 a
+  row of any length passes twice, in tiles of TILE_N, the second time out of the
+  cache.
+  """
+  r = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+  row = r.to(tl.int64)[:, None]
+  inside_r = (r < rows)[:, None]
+  if COLS:
+    c = tl.arange(0, COLS)[None, :]
+    inside = inside_r & (c < cols)
+    y = result(gate, up, bias, bias_f32, expert_ids, experts, row, c,
+               inside_r, inside, cols, activation, alpha, gate_limit, up_limit,
+               flags)
+    s = f32_scale(tl.max(magnitude(y), 1).to(tl.float32, bitcast=True), kind)
+    codes = to_bits(divide(y, s[:, None]), kind, NATIVE)
+    tl.store(q + row * cols + c, codes, inside)
+  else:
+    m = tl.zeros([TILE_M, TILE_N], tl.int32)
+    for c0 in range(0, cols, TILE_N):
+      c = c0 + tl.arange(0, TILE_N)[None, :]
+      inside = inside_r & (c < cols)
+      y = result(gate, up, bias, bias_f32, expert_ids, experts, row, c,
+                 inside_r, inside, cols, activation, alpha, gate_limit,
+                 up_limit, flags)
+      m = tl.maximum(m, magnitude(y))
+    s = f32_scale(tl.max(m, 1).to(tl.float32, bitcast=True), kind)
+    for c0 in range(0, cols, TILE_N):
+      c = c0 + tl.arange(0, TILE_N)[None, :]
+      inside = inside_r & (c < cols)
+      y = result(gate, up, bias, bias_f32, expert_ids, experts, row, c,
+                 inside_r, inside, cols, activation, alpha, gate_limit,
+                 up_limit, flags)
+      codes = to_bits(divide(y, s[:, None]), kind, NATIVE)
+      tl.store(q + row * cols + c, codes, inside)
+  tl.store(scale + r, s, r < rows)
+
+
+@triton.jit
+def activation_quant_group(gate, up, bias, bias_f32, expert_ids, scale_in, q,
+                           scale, scale_e8m0, rows, cols, scale_rows,
+                           scale_cols, tiles_m, tiles_n, experts, activation,
+                           alpha, gate_limit, up_limit, group, kind, mode,
+                           flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+                           NATIVE: tl.constexpr):
+  """q = y / scale, with a scale for some columns of a row.
+
+  gate, up, bias, expert_ids: as in activation_fwd, of a batch of matrices, each
+  of `rows` rows. scale_in: float32, one number. q: bytes [batch, rows, cols],
+  or of e2m1 half as many, the even columns in the low bits. scale, scale_e8m0:
+  [batch, scale_rows, scale_cols]; rows or columns beyond the groups' are those
+  of zeros. tiles_m, tiles_n: tiles that cover both q and scale. group: columns
+  of a group: 32, 64 or 128.
+  """
+  RUNS: tl.constexpr = TILE_N // 32
+  tile_n = tl.program_id(0) % tiles_n
+  tile_m = tl.program_id(0) // tiles_n % tiles_m
+  batch = (tl.program_id(0) // tiles_n // tiles_m).to(tl.int64)
+  r = tile_m * TILE_M + tl.arange(0, TILE_M)
+  g = tile_n * RUNS + tl.arange(0, RUNS)
+  row = (batch * rows + r)[:, None, None]
+  inside_r = (r < rows)[:, None, None]
+  c = (g[:, None] * 32 + tl.arange(0, 32)[None, :])[None, :, :]
+  inside = inside_r & (c < cols)
+  y = result(gate, up, bias, bias_f32, expert_ids, experts, row, c, inside_r,
+             inside, cols, activation, alpha, gate_limit, up_limit, flags)
+  if flags & STATIC:
+    y = divide_by_any(y, tl.load(scale_in + tl.zeros([1, 1, 1], tl.int32)))
+  else:
+    m = of_groups(tl.max(magnitude(y), 2), group, TILE_M, RUNS)
+    amax = m.to(tl.float32, bitcast=True)
+    scale_c = g // (group // 32)
+    first = (r < scale_rows)[:, None] & (
+        ((g % (group // 32)) == 0) & (scale_c < scale_cols))[None, :]
+    if flags & SHUFFLED:
+      at = shuffled(r, scale_c, scale_cols)
+    else:
+      at = r.to(tl.int64)[:, None] * scale_cols + scale_c[None, :]
+    at += batch * scale_rows * scale_cols
+    if flags & E8M0:
+      e = e8m0_scale(amax, mode, kind)
+      tl.store(scale_e8m0 + at, e, first)
+      y *= e8m0_reciprocal(e)[:, :, None]
+    else:
+      s = f32_scale(amax, kind)
+      tl.store(scale + at, s, first)
+      y = divide(y, s[:, :, None])
+  codes = to_bits(y, kind, NATIVE)
+  if kind == E2M1:
+    low, high = tl.split(tl.reshape(codes, [TILE_M, RUNS, 16, 2]))
+    byte = (g[:, None] * 16 + tl.arange(0, 16)[None, :])[None, :, :]
+    tl.store(q + row * (cols // 2) + byte, low | (high << 4),
+             inside_r & (byte < cols // 2))
+  else:
+    tl.store(q + row * cols + c, codes, inside)
