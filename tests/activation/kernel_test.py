@@ -107,9 +107,9 @@ class ActivationKernelTest(parameterized.TestCase):
 
   @parameterized.product(name=tuple(_ACTIVATIONS), layout=tuple(_LAYOUTS))
   def test_forward(self, name, layout):
-    for i, (cols, dtype, out) in enumerate((
+    for cols, dtype, out in (
         (40, _BF16, _BF16), (32, np.float32, np.float16),
-        (19, np.float16, np.float32))):
+        (19, np.float16, np.float32)):
       p = _Problem(_ACTIVATIONS[name], cols, (*_LAYOUTS[layout], _OUT[out]),
                    dtype)
       outs = {t: _new(_ROWS, cols, dtype=t) for t in (np.float16, _BF16,

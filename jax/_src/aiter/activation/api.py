@@ -78,7 +78,7 @@ def _limit(function: str, limit) -> float:
 
 
 def _rows(x, up, expert_ids, bias, scale=None) -> Rows:
-  """Operands of checked arguments, of one sharding and in the kernels' types."""
+  """Operands of checked arguments, of one sharding, in the kernels' types."""
   if bias is not None:
     expert_ids = expert_ids.astype(jnp.int32)
     if bias.dtype != x.dtype:

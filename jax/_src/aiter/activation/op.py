@@ -119,7 +119,10 @@ def _wide(t):
 
 
 def _pair(cfg: Config, rows: Rows):
-  """(gate, up or None, which rows have their expert or None), float32."""
+  """(gate, up or None, which rows have their expert or None), float32.
+
+  Of a row that has none, gate and up are 0.
+  """
   gate, up = rows.gate, rows.up
   if cfg.packed:
     gate, up = jnp.split(gate, 2, -1)
@@ -127,13 +130,13 @@ def _pair(cfg: Config, rows: Rows):
   if rows.bias is None:
     return gate, up, None
   experts = rows.bias.shape[0]
-  known = (rows.expert_ids >= 0) & (rows.expert_ids < experts)
-  if not experts:
-    return gate, up, known[..., None]
-  bias = _wide(rows.bias).at[rows.expert_ids].get(
-      mode="fill", fill_value=0, wrap_negative_indices=False)
-  of_gate, of_up = jnp.split(bias, 2, -1)
-  return gate + of_gate, up + of_up, known[..., None]
+  known = ((rows.expert_ids >= 0) & (rows.expert_ids < experts))[..., None]
+  if experts:
+    bias = _wide(rows.bias).at[rows.expert_ids].get(
+        mode="fill", fill_value=0, wrap_negative_indices=False)
+    of_gate, of_up = jnp.split(bias, 2, -1)
+    gate, up = gate + of_gate, up + of_up
+  return jnp.where(known, gate, 0), jnp.where(known, up, 0), known
 
 
 def _normal_cdf(x):
@@ -152,7 +155,7 @@ def _activated(cfg: Config, gate):
 
 def _formula(cfg: Config, rows: Rows):
   """The result in float32 or wider."""
-  gate, up, known = _pair(cfg, rows)
+  gate, up, _ = _pair(cfg, rows)
   most, widest = cfg.limits(rows.gate.dtype)
   if cfg.limit:
     gate = jnp.where(gate > most, jnp.asarray(most, gate.dtype), gate)
@@ -162,7 +165,7 @@ def _formula(cfg: Config, rows: Rows):
       up = jnp.where(up > widest, jnp.asarray(widest, up.dtype), up)
       up = jnp.where(up < -widest, jnp.asarray(-widest, up.dtype), up)
     y = y * (up + 1 if cfg.activation == "swiglu" else up)
-  return y if known is None else jnp.where(known, y, 0)
+  return y
 
 
 def reference_fwd(cfg: Config, rows: Rows):
@@ -281,7 +284,7 @@ def _bwd_kernel(cfg: Config, call, rows: Rows, dy) -> Grads:
 def _quant_kernel(cfg: Config, call, rows: Rows) -> Quantised:
   results = jax.eval_shape(functools.partial(reference_quant, cfg), rows)
   operands = _operands(rows)
-  gate, cols = operands[0], _cols(cfg, rows)
+  gate = operands[0]
   q = like(gate, (gate.shape[0], results.q.shape[-1]), results.q.dtype)
   if not cfg.group and rows.scale is None:
     q, scale = call((q, like(gate, gate.shape[:1], jnp.float32)), *operands,
@@ -388,12 +391,14 @@ def _dbias(rows: Rows, grads: Grads):
   scatter's order is whatever a GPU makes of it.
   """
   def sums(ids, *grads):
+    lead = tuple(range(ids.ndim))
     experts = jnp.arange(rows.bias.shape[0], dtype=ids.dtype)
-    whose = ids.reshape(-1) == experts[:, None]
+    whose = ids[..., None] == experts
     return jnp.concatenate([
-        jnp.dot(whose.astype(t.dtype), t.reshape(-1, t.shape[-1]),
-                precision=lax.Precision.HIGHEST,
-                preferred_element_type=jnp.promote_types(t.dtype, jnp.float32))
+        lax.dot_general(
+            whose.astype(t.dtype), t, ((lead, lead), ((), ())),
+            precision=lax.Precision.HIGHEST,
+            preferred_element_type=jnp.promote_types(t.dtype, jnp.float32))
         for t in grads], -1)
 
   grads = [t for t in grads if t is not None]

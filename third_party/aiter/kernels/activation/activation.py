@@ -49,10 +49,11 @@ def activation_fwd(gate, up, bias, bias_f32, expert_ids, out_fp16, out_bf16,
   """out = activation(gate) * up.
 
   gate, up: [rows, cols]; PACKED: both in [rows, 2 * cols], and the pointers
-  equal; without GATED, up counts for nothing and is gate. bias: [experts, 2 * cols], of gate's type or
-  float32, by either of two pointers; expert_ids: int32 [rows]; of an expert
-  that is not there, the row's result is 0. out: [rows, cols], by the pointer of
-  its type. gate_limit, up_limit: infinite where there is none.
+  equal; without GATED, up counts for nothing and is gate. bias: [experts,
+  2 * cols], of gate's type or float32, by either of two pointers; expert_ids:
+  int32 [rows]; of an expert that is not there, the row's result is 0. out:
+  [rows, cols], by the pointer of its type. gate_limit, up_limit: infinite where
+  there is none.
   """
   r, c, inside_r, inside = _where(rows, cols, tiles_n, TILE_M, TILE_N)
   y = result(gate, up, bias, bias_f32, expert_ids, experts, r, c, inside_r,

@@ -3,7 +3,7 @@
 
 from third_party.aiter.aot.family import Family, Op, flags, points_to
 
-# Bits of the kernels' argument `flags`; rows.py and quant.py say what they mean.
+# Bits of the kernels' argument `flags`; rows.py and quant.py say what each is.
 # Rows that do not begin at multiples of 16 bytes are a bit of no meaning there.
 FEATURES = flags("unaligned gated packed bias bias_f32 out_fp16 out_f32 e8m0"
                  " shuffled static")

@@ -13,7 +13,7 @@ from third_party.aiter.kernels.core import activations
 
 GATED = tl.constexpr(FEATURES["gated"])  # There is an up.
 PACKED = tl.constexpr(FEATURES["packed"])  # Rows of gate and up side by side.
-HAS_BIAS = tl.constexpr(FEATURES["bias"])  # Added first, that of the row's expert.
+HAS_BIAS = tl.constexpr(FEATURES["bias"])  # That of the row's expert, first.
 BIAS_F32 = tl.constexpr(FEATURES["bias_f32"])  # bias in float32, any gate.
 OUT_FP16 = tl.constexpr(FEATURES["out_fp16"])  # out and dy; neither: bfloat16.
 OUT_F32 = tl.constexpr(FEATURES["out_f32"])
@@ -25,12 +25,6 @@ GELU_TANH = activations.GELU_TANH
 LOG2E = activations.LOG2E
 activate = activations.activate
 half_erfc = activations.half_erfc
-
-
-@triton.jit
-def tile(tiles_n):
-  """(row, column) of this program's tile."""
-  return tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n
 
 
 @triton.jit
@@ -63,7 +57,10 @@ def _bias(bias, e, c, inside, cols):
 @triton.jit
 def add_bias(g, u, bias, bias_f32, expert_ids, experts, r, c, inside_r, inside,
              cols, flags):
-  """g and u with their expert's bias; and which rows have such an expert."""
+  """g and u with their expert's bias; and which rows have such an expert.
+
+  Of a row that has none, g and u are 0, and so is its result.
+  """
   if flags & HAS_BIAS:
     e = tl.load(expert_ids + r, inside_r, -1)
     inside_r &= (e >= 0) & (e < experts)
@@ -72,8 +69,8 @@ def add_bias(g, u, bias, bias_f32, expert_ids, experts, r, c, inside_r, inside,
       b, d = _bias(bias_f32, e.to(tl.int64), c, inside, cols)
     else:
       b, d = _bias(bias, e.to(tl.int64), c, inside, cols)
-    g += b
-    u += d
+    g = tl.where(inside_r, g + b, 0.0)
+    u = tl.where(inside_r, u + d, 0.0)
   return g, u, inside_r
 
 
@@ -107,13 +104,11 @@ def result(gate, up, bias, bias_f32, expert_ids, experts, r, c, inside_r,
            inside, cols, activation, alpha, gate_limit, up_limit, flags):
   """Elements [r, c] of the result in float32, 0 outside."""
   g, u = load_pair(gate, up, r, c, inside, cols, flags)
-  g, u, known = add_bias(g, u, bias, bias_f32, expert_ids, experts, r, c,
-                         inside_r, inside, cols, flags)
+  g, u, _ = add_bias(g, u, bias, bias_f32, expert_ids, experts, r, c,
+                     inside_r, inside, cols, flags)
   y = activated(clip_gate(g, gate_limit), activation, alpha)
   if flags & GATED:
     y *= factor(u, activation, up_limit)
-  if flags & HAS_BIAS:
-    y = tl.where(known, y, 0.0)
   return y
 
 
