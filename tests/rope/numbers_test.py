@@ -242,23 +242,23 @@ class NumbersTest(RopeTestCase):
                     hk=0))
 
   @parameterized.parameters(*machine.sample(itertools.product(
-      ["rows", "aiter", "own"], ["bf16", "fp16", "fp32"],
-      ["", "bf16", "fp32"]), 6))
-  def test_tables(self, form, dtype, table):
+      ["rows", "aiter", "own"], [("bf16", "fp32"), ("fp16", "bf16"),
+                                 ("fp32", "fp16")]), 6))
+  def test_tables(self, form, types):
+    dtype, table = types
     self.check(Case(dtype, form=form, table=table))
 
   @parameterized.parameters(*machine.sample(itertools.product(
       ["neox", "gptj"], [False, True], ["rows", "own"]), 3))
   def test_gradients_of_tables(self, style, full, form):
-    for dtype, places in (("fp32", "positions"), ("bf16", "offsets")):
-      self.check(Case(
-          dtype, style=style, full=full, form=form, table="fp32",
-          places="" if form == "own" else places, nope_first=full, d_rot=8),
-                 tables=True)
+    self.check(Case(
+        "bf16" if style == "gptj" else "fp32", style=style, full=full,
+        form=form, table="fp32", places="" if form == "own" else "both",
+        nope_first=full, d_rot=8), tables=True)
 
-  @parameterized.parameters(*machine.sample([
+  @parameterized.parameters(*machine.size([
       (64, 64), (128, 128), (256, 256), (96, 96), (80, 32), (192, 64), (72, 72),
-      (2, 2), (18, 6), (300, 200)], 10))
+      (2, 2), (18, 6), (300, 200)], [(128, 128), (2, 2), (18, 6), (300, 200)]))
   def test_widths(self, d, d_rot):
     """Every kernel."""
     for style in ("neox", "gptj"):
