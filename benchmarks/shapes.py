@@ -214,3 +214,27 @@ def markdown() -> str:
 
 if __name__ == "__main__":
   print(markdown())
+
+
+class Activation(NamedTuple):
+  """A gated activation: gate and up of [rows, 2 * cols] become [rows, cols]."""
+  function: str
+  rows: int
+  cols: int
+
+  def bytes(self, which: str, itemsize: int) -> int:
+    """What a call must move; quantised results are one byte a number."""
+    read = {"backward": 3}.get(which, 2) * itemsize
+    written = {"forward": itemsize, "backward": 2 * itemsize}.get(which, 1)
+    return self.rows * self.cols * (read + written)
+
+
+ACTIVATION = [
+  Activation("silu", 8192, 14336),  # Llama 3 8B
+  Activation("silu", 16384, 3072),
+  Activation("silu", 64, 14336),
+  Activation("gelu_tanh", 8192, 14336),  # Gemma 2 9B
+  Activation("gelu", 16384, 4096),
+  Activation("silu", 16384, 2048),  # an expert of DeepSeek V3
+]
+ACTIVATION_SMOKE = [Activation("silu", 9, 128), Activation("gelu", 5, 40)]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
+from jax._src.aiter.activation import check as activation
 from jax._src.aiter.attention import check as attention
 from jax._src.aiter.core import dispatch, operator
 from jax._src.aiter.core.check import Check
@@ -20,7 +21,7 @@ from jax._src.aiter.quant import check as quant
 from jax._src.aiter.rope import check as rope
 from jaxlib import gpu_aiter
 
-_FAMILIES = (attention, norm, gemm, quant, rope)
+_FAMILIES = (attention, norm, gemm, quant, rope, activation)
 _PACKAGES = ("jax", "jaxlib", "jax_aiter", "jax-rocm7-plugin",
              "jax-cuda13-plugin", "jax_aiter_rocm7", "jax_aiter_cuda13")
 

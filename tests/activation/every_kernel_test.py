@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel of activations for AMD GPUs runs on a simulated one.
+
+A call comes to a kernel by what is asked for, its dtype and its columns.
+"""
+
+import dataclasses
+
+from absl.testing import absltest, parameterized
+from activation import numbers_test as activation_test
+from harness import simulator
+
+
+class ActivationKernelsTest(activation_test.ActivationTestCase):
+
+  quantised = activation_test.QuantTest.quantised
+  check_quantised = activation_test.QuantTest.check_quantised
+  # What holds a row is given a shorter one; what takes any, a longer one than
+  # all that hold one.
+  LONGEST = max(k["dims"][0] for k in simulator.kernels()
+                if k["op"] == "activation_quant_row")
+
+  @parameterized.parameters(*simulator.groups(
+      "activation_", "op", "dtype", "dims", "aligned"))
+  def test_kernels(self, op, dtype, dims, aligned, symbols):
+    cols = dims[0] - 16 if dims[0] else 2112
+    if op == "activation_quant_row" and not dims[0]:
+      cols = self.LONGEST + 16
+    cols -= 0 if aligned else 3
+    case = activation_test.Case("silu", dtype, (3,), cols)
+    with simulator.launched(self, symbols):
+      if op == "activation_quant_row":
+        self.check_quantised(case, "int8")
+      elif op == "activation_quant_group":
+        self.check_quantised(case, "float8_e4m3fn", group_size=64)
+      else:
+        self.check(dataclasses.replace(case, packed=aligned))
+
+
+if __name__ == "__main__":
+  absltest.main()
