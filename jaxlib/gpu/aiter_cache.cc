@@ -80,7 +80,9 @@ ffi::Error SetScales(const char* name, ffi::Span<const int64_t> values,
   return ffi::Error::Success();
 }
 
-// The rows and the cache of keys or values.
+// The rows and the cache of keys or values. The result has the operand's place,
+// but where XLA takes the operand out of a slice of a larger array, and puts
+// the result into another (its dynamic slice fusion forgets that they alias).
 ffi::Error SetHalf(const Buffer& rows, const Buffer& cache,
                    const Buffer& cache_out, const aiter::cache_args& a,
                    aiter::cache_half* h) {
@@ -89,11 +91,13 @@ ffi::Error SetHalf(const Buffer& rows, const Buffer& cache,
     return Invalid(rows, "has shape " + ShapeString(dims),
                    "have shape [tokens, heads, cols], as key");
   }
-  AITER_FFI_RETURN_IF_ERROR(CheckAliased(cache_out, cache));
+  AITER_FFI_RETURN_IF_ERROR(CheckLike(cache_out, cache));
   h->rows_ptr = Data(rows);
   h->cols = dims[2];
   h->cache_ptr = Data(cache_out);
   h->cache_size = static_cast<int64_t>(cache_out.element_count());
+  h->cache_bytes = static_cast<int64_t>(cache_out.size_bytes());
+  h->cache_from_ptr = Data(cache);
   return ffi::Error::Success();
 }
 
@@ -127,7 +131,10 @@ ffi::Error SetCommon(const CacheBuffers& b, const CacheAttrs& attrs,
   AITER_FFI_RETURN_IF_ERROR(
       SetScales("v_scales", attrs.v_scales, &a->v.scales));
   if (!IsPresent(b.v_cache)) {
-    return SetHalf(b.value, b.k_cache, b.k_cache_out, *a, &a->v);
+    AITER_FFI_RETURN_IF_ERROR(
+        SetHalf(b.value, b.k_cache, b.k_cache_out, *a, &a->v));
+    a->v.cache_from_ptr = nullptr;  // It comes with the keys'.
+    return ffi::Error::Success();
   }
   AITER_FFI_RETURN_IF_ERROR(CheckType(b.v_cache, b.k_cache.element_type()));
   return SetHalf(b.value, b.v_cache, b.v_cache_out, *a, &a->v);
@@ -184,7 +191,8 @@ ffi::Error SetWritten(const Buffer& scale, const Buffer& scale_out,
     return ffi::Error::Success();
   }
   AITER_FFI_RETURN_IF_ERROR(CheckType(scale, ffi::F32));
-  AITER_FFI_RETURN_IF_ERROR(CheckAliased(scale_out, scale));
+  AITER_FFI_RETURN_IF_ERROR(CheckLike(scale_out, scale));
+  h->scale_from_ptr = Data(scale);
   h->scale_ptr = Data(scale_out);
   h->scale_size = static_cast<int64_t>(scale_out.element_count());
   return ffi::Error::Success();

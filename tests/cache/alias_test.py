@@ -178,6 +178,19 @@ class ContractTest(parameterized.TestCase):
       self.assertLess(memory.temp_size_in_bytes, max(t.nbytes for t in pools))
       cases.assert_same(self, compiled(*args), jax.device_get(want))
 
+  def test_layers(self):
+    """A scan over stacked caches, as of a model's layers."""
+    pools, rows, slots = _flash()
+    want = [t.copy() for t in pools]
+    oracle.write("NHD", *rows, *want, slots, SIZE)
+    stack = lambda arrays: [np.stack([t] * 3) for t in arrays]
+    def layers(pools, key, value, slots):
+      step = lambda _, pools: (None, _write("NHD")(pools, key, value, slots))
+      return lax.scan(step, None, pools)[1]
+    got = jax.jit(layers, donate_argnums=0)(
+        [jnp.asarray(t) for t in stack(pools)], *rows, slots)
+    cases.assert_same(self, got, stack(want))
+
   def test_undonated(self):
     """The caches of before stay as they were."""
     pools, rows, slots = _flash()

@@ -232,6 +232,22 @@ bool IsEmpty(const cache_args& a) {
   return a.tokens == 0 || a.heads == 0 || a.pages == 0;
 }
 
+// Copies what is to be written in another place than it was.
+Status Bring(const Driver& driver, const cache_args& a, void* stream) {
+  for (const cache_half* h : {&a.k, &a.v}) {
+    if (h->cache_from_ptr != nullptr) {
+      AITER_RETURN_IF_ERROR(CopyBytes(driver, h->cache_ptr, h->cache_from_ptr,
+                                      h->cache_bytes, stream));
+    }
+    if (h->scale_from_ptr != nullptr) {
+      AITER_RETURN_IF_ERROR(CopyBytes(
+          driver, h->scale_ptr, h->scale_from_ptr,
+          h->scale_size * static_cast<int64_t>(sizeof(float)), stream));
+    }
+  }
+  return Status();
+}
+
 // Heads of a token as one where they lie together: wider rows, and fewer.
 template <typename Args>
 Args Folded(const Args& args, int64_t run) {
@@ -322,6 +338,7 @@ struct Copy : Write<cache_copy_args> {
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
+    AITER_RETURN_IF_ERROR(Bring(driver, args, stream));
     if (IsEmpty(args)) return Status();
     int64_t run = RunOf(args.data_type);
     return Write::Launch(driver, plan, ParamsOf(Folded(args, run), run),
@@ -350,6 +367,7 @@ struct Cast : Write<cache_cast_args> {
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
+    AITER_RETURN_IF_ERROR(Bring(driver, args, stream));
     if (IsEmpty(args)) return Status();
     CacheParams params = ParamsOf(Folded(args, kRunBytes), kRunBytes);
     params.kind = static_cast<int32_t>(args.kind);
@@ -389,6 +407,7 @@ struct Token : Quantised<cache_token_args> {
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
+    AITER_RETURN_IF_ERROR(Bring(driver, args, stream));
     if (IsEmpty(args)) return Status();
     CacheParams params = ParamsOf(args, kRunBytes);
     params.kind = static_cast<int32_t>(args.kind);
@@ -416,6 +435,7 @@ struct Block : Quantised<cache_block_args> {
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
+    AITER_RETURN_IF_ERROR(Bring(driver, args, stream));
     if (IsEmpty(args)) return Status();
     CacheParams params = ParamsOf(args, kRunBytes);
     params.kind = static_cast<int32_t>(args.kind);

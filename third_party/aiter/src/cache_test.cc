@@ -204,6 +204,19 @@ void TestSelection() {
   CHECK(p.block == 16 && p.winners_ptr == At(0x9000) && p.k_scale_page == 4);
 }
 
+void TestOtherPlace() {
+  NewContext("gfx942");
+  cache_copy_args a = Copy();
+  a.k.cache_from_ptr = a.k.cache_ptr;
+  a.v.cache_from_ptr = At(0x7000);
+  a.v.cache_bytes = 128;
+  a.tokens = 0;
+  CHECK_OK(cache_copy(a, nullptr));
+  CHECK(g_recorder.copies.size() == 1 && g_recorder.launches.empty());
+  CHECK(g_recorder.copies[0].to == 0x5000 && g_recorder.copies[0].bytes == 128);
+  CHECK(g_recorder.copies[0].from == 0x7000);
+}
+
 void TestEmpty() {
   NewContext("gfx942");
   for (int64_t cache_copy_args::* size :
@@ -306,6 +319,7 @@ int main() {
   aiter::TestOneLaunch();
   aiter::TestTwoLaunches();
   aiter::TestSelection();
+  aiter::TestOtherPlace();
   aiter::TestEmpty();
   aiter::TestInvalidArguments();
   aiter::TestFailures();

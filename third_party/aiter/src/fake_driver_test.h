@@ -115,10 +115,17 @@ struct TensorMapCall {
 };
 
 // State of the recording driver.
+struct DeviceCopy {
+  uintptr_t to;
+  uintptr_t from;
+  size_t bytes;
+};
+
 struct Recorder {
   std::mutex mutex;
   std::vector<Launch> launches;
   std::vector<Fill> fills;
+  std::vector<DeviceCopy> copies;
   std::vector<TensorMapCall> maps;
   int loads = 0;
   int unloads = 0;
@@ -131,6 +138,7 @@ struct Recorder {
   void Clear() {
     launches.clear();
     fills.clear();
+    copies.clear();
     maps.clear();
     loads = 0;
     unloads = 0;
@@ -190,6 +198,11 @@ inline int MemsetD8(uintptr_t address, unsigned char value, size_t count,
                     void*) {
   g_recorder.fills.push_back({address, value, count});
   return Result("memset_d8");
+}
+
+inline int MemcpyDtoD(uintptr_t to, uintptr_t from, size_t bytes, void*) {
+  g_recorder.copies.push_back({to, from, bytes});
+  return Result("memcpy_dtod");
 }
 
 inline int MemsetD32(uintptr_t address, unsigned value, size_t count, void*) {
@@ -252,6 +265,7 @@ inline const Driver& FakeDriver() {
     d.launch = LaunchKernel;
     d.memset_d8 = MemsetD8;
     d.memset_d32 = MemsetD32;
+    d.memcpy_dtod = MemcpyDtoD;
     d.encode_tensor_map = RecordTensorMap;
     d.current_context = CurrentContext;
     d.current_device = CurrentDevice;

@@ -54,9 +54,13 @@ struct cache_half {
   int64_t cols = 0;
   void* cache_ptr = nullptr;
   int64_t cache_size = 0;  // Elements; no address is beyond.
+  // Where the cache is before, if that is another place: it is copied then.
+  const void* cache_from_ptr = nullptr;
+  int64_t cache_bytes = 0;
   cache_side side;
   void* scale_ptr = nullptr;  // float32.
   int64_t scale_size = 0;
+  const void* scale_from_ptr = nullptr;  // As of the cache.
   cache_scales scales;
 };
 

@@ -49,6 +49,8 @@ struct Driver {
                    void* stream) = nullptr;
   int (*memset_d32)(uintptr_t address, unsigned value, size_t count,
                     void* stream) = nullptr;
+  int (*memcpy_dtod)(uintptr_t to, uintptr_t from, size_t bytes,
+                     void* stream) = nullptr;
   // Null before sm_90 and on HIP.
   int (*encode_tensor_map)(TensorMap* map, int data_type, uint32_t rank,
                            void* address, const uint64_t* dims,

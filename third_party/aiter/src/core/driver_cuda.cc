@@ -84,6 +84,8 @@ Status LoadCudaDriver(Driver* driver) {
   AITER_RETURN_IF_ERROR(library.Find("cuLaunchKernel", &driver->launch));
   AITER_RETURN_IF_ERROR(library.Find("cuMemsetD8Async", &driver->memset_d8));
   AITER_RETURN_IF_ERROR(library.Find("cuMemsetD32Async", &driver->memset_d32));
+  AITER_RETURN_IF_ERROR(
+      library.Find("cuMemcpyDtoDAsync_v2", &driver->memcpy_dtod));
   // Drivers before CUDA 12 have no tensor maps and no device that needs them.
   (void)library.Find("cuTensorMapEncodeTiled", &driver->encode_tensor_map).ok();
   AITER_RETURN_IF_ERROR(library.Find("cuInit", &cu_init));

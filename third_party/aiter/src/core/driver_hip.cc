@@ -75,6 +75,8 @@ Status LoadHipDriver(Driver* driver) {
   AITER_RETURN_IF_ERROR(library.Find("hipModuleLaunchKernel", &driver->launch));
   AITER_RETURN_IF_ERROR(library.Find("hipMemsetD8Async", &driver->memset_d8));
   AITER_RETURN_IF_ERROR(library.Find("hipMemsetD32Async", &driver->memset_d32));
+  AITER_RETURN_IF_ERROR(
+      library.Find("hipMemcpyDtoDAsync", &driver->memcpy_dtod));
   AITER_RETURN_IF_ERROR(library.Find("hipGetDevice", &hip_get_device));
   AITER_RETURN_IF_ERROR(
       library.Find("hipGetDeviceCount", &hip_get_device_count));

@@ -147,4 +147,15 @@ Status FillMinusInfinity(const Driver& driver, const void* address,
                      "Filling " + std::to_string(count) + " numbers with -inf");
 }
 
+Status CopyBytes(const Driver& driver, const void* to, const void* from,
+                 int64_t bytes, void* stream) {
+  if (bytes == 0 || to == from) return Status();
+  int error = driver.memcpy_dtod(reinterpret_cast<uintptr_t>(to),
+                                 reinterpret_cast<uintptr_t>(from),
+                                 static_cast<size_t>(bytes), stream);
+  if (error == 0) return Status();
+  return DriverError(driver, error,
+                     "Copying " + std::to_string(bytes) + " bytes");
+}
+
 }  // namespace aiter

@@ -47,6 +47,10 @@ Status FillZero(const Driver& driver, const void* address, int64_t bytes,
 Status FillMinusInfinity(const Driver& driver, const void* address,
                          int64_t count, void* stream);
 
+// Copies `bytes` bytes of device memory; nothing if they are there already.
+Status CopyBytes(const Driver& driver, const void* to, const void* from,
+                 int64_t bytes, void* stream);
+
 }  // namespace aiter
 
 #endif  // AITER_SRC_CORE_LAUNCH_H_
