@@ -15,7 +15,6 @@ import importlib
 import itertools
 import math
 import os
-import unittest
 
 os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") +
                            " --xla_force_host_platform_device_count=8")
@@ -472,7 +471,7 @@ class QuantTest(ActivationTestCase):
         jax.grad(lambda x: loss(jax.lax.stop_gradient(x)))(x).shape, x.shape)
 
 
-@unittest.skipIf(PLATFORM is None, "there is no GPU here")
+@machine.where(PLATFORM is not None)
 class KernelTest(absltest.TestCase):
 
   def test_kernels_serve(self):
@@ -548,7 +547,7 @@ class TransformTest(TransformTestCase):
     for fn in (eager, quantised):
       self.assert_all_close(jax.jit(fn)(*self.args), fn(*self.args))
 
-  @unittest.skipIf(machine.SIMULATED, "float64 has no kernels")
+  @machine.where(not machine.SIMULATED)  # float64 has no kernels.
   def test_finite_differences(self):
     with jax.enable_x64(True):
       gate, up, ids, bias = self.args
@@ -642,13 +641,12 @@ class TransformTest(TransformTestCase):
         np.testing.assert_array_equal(got, want)
 
 
+@machine.where(not machine.SIMULATED)  # Of the host's devices.
 class ShardingTest(TransformTestCase):
   """The same numbers on several devices of the host."""
 
   def setUp(self):
     super().setUp()
-    if machine.SIMULATED:
-      self.skipTest("of hosts")
     self.args = jax.device_put(self.args, CPUS[0])
     self.want = {fn: jax.jit(fn)(*self.args)
                  for fn in (self.gradients, quantised)}
