@@ -29,7 +29,6 @@ struct ActivationGroupAttrs {
   float gate_limit;
   float limit;
   bool packed;
-  int32_t batch;
   int32_t group;
   int32_t rounding;
   bool shuffled;
@@ -48,9 +47,8 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::jax::JAX_GPU_NAMESPACE::ActivationGroupAttrs,
     StructMember<int32_t>("activation"), StructMember<float>("alpha"),
     StructMember<float>("gate_limit"), StructMember<float>("limit"),
-    StructMember<bool>("packed"), StructMember<int32_t>("batch"),
-    StructMember<int32_t>("group"), StructMember<int32_t>("rounding"),
-    StructMember<bool>("shuffled"));
+    StructMember<bool>("packed"), StructMember<int32_t>("group"),
+    StructMember<int32_t>("rounding"), StructMember<bool>("shuffled"));
 
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
@@ -108,7 +106,7 @@ ffi::Error SetPair(const PairBuffers& b, const Attrs& attrs,
       Optional(b.expert_ids, ffi::S32, {a->rows}, &a->expert_ids_ptr));
   if (IsPresent(b.bias)) {
     Buffer::Dimensions bias = b.bias.dimensions();
-    a->experts = bias.empty() ? 0 : bias[0];
+    a->experts = bias.size() == 2 ? bias[0] : 0;
     a->bias_is_f32 = b.bias.element_type() == ffi::F32;
     ffi::DataType type = a->bias_is_f32 ? ffi::F32 : b.gate.element_type();
     AITER_FFI_RETURN_IF_ERROR(Check(b.bias, type, {a->experts, 2 * a->cols}));
@@ -163,12 +161,6 @@ ffi::Error SetQuantGroup(const QuantGroupBuffers& b,
   AITER_FFI_RETURN_IF_ERROR(
       CheckShape(b.q, {a->rows, e2m1 ? a->cols / 2 : a->cols}));
   a->q_ptr = b.q.untyped_data();
-  if (attrs.batch < 1 || a->rows % attrs.batch != 0) {
-    return Invalid("batch", "is " + std::to_string(attrs.batch),
-                   "divide the rows");
-  }
-  a->batch = attrs.batch;
-  a->rows /= attrs.batch;
   a->group = attrs.group;
   a->rounding = static_cast<aiter::MxRounding>(attrs.rounding);
   AITER_FFI_RETURN_IF_ERROR(
@@ -182,6 +174,12 @@ ffi::Error SetQuantGroup(const QuantGroupBuffers& b,
     return Invalid(b.scale, "has shape " + ShapeString(dims),
                    "have shape [batch, rows, groups]");
   }
+  if (dims[0] < 1 || a->rows % dims[0] != 0) {
+    return Invalid(b.scale, "has shape " + ShapeString(dims),
+                   "have a first dimension that divides the rows");
+  }
+  a->batch = dims[0];
+  a->rows /= a->batch;
   a->scale_rows = dims[1];
   a->scale_cols = dims[2];
   return Check(b.scale, a->scale_is_e8m0 ? ffi::U8 : ffi::F32,

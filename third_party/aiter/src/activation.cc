@@ -14,6 +14,7 @@
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/operation.h"
+#include "third_party/aiter/src/core/select.h"
 #include "third_party/aiter/src/core/steps.h"
 
 namespace aiter {

@@ -357,12 +357,12 @@ const KernelTable& GetKernelTable() {
 }  // namespace aiter
 
 int main() {
-  aiter::SetDriverForTesting(aiter::FakeDriver());
+  aiter::SetDriverForTesting(&aiter::FakeDriver());
   aiter::TestSelection();
   aiter::TestPacking();
   aiter::TestEmpty();
   aiter::TestInvalidArguments();
   aiter::TestFailures();
-  std::puts("ok");
+  std::puts("PASS");
   return 0;
 }

@@ -292,19 +292,17 @@ def _quant_kernel(cfg: Config, call, rows: Rows) -> Quantised:
     return Quantised(q.reshape(results.q.shape),
                      scale.reshape(results.scale.shape))
   scale = like(gate, (0,), jnp.float32)
-  batch = 1
   if rows.scale is None:
-    shape = results.scale.shape[-2:]
+    # [batch, rows, groups]: padding makes matrices of shuffled scales.
+    shape = 1, gate.shape[0], results.scale.shape[-1]
     if cfg.shuffled:
-      batch = math.prod(rows.gate.shape[:-2])
-    else:
-      shape = gate.shape[0], shape[-1]
-    scale = like(gate, (batch, *shape), results.scale.dtype)
+      shape = math.prod(rows.gate.shape[:-2]), *results.scale.shape[-2:]
+    scale = like(gate, shape, results.scale.dtype)
   q, scale = call(
       (q, scale), *operands,
       absent(None if rows.scale is None else rows.scale.reshape(1),
              jnp.float32),
-      group=np.int32(cfg.group), batch=np.int32(batch),
+      group=np.int32(cfg.group),
       rounding=np.int32(rounding.ROUND_MODES[cfg.mode or "up"]),
       shuffled=cfg.shuffled, **_attributes(cfg, rows))
   return Quantised(
