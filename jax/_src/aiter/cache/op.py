@@ -559,7 +559,7 @@ def _plan(cfg: Config, run, mesh, args):
   """Heads are divided as those of the cache are."""
   (specs,), _ = _specs(cfg, *args)
   return axes_of_arguments(mesh, (specs.k_cache,), _SPLIT,
-                           (args[0].k_cache,)), functools.partial(run, cfg)
+                           (args[0].k_cache,)), run
 
 
 def _batch(cfg: Config, op, size: int, mapped, operands: Operands) -> Caches:
