@@ -88,6 +88,7 @@ _WEIGHT = "bf16 64"
 _TOKENS = ("bf16 t,2,16", "bf16 t,2,16")
 _ROPE = ("rope_rotate",)
 _PAIR = "bf16 b,m,128"
+_ACTIVATION = ("activation_fwd", "activation_bwd")
 _SBHD, _KEYS = "bf16 s,b,4,16", "bf16 s,b,2,16"
 _TABLES, _FREQS, _PLACES = ("f32 s,8",) * 2, "f32 s,1,1,8", "lengths s,b"
 _AITER = dict(rotate_style=1, reuse_freqs_front_part=True, nope_first=False)
@@ -175,14 +176,14 @@ CASES = (
              positions, *rest[:2], 16, *rest[2:], True, False, 16, offsets),
          ("lengths t", "lengths t", "bf16 t,64", "bf16 t,32",
           *["f32 t,8"] * 2), _ROPE),
-    *(_case(f"{name}_and_mul", (_PAIR,), ("activation_fwd",), 1)
+    *(_case(f"{name}_and_mul", (_PAIR,), _ACTIVATION, 1)
       for name in ("silu", "gelu", "gelu_tanh", "swiglu")),
     Case("silu_and_mul_of_two", aiter.silu_and_mul, ("bf16 b,m,64",) * 2,
-         ("activation_fwd",), 2),
+         _ACTIVATION, 2),
     Case("silu_and_mul_of_experts", lambda x, bias, ids: aiter.silu_and_mul(
         x, expert_ids=ids, bias=bias), (_PAIR, "bf16 3,128", "lengths b,m"),
-         ("activation_fwd",), 2),
-    _case("gelu_fast", (_PAIR,), ("activation_fwd",), 1),
+         _ACTIVATION, 2),
+    _case("gelu_fast", (_PAIR,), _ACTIVATION, 1),
     _case("scaled_silu_and_mul", (_PAIR, "f32 1"),
           ("activation_quant_group",)),
     *(_case(f"{name}_and_mul_quant", (_PAIR,), ("activation_quant_row",))
