@@ -298,10 +298,9 @@ def _quantised(function: str, cfg: Config, x, up, expert_ids, bias,
   packed = kind == "mxfp4"
   if packed and group_size is None:
     group_size = MX_GROUP
-  groups = (MX_GROUP,) if packed else (None, *_GROUPS)
-  if isinstance(group_size, jax.core.Tracer) or group_size not in groups:
-    raise arguments.bad(function, "group_size", repr(group_size),
-                        " or ".join(map(str, groups)))
+  group_size = arguments.choice(
+      function, "group_size", group_size,
+      (MX_GROUP,) if packed else (None, *_GROUPS))
   scales = ("uint8",) if packed else ("float32", "uint8")
   if kind == "int8" or group_size is None:
     scales = ("float32",)
@@ -309,9 +308,8 @@ def _quantised(function: str, cfg: Config, x, up, expert_ids, bias,
     scale_dtype = scales[0]
   e8m0 = arguments.dtype_name(
       function, "scale_dtype", scale_dtype, scales) == "uint8"
-  if round_mode not in rounding.ROUND_MODES:
-    raise arguments.bad(function, "round_mode", repr(round_mode),
-                        " or ".join(map(repr, rounding.ROUND_MODES)))
+  round_mode = arguments.choice(
+      function, "round_mode", round_mode, tuple(rounding.ROUND_MODES))
   shuffled = arguments.flag(function, "shuffle_scale", shuffle_scale)
   if shuffled and not (e8m0 and x.ndim > 1):
     raise arguments.bad(
