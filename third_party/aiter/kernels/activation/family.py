@@ -39,4 +39,5 @@ FAMILY = Family(
     aligned_if="unaligned",
     constants=_constants,
     features=FEATURES,
+    no_spills_up_to=12288,
 )
