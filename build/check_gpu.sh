@@ -61,7 +61,6 @@ harness/arguments_test 1
 harness/check_test 1
 harness/derivatives_test 2
 harness/export_test 2
-harness/operator_test 1
 simulated/gpu_test 1
 "
 
