@@ -12,9 +12,10 @@ ours is not what XLA's is, in every bit.
 A write does little but move memory, so its figure is a share of the rate at
 which the device copies as many bytes, measured beside it: rows once read, and
 once written in the cache's type. Several sets of rows take turns, into random
-slots of a pool that no device's cache holds. Few tokens are a matter of
-launches: a program of CHAIN writes, one after another, divided by CHAIN, beside
-the same of writes that skip their only token ("empty").
+slots of a pool that no device's cache holds. A figure is a program of several
+writes, one after another, divided by their number, so that it has no part of
+the host's. Few tokens are a matter of launches: beside them stands a program of
+CHAIN writes that skip their only token ("empty").
 """
 
 import argparse
@@ -174,21 +175,19 @@ def scatter(kind: str, pool, key, value, slots):
 def time_of(step, write: Write, pages: int, seconds: float) -> float:
   """Seconds of one write."""
   sets = [rows(write, write.tokens, pages, seed) for seed in range(SETS)]
-  turns = itertools.cycle(sets)
   state = pools(write, pages)
-  if write.tokens <= FEW:
-    def program(pool, *args):
-      for _ in range(CHAIN):
-        pool = step(pool, *args)
-      return pool
-    times = CHAIN
-  else:
-    program, times = step, 1
+  times = CHAIN if write.tokens <= FEW else 2 * SETS
+
+  def program(pool, sets):
+    for i in range(times):
+      pool = step(pool, *sets[i % SETS])
+    return pool
+
   program = jax.jit(program, donate_argnums=0)
 
   def call():
     nonlocal state
-    state = program(state, *next(turns))
+    state = program(state, sets)
     return state
 
   return report.median_time(call, jax.block_until_ready, seconds) / times
@@ -256,8 +255,11 @@ def is_same(write: Write, pages: int) -> bool:
     return True
   bits = lambda t: jax.lax.bitcast_convert_type(
     t, jnp.uint8 if t.dtype.itemsize == 1 else jnp.uint16
-  )
-  return all(bool(jnp.all(bits(a) == bits(b))) for a, b in zip(got, want))
+  ).astype(jnp.int32)
+  # XLA's CPUs round float32 to float8 by way of float16, so twice.
+  apart = 1 if write.kind == "fp8" else 0
+  return all(bool(jnp.all(abs(bits(a) - bits(b)) <= apart))
+             for a, b in zip(got, want))
 
 
 def measure(write: Write, names, pages: int, empty: float, seconds: float):

@@ -555,9 +555,12 @@ class TransformTest(TransformTestCase):
       check_grads(lambda g, u, b: both(g, u, ids, b), wide, order=1,
                   modes=["rev"])
 
+  # XLA makes a product of its own of a bias's gradient in a loop, and wants to
+  # time libraries for it that the simulated GPU does not have.
   @parameterized.parameters(
-      ((0, 0, 0, None),), ((0, None, None, None),), ((1, 1, 1, None),),
-      ((0, 0, 0, 0),), ((None, None, None, 0),))
+      ((0, 0, 0, None),), ((1, 1, 1, None),), ((0, 0, 0, 0),),
+      *([] if machine.SIMULATED else [
+          ((0, None, None, None),), ((None, None, None, 0),)]))
   def test_vmap(self, axes):
     many = lambda t, axis: t if axis is None or t.ndim > 2 else jnp.stack(
         [t * (1 + i) for i in range(4)])

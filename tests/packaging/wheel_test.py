@@ -109,7 +109,7 @@ class WheelTest(parameterized.TestCase):
     for package in ("jax/_src/aiter", "jax/experimental/aiter", "jax_aiter"):
       sources |= {
         str(source.relative_to(ROOT))
-        for source in (ROOT / package).glob("*.py")
+        for source in (ROOT / package).rglob("*.py")
       }
     with zipfile.ZipFile(path) as wheel:
       installed = {n for n in wheel.namelist() if ".dist-info/" not in n}
