@@ -120,6 +120,14 @@ def check_is_array(function, name, value, optional=True):
               TypeError)
 
 
+def check_dtype(function, name, value, accepted):
+  """An error if it is no array, or of none of the dtypes with these names."""
+  check_is_array(function, name, value, optional=False)
+  if value.dtype.name not in accepted:
+    raise bad(function, f"{name}'s dtype", value.dtype, " or ".join(accepted),
+              TypeError)
+
+
 def agreeing(*arrays):
   """The arrays, those weakly typed in the dtype that JAX promotes all to.
 

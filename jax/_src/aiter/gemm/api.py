@@ -26,13 +26,6 @@ _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 _RESULTS = ("bfloat16", "float16", "float32")
 
 
-def _check_dtype(function: str, name: str, t, accepted) -> None:
-  arguments.check_is_array(function, name, t, optional=False)
-  if t.dtype.name not in accepted:
-    raise arguments.bad(function, f"{name}'s dtype", t.dtype,
-                        " or ".join(accepted), TypeError)
-
-
 def _check_matrices(function: str, a, b, names=("a", "b")) -> None:
   """a [..., m, k] against b [n, k] or [..., n, k]."""
   bad = functools.partial(arguments.bad, function)
@@ -57,7 +50,7 @@ def _bias(function: str, bias, n: int):
   """The bias as [n], or None."""
   if bias is None:
     return None
-  _check_dtype(function, "bias", bias, _FLOATS)
+  arguments.check_dtype(function, "bias", bias, _FLOATS)
   if bias.shape not in ((n,), (1, n)):
     raise arguments.bad(function, "bias", arguments.describe(bias),
                         f"shape [{n}] or [1, {n}]")
@@ -124,8 +117,8 @@ def gemm(
   """
   function = "gemm"
   a, b = arguments.agreeing(a, b)
-  _check_dtype(function, "a", a, _FLOATS)
-  _check_dtype(function, "b", b, (a.dtype.name,))
+  arguments.check_dtype(function, "a", a, _FLOATS)
+  arguments.check_dtype(function, "b", b, (a.dtype.name,))
   if a.ndim == 1:
     return gemm(a[None], b, bias, activation=activation,
                 preferred_element_type=preferred_element_type,
@@ -153,7 +146,7 @@ def _kinds(function: str, name: str, scale, shapes: dict[str, Any]):
   if getattr(scale, "weak_type", False) or (
       isinstance(scale, numbers.Real) and not isinstance(scale, bool)):
     scale = jnp.asarray(scale, jnp.float32)
-  _check_dtype(function, name, scale, ("float32",))
+  arguments.check_dtype(function, name, scale, ("float32",))
   kinds = {kind for kind, accepted in shapes.items() if scale.shape in accepted}
   if scale.size == 1:
     kinds.add("row")
@@ -234,7 +227,7 @@ def gemm_i8(
     ValueError: a shape or value that cannot be; the message names it.
   """
   for name, t in (("a", a), ("b", b)):
-    _check_dtype("gemm_i8", name, t, ("int8",))
+    arguments.check_dtype("gemm_i8", name, t, ("int8",))
   return _scaled("gemm_i8", a, b, a_scale, b_scale, bias, activation,
                  preferred_element_type, b_shuffled, blocks=False)
 
@@ -277,7 +270,7 @@ def gemm_fp8(
     ValueError: a shape or value that cannot be; the message names it.
   """
   for name, t in (("a", a), ("b", b)):
-    _check_dtype("gemm_fp8", name, t, _FLOAT8)
+    arguments.check_dtype("gemm_fp8", name, t, _FLOAT8)
   return _scaled("gemm_fp8", a, b, a_scale, b_scale, bias, activation,
                  preferred_element_type, b_shuffled, blocks=True)
 
@@ -286,7 +279,7 @@ def _block_transposed(function: str, xq, wq, x_scale, w_scale, b_shuffled,
                       out_dtype: str) -> jax.Array:
   """A product whose block scales are stored transposed."""
   for name, t in (("xq", xq), ("wq", wq)):
-    _check_dtype(function, name, t, _FLOAT8)
+    arguments.check_dtype(function, name, t, _FLOAT8)
     if t.ndim != 2:
       raise arguments.bad(function, name, arguments.describe(t),
                           "an array of rank 2")
@@ -295,7 +288,7 @@ def _block_transposed(function: str, xq, wq, x_scale, w_scale, b_shuffled,
   for name, scale, columns in (
       ("x_scale", x_scale, xq.shape[0]),
       ("w_scale", w_scale, -(-wq.shape[0] // BLOCK))):
-    _check_dtype(function, name, scale, ("float32",))
+    arguments.check_dtype(function, name, scale, ("float32",))
     if scale.shape != (groups, columns):
       raise arguments.bad(function, name, arguments.describe(scale),
                           f"shape [{groups}, {columns}]")
@@ -360,7 +353,7 @@ def flatmm_fp8(
 
 def _packed(function: str, name: str, t):
   """e2m1 numbers, two a byte."""
-  _check_dtype(function, name, t, ("uint8", "float4_e2m1fn"))
+  arguments.check_dtype(function, name, t, ("uint8", "float4_e2m1fn"))
   if t.dtype == jnp.uint8:
     return t
   if t.ndim < 1 or t.shape[-1] % 2:
@@ -416,7 +409,7 @@ def gemm_fp4(
   shuffled = arguments.flag(function, "scales_shuffled", scales_shuffled)
   scales = []
   for name, scale, t in (("a_scale", a_scale, a), ("b_scale", b_scale, b)):
-    _check_dtype(function, name, scale, ("uint8", "float8_e8m0fnu"))
+    arguments.check_dtype(function, name, scale, ("uint8", "float8_e8m0fnu"))
     if scale.dtype != jnp.uint8:
       scale = lax.bitcast_convert_type(scale, jnp.uint8)
     shape = (*t.shape[:-1], -(-t.shape[-1] * 2 // MX_BLOCK))

@@ -40,10 +40,7 @@ def _kind(function: str, dtype: Any, accepted: tuple[str, ...]) -> str:
 
 
 def _check_float(function: str, name: str, t, min_rank: int = 1) -> None:
-  arguments.check_is_array(function, name, t, optional=False)
-  if t.dtype.name not in _DTYPES:
-    raise arguments.bad(function, f"{name}'s dtype", t.dtype,
-                        " or ".join(_DTYPES), TypeError)
+  arguments.check_dtype(function, name, t, _DTYPES)
   if t.ndim < min_rank:
     raise arguments.bad(function, name, arguments.describe(t),
                         f"an array of rank {min_rank} or more")

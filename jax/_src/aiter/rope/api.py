@@ -22,10 +22,7 @@ _LAYOUTS = {"bshd": (4, (0, 1, None)), "sbhd": (4, (None, 0, 1)),
 
 
 def _check_float(function: str, name: str, t) -> None:
-  arguments.check_is_array(function, name, t, False)
-  if t.dtype.name not in _DTYPES:
-    raise arguments.bad(function, f"{name}'s dtype", t.dtype,
-                        " or ".join(_DTYPES), TypeError)
+  arguments.check_dtype(function, name, t, _DTYPES)
 
 
 def _check_integers(function: str, name: str, t) -> None:
