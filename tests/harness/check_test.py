@@ -42,7 +42,10 @@ class CheckTest(absltest.TestCase):
     self.assertContainsSubset(
         {("mha_fwd", "bf16"), ("mha_bwd", "bf16"), ("norm_fwd", "bf16"),
          ("norm_bwd", "bf16"), ("gemm", "bf16"), ("gemm", "e2m1"),
-         ("quant", "bf16")}, asked)
+         ("quant", "bf16"), ("rope_rotate", "bf16"),
+         ("activation_fwd", "bf16"), ("cache_copy", "bf16"),
+         ("cache_cast", "bf16"), ("cache_token", "bf16"),
+         ("cache_block", "bf16")}, asked)
     self.assertIn("the reference (no row)", out.getvalue())
 
   def test_wrong_numbers_are_said(self):

@@ -13,6 +13,7 @@ import numpy as np
 import jax
 from jax._src.aiter.activation import check as activation
 from jax._src.aiter.attention import check as attention
+from jax._src.aiter.cache import check as cache
 from jax._src.aiter.core import dispatch, operator
 from jax._src.aiter.core.check import Check
 from jax._src.aiter.gemm import check as gemm
@@ -21,7 +22,7 @@ from jax._src.aiter.quant import check as quant
 from jax._src.aiter.rope import check as rope
 from jaxlib import gpu_aiter
 
-_FAMILIES = (attention, norm, gemm, quant, rope, activation)
+_FAMILIES = (attention, norm, gemm, quant, rope, activation, cache)
 _PACKAGES = ("jax", "jaxlib", "jax_aiter", "jax-rocm7-plugin",
              "jax-cuda13-plugin", "jax_aiter_rocm7", "jax_aiter_cuda13")
 
@@ -50,7 +51,7 @@ def _describe_kernels(checks: list[Check], platform: str, arch: str) -> None:
                                  key.features)
       except ValueError as e:
         kernels = [f"the reference ({e})"]
-      print(f"    {check.name:20} {key.op:11}", ", ".join(kernels))
+      print(f"    {check.name:34} {key.op:11}", ", ".join(kernels))
 
 
 def _right(check: Check) -> bool:
@@ -70,7 +71,7 @@ def _right(check: Check) -> bool:
     error = np.max(np.abs(a - b)) / np.max(np.abs(b))
     worst = max(worst, np.inf if np.isnan(error) else error)
   good = worst < 0.02
-  print(f"    {check.name:20} largest error {worst:.1e}, first call "
+  print(f"    {check.name:34} largest error {worst:.1e}, first call "
         f"{seconds:.2f} s", "" if good else "  WRONG")
   return good
 
