@@ -21,13 +21,9 @@ import numpy as np
 import jax
 from jax import lax
 from jax._src.aiter.core import dims, rounding
+from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.dispatch import absent, like
-from jax._src.aiter.core.operator import (
-    Key,
-    differentiable,
-    formula_jvp,
-    operator,
-)
+from jax._src.aiter.core.operator import Key, operator
 from jax._src.aiter.core.partition import axes_of_arguments
 
 ACTIVATIONS = {

@@ -16,15 +16,9 @@ from jax.sharding import PartitionSpec
 import jax
 from jax import lax
 from jax._src.aiter.core import rounding
+from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.dispatch import absent, like
-from jax._src.aiter.core.operator import (
-    Key,
-    differentiable,
-    formula_jvp,
-    operator,
-    rows_lead,
-    with_axis,
-)
+from jax._src.aiter.core.operator import Key, operator, rows_lead, with_axis
 from jax._src.aiter.core.partition import resharded
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}

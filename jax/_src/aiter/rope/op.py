@@ -20,14 +20,9 @@ import numpy as np
 
 import jax
 from jax import lax
+from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.dispatch import absent, like
-from jax._src.aiter.core.operator import (
-    Key,
-    differentiable,
-    formula_jvp,
-    operator,
-    with_axis,
-)
+from jax._src.aiter.core.operator import Key, operator, with_axis
 from jax._src.aiter.core.partition import axes_of_arguments
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
