@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable
 
 import jax.numpy as jnp
+import numpy as np
 
 import jax
 from jax import lax
@@ -155,7 +156,7 @@ def dispatch(reason: Callable[[str], str | None], kernel, fallback, *args):
 
 def absent(t, dtype):
   """t, or what stands for an operand that is not there."""
-  return jnp.zeros((0,), dtype) if t is None else t
+  return lax.broadcast(np.zeros((), dtype), (0,)) if t is None else t
 
 
 def like(t, shape, dtype):
