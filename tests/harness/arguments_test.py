@@ -82,6 +82,37 @@ class PromotionTest(parameterized.TestCase):
     self.assertEqual(out[0, 0], 16)
 
 
+class IntegersTest(absltest.TestCase):
+
+  def test_int32(self):
+    """What int32 does not hold is at its ends, 64 bits of NumPy's too."""
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    wide = np.array([-2**40, -1, 7, 2**31, 2**32 + 5])
+    want = [low, -1, 7, high, high]
+    self.assertFalse(jax.config.jax_enable_x64)
+    np.testing.assert_array_equal(arguments.int32(wide), want)
+    with jax.enable_x64(True):
+      got = jax.jit(arguments.int32)(wide)
+      self.assertEqual(got.dtype, jnp.int32)
+      np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(
+        arguments.int32(jnp.uint32([3, 2**32 - 1])), [3, high])
+    np.testing.assert_array_equal(arguments.int32(jnp.int8([-3, 3])), [-3, 3])
+
+  def test_slots_and_places(self):
+    """Families take 64 bits as they are, with JAX's 32."""
+    x = jnp.arange(8.0).reshape(2, 1, 4)
+    far = np.array([2**32, 1])
+    pool = jnp.zeros((2, 2, 1, 4))
+    got, _ = aiter.write_kv_cache(x, x, pool, pool, far)
+    np.testing.assert_array_equal(got.reshape(4, 4),
+                                  [[0] * 4, x[1, 0], [0] * 4, [0] * 4])
+    tables = jnp.ones((3, 2)), jnp.arange(6.0).reshape(3, 2)
+    np.testing.assert_array_equal(
+        aiter.rope(x, *tables, layout="thd", positions=far),
+        aiter.rope(x, *tables, layout="thd", positions=np.array([2, 1])))
+
+
 class AtHandTest(absltest.TestCase):
 
   def test_at_hand(self):

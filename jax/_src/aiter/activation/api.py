@@ -47,17 +47,15 @@ def _check_pair(function: str, x, up) -> None:
                         f"{arguments.describe(x)}, as the gate")
 
 
-def _check_bias(function: str, x, up, expert_ids, bias) -> None:
+def _experts_of(function: str, x, up, expert_ids, bias):
+  """expert_ids in int32, or None, after checks of both."""
   if (expert_ids is None) != (bias is None):
     missing = "bias" if bias is None else "expert_ids"
     raise arguments.bad(function, missing, "None",
                         "an array, because expert_ids and bias go together")
   if bias is None:
-    return
-  arguments.check_is_array(function, "expert_ids", expert_ids, optional=False)
-  if not jnp.issubdtype(expert_ids.dtype, jnp.integer):
-    raise arguments.bad(function, "expert_ids' dtype", expert_ids.dtype,
-                        "an integer type", TypeError)
+    return None
+  arguments.check_integers(function, "expert_ids", expert_ids)
   if expert_ids.shape != x.shape[:-1]:
     raise arguments.bad(function, "expert_ids", arguments.describe(expert_ids),
                         f"shape {list(x.shape[:-1])}, one for each row")
@@ -66,6 +64,7 @@ def _check_bias(function: str, x, up, expert_ids, bias) -> None:
   if bias.ndim != 2 or bias.shape[1] != cols:
     raise arguments.bad(function, "bias", arguments.describe(bias),
                         f"shape [experts, {cols}]")
+  return arguments.int32(expert_ids)
 
 
 def _limit(function: str, limit) -> float:
@@ -76,10 +75,8 @@ def _limit(function: str, limit) -> float:
 
 def _rows(x, up, expert_ids, bias, scale=None) -> Rows:
   """Operands of checked arguments, of one sharding, in the kernels' types."""
-  if bias is not None:
-    expert_ids = expert_ids.astype(jnp.int32)
-    if bias.dtype != x.dtype:
-      bias = bias.astype(jnp.promote_types(bias.dtype, jnp.float32))
+  if bias is not None and bias.dtype != x.dtype:
+    bias = bias.astype(jnp.promote_types(bias.dtype, jnp.float32))
   if up is not None:
     up = resharded(up, jax.typeof(x).sharding.spec)
   if scale is not None:
@@ -95,7 +92,7 @@ def _apply(cfg: Config, *arrays):
 def _activation(function: str, cfg: Config, x, up, expert_ids, bias, out_dtype):
   """The result, after all checks."""
   _check_pair(function, x, up)
-  _check_bias(function, x, up, expert_ids, bias)
+  expert_ids = _experts_of(function, x, up, expert_ids, bias)
   out = x.dtype.name if out_dtype is None else arguments.dtype_name(
       function, "out_dtype", out_dtype, _DTYPES)
   cfg = cfg._replace(limit=_limit(function, cfg.limit), packed=up is None,
@@ -288,7 +285,7 @@ def _quantised(function: str, cfg: Config, x, up, expert_ids, bias,
                shuffle_scale):
   """(q, scale), after all checks."""
   _check_pair(function, x, up)
-  _check_bias(function, x, up, expert_ids, bias)
+  expert_ids = _experts_of(function, x, up, expert_ids, bias)
   kind = arguments.dtype_name(
       function, "quant_dtype",
       float8_dtype() if quant_dtype is None else quant_dtype, rounding.KINDS)

@@ -35,14 +35,15 @@ _NO_GRADIENT = "use jax.lax.stop_gradient"
 # Checks
 
 
-def _check(function: str, name: str, t, dtypes, rank: int) -> None:
-  arguments.check_is_array(function, name, t, optional=False)
-  if jnp.dtype(t.dtype).name not in dtypes:
-    raise arguments.bad(function, f"{name}'s dtype", t.dtype,
-                        " or ".join(dtypes), TypeError)
+def _check_rank(function: str, name: str, t, rank: int) -> None:
   if t.ndim != rank:
     raise arguments.bad(function, name, arguments.describe(t),
                         f"an array of rank {rank}")
+
+
+def _check(function: str, name: str, t, dtypes, rank: int) -> None:
+  arguments.check_dtype(function, name, t, dtypes)
+  _check_rank(function, name, t, rank)
 
 
 def _check_shape(function: str, name: str, t, shape, meaning: str) -> None:
@@ -51,13 +52,11 @@ def _check_shape(function: str, name: str, t, shape, meaning: str) -> None:
                         f"shape {list(shape)}: {meaning}")
 
 
-def _check_integers(function: str, name: str, t, rank: int):
-  """The array in int32; what that does not hold is no slot."""
-  _check(function, name, t, ("int32", "int64"), rank)
-  if t.dtype == jnp.int32:
-    return jnp.asarray(t)
-  t = jnp.asarray(t)
-  return jnp.where((t < 0) | (t > 0x7FFFFFFF), -1, t).astype(jnp.int32)
+def _integers(function: str, name: str, t, rank: int):
+  """The array in int32, whose ends are no slots."""
+  arguments.check_integers(function, name, t)
+  _check_rank(function, name, t, rank)
+  return jnp.asarray(arguments.int32(t))
 
 
 def _check_rows(function: str, names, key, value) -> None:
@@ -214,7 +213,7 @@ def write_kv_cache(
     k_cache: float16, bfloat16, float32, float8_e4m3fn, float8_e4m3fnuz,
       float8_e5m2 or int8. Donate it.
     v_cache: likewise, k_cache's dtype.
-    slot_mapping: int32 or int64 [tokens].
+    slot_mapping: integers [tokens].
     layout: as above.
     k_scale: scale of dequantisation, float [], [1] or [heads]; 1 by default.
       Only for a cache that quantises.
@@ -242,7 +241,7 @@ def _write_kv(function, key, value, k_cache, v_cache, slot_mapping, layout,
     raise arguments.bad(function, "v_cache", "given",
                         f"None with layout {layout}")
   _check_caches(function, layout, key, value, caches)
-  slots = _check_integers(function, "slot_mapping", slot_mapping, 1)
+  slots = _integers(function, "slot_mapping", slot_mapping, 1)
   _check_shape(function, "slot_mapping", slots, key.shape[:1], "a slot a token")
   return _store(function, layout, op.page_size(layout, k_cache), key, value,
                 k_cache, v_cache, slots, k_scale, v_scale)
@@ -360,7 +359,7 @@ def kv_cache_update(
   if kv_cache.dtype != new_kv.dtype:
     raise arguments.bad(function, "kv_cache's dtype", kv_cache.dtype,
                         f"{new_kv.dtype}, as new_kv", TypeError)
-  slices = _check_integers(function, "slices", slices, 2)
+  slices = _integers(function, "slices", slices, 2)
   if slices.shape[0] != 3:
     raise arguments.bad(function, "slices", arguments.describe(slices),
                         "shape [3, n]")
@@ -420,7 +419,7 @@ def _quantised(function, key, value, k_cache, v_cache, k_scales, v_scales,
                   ("v_dequant_scales", v_scales)):
     _check(function, name, t, ("float32",), len(shape))
     _check_shape(function, name, t, shape, f"asm_layout is {layout == 'asm'}")
-  slots = _check_integers(function, "slot_mapping", slot_mapping, 1)
+  slots = _integers(function, "slot_mapping", slot_mapping, 1)
   _check_shape(function, "slot_mapping", slots, key.shape[:1], "a slot a token")
   cfg = Config(layout, size, "block" if block else "token", kind,
                block=block or 0, heads_first=layout == "x")
@@ -452,7 +451,7 @@ def reshape_and_cache_with_pertoken_quant(
     k_dequant_scales: float32 [heads, pages * page_size]; with asm_layout
       [pages, heads, page_size]. Donate it.
     v_dequant_scales: likewise.
-    slot_mapping: int32 or int64 [tokens].
+    slot_mapping: integers [tokens].
     asm_layout: caches are of layout "asm".
 
   Returns:
@@ -521,7 +520,7 @@ def reshape_and_cache_with_block_quant(
     k_dequant_scales: float32 [heads, pages]; with asm_layout [pages, heads].
       Donate it.
     v_dequant_scales: likewise.
-    slot_mapping: int32 or int64 [tokens]. Of a slot that is given twice the
+    slot_mapping: integers [tokens]. Of a slot that is given twice the
       last token counts.
     asm_layout: caches are of layout "asm".
 
@@ -590,7 +589,7 @@ def _mla(function, kv_c, k_pe, kv_cache, slot_mapping, scale):
   if kv_c.dtype != k_pe.dtype or kv_c.shape[0] != k_pe.shape[0]:
     raise arguments.bad(function, "k_pe", arguments.describe(k_pe),
                         f"{kv_c.dtype}[{kv_c.shape[0]}, cols], as kv_c")
-  slots = _check_integers(function, "slot_mapping", slot_mapping, 1)
+  slots = _integers(function, "slot_mapping", slot_mapping, 1)
   _check_shape(function, "slot_mapping", slots, kv_c.shape[:1],
                "a slot a token")
   scale = None if scale is None else jnp.asarray(scale)
@@ -616,7 +615,7 @@ def concat_and_cache_mla(
     kv_cache: [pages, page_size, lora + rope], or wider: rope is then behind
       lora rounded up to a multiple of 128, as tpu-inference has it with 640
       columns for 512 and 64. Dtypes as there. Donate it.
-    slot_mapping: int32 or int64 [tokens].
+    slot_mapping: integers [tokens].
     scale: as k_scale there, of both; [] or [1].
 
   Returns:
@@ -728,7 +727,7 @@ def indexer_k_quant_and_cache(
   Args:
     k: [tokens, d], float16, bfloat16 or float32.
     kv_cache: uint8 [pages, page_size, d + 4 * d / quant_block_size]. Donate it.
-    slot_mapping: int32 or int64 [tokens].
+    slot_mapping: integers [tokens].
     quant_block_size: a multiple of 16 that divides d.
     scale_fmt: "ue8m0" for scales that are powers of two, the least not smaller
       than the quotient above; None for the quotient.
@@ -747,7 +746,7 @@ def indexer_k_quant_and_cache(
   kind, groups, layout = _indexer(function, k.shape[1], kv_cache,
                                   quant_block_size, preshuffle, quant_dtype)
   arguments.choice(function, "scale_fmt", scale_fmt, (None, "ue8m0"))
-  slots = _check_integers(function, "slot_mapping", slot_mapping, 1)
+  slots = _integers(function, "slot_mapping", slot_mapping, 1)
   _check_shape(function, "slot_mapping", slots, k.shape[:1], "a slot a token")
   pages, size, width = kv_cache.shape
   cfg = Config(layout, size, "token", kind, floor=op.INDEXER_FLOOR,
@@ -765,8 +764,8 @@ def indexer_k_quant_and_cache(
 def _gathered_slots(function, block_table, cu_seq_lens, total_tokens, pages,
                     size):
   """The slot of each token of packed sequences; -1 behind the last one."""
-  table = _check_integers(function, "block_table", block_table, 2)
-  cu = _check_integers(function, "cu_seq_lens", cu_seq_lens, 1)
+  table = _integers(function, "block_table", block_table, 2)
+  cu = _integers(function, "cu_seq_lens", cu_seq_lens, 1)
   _check_shape(function, "cu_seq_lens", cu, (table.shape[0] + 1,),
                "a bound more than rows of block_table")
   arguments.check_cumulative(function, "cu_seq_lens", cu_seq_lens, None)
@@ -797,8 +796,8 @@ def gather_kv_cache(
   Args:
     k_cache: by its layout, as `write_kv_cache`.
     v_cache: likewise.
-    block_table: int32 or int64 [sequences, n], the pages of each.
-    cu_seq_lens: int32 or int64 [sequences + 1], where each begins in the
+    block_table: integers [sequences, n], the pages of each.
+    cu_seq_lens: integers [sequences + 1], where each begins in the
       result: 0 first, and in order.
     total_tokens: tokens of the result, known while tracing.
     layout: as there.
@@ -904,7 +903,7 @@ def swap_blocks(
   Args:
     src: [pages, ...], any layout whose pages are first.
     dst: [pages of dst, ...], src's dtype and pages. Donate it.
-    block_mapping: int32 or int64 [n, 2]: a page of src, and the one of dst that
+    block_mapping: integers [n, 2]: a page of src, and the one of dst that
       it goes to. A pair that names none is skipped.
 
   Returns:
@@ -967,7 +966,7 @@ def _copy_pages(function, sources, pools, block_mapping):
     if source.shape[0] != sources[0].shape[0]:
       raise arguments.bad(function, names[0], arguments.describe(source),
                           f"{sources[0].shape[0]} pages, as k_caches")
-  pairs = _check_integers(function, "block_mapping", block_mapping, 2)
+  pairs = _integers(function, "block_mapping", block_mapping, 2)
   if pairs.shape[1] != 2:
     raise arguments.bad(function, "block_mapping", arguments.describe(pairs),
                         "shape [n, 2]")

@@ -128,6 +128,27 @@ def check_dtype(function, name, value, accepted):
               TypeError)
 
 
+def check_integers(function, name, value):
+  """An error if it is no array of integers."""
+  check_is_array(function, name, value, optional=False)
+  if not jnp.issubdtype(value.dtype, jnp.integer):
+    raise bad(function, f"{name}'s dtype", value.dtype, "an integer type",
+              TypeError)
+
+
+def int32(t):
+  """Integers of any type in int32, those out of its range at its ends.
+
+  NumPy's stay on the host: JAX would cut off their high bits without a word.
+  """
+  if t.dtype == np.int32:
+    return t
+  ends, own = np.iinfo(np.int32), jnp.iinfo(t.dtype)
+  clip = np.clip if isinstance(t, (np.ndarray, np.generic)) else jnp.clip
+  return clip(t, max(ends.min, own.min), min(ends.max, own.max)).astype(
+      np.int32)
+
+
 def agreeing(*arrays):
   """The arrays, those weakly typed in the dtype that JAX promotes all to.
 

@@ -25,13 +25,6 @@ def _check_float(function: str, name: str, t) -> None:
   arguments.check_dtype(function, name, t, _DTYPES)
 
 
-def _check_integers(function: str, name: str, t) -> None:
-  arguments.check_is_array(function, name, t, False)
-  if not jnp.issubdtype(t.dtype, jnp.integer):
-    raise arguments.bad(function, f"{name}'s dtype", t.dtype,
-                        "an integer type", TypeError)
-
-
 def _shared_shape(t):
   """[rows, w] of a table with axes of 1 between, or None."""
   long = [n for n in t.shape[:-1] if not (dims.is_known(n) and n == 1)]
@@ -55,7 +48,7 @@ def _check_table(function: str, name: str, t, tokens, placed: bool) -> bool:
 
 def _check_indices(function: str, name: str, t, shape, accepted) -> None:
   """Integers that broadcast to the tokens."""
-  _check_integers(function, name, t)
+  arguments.check_integers(function, name, t)
   padded = (1,) * (len(shape) - t.ndim) + t.shape
   if len(padded) != len(shape) or any(
       n != m and not (dims.is_known(n) and n == 1)
@@ -156,8 +149,7 @@ def turned(
   if offsets is not None:
     _check_indices(function, "offsets", offsets, tokens, words)
   if cu_seqlens is not None:
-    _check_integers(function, "cu_seqlens", cu_seqlens)
-    arguments.check_cumulative(function, "cu_seqlens", cu_seqlens, seq)
+    arguments.check_integers(function, "cu_seqlens", cu_seqlens)
     if cu_seqlens.ndim != 1 or (dims.is_known(cu_seqlens.shape[0])
                                 and cu_seqlens.shape[0] < 2):
       raise bad("cu_seqlens", arguments.describe(cu_seqlens),
@@ -168,21 +160,15 @@ def turned(
 
   cfg = Config(gptj, full, nope_first, transposed, tuple(sections), tuple(grid),
                tuple(sections) if split and not gptj else ())
-  return _turn(cfg, layout, own, Tokens(
-      x, y, cos, sin, positions, offsets, cu_seqlens))
+  places = (None if t is None else arguments.int32(t)
+            for t in (positions, offsets, cu_seqlens))
+  return _turn(cfg, layout, own, Tokens(x, y, cos, sin, *places))
 
 
 def _lead(t, layout: str, axes: int):
   """t with [outer, seq, inner] in the place of its `axes` axes of tokens."""
   lead = (1 if i is None else t.shape[i] for i in _LAYOUTS[layout][1])
   return t.reshape(*lead, *t.shape[axes:])
-
-
-def _int32(t):
-  """Integers of any type in int32, those out of its range at its ends."""
-  ends, own = jnp.iinfo(jnp.int32), jnp.iinfo(t.dtype)
-  return jnp.clip(t, max(ends.min, own.min), min(ends.max, own.max)).astype(
-      jnp.int32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
@@ -193,10 +179,10 @@ def _turn(cfg: Config, layout: str, own: bool, given: Tokens):
   lead = lambda t: None if t is None else _lead(t, layout, len(tokens))
   if positions is not None:
     count = 3 if cfg.sections and not cfg.grid else 1
-    positions = jnp.broadcast_to(_int32(positions), (count, *tokens))
+    positions = jnp.broadcast_to(positions, (count, *tokens))
     positions = jnp.stack([lead(positions[i]) for i in range(count)])
   if offsets is not None:
-    offsets = lead(jnp.broadcast_to(_int32(offsets), tokens))
+    offsets = lead(jnp.broadcast_to(offsets, tokens))
   # Tables in x's type or in float32, or, of a float64 x, in that; one for both.
   dtype = x.dtype
   if cos.dtype != dtype or sin.dtype != dtype:
@@ -204,8 +190,7 @@ def _turn(cfg: Config, layout: str, own: bool, given: Tokens):
   cos, sin = ((lead(t) if own else t.reshape(_shared_shape(t))).astype(dtype)
               for t in (cos, sin))
   out = rope_op.rotate(cfg, vary_together(Tokens(
-      lead(x), lead(y), cos, sin, positions, offsets,
-      None if cu_seqlens is None else _int32(cu_seqlens))))
+      lead(x), lead(y), cos, sin, positions, offsets, cu_seqlens)))
   return tuple(None if t is None else t.reshape(like.shape)
                for t, like in zip(out, (x, y)))
 
