@@ -20,10 +20,8 @@ int8's results are compared with XLA's only; and by torch._scaled_mm. XLA scales
 what it multiplies in int8 or float8 and, of blocks, widens to bfloat16 first.
 """
 
-import argparse
 import functools
 import os
-import pathlib
 import sys
 
 # Leave room for PyTorch beside XLA's own pool.
@@ -279,28 +277,13 @@ def table(rows: list[dict]) -> list[list[str]]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--smoke", action="store_true", help="tiny shapes")
+  parser = report.parser(
+    __doc__, "gemm", IMPLEMENTATIONS, ("bfloat16", "float16")
+  )
   parser.add_argument(
     "--only", action="append", metavar="TEXT", help="names with this in them"
   )
-  parser.add_argument(
-    "--implementations",
-    nargs="+",
-    choices=IMPLEMENTATIONS,
-    default=IMPLEMENTATIONS,
-  )
-  parser.add_argument(
-    "--dtype", choices=("bfloat16", "float16"), default="bfloat16"
-  )
   parser.add_argument("--copies", type=int, default=8, help="of small weights")
-  parser.add_argument(
-    "--seconds", type=float, default=0.1, help="device time spent on one figure"
-  )
-  parser.add_argument("--out", type=pathlib.Path, default="gemm_out")
-  parser.add_argument(
-    "--markdown", metavar="FILE", help="write the table there too; - prints it"
-  )
   args = parser.parse_args()
   problems = [
     s
@@ -310,8 +293,7 @@ def main() -> int:
   if not problems:
     parser.error("no problem has that name; see shapes.py")
   seconds = 0.02 if args.smoke else args.seconds
-  title = report.title(args.dtype)
-  print(title)
+  print(report.title(args.dtype))
 
   rows, wrong = [], []
   for shape in problems:
@@ -321,20 +303,14 @@ def main() -> int:
     rows += more
     wrong += bad
 
-  lines = table(rows)
-  print(
-    f"\n{report.as_text(lines)}\n\nus: ours; {', '.join(IMPLEMENTATIONS)}: "
-    "TFLOP/s; last columns: ratios of them"
+  return report.finish(
+    args,
+    "gemm",
+    rows,
+    table(rows),
+    f"us: ours; {', '.join(IMPLEMENTATIONS)}: TFLOP/s; last columns: ratios",
+    wrong,
   )
-  args.out.mkdir(parents=True, exist_ok=True)
-  report.write_csv(rows, args.out / "gemm.csv")
-  if args.markdown:
-    report.write_markdown(
-      report.as_markdown(lines, title), args.markdown, "gemm"
-    )
-  for text in wrong:
-    print(f"WRONG: {text}", file=sys.stderr)
-  return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -16,10 +16,8 @@ weights alone, from residuals that a forward pass has left; that of a residual
 is the same array as that of x.
 """
 
-import argparse
 import functools
 import os
-import pathlib
 import sys
 
 # Leave room for PyTorch beside XLA's own pool.
@@ -192,29 +190,6 @@ class TorchProgram:
     ]
 
 
-def copy_rate(shape: shapes.Norm, dtype: str, seconds: float) -> float:
-  """Returns bytes read and written a second by a copy of x.
-
-  The better of the driver's own copy, which XLA calls, and PyTorch's.
-  """
-  x = jnp.zeros((shape.rows, shape.cols), dtype)
-  copy = jax.jit(jnp.copy)
-  times = [report.median_time(lambda: copy(x), jax.block_until_ready, seconds)]
-  if report.HAS_TORCH and jax.devices()[0].platform == "gpu":
-    import torch  # noqa: PLC0415
-
-    source = torch.zeros(x.nbytes, dtype=torch.int8, device="cuda")
-    target = torch.empty_like(source)
-    times.append(
-      report.median_time(
-        lambda: target.copy_(source),
-        lambda _: torch.cuda.synchronize(),
-        seconds,
-      )
-    )
-  return 2 * x.nbytes / min(times)
-
-
 def measure(shape, kind, names, dtype, rate, seconds):
   """Returns (rows of the CSV file, what went wrong) of one problem."""
   rows, found = [], {}
@@ -282,28 +257,11 @@ def table(rows: list[dict]) -> list[list[str]]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--smoke", action="store_true", help="tiny shapes")
+  parser = report.parser(__doc__, "norm", IMPLEMENTATIONS)
   parser.add_argument(
     "--only", action="append", type=int, metavar="COLS", help="these columns"
   )
   parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-  parser.add_argument(
-    "--implementations",
-    nargs="+",
-    choices=IMPLEMENTATIONS,
-    default=IMPLEMENTATIONS,
-  )
-  parser.add_argument(
-    "--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16"
-  )
-  parser.add_argument(
-    "--seconds", type=float, default=0.1, help="device time spent on one figure"
-  )
-  parser.add_argument("--out", type=pathlib.Path, default="norm_out")
-  parser.add_argument(
-    "--markdown", metavar="FILE", help="write the table there too; - prints it"
-  )
   args = parser.parse_args()
   problems = [
     s
@@ -313,12 +271,12 @@ def main() -> int:
   if not problems:
     parser.error("no problem has so many columns; see shapes.py")
   seconds = 0.02 if args.smoke else args.seconds
-  title = report.title(args.dtype)
-  print(title)
+  print(report.title(args.dtype))
 
   rows, wrong = [], []
   for shape in problems:
-    rate = copy_rate(shape, args.dtype, seconds)
+    size = 2 * shape.rows * shape.cols * jnp.dtype(args.dtype).itemsize
+    rate = report.copy_rate(size, seconds, torch_too=True)
     for kind in args.kinds:
       more, bad = measure(
         shape, kind, args.implementations, args.dtype, rate, seconds
@@ -326,17 +284,9 @@ def main() -> int:
       rows += more
       wrong += bad
 
-  lines = table(rows)
-  print(f"\n{report.as_text(lines)}\n\nshares of the rate of a copy")
-  args.out.mkdir(parents=True, exist_ok=True)
-  report.write_csv(rows, args.out / "norm.csv")
-  if args.markdown:
-    report.write_markdown(
-      report.as_markdown(lines, title), args.markdown, "norm"
-    )
-  for text in wrong:
-    print(f"WRONG: {text}", file=sys.stderr)
-  return 1 if wrong else 0
+  return report.finish(
+    args, "norm", rows, table(rows), "shares of the rate of a copy", wrong
+  )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: timing, comparison of results, tables."""
+"""What the benchmarks share: flags, timing, comparison of results, tables."""
 
+import argparse
 import csv
 import importlib.metadata
 import importlib.util
 import pathlib
 import statistics
+import sys
 import time
 
+import jax.numpy as jnp
 import numpy as np
 
 import jax
@@ -17,6 +20,53 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 class Unsupported(Exception):
   """This implementation has no such problem, or no room for it."""
+
+
+def parser(
+  description: str,
+  name: str,
+  implementations: tuple[str, ...],
+  dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32"),
+) -> argparse.ArgumentParser:
+  """Returns a parser of what every benchmark can be told."""
+  flags = argparse.ArgumentParser(description=description.split("\n")[0])
+  flags.add_argument("--smoke", action="store_true", help="tiny shapes")
+  flags.add_argument(
+    "--implementations",
+    nargs="+",
+    choices=implementations,
+    default=implementations,
+  )
+  flags.add_argument("--dtype", choices=dtypes, default=dtypes[0])
+  flags.add_argument(
+    "--seconds", type=float, default=0.1, help="device time spent on one figure"
+  )
+  flags.add_argument("--out", type=pathlib.Path, default=f"{name}_out")
+  flags.add_argument(
+    "--markdown", metavar="FILE", help="write the table there too; - prints it"
+  )
+  return flags
+
+
+def finish(args, name: str, rows, lines, legend: str, wrong) -> int:
+  """Prints and writes what was found; returns the exit code.
+
+  Args:
+    args: what was told.
+    name: of the benchmark.
+    rows: of the CSV file.
+    lines: of the table.
+    legend: what stands below the table.
+    wrong: results that are, in words.
+  """
+  print(f"\n{as_text(lines)}\n\n{legend}")
+  args.out.mkdir(parents=True, exist_ok=True)
+  write_csv(rows, args.out / f"{name}.csv")
+  if args.markdown:
+    write_markdown(as_markdown(lines, title(args.dtype)), args.markdown, name)
+  for text in wrong:
+    print(f"WRONG: {text}", file=sys.stderr)
+  return 1 if wrong else 0
 
 
 def title(dtype: str) -> str:
@@ -47,6 +97,30 @@ def median_time(call, wait, seconds: float, blocks: int = 5) -> float:
     wait(result)
     times.append((time.perf_counter() - start) / count)
   return statistics.median(times)
+
+
+def copy_rate(size: int, seconds: float, torch_too: bool = False) -> float:
+  """Returns bytes that a copy reads and writes a second, of `size` in all.
+
+  The copy is the driver's own, which XLA calls, or PyTorch's if that is told
+  and is the faster one.
+  """
+  x = jnp.zeros(size // 4, jnp.uint16)
+  copy = jax.jit(jnp.copy)
+  times = [median_time(lambda: copy(x), jax.block_until_ready, seconds)]
+  if torch_too and HAS_TORCH and jax.devices()[0].platform == "gpu":
+    import torch  # noqa: PLC0415
+
+    source = torch.zeros(x.nbytes, dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    times.append(
+      median_time(
+        lambda: target.copy_(source),
+        lambda _: torch.cuda.synchronize(),
+        seconds,
+      )
+    )
+  return 2 * x.nbytes / min(times)
 
 
 def error(results, expected) -> float:

@@ -16,9 +16,7 @@ time. "2c" is queries and keys together, "1c" queries alone. How a call is
 timed: report.median_time. Backward is the gradient of the vectors alone.
 """
 
-import argparse
 import functools
-import pathlib
 import random
 import sys
 
@@ -114,18 +112,10 @@ class Program:
     return times, [np.asarray(t[:1, :64], np.float32) for t in results]
 
 
-def copy_rate(size: int, dtype: str, seconds: float) -> float:
-  """Returns bytes read and written a second by XLA's copy of as many."""
-  x = jnp.zeros(size // 2 // jnp.dtype(dtype).itemsize, dtype)
-  copy = jax.jit(jnp.copy)
-  time = report.median_time(lambda: copy(x), jax.block_until_ready, seconds)
-  return 2 * x.nbytes / time
-
-
 def measure(shape: shapes.Rope, kind: str, names, dtype: str, seconds: float):
   """Returns (rows of the CSV file, what went wrong) of one problem."""
   size = shape.bytes(kind, jnp.dtype(dtype).itemsize)
-  rate = copy_rate(size, dtype, seconds)
+  rate = report.copy_rate(size, seconds)
   found = {n: Program(n, shape, kind, dtype).run(seconds) for n in names}
   off = 0.0
   if len(found) > 1:
@@ -205,28 +195,11 @@ def drawn(count: int, seed: int) -> list[shapes.Rope]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--smoke", action="store_true", help="tiny shapes")
+  parser = report.parser(__doc__, "rope", IMPLEMENTATIONS)
   parser.add_argument("--only", metavar="PART", help="names that have it")
   parser.add_argument("--random", type=int, default=0, metavar="N")
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-  parser.add_argument(
-    "--implementations",
-    nargs="+",
-    choices=IMPLEMENTATIONS,
-    default=IMPLEMENTATIONS,
-  )
-  parser.add_argument(
-    "--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16"
-  )
-  parser.add_argument(
-    "--seconds", type=float, default=0.1, help="device time spent on one figure"
-  )
-  parser.add_argument("--out", type=pathlib.Path, default="rope_out")
-  parser.add_argument(
-    "--markdown", metavar="FILE", help="write the table there too; - prints it"
-  )
   args = parser.parse_args()
   problems = [
     s
@@ -237,8 +210,7 @@ def main() -> int:
   if not problems:
     parser.error("no problem has such a name; see shapes.py")
   seconds = 0.02 if args.smoke else args.seconds
-  title = report.title(args.dtype)
-  print(title)
+  print(report.title(args.dtype))
 
   rows, wrong = [], []
   for shape in problems:
@@ -249,17 +221,9 @@ def main() -> int:
       rows += more
       wrong += bad
 
-  lines = table(rows)
-  print(f"\n{report.as_text(lines)}\n\nshares of the rate of a copy")
-  args.out.mkdir(parents=True, exist_ok=True)
-  report.write_csv(rows, args.out / "rope.csv")
-  if args.markdown:
-    report.write_markdown(
-      report.as_markdown(lines, title), args.markdown, "rope"
-    )
-  for text in wrong:
-    print(f"WRONG: {text}", file=sys.stderr)
-  return 1 if wrong else 0
+  return report.finish(
+    args, "rope", rows, table(rows), "shares of the rate of a copy", wrong
+  )
 
 
 if __name__ == "__main__":
