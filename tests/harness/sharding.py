@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators on several devices: the host's eight, as machine.py makes them."""
 
+import contextlib
 import re
 
 import numpy as np
@@ -19,6 +20,14 @@ def mesh(shape=(2, 4), names=("x", "y"), explicit=False) -> Mesh:
   devices = np.array(machine.CPUS[:np.prod(shape)]).reshape(shape)
   kind = AxisType.Explicit if explicit else AxisType.Auto
   return Mesh(devices, names, axis_types=(kind,) * len(shape))
+
+
+@contextlib.contextmanager
+def explicit_mesh(set_mesh: bool):
+  """A mesh of explicit axes, 2 x 2; set, or known by its arrays alone."""
+  square = mesh((2, 2), ("a", "b"), explicit=True)
+  with jax.set_mesh(square) if set_mesh else contextlib.nullcontext():
+    yield square
 
 
 def put(mesh: Mesh, args, specs) -> list:
