@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "aiter/activation.h"
 #include "jaxlib/gpu/ffi_util.h"
@@ -16,7 +17,7 @@ namespace jax::JAX_GPU_NAMESPACE {
 
 // Attributes of every operation.
 struct ActivationAttrs {
-  int32_t activation;
+  std::string_view activation;
   float alpha;
   float gate_limit;
   float limit;
@@ -24,34 +25,40 @@ struct ActivationAttrs {
 };
 
 struct ActivationGroupAttrs {
-  int32_t activation;
+  std::string_view activation;
   float alpha;
   float gate_limit;
   float limit;
   bool packed;
   int32_t group;
-  int32_t rounding;
+  std::string_view rounding;
   bool shuffled;
 };
 
 }  // namespace jax::JAX_GPU_NAMESPACE
 
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::ActivationAttrs,
-                                      StructMember<int32_t>("activation"),
-                                      StructMember<float>("alpha"),
-                                      StructMember<float>("gate_limit"),
-                                      StructMember<float>("limit"),
-                                      StructMember<bool>("packed"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    ::jax::JAX_GPU_NAMESPACE::ActivationAttrs,
+    StructMember<std::string_view>("activation"), StructMember<float>("alpha"),
+    StructMember<float>("gate_limit"), StructMember<float>("limit"),
+    StructMember<bool>("packed"));
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::jax::JAX_GPU_NAMESPACE::ActivationGroupAttrs,
-    StructMember<int32_t>("activation"), StructMember<float>("alpha"),
+    StructMember<std::string_view>("activation"), StructMember<float>("alpha"),
     StructMember<float>("gate_limit"), StructMember<float>("limit"),
     StructMember<bool>("packed"), StructMember<int32_t>("group"),
-    StructMember<int32_t>("rounding"), StructMember<bool>("shuffled"));
+    StructMember<std::string_view>("rounding"), StructMember<bool>("shuffled"));
 
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
+
+constexpr Choice<aiter::Activation> kActivations[] = {
+    {"gelu", aiter::Activation::kGelu},
+    {"gelu_tanh", aiter::Activation::kGeluTanh},
+    {"silu", aiter::Activation::kSilu},
+    {"swiglu", aiter::Activation::kSwiglu},
+};
 
 // What every call has.
 struct PairBuffers : BufferList {
@@ -112,7 +119,8 @@ ffi::Error SetPair(const PairBuffers& b, const Attrs& attrs,
     AITER_FFI_RETURN_IF_ERROR(Check(b.bias, type, {a->experts, 2 * a->cols}));
   }
   a->bias_ptr = Address(b.bias);
-  a->activation = static_cast<aiter::Activation>(attrs.activation);
+  AITER_FFI_RETURN_IF_ERROR(
+      Choose("activation", attrs.activation, kActivations, &a->activation));
   a->alpha = attrs.alpha;
   a->gate_limit = attrs.gate_limit;
   a->limit = attrs.limit;
@@ -162,7 +170,8 @@ ffi::Error SetQuantGroup(const QuantGroupBuffers& b,
       CheckShape(b.q, {a->rows, e2m1 ? a->cols / 2 : a->cols}));
   a->q_ptr = b.q.untyped_data();
   a->group = attrs.group;
-  a->rounding = static_cast<aiter::MxRounding>(attrs.rounding);
+  AITER_FFI_RETURN_IF_ERROR(
+      Choose("rounding", attrs.rounding, kMxRoundings, &a->rounding));
   AITER_FFI_RETURN_IF_ERROR(
       Optional(b.scale_in, ffi::F32, {1}, &a->scale_in_ptr));
   a->scale_ptr = Address(b.scale);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "aiter/cache.h"
 #include "jaxlib/gpu/ffi_util.h"
@@ -16,7 +17,7 @@ namespace jax::JAX_GPU_NAMESPACE {
 
 // Attributes of every operation. Sides and scales: aiter/cache.h, in its order.
 struct CacheAttrs {
-  int32_t kind;
+  std::string_view kind;  // What numbers are rounded to, or empty.
   int64_t page_size;
   int64_t block;
   float floor;
@@ -30,9 +31,10 @@ struct CacheAttrs {
 }  // namespace jax::JAX_GPU_NAMESPACE
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
-    ::jax::JAX_GPU_NAMESPACE::CacheAttrs, StructMember<int32_t>("kind"),
-    StructMember<int64_t>("page_size"), StructMember<int64_t>("block"),
-    StructMember<float>("floor"), StructMember<bool>("power"),
+    ::jax::JAX_GPU_NAMESPACE::CacheAttrs,
+    StructMember<std::string_view>("kind"), StructMember<int64_t>("page_size"),
+    StructMember<int64_t>("block"), StructMember<float>("floor"),
+    StructMember<bool>("power"),
     StructMember<::xla::ffi::Span<const int64_t>>("k_side"),
     StructMember<::xla::ffi::Span<const int64_t>>("v_side"),
     StructMember<::xla::ffi::Span<const int64_t>>("k_scales"),
@@ -40,6 +42,13 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
 
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
+
+constexpr Choice<aiter::CacheKind> kKinds[] = {
+    {"int8", aiter::CacheKind::kInt8},
+    {"float8_e4m3fn", aiter::CacheKind::kE4m3fn},
+    {"float8_e4m3fnuz", aiter::CacheKind::kE4m3fnuz},
+    {"float8_e5m2", aiter::CacheKind::kE5m2},
+};
 
 // Absent are v_cache and value, together or the cache alone, if V is in
 // k_cache; scales that lie in a cache; what an operation does not write.
@@ -163,7 +172,7 @@ template <typename Args>
 ffi::Error SetRounded(const CacheBuffers& b, const CacheAttrs& attrs, Args* a) {
   AITER_FFI_RETURN_IF_ERROR(SetCommon(b, attrs, a));
   AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(b.key, &a->data_type));
-  a->kind = static_cast<aiter::CacheKind>(attrs.kind);
+  AITER_FFI_RETURN_IF_ERROR(Choose("kind", attrs.kind, kKinds, &a->kind));
   return CheckWidth(b.k_cache, 1);
 }
 

@@ -17,21 +17,21 @@
 namespace jax::JAX_GPU_NAMESPACE {
 
 struct GemmAttrs {
-  int32_t layout;      // As aiter::GemmLayout counts.
-  int32_t scaling;     // As aiter::GemmScaling counts, or kTransposedBlocks.
-  int32_t activation;  // As aiter::GemmActivation counts.
+  std::string_view layout;
+  std::string_view scaling;
+  std::string_view activation;
   std::string_view kernel;  // For tuning: empty leaves it to the library.
   int32_t splits;           // Likewise 0.
 };
 
 }  // namespace jax::JAX_GPU_NAMESPACE
 
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::GemmAttrs,
-                                      StructMember<int32_t>("layout"),
-                                      StructMember<int32_t>("scaling"),
-                                      StructMember<int32_t>("activation"),
-                                      StructMember<std::string_view>("kernel"),
-                                      StructMember<int32_t>("splits"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    ::jax::JAX_GPU_NAMESPACE::GemmAttrs,
+    StructMember<std::string_view>("layout"),
+    StructMember<std::string_view>("scaling"),
+    StructMember<std::string_view>("activation"),
+    StructMember<std::string_view>("kernel"), StructMember<int32_t>("splits"));
 
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
@@ -39,9 +39,30 @@ namespace {
 constexpr int64_t kScaleBlock = 128;
 constexpr int64_t kMxBlock = 32;
 
-// The attribute `scaling` counts as aiter::GemmScaling does, and has one more:
-// by blocks whose scales lie transposed, [k's blocks, rows].
-constexpr int32_t kTransposedBlocks = 4;
+struct Scaling {
+  aiter::GemmScaling by;
+  bool transposed = false;  // Scales of blocks lie as [k's blocks, rows].
+};
+
+constexpr Choice<aiter::GemmLayout> kLayouts[] = {
+    {"nt", aiter::GemmLayout::kNT},
+    {"nn", aiter::GemmLayout::kNN},
+    {"tn", aiter::GemmLayout::kTN},
+};
+constexpr Choice<Scaling> kScalings[] = {
+    {"none", {aiter::GemmScaling::kNone}},
+    {"row", {aiter::GemmScaling::kRow}},
+    {"block", {aiter::GemmScaling::kBlock}},
+    {"block_t", {aiter::GemmScaling::kBlock, true}},
+    {"mx", {aiter::GemmScaling::kMx}},
+};
+constexpr Choice<aiter::GemmActivation> kActivations[] = {
+    {"none", aiter::GemmActivation::kNone},
+    {"relu", aiter::GemmActivation::kRelu},
+    {"gelu", aiter::GemmActivation::kGelu},
+    {"gelu_tanh", aiter::GemmActivation::kGeluTanh},
+    {"silu", aiter::GemmActivation::kSilu},
+};
 
 struct Buffers : BufferList {
   using BufferList::BufferList;
@@ -55,12 +76,6 @@ struct Buffers : BufferList {
 };
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-ffi::Error CheckNumber(const char* name, int32_t value, int32_t most) {
-  if (value >= 0 && value <= most) return ffi::Error::Success();
-  return Invalid(name, "is " + std::to_string(value),
-                 "be from 0 to " + std::to_string(most));
-}
 
 // One of the two operands, with its scales.
 struct Matrix {
@@ -90,16 +105,16 @@ ffi::Error SetSizes(int64_t elements_per_byte, Matrix* x) {
 
 // Checks the scales of an operand and sets their strides. `row_block` of the
 // operand's rows share a scale.
-ffi::Error SetScales(int32_t scaling, int64_t row_block, Matrix* x) {
-  if (scaling == static_cast<int32_t>(aiter::GemmScaling::kNone)) {
+ffi::Error SetScales(const Scaling& scaling, int64_t row_block, Matrix* x) {
+  if (scaling.by == aiter::GemmScaling::kNone) {
     if (!IsPresent(x->scale)) return ffi::Error::Success();
     return Invalid(x->scale, "is given", "be absent without scaling");
   }
   std::vector<int64_t> shape;
   if (IsBatched(*x)) shape.push_back(x->buffer.dimensions()[0]);
-  bool mx = scaling == static_cast<int32_t>(aiter::GemmScaling::kMx);
+  bool mx = scaling.by == aiter::GemmScaling::kMx;
   AITER_FFI_RETURN_IF_ERROR(CheckType(x->scale, mx ? ffi::U8 : ffi::F32));
-  if (scaling == static_cast<int32_t>(aiter::GemmScaling::kRow)) {
+  if (scaling.by == aiter::GemmScaling::kRow) {
     Buffer::Dimensions dims = x->scale.dimensions();
     if (dims.size() == 1 && dims[0] == 1) return ffi::Error::Success();
     shape.push_back(x->rows);
@@ -109,26 +124,24 @@ ffi::Error SetScales(int32_t scaling, int64_t row_block, Matrix* x) {
   }
   int64_t along_k = CeilDiv(x->k, mx ? kMxBlock : kScaleBlock);
   int64_t along_rows = CeilDiv(x->rows, row_block);
-  bool transposed = scaling == kTransposedBlocks;
-  shape.push_back(transposed ? along_k : along_rows);
-  shape.push_back(transposed ? along_rows : along_k);
-  x->scale_stride = transposed ? 1 : along_k;
-  x->scale_k_stride = transposed ? along_rows : 1;
+  shape.push_back(scaling.transposed ? along_k : along_rows);
+  shape.push_back(scaling.transposed ? along_rows : along_k);
+  x->scale_stride = scaling.transposed ? 1 : along_k;
+  x->scale_k_stride = scaling.transposed ? along_rows : 1;
   x->scale_batch_stride = IsBatched(*x) ? along_rows * along_k : 0;
   return CheckShape(x->scale, shape);
 }
 
 ffi::Error SetGemm(const Buffers& in, const GemmAttrs& attrs,
                    aiter::gemm_args* args) {
-  AITER_FFI_RETURN_IF_ERROR(CheckNumber("layout", attrs.layout, 2));
+  Scaling scaling;
   AITER_FFI_RETURN_IF_ERROR(
-      CheckNumber("scaling", attrs.scaling, kTransposedBlocks));
-  AITER_FFI_RETURN_IF_ERROR(CheckNumber("activation", attrs.activation, 4));
-  args->layout = static_cast<aiter::GemmLayout>(attrs.layout);
-  args->scaling = attrs.scaling == kTransposedBlocks
-                      ? aiter::GemmScaling::kBlock
-                      : static_cast<aiter::GemmScaling>(attrs.scaling);
-  args->activation = static_cast<aiter::GemmActivation>(attrs.activation);
+      Choose("layout", attrs.layout, kLayouts, &args->layout));
+  AITER_FFI_RETURN_IF_ERROR(
+      Choose("scaling", attrs.scaling, kScalings, &scaling));
+  AITER_FFI_RETURN_IF_ERROR(
+      Choose("activation", attrs.activation, kActivations, &args->activation));
+  args->scaling = scaling.by;
   bool scaled = args->scaling != aiter::GemmScaling::kNone;
   auto type_of = scaled ? QuantTypeOf : FloatTypeOf;
   AITER_FFI_RETURN_IF_ERROR(type_of(in.a, &args->a_type));
@@ -151,10 +164,10 @@ ffi::Error SetGemm(const Buffers& in, const GemmAttrs& attrs,
         in.b, "has shape " + ShapeString(in.b.dimensions()),
         "have the batch of a of shape " + ShapeString(in.a.dimensions()));
   }
-  AITER_FFI_RETURN_IF_ERROR(SetScales(attrs.scaling, 1, &a));
+  AITER_FFI_RETURN_IF_ERROR(SetScales(scaling, 1, &a));
   AITER_FFI_RETURN_IF_ERROR(SetScales(
-      attrs.scaling,
-      args->scaling == aiter::GemmScaling::kBlock ? kScaleBlock : 1, &b));
+      scaling, args->scaling == aiter::GemmScaling::kBlock ? kScaleBlock : 1,
+      &b));
   args->m = a.rows;
   args->n = b.rows;
   args->k = a.k;

@@ -4,6 +4,7 @@
 // jax/_src/aiter/quant/op.py.
 
 #include <cstdint>
+#include <string_view>
 
 #include "aiter/quant.h"
 #include "jaxlib/gpu/ffi_util.h"
@@ -14,24 +15,29 @@
 namespace jax::JAX_GPU_NAMESPACE {
 
 struct QuantAttrs {
-  int32_t per;    // aiter::QuantScale
+  std::string_view per;
   int32_t group;  // Columns of a group, or 0.
-  int32_t rounding;
+  std::string_view rounding;
   bool transposed;  // Scales are [batch, cols / group, rows].
   bool shuffled;
 };
 
 }  // namespace jax::JAX_GPU_NAMESPACE
 
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::QuantAttrs,
-                                      StructMember<int32_t>("per"),
-                                      StructMember<int32_t>("group"),
-                                      StructMember<int32_t>("rounding"),
-                                      StructMember<bool>("transposed"),
-                                      StructMember<bool>("shuffled"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    ::jax::JAX_GPU_NAMESPACE::QuantAttrs, StructMember<std::string_view>("per"),
+    StructMember<int32_t>("group"), StructMember<std::string_view>("rounding"),
+    StructMember<bool>("transposed"), StructMember<bool>("shuffled"));
 
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
+
+constexpr Choice<aiter::QuantScale> kScales[] = {
+    {"row", aiter::QuantScale::kRow},
+    {"group", aiter::QuantScale::kGroup},
+    {"block", aiter::QuantScale::kBlock},
+    {"amax", aiter::QuantScale::kAmax},
+};
 
 struct Buffers : BufferList {
   using BufferList::BufferList;
@@ -74,9 +80,10 @@ ffi::Error SetArgs(const Buffers& b, const QuantAttrs& attrs,
     return Invalid(b.x, "has shape " + ShapeString(dims),
                    "have shape [batch, rows, cols]");
   }
-  a->per = static_cast<aiter::QuantScale>(attrs.per);
+  AITER_FFI_RETURN_IF_ERROR(Choose("per", attrs.per, kScales, &a->per));
+  AITER_FFI_RETURN_IF_ERROR(
+      Choose("rounding", attrs.rounding, kMxRoundings, &a->rounding));
   a->group = attrs.group;
-  a->rounding = static_cast<aiter::MxRounding>(attrs.rounding);
   a->batch = dims[0];
   a->rows = dims[1];
   a->cols = dims[2];

@@ -7,9 +7,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
 #include <string>
+#include <string_view>
 
 #include "aiter/kernel.h"
+#include "aiter/quant.h"
 #include "aiter/status.h"
 #include "jaxlib/gpu/vendor.h"
 #include "xla/ffi/api/ffi.h"
@@ -61,6 +64,37 @@ inline ffi::Error Invalid(const char* name, const std::string& given,
 inline ffi::Error Invalid(const Buffer& buffer, const std::string& given,
                           const std::string& accepted) {
   return Invalid(buffer.name(), given, accepted);
+}
+
+// An attribute that chooses is a name, and what it chooses is in a table.
+template <typename T>
+struct Choice {
+  std::string_view name;
+  T value;
+};
+
+inline constexpr Choice<aiter::MxRounding> kMxRoundings[] = {
+    {"down", aiter::MxRounding::kDown},
+    {"up", aiter::MxRounding::kUp},
+    {"even", aiter::MxRounding::kEven},
+    {"ceil", aiter::MxRounding::kCeil},
+};
+
+template <typename T, size_t kSize>
+ffi::Error Choose(const char* attribute, std::string_view name,
+                  const Choice<T> (&choices)[kSize], T* value) {
+  const Choice<T>* found =
+      std::find_if(std::begin(choices), std::end(choices),
+                   [name](const Choice<T>& c) { return c.name == name; });
+  if (found != std::end(choices)) {
+    *value = found->value;
+    return ffi::Error::Success();
+  }
+  std::string accepted;
+  for (const Choice<T>& choice : choices) {
+    accepted += (accepted.empty() ? "be " : " or ") + std::string(choice.name);
+  }
+  return Invalid(attribute, "is " + std::string(name), accepted);
 }
 
 // As NumPy has it; a runtime newer than the headers may know more types.

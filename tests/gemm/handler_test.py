@@ -22,8 +22,8 @@ from jaxlib import gpu_aiter
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 MODULE = gpu_aiter.load(PLATFORM)
-NT, NN, TN = range(3)
-NONE, ROW, BLOCK, MX, BLOCK_T = range(5)
+NT, NN, TN = "nt", "nn", "tn"
+NONE, ROW, BLOCK, MX, BLOCK_T = "none", "row", "block", "mx", "block_t"
 NAMES = {"bfloat16": "bf16", "int8": "i8", "float8_e4m3fn": "e4m3fn",
          "float8_e4m3fnuz": "e4m3fnuz", "uint8": "e2m1"}
 ABSENT = np.zeros(0, np.float32)
@@ -31,19 +31,17 @@ ABSENT = np.zeros(0, np.float32)
 
 def call(a, b, a_scale=ABSENT, b_scale=ABSENT, bias=ABSENT, *, out=None,
          out_dtype=jnp.bfloat16, room=0, workspace_dtype=jnp.float32,
-         layout=NT, scaling=NONE, activation=0, kernel="", splits=0):
+         layout=NT, scaling=NONE, activation="none", kernel="", splits=0):
   """The handler's result; `room` is the workspace's elements."""
   if out is None:
     out = (a.shape[-1] if layout == TN else a.shape[-2],
            b.shape[-2] if layout == NT else b.shape[-1])
   results = (jax.ShapeDtypeStruct(out, out_dtype),
              jax.ShapeDtypeStruct((room,), workspace_dtype))
-  number = {"layout": layout, "scaling": scaling, "activation": activation,
-            "splits": splits}
-  number = {name: np.int32(value) for name, value in number.items()}
   fn = jax.jit(lambda *args: jax.ffi.ffi_call(
       gpu_aiter.target(PLATFORM, "gemm"), results)(
-          *args, kernel=kernel, **number)[0])
+          *args, layout=layout, scaling=scaling, activation=activation,
+          kernel=kernel, splits=np.int32(splits))[0])
   return jax.device_get(fn(a, b, a_scale, b_scale, bias))
 
 
@@ -96,8 +94,8 @@ class HandlerTest(parameterized.TestCase):
   def test_every_choice(self, layout, scaling, dtype, m, n, k):
     args, want = problem(layout, scaling, dtype, m, n, k)
     name = NAMES[np.dtype(dtype).name]
-    features = [[], ["nn"], ["tn"]][layout] + [
-        [], ["row"], ["block"], ["mx"], ["block"]][scaling]
+    features = [feature for feature in (layout, scaling.removesuffix("_t"))
+                if feature not in (NT, NONE)]
     choices = MODULE.gemm_choices(ARCH, name, [m, n, k, 1, 3], features)
     self.assertNotEmpty(choices)
     for kernel, splits in choices:
@@ -118,7 +116,7 @@ class HandlerTest(parameterized.TestCase):
   def test_empty(self):
     a, b = np.zeros((4, 0), jnp.bfloat16), np.zeros((24, 0), jnp.bfloat16)
     bias = np.arange(24, dtype=np.float32) - 7
-    got = call(a, b, bias=bias, activation=1)
+    got = call(a, b, bias=bias, activation="relu")
     np.testing.assert_array_equal(got, np.maximum([bias] * 4, 0))
     for m, n in ((0, 24), (4, 0), (0, 0)):
       a, b = np.zeros((m, 16), np.int8), np.zeros((n, 16), np.int8)
@@ -131,12 +129,12 @@ class HandlerTest(parameterized.TestCase):
     i8 = lambda *shape: np.zeros(shape, np.int8)
     u8 = lambda *shape: np.zeros(shape, np.uint8)
     for says, args, options in (
-        ("layout is 3, but must be from 0 to 2", (bf16(4, 8), bf16(4, 8)),
-         {"layout": 3, "out": (4, 4)}),
-        ("scaling is -1, but must be from 0 to 4", (bf16(4, 8), bf16(4, 8)),
-         {"scaling": -1}),
-        ("activation is 5, but must be from 0 to 4",
-         (bf16(4, 8), bf16(4, 8)), {"activation": 5}),
+        ("layout is tt, but must be nt or nn or tn", (bf16(4, 8), bf16(4, 8)),
+         {"layout": "tt", "out": (4, 4)}),
+        ("scaling is rows, but must be none or row or block or block_t or mx",
+         (bf16(4, 8), bf16(4, 8)), {"scaling": "rows"}),
+        ("activation is swish, but must be none or relu or gelu or gelu_tanh"
+         " or silu", (bf16(4, 8), bf16(4, 8)), {"activation": "swish"}),
         ("a has dtype int32", (np.zeros((4, 8), np.int32), bf16(4, 8)), {}),
         ("a_type is fp32, but must be fp16 or bf16", (f32(4, 8), f32(4, 8)),
          {}),
@@ -199,8 +197,6 @@ class HandlerTest(parameterized.TestCase):
     a = np.zeros((4, 8), jnp.bfloat16)
     none = jax.ShapeDtypeStruct((0,), jnp.float32)
     out = jax.ShapeDtypeStruct((4, 4), jnp.bfloat16)
-    number = {name: np.int32(0) for name in (
-        "layout", "scaling", "activation", "splits")}
     for says, operands, results in (
         ("gemm has 4 operands, but must have 5", 4, (out, none)),
         ("gemm has 6 operands, but must have 5", 6, (out, none)),
@@ -209,7 +205,8 @@ class HandlerTest(parameterized.TestCase):
       args = (a, a, *(ABSENT,) * (operands - 2))
       fn = jax.jit(lambda *args, results=results: jax.ffi.ffi_call(
           gpu_aiter.target(PLATFORM, "gemm"), results)(
-              *args, kernel="", **number))
+              *args, layout=NT, scaling=NONE, activation="none", kernel="",
+              splits=np.int32(0)))
       with self.assertRaisesRegex(Exception, says):
         jax.block_until_ready(fn(*args))
 

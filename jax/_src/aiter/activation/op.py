@@ -27,8 +27,7 @@ from jax._src.aiter.core.partition import in_auto_mode
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 MX_GROUP = 32
-# Under the numbers of kernels/core/activations.py, kernels/activation/rows.py.
-ACTIVATIONS = {"gelu": 2, "gelu_tanh": 3, "silu": 4, "swiglu": 5}
+ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "swiglu")
 
 
 class Config(NamedTuple):
@@ -250,7 +249,7 @@ def _operands(rows: Rows):
 def _attributes(cfg: Config, rows: Rows):
   gate_limit, limit = cfg.limits(rows.gate.dtype)
   return dict(
-      activation=np.int32(ACTIVATIONS[cfg.activation]),
+      activation=cfg.activation,
       alpha=np.float32(cfg.alpha), gate_limit=np.float32(gate_limit),
       limit=np.float32(limit), packed=cfg.packed)
 
@@ -297,8 +296,7 @@ def _quant_kernel(cfg: Config, call, rows: Rows) -> Quantised:
       (q, scale), *operands,
       absent(None if rows.scale is None else rows.scale.reshape(1),
              jnp.float32),
-      group=np.int32(cfg.group),
-      rounding=np.int32(rounding.ROUND_MODES[cfg.mode or "up"]),
+      group=np.int32(cfg.group), rounding=cfg.mode or "up",
       shuffled=cfg.shuffled, **_attributes(cfg, rows))
   return Quantised(
       q.reshape(results.q.shape),

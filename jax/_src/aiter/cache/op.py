@@ -25,7 +25,7 @@ from jax._src.aiter.core.partition import axes_of_arguments
 
 # Columns that lie together in every layout: those of 16 bytes.
 _RUN_BYTES = 16
-E5M2 = rounding.Kind(4, jnp.dtype(jnp.float8_e5m2), 57344.0, 2, 15, 0x7B, 0x7F)
+E5M2 = rounding.Kind(jnp.dtype(jnp.float8_e5m2), 57344.0, 2, 15, 0x7B, 0x7F)
 # What a cache of bytes may hold.
 KINDS = {"int8": rounding.INT8, "float8_e4m3fn": rounding.E4M3FN,
          "float8_e4m3fnuz": rounding.E4M3FNUZ, "float8_e5m2": E5M2}
@@ -508,8 +508,8 @@ def _kernel(cfg: Config, call, operands: Operands) -> Caches:
        for t, dtype in zip(pools, dtypes)],
       *(absent(t, dtype) for t, dtype in zip(operands, dtypes)), key,
       absent(value, key.dtype), slots, absent(winner, jnp.int32),
-      kind=np.int32(KINDS[cfg.kind].number if cfg.kind else 0),
-      page_size=np.int64(cfg.page_size), block=np.int64(cfg.block),
+      kind=cfg.kind, page_size=np.int64(cfg.page_size),
+      block=np.int64(cfg.block),
       k_side=numbers(k_side), v_side=numbers(v_side or k_side),
       k_scales=numbers(k_where), v_scales=numbers(v_where),
       floor=np.float32(cfg.floor), power=cfg.power)

@@ -25,7 +25,6 @@ class Kind(NamedTuple):
   """What numbers are rounded to.
 
   Attributes:
-    number: its name in kernels/core/rounding.py.
     dtype: of an array of them; e2m1 has one number in a uint8.
     largest: the largest number.
     mantissa: bits; 0 of an integer.
@@ -34,7 +33,6 @@ class Kind(NamedTuple):
     nan: the code of NaN.
     sign: the bit of the sign.
   """
-  number: int
   dtype: jnp.dtype
   largest: float
   mantissa: int = 0
@@ -44,10 +42,10 @@ class Kind(NamedTuple):
   sign: int = 7
 
 
-INT8 = Kind(0, jnp.dtype(jnp.int8), 127.0)
-E4M3FN = Kind(1, jnp.dtype(jnp.float8_e4m3fn), 448.0, 3, 7, 0x7E, 0x7F)
-E4M3FNUZ = Kind(2, jnp.dtype(jnp.float8_e4m3fnuz), 240.0, 3, 8, 0x7F, 0x80)
-E2M1 = Kind(3, jnp.dtype(jnp.uint8), 6.0, 1, 1, 7, 7, 3)
+INT8 = Kind(jnp.dtype(jnp.int8), 127.0)
+E4M3FN = Kind(jnp.dtype(jnp.float8_e4m3fn), 448.0, 3, 7, 0x7E, 0x7F)
+E4M3FNUZ = Kind(jnp.dtype(jnp.float8_e4m3fnuz), 240.0, 3, 8, 0x7F, 0x80)
+E2M1 = Kind(jnp.dtype(jnp.uint8), 6.0, 1, 1, 7, 7, 3)
 KINDS = {"int8": INT8, "float8_e4m3fn": E4M3FN, "float8_e4m3fnuz": E4M3FNUZ,
          "mxfp4": E2M1}
 

@@ -35,8 +35,6 @@ ACTIVATIONS = {
 }
 BLOCK = 128  # columns of a, and rows and columns of b, that share a scale
 MX_BLOCK = 32
-_LAYOUTS = ("nt", "nn", "tn")
-_SCALINGS = ("none", "row", "block", "mx", "block_t")
 _DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "int8": "i8",
     "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz", "uint8": "e2m1"}
@@ -275,9 +273,8 @@ def _call(cfg: Config, call, x: Operands) -> jax.Array:
       (like(x.a, out, cfg.out_dtype),
        like(x.a, (_workspace(math.prod(batch), m, n, k),), jnp.float32)),
       x.a, x.b, *(absent(t, jnp.float32) for t in x[2:]),
-      layout=np.int32(_LAYOUTS.index(cfg.layout)),
-      scaling=np.int32(_SCALINGS.index(cfg.scaling)),
-      activation=np.int32(tuple(ACTIVATIONS).index(cfg.activation)),
+      layout=cfg.layout, scaling=cfg.scaling,
+      activation=cfg.activation or "none",
       kernel=cfg.kernel, splits=np.int32(cfg.splits))[0]
 
 

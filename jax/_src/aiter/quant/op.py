@@ -23,7 +23,6 @@ from jax._src.aiter.core.partition import in_auto_mode
 BLOCK = 128  # Rows and columns that share a scale.
 # Columns of which a kernel returns the largest magnitude; quant.h has it too.
 _AMAX_COLS = 4096
-_PER = ("row", "group", "block", "amax")
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -190,8 +189,7 @@ def _kernel(cfg: Config, call, operands: Operands) -> Quantised:
       x, absent(smooth_scale, jnp.float32),
       absent(None, jnp.float32) if operands.scale is None
       else operands.scale.reshape(x.shape[:2]),
-      per=np.int32(_PER.index(cfg.per)), group=np.int32(cfg.group),
-      rounding=np.int32(rounding.ROUND_MODES[cfg.mode or "up"]),
+      per=cfg.per, group=np.int32(cfg.group), rounding=cfg.mode or "up",
       transposed=cfg.transposed, shuffled=cfg.shuffled)
   return Quantised(None if q is None else q_out.reshape(q.shape),
                    None if scale is None else scale_out.reshape(scale.shape))
