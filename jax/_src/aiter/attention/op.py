@@ -24,13 +24,9 @@ from jax._src.aiter.attention.types import (
   Saved,
   Wanted,
 )
+from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.dispatch import absent, like
-from jax._src.aiter.core.operator import (
-    Key,
-    differentiable,
-    formula_jvp,
-    operator,
-)
+from jax._src.aiter.core.operator import Key, operator
 from jax._src.aiter.core.partition import mesh_axes
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16"}

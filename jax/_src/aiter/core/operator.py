@@ -38,11 +38,7 @@ from jax.custom_batching import custom_vmap
 import jax
 from jax import lax
 from jax._src.aiter.core import dispatch
-from jax._src.aiter.core.derivative import (
-    by_formula,
-    differentiable,  # noqa: F401  attention's, as the next one
-    formula_jvp,  # noqa: F401
-)
+from jax._src.aiter.core.derivative import by_formula
 from jax._src.aiter.core.dims import is_known
 from jax._src.aiter.core.partition import (
     in_auto_mode,
