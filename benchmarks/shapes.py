@@ -4,39 +4,105 @@
 python shapes.py      prints the list as a Markdown table
 """
 
+import random
 from typing import NamedTuple
 
 
 class Attention(NamedTuple):
-  """One problem; `lengths` makes it a packed batch of that many sequences."""
+  """One problem: who attends to whom, and what is added or hidden.
+
+  `lengths` are those of a batch's sequences, packed one behind the other or,
+  with `padded`, at the starts of the rows of [batch, seq].
+  """
 
   name: str
   batch: int
   q_heads: int
   kv_heads: int
-  seq: int  # of queries and of keys; packed: of all sequences together
+  seq: int  # of queries; packed: of all sequences together
   head_dim: int
   causal: bool = False
   window: int = 0  # keys a row sees at most; 0: no window
   lengths: tuple[int, ...] = ()
+  padded: bool = False
+  kv_seq: int = 0  # of keys; 0: as many as queries
+  v_dim: int = 0  # the values' head dimension; 0: that of queries and keys
+  soft_cap: float = 0.0
+  bias: bool = False  # learned, one of [q_heads, seq, seq]
+  alibi: bool = False
+  dropout: float = 0.0
+  sink: bool = False  # a learned logit a head that has no value
+  leading: int = 0  # first keys that stay visible beside the window
+
+  @property
+  def packed(self) -> bool:
+    return bool(self.lengths) and not self.padded
+
+  @property
+  def keys(self) -> int:
+    return self.kv_seq or self.seq
+
+  @property
+  def values(self) -> int:
+    return self.v_dim or self.head_dim
+
+  @property
+  def sides(self) -> tuple[int, int]:
+    """Keys a row sees before and behind its own; -1: all of them."""
+    if not self.window:
+      return -1, 0 if self.causal else -1
+    return (self.window - 1, 0) if self.causal else (self.window // 2,) * 2
 
   def visible(self) -> int:
     """Returns how many (row, key) pairs are not masked, in all of the batch."""
-    pairs = 0
-    for n in self.lengths or (self.seq,) * self.batch:
-      w = min(self.window or n, n)
-      # Row i of a causal window sees min(i + 1, w) keys.
-      pairs += w * (w + 1) // 2 + (n - w) * w if self.causal else n * n
-    return pairs
+    left, right = self.sides
 
-  def flops(self, backward: bool) -> float:
-    """Two matrix products of 2 flops a pair forward, five of them backward."""
-    products = 5 if backward else 2
-    return 2.0 * products * self.visible() * self.q_heads * self.head_dim
+    def pairs(rows: int, keys: int) -> int:
+      if left < 0 and right < 0:
+        return rows * keys
+      total = 0
+      for row in range(rows):
+        first = max(0, row - left) if left >= 0 else 0
+        last = min(keys - 1, row + right) if right >= 0 else keys - 1
+        total += last + 1 - first + min(first, self.leading)
+      return total
+
+    if self.lengths:
+      return sum(pairs(n, n) for n in self.lengths)
+    return self.batch * pairs(self.seq, self.keys)
+
+  def flops(self, which: str) -> float:
+    """Two matrix products of 2 flops a pair and channel forward, five back."""
+    forward = self.head_dim + self.values
+    backward = 3 * self.head_dim + 2 * self.values
+    channels = {"forward": forward, "backward": backward}
+    return (
+      2.0
+      * self.visible()
+      * self.q_heads
+      * channels.get(which, forward + backward)
+    )
+
+  def mask(self) -> str:
+    """Returns what is hidden and added, in words."""
+    words = [
+      (self.causal, "causal"),
+      (self.window, f"window {self.window}"),
+      (self.leading, f"{self.leading} leading keys"),
+      (self.padded, "padding"),
+      (self.soft_cap, f"soft cap {self.soft_cap:g}"),
+      (self.bias, "bias"),
+      (self.alibi, "ALiBi"),
+      (self.sink, "sinks"),
+      (self.dropout, f"dropout {self.dropout:g}"),
+    ]
+    return ", ".join(word for there, word in words if there) or "none"
 
 
 # Lengths as a packed batch of documents has them: few long, many short.
 SKEWED = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 64)
+# Sentences padded to 512, half of them full: BERT's second phase of training.
+SENTENCES = (512,) * 32 + tuple(range(16, 512, 16)) + (500,)
 
 _BASE = [
   ("d128", 4, 16, 16, 4096, 128),
@@ -44,6 +110,87 @@ _BASE = [
   ("d64", 4, 32, 32, 4096, 64),
   ("d256", 4, 8, 8, 4096, 256),
   ("gqa8", 4, 16, 2, 4096, 128),
+]
+
+# Every head dimension that has kernels, with about 2048 channels.
+_DIMS = [
+  *(
+    (f"dim{d}", 2, max(8, 2048 // d // 4 * 4), d, 0)
+    for d in (32, 40, 64, 72, 80, 96, 112, 128, 160, 192, 256)
+  ),
+  ("dim192_128", 2, 16, 192, 128),
+]
+
+# One feature at a time, and the pairs that models have.
+_FEATURES = {
+  "plain": {},
+  "causal": dict(causal=True),
+  "soft_cap": dict(soft_cap=50.0),
+  "bias": dict(bias=True),
+  "alibi": dict(alibi=True),
+  "dropout": dict(dropout=0.1),
+  "sink": dict(sink=True),
+  "window": dict(causal=True, window=512),
+  "window_two_sided": dict(window=512),
+  "window_leading": dict(causal=True, window=512, leading=64),
+  "soft_cap_causal": dict(causal=True, soft_cap=50.0),
+  "soft_cap_window": dict(causal=True, window=1024, soft_cap=50.0),
+  "bias_causal": dict(causal=True, bias=True),
+  "bias_dropout": dict(bias=True, dropout=0.1),
+  "alibi_causal": dict(causal=True, alibi=True),
+  "dropout_causal": dict(causal=True, dropout=0.1),
+  "sink_causal": dict(causal=True, sink=True),
+  "sink_window": dict(causal=True, window=128, sink=True),
+}
+_PADDED = (4096, 3000, 2048, 1000)
+_PADDED_FEATURES = {
+  "padding": {},
+  "padding_causal": dict(causal=True),
+  "padding_dropout": dict(dropout=0.1),
+}
+
+_MODELS = [
+  Attention("llama3_8b", 2, 32, 8, 8192, 128, causal=True),
+  # A device's share of eight.
+  Attention("llama3_70b", 4, 8, 1, 8192, 128, causal=True),
+  Attention(
+    "gemma2_9b", 1, 16, 8, 8192, 256, causal=True, window=4096, soft_cap=50.0
+  ),
+  Attention(
+    "gemma2_9b_global", 1, 16, 8, 8192, 256, causal=True, soft_cap=50.0
+  ),
+  Attention("gemma3_12b", 1, 16, 8, 8192, 256, causal=True, window=1024),
+  Attention("gemma3_27b", 1, 32, 16, 8192, 128, causal=True, window=1024),
+  Attention("gpt_oss", 1, 64, 8, 4096, 64, causal=True, window=128, sink=True),
+  Attention("gpt_oss_global", 1, 64, 8, 4096, 64, causal=True, sink=True),
+  Attention("deepseek_v3", 1, 128, 128, 4096, 192, causal=True, v_dim=128),
+  Attention("mistral_7b", 1, 32, 8, 8192, 128, causal=True, window=4096),
+  Attention("qwen2_0.5b", 4, 14, 2, 4096, 64, causal=True),
+  Attention("phi2", 4, 32, 32, 2048, 80, causal=True),
+  Attention("gptj_6b", 4, 16, 16, 2048, 256, causal=True),
+  Attention("bloom_7b", 4, 32, 32, 2048, 128, causal=True, alibi=True),
+  Attention("gpt2", 16, 12, 12, 1024, 64, causal=True, dropout=0.1),
+  Attention(
+    "bert_base",
+    64,
+    12,
+    12,
+    512,
+    64,
+    lengths=SENTENCES,
+    padded=True,
+    dropout=0.1,
+  ),
+  Attention("bert_large", 64, 16, 16, 512, 64, lengths=SENTENCES, padded=True),
+  Attention("t5_large", 32, 16, 16, 512, 64, bias=True),
+  Attention("modernbert", 4, 12, 12, 8192, 64, window=128),
+  Attention("whisper_encoder", 8, 20, 20, 1500, 64),
+  Attention("whisper_decoder", 8, 20, 20, 448, 64, causal=True),
+  Attention("whisper_cross", 8, 20, 20, 448, 64, kv_seq=1500),
+  Attention("vit_l14", 64, 16, 16, 257, 64),
+  Attention("vit_l16_384", 32, 16, 16, 577, 64),
+  Attention("sd15", 8, 8, 8, 4096, 40),
+  Attention("sdxl", 8, 10, 10, 4096, 64),
 ]
 
 ATTENTION = [
@@ -57,6 +204,35 @@ ATTENTION = [
   Attention(
     "varlen_causal", 1, 16, 16, sum(SKEWED), 128, causal=True, lengths=SKEWED
   ),
+  *(
+    Attention(f"{n}{'_causal' * c}", b, h, h, 4096, d, causal=c, v_dim=v)
+    for n, b, h, d, v in _DIMS
+    for c in (False, True)
+  ),
+  *(
+    Attention(f"feature_{n}", 2, 16, 16, 4096, 128)._replace(**feature)
+    for n, feature in _FEATURES.items()
+  ),
+  *(
+    Attention(f"feature_{n}", 4, 16, 16, 4096, 128)._replace(
+      lengths=_PADDED, padded=True, **feature
+    )
+    for n, feature in _PADDED_FEATURES.items()
+  ),
+  # 16384 or more tokens each, cut into ever shorter sequences.
+  *(
+    Attention(f"short{s}_d{d}{'_causal' * c}", b, h, h, s, d, causal=c)
+    for b, h, s, d in (
+      (256, 12, 128, 64),
+      (64, 16, 256, 128),
+      (64, 12, 512, 64),
+      (32, 16, 512, 128),
+      (16, 16, 1024, 128),
+      (8, 16, 2048, 128),
+    )
+    for c in (False, True)
+  ),
+  *(m._replace(name=f"model_{m.name}") for m in _MODELS),
 ]
 
 # Small ones that a CPU runs in seconds, one of each kind.
@@ -67,7 +243,78 @@ SMOKE = [
   Attention(
     "smoke_varlen", 1, 2, 2, 112, 32, causal=True, lengths=(64, 32, 16)
   ),
+  Attention(
+    "smoke_padding",
+    2,
+    2,
+    1,
+    64,
+    40,
+    lengths=(64, 30),
+    padded=True,
+    soft_cap=9.0,
+    alibi=True,
+  ),
+  Attention(
+    "smoke_sink", 1, 4, 2, 64, 32, causal=True, window=16, leading=4, sink=True
+  ),
+  Attention("smoke_bias", 1, 2, 2, 48, 24, kv_seq=64, v_dim=16, bias=True),
+  Attention("smoke_dropout", 1, 2, 2, 64, 32, causal=True, dropout=0.1),
 ]
+
+
+def random_attention(count: int, seed: int, tokens: int = 16384):
+  """Returns problems nobody chose: every argument drawn, of about that size.
+
+  Half have no feature, as most calls; the others one, or two that go together.
+  """
+  rng = random.Random(seed)
+  drawn = []
+  for i in range(count):
+    d = rng.randrange(16, 257, 8)
+    q_heads = rng.choice((4, 8, 12, 16, 24, 32))
+    kv_heads = q_heads // rng.choice((1, 1, 2, 4))
+    # As likely in every octave, and half of them no multiple of a tile.
+    seq = int(128 * (tokens / 2 / 128) ** rng.random())
+    if rng.random() < 0.5:
+      seq = -(-seq // 64) * 64
+    # As many bytes whatever the heads.
+    batch = max(1, min(64, round(tokens / seq * 2048 / (q_heads * d))))
+    problem = Attention(
+      f"random{i}",
+      batch,
+      q_heads,
+      kv_heads,
+      seq,
+      d,
+      causal=rng.random() < 0.5,
+    )
+    form = rng.choice(("dense", "dense", "padded", "packed"))
+    if form != "dense":
+      lengths = tuple(rng.randint(1, seq) for _ in range(batch + 1))
+      problem = problem._replace(lengths=lengths, padded=form == "padded")
+      problem = (
+        problem._replace(batch=1, seq=sum(lengths))
+        if form == "packed"
+        else problem._replace(batch=len(lengths), seq=max(lengths))
+      )
+    features = [
+      dict(soft_cap=rng.choice((20.0, 30.0, 50.0))),
+      dict(alibi=True),
+      dict(dropout=0.1),
+      dict(sink=True),
+      dict(window=rng.choice((32, 128, 512, 1024))),
+      dict(causal=True, window=rng.choice((32, 128, 512)), leading=4),
+      dict(causal=True, window=128, sink=True),
+      dict(causal=True, window=512, soft_cap=50.0),
+    ]
+    # A table of the scores' size, which has no packed form.
+    if form == "dense" and q_heads * seq * seq <= 1 << 29:
+      features += [dict(bias=True), dict(bias=True, dropout=0.1)]
+    if rng.random() < 0.5:
+      problem = problem._replace(**rng.choice(features))
+    drawn.append(problem)
+  return drawn
 
 
 class Norm(NamedTuple):
@@ -193,31 +440,9 @@ ROPE_SMOKE = [
 ]
 
 
-def markdown() -> str:
-  """Returns ATTENTION as a Markdown table."""
-  rows = [
-    "| name | batch | q heads | kv heads | sequence | head dim | mask |",
-    "|---|---|---|---|---|---|---|",
-  ]
-  for s in ATTENTION:
-    mask = "causal" if s.causal else "none"
-    if s.window:
-      mask += f", window {s.window}"
-    seq = f"{s.seq} = {' + '.join(map(str, s.lengths))}" if s.lengths else s.seq
-    batch = len(s.lengths) or s.batch
-    rows.append(
-      f"| {s.name} | {batch} | {s.q_heads} | {s.kv_heads} | {seq} "
-      f"| {s.head_dim} | {mask} |"
-    )
-  return "\n".join(rows)
-
-
-if __name__ == "__main__":
-  print(markdown())
-
-
 class Activation(NamedTuple):
   """A gated activation: gate and up of [rows, 2 * cols] become [rows, cols]."""
+
   function: str
   rows: int
   cols: int
@@ -238,3 +463,26 @@ ACTIVATION = [
   Activation("silu", 16384, 2048),  # an expert of DeepSeek V3
 ]
 ACTIVATION_SMOKE = [Activation("silu", 9, 128), Activation("gelu", 5, 40)]
+
+
+def markdown() -> str:
+  """Returns ATTENTION as a Markdown table."""
+  rows = [
+    "| name | batch | q heads | kv heads | sequence | head dim | mask |",
+    "|---|---|---|---|---|---|---|",
+  ]
+  for s in ATTENTION:
+    seq = f"{s.seq}, {s.kv_seq} keys" if s.kv_seq else str(s.seq)
+    if s.packed:
+      seq += f" = {' + '.join(map(str, s.lengths))}"
+    dim = f"{s.head_dim}, {s.v_dim} of values" if s.v_dim else s.head_dim
+    batch = len(s.lengths) or s.batch
+    rows.append(
+      f"| {s.name} | {batch} | {s.q_heads} | {s.kv_heads} | {seq} "
+      f"| {dim} | {s.mask()} |"
+    )
+  return "\n".join(rows)
+
+
+if __name__ == "__main__":
+  print(markdown())
