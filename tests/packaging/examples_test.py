@@ -71,7 +71,40 @@ class ExamplesTest(parameterized.TestCase):
         {"smoke", "smoke_causal", "smoke_window", "smoke_varlen"},
         {row["shape"] for row in rows},
       )
+      self.assertEqual(
+        {"forward", "backward", "both"}, {row["pass"] for row in rows}
+      )
     self.assertIn("| --- |", (out / "table.md").read_text())
+
+  def test_attention_draws_problems_and_compares_with_the_named_peers(self):
+    out = pathlib.Path(self.create_tempdir().full_path)
+    table = out / "table.md"
+    table.write_text("<!-- drawn: begin -->\n<!-- drawn: end -->\n")
+    done = run(
+      "benchmarks/attention.py",
+      *("--smoke", "--random", "2", "--seed", "1", "--only", "random"),
+      *("--peers", "xla", "--out", str(out), "--markdown", str(table)),
+      *("--marker", "drawn"),
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    for which in ("forward", "backward", "both"):
+      self.assertIn(f"{which} against the best peer", done.stdout)
+    with open(out / "attention.csv") as f:
+      rows = list(csv.DictReader(f))
+    self.assertEqual({"random0", "random1"}, {row["shape"] for row in rows})
+    self.assertIn("| random0 | forward |", table.read_text())
+
+  def test_llama_step(self):
+    out = pathlib.Path(self.create_tempdir().full_path)
+    done = run(
+      "benchmarks/llama_step.py",
+      *("--smoke", "--out", str(out), "--markdown", str(out / "table.md")),
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    with open(out / "llama_step.csv") as f:
+      rows = list(csv.DictReader(f))
+    self.assertLen(rows, 5)
+    self.assertIn("| none |", (out / "table.md").read_text())
 
   def test_shapes_are_listed_in_the_docs(self):
     table = run("benchmarks/shapes.py").stdout
