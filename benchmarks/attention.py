@@ -692,6 +692,18 @@ def plot(rows: list[dict], title: str, path: pathlib.Path) -> bool:
 # ------------------------------------------------------------------- main
 
 
+def tokamax_version() -> str:
+  """Imports tokamax, before threads do; returns its part of the title."""
+  try:
+    import tokamax  # noqa: PLC0415
+  except Exception as e:  # what it is built on may lack anything
+    print(f"no tokamax: {first_line(e)}")
+    return ""
+  # It warns of each problem that nobody has tuned it for.
+  logging.getLogger("absl").setLevel(logging.ERROR)
+  return f", tokamax {tokamax.__version__}"
+
+
 def prepare(problems, names, dtype, jobs, score_bytes):
   """Compiles everything, several at a time; returns {(problem, name): it}."""
   programs = {}
@@ -833,12 +845,11 @@ def main() -> int:
   if not problems and not with_host:
     parser.error("no problem has that name; see shapes.py")
   seconds = 0.02 if args.smoke else args.seconds
-  title = report.title(args.dtype)
-  print(title)
-
-  # Tokamax warns of each problem that nobody has tuned it for.
-  logging.getLogger("absl").setLevel(logging.ERROR)
   names = (OURS, *(PEERS if args.peers is None else args.peers))
+  title = report.title(args.dtype)
+  if any(name.startswith("tokamax") for name in names):
+    title += tokamax_version()
+  print(title)
   room = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
   score_bytes = room / 4
   if args.peers is None:
