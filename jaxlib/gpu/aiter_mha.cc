@@ -50,6 +50,7 @@ struct Operands : BufferList {
   Buffer cu_seqlens_q_padded = Operand("cu_seqlens_q_padded");
   Buffer cu_seqlens_k_padded = Operand("cu_seqlens_k_padded");
   Buffer bias = Operand("bias");
+  Buffer mask = Operand("mask");
   Buffer alibi_slopes = Operand("alibi_slopes");
   Buffer sink = Operand("sink");
   Buffer dropout_state = Operand("dropout_state");
@@ -82,6 +83,34 @@ void SetStrides(int64_t rows, int64_t heads, int64_t dim, int64_t* stride,
   *stride = heads * dim;
   *nhead_stride = dim;
   *batch_stride = rows * heads * dim;
+}
+
+// Checks a bias or mask, any of whose dimensions may be 1 for all, and sets its
+// strides, which are 0 there.
+ffi::Error SetPlanes(const Buffer& buffer, const aiter::mha_args& a,
+                     int64_t* key_stride, int64_t* stride,
+                     int64_t* nhead_stride, int64_t* batch_stride) {
+  Buffer::Dimensions dims = buffer.dimensions();
+  const int64_t full[] = {a.batch, a.nhead_q, a.seqlen_q, a.seqlen_k};
+  if (a.is_group_mode) {
+    return Invalid(buffer, "is given", "be absent with packed q");
+  }
+  bool fits = dims.size() == 4;
+  for (size_t i = 0; fits && i < 4; ++i) {
+    fits = dims[i] == 1 || dims[i] == full[i];
+  }
+  if (!fits) {
+    return Invalid(buffer, "has shape " + ShapeString(dims),
+                   "broadcast to " + ShapeString({a.batch, a.nhead_q,
+                                                  a.seqlen_q, a.seqlen_k}));
+  }
+  int64_t below = 1;  // Elements of what is inside a dimension.
+  int64_t* strides[] = {batch_stride, nhead_stride, stride, key_stride};
+  for (int i = 3; i >= 0; --i) {
+    *strides[i] = dims[i] == 1 ? 0 : below;
+    below *= dims[i];
+  }
+  return ffi::Error::Success();
 }
 
 // Checks q, k, v and whatever is optional, and fills in all of `a`.
@@ -183,27 +212,23 @@ ffi::Error SetCommon(const Operands& in, const MhaAttrs& attrs,
   }
 
   if (IsPresent(in.bias)) {
-    Buffer::Dimensions bias = in.bias.dimensions();
-    if (packed) return Invalid(in.bias, "is given", "be absent with packed q");
-    if (bias.size() != 4 || (bias[0] != 1 && bias[0] != a->batch) ||
-        (bias[1] != 1 && bias[1] != a->nhead_q) || bias[2] != a->seqlen_q ||
-        bias[3] != a->seqlen_k) {
-      return Invalid(
-          in.bias, "has shape " + ShapeString(bias),
-          "broadcast in its first two dimensions to " +
-              ShapeString({a->batch, a->nhead_q, a->seqlen_q, a->seqlen_k}));
-    }
+    AITER_FFI_RETURN_IF_ERROR(SetPlanes(in.bias, *a, &a->key_stride_bias,
+                                        &a->stride_bias, &a->nhead_stride_bias,
+                                        &a->batch_stride_bias));
     a->bias_is_f32 = in.bias.element_type() == ffi::F32;
     if (!a->bias_is_f32) {
       AITER_FFI_RETURN_IF_ERROR(CheckType(in.bias, type));
     }
     a->bias_ptr = Address(in.bias);
-    a->bias_batch = bias[0];
-    a->bias_nhead = bias[1];
-    a->stride_bias = a->seqlen_k;
-    int64_t plane = a->seqlen_q * a->seqlen_k;
-    a->nhead_stride_bias = a->bias_nhead == 1 ? 0 : plane;
-    a->batch_stride_bias = a->bias_batch == 1 ? 0 : a->bias_nhead * plane;
+    a->bias_batch = in.bias.dimensions()[0];
+    a->bias_nhead = in.bias.dimensions()[1];
+  }
+  if (IsPresent(in.mask)) {
+    AITER_FFI_RETURN_IF_ERROR(SetPlanes(in.mask, *a, &a->key_stride_mask,
+                                        &a->stride_mask, &a->nhead_stride_mask,
+                                        &a->batch_stride_mask));
+    AITER_FFI_RETURN_IF_ERROR(CheckType(in.mask, ffi::PRED));
+    a->mask_ptr = Address(in.mask);
   }
   AITER_FFI_RETURN_IF_ERROR(Optional(
       in.alibi_slopes, ffi::F32, {a->batch, a->nhead_q}, &a->alibi_slopes_ptr));

@@ -18,9 +18,10 @@ class MhaKernelsTest(mha_test.MhaTestCase):
       dict(sq=70, sk=150, hq=2, hk=1),
   ]
   GENERAL = [
-      dict(sq=71, sk=99, causal=True, bias="bhqk", alibi="h", sink="h"),
+      dict(sq=71, sk=99, causal=True, bias="bhqk", alibi="h", sink="h",
+           mask="b11k"),
       dict(sq=40, sk=71, cap=3.0, dropout=0.3, window=(9, 9, 2), use_lse=True,
-           hq=2, hk=1),
+           hq=2, hk=1, mask="1hqk", bias="1h1k"),
   ]
 
   @parameterized.parameters(*simulator.groups("mha_", "grade", "dtype", "dims"))

@@ -34,8 +34,9 @@ class _Case:
       self, dtype=np.float16, general=False, b=1, hq=2, hk=1, sq=48, sk=64,
       dqk=32, dv=None, block=None, tile_m=16, tile_n=16, heads_first=False,
       left=-1, right=-1, sink_tokens=0, top_left=False, sink=False, bias=None,
-      bias_f32=False, slopes=False, cap=0.0, dropout_p=0.0, dlse=False, skip=0,
-      scale=None, cu_q=None, cu_k=None, pad_q=None, pad_k=None, packed=False,
+      bias_f32=False, mask=None, slopes=False, cap=0.0, dropout_p=0.0,
+      dlse=False, skip=0, scale=None, cu_q=None, cu_k=None, pad_q=None,
+      pad_k=None, packed=False,
   ):
     rng = np.random.default_rng(sq * 1000 + sk)
     dv = dv or dqk
@@ -55,9 +56,13 @@ class _Case:
     self.sink = random(b, hq) if sink else None
     self.slopes = rng.random((b, hq), np.float32) if slopes else None
     self.bias = None
+    # Shapes are of b, hq, sq and sk; a shorter one is of the first of them.
+    full = lambda shape: (*shape, *(b, hq, sq, sk)[len(shape):])
     if bias:
-      self.bias = random(*bias, sq, sk).astype(
-          np.float32 if bias_f32 else dtype)
+      self.bias = random(*full(bias)).astype(np.float32 if bias_f32 else dtype)
+    self.mask = None
+    if mask:
+      self.mask = rng.random(full(mask)) < 0.6
     self.key = (123456789, 3987654321)
     state = np.zeros((b, hq, 4), np.uint32)
     state[..., :2] = self.key
@@ -73,7 +78,8 @@ class _Case:
         | flag(scores.CU_SEQLENS_Q, cu_q) | flag(scores.CU_SEQLENS_K, cu_k)
         | flag(scores.CU_SEQLENS_Q_PADDED, pad_q)
         | flag(scores.CU_SEQLENS_K_PADDED, pad_k)
-        | flag(scores.TOP_LEFT, top_left) | flag(scores.DLSE, dlse))
+        | flag(scores.TOP_LEFT, top_left) | flag(scores.DLSE, dlse)
+        | flag(scores.HAS_MASK, mask))
     threshold = int(math.floor(np.float64(np.float32(dropout_p)) * 2**32))
     self.scalars = (
         float(self.scale), float(cap), int(np.uint32(threshold).view(np.int32)),
@@ -97,8 +103,18 @@ class _Case:
     self.reference = dict(
         dlse=self.dlse, sequences=sequences, scale=self.scale,
         mask=oracle.Mask(left, right, sink_tokens, top_left), cap=cap,
-        bias=self.bias, slopes=self.slopes, sink=self.sink, key=self.key,
-        dropout_p=dropout_p, skip=skip)
+        bias=self._hiding_bias(), slopes=self.slopes, sink=self.sink,
+        key=self.key, dropout_p=dropout_p, skip=skip)
+
+  def _hiding_bias(self):
+    """Bias and mask in one, as the oracle takes them."""
+    bias = self.bias
+    if self.mask is not None:
+      bias = np.where(self.mask, 0 if bias is None else bias, -np.inf)
+    if bias is None:
+      return None
+    _, sq, sk, *_ = self.sizes
+    return np.broadcast_to(bias, (*bias.shape[:2], sq, sk))
 
   def _grid(self, tile, heads, rows):
     tiles = rows // tile + self.b if self.packed else -(-rows // tile)
@@ -123,14 +139,24 @@ class _Case:
     delta, d_slopes = float_rows(np.nan), float_rows(fill)
     d_sink = Tensor(np.full((b, hq), np.nan, np.float32))
     cu = [Tensor(np.asarray(c or [0], np.int32)) for c in self.cu]
-    bias, dbias = tensor(self.bias), tensor(None)
-    bias_strides, bias_shape = (0, 0, 0), (1, 1)
+    bias, mask, dbias = tensor(self.bias), tensor(None), tensor(None)
+    if self.mask is not None:
+      mask = Tensor(self.mask.astype(np.uint8))
+
+    def plane_strides(t):
+      """Strides of rows, keys, heads and batches, 0 where one is for all."""
+      if t is None:
+        return (0, 1, 0, 0)
+      s = [0 if n == 1 else stride // t.itemsize
+           for n, stride in zip(t.shape, t.strides)]
+      return (*s[2:], s[1], s[0])
+
+    planes = (*plane_strides(self.bias), *plane_strides(self.mask))
+    dbias_strides, bias_shape = (0, 0, 0), (1, 1)
     if self.bias is not None:
-      dbias = Tensor(np.full(self.bias.shape, np.nan, np.float32))
       bias_shape = self.bias.shape[:2]
-      bias_strides = (
-          sk, sq * sk if bias_shape[1] > 1 else 0,
-          bias_shape[1] * sq * sk if bias_shape[0] > 1 else 0)
+      dbias = Tensor(np.full((*bias_shape, sq, sk), np.nan, np.float32))
+      dbias_strides = (sk, sq * sk, bias_shape[1] * sq * sk)
     slopes, sink, state = (
         tensor(x) for x in (self.slopes, self.sink, self.state))
     lse_strides = (sq, 0 if self.packed else hq * sq)
@@ -138,8 +164,8 @@ class _Case:
     tiles = dict(TILE_M=self.tile_m, TILE_N=self.tile_n, **self.blocks)
 
     mha_fwd.mha_fwd[self._grid(self.tile_m, hq, sq)](
-        q, k, v, out, lse, bias, bias, slopes, sink, state, *cu,
-        *strides(q, k, v, out), *lse_strides, *bias_strides, *self.sizes,
+        q, k, v, out, lse, bias, bias, mask, slopes, sink, state, *cu,
+        *strides(q, k, v, out), *lse_strides, *planes, *self.sizes,
         *self.scalars, **tiles, **self.grade)
     mha_bwd.mha_bwd_delta[(-(-sq // self.tile_m), hq, 1 if self.packed else b)](
         out, do, tensor(self.dlse), delta, *strides(out, do), *lse_strides,
@@ -147,8 +173,9 @@ class _Case:
         TILE_M=self.tile_m, BLOCK_DV=self.blocks["BLOCK_DV"])
     arguments = (
         q, k, v, do, lse, delta, dq, dk, dvt, dbias, d_slopes, bias, bias,
-        slopes, state, *cu, *strides(q, k, v, do, dq, dk, dvt), *lse_strides,
-        *bias_strides, *bias_strides, *self.sizes, *bias_shape, *self.scalars)
+        mask, slopes, state, *cu, *strides(q, k, v, do, dq, dk, dvt),
+        *lse_strides, *planes, *dbias_strides, *self.sizes, *bias_shape,
+        *self.scalars)
     mha_bwd.mha_bwd_dkdv[self._grid(self.tile_n, hk, sk)](
         *arguments, **tiles, **self.grade)
     mha_bwd.mha_bwd_dq[self._grid(self.tile_m, hq, sq)](
@@ -176,8 +203,12 @@ class _Case:
     return result
 
   def expected(self, dtype=None):
-    return oracle.attention(
+    result = oracle.attention(
         self.q, self.k, self.v, self.do, dtype=dtype, **self.reference)
+    if self.bias is not None:  # Of its own batches and heads, not the mask's.
+      axes = tuple(i for i in range(2) if self.bias.shape[i] == 1)
+      result["dbias"] = result["dbias"].sum(axes, keepdims=True)
+    return result
 
 
 _CU_Q, _CU_K = (0, 17, 17, 50, 51), (0, 20, 40, 40, 77)
@@ -209,6 +240,20 @@ _CASES = dict(
     general_bias=dict(general=True, b=2, bias=(1, 2), sq=37, sk=45, right=0),
     general_bias_f32=dict(
         general=True, b=2, bias=(2, 1), bias_f32=True, sq=37, sk=45),
+    general_bias_of_keys=dict(
+        general=True, b=2, bias=(2, 1, 1), sq=37, sk=45, right=0),
+    general_bias_of_rows=dict(
+        general=True, b=2, bias=(1, 2, 37, 1), bias_f32=True, sq=37, sk=45),
+    general_bias_of_heads=dict(
+        general=True, b=2, bias=(1, 2, 1, 1), sq=37, sk=45),
+    general_mask=dict(general=True, b=2, mask=(2, 2), sq=37, sk=45),
+    general_mask_of_keys=dict(
+        general=True, b=2, mask=(2, 1, 1), hq=4, hk=2, sq=37, sk=45),
+    general_mask_of_rows=dict(
+        general=True, b=2, mask=(2, 1, 37, 1), sq=37, sk=45),
+    general_mask_and_bias=dict(
+        general=True, b=2, mask=(2, 1, 1), bias=(1, 2), sq=37, sk=45, right=0,
+        dqk=40, dv=24, block=64),
     general_alibi=dict(general=True, slopes=True, right=0, b=2, hq=4, hk=2),
     general_soft_cap=dict(general=True, cap=3.0, right=0),
     general_dropout=dict(general=True, dropout_p=0.3, right=0, b=2),
@@ -217,7 +262,8 @@ _CASES = dict(
         tile_n=32),
     general_negative_scale=dict(general=True, scale=-0.2, right=0),
     general_all=dict(
-        general=True, b=2, hq=4, hk=2, bias=(2, 4), slopes=True, cap=5.0,
+        general=True, b=2, hq=4, hk=2, bias=(2, 4), mask=(2, 4), slopes=True,
+        cap=5.0,
         dropout_p=0.2, sink=True, left=20, right=2, sink_tokens=3, sq=45, sk=53,
         dlse=True, dqk=40, dv=24, block=64),
     general_packed_all=dict(
@@ -267,6 +313,38 @@ class KernelTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.isnan(result["out"]).any(-1), want)
     np.testing.assert_array_equal(
         np.isnan(result["lse"]), np.moveaxis(want, 1, 2))
+
+
+  @parameterized.named_parameters(
+      ("mask", dict(mask=(1, 1, 1))),
+      ("mask_of_heads", dict(mask=(1, 2, 1), hk=2)),
+      ("mask_and_bias", dict(mask=(1, 1, 1), bias=(1, 2))))
+  def test_hidden_keys_hold_anything(self, config):
+    """Neither they nor their values reach a result, whole tiles of them too."""
+    case = _Case(general=True, **config)
+    case.mask[..., :33] = False
+    case.reference["bias"] = case._hiding_bias()
+    clean = case.run()
+    for h in range(case.k.shape[2]):
+      head = h if case.mask.shape[1] > 1 else 0
+      hidden = ~case.mask[0, head, 0]
+      case.k[0, hidden, h] = np.nan
+      case.v[0, hidden, h] = np.inf
+    dirty = case.run()
+    for name, value in clean.items():
+      self.assertTrue(np.isfinite(value).all(), name)
+      np.testing.assert_array_equal(value, dirty[name], err_msg=name)
+
+  def test_keys_that_a_bias_hides_from_a_row_hold_anything(self):
+    case = _Case(general=True, bias=(1, 1), bias_f32=True)
+    case.bias[..., :5, 40:] = -np.inf
+    clean = case.run()
+    case.k[0, 45, 0] = np.nan
+    dirty = case.run()
+    for name in ("out", "lse"):
+      rows = (np.s_[:, :5], np.s_[:, :, :5])[name == "lse"]
+      np.testing.assert_array_equal(clean[name][rows], dirty[name][rows])
+    self.assertTrue(np.isnan(dirty["out"][:, 5:]).all())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 out, lse and every gradient are compared with a float64 oracle. The error may be
 twice that of the plain formula with every step in the input dtype, plus a floor
 of one unit in the last place of the largest value, or, where a result is a sum
-over all rows that may cancel, of its terms'; lse is always held to 1e-4.
+over all rows that may cancel, of its terms'; plus what rounding out, which the
+backward pass takes rounded, costs a gradient. lse is always held to 1e-4.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from unittest import mock
 
 import hypothesis
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
 from attention import oracle
@@ -31,9 +33,9 @@ LSE_TOLERANCE = 1e-4
 class Case:
   """One attention problem.
 
-  `bias` is a shape made of 'b', 'h', 'q', 'k' and '1'. `lengths` are pairs of
-  query and key lengths: of the sequences of a packed call, or of the padded
-  ones of a dense call. `gaps` are unused rows after each packed sequence.
+  `bias` and `mask` are shapes made of 'b', 'h', 'q', 'k' and '1'. `lengths` are
+  pairs of query and key lengths: of the sequences of a packed call, or of the
+  padded ones of a dense call. `gaps` are unused rows after each packed one.
   """
   dtype: str = "bf16"
   b: int = 2
@@ -47,6 +49,7 @@ class Case:
   window: tuple[int, ...] = (-1, -1)
   bias: str = ""
   bias_fp32: bool = False
+  mask: str = ""
   alibi: str = ""
   sink: str = ""
   cap: float = 0.0
@@ -108,8 +111,10 @@ def make_inputs(case: Case):
         2, 6, per_head[case.alibi])).astype(np.float32)
   if case.sink:
     x["sink"] = normal(*per_head[case.sink], dtype=np.float32)
+  sizes = {"b": b, "h": case.hq, "q": sq, "k": sk, "1": 1}
+  if case.mask:
+    x["mask"] = rng.random(tuple(sizes[c] for c in case.mask)) < 0.7
   if case.bias:
-    sizes = {"b": b, "h": case.hq, "q": sq, "k": sk, "1": 1}
     x["bias"] = normal(*(sizes[c] for c in case.bias),
                        dtype=np.float32 if case.bias_fp32 else dtype)
   return x, sequences
@@ -125,7 +130,8 @@ def dropout_key(case: Case):
 def run(case: Case, x):
   """The function under test: results by the oracle's names."""
   wrt = {n: x[n] for n in DIFFERENTIABLE if n in x}
-  rest = {n: t for n, t in x.items() if n.startswith("cu_seqlens")}
+  rest = {n: t for n, t in x.items()
+          if n.startswith("cu_seqlens") or n == "mask"}
   options = dict(
       softmax_scale=case.scale, causal=case.causal, window_size=case.window,
       logits_soft_cap=case.cap, dropout_p=case.dropout)
@@ -149,16 +155,22 @@ def run(case: Case, x):
 
 
 def expected(case: Case, x, sequences, dtype=None):
-  """The oracle's results, summed over what broadcasts, and their sizes."""
+  """The oracle's results, summed over what broadcasts, and their sizes.
+
+  The size of a result is that of what may be rounded on the way to it.
+  """
   f64 = lambda t: np.asarray(t).astype(np.float64)
   b, hq = (len(sequences) if case.packed else case.b), case.hq
   full = lambda name: (np.broadcast_to(f64(x[name]), (b, hq))
                        if name in x else None)
   left, right, *sink_tokens = case.window
-  bias = None
-  if "bias" in x:
+  # The oracle's bias hides what the mask does.
+  bias = f64(x["bias"]) if "bias" in x else None
+  if "mask" in x:
+    bias = np.where(x["mask"], 0 if bias is None else bias, -np.inf)
+  if bias is not None:
     # 1s of the batch and head dimensions stay; those of sq and sk broadcast.
-    bias = f64(x["bias"]).reshape((1,) * (4 - x["bias"].ndim) + x["bias"].shape)
+    bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
     bias = np.broadcast_to(bias, (*bias.shape[:2], case.sq, case.sk))
   key = None
   if case.dropout:
@@ -172,16 +184,21 @@ def expected(case: Case, x, sequences, dtype=None):
       key=key, dropout_p=case.dropout, skip=case.min_seqlen_q, dtype=dtype)
   want = {n: y[n] for n in ("out", "lse", "dq", "dk", "dv")}
   sizes = {n: np.abs(t).max(initial=0) for n, t in want.items()}
+  rounding = {n: y["rounding"][n] for n in ("dq", "dk")}
   for name, source in (("alibi_slopes", "dslopes"), ("sink", "dsink")):
     if name in x:
       want["d" + name] = y[source] if x[name].ndim == 2 else y[source].sum(0)
       sizes["d" + name] = y[source + "_terms"].max(initial=0)
+      rounding["d" + name] = y["rounding"][source]
   if "bias" in x:
     d = y["dbias"]
     shape = (1,) * (4 - x["bias"].ndim) + x["bias"].shape
     axes = tuple(i for i in range(4) if shape[i] == 1 and d.shape[i] > 1)
     want["dbias"] = d.sum(axes, keepdims=True).reshape(x["bias"].shape)
     sizes["dbias"] = np.abs(want["dbias"]).max(initial=0)
+    rounding["dbias"] = y["rounding"]["dbias"].sum(axes)
+  for name, t in rounding.items():
+    sizes[name] += np.abs(t).max(initial=0)
   return want, sizes
 
 
@@ -219,6 +236,7 @@ FEATURES = {
     "streaming": dict(window=(5, 2, 3)),
     "bias": dict(bias="bhqk"),
     "bias_broadcast": dict(bias="1hqk", bias_fp32=True),
+    "mask": dict(mask="b11k"),
     "alibi": dict(alibi="bh"),
     "sink": dict(sink="h"),
     "soft_cap": dict(cap=5.0),
@@ -237,7 +255,8 @@ FEATURES = {
 }
 EXCLUSIVE = [
     {"window", "streaming"}, {"bias", "bias_broadcast"}, {"padded", "packed"},
-    {"bias", "packed"}, {"bias_broadcast", "packed"}, {"gqa", "mqa"}]
+    {"bias", "packed"}, {"bias_broadcast", "packed"}, {"mask", "packed"},
+    {"gqa", "mqa"}]
 PAIRS = machine.sample((
     pair for pair in itertools.combinations(FEATURES, 2)
     if set(pair) not in EXCLUSIVE), simulated=12)
@@ -259,9 +278,16 @@ class FeatureTest(MhaTestCase):
     self.check(Case(**FEATURES[first], **FEATURES[second]))
 
   @parameterized.parameters(*machine.sample(
-      ("qk", "hqk", "11qk", "b1qk", "1h1k", "b1q1", "bh11"), simulated=2))
+      ("qk", "hqk", "11qk", "b1qk", "1h1k", "b1q1", "bh11"), simulated=4))
   def test_bias_shape(self, shape):
     self.check(Case(bias=shape, hq=2, hk=1))
+
+  @parameterized.parameters(*machine.sample((
+      ("qk", ""), ("hqk", "11qk"), ("11q1", "b11k"), ("b1qk", "1h1k"),
+      ("b11k", "1hqk"), ("bhqk", "b1q1"), ("bh11", "")), simulated=4))
+  def test_mask_shape(self, mask, bias):
+    """Beside a bias of another shape; it is the bias's gradient that is cut."""
+    self.check(Case(mask=mask, bias=bias, hq=2, hk=1, causal=True))
 
   def test_bias_that_broadcasts_over_queries(self):
     """Its gradient's sum is not taken in 16 bits."""
@@ -295,7 +321,9 @@ def cases(draw):
       dv=draw(st.sampled_from(machine.size([0, 33, 64, 128], [0, 7, 16]))),
       causal=draw(st.booleans()), window=window,
       bias="" if packed else draw(
-          st.sampled_from(["", "bhqk", "qk", "b1qk", "1h1k"])),
+          st.sampled_from(["", "bhqk", "qk", "b1qk", "1h1k", "b1q1"])),
+      mask="" if packed else draw(
+          st.sampled_from(["", "b1qk", "b11k", "1hq1"])),
       bias_fp32=draw(st.booleans()),
       alibi=draw(st.sampled_from(["", "h", "bh"])),
       sink=draw(st.sampled_from(["", "h", "bh"])),
@@ -350,6 +378,8 @@ class BlockTest(MhaTestCase):
   @parameterized.parameters(
       dict(causal=True, hq=4, hk=2, bias="b1qk", alibi="h", dropout=0.3),
       dict(window=(3, 0), cap=4.0, sink="bh", use_lse=True, bias="qk"),
+      dict(mask="b1qk", bias="1h1k"), dict(mask="b11k", bias="b1q1", hk=1),
+      dict(mask="1hq1", bias="bh11"),
       dict(packed=True, lengths=((9, 12), (0, 3), (17, 20)), gaps=(3, 2),
            causal=True, alibi="bh", sink="h", dropout=0.2, min_seqlen_q=4),
       dict(lengths=((3, 28), (20, 0)), window=(4, 4, 2), use_lse=True),
@@ -447,6 +477,40 @@ class ShapeTest(MhaTestCase):
       np.testing.assert_allclose(
           np.asarray(got[name], np.float64), want[name], atol=0.05,
           err_msg=name)
+
+  @parameterized.parameters("mask", "bias")
+  def test_hidden_keys_hold_anything(self, by):
+    """NaN in keys and values that no row sees reaches no result."""
+    case = Case(**{by: "b11k"}, causal=True, hq=2, hk=1)
+    x, _ = make_inputs(case)
+    hidden = np.arange(case.sk) >= np.array([[case.sk // 3], [case.sk - 2]])
+    x[by] = (~hidden if by == "mask" else np.where(hidden, -np.inf, 0).astype(
+        x[by].dtype))[:, None, None]
+    clean = run(case, x)
+    for name in "kv":
+      x[name][hidden] = np.nan
+    dirty = run(case, x)
+    for name, value in clean.items():
+      self.assertTrue(np.isfinite(value).all(), name)
+      np.testing.assert_array_equal(value, dirty[name], err_msg=name)
+
+  def test_padding_mask_with_nans(self):
+    """A mask of queries by keys: hidden keys and rows hold NaN, values do not.
+
+    As Tokamax tests its functions: what real rows get is as without them.
+    """
+    case = Case(mask="b1qk")
+    x, _ = make_inputs(case)
+    real = {n: np.arange(s) < np.array([[s // 2], [s - 3]])
+            for n, s in (("q", case.sq), ("k", case.sk))}
+    x["mask"] = real["q"][:, None, :, None] & real["k"][:, None, None]
+    clean = run(case, x)["out"]
+    x["q"][~real["q"]] = np.nan
+    x["k"][~real["k"]] = np.nan
+    x["v"][~real["k"]] = ml_dtypes.finfo(x["v"].dtype).max
+    dirty = run(case, x)["out"]
+    np.testing.assert_array_equal(clean[real["q"]], dirty[real["q"]])
+    self.assertTrue((dirty[~real["q"]] == 0).all())
 
   def test_garbage_outside_sequences_is_ignored(self):
     """Padding may hold NaN: it reaches no result."""

@@ -114,6 +114,15 @@ def head(q, k, v, dout, dlse, *, scale, mask, cap=0.0, bias=None, slope=None,
     result["dsink_terms"] = np.abs(share * delta).sum()
   if tanh is not None:
     ds = r(ds * r(1 - tanh * tanh))
+  # What a rounding of out costs, in units of it: delta is off by as much, and
+  # where dp and delta cancel that is all there is.
+  off = p * np.abs(dout * out).sum(axis=1, keepdims=True)
+  result["rounding"] = dict(
+      dq=np.abs(scale) * off @ np.abs(k), dk=np.abs(scale) * off.T @ np.abs(q),
+      dbias=off, dslopes=(off * distance).sum())
+  if sink is not None:
+    result["rounding"]["dsink"] = (
+        share * np.abs(dout * out).sum(axis=1)).sum()
   result["dq"] = r(r(ds @ k) * scale)
   result["dk"] = r(r(ds.T @ q) * scale)
   return result
@@ -146,6 +155,8 @@ def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
   Returns:
     dict with out, lse, dq, dk, dv and, as given, dbias, dslopes, dsink; of the
     last two, which are sums over many rows, also the sums of absolute values.
+    "rounding" has the largest error of each gradient if out is rounded with a
+    relative error of 1.
   """
   mask = mask or Mask()
   packed = q.ndim == 3
@@ -161,6 +172,9 @@ def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
       dsink=np.zeros((b, hq)), dslopes_terms=np.zeros((b, hq)),
       dsink_terms=np.zeros((b, hq)),
       dbias=None if bias is None else np.zeros(bias.shape))
+  rounding = {name: np.zeros(np.shape(out[name]) if out[name] is not None
+                             else ()) for name in (
+      "dq", "dk", "dbias", "dslopes", "dsink")}
   for n, (q0, nq, k0, nk) in enumerate(sequences):
     if skip and nq <= skip:
       continue
@@ -185,14 +199,20 @@ def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
       out["lse"][lse_rows] = x["lse"]
       out["dq"][rows] = x["dq"]
       out["dk"][cols] += x["dk"]
+      rounding["dq"][rows] = x["rounding"]["dq"]
+      rounding["dk"][cols] += x["rounding"]["dk"]
+      rounding["dslopes"][n, h] = x["rounding"]["dslopes"]
       out["dv"][cols] += x["dv"]
       out["dslopes"][n, h] = x["dslope"]
       out["dslopes_terms"][n, h] = x["dslope_terms"]
       if sink is not None:
         out["dsink"][n, h] = x["dsink"]
         out["dsink_terms"][n, h] = x["dsink_terms"]
+        rounding["dsink"][n, h] = x["rounding"]["dsink"]
       if bias is not None:
         out["dbias"][picked] += x["dbias"]
+        rounding["dbias"][picked] += x["rounding"]["dbias"]
+  out["rounding"] = rounding
   if dtype is not None:
     for name in ("dk", "dv"):
       out[name] = out[name].astype(dtype).astype(np.float64)

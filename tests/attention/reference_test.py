@@ -271,6 +271,25 @@ class ChoiceTest(parameterized.TestCase):
       pads = [e for e in equations(program.jaxpr) if e.primitive.name == "pad"]
       self.assertEqual(bool(pads), dim != padded)
 
+  def test_bias_and_mask_are_not_broadcast(self):
+    """Kernels get them as they are: a mask as bools, beside a bias or not."""
+    q = jax.ShapeDtypeStruct((2, 8, 3, 16), jnp.bfloat16)
+    for mask, bias in (((2, 1, 1, 8), (3, 8, 8)), ((8, 1), (1, 3, 1, 8))):
+      program = jax.make_jaxpr(lambda q, mask, bias: jax.vjp(
+          lambda q, bias: aiter.flash_attn_func(
+              q, q, q, mask=mask, bias=bias), q, bias)[1](q))(
+                  q, jax.ShapeDtypeStruct(mask, jnp.bool_),
+                  jax.ShapeDtypeStruct(bias, jnp.float32))
+      calls = [e for e in equations(program.jaxpr)
+               if e.primitive.name == "ffi_call"]
+      self.assertLen(calls, 4)  # Forward and backward, on two platforms.
+      whole = lambda shape: (1,) * (4 - len(shape)) + shape
+      for call in calls:
+        for var, shape, dtype in zip(
+            call.invars[7:9], (bias, mask), (jnp.float32, jnp.bool_)):
+          self.assertEqual(var.aval.shape, whole(shape))
+          self.assertEqual(var.aval.dtype, dtype)
+
   def test_nothing_for_gpus_is_imported_on_a_cpu(self):
     """With JAX_PLATFORMS=cpu no _aiter is loaded, whatever is installed."""
     code = """

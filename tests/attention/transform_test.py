@@ -208,6 +208,21 @@ class VmapTest(TransformTestCase):
     self.assert_close(jax.vmap(fn, mapped)(*args),
                       loop_over(fn, mapped, 2)(*args))
 
+  @parameterized.product(
+      shape=[(16, 24), (2, 1, 1, 24), (4, 16, 1)],
+      mapped=[(0, None), (None, 0), (0, 0)])
+  def test_mask(self, shape, mapped):
+    """A mask, and a bias of its shape."""
+    q, k, v = qkv(2)
+    mask = normal(7, *shape, dtype=jnp.float32) < 0.5
+    bias = normal(8, *shape, dtype=jnp.float32)
+    args = [t if axis is None else jnp.stack([t, o]) for t, o, axis in zip(
+        (q, mask), (-q, ~mask), mapped)]
+    fn = lambda q, mask: results_of(lambda q, bias: aiter.flash_attn_func(
+        q, k, v, bias=bias, mask=mask), (0, 1))(q, bias)
+    self.assert_close(jax.vmap(fn, mapped)(*args),
+                      loop_over(fn, mapped, 2)(*args))
+
   @parameterized.parameters(0, 1, 2, 3)
   def test_per_head_and_lengths(self, which):
     """sink, slopes and lengths, mapped or not."""
@@ -373,6 +388,22 @@ class ShardingTest(TransformTestCase):
     got = self.compare(fn, (q, k, v, bias), (HEADS, HEADS, HEADS, spec),
                        (0, 1, 2, 3))
     self.assertLessEqual(got, expected)
+
+  @parameterized.named_parameters(
+      ("keys", (4, 1, 1, 24), P("x"), (1, 4, 16, 1), P(None, "y")),
+      ("rows", (4, 1, 16, 1), P("x"), (1, 1, 1, 24), P()),
+      ("all", (4, 4, 16, 24), P("x", "y"), (4, 1, 1, 1), P("x")))
+  def test_mask(self, shape, spec, bias_shape, bias_spec):
+    """Dimensions of size 1 stay whole; nothing is gathered."""
+    q, k, v = (t.astype(jnp.float32) for t in qkv(4, hk=4))
+    mask = normal(8, *shape) < 0.5
+    bias = normal(9, *bias_shape, dtype=jnp.float32)
+    fn = lambda q, k, v, bias, mask: aiter.flash_attn_func(
+        q, k, v, bias=bias, mask=mask)
+    got = self.compare(
+        fn, (q, k, v, bias, mask), (HEADS, HEADS, HEADS, bias_spec, spec),
+        (0, 1, 2, 3))
+    self.assertLessEqual(got, {"all-reduce"})
 
   def test_everything_else(self):
     """Slopes, sinks, lengths and dropout follow the batch and the heads."""

@@ -129,6 +129,9 @@ CASES = (
     Case("dot_product_attention_lengths", lambda q, k, v, lengths:
          aiter.dot_product_attention(q, k, v, key_value_seq_lengths=lengths),
          (*_QKV, "lengths b"), ("mha_fwd",)),
+    Case("dot_product_attention_mask", lambda q, k, v, bias, mask:
+         aiter.dot_product_attention(q, k, v, bias, mask > 0),
+         (*_QKV, "f32 4,1,u", "f32 b,1,1,u"), _ATTENTION, 4),
     _case("rms_norm", (_ROWS, _WEIGHT), _NORM, 2),
     _case("rms_norm_with_add", (_ROWS, _ROWS, _WEIGHT), _NORM, 3),
     _case("layer_norm", (_ROWS, _WEIGHT, _WEIGHT), _NORM, 3),

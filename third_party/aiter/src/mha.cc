@@ -109,6 +109,9 @@ Status CheckCommon(const mha_args& a) {
     if (a.bias_ptr != nullptr) {
       return Invalid("bias_ptr", "given", "null in group mode");
     }
+    if (a.mask_ptr != nullptr) {
+      return Invalid("mask_ptr", "given", "null in group mode");
+    }
   } else if (a.seqstart_q_ptr != nullptr || a.seqstart_k_ptr != nullptr) {
     return Invalid("seqstart_q_ptr or seqstart_k_ptr", "given",
                    "null in batch mode");
@@ -124,6 +127,14 @@ Status CheckCommon(const mha_args& a) {
     }
     AITER_RETURN_IF_ERROR(
         CheckRange("stride_bias", a.stride_bias, 0, kMaxRowStride));
+    AITER_RETURN_IF_ERROR(
+        CheckRange("key_stride_bias", a.key_stride_bias, 0, 1));
+  }
+  if (a.mask_ptr != nullptr) {
+    AITER_RETURN_IF_ERROR(
+        CheckRange("stride_mask", a.stride_mask, 0, kMaxRowStride));
+    AITER_RETURN_IF_ERROR(
+        CheckRange("key_stride_mask", a.key_stride_mask, 0, 1));
   }
   return Status();
 }
@@ -192,6 +203,7 @@ ProblemKey MakeKey(const mha_args& a) {
   bool logical_k = a.cu_seqlen_k_ptr != nullptr;
   key.features =
       Flag(bias, kMhaBias) | Flag(bias && a.bias_is_f32, kMhaBiasF32) |
+      Flag(a.mask_ptr != nullptr, kMhaMask) |
       Flag(a.alibi_slopes_ptr != nullptr, kMhaAlibi) |
       Flag(a.sink_ptr != nullptr, kMhaSink) | Flag(a.p_drop > 0, kMhaDropout) |
       Flag(a.is_group_mode, kMhaPacked) |
@@ -232,6 +244,7 @@ MhaParams ParamsOf(const mha_args& a, const ProblemKey& key) {
   p.v_ptr = a.v_ptr;
   p.bias_ptr = a.bias_ptr;
   p.bias_f32_ptr = a.bias_ptr;
+  p.mask_ptr = a.mask_ptr;
   p.alibi_slopes_ptr = a.alibi_slopes_ptr;
   p.sink_ptr = a.sink_ptr;
   p.dropout_state_ptr = a.dropout_state_ptr;
@@ -248,18 +261,23 @@ MhaParams ParamsOf(const mha_args& a, const ProblemKey& key) {
   p.stride_v = static_cast<int32_t>(a.stride_v);
   p.stride_o = static_cast<int32_t>(a.stride_o);
   p.stride_bias = static_cast<int32_t>(a.stride_bias);
+  p.stride_mask = static_cast<int32_t>(a.stride_mask);
+  p.key_stride_bias = static_cast<int32_t>(a.key_stride_bias);
+  p.key_stride_mask = static_cast<int32_t>(a.key_stride_mask);
   p.nhead_stride_q = static_cast<int32_t>(a.nhead_stride_q);
   p.nhead_stride_k = static_cast<int32_t>(a.nhead_stride_k);
   p.nhead_stride_v = static_cast<int32_t>(a.nhead_stride_v);
   p.nhead_stride_o = static_cast<int32_t>(a.nhead_stride_o);
   p.nhead_stride_lse = a.nhead_stride_lse;
   p.nhead_stride_bias = a.nhead_stride_bias;
+  p.nhead_stride_mask = a.nhead_stride_mask;
   p.batch_stride_q = BatchStride(a, a.batch_stride_q);
   p.batch_stride_k = BatchStride(a, a.batch_stride_k);
   p.batch_stride_v = BatchStride(a, a.batch_stride_v);
   p.batch_stride_o = BatchStride(a, a.batch_stride_o);
   p.batch_stride_lse = BatchStride(a, a.batch_stride_lse);
   p.batch_stride_bias = a.batch_stride_bias;
+  p.batch_stride_mask = a.batch_stride_mask;
 
   p.batch = static_cast<int32_t>(a.batch);
   p.seqlen_q = static_cast<int32_t>(a.seqlen_q);

@@ -20,6 +20,7 @@ struct MhaParams {
   const void* lse_ptr = nullptr;
   const void* bias_ptr = nullptr;
   const void* bias_f32_ptr = nullptr;
+  const void* mask_ptr = nullptr;
   const void* alibi_slopes_ptr = nullptr;
   const void* sink_ptr = nullptr;
   const void* dropout_state_ptr = nullptr;
@@ -46,12 +47,15 @@ struct MhaParams {
   int32_t stride_dq = 0, nhead_stride_dq = 0;
   int32_t stride_dk = 0, nhead_stride_dk = 0;
   int32_t stride_dv = 0, nhead_stride_dv = 0;
-  int32_t stride_bias = 0, stride_dbias = 0;
+  int32_t stride_bias = 0, key_stride_bias = 0;
+  int32_t stride_mask = 0, key_stride_mask = 0;
+  int32_t stride_dbias = 0;
   int64_t batch_stride_q = 0, batch_stride_k = 0, batch_stride_v = 0;
   int64_t batch_stride_o = 0, batch_stride_do = 0;
   int64_t batch_stride_dq = 0, batch_stride_dk = 0, batch_stride_dv = 0;
   int64_t nhead_stride_lse = 0, batch_stride_lse = 0;
   int64_t nhead_stride_bias = 0, batch_stride_bias = 0;
+  int64_t nhead_stride_mask = 0, batch_stride_mask = 0;
   int64_t nhead_stride_dbias = 0, batch_stride_dbias = 0;
 
   int32_t batch = 0;

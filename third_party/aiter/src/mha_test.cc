@@ -198,6 +198,7 @@ void TestSelection() {
         a->bias_ptr = At(0x300);
         a->bias_batch = a->bias_nhead = 1;
       },
+      [](mha_fwd_args* a) { a->mask_ptr = At(0x300); },
       [](mha_fwd_args* a) { a->alibi_slopes_ptr = At(0x300); },
       [](mha_fwd_args* a) { a->logits_soft_cap = 30; },
       [](mha_fwd_args* a) {
@@ -291,6 +292,10 @@ void TestDensePacking() {
   args.bias_nhead = 1;
   args.stride_bias = 300;
   args.batch_stride_bias = 60000;
+  args.mask_ptr = At(0x380);
+  args.stride_mask = 0;  // One row for all, and one column for each head.
+  args.key_stride_mask = 0;
+  args.nhead_stride_mask = 1;
   args.alibi_slopes_ptr = At(0x400);
   args.sink_ptr = At(0x500);
   args.p_drop = 0.75f;
@@ -302,7 +307,10 @@ void TestDensePacking() {
   args.sink_size = int64_t{1} << 40;
   CHECK_OK(mha_fwd(args, nullptr));
   const auto g = g_recorder.launches[1].As<MhaParams>();
-  CHECK(g.flags == (1 | 2 | 4 | 8 | 16 | 64 | 1024));
+  CHECK(g.flags == (1 | 2 | 4 | 8 | 16 | 64 | 1024 | 4096));
+  CHECK(g.mask_ptr == At(0x380) && g.nhead_stride_mask == 1);
+  CHECK(g.stride_mask == 0 && g.key_stride_mask == 0);
+  CHECK(g.stride_bias == 300 && g.key_stride_bias == 1);
   CHECK(g.bias_ptr == At(0x300) && g.bias_f32_ptr == At(0x300));
   CHECK(g.cu_seqlens_q_ptr == At(0x700) && g.cu_seqlens_k_ptr == nullptr);
   CHECK(static_cast<uint32_t>(g.drop_threshold) == 0xc0000000u);
@@ -519,6 +527,22 @@ void TestInvalidArguments() {
        [](mha_fwd_args* a) {
          a->bias_ptr = At(16);
          a->bias_batch = 3;
+       }},
+      {"key_stride_bias is 2, but must be",
+       [](mha_fwd_args* a) {
+         a->bias_ptr = At(16);
+         a->bias_batch = a->bias_nhead = 1;
+         a->key_stride_bias = 2;
+       }},
+      {"stride_mask is -1",
+       [](mha_fwd_args* a) {
+         a->mask_ptr = At(16);
+         a->stride_mask = -1;
+       }},
+      {"mask_ptr is given, but must be null in group mode",
+       [](mha_fwd_args* a) {
+         a->is_group_mode = true;
+         a->seqstart_q_ptr = a->seqstart_k_ptr = a->mask_ptr = At(16);
        }},
       {"q_ptr is not aligned", [](mha_fwd_args* a) { a->q_ptr = At(8); }},
       {"stride_k is 4", [](mha_fwd_args* a) { a->stride_k = 4; }},

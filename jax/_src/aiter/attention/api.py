@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,10 +29,12 @@ _DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Arguments
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
   """What a public function was called with, apart from arrays; hashable.
 
-  `names` are the caller's names of q, k, v and the two lengths.
+  `names` are the caller's names of q, k, v, the two lengths and the key of
+  dropout; `least_rank` is the least of a bias; `one_dropout_mask` is one for
+  all batches and heads.
   """
   function: str
   softmax_scale: float | None
@@ -45,11 +47,15 @@ class _Call(NamedTuple):
   min_seqlen_q: int = 0
   return_lse: bool = False
   return_attn_probs: bool = False
-  names: tuple[str, ...] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+  least_rank: int = 2
+  one_dropout_mask: bool = False
+  precision: Any = None
+  names: tuple[str, ...] = (
+      "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "dropout_key")
 
 
-def _static_arguments(function, dropout_p, softmax_scale, causal, window_size,
-                      logits_soft_cap, deterministic, **others) -> _Call:
+def static_arguments(function, dropout_p, softmax_scale, causal, window_size,
+                     logits_soft_cap, deterministic, **others) -> Call:
   """Checks everything that is not an array."""
   number = functools.partial(arguments.number, function)
   accepted = ("(left, right) or (left, right, sink_tokens), integers, each side"
@@ -64,7 +70,7 @@ def _static_arguments(function, dropout_p, softmax_scale, causal, window_size,
   if softmax_scale is not None:
     softmax_scale = number("softmax_scale", softmax_scale,
                            "None or a finite number", math.isfinite)
-  return _Call(
+  return Call(
       function, softmax_scale, float(np.float32(dropout_p)),
       flag(function, "causal", causal), (left, right, sink_tokens),
       number("logits_soft_cap", logits_soft_cap, "0 for none or a number > 0",
@@ -72,7 +78,7 @@ def _static_arguments(function, dropout_p, softmax_scale, causal, window_size,
       flag(function, "deterministic", deterministic), **others)
 
 
-def _check_qkv(call: _Call, q, k, v, packed: bool):
+def _check_qkv(call: Call, q, k, v, packed: bool):
   """Types and shapes of q, k and v."""
   nq, nk, nv = call.names[:3]
   layout = "[total, heads, head_dim]" if packed else "[b, s, heads, head_dim]"
@@ -106,7 +112,7 @@ def _check_qkv(call: _Call, q, k, v, packed: bool):
               f"a number of {nq} heads that is a multiple of {nk}'s")
 
 
-def _check_lengths(call: _Call, name: str, cu, size: int | None):
+def _check_lengths(call: Call, name: str, cu, size: int | None):
   if cu is None:
     return None
   if not jnp.issubdtype(cu.dtype, jnp.integer):
@@ -118,7 +124,7 @@ def _check_lengths(call: _Call, name: str, cu, size: int | None):
   return cu.astype(jnp.int32)
 
 
-def _check_per_head(call: _Call, name: str, t, b: int, hq: int):
+def _check_per_head(call: Call, name: str, t, b: int, hq: int):
   """float32 [b, hq] from [hq] or [b, hq]."""
   if t is None:
     return None
@@ -131,50 +137,69 @@ def _check_per_head(call: _Call, name: str, t, b: int, hq: int):
   return jnp.broadcast_to(t.astype(jnp.float32), (b, hq))
 
 
-def _check_bias(call: _Call, bias, q, k):
-  """Bias as [1 | b, 1 | hq, sq, sk] in q's dtype or float32."""
+def _check_planes(call: Call, name: str, t, q, k):
+  """Bias or mask as [1 | b, 1 | hq, 1 | sq, 1 | sk]."""
+  full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+  shape = (1,) * (4 - t.ndim) + tuple(t.shape)
+  if not call.least_rank <= t.ndim <= 4 or any(
+      n not in (1, m) for n, m in zip(shape, full)):
+    raise bad(call.function, name, describe(t),
+              f"[sq, sk], [hq, sq, sk] or [b, hq, sq, sk] that broadcasts to"
+              f" {list(full)}")
+  return t.reshape(shape)
+
+
+def _check_bias(call: Call, bias, q, k):
+  """Bias as [1 | b, 1 | hq, 1 | sq, 1 | sk] in q's dtype or float32."""
   if bias is None:
     return None
-  full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
   if not jnp.issubdtype(bias.dtype, jnp.floating):
     raise bad(call.function, "bias's dtype", bias.dtype, "a floating dtype",
               TypeError)
-  shape = (1,) * (4 - bias.ndim) + tuple(bias.shape)
-  if not 2 <= bias.ndim <= 4 or any(
-      n not in (1, m) for n, m in zip(shape, full)):
-    raise bad(call.function, "bias", describe(bias),
-              f"[sq, sk], [hq, sq, sk] or [b, hq, sq, sk] that broadcasts to"
-              f" {list(full)}")
-  bias = bias.reshape(shape)
+  bias = _check_planes(call, "bias", bias, q, k)
   if bias.dtype not in (q.dtype, jnp.float32):
     bias = bias.astype(jnp.promote_types(q.dtype, jnp.float32))
-  if shape[2:] == tuple(full[2:]):
-    return bias
-  # In float32, because the gradient is a sum over what broadcasts here.
-  wide = bias.astype(jnp.promote_types(bias.dtype, jnp.float32))
-  return jnp.broadcast_to(wide, (*shape[:2], *full[2:])).astype(bias.dtype)
+  return bias
 
 
-def _dropout_state(call: _Call, key, b: int, hq: int):
+def _check_mask(call: Call, mask, bias, q, k):
+  """Mask as bool [1 | b, 1 | hq, 1 | sq, 1 | sk], with the keys bias hides."""
+  if mask is not None:
+    if mask.dtype != bool:
+      raise bad(call.function, "mask's dtype", mask.dtype, "bool", TypeError)
+    mask = _check_planes(call, "mask", mask, q, k)
+  one_row = lambda t: dims.at_most(t.shape[2], 1)
+  if bias is not None and one_row(bias) and (mask is None or one_row(mask)):
+    # What a bias hides from all rows is hidden as by a mask: keys and values
+    # are not even multiplied with.
+    shown = bias != -jnp.inf
+    mask = shown if mask is None else mask & shown
+  return mask
+
+
+def _dropout_state(call: Call, key, b: int, hq: int):
   """uint32 [b, hq, 4] from a PRNG key, or None without dropout."""
+  name = call.names[5]
   if key is not None:
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed and key.dtype != jnp.uint32:
-      raise bad(call.function, "dropout_key's dtype", key.dtype,
+      raise bad(call.function, f"{name}'s dtype", key.dtype,
                 "a PRNG key, as jax.random.key makes it", TypeError)
     if key.ndim != (0 if typed else 1):
-      raise bad(call.function, "dropout_key", describe(key), "a single key")
+      raise bad(call.function, name, describe(key), "a single key")
   if call.dropout_p == 0.0:
     return None
   if key is None:
-    raise bad(call.function, "dropout_key", None,
+    raise bad(call.function, name, None,
               f"a PRNG key whenever dropout_p > 0 (it is {call.dropout_p:g})")
   words = jnp.broadcast_to(jax.random.bits(key, (2,), jnp.uint32), (b, hq, 2))
+  if call.one_dropout_mask:
+    return jnp.concatenate([words, jnp.zeros_like(words)], axis=-1)
   counter = functools.partial(lax.broadcasted_iota, jnp.uint32, (b, hq, 1))
   return jnp.concatenate([words, counter(0), counter(1)], axis=-1)
 
 
-def _config(call: _Call, x: Operands) -> Config:
+def _config(call: Call, x: Operands) -> Config:
   """The static configuration, with windows that hide nothing removed."""
   left, right, sink_tokens = call.window
   if call.causal:
@@ -197,12 +222,13 @@ def _config(call: _Call, x: Operands) -> Config:
       sink_tokens=sink_tokens if left >= 0 else 0,
       top_left=top_left and (
           left >= 0 or right >= 0 or x.alibi_slopes is not None),
-      min_seqlen_q=call.min_seqlen_q, deterministic=call.deterministic)
+      min_seqlen_q=call.min_seqlen_q, deterministic=call.deterministic,
+      precision=call.precision)
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
-def _attend(call: _Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
-            cu_seqlens_k, bias, alibi_slopes, sink):
+def _attend(call: Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
+            cu_seqlens_k, bias, mask, alibi_slopes, sink):
   """Everything that happens while tracing; arguments as the user gave them.
 
   Args:
@@ -218,7 +244,7 @@ def _attend(call: _Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
   q, k, v = arguments.agreeing(q, k, v)
   _check_qkv(call, q, k, v, packed)
   hq = q.shape[-2]
-  name_q, name_k = call.names[3:]
+  name_q, name_k = call.names[3:5]
   if packed:
     cu_seqlens_q = _check_lengths(call, name_q, cu_seqlens_q, None)
     size = cu_seqlens_q.shape[0]
@@ -231,9 +257,10 @@ def _attend(call: _Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
     b, padded_q, padded_k = q.shape[0], None, None
     cu_seqlens_q = _check_lengths(call, name_q, cu_seqlens_q, b + 1)
     cu_seqlens_k = _check_lengths(call, name_k, cu_seqlens_k, b + 1)
+  bias = _check_bias(call, bias, q, k)
   x = Operands(
-      q, k, v, cu_seqlens_q, cu_seqlens_k, padded_q, padded_k,
-      _check_bias(call, bias, q, k),
+      q, k, v, cu_seqlens_q, cu_seqlens_k, padded_q, padded_k, bias,
+      _check_mask(call, mask, bias, q, k),
       _check_per_head(call, "alibi_slopes", alibi_slopes, b, hq),
       _check_per_head(call, "sink", sink, b, hq),
       _dropout_state(call, dropout_key, b, hq))
@@ -246,7 +273,7 @@ def _attend(call: _Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
   return results if len(results) > 1 else out
 
 
-def _keep_mask(call: _Call, x: Operands):
+def _keep_mask(call: Call, x: Operands):
   """uint8 [b, hq, sq, sk]: 1 where dropout keeps a probability."""
   b, sq, hq, _ = x.q.shape
   sk = x.k.shape[1]
@@ -290,6 +317,7 @@ def flash_attn_func(
     dropout_key: jax.Array | None = None,
     logits_soft_cap: float = 0.0,
     sink: jax.Array | None = None,
+    mask: jax.Array | None = None,
 ):
   """Fused multi-head attention: softmax(scale * q k^T + ...) v.
 
@@ -310,7 +338,7 @@ def flash_attn_func(
       i + sk - sq + right, -1 for unbounded. A third number lets that many
       leading keys stay visible whatever left is (streaming attention).
     bias: added to the scaled scores: [sq, sk], [hq, sq, sk] or
-      [b, hq, sq, sk], where 1 broadcasts. -inf hides a key.
+      [b, hq, sq, sk], where 1 broadcasts, not in memory. -inf hides a key.
     alibi_slopes: [hq] or [b, hq]: -slope * |i + sk - sq - j| is added.
     deterministic: accepted; results are deterministic either way.
     return_lse: return the log-sum-exp of every row too.
@@ -323,6 +351,9 @@ def flash_attn_func(
     logits_soft_cap: if > 0, scaled scores become cap * tanh(score / cap),
       before bias and slopes.
     sink: [hq] or [b, hq], a logit in every row's softmax that has no value.
+    mask: bool, of bias's shapes, a byte an element: False hides a key. The key
+      may hold anything; its value must be finite, but in a mask of one row for
+      all queries ([b, 1, 1, sk]), which hides what that holds too.
 
   Returns:
     out [b, sq, hq, dv]; or a tuple of it and, as asked for, lse
@@ -336,18 +367,19 @@ def flash_attn_func(
   name = "flash_attn_func"
   _check_arrays(name, dict(q=q, k=k, v=v), dict(
       bias=bias, alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q,
-      cu_seqlens_kv=cu_seqlens_kv, dropout_key=dropout_key, sink=sink))
-  call = _static_arguments(
+      cu_seqlens_kv=cu_seqlens_kv, dropout_key=dropout_key, sink=sink,
+      mask=mask))
+  call = static_arguments(
       name, dropout_p, softmax_scale, causal, window_size, logits_soft_cap,
       deterministic, return_lse=flag(name, "return_lse", return_lse),
       return_attn_probs=flag(name, "return_attn_probs", return_attn_probs),
-      names=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_kv"))
+      names=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_kv", "dropout_key"))
   for arg, cu, t in (("cu_seqlens_q", cu_seqlens_q, q),
                      ("cu_seqlens_kv", cu_seqlens_kv, k)):
     if cu is not None and t.ndim == 4:
       arguments.check_cumulative(name, arg, cu, None, longest=t.shape[1])
   return _attend(call, None, dropout_key, q, k, v, cu_seqlens_q, cu_seqlens_kv,
-                 bias, alibi_slopes, sink)
+                 bias, mask, alibi_slopes, sink)
 
 
 def flash_attn_varlen(
@@ -433,14 +465,75 @@ def flash_attn_varlen(
       arguments.check_cumulative(name, arg, cu, t.shape[0], padded)
       arguments.check_cumulative(name, f"{arg}_padded", padded, None)
   flag(name, "zero_tensors", zero_tensors)
-  call = _static_arguments(
+  call = static_arguments(
       name, dropout_p, softmax_scale, causal, window_size, logits_soft_cap,
       deterministic, return_lse=flag(name, "return_lse", return_lse),
       min_seqlen_q=arguments.number(
           name, "min_seqlen_q", min_seqlen_q, "an integer >= 0",
           lambda n: n >= 0, int))
   return _attend(call, (cu_seqlens_q_padded, cu_seqlens_k_padded), dropout_key,
-                 q, k, v, cu_seqlens_q, cu_seqlens_k, None, alibi_slopes, sink)
+                 q, k, v, cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes,
+                 sink)
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def attend_as_jax_nn(call: Call, dropout_key, query, key, value, bias, mask,
+                     query_seq_lengths=None, key_value_seq_lengths=None):
+  """dot_product_attention, while tracing: any batch axes become one."""
+  ranks = {t.ndim for t in (query, key, value)}
+  if len(ranks) != 1 or min(ranks) < 3:
+    raise bad(call.function, "the rank of query, key, value",
+              f"{query.ndim}, {key.ndim}, {value.ndim}",
+              "one for all, 3 or more")
+  lead = query.shape[:-3]
+  for name, t in (("key", key), ("value", value)):
+    if len(lead) > 1 and t.shape[:-3] != lead:
+      raise bad(call.function, f"{name}'s batch", list(t.shape[:-3]),
+                f"{list(lead)}, as query's")
+  axes = lead or (1,)
+  full = (*axes, query.shape[-2], query.shape[-3], key.shape[-3])
+  b = math.prod(axes)
+
+  def planes(name, t):
+    if t is None:
+      return None
+    shape = (1,) * (len(full) - t.ndim) + tuple(t.shape)
+    if t.ndim > len(full) or any(
+        n not in (1, m) for n, m in zip(shape, full)):
+      raise bad(call.function, name, describe(t),
+                f"a shape that broadcasts to {list(full)}")
+    own, inner = shape[:-3], shape[-3:]
+    if all(n == 1 for n in own):
+      return t.reshape(1, *inner)
+    return jnp.broadcast_to(t.reshape(shape), (*axes, *inner)).reshape(
+        b, *inner)
+
+  def cumulative(name, lengths):
+    if lengths is None:
+      return None
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+      raise bad(call.function, f"{name}'s dtype", lengths.dtype,
+                "an integer dtype", TypeError)
+    if lengths.shape != axes:
+      raise bad(call.function, name, describe(lengths),
+                f"shape {list(axes)}")
+    lengths = lengths.reshape(b).astype(jnp.int32)
+    return jnp.concatenate([jnp.zeros((1,), jnp.int32),
+                            jnp.cumsum(lengths, dtype=jnp.int32)])
+
+  result = _attend(
+      call, None, dropout_key,
+      *(t if len(lead) == 1 else t.reshape(b, *t.shape[-3:])
+        for t in (query, key, value)),
+      cumulative("query_seq_lengths", query_seq_lengths),
+      cumulative("key_value_seq_lengths", key_value_seq_lengths),
+      planes("bias", bias), planes("mask", mask), None, None)
+  out, lse = result if call.return_lse else (result, None)
+  out = out.reshape(*lead, *out.shape[1:])
+  if lse is None:
+    return out
+  residual = jnp.moveaxis(lse, 1, 2).reshape(out.shape[:-1])
+  return out, lax.stop_gradient(residual.astype(key.dtype))
 
 
 def dot_product_attention(
@@ -455,33 +548,42 @@ def dot_product_attention(
     query_seq_lengths: jax.Array | None = None,
     key_value_seq_lengths: jax.Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
     return_residual: bool = False,
 ):
   """`jax.nn.dot_product_attention` by the fused kernels.
 
   Arguments, layouts and masks are jax.nn's: causal and window masks start at
-  the top left corner. Two differences: value's head_dim may differ from key's,
-  and a query that sees no key gives 0 (residual -inf), not the mean of values.
+  the top left corner. What differs: there may be any number of batch axes,
+  value's head_dim may differ from key's, and a query that sees no key gives 0
+  (residual -inf), not the mean of values.
+
+  Bias and mask are never broadcast in memory, along no axis of [n, t, s]; a
+  mask costs a byte an element. A hidden key may hold anything. Its value is
+  multiplied with 0, so it must be finite; where the mask has one row for all
+  queries, as a mask of padding has, it too may hold anything.
 
   Args:
-    query: [b, t, n, h] or [t, n, h].
-    key: [b, s, k, h] or [s, k, h]; k divides n.
+    query: [..., t, n, h].
+    key: [..., s, k, h]; k divides n.
     value: as key.
-    bias: added to the scaled scores; of key's rank or less, broadcasts to
-      [b, n, t, s].
-    mask: bool, broadcasts to [b, n, t, s]; False hides a key.
+    bias: added to the scaled scores; broadcasts to [..., n, t, s]. -inf hides a
+      key as a mask does.
+    mask: bool, broadcasts to [..., n, t, s]; False hides a key.
     scale: factor on query.key; None is 1 / sqrt(h).
     is_causal: query i sees keys 0 to i.
-    query_seq_lengths: int [b]; later rows give 0.
-    key_value_seq_lengths: int [b]; later keys are hidden.
+    query_seq_lengths: int [...], of the batch axes; later rows give 0.
+    key_value_seq_lengths: int [...]; later keys are hidden.
     local_window_size: (left, right) or one number for both: query i sees keys
       i - left to i + right.
+    implementation: None or "aiter", which is the same; for jax.nn's others call
+      jax.nn's function.
     return_residual: return the log-sum-exp too.
 
   Returns:
     The output, of query's shape but for value's head_dim; with
-    return_residual a tuple of it and the log-sum-exp, [b, t, n] or [t, n], in
-    key's dtype and without gradient, as jax.nn has it.
+    return_residual a tuple of it and the log-sum-exp, [..., t, n], in key's
+    dtype and without gradient, as jax.nn has it.
 
   Raises:
     TypeError: an argument is not an array, number or dtype of the right kind.
@@ -495,6 +597,7 @@ def dot_product_attention(
       name, dict(query=query, key=key, value=value),
       dict(bias=bias, mask=mask, query_seq_lengths=query_seq_lengths,
            key_value_seq_lengths=key_value_seq_lengths))
+  arguments.choice(name, "implementation", implementation, (None, "aiter"))
   if local_window_size is None:
     window = (-1, -1)
   else:
@@ -506,58 +609,17 @@ def dot_product_attention(
   if scale is not None:
     scale = arguments.number(name, "scale", scale, "None or a finite number",
                              math.isfinite)
-  call = _static_arguments(
+  for arg, lengths in (("query_seq_lengths", query_seq_lengths),
+                       ("key_value_seq_lengths", key_value_seq_lengths)):
+    values = arguments.at_hand(lengths)
+    if values is not None and values.dtype.kind == "i" and (values < 0).any():
+      raise bad(name, arg, values, "lengths >= 0")
+  call = static_arguments(
       name, 0.0, scale, flag(name, "is_causal", is_causal), window, 0.0, True,
-      top_left=True,
+      top_left=True, least_rank=0,
       return_lse=flag(name, "return_residual", return_residual),
       names=("query", "key", "value", "query_seq_lengths",
-             "key_value_seq_lengths"))
-  ranks = {t.ndim for t in (query, key, value)}
-  if ranks not in ({3}, {4}):
-    raise bad(name, "the rank of query, key, value",
-              f"{query.ndim}, {key.ndim}, {value.ndim}", "3 or 4 for all")
-  unbatched = ranks == {3}
-  if unbatched:
-    query, key, value = query[None], key[None], value[None]
-
-  def cumulative(arg, lengths):
-    if lengths is None:
-      return None
-    if not jnp.issubdtype(lengths.dtype, jnp.integer):
-      raise bad(name, f"{arg}'s dtype", lengths.dtype, "an integer dtype",
-                TypeError)
-    if lengths.shape != query.shape[:1]:
-      raise bad(name, arg, describe(lengths), f"shape [{query.shape[0]}]")
-    values = arguments.at_hand(lengths)
-    if values is not None and (values < 0).any():
-      raise bad(name, arg, values, "lengths >= 0")
-    lengths = jnp.asarray(lengths, jnp.int32)
-    return jnp.concatenate([jnp.zeros((1,), jnp.int32),
-                            jnp.cumsum(lengths, dtype=jnp.int32)])
-
-  if mask is not None:
-    if mask.dtype != bool:
-      raise bad(name, "mask's dtype", mask.dtype, "bool", TypeError)
-    full = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
-    shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
-    if mask.ndim > 4 or any(n not in (1, m) for n, m in zip(shape, full)):
-      raise bad(name, "mask", describe(mask),
-                f"a shape that broadcasts to {list(full)}")
-    if bias is None:
-      bias = jnp.zeros((1, 1), query.dtype)
-    mask = jnp.reshape(mask, shape)
-    bias = jnp.where(mask, bias, -jnp.inf).astype(bias.dtype)
-  if bias is not None and bias.ndim < 2:
-    bias = jnp.reshape(bias, (1,) * (2 - bias.ndim) + tuple(bias.shape))
-  result = _attend(
-      call, None, None, query, key, value,
-      cumulative("query_seq_lengths", query_seq_lengths),
-      cumulative("key_value_seq_lengths", key_value_seq_lengths), bias, None,
-      None)
-  out, lse = result if return_residual else (result, None)
-  if unbatched:
-    out = out[0]
-  if not return_residual:
-    return out
-  residual = lax.stop_gradient(jnp.moveaxis(lse, 1, 2).astype(key.dtype))
-  return out, residual[0] if unbatched else residual
+             "key_value_seq_lengths", "dropout_key"))
+  return attend_as_jax_nn(
+      call, None, query, key, value, bias, mask, query_seq_lengths,
+      key_value_seq_lengths)

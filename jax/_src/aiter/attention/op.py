@@ -51,8 +51,8 @@ def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
       packed=x.packed,
       bias=x.bias is not None,
       bias_f32=x.bias is not None and x.bias.dtype != x.q.dtype,
-      alibi=x.alibi_slopes is not None, sink=x.sink is not None,
-      dropout=x.dropout_state is not None,
+      mask=x.mask is not None, alibi=x.alibi_slopes is not None,
+      sink=x.sink is not None, dropout=x.dropout_state is not None,
       cu_seqlens=length_limits and not x.packed,
       top_left=cfg.top_left, soft_cap=cfg.logits_soft_cap > 0,
       sink_tokens=cfg.sink_tokens > 0,
@@ -87,8 +87,9 @@ def _flat(x: Operands):
   return (
       _aligned(x.q), _aligned(x.k), _aligned(x.v),
       *(absent(t, jnp.int32) for t in x[3:7]),
-      absent(x.bias, x.q.dtype), absent(x.alibi_slopes, jnp.float32),
-      absent(x.sink, jnp.float32), absent(x.dropout_state, jnp.uint32))
+      absent(x.bias, x.q.dtype), absent(x.mask, jnp.bool_),
+      absent(x.alibi_slopes, jnp.float32), absent(x.sink, jnp.float32),
+      absent(x.dropout_state, jnp.uint32))
 
 
 def _attributes(cfg: Config):
@@ -123,10 +124,12 @@ def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   flat = _flat(x)
   q, k, v = flat[:3]
   none = like(q, (0,), jnp.float32)
+  dbias_shape = wanted.dbias and (
+      *x.bias.shape[:2], x.q.shape[1], x.k.shape[1])
   dq, dk, dv, dbias, dsink, dslopes, _ = call(
       (like(q, q.shape, q.dtype), like(k, k.shape, k.dtype),
        like(v, v.shape, v.dtype),
-       like(q, x.bias.shape, jnp.float32) if wanted.dbias else none,
+       like(q, dbias_shape, jnp.float32) if wanted.dbias else none,
        like(q, x.sink.shape, jnp.float32) if wanted.dsink else none,
        like(q, saved.lse.shape, jnp.float32) if wanted.dslopes else none,
        like(q, saved.lse.shape, jnp.float32)),
@@ -134,7 +137,8 @@ def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
       absent(saved.dlse, jnp.float32), **_attributes(cfg))
   return Grads(
       dq[..., :x.q.shape[-1]], dk[..., :x.k.shape[-1]],
-      dv[..., :x.v.shape[-1]], dbias if wanted.dbias else None,
+      dv[..., :x.v.shape[-1]],
+      reference.sum_to(dbias, x.bias.shape) if wanted.dbias else None,
       dsink if wanted.dsink else None,
       reference.sum_rows(x, dslopes) if wanted.dslopes else None)
 
@@ -171,6 +175,21 @@ def _fold_starts(cu, padded, mapped, n: int, total: int):
   return jnp.concatenate([starts, jnp.full((1,), n * total, jnp.int32)])
 
 
+def _fold_planes(t, mapped: bool, n: int, q, own: bool):
+  """Bias or mask [n?, 1 | b, ..] -> [1 | n * b, ..]; 1 not if `own`."""
+  if t is None:
+    return None
+  b = q.shape[-4]
+  per_batch = t.shape[-4] == b
+  if not (mapped or own or (per_batch and b > 1)):
+    return t
+  if not mapped:
+    t = jnp.broadcast_to(t, (n, *t.shape))
+  if not per_batch:
+    t = jnp.broadcast_to(t, (n, b, *t.shape[2:]))
+  return t.reshape(n * b, *t.shape[2:])
+
+
 def _fold(x: Operands, mapped: Operands, n: int, own_bias: bool) -> Operands:
   """Operands of one call that does the work of n.
 
@@ -193,18 +212,11 @@ def _fold(x: Operands, mapped: Operands, n: int, own_bias: bool) -> Operands:
           getattr(x, name), getattr(x, padded),
           (getattr(mapped, name), getattr(mapped, padded)), n,
           t.shape[-3])
-  bias = x.bias
-  if bias is not None:
-    b = x.q.shape[-4]
-    per_batch = bias.shape[-4] == b
-    if mapped.bias or own_bias or (per_batch and b > 1):
-      if not mapped.bias:
-        bias = jnp.broadcast_to(bias, (n, *bias.shape))
-      if not per_batch:
-        bias = jnp.broadcast_to(bias, (n, b, *bias.shape[2:]))
-      bias = bias.reshape(n * b, *bias.shape[2:])
+  planes = lambda name, own: _fold_planes(
+      getattr(x, name), getattr(mapped, name), n, x.q, own)
   return Operands(
-      rows("q"), rows("k"), rows("v"), **lengths, **starts, bias=bias,
+      rows("q"), rows("k"), rows("v"), **lengths, **starts,
+      bias=planes("bias", own_bias), mask=planes("mask", False),
       alibi_slopes=rows("alibi_slopes"), sink=rows("sink"),
       dropout_state=rows("dropout_state"))
 
@@ -274,10 +286,9 @@ def _specs(x: Operands):
       cu_seqlens_q=("_",), cu_seqlens_k=("_",), cu_seqlens_q_padded=("_",),
       cu_seqlens_k_padded=("_",), alibi_slopes=(*rows, hq), sink=(*rows, hq),
       dropout_state=(*rows, hq, "_"))
-  if x.bias is not None:
-    spec = spec._replace(bias=(
-        "_" if x.bias.shape[0] == 1 else "b",
-        "_" if x.bias.shape[1] == 1 else hq, "sq", "sk"))
+  planes = lambda t: t is not None and tuple(
+      "_" if n == 1 else name for n, name in zip(t.shape, ("b", hq, sq, sk)))
+  spec = spec._replace(bias=planes(x.bias), mask=planes(x.mask))
   return Operands(*(None if t is None else s for t, s in zip(x, spec)))
 
 

@@ -56,7 +56,8 @@ class _Problem:
   segment_k: jax.Array | None
   first_key: jax.Array | None  # [1 | B, sq] first and last (exclusive) visible
   last_key: jax.Array | None  # index into k, for skipping blocks
-  bias: jax.Array | None  # [1 | B, 1 | hk, 1 | g, sq, sk]
+  bias: jax.Array | None  # [1 | B, 1 | hk, 1 | g, 1 | sq, 1 | sk]
+  mask: jax.Array | None  # likewise, bool
   slopes: jax.Array | None  # [B, hk, g, 1 | sq]
   sink: jax.Array | None  # [B, hk, g, 1 | sq]
   dropout_state: jax.Array | None  # [B, hk, g, 1 | sq, 4]
@@ -74,10 +75,11 @@ def _accumulator(dtype) -> Any:
   return jnp.promote_types(dtype, jnp.float32)
 
 
-def _dot(spec: str, a, b):
+def _dot(cfg: Config, spec: str, a, b):
   """An einsum in the accumulator's type; CPUs lack some narrow dots."""
   acc = _accumulator(b.dtype)
-  return jnp.einsum(spec, a.astype(acc), b.astype(acc))
+  return jnp.einsum(
+      spec, a.astype(acc), b.astype(acc), precision=cfg.precision)
 
 
 def _segments(starts, lengths, total: int, nobody: int):
@@ -172,11 +174,13 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
     if segment_q is not None:
       seen &= segment_q >= 0
     first, last = jnp.where(seen, first, sk), jnp.where(seen, last, 0)
-  bias = x.bias
-  if bias is not None:
-    bias = grouped(bias)
+  bias, mask = grouped(x.bias), grouped(x.mask)
+  if mask is not None and mask.shape[3] == 1:
+    # A key that is hidden from all may hold anything, and so may its value.
+    shown = jnp.any(mask[:, :, :, 0], axis=2)[..., None]
+    k, v = (jnp.where(shown, t, 0) for t in (k, v))
   return _Problem(
-      q, k, v, row, diag, col, segment_q, segment_k, first, last, bias,
+      q, k, v, row, diag, col, segment_q, segment_k, first, last, bias, mask,
       None if slopes is None else grouped(slopes).astype(acc), sink,
       grouped(state), sq, sk, block_q, block_k)
 
@@ -206,16 +210,15 @@ def _pad_to_blocks(p: _Problem) -> _Problem:
     segment_q = jnp.zeros((1, p.sq), jnp.int32)
     segment_k = jnp.zeros((1, p.sk), jnp.int32)
   q_, k_ = p.block_q, p.block_k
-  bias = p.bias
-  if bias is not None:
-    bias = _pad(_pad(bias, 3, q_), 4, k_)
+  planes = lambda t: _pad(_pad(t, 3, q_), 4, k_)
   return dataclasses.replace(
       p, q=_pad(p.q, 3, q_), k=_pad(p.k, 2, k_), v=_pad(p.v, 2, k_),
       row=_pad(p.row, 1, q_), diag=_pad(p.diag, 1, q_), col=_pad(p.col, 1, k_),
       segment_q=_pad(segment_q, 1, q_, -1),
       segment_k=_pad(segment_k, 1, k_, -2),
       first_key=_pad(p.first_key, 1, q_, p.sk),
-      last_key=_pad(p.last_key, 1, q_), bias=bias,
+      last_key=_pad(p.last_key, 1, q_), bias=planes(p.bias),
+      mask=planes(p.mask),
       slopes=_pad(p.slopes, 3, q_), sink=_pad(p.sink, 3, q_, -_INF),
       dropout_state=_pad(p.dropout_state, 3, q_))
 
@@ -228,7 +231,8 @@ def _query_block(p: _Problem, i) -> _Problem:
       diag=_slice(p.diag, 1, at, n), segment_q=_slice(p.segment_q, 1, at, n),
       first_key=_slice(p.first_key, 1, at, n),
       last_key=_slice(p.last_key, 1, at, n), bias=_slice(p.bias, 3, at, n),
-      slopes=_slice(p.slopes, 3, at, n), sink=_slice(p.sink, 3, at, n),
+      mask=_slice(p.mask, 3, at, n), slopes=_slice(p.slopes, 3, at, n),
+      sink=_slice(p.sink, 3, at, n),
       dropout_state=_slice(p.dropout_state, 3, at, n))
 
 
@@ -238,7 +242,7 @@ def _key_block(p: _Problem, j) -> _Problem:
   return dataclasses.replace(
       p, k=_slice(p.k, 2, at, n), v=_slice(p.v, 2, at, n),
       col=_slice(p.col, 1, at, n), segment_k=_slice(p.segment_k, 1, at, n),
-      bias=_slice(p.bias, 4, at, n))
+      bias=_slice(p.bias, 4, at, n), mask=_slice(p.mask, 4, at, n))
 
 
 def _key_blocks(p: _Problem, every_block: bool):
@@ -258,7 +262,7 @@ def _distance(p: _Problem):
 
 def _scores(cfg: Config, p: _Problem):
   """Scores of a block, -inf where hidden, and tanh of the soft cap or None."""
-  s = _dot("bhgqd,bhkd->bhgqk", p.q, p.k)
+  s = _dot(cfg, "bhgqd,bhkd->bhgqk", p.q, p.k)
   s = s * s.dtype.type(cfg.softmax_scale)
   tanh = None
   if cfg.logits_soft_cap > 0:
@@ -266,7 +270,10 @@ def _scores(cfg: Config, p: _Problem):
     tanh = jnp.tanh(s / cap)
     s = tanh * cap
   if p.bias is not None:
-    s = s + p.bias.astype(s.dtype)
+    bias = p.bias.astype(s.dtype)
+    s = jnp.where(bias == -_INF, bias, s + bias)
+  if p.mask is not None:
+    s = jnp.where(p.mask, s, -_INF)
   if p.slopes is not None:
     s = s - p.slopes[..., None] * _distance(p).astype(s.dtype)
   visible = None
@@ -361,7 +368,7 @@ def mha_fwd(cfg: Config, x: Operands,
     keep = _keep(cfg, kb, not x.packed)
     if keep is not None:
       e = e * keep
-    acc = acc * alpha[..., None] + _dot("bhgqk,bhkd->bhgqd", e, kb.v)
+    acc = acc * alpha[..., None] + _dot(cfg, "bhgqk,bhkd->bhgqd", e, kb.v)
     return m_new, l, acc
 
   def block(p):
@@ -443,34 +450,32 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
   dout = jnp.where((lse == -_INF)[..., None], 0, dout)
   lse = jnp.where(lse == -_INF, _INF, lse)
 
-  def sum_to(t, shape):
-    axes = tuple(i for i, n in enumerate(shape) if n == 1 and t.shape[i] != 1)
-    return jnp.sum(t, axis=axes, keepdims=True) if axes else t
-
   def update(j, carry, p, dout, lse, delta):
     """Adds what key block j and this query block give each other."""
     dq, dk, dv, dbias, dslopes = carry
     kb = _key_block(p, j)
     s, tanh = _scores(cfg, kb)
     e = jnp.exp(s - lse[..., None])
-    dp = _dot("bhgqd,bhkd->bhgqk", dout, kb.v)
+    dp = _dot(cfg, "bhgqd,bhkd->bhgqk", dout, kb.v)
     keep = _keep(cfg, kb, not x.packed)
     dropped = e
     if keep is not None:
       dropped, dp = e * keep, dp * keep
     ds = e * (dp - delta[..., None])
+    if p.bias is not None or p.mask is not None:
+      # A hidden key has no gradient, whatever it and its value hold.
+      ds = jnp.where(e == 0, 0, ds)
     # XLA's CPU dots copy an operand that is contracted over its rows, so that
     # had better be the small one: dv transposed, and dk below.
-    dv_j = _dot("bhgqk,bhgqd->bhdk", dropped, dout).swapaxes(2, 3)
+    dv_j = _dot(cfg, "bhgqk,bhgqd->bhdk", dropped, dout).swapaxes(2, 3)
     if wanted.dbias:
-      dbias = _add(dbias, 4, j * p.block_k,
-                   sum_to(ds, (*dbias_shape[:3], -1, -1)))
+      dbias = _add(dbias, 4, j * p.block_k, sum_to(ds, dbias_shape))
     if wanted.dslopes:
       dslopes = dslopes - jnp.sum(ds * _distance(kb).astype(acc), axis=-1)
     if tanh is not None:
       ds = ds * (1 - tanh * tanh)
-    dq = dq + _dot("bhgqk,bhkd->bhgqd", ds, kb.k) * scale
-    dk_j = _dot("bhgqk,bhgqd->bhdk", ds, p.q).swapaxes(2, 3) * scale
+    dq = dq + _dot(cfg, "bhgqk,bhkd->bhgqd", ds, kb.k) * scale
+    dk_j = _dot(cfg, "bhgqk,bhgqd->bhdk", ds, p.q).swapaxes(2, 3) * scale
     return (dq, _add(dk, 2, j * p.block_k, dk_j),
             _add(dv, 2, j * p.block_k, dv_j), dbias, dslopes)
 
@@ -478,7 +483,9 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
     rows = p.q.shape[:-1]
     dbias = dslopes = None
     if wanted.dbias:
-      dbias = _full((*dbias_shape[:3], rows[-1], p.k.shape[2]), 0, p.q)
+      own = (n if whole != 1 else 1 for n, whole in zip(
+          (rows[-1], p.k.shape[2]), dbias_shape[3:]))
+      dbias = _full((*dbias_shape[:3], *own), 0, p.q)
     if wanted.dslopes:
       dslopes = _full(rows, 0, p.q)
     carry = _full(p.q.shape, 0, p.q), dk, dv, dbias, dslopes
@@ -511,9 +518,13 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
         step, carry, jnp.arange(n, dtype=jnp.int32))
     dq = jnp.moveaxis(dq, 0, 1).reshape(b, -1, hk * g, p.q.shape[-1])[:, :sq]
     dk, dv = dk[:, :, :sk], dv[:, :, :sk]
-    if wanted.dbias:  # [n, B, hk, g, rows, cols]
-      dbias = jnp.moveaxis(dbias, 0, 3).reshape(
-          *dbias_shape[:3], -1, p.k.shape[2])[..., :sq, :sk]
+    if wanted.dbias:  # [n, B, hk, g, rows | 1, cols | 1]
+      if dbias_shape[3] == 1:
+        dbias = jnp.sum(dbias, axis=0)
+      else:
+        dbias = jnp.moveaxis(dbias, 0, 3).reshape(
+            *dbias_shape[:3], -1, dbias.shape[-1])[..., :sq, :]
+      dbias = dbias[..., :dbias_shape[4]]
     if wanted.dslopes:
       dslopes = jnp.moveaxis(dslopes, 0, 3).reshape(b, hk, g, -1)[..., :sq]
   dk, dv = (t.transpose(0, 2, 1, 3).astype(x.q.dtype) for t in (dk, dv))
@@ -524,6 +535,12 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
   if wanted.dslopes:
     dslopes = _sum_rows(x, dslopes.reshape(b, hk * g, sq)).astype(jnp.float32)
   return Grads(dq, dk, dv, dbias, dsink, dslopes)
+
+
+def sum_to(t, shape):
+  """t summed over the axes in which `shape` is 1."""
+  axes = tuple(i for i, n in enumerate(shape) if n == 1 and t.shape[i] != 1)
+  return jnp.sum(t, axis=axes, keepdims=True) if axes else t
 
 
 def _add(total, axis: int, start, part):

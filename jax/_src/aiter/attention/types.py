@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -22,6 +22,8 @@ class Config(NamedTuple):
       instead of ending at its bottom right one.
     min_seqlen_q: sequences with at most this many queries are skipped, if > 0.
     deterministic: same bits every time (always so today).
+    precision: of the formula's products, as jax.numpy takes it; the kernels'
+      are exact.
   """
   softmax_scale: float
   logits_soft_cap: float = 0.0
@@ -32,6 +34,7 @@ class Config(NamedTuple):
   top_left: bool = False
   min_seqlen_q: int = 0
   deterministic: bool = True
+  precision: Any = None
 
 
 class Operands(NamedTuple):
@@ -50,7 +53,10 @@ class Operands(NamedTuple):
     cu_seqlens_q_padded: int32 [b + 1], first row of every packed sequence,
       where it is not cu_seqlens_q.
     cu_seqlens_k_padded: the same of keys.
-    bias: [1 | b, 1 | hq, sq, sk], q's dtype or float32; dense only.
+    bias: [1 | b, 1 | hq, 1 | sq, 1 | sk], q's dtype or float32; dense only.
+      -inf hides a key.
+    mask: bool, of such a shape: False hides a key, whatever it holds; in a mask
+      of one row for all queries also whatever its value holds. Dense only.
     alibi_slopes: float32 [b, hq].
     sink: float32 [b, hq], an extra logit without a value.
     dropout_state: uint32 [b, hq, 4]: two key words, batch and head counters.
@@ -63,6 +69,7 @@ class Operands(NamedTuple):
   cu_seqlens_q_padded: jax.Array | None = None
   cu_seqlens_k_padded: jax.Array | None = None
   bias: jax.Array | None = None
+  mask: jax.Array | None = None
   alibi_slopes: jax.Array | None = None
   sink: jax.Array | None = None
   dropout_state: jax.Array | None = None

@@ -55,10 +55,14 @@ struct mha_args {
   const void* v_ptr = nullptr;
 
   // Added to the scaled and capped scores, dense only:
-  // [batch | 1, nhead_q | 1, seqlen_q, seqlen_k], float32 if `bias_is_f32`,
-  // else of `data_type`. A broadcast dimension has size 1 and stride 0.
+  // [batch | 1, nhead_q | 1, seqlen_q | 1, seqlen_k | 1], float32 if
+  // `bias_is_f32`, else of `data_type`. A broadcast dimension has stride 0.
+  // -inf hides a key.
   const void* bias_ptr = nullptr;
   bool bias_is_f32 = false;
+  // A byte each, laid out as the bias: 0 hides a key from a row, whatever the
+  // key holds; 0 in a mask of one row for all also whatever its value holds.
+  const void* mask_ptr = nullptr;
   // float32 [batch, nhead_q]: -slope * |i + offset - j| is added.
   const void* alibi_slopes_ptr = nullptr;
   // float32 [batch, nhead_q]: a logit without a value in each row's softmax.
@@ -83,7 +87,7 @@ struct mha_args {
   int64_t nhead_k = 0;  // Divides nhead_q.
   int64_t hdim_q = 0;   // Multiples of 8 up to 256.
   int64_t hdim_v = 0;
-  int64_t bias_batch = 0;  // Sizes of the bias: 1, or batch and nhead_q.
+  int64_t bias_batch = 0;  // Sizes of dbias: 1, or batch and nhead_q.
   int64_t bias_nhead = 0;
 
   int64_t stride_q = 0, nhead_stride_q = 0, batch_stride_q = 0;
@@ -91,7 +95,10 @@ struct mha_args {
   int64_t stride_v = 0, nhead_stride_v = 0, batch_stride_v = 0;
   int64_t stride_o = 0, nhead_stride_o = 0, batch_stride_o = 0;
   int64_t nhead_stride_lse = 0, batch_stride_lse = 0;
+  // Those between keys are 1, or 0.
   int64_t stride_bias = 0, nhead_stride_bias = 0, batch_stride_bias = 0;
+  int64_t stride_mask = 0, nhead_stride_mask = 0, batch_stride_mask = 0;
+  int64_t key_stride_bias = 1, key_stride_mask = 1;
 
   float scale_s = 1.0f;          // Scores are scale_s * (q . k),
   float logits_soft_cap = 0.0f;  // then cap * tanh(score / cap) if cap > 0.
@@ -127,8 +134,9 @@ struct mha_bwd_args : mha_args {
   void* dq_ptr = nullptr;
   void* dk_ptr = nullptr;
   void* dv_ptr = nullptr;
-  void* dbias_ptr =
-      nullptr;  // float32, contiguous, the bias's shape; or absent.
+  // float32 [bias_batch, bias_nhead, seqlen_q, seqlen_k], contiguous, or
+  // absent.
+  void* dbias_ptr = nullptr;
   void* d_sink_ptr = nullptr;  // float32 [batch, nhead_q], or absent.
   // float32, like lse: each row's share of the slopes' gradient, for the caller
   // to sum; or absent.

@@ -103,6 +103,12 @@ def _tile_gradient(
             tl.trans(s), terms, m0, n0, seq, TILE_M, TILE_N))
       else:
         s = scores.add_bias(s, terms, m0, n0, seq, TILE_M, TILE_N)
+    if terms.flags & scores.HAS_MASK:
+      if TRANSPOSED:
+        s = tl.trans(scores.apply_mask(
+            tl.trans(s), terms, m0, n0, seq, TILE_M, TILE_N))
+      else:
+        s = scores.apply_mask(s, terms, m0, n0, seq, TILE_M, TILE_N)
     if terms.flags & scores.ALIBI:
       s -= terms.slope * tl.abs(rows + window.offset - cols).to(tl.float32)
     score_scale = scores.LOG2E
@@ -131,6 +137,9 @@ def _tile_gradient(
       p_dropped = p * factor
       dp = dp * factor
   ds = p * (dp - delta_tile)
+  if GENERAL:
+    # A hidden key has no gradient, whatever it and its value hold.
+    ds = tl.where(p == 0.0, 0.0, ds)
   ds_scores = ds
   if GENERAL:
     if terms.logits_soft_cap > 0:
@@ -195,7 +204,7 @@ def _dkdv_step(
 @triton.jit
 def mha_bwd_dkdv(
     q, k, v, do, lse, delta, dq, dk, dv, dbias, d_slopes,
-    bias, bias_f32, alibi_slopes, dropout_state,
+    bias, bias_f32, mask, alibi_slopes, dropout_state,
     cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
     stride_q, nhead_stride_q, batch_stride_q,
     stride_k, nhead_stride_k, batch_stride_k,
@@ -205,7 +214,8 @@ def mha_bwd_dkdv(
     stride_dk, nhead_stride_dk, batch_stride_dk,
     stride_dv, nhead_stride_dv, batch_stride_dv,
     nhead_stride_lse, batch_stride_lse,
-    stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_bias, key_stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_mask, key_stride_mask, nhead_stride_mask, batch_stride_mask,
     stride_dbias, nhead_stride_dbias, batch_stride_dbias,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     bias_batch, bias_nhead,
@@ -285,7 +295,9 @@ def mha_bwd_dkdv(
     head = head_k * group + i
     terms = scores.terms_of(
         index, head, nhead_q, b * batch_stride_bias + head * nhead_stride_bias,
-        bias, bias_f32, stride_bias, alibi_slopes, dropout_state, softmax_scale,
+        bias, bias_f32, stride_bias, key_stride_bias,
+        b * batch_stride_mask + head * nhead_stride_mask, mask, stride_mask,
+        key_stride_mask, alibi_slopes, dropout_state, softmax_scale,
         logits_soft_cap, drop_threshold, rp_keep, flags, GENERAL)
     rows = _Rows(
         q + head.to(tl.int64) * nhead_stride_q, stride_q, hdim_q,
@@ -333,15 +345,24 @@ def _dq_step(
   keys_left = seq.len_k - n0
   k_ptr = keys.k + n0.to(tl.int64) * keys.stride_k
   v_ptr = keys.v + n0.to(tl.int64) * keys.stride_v
-  k_tile = tiles.load_tile(
-      k_ptr, keys.stride_k, keys_left, keys.hdim_q, TILE_N, HEAD, MASKED,
-      GENERAL)
+  if GENERAL:
+    shown = scores.keys_shown(terms, n0, seq, TILE_N)
+    k_tile = scores.load_shown(
+        k_ptr, keys.stride_k, shown, keys.hdim_q, TILE_N, HEAD)
+  else:
+    k_tile = tiles.load_tile(
+        k_ptr, keys.stride_k, keys_left, keys.hdim_q, TILE_N, HEAD, MASKED,
+        False)
   s = tl.dot(q_tile, tl.trans(k_tile))
   k_tail = k_tile
   if TAIL > 0:
-    k_tail = tiles.load_tile(
-        k_ptr + HEAD, keys.stride_k, keys_left, keys.hdim_q - HEAD,
-        TILE_N, TAIL, MASKED, GENERAL)
+    if GENERAL:
+      k_tail = scores.load_shown(
+          k_ptr + HEAD, keys.stride_k, shown, keys.hdim_q - HEAD, TILE_N, TAIL)
+    else:
+      k_tail = tiles.load_tile(
+          k_ptr + HEAD, keys.stride_k, keys_left, keys.hdim_q - HEAD,
+          TILE_N, TAIL, MASKED, False)
     s = tl.dot(q_tail, tl.trans(k_tail), s)
   v_tile = tiles.load_tile(
       v_ptr, keys.stride_v, keys_left, keys.hdim_v, TILE_N, BLOCK_DV, MASKED,
@@ -366,7 +387,7 @@ def _dq_step(
 @triton.jit
 def mha_bwd_dq(
     q, k, v, do, lse, delta, dq, dk, dv, dbias, d_slopes,
-    bias, bias_f32, alibi_slopes, dropout_state,
+    bias, bias_f32, mask, alibi_slopes, dropout_state,
     cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
     stride_q, nhead_stride_q, batch_stride_q,
     stride_k, nhead_stride_k, batch_stride_k,
@@ -376,7 +397,8 @@ def mha_bwd_dq(
     stride_dk, nhead_stride_dk, batch_stride_dk,
     stride_dv, nhead_stride_dv, batch_stride_dv,
     nhead_stride_lse, batch_stride_lse,
-    stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_bias, key_stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_mask, key_stride_mask, nhead_stride_mask, batch_stride_mask,
     stride_dbias, nhead_stride_dbias, batch_stride_dbias,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     bias_batch, bias_nhead,
@@ -435,7 +457,9 @@ def mha_bwd_dq(
       sink_tokens)
   terms = scores.terms_of(
       index, head, nhead_q, b * batch_stride_bias + head * nhead_stride_bias,
-      bias, bias_f32, stride_bias, alibi_slopes, dropout_state, softmax_scale,
+      bias, bias_f32, stride_bias, key_stride_bias,
+      b * batch_stride_mask + head * nhead_stride_mask, mask, stride_mask,
+      key_stride_mask, alibi_slopes, dropout_state, softmax_scale,
       logits_soft_cap, drop_threshold, rp_keep, flags, GENERAL)
 
   m1 = tl.minimum(m0 + TILE_M, seq.len_q)
@@ -494,7 +518,7 @@ def mha_bwd_dq(
 @triton.jit
 def mha_bwd_dbias(
     q, k, v, do, lse, delta, dq, dk, dv, dbias, d_slopes,
-    bias, bias_f32, alibi_slopes, dropout_state,
+    bias, bias_f32, mask, alibi_slopes, dropout_state,
     cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
     stride_q, nhead_stride_q, batch_stride_q,
     stride_k, nhead_stride_k, batch_stride_k,
@@ -504,7 +528,8 @@ def mha_bwd_dbias(
     stride_dk, nhead_stride_dk, batch_stride_dk,
     stride_dv, nhead_stride_dv, batch_stride_dv,
     nhead_stride_lse, batch_stride_lse,
-    stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_bias, key_stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_mask, key_stride_mask, nhead_stride_mask, batch_stride_mask,
     stride_dbias, nhead_stride_dbias, batch_stride_dbias,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     bias_batch, bias_nhead,
@@ -558,8 +583,10 @@ def mha_bwd_dbias(
       lse_offset = b * batch_stride_lse + h * nhead_stride_lse + row
       terms = scores.terms_of(
           index, head, nhead_q, b * batch_stride_bias + h * nhead_stride_bias,
-          bias, bias_f32, stride_bias, alibi_slopes, dropout_state,
-          softmax_scale, logits_soft_cap, drop_threshold, rp_keep, flags, True)
+          bias, bias_f32, stride_bias, key_stride_bias,
+          b * batch_stride_mask + h * nhead_stride_mask, mask, stride_mask,
+          key_stride_mask, alibi_slopes, dropout_state, softmax_scale,
+          logits_soft_cap, drop_threshold, rp_keep, flags, True)
       q_tile = tiles.load_tile(
           q_ptr, stride_q, seq.len_q - m0, hdim_q, TILE_M, HEAD, True, True)
       k_tile = tiles.load_tile(

@@ -7,7 +7,7 @@ from third_party.aiter.aot.family import Family, Op, flags, points_to, selecting
 # The kernels' argument `flags`.
 FLAGS = flags("bias bias_f32 alibi sink dropout packed cu_seqlens_q "
               "cu_seqlens_k cu_seqlens_q_padded cu_seqlens_k_padded top_left "
-              "dlse")
+              "dlse mask")
 FEATURES = {
     **FLAGS,
     # These only select. A window has a bound on either side; causal is one.
@@ -59,18 +59,19 @@ FAMILY = Family(
         **points_to("dtype", "q k v out do dq dk dv bias"),
         **points_to("fp32", "lse delta dlse bias_f32 alibi_slopes sink d_sink "
                     "d_slopes dbias"),
+        "mask": "u8",
         **points_to("i32", "cu_seqlens_q cu_seqlens_k cu_seqlens_q_padded "
                     "cu_seqlens_k_padded"),
         "dropout_state": "u32",
     },
     floats=frozenset({"softmax_scale", "logits_soft_cap", "rp_keep"}),
-    int64=r"batch_stride_|nhead_stride_(lse|bias|dbias)$",
+    int64=r"batch_stride_|nhead_stride_(lse|bias|mask|dbias)$",
     aligned=(r"(stride|nhead_stride|batch_stride)_(q|k|v|o|do|dq|dk|dv)$|"
              r"hdim_[qv]$"),
     constants=_constants,
     features=FEATURES,
-    general_only=("bias", "alibi", "dropout", "soft_cap", "sink_tokens",
-                  "non_positive_scale"),
+    general_only=("bias", "mask", "alibi", "dropout", "soft_cap",
+                  "sink_tokens", "non_positive_scale"),
     messages={
         "alibi": "ALiBi slopes", "packed": "packed sequences",
         "cu_seqlens_q": "lengths of queries", "cu_seqlens_k": "lengths of keys",

@@ -51,6 +51,8 @@ def _attend(
       s = scores.soft_cap(s, terms.logits_soft_cap)
     if terms.flags & scores.HAS_BIAS:
       s = scores.add_bias(s, terms, m0, n0, seq, TILE_M, TILE_N)
+    if terms.flags & scores.HAS_MASK:
+      s = scores.apply_mask(s, terms, m0, n0, seq, TILE_M, TILE_N)
     if terms.flags & scores.ALIBI:
       s -= terms.slope * tl.abs(rows + window.offset - cols).to(tl.float32)
     s *= scores.LOG2E
@@ -71,7 +73,7 @@ def _attend(
         LANE_KEYS)
   m_new = tl.maximum(m, tl.max(s, 1) * score_scale)
   m_exp = m_new
-  if GENERAL and MASKED:
+  if GENERAL:
     # A row that has seen no key yet: anything finite keeps the NaN away.
     m_exp = tl.where(m_new == float("-inf"), 0.0, m_new)
   if LANE_KEYS > 0 and not GENERAL and (EDGE or MASKED):
@@ -86,9 +88,14 @@ def _attend(
   if GENERAL:
     if terms.flags & scores.DROPOUT:
       p *= scores.keep_scale(terms, m0, n0, TILE_M, TILE_N)
-  v_tile = tiles.load_tile(
-      v_ptr, keys.stride_v, seq.len_k - n0, keys.hdim_v, TILE_N, BLOCK_DV,
-      MASKED, GENERAL)
+  if GENERAL:
+    v_tile = scores.load_shown(
+        v_ptr, keys.stride_v, scores.keys_shown(terms, n0, seq, TILE_N),
+        keys.hdim_v, TILE_N, BLOCK_DV)
+  else:
+    v_tile = tiles.load_tile(
+        v_ptr, keys.stride_v, seq.len_k - n0, keys.hdim_v, TILE_N, BLOCK_DV,
+        MASKED, False)
   p = tiles.cast(p, v_tile.dtype, CHEAP_CAST)
   acc = tl.dot(p, v_tile, acc)
   return acc, m_new, l
@@ -96,14 +103,15 @@ def _attend(
 
 @triton.jit
 def mha_fwd(
-    q, k, v, out, lse, bias, bias_f32, alibi_slopes, sink, dropout_state,
+    q, k, v, out, lse, bias, bias_f32, mask, alibi_slopes, sink, dropout_state,
     cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
     stride_q, nhead_stride_q, batch_stride_q,
     stride_k, nhead_stride_k, batch_stride_k,
     stride_v, nhead_stride_v, batch_stride_v,
     stride_o, nhead_stride_o, batch_stride_o,
     nhead_stride_lse, batch_stride_lse,
-    stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_bias, key_stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_mask, key_stride_mask, nhead_stride_mask, batch_stride_mask,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
@@ -117,8 +125,11 @@ def mha_fwd(
   Strides count elements: stride_x between rows, nhead_stride_x between heads,
   batch_stride_x between dense batches (0 if packed). Packed: seqlen_q and
   seqlen_k are all the rows in memory. windows: 2^30 where unbounded.
-  The fast grade takes neither bias, slopes, soft cap, dropout nor sink_tokens,
-  wants softmax_scale > 0 and head dims of exactly HEAD + TAIL and BLOCK_DV.
+  Bias and mask have a stride between keys too, 1 or 0; any stride of theirs is
+  0 where one row, key, head or batch is for all.
+  The fast grade takes neither bias, mask, slopes, soft cap, dropout nor
+  sink_tokens, wants softmax_scale > 0 and head dims of exactly HEAD + TAIL and
+  BLOCK_DV.
 
   Grid: (tiles of rows, heads, batch), packed (slots, heads, 1); HEADS_FIRST
   swaps the first two.
@@ -166,7 +177,9 @@ def mha_fwd(
       sink_tokens)
   terms = scores.terms_of(
       index, head, nhead_q, b * batch_stride_bias + head * nhead_stride_bias,
-      bias, bias_f32, stride_bias, alibi_slopes, dropout_state, softmax_scale,
+      bias, bias_f32, stride_bias, key_stride_bias,
+      b * batch_stride_mask + head * nhead_stride_mask, mask, stride_mask,
+      key_stride_mask, alibi_slopes, dropout_state, softmax_scale,
       logits_soft_cap, drop_threshold, rp_keep, flags, GENERAL)
 
   m1 = tl.minimum(m0 + TILE_M, seq.len_q)

@@ -26,6 +26,7 @@ CU_SEQLENS_Q_PADDED = tl.constexpr(FEATURES["cu_seqlens_q_padded"])
 CU_SEQLENS_K_PADDED = tl.constexpr(FEATURES["cu_seqlens_k_padded"])
 TOP_LEFT = tl.constexpr(FEATURES["top_left"])
 DLSE = tl.constexpr(FEATURES["dlse"])
+HAS_MASK = tl.constexpr(FEATURES["mask"])
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -72,13 +73,18 @@ class Window(NamedTuple):
 class Terms(NamedTuple):
   """What makes a score of q.k and weighs it, for one head.
 
-  The bias stands at the head's plane; key and counter are Philox's.
+  Bias and mask stand at the head's plane, whose strides are 0 where it has one
+  row or one column for all; key and counter are Philox's.
   """
   scale: tl.tensor
   logits_soft_cap: tl.tensor
   bias: tl.tensor
   bias_f32: tl.tensor
   stride_bias: tl.tensor
+  key_stride_bias: tl.tensor
+  mask: tl.tensor
+  stride_mask: tl.tensor
+  key_stride_mask: tl.tensor
   slope: tl.tensor
   key0: tl.tensor
   key1: tl.tensor
@@ -164,6 +170,7 @@ def offset_of(seq, flags):
 @triton.jit
 def terms_of(
     index, head, nhead_q, bias_offset, bias, bias_f32, stride_bias,
+    key_stride_bias, mask_offset, mask, stride_mask, key_stride_mask,
     alibi_slopes, dropout_state, scale, logits_soft_cap, drop_threshold,
     rp_keep, flags, GENERAL: tl.constexpr,
 ):
@@ -176,6 +183,7 @@ def terms_of(
   if GENERAL:
     bias += bias_offset
     bias_f32 += bias_offset
+    mask += mask_offset
     if flags & ALIBI:
       slope = tl.load(alibi_slopes + index * nhead_q + head)
     if flags & DROPOUT:
@@ -185,8 +193,9 @@ def terms_of(
       counter0 = tl.load(state + 2)
       counter1 = tl.load(state + 3)
   return Terms(
-      scale, logits_soft_cap, bias, bias_f32, stride_bias, slope, key0, key1,
-      counter0, counter1, drop_threshold, rp_keep, flags)
+      scale, logits_soft_cap, bias, bias_f32, stride_bias, key_stride_bias,
+      mask, stride_mask, key_stride_mask, slope, key0, key1, counter0, counter1,
+      drop_threshold, rp_keep, flags)
 
 
 @triton.jit
@@ -336,23 +345,112 @@ def soft_cap(s, cap):
 
 
 @triton.jit
+def _plane_tile(
+    ptr, stride, key_stride, m0, n0, seq, other,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+):
+  """[TILE_M, TILE_N] of a plane from row m0, key n0; past those, `other`."""
+  r = tl.arange(0, TILE_M)[:, None]
+  # So that threads lie along keys, where a stride of 1 is not known to be. No
+  # load gets wider by it: nothing is known of the alignment.
+  c = tl.max_contiguous(tl.arange(0, TILE_N) * key_stride, TILE_N)[None, :]
+  mask = (r < seq.len_q - m0) & (
+      tl.arange(0, TILE_N)[None, :] < seq.len_k - n0)
+  first = m0.to(tl.int64) * stride + n0 * key_stride
+  return tl.load(ptr + first + (r * stride + c), mask=mask, other=other)
+
+
+@triton.jit
+def _plane_row(ptr, key_stride, n0, seq, other, TILE_N: tl.constexpr):
+  """[1, TILE_N] of a plane with one row for all."""
+  c = tl.arange(0, TILE_N)
+  return tl.load(
+      ptr + (n0 + c) * key_stride, mask=c < seq.len_k - n0, other=other
+  )[None, :]
+
+
+@triton.jit
+def _plus(s, bias):
+  """s + bias; -inf hides: it selects, so that no key's NaN comes through."""
+  return tl.where(bias == float("-inf"), bias, s + bias)
+
+
+@triton.jit
+def _where(shown, s):
+  """s where it is shown, elsewhere -inf."""
+  return tl.where(shown != 0, s, float("-inf"))
+
+
+@triton.jit
+def _add_plane(
+    s, ptr, terms, m0, n0, seq, TILE_M: tl.constexpr, TILE_N: tl.constexpr
+):
+  # Each branch ends with s: a tile that leaves one and is then transposed is
+  # more than Triton's removal of layout conversions survives.
+  if terms.stride_bias == 0:
+    s = _plus(s, _plane_row(
+        ptr, terms.key_stride_bias, n0, seq, 0.0, TILE_N).to(tl.float32))
+  else:
+    s = _plus(s, _plane_tile(
+        ptr, terms.stride_bias, terms.key_stride_bias, m0, n0, seq, 0.0,
+        TILE_M, TILE_N).to(tl.float32))
+  return s
+
+
+@triton.jit
 def add_bias(
     s, terms, m0, n0, seq, TILE_M: tl.constexpr, TILE_N: tl.constexpr
 ):
   """s plus the bias tile at row m0, key n0."""
-  r = tl.arange(0, TILE_M)[:, None]
-  c = tl.arange(0, TILE_N)[None, :]
-  mask = (r < seq.len_q - m0) & (c < seq.len_k - n0)
-  first = m0.to(tl.int64) * terms.stride_bias + n0
   if terms.flags & BIAS_F32:
-    s += tl.load(
-        terms.bias_f32 + first + (r * terms.stride_bias + c), mask=mask,
-        other=0.0)
+    s = _add_plane(s, terms.bias_f32, terms, m0, n0, seq, TILE_M, TILE_N)
   else:
-    s += tl.load(
-        terms.bias + first + (r * terms.stride_bias + c), mask=mask, other=0.0
-    ).to(tl.float32)
+    s = _add_plane(s, terms.bias, terms, m0, n0, seq, TILE_M, TILE_N)
   return s
+
+
+@triton.jit
+def apply_mask(
+    s, terms, m0, n0, seq, TILE_M: tl.constexpr, TILE_N: tl.constexpr
+):
+  """s where the mask's tile at row m0, key n0 is set, elsewhere -inf."""
+  if terms.stride_mask == 0:
+    s = _where(_plane_row(
+        terms.mask, terms.key_stride_mask, n0, seq, 1, TILE_N), s)
+  else:
+    s = _where(_plane_tile(
+        terms.mask, terms.stride_mask, terms.key_stride_mask, m0, n0, seq, 1,
+        TILE_M, TILE_N), s)
+  return s
+
+
+@triton.jit
+def keys_shown(terms, n0, seq, TILE_N: tl.constexpr):
+  """Whether rows may see the keys from n0 on: [TILE_N].
+
+  False past the sequence, and where a mask of one row hides a key from all.
+  Such a key may hold NaN, and 0 times NaN is NaN: whoever multiplies with keys
+  or values reads zeros there. It is a condition of their loads, and no branch,
+  so that those loads stay asynchronous.
+  """
+  c = tl.arange(0, TILE_N)
+  keys = seq.len_k - n0
+  one_row = ((terms.flags & HAS_MASK) != 0) & (terms.stride_mask == 0)
+  shown = tl.load(
+      terms.mask + (n0 + c) * terms.key_stride_mask,
+      mask=c < tl.where(one_row, keys, 0), other=1)
+  return (c < keys) & (shown != 0)
+
+
+@triton.jit
+def load_shown(
+    ptr, stride, shown, cols, ROWS: tl.constexpr, COLS: tl.constexpr
+):
+  """A tile of keys or values; of those not shown, and past `cols`, zeros."""
+  r = tl.arange(0, ROWS)[:, None]
+  c = tl.arange(0, COLS)[None, :]
+  return tl.load(
+      ptr + (r * stride + c), mask=shown[:, None] & (c < cols), other=0.0)
 
 
 @triton.jit
