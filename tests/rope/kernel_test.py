@@ -53,8 +53,9 @@ class RopeKernelTest(parameterized.TestCase):
     tables = Tensor(cos), Tensor(sin)
     tile_m, tile_n = 4, 2
     blocks = sum(-(-h // tile_n) for h in heads)
+    parts = -(-pairs // pairs_tile) + -(-(d - d_rot) // (2 * pairs_tile))
     with gpu_arithmetic():
-      rope_rotate.rope_rotate[(-(-tokens // tile_m) * blocks,)](
+      rope_rotate.rope_rotate[(-(-tokens // tile_m) * blocks * parts,)](
           Tensor(x), Tensor(y), *tables, *tables,
           _ints([0] if positions is None else positions),
           _ints([0] if offsets is None else offsets),
@@ -64,7 +65,7 @@ class RopeKernelTest(parameterized.TestCase):
           int(ends[0]), int(ends[min(1, len(ends) - 1)]), int(split_ends[0]),
           int(split_ends[min(1, len(split_ends) - 1)]),
           sum(family.FLAGS[f] for f in features), TILE_M=tile_m,
-          TILE_N=tile_n, PAIRS=pairs_tile, ALIGN=1, FLAGS=flags)
+          TILE_N=tile_n, PAIRS=pairs_tile, ALIGN=1, WHOLE=1, FLAGS=flags)
 
     t = np.arange(tokens)
     place = t // inner % seqlen

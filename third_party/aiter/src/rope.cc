@@ -78,9 +78,9 @@ uint32_t If(bool condition, uint32_t feature) {
 }
 
 uint32_t Alignment(const rope_rotate_args& a) {
-  uint32_t features = 0;
+  uint32_t features = If(a.dim % 8 != 0, kRopeUnaligned | kRopeByFour);
   for (int64_t size :
-       {a.dim, a.pairs, a.section_0, a.section_1, a.split_0, a.split_1}) {
+       {a.pairs, a.section_0, a.section_1, a.split_0, a.split_1}) {
     features |=
         If(size % 4 != 0, kRopeUnaligned) | If(size % 8 != 0, kRopeByFour);
   }

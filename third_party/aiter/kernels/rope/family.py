@@ -4,6 +4,7 @@
 from third_party.aiter.aot.family import (
     Family,
     Op,
+    excluded,
     flags,
     points_to,
     selecting,
@@ -15,31 +16,27 @@ FLAGS = flags(
     "sections grid")
 
 
-def _excluded(row):
-  return {feature for option in row["options"].split()
-          if option.startswith("excludes=")
-          for feature in option.removeprefix("excludes=").split("+")}
-
-
 def _alignment(row):
-  """What divides all sizes of the calls that a row is for."""
-  excluded = _excluded(row)
-  if "unaligned" not in excluded:
+  """What divides the sizes of the calls that a row is for; dim: its 8."""
+  left = excluded(row)
+  if "unaligned" not in left:
     return 1
-  return 8 if "by_four" in excluded else 4
+  return 8 if "by_four" in left else 4
 
 
 def _constants(row):
-  excluded = _excluded(row)
+  left = excluded(row)
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "PAIRS": int(row["tile_k"]), "ALIGN": _alignment(row),
+          "WHOLE": 8 if _alignment(row) > 1 else 1,
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FLAGS.items()
-                       if name not in excluded)}
+                       if name not in left)}
 
 
 _TILES = ("tiles = ceil(tokens / tile_m) * (ceil(heads_x / tile_n)"
-          " + ceil(heads_y / tile_n))")
+          " + ceil(heads_y / tile_n)) * (ceil(pairs / tile_k)"
+          " + ceil((dim - 2 * pairs) / (2 * tile_k)))")
 
 FAMILY = Family(
     ops={"rope_rotate": Op("rope.rotate", (_TILES,))},
@@ -52,7 +49,7 @@ FAMILY = Family(
     aligned=r"(dim|pairs|first|section_\d|split_\d)$",
     alignment=_alignment,
     aligned_if="unaligned",
-    # A size is no multiple of 4; none of 8.
+    # dim is no multiple of 8 or another size none of 4; none of 8.
     features={**FLAGS, **selecting("unaligned by_four")},
     messages={"by_four": "sizes that 8 does not divide"},
 )

@@ -11,8 +11,9 @@ A table of half the width has one cosine and sine a pair, a full one has the two
 of each. The adjoint is the same with -sin2 for sin1 and -sin1 for sin2.
 
 A block owns TILE_M tokens and TILE_N heads of one of the tensors: what it loads
-of the tables serves all those heads. All loads of x are on their way before the
-first of them is used, for there is little but memory's latency to hide.
+of the tables serves all those heads. Of their channels it has those of PAIRS
+pairs, or as many that are copied. All loads of x are on their way before
+anything else is asked for, for there is little but memory's latency to hide.
 """
 
 import triton
@@ -48,20 +49,25 @@ def _start_of_sequence(p, cu_seqlens, sequences):
 
 
 @triton.jit
-def _table_rows(
-    t, inside, positions, offsets, cu_seqlens, tokens, seqlen, inner, sequences,
-    table_rows, grid_h, grid_w, flags,
-):
+def _table_rows(t, given, flags):
   """Rows of the tables for tokens t: those of the three sections of pairs.
 
   Without sections the first counts. A row out of range is the nearest one.
+  given: (positions, offsets, cu_seqlens, tokens, seqlen, inner, sequences,
+  table_rows, grid_h, grid_w).
   """
+  positions, offsets, cu_seqlens, tokens, seqlen, inner, sequences = given[:7]
+  table_rows, grid_h, grid_w = given[7:]
+  inside = t < tokens
   if flags & PER_TOKEN:
     r0 = t
     r1 = t
     r2 = t
   else:
-    r0 = (t // inner) % seqlen
+    r0 = t.to(tl.uint32)
+    if inner > 1:
+      r0 //= inner.to(tl.uint32)
+    r0 = (r0 % seqlen.to(tl.uint32)).to(tl.int32)
     if flags & CU_SEQLENS:
       r0 -= _start_of_sequence(r0, cu_seqlens, sequences)
     r1 = r0
@@ -89,18 +95,17 @@ def _table_rows(
 
 
 @triton.jit
-def _load_from(table, c, j, pairs, width, places, flags):
+def _load_from(table, c, j, pairs, width, rows, sections, flags):
   """Columns c of a table, those of pairs j, in float32: [tokens, columns].
 
-  places: (rows, section_0, section_1). Of rows[0] for pairs before section_0,
-  of rows[1] for those before section_1 and of rows[2] for the others.
+  Of rows[0] for pairs before sections[0], of rows[1] for those before
+  sections[1] and of rows[2] for the others.
   """
-  rows, section_0, section_1 = places
   c = c[None, :]
   if flags & SECTIONS:
-    first = (j < section_0)[None, :]
-    second = ((j >= section_0) & (j < section_1))[None, :]
-    third = ((j >= section_1) & (j < pairs))[None, :]
+    first = (j < sections[0])[None, :]
+    second = ((j >= sections[0]) & (j < sections[1]))[None, :]
+    third = ((j >= sections[1]) & (j < pairs))[None, :]
     t = (tl.load(table + (rows[0][:, None] * width + c), first, 0.0)
          + tl.load(table + (rows[1][:, None] * width + c), second, 0.0)
          + tl.load(table + (rows[2][:, None] * width + c), third, 0.0))
@@ -111,15 +116,15 @@ def _load_from(table, c, j, pairs, width, places, flags):
 
 
 @triton.jit
-def _load(tables, c, j, pairs, width, places, flags):
+def _load(tables, c, j, pairs, width, rows, sections, flags):
   """(cosines, sines): _load_from tables (cos, sin, cos_f32, sin_f32)."""
   cos, sin, cos_f32, sin_f32 = tables
   if flags & F32_TABLES:
-    u = _load_from(cos_f32, c, j, pairs, width, places, flags)
-    v = _load_from(sin_f32, c, j, pairs, width, places, flags)
+    u = _load_from(cos_f32, c, j, pairs, width, rows, sections, flags)
+    v = _load_from(sin_f32, c, j, pairs, width, rows, sections, flags)
   else:
-    u = _load_from(cos, c, j, pairs, width, places, flags)
-    v = _load_from(sin, c, j, pairs, width, places, flags)
+    u = _load_from(cos, c, j, pairs, width, rows, sections, flags)
+    v = _load_from(sin, c, j, pairs, width, rows, sections, flags)
   return u, v
 
 
@@ -156,15 +161,18 @@ def _adjoint(sin1, sin2, flags):
 
 @triton.jit
 def _turn_halves(
-    x, out, row, block, p0, dim, pairs, first, tables, places, split_0, split_1,
-    flags, TILE_N: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr,
+    x, out, row, block, t, p0, dim, pairs, first, tables, given, sections,
+    splits, flags, TILE_N: tl.constexpr, PAIRS: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):
   """Pairs p0 to p0 + PAIRS - 1 of a first and a second half."""
   j = p0 + tl.arange(0, PAIRS)
-  # Pairs before split_0, those before split_1 and the others have their halves
-  # side by side.
-  low = tl.where(j < split_0, 0, tl.where(j < split_1, split_0, split_1))
-  high = tl.where(j < split_0, split_0, tl.where(j < split_1, split_1, pairs))
+  # Pairs before splits[0], those before splits[1] and the others have their
+  # halves side by side.
+  low = tl.where(j < splits[0], 0, tl.where(j < splits[1], splits[0],
+                                            splits[1]))
+  high = tl.where(j < splits[0], splits[0], tl.where(j < splits[1], splits[1],
+                                                     pairs))
   c1 = tl.max_contiguous(tl.multiple_of(j + low, ALIGN), ALIGN)
   c2 = tl.max_contiguous(tl.multiple_of(j + high, ALIGN), ALIGN)
   cols = j < pairs
@@ -175,11 +183,12 @@ def _turn_halves(
   for i in tl.static_range(TILE_N):
     x1 += (tl.load(x + i * dim + at1, _of_head(i, block, cols), 0.0),)
     x2 += (tl.load(x + i * dim + at2, _of_head(i, block, cols), 0.0),)
+  rows = _table_rows(t, given, flags)
   if flags & FULL:
-    cos1, sin1 = _load(tables, c1, j, pairs, 2 * pairs, places, flags)
-    cos2, sin2 = _load(tables, c2, j, pairs, 2 * pairs, places, flags)
+    cos1, sin1 = _load(tables, c1, j, pairs, 2 * pairs, rows, sections, flags)
+    cos2, sin2 = _load(tables, c2, j, pairs, 2 * pairs, rows, sections, flags)
   else:
-    cos1, sin1 = _load(tables, j, j, pairs, pairs, places, flags)
+    cos1, sin1 = _load(tables, j, j, pairs, pairs, rows, sections, flags)
     cos2 = cos1
     sin2 = sin1
   sin1, sin2 = _adjoint(sin1, sin2, flags)
@@ -192,8 +201,8 @@ def _turn_halves(
 
 @triton.jit
 def _turn_neighbours(
-    x, out, row, block, p0, dim, pairs, first, tables, places, flags,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, PAIRS: tl.constexpr,
+    x, out, row, block, t, p0, dim, pairs, first, tables, given, sections,
+    flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr, PAIRS: tl.constexpr,
 ):
   """Pairs p0 to p0 + PAIRS - 1 of channels 2 j and 2 j + 1."""
   j = p0 + tl.arange(0, PAIRS)
@@ -203,14 +212,14 @@ def _turn_neighbours(
   both = ()
   for i in tl.static_range(TILE_N):
     both += (tl.load(x + i * dim + at, _of_head(i, block, cols), 0.0),)
+  rows = _table_rows(t, given, flags)
   if flags & FULL:
-    rows, section_0, section_1 = places
-    cos, sin = _load(tables, c, c, 2 * pairs, 2 * pairs,
-                     (rows, 2 * section_0, 2 * section_1), flags)
+    cos, sin = _load(tables, c, c, 2 * pairs, 2 * pairs, rows,
+                     (2 * sections[0], 2 * sections[1]), flags)
     cos1, cos2 = _halves(cos, TILE_M, PAIRS)
     sin1, sin2 = _halves(sin, TILE_M, PAIRS)
   else:
-    cos1, sin1 = _load(tables, j, j, pairs, pairs, places, flags)
+    cos1, sin1 = _load(tables, j, j, pairs, pairs, rows, sections, flags)
     cos2 = cos1
     sin2 = sin1
   sin1, sin2 = _adjoint(sin1, sin2, flags)
@@ -223,20 +232,19 @@ def _turn_neighbours(
 
 
 @triton.jit
-def _copy(x, out, row, block, first, pairs, dim, TILE_N: tl.constexpr,
-          COLS: tl.constexpr, ALIGN: tl.constexpr):
-  """The channels before the pairs and behind them."""
-  for c0 in range(0, dim - 2 * pairs, COLS):
-    rest = c0 + tl.arange(0, COLS)
-    c = tl.where(rest < first, rest, rest + 2 * pairs)
-    c = tl.max_contiguous(tl.multiple_of(c, ALIGN), ALIGN)
-    cols = rest < dim - 2 * pairs
-    at = row + c[None, :]
-    t = ()
-    for i in tl.static_range(TILE_N):
-      t += (tl.load(x + i * dim + at, _of_head(i, block, cols), 0.0),)
-    for i in tl.static_range(TILE_N):
-      tl.store(out + i * dim + at, t[i], _of_head(i, block, cols))
+def _copy(x, out, row, block, c0, dim, pairs, first, TILE_N: tl.constexpr,
+          COLS: tl.constexpr, WHOLE: tl.constexpr):
+  """COLS of the channels before the pairs and behind them, from c0 on."""
+  rest = c0 + tl.arange(0, COLS)
+  c = tl.where(rest < first, rest, rest + 2 * pairs)
+  c = tl.max_contiguous(tl.multiple_of(c, WHOLE), WHOLE)
+  cols = rest < dim - 2 * pairs
+  at = row + c[None, :]
+  t = ()
+  for i in tl.static_range(TILE_N):
+    t += (tl.load(x + i * dim + at, _of_head(i, block, cols), 0.0),)
+  for i in tl.static_range(TILE_N):
+    tl.store(out + i * dim + at, t[i], _of_head(i, block, cols))
 
 
 @triton.jit
@@ -246,7 +254,7 @@ def rope_rotate(
     table_rows, sequences, grid_h, grid_w, section_0, section_1, split_0,
     split_1, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, PAIRS: tl.constexpr,
-    ALIGN: tl.constexpr, FLAGS: tl.constexpr,
+    ALIGN: tl.constexpr, WHOLE: tl.constexpr, FLAGS: tl.constexpr,
 ):
   """x_out and y_out: x and y, turned.
 
@@ -262,17 +270,21 @@ def rope_rotate(
   of the three sections of pairs, which end at section_0, section_1 and `pairs`.
   split_0 and split_1: as section_0 and section_1, of pairs of halves that lie
   side by side.
+  ALIGN divides `pairs`, the sections' and the splits' ends; WHOLE `dim` and
+  `first`.
   """
   flags &= FLAGS
+  dim = dim // WHOLE * WHOLE  # Says so to the compiler.
+  first = first // WHOLE * WHOLE
+  turned = tl.cdiv(pairs, PAIRS)
+  parts = turned + tl.cdiv(dim - 2 * pairs, 2 * PAIRS)
   blocks_x = tl.cdiv(heads_x, TILE_N)
   blocks = blocks_x + tl.cdiv(heads_y, TILE_N)
-  t0 = tl.program_id(0) // blocks * TILE_M
-  block = tl.program_id(0) % blocks
-  r = tl.arange(0, TILE_M)
-  inside = t0 + r < tokens
-  rows = _table_rows(
-      t0 + r, inside, positions, offsets, cu_seqlens, tokens, seqlen, inner,
-      sequences, table_rows, grid_h, grid_w, flags)
+  block = tl.program_id(0) // parts
+  part = tl.program_id(0) - block * parts
+  t0 = block // blocks
+  block -= t0 * blocks
+  t0 *= TILE_M
   if block < blocks_x:
     src = x
     out = x_out
@@ -288,15 +300,21 @@ def rope_rotate(
   start = t0.to(tl.int64) * stride + h0 * dim
   src += start
   out += start
+  r = tl.arange(0, TILE_M)
   row = (r * stride)[:, None]
   own = (r, tokens - t0, heads - h0)
   tables = (cos, sin, cos_f32, sin_f32)
-  places = (rows, section_0, section_1)
-  for p0 in range(0, pairs, PAIRS):
-    if flags & GPTJ:
-      _turn_neighbours(src, out, row, own, p0, dim, pairs, first, tables,
-                       places, flags, TILE_M, TILE_N, PAIRS)
-    else:
-      _turn_halves(src, out, row, own, p0, dim, pairs, first, tables, places,
-                   split_0, split_1, flags, TILE_N, PAIRS, ALIGN)
-  _copy(src, out, row, own, first, pairs, dim, TILE_N, 2 * PAIRS, ALIGN)
+  given = (positions, offsets, cu_seqlens, tokens, seqlen, inner, sequences,
+           table_rows, grid_h, grid_w)
+  sections = (section_0, section_1)
+  if part >= turned:
+    _copy(src, out, row, own, (part - turned) * (2 * PAIRS), dim, pairs, first,
+          TILE_N, 2 * PAIRS, WHOLE)
+  elif flags & GPTJ:
+    _turn_neighbours(src, out, row, own, t0 + r, part * PAIRS, dim, pairs,
+                     first, tables, given, sections, flags, TILE_M, TILE_N,
+                     PAIRS)
+  else:
+    _turn_halves(src, out, row, own, t0 + r, part * PAIRS, dim, pairs, first,
+                 tables, given, sections, (split_0, split_1), flags, TILE_N,
+                 PAIRS, ALIGN)
