@@ -34,7 +34,9 @@ class ActivationKernelsTest(activation_test.ActivationTestCase):
       elif op == "activation_quant_group":
         self.check_quantised(case, "float8_e4m3fn", group_size=64)
       else:
-        self.check(dataclasses.replace(case, packed=aligned))
+        # With a limit and without: there are kernels that know of none.
+        for limit in (0.0, 2.5):
+          self.check(dataclasses.replace(case, packed=aligned, limit=limit))
 
 
 if __name__ == "__main__":

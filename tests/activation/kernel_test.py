@@ -21,7 +21,13 @@ _NUMBERS = {"gelu": 2, "gelu_tanh": 3, "silu": 4, "swiglu": 5}
 _KINDS = ("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4")
 _MODES = ("down", "up", "even", "ceil")
 _ROWS, _EXPERTS = 5, 3
-_OUT = {np.float16: "out_fp16", np.float32: "out_f32", _BF16: ""}
+_OUT = {np.float16: "out_fp16", np.float32: "out_f32", _BF16: "out_bf16"}
+_ALL = sum(family.FLAGS.values())
+
+
+def _cast(gate, out):
+  """The feature of a result of type `out`."""
+  return "" if out is gate else _OUT[out]
 
 
 def _new(*shape, dtype=np.float32):
@@ -43,6 +49,8 @@ class _Problem:
   def __init__(self, act, cols, features, dtype, rows=_ROWS, large=False):
     rng = np.random.default_rng(cols)
     self.act, self.features = act, set(features)
+    if act.limit:
+      self.features.add("limits")
     self.cols, self.rows = cols, rows
     gate = rng.standard_normal((rows, cols)) * 4
     if large:  # exp(-gate) is nothing beside 1.
@@ -69,7 +77,7 @@ class _Problem:
     a = self.act
     return (_EXPERTS, _NUMBERS[a.name], a.alpha, a.gate_limit,
             a.limit or np.inf, *more,
-            sum(family.FEATURES[f] for f in self.features if f))
+            sum(family.FLAGS[f] for f in self.features if f))
 
   def result(self):
     return np.where(self.known, self.act.result(self.gate, self.up), 0)
@@ -110,22 +118,24 @@ class ActivationKernelTest(parameterized.TestCase):
     for cols, dtype, out in (
         (40, _BF16, _BF16), (32, np.float32, np.float16),
         (19, np.float16, np.float32)):
-      p = _Problem(_ACTIVATIONS[name], cols, (*_LAYOUTS[layout], _OUT[out]),
-                   dtype)
-      outs = {t: _new(_ROWS, cols, dtype=t) for t in (np.float16, _BF16,
-                                                      np.float32)}
+      p = _Problem(_ACTIVATIONS[name], cols,
+                   (*_LAYOUTS[layout], _cast(dtype, out)), dtype)
+      # None: the pointer of gate's type.
+      outs = {t: _new(_ROWS, cols, dtype=t or dtype)
+              for t in (None, np.float16, _BF16, np.float32)}
       tiles = _cdiv(cols, 16)
       activation.activation_fwd[(_cdiv(_ROWS, 2) * tiles,)](
           *p.operands, *outs.values(), _ROWS, cols, tiles, *p.scalars(),
-          TILE_M=2, TILE_N=16)
-      self.close(outs.pop(out).array, p.result(), out)
+          TILE_M=2, TILE_N=16, FLAGS=_ALL)
+      got = outs.pop(None if out is dtype else out)
+      self.close(got.array, p.result(), out)
       for other in outs.values():
         np.testing.assert_array_equal(other.array.astype(np.float32), 77)
 
   @parameterized.product(name=tuple(_ACTIVATIONS), layout=tuple(_LAYOUTS))
   def test_backward(self, name, layout):
     for cols, dtype, out in ((40, _BF16, _BF16), (19, np.float32, np.float16)):
-      features = (*_LAYOUTS[layout], _OUT[out])
+      features = (*_LAYOUTS[layout], _cast(dtype, out))
       p = _Problem(_ACTIVATIONS[name], cols, features, dtype)
       dy = np.random.default_rng(1).standard_normal((_ROWS, cols)).astype(out)
       tiles = _cdiv(cols, 16)
@@ -133,8 +143,8 @@ class ActivationKernelTest(parameterized.TestCase):
       dgate = _new(_ROWS, cols * (1 + packed), dtype=dtype)
       dup = dgate if packed else _new(_ROWS, cols, dtype=dtype)
       activation.activation_bwd[(_cdiv(_ROWS, 2) * tiles,)](
-          *p.operands, Tensor(dy), Tensor(dy), Tensor(dy), dgate, dup, _ROWS,
-          cols, tiles, *p.scalars(), TILE_M=2, TILE_N=16)
+          *p.operands, *[Tensor(dy)] * 4, dgate, dup, _ROWS, cols, tiles,
+          *p.scalars(), TILE_M=2, TILE_N=16, FLAGS=_ALL)
       want = p.act.gradients(
           p.gate, p.up, np.where(p.known, dy.astype(np.float64), 0))
       got = (np.split(dgate.array, 2, -1) if packed
@@ -150,7 +160,7 @@ class ActivationKernelTest(parameterized.TestCase):
     quant.activation_quant_row[(_cdiv(p.rows, 2),)](
         *p.operands, q, scale, p.rows, p.cols,
         *p.scalars(_KINDS.index(kind)), TILE_M=2, TILE_N=16, COLS=bound,
-        NATIVE=False)
+        FLAGS=_ALL, NATIVE=False)
     return q.array, scale.array[:, None]
 
   @parameterized.product(kind=_KINDS[:3], bound=(0, 64),
@@ -193,7 +203,8 @@ class ActivationKernelTest(parameterized.TestCase):
     quant.activation_quant_group[(batch * tiles[0] * tiles[1],)](
         *p.operands, given, q, f32, e8m0, rows, p.cols, *shape, *tiles,
         *p.scalars(group, _KINDS.index(kind), _MODES.index(mode or "up")),
-        TILE_M=8, TILE_N=128, NATIVE=False)
+        TILE_M=8, TILE_N=128, RUN=32 if group < 128 else 128, FLAGS=_ALL,
+        NATIVE=False)
     return q.array, (e8m0 if mode else f32).array
 
   @parameterized.product(kind=_KINDS, group=(32, 64, 128), e8m0=(False, True))

@@ -23,7 +23,8 @@ namespace {
 // Kernels count rows, and columns of gate and up, in 32 bits, and add a tile.
 constexpr int64_t kMaxRows = INT32_MAX - 8192;
 constexpr int64_t kMaxCols = kMaxRows / 2;
-constexpr int64_t kColsMultiple = 16;
+// Columns of which as many begin at multiples of 16 bytes.
+constexpr int64_t kColsMultiple = 8;
 constexpr int64_t kShuffledRows = 32;
 constexpr int64_t kShuffledCols = 8;
 
@@ -148,9 +149,11 @@ uint32_t If(bool condition, uint32_t feature) {
   return condition ? feature : 0;
 }
 
-// Of a result, or of its gradient.
-uint32_t FeaturesOfType(DataType type) {
+// Of a result, or of its gradient, that is not of the gate's type.
+uint32_t FeaturesOfType(DataType type, DataType gate) {
+  if (type == gate) return 0;
   return If(type == DataType::kFp16, kActivationOutFp16) |
+         If(type == DataType::kBf16, kActivationOutBf16) |
          If(type == DataType::kFp32, kActivationOutF32);
 }
 
@@ -158,24 +161,27 @@ uint32_t FeaturesOf(const activation_args& a) {
   return If(a.is_packed || a.up_ptr != nullptr, kActivationGated) |
          If(a.is_packed, kActivationPacked) |
          If(a.bias_ptr != nullptr, kActivationBias) |
-         If(a.bias_ptr != nullptr && a.bias_is_f32, kActivationBiasF32);
+         If(a.bias_ptr != nullptr && a.bias_is_f32, kActivationBiasF32) |
+         If(std::isfinite(a.gate_limit) || std::isfinite(a.limit),
+            kActivationLimits);
 }
 
 uint32_t FeaturesOf(const activation_fwd_args& a) {
   return FeaturesOf(static_cast<const activation_args&>(a)) |
-         FeaturesOfType(a.out_type);
+         FeaturesOfType(a.out_type, a.data_type);
 }
 
 uint32_t FeaturesOf(const activation_bwd_args& a) {
   return FeaturesOf(static_cast<const activation_args&>(a)) |
-         FeaturesOfType(a.dy_type);
+         FeaturesOfType(a.dy_type, a.data_type);
 }
 
 uint32_t FeaturesOf(const activation_quant_group_args& a) {
   return FeaturesOf(static_cast<const activation_args&>(a)) |
          If(a.scale_is_e8m0, kActivationE8m0) |
          If(a.scale_is_shuffled, kActivationShuffled) |
-         If(a.scale_in_ptr != nullptr, kActivationStatic);
+         If(a.scale_in_ptr != nullptr, kActivationStatic) |
+         If(a.group < 128, kActivationShort);
 }
 
 ActivationParams ParamsOf(const activation_args& a, const KernelPlan& plan) {
@@ -258,6 +264,7 @@ struct Fwd : Act<activation_fwd_args> {
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
     ActivationParams params = ParamsOf(args, plan);
+    params.out_ptr = args.out_ptr;
     params.out_fp16_ptr = args.out_ptr;
     params.out_bf16_ptr = args.out_ptr;
     params.out_f32_ptr = args.out_ptr;
@@ -269,6 +276,7 @@ struct Bwd : Act<activation_bwd_args> {
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
     ActivationParams params = ParamsOf(args, plan);
+    params.dy_ptr = args.dy_ptr;
     params.dy_fp16_ptr = args.dy_ptr;
     params.dy_bf16_ptr = args.dy_ptr;
     params.dy_f32_ptr = args.dy_ptr;

@@ -18,10 +18,12 @@ struct ActivationParams {
   const void* bias_ptr = nullptr;
   const void* bias_f32_ptr = nullptr;
   const void* expert_ids_ptr = nullptr;
+  const void* out_ptr = nullptr;
   const void* out_fp16_ptr = nullptr;
   const void* out_bf16_ptr = nullptr;
   const void* out_f32_ptr = nullptr;
   // Backward only.
+  const void* dy_ptr = nullptr;
   const void* dy_fp16_ptr = nullptr;
   const void* dy_bf16_ptr = nullptr;
   const void* dy_f32_ptr = nullptr;

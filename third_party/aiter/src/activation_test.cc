@@ -119,8 +119,8 @@ uint32_t Blocks() { return g_recorder.launches[0].grid[0]; }
 void TestSelection() {
   NewContext("gfx942");
   CHECK(Run(Forward(8, 256)) == Names{"fwd_256"});
-  CHECK(Run(Forward(8, 272)) == Names{"fwd_aligned"});
-  CHECK(Run(Forward(8, 264)) == Names{"fwd_any"});
+  CHECK(Run(Forward(8, 264)) == Names{"fwd_aligned"});
+  CHECK(Run(Forward(8, 260)) == Names{"fwd_any"});
   CHECK(Run(Backward(8, 256)) == Names{"bwd_any"});
   CHECK(Run(Row(8, 256)) == Names{"row_any"});
   CHECK(Run(Group(8, 256)) == Names{"group_any"});
@@ -154,12 +154,12 @@ void TestPacking() {
   CHECK(p.bias_ptr == fwd.bias_ptr && p.bias_f32_ptr == fwd.bias_ptr);
   CHECK(p.expert_ids_ptr == fwd.expert_ids_ptr && p.experts == 9);
   CHECK(p.out_fp16_ptr == fwd.out_ptr && p.out_bf16_ptr == fwd.out_ptr);
-  CHECK(p.out_f32_ptr == fwd.out_ptr);
+  CHECK(p.out_f32_ptr == fwd.out_ptr && p.out_ptr == fwd.out_ptr);
   CHECK(p.rows == 41 && p.cols == 600 && p.tiles_n == 3 && p.activation == 5);
   CHECK(p.alpha == 1.5f && p.gate_limit == 7 && p.up_limit == 8);
   CHECK(p.flags ==
-        (kActivationUnaligned | kActivationGated | kActivationPacked |
-         kActivationBias | kActivationBiasF32 | kActivationOutFp16));
+        (kActivationGated | kActivationPacked | kActivationBias |
+         kActivationBiasF32 | kActivationLimits | kActivationOutFp16));
 
   activation_fwd_args alone = Forward(41, 64);
   alone.is_packed = false;
@@ -173,8 +173,8 @@ void TestPacking() {
   Run(bwd);
   p = Params();
   CHECK(p.dy_fp16_ptr == bwd.dy_ptr && p.dy_bf16_ptr == bwd.dy_ptr);
-  CHECK(p.dy_f32_ptr == bwd.dy_ptr && p.dgate_ptr == bwd.dgate_ptr);
-  CHECK(p.dup_ptr == bwd.dgate_ptr);
+  CHECK(p.dy_f32_ptr == bwd.dy_ptr && p.dy_ptr == bwd.dy_ptr);
+  CHECK(p.dgate_ptr == bwd.dgate_ptr && p.dup_ptr == bwd.dgate_ptr);
   CHECK(p.flags == (kActivationGated | kActivationPacked));
   bwd.is_packed = false;
   bwd.up_ptr = At(0x6000);

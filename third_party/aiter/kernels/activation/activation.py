@@ -15,6 +15,8 @@ from third_party.aiter.kernels.activation import rows as act
 
 GATED = act.GATED
 HAS_BIAS = act.HAS_BIAS
+LIMITS = act.LIMITS
+OUT_BF16 = act.OUT_BF16
 OUT_F32 = act.OUT_F32
 OUT_FP16 = act.OUT_FP16
 add_bias = act.add_bias
@@ -42,40 +44,45 @@ def _store(t, at, v, inside):
 
 
 @triton.jit
-def activation_fwd(gate, up, bias, bias_f32, expert_ids, out_fp16, out_bf16,
-                   out_f32, rows, cols, tiles_n, experts, activation, alpha,
-                   gate_limit, up_limit, flags, TILE_M: tl.constexpr,
-                   TILE_N: tl.constexpr):
+def activation_fwd(gate, up, bias, bias_f32, expert_ids, out, out_fp16,
+                   out_bf16, out_f32, rows, cols, tiles_n, experts, activation,
+                   alpha, gate_limit, up_limit, flags, TILE_M: tl.constexpr,
+                   TILE_N: tl.constexpr, FLAGS: tl.constexpr):
   """out = activation(gate) * up.
 
   gate, up: [rows, cols]; PACKED: both in [rows, 2 * cols], and the pointers
   equal; without GATED, up counts for nothing and is gate. bias: [experts,
   2 * cols], of gate's type or float32, by either of two pointers; expert_ids:
   int32 [rows]; of an expert that is not there, the row's result is 0. out:
-  [rows, cols], by the pointer of its type. gate_limit, up_limit: infinite where
-  there is none.
+  [rows, cols], by the pointer of its type, which is `out` for gate's.
+  gate_limit, up_limit: infinite where there is none.
   """
+  flags &= FLAGS
   r, c, inside_r, inside = _where(rows, cols, tiles_n, TILE_M, TILE_N)
-  y = result(gate, up, bias, bias_f32, expert_ids, experts, r, c, inside_r,
-             inside, cols, activation, alpha, gate_limit, up_limit, flags)
+  y = result(gate, up, (bias, bias_f32, expert_ids, experts),
+             (activation, alpha, gate_limit, up_limit), r, c, inside_r, inside,
+             cols, flags)
   at = r * cols + c
   if flags & OUT_F32:
     _store(out_f32, at, y, inside)
   elif flags & OUT_FP16:
     _store(out_fp16, at, y, inside)
-  else:
+  elif flags & OUT_BF16:
     _store(out_bf16, at, y, inside)
+  else:
+    _store(out, at, y, inside)
 
 
 @triton.jit
-def activation_bwd(gate, up, bias, bias_f32, expert_ids, dy_fp16, dy_bf16,
+def activation_bwd(gate, up, bias, bias_f32, expert_ids, dy, dy_fp16, dy_bf16,
                    dy_f32, dgate, dup, rows, cols, tiles_n, experts, activation,
                    alpha, gate_limit, up_limit, flags, TILE_M: tl.constexpr,
-                   TILE_N: tl.constexpr):
+                   TILE_N: tl.constexpr, FLAGS: tl.constexpr):
   """Gradients of gate and up, in their layout, from dy, that of out.
 
   What a limit clips has none.
   """
+  flags &= FLAGS
   r, c, inside_r, inside = _where(rows, cols, tiles_n, TILE_M, TILE_N)
   g, u = load_pair(gate, up, r, c, inside, cols, flags)
   at = r * cols + c
@@ -83,16 +90,22 @@ def activation_bwd(gate, up, bias, bias_f32, expert_ids, dy_fp16, dy_bf16,
     d = tl.load(dy_f32 + at, inside, 0.0)
   elif flags & OUT_FP16:
     d = tl.load(dy_fp16 + at, inside, 0.0).to(tl.float32)
-  else:
+  elif flags & OUT_BF16:
     d = tl.load(dy_bf16 + at, inside, 0.0).to(tl.float32)
-  g, u, known = add_bias(g, u, bias, bias_f32, expert_ids, experts, r, c,
+  else:
+    d = tl.load(dy + at, inside, 0.0).to(tl.float32)
+  g, u, known = add_bias(g, u, (bias, bias_f32, expert_ids, experts), r, c,
                          inside_r, inside, cols, flags)
   if flags & HAS_BIAS:
     d = tl.where(known, d, 0.0)
-  a, s = slope(clip_gate(g, gate_limit), activation, alpha)
-  dg = tl.where(g > gate_limit, 0.0, d * s)
+  a, s = slope(clip_gate(g, gate_limit, flags), activation, alpha)
+  dg = d * s
+  du = d * a
+  if flags & LIMITS:
+    dg = tl.where(g > gate_limit, 0.0, dg)
+    du = tl.where(tl.abs(u) > up_limit, 0.0, du)
   at, beside = pair_at(r, c, cols, flags)
   if flags & GATED:
-    dg *= factor(u, activation, up_limit)
-    _store(dup, beside, tl.where(tl.abs(u) > up_limit, 0.0, d * a), inside)
+    dg *= factor(u, activation, up_limit, flags)
+    _store(dup, beside, du, inside)
   _store(dgate, at, dg, inside)

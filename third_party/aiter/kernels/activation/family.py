@@ -1,17 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The activations' family, as the ahead-of-time compiler sees it."""
 
-from third_party.aiter.aot.family import Family, Op, flags, points_to
+from third_party.aiter.aot.family import (
+    Family,
+    Op,
+    excluded,
+    flags,
+    points_to,
+)
 
 # Bits of the kernels' argument `flags`; rows.py and quant.py say what each is.
 # Rows that do not begin at multiples of 16 bytes are a bit of no meaning there.
-FEATURES = flags("unaligned gated packed bias bias_f32 out_fp16 out_f32 e8m0"
-                 " shuffled static")
+FLAGS = flags("unaligned gated packed bias bias_f32 limits out_fp16 out_bf16"
+              " out_f32 e8m0 shuffled static short")
+# A result, or its gradient, of another type than the gate's.
+FEATURES = FLAGS | {"cast": sum(FLAGS[f"out_{t}"] for t in
+                                ("fp16", "bf16", "f32"))}
 
 
 def _constants(row):
+  left = 0
+  for feature in excluded(row):
+    left |= FEATURES[feature]
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
-          "COLS": int(row["cols"]), "NATIVE": row["arch"] == "sm_90"}
+          "COLS": int(row["cols"]), "NATIVE": row["arch"] == "sm_90",
+          "RUN": 128 if left & FLAGS["short"] else 32,
+          # Flags that calls of this row may have.
+          "FLAGS": sum(FLAGS.values()) & ~left}
 
 
 _TILES = ("tiles = tiles_m * tiles_n",)
@@ -26,7 +41,7 @@ FAMILY = Family(
             "activation.quant", ("tiles = batch * tiles_m * tiles_n",)),
     },
     pointers={
-        **points_to("dtype", "gate up bias dgate dup"),
+        **points_to("dtype", "gate up bias out dy dgate dup"),
         **points_to("fp16", "out_fp16 dy_fp16"),
         **points_to("bf16", "out_bf16 dy_bf16"),
         **points_to("fp32", "bias_f32 out_f32 dy_f32 scale_in scale"),
@@ -35,9 +50,9 @@ FAMILY = Family(
     },
     floats=frozenset({"alpha", "gate_limit", "up_limit"}),
     aligned=r"cols$",
-    alignment=lambda row: 16,
     aligned_if="unaligned",
     constants=_constants,
     features=FEATURES,
+    messages={"short": "groups of less than 128 columns"},
     no_spills_up_to=12288,
 )
