@@ -68,9 +68,15 @@ def _is_runs(side, run, cols):
       n % run for n in (*side[:4], *side[5:7], cols))
 
 
+def _are_beside(side):
+  return side[7] != 1 and 1 == (side[3] if side[4] > 1 else side[2])
+
+
 def _flags(k_side, v_side, run, d, dv, more=()):
   on = [(FEATURES["aligned"], d % run == 0),
         (FEATURES["v_aligned"], dv % run == 0),
+        (FEATURES["beside"], _are_beside(k_side)),
+        (FEATURES["v_beside"], _are_beside(v_side)),
         (FEATURES["runs"], _is_runs(k_side, run, d)),
         (FEATURES["v_runs"], _is_runs(v_side, run, dv))]
   return sum(bit for bit, holds in on if holds) + sum(
@@ -107,14 +113,14 @@ class KernelTest(parameterized.TestCase):
     for of_runs in (True, False):
       cols = [n if _is_runs(s, run, n) == of_runs else 0
               for s, n in zip(sides, (d, dv))]
-      tiles = sum(-(-TOKENS * HEADS // 4) * -(-n // 16) for n in cols)
+      tiles = sum(-(-TOKENS // 4) * HEADS * -(-n // 16) for n in cols)
       if tiles == 0:
         continue
       write.cache_copy[(tiles,)](
           *map(as_bits, rows), *got, Tensor(SLOTS),
           *_arguments(sides[0], of_runs, run),
-          *_arguments(sides[1], of_runs, run), TOKENS * HEADS, HEADS, *cols,
-          PAGES * SIZE, SIZE,
+          *_arguments(sides[1], of_runs, run), TOKENS, HEADS, *cols,
+          PAGES * SIZE, SIZE, _flags(*sides, run, d, dv),
           FLAGS=(FEATURES["aligned"] | FEATURES["runs"]) if of_runs else 0,
           TILE_M=4, TILE_N=16, RUN=run)
     self.assert_same(got, want)
@@ -136,11 +142,11 @@ class KernelTest(parameterized.TestCase):
     if given.name in ("float16", "float32"):
       flags |= FEATURES["fp16" if given == np.float16 else "fp32"]
     of_runs = kind != "int8"
-    write.cache_cast[(4 * 3,)](
+    write.cache_cast[(2 * HEADS * 3,)](
         *(Tensor(t.view(np.int8)) for t in rows), *got, Tensor(k_scale),
         Tensor(v_scale), Tensor(SLOTS), *_arguments(sides[0], of_runs, run),
-        *_arguments(sides[1], of_runs, run), 1, 0, TOKENS * HEADS, HEADS, 16,
-        32, PAGES * SIZE, SIZE, KINDS[kind], flags,
+        *_arguments(sides[1], of_runs, run), 1, 0, TOKENS, HEADS, 16, 32,
+        PAGES * SIZE, SIZE, KINDS[kind], flags,
         FLAGS=(FEATURES["aligned"] | FEATURES["runs"]) if of_runs else 0,
         TILE_M=4, TILE_N=16, RUN=run, NATIVE=False)
     self.assert_same(got, [w.view(np.uint8) for w in want])
@@ -160,11 +166,11 @@ class KernelTest(parameterized.TestCase):
     flags = _flags(*sides, run, d, dv)
     got = [Tensor(c.view(np.uint8)) for c in caches] + [
         Tensor(s) for s in scales]
-    write.cache_token[(2 * 4,)](
+    write.cache_token[(2 * 2 * HEADS,)](
         *(Tensor(t.view(np.int8)) for t in rows), *got, Tensor(SLOTS),
         *_arguments(sides[0], flags & FEATURES["runs"], run),
         *_arguments(sides[1], flags & FEATURES["v_runs"], run), *where, *where,
-        TOKENS * HEADS, HEADS, d, dv, PAGES * SIZE, SIZE, 1e-10, KINDS[kind],
+        TOKENS, HEADS, d, dv, PAGES * SIZE, SIZE, 1e-10, KINDS[kind],
         flags, TILE_M=4, COLS=32, RUN=run, NATIVE=False)
     self.assert_same(got, [_bits(w) if w.dtype == dtype else w for w in want])
 
@@ -188,7 +194,7 @@ class KernelTest(parameterized.TestCase):
     write.cache_token[(4,)](
         Tensor(k.view(np.int8)), absent[0], got, absent[1], scales, absent[2],
         Tensor(SLOTS), *_arguments(side, True, 16),
-        *_arguments(side, True, 16), *where, *where, TOKENS * 2, 2, group, 0,
+        *_arguments(side, True, 16), *where, *where, TOKENS, 2, group, 0,
         PAGES * SIZE, SIZE, 1e-4, 1, flags, TILE_M=4, COLS=16, RUN=16,
         NATIVE=False)
     np.testing.assert_array_equal(got.array, want)
@@ -221,12 +227,14 @@ class KernelTest(parameterized.TestCase):
       want = [t.array.copy().view(dtype) for t in got[:2]] + [
           t.array.copy() for t in got[2:]]
       oracle.write_by_block(layout, *rows, *want, slots, SIZE, block)
-      write.cache_block[(2 * TOKENS * HEADS,)](
+      step = i + 2
+      write.cache_block[(2 * -(-TOKENS // step) * HEADS,)](
           *(Tensor(t.view(np.int8)) for t in rows), *got, Tensor(slots),
           Tensor(winners), *_arguments(sides[0], flags & FEATURES["runs"], run),
           *_arguments(sides[1], flags & FEATURES["v_runs"], run), *where,
-          *where, TOKENS * HEADS, HEADS, d, dv, pages * SIZE, SIZE, block,
-          1e-10, KINDS[kind], flags, TILE_M=8, COLS=32, RUN=run, NATIVE=False)
+          *where, TOKENS, HEADS, d, dv, pages * SIZE, SIZE, block,
+          step, 1e-10, KINDS[kind], flags, TILE_M=8, COLS=32, RUN=run,
+          NATIVE=False)
       self.assert_same(got, [_bits(w) if w.dtype == dtype else w for w in want])
 
 

@@ -21,6 +21,7 @@ namespace {
 // Kernels count rows, columns and what is in a page in 32 bits, and add a tile.
 constexpr int64_t kMaxSize = INT32_MAX - 8192;
 constexpr int64_t kRunBytes = 16;
+constexpr int64_t kManyPrograms = 4096;  // A device has no more at a time.
 
 // Elements of 16 bytes of a cache whose elements have the size of `type`.
 int64_t RunOf(DataType type) { return kRunBytes / ElementBytes(type); }
@@ -148,17 +149,25 @@ uint32_t If(bool condition, uint32_t feature) {
   return condition ? feature : 0;
 }
 
+// Whether tokens lie side by side, and columns do not.
+bool AreBeside(const cache_half& h) {
+  const cache_side& s = h.side;
+  return s.col != 1 && (s.split > 1 ? s.offset : s.run_offset) == 1;
+}
+
 // The bits of a half, as keys have them.
 uint32_t FlagsOf(const cache_half& h, int64_t run) {
   if (!IsPresent(h)) return 0;
   return If(h.cols % run == 0, kCacheAligned) |
          If(IsOfRuns(h, run), kCacheRuns) |
-         If(h.scale_ptr != nullptr, kCacheScaled);
+         If(h.scale_ptr != nullptr, kCacheScaled) |
+         If(AreBeside(h), kCacheBeside);
 }
 
 constexpr uint32_t kValues = kCacheVAligned / kCacheAligned;
 static_assert(kCacheVRuns == kValues * kCacheRuns);
 static_assert(kCacheVScaled == kValues * kCacheScaled);
+static_assert(kCacheVBeside == kValues * kCacheBeside);
 
 struct SideFields {
   int64_t CacheParams::* start;
@@ -214,7 +223,7 @@ CacheParams ParamsOf(const cache_args& a, int64_t run) {
   p.v_scale_page = a.v.scales.page;
   p.v_scale_offset = static_cast<int32_t>(a.v.scales.offset);
   p.v_scale_head = a.v.scales.head;
-  p.rows = static_cast<int32_t>(a.tokens * a.heads);
+  p.tokens = static_cast<int32_t>(a.tokens);
   p.heads = static_cast<int32_t>(a.heads);
   p.k_cols = static_cast<int32_t>(a.k.cols);
   p.v_cols = IsPresent(a.v) ? static_cast<int32_t>(a.v.cols) : 0;
@@ -441,6 +450,11 @@ struct Block : Quantised<cache_block_args> {
     params.kind = static_cast<int32_t>(args.kind);
     params.floor = args.floor;
     params.block = static_cast<int32_t>(args.block);
+    // Few tokens, of blocks of their own, are worth a program each; of many,
+    // most are not the first of their block.
+    params.step = static_cast<int32_t>(std::clamp<int64_t>(
+        args.tokens * args.heads * params.halves / kManyPrograms, 1,
+        plan.kernel.info->tile_m));
     params.winners_ptr = args.winners_ptr;
     return LaunchKernel(driver, plan.kernel, &params, stream);
   }

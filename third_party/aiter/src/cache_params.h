@@ -49,7 +49,7 @@ struct CacheParams {
   int32_t k_scale_offset = 0;
   int32_t v_scale_offset = 0;
 
-  int32_t rows = 0;  // Heads of all tokens.
+  int32_t tokens = 0;
   int32_t heads = 0;
   int32_t k_cols = 0;
   int32_t v_cols = 0;
@@ -57,6 +57,7 @@ struct CacheParams {
   int32_t num_slots = 0;
   int32_t page_size = 0;
   int32_t block = 0;
+  int32_t step = 1;  // Tokens of a program.
   int32_t kind = 0;
   int32_t flags = 0;
   float floor = 0;

@@ -133,7 +133,7 @@ void TestOneLaunch() {
   // rows by 2 of 128 columns each.
   CHECK(launch.grid[0] == 16);
   CacheParams p = launch.As<CacheParams>();
-  CHECK(p.rows == 100 && p.heads == 1 && p.k_cols == 256 && p.v_cols == 256);
+  CHECK(p.tokens == 100 && p.heads == 1 && p.k_cols == 256 && p.v_cols == 256);
   CHECK(p.num_slots == 160 && p.page_size == 16);
   CHECK(p.key_ptr == At(0x2000) && p.k_cache_ptr == At(0x3000));
   CHECK(p.value_ptr == At(0x4000) && p.v_cache_ptr == At(0x5000));
@@ -147,8 +147,8 @@ void TestOneLaunch() {
   CHECK_OK(cache_copy(a, nullptr));
   CHECK(g_recorder.launches.size() == 1);
   p = g_recorder.launches[0].As<CacheParams>();
-  CHECK(p.rows == 400 && p.heads == 4 && p.k_cols == 64 && p.v_cols == 0);
-  CHECK(g_recorder.launches[0].grid[0] == 13);
+  CHECK(p.tokens == 100 && p.heads == 4 && p.k_cols == 64 && p.v_cols == 0);
+  CHECK(g_recorder.launches[0].grid[0] == 16);
   CHECK(p.k_head == 128 && p.k_run_offset == 8);
 }
 
@@ -167,7 +167,7 @@ void TestTwoLaunches() {
   CHECK(p.k_cols == 64 && p.v_cols == 0 && p.k_scale_head == 1);
   CHECK(p.kind == 4 && p.k_page == kPageSize * kHeads * kCols / 16);
   CHECK(p.flags == (kCacheAligned | kCacheRuns | kCacheScaled | kCacheVAligned |
-                    kCacheFp32));
+                    kCacheVBeside | kCacheFp32));
   CHECK(g_recorder.launches[1].kernel == "cast");
   p = g_recorder.launches[1].As<CacheParams>();
   CHECK(p.k_cols == 0 && p.v_cols == 64);
@@ -195,13 +195,14 @@ void TestSelection() {
 
   CHECK_OK(cache_token(Token(), nullptr));
   CHECK(g_recorder.launches.back().kernel == "token_128");
-  // 400 rows in tiles of 16, twice.
-  CHECK(g_recorder.launches.back().grid[0] == 50);
+  // 100 tokens in tiles of 16, of 4 heads, twice.
+  CHECK(g_recorder.launches.back().grid[0] == 56);
   CHECK_OK(cache_block(Block(), nullptr));
   CHECK(g_recorder.launches.back().kernel == "block");
   CHECK(g_recorder.launches.back().grid[0] == 800);
   CacheParams p = g_recorder.launches.back().As<CacheParams>();
   CHECK(p.block == 16 && p.winners_ptr == At(0x9000) && p.k_scale_page == 4);
+  CHECK(p.step == 1);
 }
 
 void TestOtherPlace() {

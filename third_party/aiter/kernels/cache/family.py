@@ -5,11 +5,12 @@ from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.family import Family, Op, flags, points_to, selecting
 
 # aligned: a multiple of 16 bytes' columns; runs: their places in the cache are
-# such multiples too, and lie together; scaled: a scale is given; v_...: the
-# same of values; power: scales are powers of two; fp16, fp32: what keys and
-# values are, if not bf16; strided: for who is not of runs.
-FEATURES = flags("aligned runs scaled v_aligned v_runs v_scaled power fp16 "
-                 "fp32") | selecting("strided")
+# such multiples too, and lie together; scaled: a scale is given; beside: tokens
+# of a page, and not columns, lie side by side; v_...: the same of values;
+# power: scales are powers of two; fp16, fp32: what keys and values are, if not
+# bf16; strided: for who is not of runs.
+FEATURES = flags("aligned runs scaled beside v_aligned v_runs v_scaled v_beside"
+                 " power fp16 fp32") | selecting("strided")
 # A copy is of bits.
 _BITS = {"bf16": "i16", "fp32": "i32", "i8": "i8", "any": "i8"}
 _RUN = {"bf16": 8, "fp32": 4, "i8": 16, "any": 16}
@@ -23,16 +24,18 @@ def _constants(row):
           "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
 
 
-_TILES = ("tiles = ceil(rows / tile_m) * ceil(k_cols / tile_n) + "
-          "ceil(rows / tile_m) * ceil(v_cols / tile_n)")
+_TILES = ("tiles = ceil(tokens / tile_m) * heads *"
+          " (ceil(k_cols / tile_n) + ceil(v_cols / tile_n))")
 
 FAMILY = Family(
     ops={
         "cache_copy": Op("cache.write", (_TILES,)),
         "cache_cast": Op("cache.write", (_TILES,)),
-        "cache_token": Op("cache.write",
-                          ("tiles = ceil(rows / tile_m) * halves",)),
-        "cache_block": Op("cache.write", ("rows = rows * halves",)),
+        "cache_token": Op(
+            "cache.write",
+            ("tiles = ceil(tokens / tile_m) * heads * halves",)),
+        "cache_block": Op(
+            "cache.write", ("parts = ceil(tokens / step) * heads * halves",)),
     },
     pointers={
         # Of numbers that are rounded, the kernels know the type.

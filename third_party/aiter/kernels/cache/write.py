@@ -8,12 +8,13 @@
   cache_block  rounded with a scale for each block of slots and head; what the
                block held is rounded anew if its scale grows
 
-Keys and values are one launch: the first programs write keys. A row is one
-head of one token. Where it lies in a cache is an affine function of page,
-token, head and column; its coefficients are a `side`, a tuple in the order of
-include/aiter/cache.h. RUN columns are 16 bytes of the cache. Where all of them
-lie together at multiples of 16 bytes, coefficients count in runs (flag RUNS):
-said so that the compiler sees it, and stores 16 bytes.
+Keys and values are one launch: the first programs write keys. A tile is one
+head of some tokens: whole pages of a sequence are written in few pieces then,
+whatever the layout. Where a number lies in a cache is an affine function of
+page, token, head and column; its coefficients are a `side`, a tuple in the
+order of include/aiter/cache.h. RUN columns are 16 bytes of the cache. Where all
+of them lie together at multiples of 16 bytes, coefficients count in runs (flag
+RUNS): said so that the compiler sees it, and stores 16 bytes.
 """
 
 import triton
@@ -39,6 +40,7 @@ E5M2 = tl.constexpr(4)  # Beside rounding.py's kinds.
 ALIGNED = tl.constexpr(FEATURES["aligned"])
 RUNS = tl.constexpr(FEATURES["runs"])
 SCALED = tl.constexpr(FEATURES["scaled"])
+BESIDE = tl.constexpr(FEATURES["beside"])
 V_SHIFT = tl.constexpr(
     (FEATURES["v_aligned"] // FEATURES["aligned"]).bit_length() - 1)
 POWER = tl.constexpr(FEATURES["power"])
@@ -125,8 +127,15 @@ def _load_wide(rows, r, c, inside, cols, flags, types, RUN: tl.constexpr):
 @triton.jit
 def _base(side, page, offset, head):
   """Where a head of a token begins; page, offset and head broadcast."""
-  token = offset // side[4] * side[2] + offset % side[4] * side[3]
+  token = offset * side[2]
+  if side[4] > 1:
+    token = offset // side[4] * side[2] + offset % side[4] * side[3]
   return side[0] + page.to(tl.int64) * side[1] + token + head * side[5]
+
+
+@triton.jit
+def _scattered(side, base, c, RUN: tl.constexpr):
+  return base + (c // RUN * side[6] + c % RUN * side[7])
 
 
 @triton.jit
@@ -136,9 +145,12 @@ def _store(cache, x, side, base, c, mask, cols, flags, RUN: tl.constexpr):
     width = cols // RUN * RUN
     at = base * RUN + (c // RUN * side[6] * RUN + c % RUN)
     tl.store(cache + at, x, mask & (c < width))
+  elif BESIDE & flags:
+    # Neighbouring lanes have what the last dimension has.
+    at = _scattered(side, tl.trans(base), tl.trans(c), RUN)
+    tl.store(cache + at, tl.trans(x), tl.trans(mask & (c < cols)))
   else:
-    at = base + (c // RUN * side[6] + c % RUN * side[7])
-    tl.store(cache + at, x, mask & (c < cols))
+    tl.store(cache + _scattered(side, base, c, RUN), x, mask & (c < cols))
 
 
 @triton.jit
@@ -148,96 +160,103 @@ def _fetch(cache, side, base, c, mask, cols, RUN: tl.constexpr, flags):
     width = cols // RUN * RUN
     at = base * RUN + (c // RUN * side[6] * RUN + c % RUN)
     x = tl.load(cache + at, mask & (c < width), 0)
+  elif BESIDE & flags:
+    at = _scattered(side, tl.trans(base), tl.trans(c), RUN)
+    x = tl.trans(tl.load(cache + at, tl.trans(mask & (c < cols)), 0))
   else:
-    at = base + (c // RUN * side[6] + c % RUN * side[7])
-    x = tl.load(cache + at, mask & (c < cols), 0)
+    x = tl.load(cache + _scattered(side, base, c, RUN), mask & (c < cols), 0)
   return x
 
 
 @triton.jit
-def _places(slots, r, rows, heads, num_slots, page_size):
-  """(whether it is stored, page, offset, head) of rows r."""
-  token = r // heads
-  slot = tl.load(slots + token, r < rows, -1)
-  stored = (slot >= 0) & (slot < num_slots)
-  page = slot // page_size
-  return stored, page, slot - page * page_size, r - token * heads
+def _tile(tile, slots, tokens, heads, cols, TILE_M: tl.constexpr,
+          TILE_N: tl.constexpr):
+  """(rows, which are there, head, columns, slots) of a tile.
 
-
-@triton.jit
-def _tile(tile, slots, rows, heads, cols, num_slots, page_size,
-          TILE_M: tl.constexpr, TILE_N: tl.constexpr):
-  """(rows, columns, stored, page, offset, head) of a tile."""
+  Rows are in 64 bits; -1 is the slot of one that is not there.
+  """
   tiles_n = tl.cdiv(cols, TILE_N)
-  r = tile // tiles_n * TILE_M + tl.arange(0, TILE_M)
   c = (tile % tiles_n * TILE_N + tl.arange(0, TILE_N))[None, :]
-  stored, page, offset, head = _places(slots, r, rows, heads, num_slots,
-                                       page_size)
-  return r, c, stored, page, offset, head
+  head = tile // tiles_n % heads
+  t = tile // tiles_n // heads * TILE_M + tl.arange(0, TILE_M)
+  there = t < tokens
+  slot = tl.load(slots + t, there, -1)
+  return (t.to(tl.int64) * heads + head)[:, None], there[:, None], head, c, slot
 
 
 @triton.jit
-def _copy(tile, rows_in, cache, slots, side, rows, heads, cols, num_slots,
-          page_size, FLAGS: tl.constexpr, TILE_M: tl.constexpr,
+def _place(slot, num_slots, page_size):
+  """(whether it is one, page, offset) of slots."""
+  page = (slot.to(tl.uint32) // page_size.to(tl.uint32)).to(tl.int32)
+  return (slot >= 0) & (slot < num_slots), page, slot - page * page_size
+
+
+@triton.jit
+def _copy(tile, rows_in, cache, slots, side, tokens, heads, cols, num_slots,
+          page_size, flags, FLAGS: tl.constexpr, TILE_M: tl.constexpr,
           TILE_N: tl.constexpr, RUN: tl.constexpr):
   """A tile of keys or values as they are."""
-  r, c, stored, page, offset, head = _tile(
-      tile, slots, rows, heads, cols, num_slots, page_size, TILE_M, TILE_N)
-  x = _load(rows_in, r.to(tl.int64)[:, None], c, (r < rows)[:, None], cols,
-            FLAGS, RUN)
+  r, there, head, c, slot = _tile(tile, slots, tokens, heads, cols, TILE_M,
+                                  TILE_N)
+  places = FLAGS if FLAGS else flags
+  x = _load(rows_in, r, c, there, cols, places, RUN)
+  stored, page, offset = _place(slot, num_slots, page_size)
   base = _base(side, page, offset, head)
-  _store(cache, x, side, base[:, None], c, stored[:, None], cols, FLAGS, RUN)
+  _store(cache, x, side, base[:, None], c, stored[:, None], cols,
+         places, RUN)
 
 
 @triton.jit
-def _cast(tile, rows_in, cache, scale, slots, side, scale_head, rows, heads,
+def _cast(tile, rows_in, cache, scale, slots, side, scale_head, tokens, heads,
           cols, num_slots, page_size, kind, flags, types, FLAGS: tl.constexpr,
           TILE_M: tl.constexpr, TILE_N: tl.constexpr, RUN: tl.constexpr,
           NATIVE: tl.constexpr):
   """A tile of keys or values, divided by a given scale and rounded."""
-  r, c, stored, page, offset, head = _tile(
-      tile, slots, rows, heads, cols, num_slots, page_size, TILE_M, TILE_N)
-  x = _load_wide(rows_in, r.to(tl.int64)[:, None], c, (r < rows)[:, None],
-                 cols, FLAGS, types, RUN)
+  r, there, head, c, slot = _tile(tile, slots, tokens, heads, cols, TILE_M,
+                                  TILE_N)
+  places = FLAGS if FLAGS else flags
+  x = _load_wide(rows_in, r, c, there, cols, places, types, RUN)
   if SCALED & flags:
-    s = tl.load(scale + head * scale_head, stored, 1.0)
-    x = divide_by_any(x, s[:, None])
+    # Of one head, and so one number.
+    s = tl.load(scale + head * scale_head + tl.zeros([1, 1], tl.int32))
+    x = divide_by_any(x, s)
+  stored, page, offset = _place(slot, num_slots, page_size)
   base = _base(side, page, offset, head)
   _store(cache, _codes(x, kind, NATIVE), side, base[:, None], c,
-         stored[:, None], cols, FLAGS, RUN)
+         stored[:, None], cols, places, RUN)
 
 
 @triton.jit
 def cache_copy(key, value, k_cache, v_cache, slots, k_start, k_page,
                k_run_offset, k_offset, k_split, k_head, k_run, k_col, v_start,
                v_page, v_run_offset, v_offset, v_split, v_head, v_run, v_col,
-               rows, heads, k_cols, v_cols, num_slots, page_size,
+               tokens, heads, k_cols, v_cols, num_slots, page_size, flags,
                FLAGS: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
                RUN: tl.constexpr):
   """Tokens as they are.
 
-  key, value: [rows, k_cols], [rows, v_cols], rows of tokens' heads. slots:
-  int32 [rows / heads]. FLAGS: RUNS and ALIGNED, or neither.
+  key, value: [tokens, heads, k_cols], [tokens, heads, v_cols]. slots: int32
+  [tokens]. FLAGS: RUNS and ALIGNED if all calls of a row have them, or nothing.
   """
   tile = tl.program_id(0)
-  k_tiles = tl.cdiv(rows, TILE_M) * tl.cdiv(k_cols, TILE_N)
+  k_tiles = tl.cdiv(tokens, TILE_M) * heads * tl.cdiv(k_cols, TILE_N)
   if tile < k_tiles:
     _copy(tile, key, k_cache, slots,
           (k_start, k_page, k_run_offset, k_offset, k_split, k_head, k_run,
-           k_col), rows, heads, k_cols, num_slots, page_size, FLAGS, TILE_M,
-          TILE_N, RUN)
+           k_col), tokens, heads, k_cols, num_slots, page_size, flags, FLAGS,
+          TILE_M, TILE_N, RUN)
   else:
     _copy(tile - k_tiles, value, v_cache, slots,
           (v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
-           v_col), rows, heads, v_cols, num_slots, page_size, FLAGS, TILE_M,
-          TILE_N, RUN)
+           v_col), tokens, heads, v_cols, num_slots, page_size,
+          flags >> V_SHIFT, FLAGS, TILE_M, TILE_N, RUN)
 
 
 @triton.jit
 def cache_cast(key, value, k_bytes, v_bytes, k_scale, v_scale, slots, k_start,
                k_page, k_run_offset, k_offset, k_split, k_head, k_run, k_col,
                v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
-               v_col, k_scale_head, v_scale_head, rows, heads, k_cols, v_cols,
+               v_col, k_scale_head, v_scale_head, tokens, heads, k_cols, v_cols,
                num_slots, page_size, kind, flags, FLAGS: tl.constexpr,
                TILE_M: tl.constexpr, TILE_N: tl.constexpr, RUN: tl.constexpr,
                NATIVE: tl.constexpr):
@@ -246,31 +265,29 @@ def cache_cast(key, value, k_bytes, v_bytes, k_scale, v_scale, slots, k_start,
   As cache_copy. k_scale, v_scale: float32, one in all or one a head.
   """
   tile = tl.program_id(0)
-  k_tiles = tl.cdiv(rows, TILE_M) * tl.cdiv(k_cols, TILE_N)
+  k_tiles = tl.cdiv(tokens, TILE_M) * heads * tl.cdiv(k_cols, TILE_N)
   if tile < k_tiles:
     _cast(tile, key, k_bytes, k_scale, slots,
           (k_start, k_page, k_run_offset, k_offset, k_split, k_head, k_run,
-           k_col), k_scale_head, rows, heads, k_cols, num_slots, page_size,
+           k_col), k_scale_head, tokens, heads, k_cols, num_slots, page_size,
           kind, flags, flags, FLAGS, TILE_M, TILE_N, RUN, NATIVE)
   else:
     _cast(tile - k_tiles, value, v_bytes, v_scale, slots,
           (v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
-           v_col), v_scale_head, rows, heads, v_cols, num_slots, page_size,
+           v_col), v_scale_head, tokens, heads, v_cols, num_slots, page_size,
           kind, flags >> V_SHIFT, flags, FLAGS, TILE_M, TILE_N, RUN, NATIVE)
 
 
 @triton.jit
-def _write_token(tile, rows_in, cache, scale, slots, side, scale_side, rows,
+def _write_token(tile, rows_in, cache, scale, slots, side, scale_side, tokens,
                  heads, cols, num_slots, page_size, floor, kind, flags, common,
                  TILE_M: tl.constexpr, COLS: tl.constexpr, RUN: tl.constexpr,
                  NATIVE: tl.constexpr):
   """A tile of whole rows of keys or values."""
-  r = tile * TILE_M + tl.arange(0, TILE_M)
-  c = tl.arange(0, COLS)[None, :]
-  x = _load_wide(rows_in, r.to(tl.int64)[:, None], c, (r < rows)[:, None],
-                 cols, flags, common, RUN)
-  stored, page, offset, head = _places(slots, r, rows, heads, num_slots,
-                                       page_size)
+  r, there, head, c, slot = _tile(tile, slots, tokens, heads, cols, TILE_M,
+                                  COLS)
+  x = _load_wide(rows_in, r, c, there, cols, flags, common, RUN)
+  stored, page, offset = _place(slot, num_slots, page_size)
   s = _scale_of(tl.max(magnitude(x), 1), floor, kind, common)
   x = _codes(divide(x, s[:, None]), kind, NATIVE)
   base = _base(side, page, offset, head)
@@ -286,7 +303,7 @@ def cache_token(key, value, k_bytes, v_bytes, k_scale, v_scale, slots,
                 k_run, k_col, v_start, v_page, v_run_offset, v_offset, v_split,
                 v_head, v_run, v_col, k_scale_start, k_scale_page,
                 k_scale_offset, k_scale_head, v_scale_start, v_scale_page,
-                v_scale_offset, v_scale_head, rows, heads, k_cols, v_cols,
+                v_scale_offset, v_scale_head, tokens, heads, k_cols, v_cols,
                 num_slots, page_size, floor, kind, flags, TILE_M: tl.constexpr,
                 COLS: tl.constexpr, RUN: tl.constexpr, NATIVE: tl.constexpr):
   """Tokens with a scale of their own for each head.
@@ -294,13 +311,13 @@ def cache_token(key, value, k_bytes, v_bytes, k_scale, v_scale, slots,
   As cache_cast, of up to COLS columns; scales are written.
   """
   tile = tl.program_id(0)
-  k_tiles = tl.cdiv(rows, TILE_M)
+  k_tiles = tl.cdiv(tokens, TILE_M) * heads
   if tile < k_tiles:
     _write_token(
         tile, key, k_bytes, k_scale, slots,
         (k_start, k_page, k_run_offset, k_offset, k_split, k_head, k_run,
          k_col),
-        (k_scale_start, k_scale_page, k_scale_offset, k_scale_head), rows,
+        (k_scale_start, k_scale_page, k_scale_offset, k_scale_head), tokens,
         heads, k_cols, num_slots, page_size, floor, kind, flags, flags, TILE_M,
         COLS, RUN, NATIVE)
   else:
@@ -308,19 +325,17 @@ def cache_token(key, value, k_bytes, v_bytes, k_scale, v_scale, slots,
         tile - k_tiles, value, v_bytes, v_scale, slots,
         (v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
          v_col),
-        (v_scale_start, v_scale_page, v_scale_offset, v_scale_head), rows,
+        (v_scale_start, v_scale_page, v_scale_offset, v_scale_head), tokens,
         heads, v_cols, num_slots, page_size, floor, kind, flags >> V_SHIFT,
         flags, TILE_M, COLS, RUN, NATIVE)
 
 
 @triton.jit
-def _write_block(row, rows_in, cache, scale, slots, winners, side, scale_side,
+def _write_block(token, head, rows_in, cache, scale, slots, winners, side, scale_side,
                  heads, cols, num_slots, page_size, block, floor, kind, flags,
                  common, TILE_M: tl.constexpr, COLS: tl.constexpr,
                  RUN: tl.constexpr, NATIVE: tl.constexpr):
-  """A head of a block, if this row's token is the first one written there."""
-  token = row // heads
-  head = row - token * heads
+  """A head of a block, if this token is the first one written there."""
   slot = tl.load(slots + token)
   if (slot >= 0) & (slot < num_slots):
     number = slot // block
@@ -358,8 +373,8 @@ def _write_block(row, rows_in, cache, scale, slots, winners, side, scale_side,
         x = _load_wide(rows_in, r[:, None], c, written[:, None], cols, flags,
                        common, RUN)
         place = first + o0 + o
-        page = place // page_size
-        base = _base(side, page, place - page * page_size, head)[:, None]
+        _, page, offset = _place(place, num_slots, page_size)
+        base = _base(side, page, offset, head)[:, None]
         if moved:
           held = _fetch(cache, side, base, c, (inside & ~written)[:, None],
                         cols, RUN, flags)
@@ -372,32 +387,58 @@ def _write_block(row, rows_in, cache, scale, slots, winners, side, scale_side,
 
 
 @triton.jit
+def _write_blocks(part, rows_in, cache, scale, slots, winners, side, scale_side,
+                  tokens, heads, cols, num_slots, page_size, block, step, floor,
+                  kind, flags, common, TILE_M: tl.constexpr,
+                  COLS: tl.constexpr, RUN: tl.constexpr, NATIVE: tl.constexpr):
+  """A head of those blocks whose first token is one of `step` tokens."""
+  head = part % heads
+  i = tl.arange(0, TILE_M)
+  t = part // heads * step + i
+  slot = tl.load(slots + t, (i < step) & (t < tokens), -1)
+  stored = (slot >= 0) & (slot < num_slots)
+  # Most are told by the slot before theirs.
+  before = tl.load(winners + slot - 1, stored & (slot % block > 0), -1)
+  left = tl.sum(tl.where(stored & (before < 0), 1 << i, 0), 0)
+  while left != 0:
+    bit = left & -left
+    left -= bit
+    first = tl.sum(tl.where(bit > (1 << i), 1, 0), 0)
+    _write_block(part // heads * step + first, head, rows_in, cache, scale,
+                 slots, winners, side, scale_side, heads, cols, num_slots,
+                 page_size, block, floor, kind, flags, common, TILE_M, COLS,
+                 RUN, NATIVE)
+
+
+@triton.jit
 def cache_block(key, value, k_bytes, v_bytes, k_scale, v_scale, slots, winners,
                 k_start, k_page, k_run_offset, k_offset, k_split, k_head,
                 k_run, k_col, v_start, v_page, v_run_offset, v_offset, v_split,
                 v_head, v_run, v_col, k_scale_start, k_scale_page,
-                k_scale_head, v_scale_start, v_scale_page, v_scale_head, rows,
-                heads, k_cols, v_cols, num_slots, page_size, block, floor,
-                kind, flags, TILE_M: tl.constexpr, COLS: tl.constexpr,
+                k_scale_head, v_scale_start, v_scale_page, v_scale_head, tokens,
+                heads, k_cols, v_cols, num_slots, page_size, block, step,
+                floor, kind, flags, TILE_M: tl.constexpr, COLS: tl.constexpr,
                 RUN: tl.constexpr, NATIVE: tl.constexpr):
   """Tokens with a scale for each block of slots and head.
 
   As cache_token. winners: int32 [num_slots], the token that a slot is given,
   or -1. Of a block's tokens the one of its first written slot does all the
-  work, so that the result has no order.
+  work, so that the result has no order. step: tokens of a program, at most
+  TILE_M.
   """
-  row = tl.program_id(0)
-  if row < rows:
-    _write_block(
-        row, key, k_bytes, k_scale, slots, winners,
+  part = tl.program_id(0)
+  parts = tl.cdiv(tokens, step) * heads
+  if part < parts:
+    _write_blocks(
+        part, key, k_bytes, k_scale, slots, winners,
         (k_start, k_page, k_run_offset, k_offset, k_split, k_head, k_run,
-         k_col), (k_scale_start, k_scale_page, 0, k_scale_head), heads, k_cols,
-        num_slots, page_size, block, floor, kind, flags, flags, TILE_M, COLS,
-        RUN, NATIVE)
-  else:
-    _write_block(
-        row - rows, value, v_bytes, v_scale, slots, winners,
-        (v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
-         v_col), (v_scale_start, v_scale_page, 0, v_scale_head), heads, v_cols,
-        num_slots, page_size, block, floor, kind, flags >> V_SHIFT, flags,
+         k_col), (k_scale_start, k_scale_page, 0, k_scale_head), tokens, heads,
+        k_cols, num_slots, page_size, block, step, floor, kind, flags, flags,
         TILE_M, COLS, RUN, NATIVE)
+  else:
+    _write_blocks(
+        part - parts, value, v_bytes, v_scale, slots, winners,
+        (v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
+         v_col), (v_scale_start, v_scale_page, 0, v_scale_head), tokens, heads,
+        v_cols, num_slots, page_size, block, step, floor, kind,
+        flags >> V_SHIFT, flags, TILE_M, COLS, RUN, NATIVE)
