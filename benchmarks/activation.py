@@ -38,6 +38,7 @@ FUNCTIONS = {
 }
 PASSES = ("forward", "backward", "token", "group")
 GROUP = 128
+SETS = 4
 
 
 def formula(name, x):
@@ -77,32 +78,25 @@ def functions(implementation, name):
 
 def run(implementation, shape: shapes.Activation, dtype: str, seconds: float):
   """Returns {pass: time of a call}, and some results as float32."""
-  key = jax.random.key(0)
-  x = jax.random.normal(key, (shape.rows, 2 * shape.cols), dtype)
-  dy = jax.random.normal(key, (shape.rows, shape.cols), dtype)
+  normal = lambda i, cols: jax.random.normal(
+      jax.random.key(i), (shape.rows, cols), dtype)
+  sets = [(normal(2 * i, 2 * shape.cols), normal(2 * i + 1, shape.cols))
+          for i in range(SETS)]
   times, results = {}, []
   for which, function in functions(implementation, shape.function).items():
     if which == "group" and shape.cols % GROUP:
       continue
-    call = jax.jit(function)
-    args = (x, dy) if which == "backward" else (x,)
+    program = report.in_turn(function)
+    args = sets if which == "backward" else [(x,) for x, _ in sets]
     times[which] = report.median_time(
-        lambda call=call, args=args: call(*args), jax.block_until_ready,
-        seconds)
-    out = call(*args)
+        lambda program=program, args=args: program(args),
+        jax.block_until_ready, seconds) / SETS
+    out = program(args)[0]
     if which in ("token", "group"):
       q, scale = (np.asarray(t[:64], np.float32) for t in out)
       out = q.reshape(q.shape[0], scale.shape[-1], -1) * scale[..., None]
     results.append(np.asarray(out[:64], np.float32))
   return times, results
-
-
-def copy_rate(size: int, seconds: float) -> float:
-  """Returns bytes read and written a second by XLA's copy of as many."""
-  x = jnp.zeros(size // 4, jnp.uint16)
-  copy = jax.jit(jnp.copy)
-  time = report.median_time(lambda: copy(x), jax.block_until_ready, seconds)
-  return 2 * x.nbytes / time
 
 
 def measure(shape: shapes.Activation, dtype: str, seconds: float):
@@ -112,7 +106,7 @@ def measure(shape: shapes.Activation, dtype: str, seconds: float):
   rows = []
   for which in found[OURS][0]:
     size = shape.bytes(which, jnp.dtype(dtype).itemsize)
-    rate = copy_rate(size, seconds)
+    rate = report.copy_rate(size, seconds, sets=SETS)
     for name, (times, _) in found.items():
       rows.append({
           "function": shape.function, "rows": shape.rows, "cols": shape.cols,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
+from jax import lax
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -99,15 +100,38 @@ def median_time(call, wait, seconds: float, blocks: int = 5) -> float:
   return statistics.median(times)
 
 
-def copy_rate(size: int, seconds: float, torch_too: bool = False) -> float:
+def in_turn(call):
+  """Returns a program: `call` of each of a list of arguments, one by one.
+
+  What the host has to do for a program is divided among its calls. None of them
+  begins before the one before it has ended, and none is merged with another.
+  """
+
+  @jax.jit
+  def program(sets):
+    results = []
+    for args in sets:
+      if results:
+        args, results[-1] = lax.optimization_barrier((args, results[-1]))
+      results.append(call(*args))
+    return results
+
+  return program
+
+
+def copy_rate(
+  size: int, seconds: float, torch_too: bool = False, sets: int = 1
+) -> float:
   """Returns bytes that a copy reads and writes a second, of `size` in all.
 
-  The copy is the driver's own, which XLA calls, or PyTorch's if that is told
-  and is the faster one.
+  The copy is the driver's own, which XLA calls, `sets` times in_turn, or
+  PyTorch's if that is told and is the faster one.
   """
   x = jnp.zeros(size // 4, jnp.uint16)
-  copy = jax.jit(jnp.copy)
-  times = [median_time(lambda: copy(x), jax.block_until_ready, seconds)]
+  xs = [(x + i,) for i in range(sets)]
+  copy = in_turn(jnp.copy)
+  time = median_time(lambda: copy(xs), jax.block_until_ready, seconds)
+  times = [time / sets]
   if torch_too and HAS_TORCH and jax.devices()[0].platform == "gpu":
     import torch  # noqa: PLC0415
 

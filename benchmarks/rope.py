@@ -12,8 +12,9 @@ ours is far from XLA's.
 Rotary embedding does little but move memory, so a figure is a share of the rate
 at which the device copies a tensor of the same size, measured beside it: the
 bytes that a call must move (shapes.py), by its time, by the copy's bytes by its
-time. "2c" is queries and keys together, "1c" queries alone. How a call is
-timed: report.median_time. Backward is the gradient of the vectors alone.
+time. "2c" is queries and keys together, "1c" queries alone. How a program of
+SETS calls is timed: report.in_turn, report.median_time. Backward is the
+gradient of the vectors alone.
 """
 
 import functools
@@ -32,6 +33,7 @@ OURS = "aiter"
 IMPLEMENTATIONS = (OURS, "xla")
 KINDS = ("1c", "2c")
 PASSES = ("forward", "backward")
+SETS = 4
 
 
 def formula(shape: shapes.Rope, positions, cos, sin, *vectors):
@@ -79,8 +81,10 @@ class Program:
       (shape.batch, shape.seq, h, shape.head_dim),
       dtype,
     )
-    self.vectors = [normal(i, h) for i, h in enumerate(heads)]
-    self.cotangents = tuple(normal(i + 2, h) for i, h in enumerate(heads))
+    self.vectors = [
+      tuple(normal(2 * n + i, h) for i, h in enumerate(heads))
+      for n in range(SETS)
+    ]
     rows = max(shape.seq, 4096) if shape.positions else shape.seq
     self.tables = aiter.rotary_embedding(shape.d_rot, rows, dtype=shape.table)
     self.positions = None
@@ -91,31 +95,30 @@ class Program:
 
   def run(self, seconds: float):
     """Returns {pass: time of a call}, and some results as float32."""
-    wait = jax.block_until_ready
-    forward = jax.jit(self.function)
-    args = (self.positions, *self.tables, *self.vectors)
-    times = {
-      "forward": report.median_time(lambda: forward(*args), wait, seconds)
-    }
 
-    @jax.jit
-    def backward(positions, cos, sin, cotangents):
+    def backward(positions, cos, sin, *cotangents):
       # The map is linear: where it is differentiated does not matter.
       turn = functools.partial(self.function, positions, cos, sin)
       return jax.vjp(turn, *cotangents)[1](cotangents)
 
-    given = (self.positions, *self.tables, self.cotangents)
-    times["backward"] = report.median_time(
-      lambda: backward(*given), wait, seconds
-    )
-    results = [*forward(*args), *backward(*given)]
+    args = [(self.positions, *self.tables, *t) for t in self.vectors]
+    times, results = {}, []
+    for name, call in zip(PASSES, (self.function, backward)):
+      program = report.in_turn(call)
+      times[name] = (
+        report.median_time(
+          lambda program=program: program(args), jax.block_until_ready, seconds
+        )
+        / SETS
+      )
+      results += program(args)[0]
     return times, [np.asarray(t[:1, :64], np.float32) for t in results]
 
 
 def measure(shape: shapes.Rope, kind: str, names, dtype: str, seconds: float):
   """Returns (rows of the CSV file, what went wrong) of one problem."""
   size = shape.bytes(kind, jnp.dtype(dtype).itemsize)
-  rate = report.copy_rate(size, seconds)
+  rate = report.copy_rate(size, seconds, sets=SETS)
   found = {n: Program(n, shape, kind, dtype).run(seconds) for n in names}
   off = 0.0
   if len(found) > 1:

@@ -331,9 +331,9 @@ def cache_token(key, value, k_bytes, v_bytes, k_scale, v_scale, slots,
 
 
 @triton.jit
-def _write_block(token, head, rows_in, cache, scale, slots, winners, side, scale_side,
-                 heads, cols, num_slots, page_size, block, floor, kind, flags,
-                 common, TILE_M: tl.constexpr, COLS: tl.constexpr,
+def _write_block(token, head, rows_in, cache, scale, slots, winners, side,
+                 scale_side, heads, cols, num_slots, page_size, block, floor,
+                 kind, flags, common, TILE_M: tl.constexpr, COLS: tl.constexpr,
                  RUN: tl.constexpr, NATIVE: tl.constexpr):
   """A head of a block, if this token is the first one written there."""
   slot = tl.load(slots + token)
