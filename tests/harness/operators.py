@@ -132,6 +132,9 @@ CASES = (
     Case("dot_product_attention_mask", lambda q, k, v, bias, mask:
          aiter.dot_product_attention(q, k, v, bias, mask > 0),
          (*_QKV, "f32 4,1,u", "f32 b,1,1,u"), _ATTENTION, 4),
+    Case("flax_attention_fn", lambda q, k, v, mask: aiter.flax_attention_fn(
+        q, k, v, mask=mask > 0, dropout_rate=0.3,
+        dropout_rng=jax.random.key(0)), (*_QKV, "f32 b,1,s,u"), _ATTENTION, 3),
     _case("rms_norm", (_ROWS, _WEIGHT), _NORM, 2),
     _case("rms_norm_with_add", (_ROWS, _ROWS, _WEIGHT), _NORM, 3),
     _case("layer_norm", (_ROWS, _WEIGHT, _WEIGHT), _NORM, 3),

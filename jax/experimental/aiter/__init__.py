@@ -18,6 +18,7 @@ from jax._src.aiter.attention.api import (
     flash_attn_func,
     flash_attn_varlen,
 )
+from jax._src.aiter.attention.flax import flax_attention_fn
 from jax._src.aiter.cache.api import (
     append_kv,
     concat_and_cache_mla,
@@ -123,6 +124,7 @@ __all__ = [
     "dot_product_attention",
     "flash_attn_func",
     "flash_attn_varlen",
+    "flax_attention_fn",
     "flatmm_fp8",
     "float8_dtype",
     "gather_kv_cache",
