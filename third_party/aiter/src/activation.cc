@@ -181,7 +181,7 @@ uint32_t FeaturesOf(const activation_quant_group_args& a) {
          If(a.scale_is_e8m0, kActivationE8m0) |
          If(a.scale_is_shuffled, kActivationShuffled) |
          If(a.scale_in_ptr != nullptr, kActivationStatic) |
-         If(a.group < 128, kActivationShort);
+         If(a.scale_in_ptr == nullptr && a.group < 128, kActivationShort);
 }
 
 ActivationParams ParamsOf(const activation_args& a, const KernelPlan& plan) {

@@ -202,7 +202,7 @@ void TestPacking() {
   CHECK(p.scale_e8m0_ptr == group.scale_ptr && p.scale_rows == 256);
   CHECK(p.scale_cols == 8 && p.rows == 40);
   CHECK(p.flags == (kActivationGated | kActivationPacked | kActivationE8m0 |
-                    kActivationShuffled));
+                    kActivationShuffled | kActivationShort));
 
   activation_quant_group_args given = Group(40, 64);
   given.scale_ptr = nullptr;

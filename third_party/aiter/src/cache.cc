@@ -394,6 +394,10 @@ struct Quantised {
     ProblemKey key;
     key.dims[0] =
         static_cast<int32_t>(std::max(a.k.cols, IsPresent(a.v) ? a.v.cols : 0));
+    for (const cache_half* h : {&a.k, &a.v}) {
+      if (!IsPresent(*h) || IsOfRuns(*h, kRunBytes)) continue;
+      key.features = kCacheStrided;
+    }
     return key;
   }
 

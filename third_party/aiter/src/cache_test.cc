@@ -39,6 +39,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("copy", "cache_copy", kCacheCopyGrid, 0, 16, 128, false);
   add("cast_runs", "cache_cast", kCacheCastGrid, 0, 32, 128, true);
   add("cast", "cache_cast", kCacheCastGrid, 0, 16, 128, false);
+  add("token_runs", "cache_token", kCacheTokenGrid, 128, 4, 0, true);
   add("token_128", "cache_token", kCacheTokenGrid, 128, 16, 0, false);
   add("token_256", "cache_token", kCacheTokenGrid, 256, 8, 0, false);
   add("block", "cache_block", kCacheBlockGrid, 256, 16, 0, false);
@@ -184,8 +185,8 @@ void TestSelection() {
   CHECK_OK(
       cache_copy_kernels({"bf16", {}, {"runs", "strided"}}, "gfx942", &names));
   CHECK((names == std::vector<std::string>{"copy_runs", "copy"}));
-  for (auto [cols, kernel] : {std::pair<int64_t, std::string>(1, "token_128"),
-                              {128, "token_128"},
+  for (auto [cols, kernel] : {std::pair<int64_t, std::string>(1, "token_runs"),
+                              {128, "token_runs"},
                               {129, "token_256"}}) {
     CHECK_OK(cache_token_kernels({"fp16", {cols}, {}}, "gfx942", &names));
     CHECK(names == std::vector<std::string>{kernel});
@@ -194,8 +195,14 @@ void TestSelection() {
         StatusCode::kUnimplemented);
 
   CHECK_OK(cache_token(Token(), nullptr));
+  CHECK(g_recorder.launches.back().kernel == "token_runs");
+  // 100 tokens in tiles of 4, of 4 heads, twice.
+  CHECK(g_recorder.launches.back().grid[0] == 200);
+  cache_token_args beside = Token();
+  beside.v.side = Strided(16);
+  CHECK_OK(cache_token(beside, nullptr));
   CHECK(g_recorder.launches.back().kernel == "token_128");
-  // 100 tokens in tiles of 16, of 4 heads, twice.
+  // In tiles of 16.
   CHECK(g_recorder.launches.back().grid[0] == 56);
   CHECK_OK(cache_block(Block(), nullptr));
   CHECK(g_recorder.launches.back().kernel == "block");
