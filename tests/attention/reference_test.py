@@ -3,6 +3,7 @@
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -72,6 +73,22 @@ class MemoryTest(parameterized.TestCase):
                                       [:, 128:] ** 2))(q[:, -n:])
     self.assertTrue(np.isfinite(value))
     np.testing.assert_allclose(dq[:, -128:], want[:, -128:], atol=1e-5)
+
+
+class SpeedTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (jnp.float32, 64, False), (jnp.float32, 512, True),
+      (jnp.bfloat16, 64, True))
+  def test_what_is_computed_again(self, dtype, s, again):
+    """Short sequences that no kernel serves keep their probabilities."""
+    q = jax.ShapeDtypeStruct((2, s, 2, 16), dtype)
+    program = jax.jit(jax.grad(lambda q: jnp.sum(aiter.flash_attn_func(
+        q, q, q, causal=True).astype(jnp.float32)))).trace(q).lower(
+            lowering_platforms=("cpu",)).as_text()
+    exponentials = re.findall(
+        rf"stablehlo.exponential .*{s}x{s}xf32", program)
+    self.assertEqual(len(exponentials), 2 if again else 1)
 
 
 class PhiloxTest(parameterized.TestCase):

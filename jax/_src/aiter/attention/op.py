@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+import jax
 from jax import lax
 from jax._src.aiter.attention import reference
 from jax._src.aiter.attention.types import (
@@ -116,7 +117,7 @@ def _fwd_kernel(cfg: Config, call, x: Operands):
   out, lse = call(
       (like(q, (*q.shape[:-1], v.shape[-1]), q.dtype),
        like(q, _lse_shape(x), jnp.float32)), *flat, **_attributes(cfg))
-  return out[..., :x.v.shape[-1]], lse
+  return out[..., :x.v.shape[-1]], lse, None
 
 
 def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
@@ -241,8 +242,9 @@ def _unfold_lse(t, n: int, packed: bool):
 
 def _fwd_batch(_, op, n, mapped, x: Operands):
   folded = _fold(x, *mapped, n, own_bias=False)
-  out, lse = op(folded)
-  return _unfold_rows(out, n), _unfold_lse(lse, n, folded.packed)
+  out, lse, p = op(folded)
+  return (_unfold_rows(out, n), _unfold_lse(lse, n, folded.packed),
+          _unfold_rows(p, n))
 
 
 def _bwd_batch(bwd: BwdConfig, op, n, mapped, x: Operands, saved: Saved):
@@ -252,7 +254,8 @@ def _bwd_batch(bwd: BwdConfig, op, n, mapped, x: Operands, saved: Saved):
       getattr(saved, name), getattr(mapped_saved, name), n)
   lse = lambda name: _fold_lse(
       getattr(saved, name), getattr(mapped_saved, name), n, folded.packed)
-  grads = op(folded, Saved(rows("dout"), rows("out"), lse("lse"), lse("dlse")))
+  grads = op(folded, Saved(
+      rows("dout"), rows("out"), lse("lse"), lse("dlse"), rows("p")))
   grads = Grads(*(_unfold_rows(t, n) for t in grads))
   if grads.dbias is not None and x.bias.shape[-4] == 1:
     grads = grads._replace(dbias=jnp.sum(grads.dbias, axis=1, keepdims=True))
@@ -292,15 +295,16 @@ def _specs(x: Operands):
   return Operands(*(None if t is None else s for t, s in zip(x, spec)))
 
 
-def _result_specs(x: Operands):
-  """As _specs, for (out, lse)."""
+def _result_specs(x: Operands, keep_p: bool):
+  """As _specs, for (out, lse, p)."""
   h, _ = _head_names(x)
-  return (*_specs(x).q[:-1], "e"), ((h, "tq") if x.packed else ("b", h, "sq"))
+  return ((*_specs(x).q[:-1], "e"), (h, "tq") if x.packed else ("b", h, "sq"),
+          ("b", h, "sq", "sk") if keep_p else None)
 
 
 def _saved_specs(x: Operands, saved: Saved):
-  out, lse = _result_specs(x)
-  return Saved(out, out, lse, None if saved.dlse is None else lse)
+  out, lse, p = _result_specs(x, saved.p is not None)
+  return Saved(out, out, lse, None if saved.dlse is None else lse, p)
 
 
 def _grads_specs(x: Operands, wanted: Wanted):
@@ -429,11 +433,12 @@ def _bwd_plan(bwd: BwdConfig, run, mesh, args):
 # -----------------------------------------------------------------------------
 # Operators
 
-# (Config, Operands) -> (out, lse)
+# (Config, Operands) -> (out, lse, probabilities or None)
 mha_fwd = operator(
     target="mha_fwd", kernel=_fwd_kernel, reference=reference.mha_fwd,
     formula=functools.partial(reference.mha_fwd, every_block=True),
-    specs=lambda _, x: ((_specs(x),), _result_specs(x)), split=_SPLIT,
+    specs=lambda cfg, x: ((_specs(x),), _result_specs(x, cfg.keep_p)),
+    split=_SPLIT,
     serves=functools.partial(_serves, "mha_fwd"), dtypes=_DTYPES,
     batch=_fwd_batch, plan=_fwd_plan)
 
@@ -451,16 +456,28 @@ mha_bwd = operator(
     dtypes=_DTYPES, batch=_bwd_batch, plan=_bwd_plan)
 
 
+def _keeps_p(cfg: Config, x: Operands) -> bool:
+  """Whether the forward pass keeps its probabilities for the backward pass.
+
+  No kernel does. Where there is none, a few short sequences are faster so: it
+  is what differentiating the plain formula does.
+  """
+  return (x.q.dtype.name not in _DTYPES and cfg.logits_soft_cap == 0
+          and not x.packed and reference.is_small(x))
+
+
 def _save(cfg: Config, x: Operands):
+  cfg = cfg._replace(keep_p=_keeps_p(cfg, x))
   # MaxText's remat policies save what has this name.
-  out, lse = (checkpoint_name(t, "context") for t in mha_fwd(cfg, x))
-  return (out, lse), (x, out, lse)
+  out, lse, p = jax.tree.map(
+      lambda t: checkpoint_name(t, "context"), mha_fwd(cfg, x))
+  return (out, lse), (x, out, lse, p)
 
 
 def _backward(cfg: Config, wanted, saved, cotangents):
   # Only what is differentiated with respect to gets a gradient kernel.
   wanted, = wanted
-  x, out, lse = saved
+  x, out, lse, p = saved
   dout, dlse = cotangents
   if dout is None:
     dout = jnp.zeros_like(out)
@@ -470,7 +487,7 @@ def _backward(cfg: Config, wanted, saved, cotangents):
   grads = mha_bwd(
       BwdConfig(cfg, Wanted(*map(bool, (
           wanted.bias, wanted.sink, wanted.alibi_slopes)))),
-      x, Saved(dout, out, lse, dlse))
+      x, Saved(dout, out, lse, dlse, p))
   none = Operands(*[None] * len(x))
   return (none._replace(
       q=grads.dq, k=grads.dk, v=grads.dv, bias=grads.dbias,
@@ -478,10 +495,11 @@ def _backward(cfg: Config, wanted, saved, cotangents):
 
 
 def _tangent(cfg: Config, saved, tangents):
-  x, _, _ = saved
-  return formula_jvp(functools.partial(
-      reference.mha_fwd, cfg, every_block=True), (x,), tangents)
+  x, *_ = saved
+  return formula_jvp(
+      lambda x: reference.mha_fwd(cfg, x, every_block=True)[:2], (x,), tangents)
 
 
 # (Config, Operands) -> (out, lse)
-mha = differentiable(mha_fwd, _backward, save=_save, tangent=_tangent)
+mha = differentiable(lambda cfg, x: mha_fwd(cfg, x)[:2], _backward, save=_save,
+                     tangent=_tangent)

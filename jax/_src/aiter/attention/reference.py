@@ -3,8 +3,9 @@
 
 Memory is linear in the sequence lengths, forward and backward: at most one
 block of scores a (batch, head) is alive. Short sequences are one block and no
-loop. Blocks that no query of theirs can see are skipped, so a causal mask
-halves the work and a window makes it proportional to the window.
+loop; very short ones keep their probabilities, as the plain formula does.
+Blocks that no query of theirs can see are skipped, so a causal mask halves the
+work and a window makes it proportional to the window.
 
 Dense and packed calls share all code: a packed call is a dense one of batch 1
 in which a query sees only keys of its own segment.
@@ -32,6 +33,9 @@ from jax._src.aiter.core.partition import vary_like
 
 # A call with at most this many queries and keys is one block.
 _ONE_BLOCK = 1024
+# With at most so many its probabilities may be kept for the backward pass: more
+# take longer to read than to compute again.
+_SMALL = 256
 _BLOCK_Q = 512
 _BLOCK_K = 512
 _INF = float("inf")
@@ -65,10 +69,18 @@ class _Problem:
   sk: int
   block_q: int
   block_k: int
+  every_row_sees: bool  # A key, and nothing hides one but causal masking.
 
   @property
   def one_block(self) -> bool:
     return self.block_q == self.sq and self.block_k == self.sk
+
+
+def is_small(x: Operands) -> bool:
+  """Whether the probabilities of a call are few enough to be kept."""
+  most = min(_SMALL, _ONE_BLOCK)
+  return (dims.at_most(x.q.shape[-3], most)
+          and dims.at_most(x.k.shape[-3], most))
 
 
 def _accumulator(dtype) -> Any:
@@ -80,6 +92,14 @@ def _dot(cfg: Config, spec: str, a, b):
   acc = _accumulator(b.dtype)
   return jnp.einsum(
       spec, a.astype(acc), b.astype(acc), precision=cfg.precision)
+
+
+def _without_groups(spec: str) -> str:
+  """An einsum of groups of one head, without their axis.
+
+  XLA's fusions of CPUs are fewer and larger where an axis of 1 is not there.
+  """
+  return spec.replace("g", "")
 
 
 def _segments(starts, lengths, total: int, nobody: int):
@@ -182,7 +202,10 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
   return _Problem(
       q, k, v, row, diag, col, segment_q, segment_k, first, last, bias, mask,
       None if slopes is None else grouped(slopes).astype(acc), sink,
-      grouped(state), sq, sk, block_q, block_k)
+      grouped(state), sq, sk, block_q, block_k,
+      segment_q is None and bias is None and mask is None
+      and cfg.window_left < 0 and (
+          cfg.window_right < 0 or cfg.top_left or dims.at_most(sq, sk)))
 
 
 def _slice(x, axis: int, start, size: int):
@@ -220,7 +243,7 @@ def _pad_to_blocks(p: _Problem) -> _Problem:
       last_key=_pad(p.last_key, 1, q_), bias=planes(p.bias),
       mask=planes(p.mask),
       slopes=_pad(p.slopes, 3, q_), sink=_pad(p.sink, 3, q_, -_INF),
-      dropout_state=_pad(p.dropout_state, 3, q_))
+      dropout_state=_pad(p.dropout_state, 3, q_), every_row_sees=False)
 
 
 def _query_block(p: _Problem, i) -> _Problem:
@@ -336,12 +359,19 @@ def _nothing_to_attend(cfg: Config, x: Operands):
   if x.sink is not None and x.batch > 0:
     p = _problem(cfg, x)
     lse = jnp.broadcast_to(p.sink, (b, hk, hq // hk, sq)).reshape(lse.shape)
-  return out, lse[0] if x.packed else lse
+  p = None
+  if cfg.keep_p:
+    p = _full((b, hq, sq, x.k.shape[-3]), 0, x.q)
+  return out, lse[0] if x.packed else lse, p
 
 
-def mha_fwd(cfg: Config, x: Operands,
-            every_block: bool = False) -> tuple[jax.Array, jax.Array]:
+def mha_fwd(
+    cfg: Config, x: Operands, every_block: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Attention output, in q's dtype, and log-sum-exp, float32 (or wider).
+
+  Third the probabilities before dropout [b, hq, sq, sk] in lse's dtype, if
+  cfg.keep_p, of a dense call of one block; else None.
 
   Args:
     cfg: the configuration.
@@ -371,7 +401,47 @@ def mha_fwd(cfg: Config, x: Operands,
     acc = acc * alpha[..., None] + _dot(cfg, "bhgqk,bhkd->bhgqd", e, kb.v)
     return m_new, l, acc
 
+  def finish(m, l, acc):
+    seen = l > 0
+    l = jnp.where(seen, l, 1)
+    lse = jnp.where(seen, m + jnp.log(l), -_INF)
+    return (_from_heads(acc / l[..., None]).astype(x.q.dtype),
+            lse.reshape(b, hk * g, -1))
+
+  def at_once(p):
+    """All keys: no key comes later and corrects what was before it."""
+    sink, (s, _) = p.sink, _scores(cfg, p)
+    spec, keep = "bhgqk,bhkd->bhgqd", _keep(cfg, p, not x.packed)
+    if g == 1:
+      s, sink, keep = (t if t is None else t[:, :, 0] for t in (s, sink, keep))
+      spec = _without_groups(spec)
+    m = jnp.max(s, axis=-1)
+    if sink is not None:
+      m = jnp.maximum(m, sink)
+    shift = m if p.every_row_sees else jnp.where(m == -_INF, 0, m)
+    e = jnp.exp(s - shift[..., None])
+    l = jnp.sum(e, axis=-1)
+    if sink is not None:
+      l = l + jnp.exp(sink - shift)
+    if p.every_row_sees:
+      lse = m + jnp.log(l)
+    else:
+      seen = l > 0
+      l = jnp.where(seen, l, 1)
+      lse = jnp.where(seen, m + jnp.log(l), -_INF)
+    divide_first = is_small(x)  # Kept or not, so that out has the same bits.
+    if divide_first:
+      e = e / l[..., None]
+    kept = e.reshape(b, hk * g, *e.shape[-2:]) if cfg.keep_p else None
+    out = _dot(cfg, spec, e if keep is None else e * keep, p.v)
+    if not divide_first:
+      out = out / l[..., None]
+    return (_from_heads(out.reshape(b, hk, g, -1, dv)).astype(x.q.dtype),
+            lse.reshape(b, hk * g, -1), kept)
+
   def block(p):
+    if p.block_k == p.sk:
+      return at_once(p)[:2]
     rows = p.q.shape[:-1]
     if p.sink is None:
       m, l = _full(rows, -_INF, p.q), _full(rows, 0, p.q)
@@ -379,19 +449,12 @@ def mha_fwd(cfg: Config, x: Operands,
       m = jnp.broadcast_to(p.sink, rows)
       l = jnp.where(m == -_INF, 0, jnp.ones_like(m))
     carry = m, l, _full((*rows, dv), 0, p.q)
-    if p.block_k == p.sk:
-      carry = update(0, carry, p)
-    else:
-      carry = lax.fori_loop(
-          *_key_blocks(p, every_block), lambda j, c: update(j, c, p), carry)
-    m, l, acc = carry
-    seen = l > 0
-    out = acc / jnp.where(seen, l, 1)[..., None]
-    lse = jnp.where(seen, m + jnp.log(jnp.where(seen, l, 1)), -_INF)
-    return _from_heads(out).astype(x.q.dtype), lse.reshape(b, hk * g, -1)
+    return finish(*lax.fori_loop(
+        *_key_blocks(p, every_block), lambda j, c: update(j, c, p), carry))
 
+  kept = None
   if p.one_block:
-    out, lse = block(p)
+    out, lse, kept = at_once(p)
   else:
     p = _pad_to_blocks(p)
     n = p.q.shape[3] // p.block_q
@@ -400,12 +463,12 @@ def mha_fwd(cfg: Config, x: Operands,
     out = jnp.moveaxis(out, 0, 1).reshape(b, -1, hk * g, dv)[:, :p.sq]
     lse = jnp.moveaxis(lse, 0, 2).reshape(b, hk * g, -1)[:, :, :p.sq]
   lse = lse.astype(lse_dtype)
-  return (out[0], lse[0]) if x.packed else (out, lse)
+  return (out[0], lse[0], None) if x.packed else (out, lse, kept)
 
 
 def _delta(x: Operands, saved: Saved, acc):
   """rowsum(dout * out) - dlse, [B, hq, sq]; 0 in rows that see nothing."""
-  dout, out, lse, dlse = saved
+  dout, out, lse, dlse, _ = saved
   delta = jnp.sum(dout.astype(acc) * out.astype(acc), axis=-1)
   delta = jnp.moveaxis(delta, -1, -2)
   if dlse is not None:
@@ -436,7 +499,9 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
   sq, sk = p.sq, p.k.shape[2]
   lse = saved.lse.astype(acc)
   lse = (lse[None] if x.packed else lse).reshape(b, hk, g, sq)
-  delta = _delta(x, saved, acc).reshape(b, hk, g, sq)
+  delta = None
+  if saved.p is None or wanted.dsink:
+    delta = _delta(x, saved, acc).reshape(b, hk, g, sq)
   dsink = None
   if wanted.dsink:
     rows = jnp.where(lse == -_INF, 0, jnp.exp(p.sink - lse)) * delta
@@ -446,36 +511,51 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
   dbias_shape = None if x.bias is None else p.bias.shape
   dout = saved.dout[None] if x.packed else saved.dout
   dout = dout.reshape(b, sq, hk, g, dout.shape[-1]).transpose(0, 2, 3, 1, 4)
-  # A row that sees nothing has lse -inf, and every exp(s - inf) is 0.
-  dout = jnp.where((lse == -_INF)[..., None], 0, dout)
-  lse = jnp.where(lse == -_INF, _INF, lse)
+  if not p.every_row_sees:
+    # A row that sees nothing has lse -inf, and every exp(s - inf) is 0.
+    dout = jnp.where((lse == -_INF)[..., None], 0, dout)
+    lse = jnp.where(lse == -_INF, _INF, lse)
 
   def update(j, carry, p, dout, lse, delta):
     """Adds what key block j and this query block give each other."""
     dq, dk, dv, dbias, dslopes = carry
     kb = _key_block(p, j)
-    s, tanh = _scores(cfg, kb)
-    e = jnp.exp(s - lse[..., None])
-    dp = _dot(cfg, "bhgqd,bhkd->bhgqk", dout, kb.v)
-    keep = _keep(cfg, kb, not x.packed)
+    query, keep = p.q, _keep(cfg, kb, not x.packed)
+    spec = grouped = lambda t: t
+    if saved.p is not None:
+      e, tanh = saved.p.reshape(b, hk, g, sq, sk), None
+      if g == 1:
+        e, dout, query, keep = (
+            t if t is None else t[:, :, 0] for t in (e, dout, query, keep))
+        spec, grouped = _without_groups, lambda t: t[:, :, None]
+    else:
+      s, tanh = _scores(cfg, kb)
+      e = jnp.exp(s - lse[..., None])
+    dp = _dot(cfg, spec("bhgqd,bhkd->bhgqk"), dout, kb.v)
     dropped = e
     if keep is not None:
       dropped, dp = e * keep, dp * keep
+    if delta is None:
+      delta = jnp.sum(e * dp, axis=-1)
+      if saved.dlse is not None:
+        delta = delta - saved.dlse.astype(acc).reshape(delta.shape)
     ds = e * (dp - delta[..., None])
     if p.bias is not None or p.mask is not None:
       # A hidden key has no gradient, whatever it and its value hold.
       ds = jnp.where(e == 0, 0, ds)
+    ds_bias = grouped(ds)
     # XLA's CPU dots copy an operand that is contracted over its rows, so that
     # had better be the small one: dv transposed, and dk below.
-    dv_j = _dot(cfg, "bhgqk,bhgqd->bhdk", dropped, dout).swapaxes(2, 3)
+    dv_j = _dot(cfg, spec("bhgqk,bhgqd->bhdk"), dropped, dout).swapaxes(2, 3)
     if wanted.dbias:
-      dbias = _add(dbias, 4, j * p.block_k, sum_to(ds, dbias_shape))
+      dbias = _add(dbias, 4, j * p.block_k, sum_to(ds_bias, dbias_shape))
     if wanted.dslopes:
-      dslopes = dslopes - jnp.sum(ds * _distance(kb).astype(acc), axis=-1)
+      dslopes = dslopes - jnp.sum(ds_bias * _distance(kb).astype(acc), axis=-1)
     if tanh is not None:
       ds = ds * (1 - tanh * tanh)
-    dq = dq + _dot(cfg, "bhgqk,bhkd->bhgqd", ds, kb.k) * scale
-    dk_j = _dot(cfg, "bhgqk,bhgqd->bhdk", ds, p.q).swapaxes(2, 3) * scale
+    dq = dq + grouped(
+        _dot(cfg, spec("bhgqk,bhkd->bhgqd"), ds, kb.k)) * scale
+    dk_j = _dot(cfg, spec("bhgqk,bhgqd->bhkd"), ds, query) * scale
     return (dq, _add(dk, 2, j * p.block_k, dk_j),
             _add(dv, 2, j * p.block_k, dv_j), dbias, dslopes)
 

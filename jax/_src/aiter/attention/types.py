@@ -22,6 +22,7 @@ class Config(NamedTuple):
       instead of ending at its bottom right one.
     min_seqlen_q: sequences with at most this many queries are skipped, if > 0.
     deterministic: same bits every time (always so today).
+    keep_p: the forward pass returns the probabilities too; no kernel does.
     precision: of the formula's products, as jax.numpy takes it; the kernels'
       are exact.
   """
@@ -34,6 +35,7 @@ class Config(NamedTuple):
   top_left: bool = False
   min_seqlen_q: int = 0
   deterministic: bool = True
+  keep_p: bool = False
   precision: Any = None
 
 
@@ -91,11 +93,13 @@ class Saved(NamedTuple):
     out: [.., hq, dv], as the forward pass returned it.
     lse: float32 [b, hq, sq] or [hq, total_q], likewise.
     dlse: gradient of lse, or None.
+    p: float32 [b, hq, sq, sk], the probabilities before dropout, or None.
   """
   dout: jax.Array
   out: jax.Array
   lse: jax.Array
   dlse: jax.Array | None
+  p: jax.Array | None = None
 
 
 class Grads(NamedTuple):
