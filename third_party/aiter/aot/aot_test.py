@@ -37,18 +37,21 @@ class TableTest(unittest.TestCase):
     rows = self.read(
         "# a comment\nop,grade,arch,dtype,cols,tile_m,tile_n,options\n\n"
         "norm_fwd,fast,gfx942,bf16,4096,2,4096,"
-        "excludes=unaligned+t5 waves_per_eu=2 EVICT=x;y\n")
+        "features=residual excludes=unaligned+t5 waves_per_eu=2 EVICT=x;y\n")
     (name, (header, line, row)), = rows.items()
-    self.assertEqual(name, "norm_fwd_fast_bf16_4096_gfx942_no_unaligned_t5")
+    self.assertEqual(
+        name, "norm_fwd_fast_bf16_4096_gfx942_residual_no_unaligned_t5")
     self.assertTrue(header.startswith("op,grade,"))
     self.assertTrue(line.startswith("norm_fwd,fast,"))
     self.assertEqual(table.dims(row), [4096])
     self.assertEqual(table.tile(row), [2, 4096, 0])
-    self.assertEqual(table.excludes(row), ["unaligned", "t5"])
+    self.assertEqual(table.features(row, "excludes"), ["t5", "unaligned"])
+    self.assertEqual(table.features(row, "features"), ["residual"])
     self.assertEqual(table.module(row), "norm.fwd")
     self.assertEqual(
         table.options(row),
-        ({"excludes": "unaligned+t5", "waves_per_eu": 2}, {"EVICT": "x,y"}))
+        ({"features": "residual", "excludes": "unaligned+t5",
+          "waves_per_eu": 2}, {"EVICT": "x,y"}))
 
   def test_up_to_four_sizes(self):
     rows = self.read("op,grade,arch,dtype,a,b,c,d,tile_m\n"
@@ -185,7 +188,7 @@ class GeneratedTest(unittest.TestCase):
         "op": "norm_fwd", "family": "norm", "dims": [1, 2, 3, 4],
         "excludes": ["t5"]}
     rows = embed.embed([kernel], [])[3]
-    self.assertIn("4, {1, 2, 3, 4}, kNormT5 | kNormGeneralOnly,", rows)
+    self.assertIn("4, {1, 2, 3, 4}, kNormT5, 0,", rows)
     kernel["dims"].append(5)
     with self.assertRaisesRegex(ValueError, "s has 5 sizes, but may have 4"):
       embed.embed([kernel], [])
@@ -200,7 +203,7 @@ def _kernel(symbol, arch, dtype="bf16", tile_m=16):
       "arch": arch, "dtype": dtype, "dims": [], "tile_m": tile_m, "tile_n": 64,
       "tile_k": 128, "rate": 100, "threads": 128, "shared": 0,
       "grid_if": "", "args": [["a", "*"], ["k", "i32"]], "excludes": [],
-      "maps": {}, "object": symbol.encode()}
+      "features": [], "may": [], "maps": {}, "object": symbol.encode()}
 
 
 class EmbedTest(unittest.TestCase):

@@ -21,7 +21,9 @@ options: key=value pairs separated by blanks; capital keys are constants of the
 kernel, the others are options of Triton's backend, but for
   module=NAME      the file of the kernel, if not the op's usual one;
   function=NAME    its function, if not the op;
-  excludes=A+B     features (family.py) that this row leaves to another.
+  excludes=A+B     features (family.py) that this row leaves to another;
+  features=A+B     features that it is made for, and serves no call without;
+  may=A+B          features of the general grade alone that it serves too.
 """
 
 import argparse
@@ -56,7 +58,7 @@ def _attributes(names, signature, aligned, alignment):
   """What is promised of the arguments' divisibility."""
   attrs = {}
   for i, name in enumerate(names):
-    if name.isupper():
+    if name not in signature:
       continue
     if signature[name].startswith("*"):
       attrs[(i,)] = [["tt.divisibility", 16]]
@@ -66,10 +68,10 @@ def _attributes(names, signature, aligned, alignment):
 
 
 def _tensor_maps(module, function, values, tensors):
-  """TMA maps of a kernel: argument -> family.TensorMap."""
+  """TMA maps of a kernel: argument -> family.TensorMap, or None."""
   maps = getattr(module, "tensor_maps", None)
   maps = maps(function, values) if maps else {}
-  unknown = {m.tensor for m in maps.values()} - set(tensors)
+  unknown = {m.tensor for m in maps.values() if m} - set(tensors)
   if unknown:
     raise ValueError(f"{function}: tensor maps of {sorted(unknown)}, but"
                      f" tensors are {', '.join(tensors)}")
@@ -164,20 +166,23 @@ def _compile_row(row):
   symbol = table.symbol(row)
   build, constants = table.options(row)
   family = family_of(op)
-  excludes = table.excludes(row)
+  excludes = table.features(row, "excludes")
   function = build.pop("function", op)
-  for used in ("excludes", "module"):
-    build.pop(used, None)
+  backend = {k: v for k, v in build.items()
+             if k not in ("excludes", "features", "may", "module")}
   module = kernel_module(table.module(row))
   kernel = getattr(module, function)
   names = list(kernel.arg_names)
-  run_time = [n for n in names if not n.isupper()]
   element = family.element(row)
-  signature = {n: family.type_of(n, element) for n in run_time}
   values = family.constants(row) | constants
   grid_if = next((c for c in family.ops[op].grid_if if values.get(c)), "")
   values = {n: v for n, v in values.items() if n in names}
   maps = _tensor_maps(module, function, values, family.tensors)
+  # A map that this row has no use for is a constant, None.
+  values |= {n: None for n, m in maps.items() if m is None}
+  maps = {n: m for n, m in maps.items() if m is not None}
+  run_time = [n for n in names if not n.isupper() and n not in values]
+  signature = {n: family.type_of(n, element) for n in run_time}
   signature |= _map_types(maps, element)
   full = {n: signature.get(n, "constexpr") for n in names}
 
@@ -194,9 +199,9 @@ def _compile_row(row):
     target = GPUTarget("hip", arch.name, arch.wave)
   else:
     target = GPUTarget("cuda", arch.capabilities[0], arch.wave)
-  build |= {"num_warps": int(row["num_warps"]),
-            "num_stages": int(row["num_stages"])}
-  compiled = triton.compile(source, target=target, options=build)
+  backend |= {"num_warps": int(row["num_warps"]),
+              "num_stages": int(row["num_stages"])}
+  compiled = triton.compile(source, target=target, options=backend)
   meta = compiled.metadata
   if meta.name != symbol:
     raise RuntimeError(f"{symbol}: the object's symbol is {meta.name}")
@@ -219,8 +224,12 @@ def _compile_row(row):
       "rate": int(row.get("rate") or 0), "num_warps": meta.num_warps,
       "threads": threads, "shared": meta.shared,
       "symbol": symbol, "grid_if": grid_if, "args": args,
-      "excludes": excludes,
-      "no_spills_up_to": family.no_spills_up_to if arch.no_spills else -1,
+      "excludes": excludes, "features": table.features(row, "features"),
+      "may": table.features(row, "may"),
+      # A row that may do everything has to put it somewhere.
+      "no_spills_up_to": (
+          family.no_spills_up_to if arch.no_spills and "may" not in build
+          else -1),
       "maps": {n: _map_description(m, element) for n, m in maps.items()},
       "resources": resources.of(
           arch.name, compiled.asm, obj, threads, meta.shared),

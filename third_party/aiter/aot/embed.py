@@ -54,6 +54,11 @@ def _constant(name):
   return "k" + camel(name)
 
 
+def _feature_bits(family, names):
+  return " | ".join(
+      feature_constant(family, name) for name in sorted(names)) or "0"
+
+
 def _sizes(name, sizes):
   """C++ initializer of up to MAX_DIMS sizes."""
   if len(sizes) > MAX_DIMS:
@@ -228,10 +233,10 @@ def embed(kernels, tuned):
       arg_lists[key] = _ArgList(
           k["op"], k["family"], counts[k["op"]], k["args"])
     args = arg_lists[key]
-    excludes = [feature_constant(k["family"], f)
-                for f in sorted(set(k["excludes"]))]
-    if k["grade"] == "fast":
-      excludes.append(feature_constant(k["family"], "general_only"))
+    excludes = set(k["excludes"])
+    if k["grade"] != "general":
+      excludes |= set(family_lib.family(k["family"]).general_only)
+    excludes -= {*k["features"], *k["may"]}
     maps = "nullptr"
     if args.tensor_maps:
       specs = [_tensor_map_row(k["family"], k["maps"][name])
@@ -247,7 +252,8 @@ def embed(kernels, tuned):
             "DataType::" + _constant("bf16" if any_type else k["dtype"]),
             "true" if any_type else "false",
             str(len(k["dims"])), _sizes(k["symbol"], k["dims"]),
-            " | ".join(excludes) or "0",
+            _feature_bits(k["family"], excludes),
+            _feature_bits(k["family"], k["features"]),
             str(k["tile_m"]), str(k["tile_n"]), str(k["tile_k"]),
             str(k["rate"]), str(k["threads"]), str(k["shared"]),
             f"&{grid_constant(k['op'], k['grid_if'])}",

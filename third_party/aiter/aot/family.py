@@ -78,7 +78,8 @@ class Family:
       FIRST_SELECTING are the bits of the kernels' argument `flags`, which take
       them from here; the others only select. families.py makes C++ constants
       of all, aiter::k<Family><Feature>.
-    general_only: features that every kernel of the grade "fast" excludes.
+    general_only: features that every kernel of the grades "fast" and "padded"
+      excludes but those that its row names (`features=`, `may=`).
     messages: what a message calls a feature, if not by its name.
     no_maps_if: a feature under which there are no TMA maps: kernels with maps
       exclude it.
@@ -141,12 +142,19 @@ def selecting(names: str) -> dict[str, int]:
   return _bits(names, FIRST_SELECTING, 32)
 
 
-def excluded(row: Mapping[str, str]) -> frozenset[str]:
-  """The features that a row leaves to another: `excludes=` of its options."""
+def named(row: Mapping[str, str], option: str) -> frozenset[str]:
+  """The features that an option of a row names.
+
+  Args:
+    row: a row of a table.
+    option: "excludes", those that it leaves to another, "features", those
+      that it is made for and serves no call without, or "may", those of the
+      general grade alone that it serves too.
+  """
   return frozenset(
-      feature for option in row["options"].split()
-      if option.startswith("excludes=")
-      for feature in option.removeprefix("excludes=").split("+"))
+      feature for item in row.get("options", "").split()
+      if item.startswith(option + "=")
+      for feature in item.removeprefix(option + "=").split("+"))
 
 
 def kernel_module(name: str):

@@ -54,24 +54,27 @@ def symbol(row):
   sizes = dims(row) or ["x".join(map(str, tile(row)))]
   cells = [row["op"], row["grade"], row["dtype"], *map(str, sizes), row["arch"]]
   build, _ = options(row)
+  if made_for := build.get("features"):
+    cells.append(made_for.replace("+", "_"))
+  if "may" in build:
+    cells.append("any")
   if left_out := build.get("excludes"):
     cells.append("no_" + left_out.replace("+", "_"))
   return "_".join(cells)
 
 
-def excludes(row):
-  """The features that a row leaves to another.
+def features(row, option):
+  """The features that an option of a row names: family.named.
 
   Raises:
     ValueError: the family has no such feature.
   """
-  build, _ = options(row)
-  names = [name for name in build.get("excludes", "").split("+") if name]
-  features = family_lib.family_of(row["op"]).features
-  if unknown := set(names) - set(features):
-    raise ValueError(f"{symbol(row)}: excludes {', '.join(sorted(unknown))},"
-                     f" but features are {', '.join(features)}")
-  return names
+  names = family_lib.named(row, option)
+  known = family_lib.family_of(row["op"]).features
+  if unknown := names - set(known):
+    raise ValueError(f"{symbol(row)}: {option} {', '.join(sorted(unknown))},"
+                     f" but features are {', '.join(known)}")
+  return sorted(names)
 
 
 def module(row):
@@ -109,7 +112,8 @@ def read(path):
     name = symbol(row)
     if name in found:
       raise ValueError(f"{path}: {name} stands twice")
-    excludes(row)
+    for option in ("excludes", "features", "may"):
+      features(row, option)
     if row["op"] not in family_lib.family_of(row["op"]).ops:
       raise ValueError(f"{path}: {row['op']} is no operator of its family")
     if row["arch"] not in archs.ARCHS:

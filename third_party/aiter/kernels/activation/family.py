@@ -4,8 +4,8 @@
 from third_party.aiter.aot.family import (
     Family,
     Op,
-    excluded,
     flags,
+    named,
     points_to,
 )
 
@@ -20,7 +20,7 @@ FEATURES = FLAGS | {"cast": sum(FLAGS[f"out_{t}"] for t in
 
 def _constants(row):
   left = 0
-  for feature in excluded(row):
+  for feature in named(row, "excludes"):
     left |= FEATURES[feature]
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "COLS": int(row["cols"]), "NATIVE": row["arch"] == "sm_90",

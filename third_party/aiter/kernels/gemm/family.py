@@ -5,8 +5,8 @@ from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.family import (
     Family,
     Op,
-    excluded,
     flags,
+    named,
     points_to,
     selecting,
 )
@@ -41,7 +41,7 @@ def _constants(row):
       "TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": int(row["tile_k"]),
       "GROUP_M": 4,
       "XCDS": arch.xcds,
-      "ALIGN": _alignment(row) if "unaligned" in excluded(row) else 1,
+      "ALIGN": _alignment(row) if "unaligned" in named(row, "excludes") else 1,
       "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
       "WALKS": "module=gemm.hopper" in row["options"],
       "PROMOTE": arch.matrix == "wgmma" and row["dtype"] == "e4m3fn",

@@ -5,8 +5,8 @@ from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.family import (
     Family,
     Op,
-    excluded,
     flags,
+    named,
     points_to,
 )
 
@@ -21,7 +21,7 @@ def _constants(row):
           "COLS": int(row["cols"]),
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FEATURES.items()
-                       if name not in {"unaligned", *excluded(row)}),
+                       if name not in {"unaligned", *named(row, "excludes")}),
           "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
 
 

@@ -4,8 +4,8 @@
 from third_party.aiter.aot.family import (
     Family,
     Op,
-    excluded,
     flags,
+    named,
     points_to,
     selecting,
 )
@@ -18,14 +18,14 @@ FLAGS = flags(
 
 def _alignment(row):
   """What divides the sizes of the calls that a row is for; dim: its 8."""
-  left = excluded(row)
+  left = named(row, "excludes")
   if "unaligned" not in left:
     return 1
   return 8 if "by_four" in left else 4
 
 
 def _constants(row):
-  left = excluded(row)
+  left = named(row, "excludes")
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "PAIRS": int(row["tile_k"]), "ALIGN": _alignment(row),
           "WHOLE": 8 if _alignment(row) > 1 else 1,

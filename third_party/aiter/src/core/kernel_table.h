@@ -35,14 +35,18 @@ struct TensorMapSpec {
 struct KernelInfo {
   const char* symbol;
   const char* op;
-  const char* grade;  // "fast" wants the exact sizes, "general" up to them.
+  // "fast" wants the exact sizes, "padded" and "general" up to them.
+  const char* grade;
   const char* arch;
   DataType data_type;
   bool any_data_type;  // The same for every type.
   // The sizes that it is for, as a ProblemKey has them; 0 is no bound.
   int num_dims;
   int32_t dims[kMaxDims];
-  uint32_t excludes;  // Features (features.h) that the kernel cannot serve.
+  // Features (features.h) that the kernel cannot serve, and those that it must
+  // be asked for.
+  uint32_t excludes;
+  uint32_t needs;
   int16_t tile_m;
   int16_t tile_n;
   int16_t tile_k;
@@ -86,7 +90,7 @@ struct KernelTable {
 
 // Bounds of a kernel's arguments.
 inline constexpr size_t kMaxArgsBytes = 2048;
-inline constexpr int kMaxArgs = 128;
+inline constexpr int kMaxArgs = 192;
 inline constexpr int kMaxTensorMaps = 8;
 
 const KernelTable& GetKernelTable();

@@ -18,22 +18,31 @@
 namespace aiter {
 namespace {
 
-constexpr char kFast[] = "fast";
+// Grades, the better the later.
+constexpr const char* kGrades[] = {"general", "padded", "fast"};
+constexpr int kFast = 2;
 
 // Ten times the compute capability of "sm_90", or -1.
 int ComputeCapability(const std::string& arch) {
   return arch.compare(0, 3, "sm_") == 0 ? std::atoi(arch.c_str() + 3) : -1;
 }
 
+int GradeOf(const KernelInfo& kernel) {
+  int grade = kFast;
+  while (grade > 0 && std::strcmp(kernel.grade, kGrades[grade]) != 0) --grade;
+  return grade;
+}
+
 bool Serves(const KernelInfo& kernel, const ProblemKey& key) {
   if (!kernel.any_data_type && kernel.data_type != key.data_type) return false;
-  bool fast = std::strcmp(kernel.grade, kFast) == 0;
+  bool exact = GradeOf(kernel) == kFast;
   for (int i = 0; i < kMaxDims; ++i) {
-    bool holds = fast ? kernel.dims[i] == key.dims[i]
-                      : kernel.dims[i] == 0 || kernel.dims[i] >= key.dims[i];
+    bool holds = exact ? kernel.dims[i] == key.dims[i]
+                       : kernel.dims[i] == 0 || kernel.dims[i] >= key.dims[i];
     if (!holds) return false;
   }
-  return (key.features & kernel.excludes) == 0;
+  return (key.features & kernel.excludes) == 0 &&
+         (~key.features & kernel.needs) == 0;
 }
 
 // The family of an operation: the longest name that its own begins with.
@@ -133,7 +142,7 @@ Status NoKernel(const DeviceInfo& device, const std::string& op,
 
 Status SelectKernel(const DeviceInfo& device, const std::string& op,
                     const ProblemKey& key, const KernelInfo** kernel) {
-  using Rank = std::tuple<int, bool, int64_t, int>;
+  using Rank = std::tuple<int, int, int64_t, int>;
   *kernel = nullptr;
   Rank best;
   for (const KernelInfo& candidate : GetKernelTable()) {
@@ -142,8 +151,8 @@ Status SelectKernel(const DeviceInfo& device, const std::string& op,
         candidate.shared_bytes > device.max_shared_bytes) {
       continue;
     }
-    Rank rank(arch, std::strcmp(candidate.grade, kFast) == 0,
-              -Volume(candidate), PopCount(candidate.excludes));
+    Rank rank(arch, GradeOf(candidate), -Volume(candidate),
+              PopCount(candidate.excludes | candidate.needs));
     if (*kernel == nullptr || rank > best) {
       *kernel = &candidate;
       best = rank;

@@ -18,8 +18,8 @@ namespace aiter {
 
 // Sets `*kernel` to the best row of the table for operation `op`: one built for
 // the nearest architecture that runs on the device, the fast grade before the
-// general, the smallest sizes that hold the problem's, the most
-// specialised. Fails if there is none.
+// padded and that before the general, the smallest sizes that hold the
+// problem's, the most specialised. Fails if there is none.
 Status SelectKernel(const DeviceInfo& device, const std::string& op,
                     const ProblemKey& key, const KernelInfo** kernel);
 

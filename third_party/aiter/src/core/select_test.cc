@@ -28,6 +28,7 @@ struct Row {
   std::vector<int32_t> dims;
   uint32_t excludes;
   const char* arch = "gfx942";
+  uint32_t needs = 0;
 };
 
 const std::vector<Row>& Rows() {
@@ -39,6 +40,11 @@ const std::vector<Row>& Rows() {
       {"norm_any", "norm_fwd", "general", {0}, 0},
       {"mha_fast", "mha_fwd", "fast", {64, 64}, kMhaGeneralOnly},
       {"mha_any", "mha_fwd", "general", {256, 256}, 0},
+      {"mha_padded", "mha_fwd", "padded", {128, 128}, kMhaGeneralOnly},
+      {"mha_capped", "mha_fwd", "padded", {128, 128},
+       kMhaGeneralOnly & ~kMhaSoftCap, "gfx942", kMhaSoftCap},
+      {"mha_big_cap", "mha_fwd", "padded", {256, 256},
+       kMhaGeneralOnly & ~kMhaSoftCap, "gfx942", kMhaSoftCap},
       // Four sizes, the last of which alone tells them apart.
       {"four_8", "rope_fwd", "fast", {64, 2, 4, 8}, 0},
       {"four_16", "rope_fwd", "fast", {64, 2, 4, 16}, 0},
@@ -64,6 +70,7 @@ const KernelTable& GetKernelTable() {
       k.num_dims = static_cast<int>(row.dims.size());
       std::copy(row.dims.begin(), row.dims.end(), k.dims);
       k.excludes = row.excludes;
+      k.needs = row.needs;
       made->push_back(k);
     }
     return made;
@@ -98,6 +105,17 @@ void TestFamiliesDoNotMeet() {
   CHECK(Choice("norm_fwd", {4096}, kNormResidual) == "norm_any");
   CHECK(Choice("mha_fwd", {64, 64}, kMhaSink) == "mha_fast");
   CHECK(Choice("mha_fwd", {64, 64}, kMhaDropout) == "mha_any");
+}
+
+void TestGrades() {
+  // Exact sizes, then sizes up to the row's, the smallest, then anything.
+  CHECK(Choice("mha_fwd", {64, 64}) == "mha_fast");
+  CHECK(Choice("mha_fwd", {64, 56}) == "mha_padded");
+  CHECK(Choice("mha_fwd", {136, 64}) == "mha_any");
+  // A row that is made for a feature serves no call without it.
+  CHECK(Choice("mha_fwd", {64, 64}, kMhaSoftCap) == "mha_capped");
+  CHECK(Choice("mha_fwd", {136, 64}, kMhaSoftCap) == "mha_big_cap");
+  CHECK(Choice("mha_fwd", {64, 64}, kMhaSoftCap | kMhaBias) == "mha_any");
 }
 
 void TestFourSizes() {
@@ -166,6 +184,7 @@ void TestArchRank() {
 
 int main() {
   aiter::TestFamiliesDoNotMeet();
+  aiter::TestGrades();
   aiter::TestFourSizes();
   aiter::TestMessages();
   aiter::TestParseFeatures();
