@@ -47,6 +47,7 @@ shards() {
 # What runs on a GPU, and in how many processes.
 tests="
 attention/numbers_test 8
+attention/hopper_test 8
 attention/transform_test 3
 attention/errors_test 1
 norm/numbers_test 4
@@ -71,6 +72,7 @@ simulated/gpu_test 1
 features=FeatureTest.test_alone,test_training_shape
 sanitized="
 memcheck mha_ 1 attention/numbers_test $features 4
+memcheck padded 1 attention/hopper_test all 8
 racecheck general 1 attention/numbers_test $features 4
 racecheck fast 0 attention/numbers_test $features 4
 memcheck rope_ 1 rope/numbers_test all 2

@@ -26,6 +26,8 @@ ON_A_GPU = select({
     "//conditions:default": ["//tests:a_gpu"],
 })
 
+_ON_A_GPU = ["handler_test.py", "hopper_test.py"]
+
 def _target(family, file):
     stem = file[:-len(".py")]
     return "aiter_%s_%s" % (family, "test" if stem == "numbers_test" else stem)
@@ -77,10 +79,10 @@ def _family(name, kernels = None, uses = [], cpu_only = [], shards = {}, sanitiz
             data = ["//benchmarks"] if file == "handler_test.py" else [],
             deps = [":" + name],
         )
-        if file == "every_kernel_test.py":
+        if file in ("every_kernel_test.py", "hopper_test.py"):
             # Cases of the numbers' tests, at sizes of the kernels' own.
             common["srcs"] = [test] + native.glob([name + "/numbers_test.py"])
-            archs = ARCHS
+            archs = ARCHS if file == "every_kernel_test.py" else []
         elif file in ("numbers_test.py", "handler_test.py"):
             archs = ARCHS
         elif file == "kernel_test.py" or file in cpu_only:
@@ -106,7 +108,7 @@ def _family(name, kernels = None, uses = [], cpu_only = [], shards = {}, sanitiz
                 name = base,
                 size = "large",
                 shard_count = shards.get(base),
-                target_compatible_with = ON_A_GPU if file == "handler_test.py" else [],
+                target_compatible_with = ON_A_GPU if file in _ON_A_GPU else [],
                 **common
             )
         for arch in archs:
@@ -149,6 +151,7 @@ def families(families):
       simulated architecture alone;
     * handler_test.py, the same and on a host's GPU, is
       aiter_<family>_handler_test;
+    * hopper_test.py, for kernels of sm_90 alone, on a host's GPU;
     * any other x_test.py is aiter_<family>_x_test on the CPU, and
       aiter_<family>_x_test_gfx942 on a simulated GPU;
     * what is no test, such as oracle.py, is the library `name`, which families

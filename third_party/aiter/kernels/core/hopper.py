@@ -34,9 +34,13 @@ def ring(step, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def copy_rows(base, stride, smem, count, first_row, N: gl.constexpr,
-              D: gl.constexpr):
-  """Copies the first `count` rows of a tile and fills the others with 0."""
+def copy_rows(base, stride, smem, count, first_row, width, shown,
+              N: gl.constexpr, D: gl.constexpr, SHOWN: gl.constexpr):
+  """Copies `count` rows and `width` columns of a tile; the others become 0.
+
+  With SHOWN so does a row whose byte in `shown` is 0, if those are `there`:
+  (ptr, stride and key_stride between its bytes, there).
+  """
   CHUNK: gl.constexpr = 16
   LAYOUT: gl.constexpr = rows_layout(D)
   tile = smem.reshape([N, D])
@@ -45,7 +49,12 @@ def copy_rows(base, stride, smem, count, first_row, N: gl.constexpr,
   offsets = rows[:, None] * stride + cols[None, :]
   base += first_row.to(gl.int64) * stride
   for i in gl.static_range(N // CHUNK):
-    mask = (rows < count - i * CHUNK)[:, None] & (cols >= 0)[None, :]
+    # A width of 8 elements promises that no mask cuts 16 bytes.
+    live = rows < count - i * CHUNK
+    if SHOWN:
+      at = shown.ptr + (i * CHUNK + rows) * shown.key_stride
+      live = live & (gl.load(at, mask=live & shown.there, other=1) != 0)
+    mask = live[:, None] & (cols < width // 8 * 8)[None, :]
     async_copy.async_load(tile.slice(i * CHUNK, CHUNK), base + offsets,
                           mask=mask)
     base += CHUNK * stride

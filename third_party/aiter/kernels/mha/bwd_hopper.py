@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flash attention backward for Hopper (sm_90), fast grade, in Gluon.
+"""Flash attention backward for Hopper (sm_90), in Gluon.
 
 As in the plain kernels, dk and dv have one owner and dq another, so nothing is
 summed by atomics. A producer warpgroup copies tiles by TMA; each of two
@@ -8,40 +8,67 @@ their gradients go from registers straight into the next matrix product, which
 is why dk and dv work on transposed scores.
 """
 
+from typing import NamedTuple
+
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
-from third_party.aiter.kernels.mha import scores
+from third_party.aiter.kernels.mha import parts, scores, scores_hopper
 
-# A Gluon function calls none of Triton's; of one source it may be either.
-_find_sequence = gluon.jit(scores.find_sequence.fn)
+
+class Rows(NamedTuple):
+  """Rings of tiles of rows and their barriers."""
+  q: parts.Parts
+  do: parts.Parts
+  lse: tl.tensor
+  delta: tl.tensor
+  q_full: tl.tensor
+  q_empty: tl.tensor
+  do_full: tl.tensor
+  do_empty: tl.tensor
+
+
+class Keys(NamedTuple):
+  """Rings of tiles of keys and their barriers."""
+  k: parts.Parts
+  v: parts.Parts
+  k_full: tl.tensor
+  k_empty: tl.tensor
+  v_full: tl.tensor
+  v_empty: tl.tensor
+
+
+class Matrix(NamedTuple):
+  """A matrix in memory: its first row, and what its other rows are told by."""
+  base: tl.tensor
+  stride: tl.tensor
+  nhead_stride: tl.tensor
+  width: tl.tensor
 
 
 def tensor_maps(function, constants):
   """TMA maps of a kernel by argument, of views [batch, head, row, dim]."""
-  rows = {"mha_bwd_dkdv": (constants["TILE_M"], 64),
-          "mha_bwd_dq": (64, constants["TILE_N"])}[function]
-  head, dv = constants["HEAD"], constants["BLOCK_DV"]
-  return {
-      "q_desc": TensorMap("q", (1, 1, rows[0], head)),
-      "do_desc": TensorMap("do", (1, 1, rows[0], dv)),
-      "k_desc": TensorMap("k", (1, 1, rows[1], head)),
-      "v_desc": TensorMap("v", (1, 1, rows[1], dv)),
-  }
+  of_q, of_k = {"mha_bwd_dkdv": (constants["TILE_M"], 64),
+                "mha_bwd_dq": (64, constants["TILE_N"])}[function]
+  qk = constants["HEAD"], constants["TAIL"]
+  dv = constants["BLOCK_DV"], constants["DV_TAIL"]
+  return {**parts.tensor_map("q", of_q, *qk),
+          **parts.tensor_map("k", of_k, *qk),
+          **parts.tensor_map("v", of_k, *dv),
+          **parts.tensor_map("do", of_q, *dv)}
 
 
 @gluon.jit
-def _extents(index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
-             cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags):
-  """Returns a sequence's first rows and lengths, and its mask's offset."""
+def extents(index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
+            cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, left,
+            right, sink_tokens, flags):
+  """Returns a sequence's first rows in memory, and its Window."""
   q_row = 0
   k_row = 0
   if (flags & scores.PACKED) != 0:
@@ -60,256 +87,311 @@ def _extents(index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
   if min_seqlen_q > 0:
     seqlen_q = gl.where(seqlen_q <= min_seqlen_q, 0, seqlen_q)
   off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
-  return q_row, k_row, seqlen_q, seqlen_k, off
+  return q_row, k_row, scores_hopper.Window(off, left, right, sink_tokens,
+                                            seqlen_q, seqlen_k)
 
 
 @gluon.jit
-def _tile_at(step, low, full_low, full_high, masked):
-  """Returns the tile of a step: the tiles an edge cuts come first."""
-  cut = full_low - low
-  edge = gl.where(step < cut, low + step, full_high + step - cut)
-  return gl.where(step < masked, edge, full_low + step - masked)
+def probabilities(s, lse, row0, col0, rows, cols, window, terms,
+                  MASK: gl.constexpr, FEATURES: gl.constexpr):
+  """Probabilities from products q.k, without the window of the window.
+
+  Args:
+    s: the products; rows and cols, which count from row0 and col0, broadcast
+      to it, and so does lse, in base 2.
+
+  Returns:
+    (probabilities, derivative of the soft cap, or 1).
+  """
+  slope = 1.0
+  if FEATURES & scores.OF_SCORES:
+    s, slope = scores_hopper.complete(s, row0, col0, rows, cols, window, terms,
+                                      MASK, FEATURES)
+    p = gl.exp2(s - lse)
+  else:
+    p = gl.exp2(s * (terms.scale * scores.LOG2E) - lse)
+  return p, slope
 
 
 @gluon.jit
-def _store(base, stride, value, row0, row_end, D: gl.constexpr):
-  """Stores 64 rows of an accumulator, those before row_end."""
-  STORE: gl.constexpr = hopper.rows_layout(D)
-  value = gl.convert_layout(value.to(base.dtype.element_ty), STORE)
-  rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, STORE))
-  cols = gl.arange(0, D, gl.SliceLayout(0, STORE))
-  gl.store(base + rows[:, None].to(gl.int64) * stride + cols[None, :], value,
-           mask=(rows < row_end)[:, None])
+def _store_gradient(gradient, acc, factor, row0, length, row_end,
+                    HEAD: gl.constexpr, TAIL: gl.constexpr):
+  """Stores 64 rows of acc * factor; rows past a sequence's length get 0."""
+  rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, hopper.accumulator(HEAD)))
+  acc = parts.scale_rows(acc, gl.where(rows < length, factor, 0.0), HEAD, TAIL)
+  parts.store(gradient.base, gradient.stride, acc, rows < length, row0,
+              row_end, gradient.width, HEAD, TAIL)
 
 
 # ---- dk, dv ----
 
 
 @gluon.jit
-def _dkdv_produce(args, M: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
+def _dkdv_produce(args, M: gl.constexpr, HEAD: gl.constexpr,
+                  TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
                   STAGES: gl.constexpr, BLOCKS: gl.constexpr):
   """Copies K and V once, then Q, dO, lse and delta of every tile of rows."""
-  (q_desc, k_desc, v_desc, do_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
-   delta_smem, kv_full, q_full, q_empty, do_full, do_empty, lse, delta,
-   nhead_stride_lse, slot_b, head_k, group, q_row, k_row, low, high,
-   seqlen_q, q, do, stride_q, nhead_stride_q,
-   stride_do, nhead_stride_do, foreign) = args
+  (q_desc, k_desc, v_desc, do_desc, ring, k_smem, v_smem, kv_full, lse, delta,
+   nhead_stride_lse, slot_b, head_k, group, q_row, k_row, low, high, len_q, q,
+   do, foreign) = args
   ROWS: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
   if high > low:
     for w in gl.static_range(BLOCKS):
-      mbarrier.expect(kv_full.index(w),
-                      k_desc.nbytes_per_cta + v_desc.nbytes_per_cta)
-      tma.async_load(k_desc, [slot_b, head_k, k_row + w * 64, 0],
-                     kv_full.index(w), k_smem.index(w))
-      tma.async_load(v_desc, [slot_b, head_k, k_row + w * 64, 0],
-                     kv_full.index(w), v_smem.index(w))
+      parts.load(k_desc, slot_b, head_k, k_row + w * 64, kv_full.index(w),
+                 k_smem, w, HEAD, TAIL)
+      parts.load(v_desc, slot_b, head_k, k_row + w * 64, kv_full.index(w),
+                 v_smem, w, DV, DV_TAIL)
     use = 0
     for g in range(group):
       head = head_k * group + g
       for tile in range(low, high):
         row = q_row + tile * M
         i, phase = hopper.ring(use, STAGES)
-        whole = (foreign == 0) | ((tile + 1) * M <= seqlen_q)
-        mbarrier.wait(q_empty.index(i), phase ^ 1)
+        q_full, do_full = ring.q_full.index(i), ring.do_full.index(i)
+        whole = (foreign == 0) | ((tile + 1) * M <= len_q)
+        mbarrier.wait(ring.q_empty.index(i), phase ^ 1)
         rows = tile * M + gl.arange(0, M, ROWS)
         at = head * nhead_stride_lse + q_row + rows
-        lse_tile = gl.load(lse + at, mask=rows < seqlen_q,
-                           other=float("-inf"))
-        delta_tile = gl.load(delta + at, mask=rows < seqlen_q, other=0.0)
+        lse_tile = gl.load(lse + at, mask=rows < len_q, other=float("-inf"))
+        delta_tile = gl.load(delta + at, mask=rows < len_q, other=0.0)
         if whole:
-          mbarrier.expect(q_full.index(i), q_desc.nbytes_per_cta)
-          tma.async_load(q_desc, [slot_b, head, row, 0], q_full.index(i),
-                         q_smem.index(i))
+          parts.load(q_desc, slot_b, head, row, q_full, ring.q, i, HEAD, TAIL)
         else:
-          hopper.copy_rows(q + head * nhead_stride_q, stride_q,
-                           q_smem.index(i), seqlen_q - tile * M, row, M, D)
-          mbarrier.arrive(q_full.index(i))
+          parts.copy_rows(q.base + head * q.nhead_stride, q.stride, ring.q, i,
+                          len_q - tile * M, row, q.width, q.base, M, HEAD, TAIL,
+                          False)
+          mbarrier.arrive(q_full)
         # +inf makes p zero for rows without any key and past the end.
-        lse_smem.index(i).store(
+        ring.lse.index(i).store(
             gl.where(lse_tile == float("-inf"), float("inf"),
                      lse_tile * scores.LOG2E))
-        mbarrier.arrive(q_full.index(i))
-        mbarrier.wait(do_empty.index(i), phase ^ 1)
+        mbarrier.arrive(q_full)
+        mbarrier.wait(ring.do_empty.index(i), phase ^ 1)
         if whole:
-          mbarrier.expect(do_full.index(i), do_desc.nbytes_per_cta)
-          tma.async_load(do_desc, [slot_b, head, row, 0], do_full.index(i),
-                         do_smem.index(i))
+          parts.load(do_desc, slot_b, head, row, do_full, ring.do, i, DV,
+                     DV_TAIL)
         else:
-          hopper.copy_rows(do + head * nhead_stride_do, stride_do,
-                           do_smem.index(i), seqlen_q - tile * M, row, M, DV)
-          mbarrier.arrive(do_full.index(i))
-        delta_smem.index(i).store(delta_tile)
-        mbarrier.arrive(do_full.index(i))
+          parts.copy_rows(do.base + head * do.nhead_stride, do.stride, ring.do,
+                          i, len_q - tile * M, row, do.width, do.base, M, DV,
+                          DV_TAIL, False)
+          mbarrier.arrive(do_full)
+        ring.delta.index(i).store(delta_tile)
+        mbarrier.arrive(do_full)
         use += 1
 
 
 @gluon.jit
-def _dkdv_step(dk, dv, k, v, q_smem, do_smem, lse_smem, delta_smem, q_full,
-               q_empty, do_full, do_empty, use, row0, keys, window,
-               scale, M: gl.constexpr, D: gl.constexpr,
-               DV: gl.constexpr, STAGES: gl.constexpr):
+def _seen(p, row0, col0, span, window, M: gl.constexpr,
+          FEATURES: gl.constexpr):
+  """Probabilities [64 keys, M rows], 0 where the window hides a key."""
+  LAYOUT: gl.constexpr = hopper.accumulator(M)
+  keys = (col0 - window.off + window.left +
+          gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)))[:, None]
+  # -left <= key - row <= right, as one comparison of unsigned numbers.
+  diff = (keys - row0) - gl.arange(0, M, gl.SliceLayout(0, LAYOUT))[None, :]
+  seen = diff.to(gl.uint32, bitcast=True) <= span
+  if FEATURES & scores.SINK_TOKENS:
+    leading = keys < window.sink_tokens - window.off + window.left
+    seen = seen | (leading & (diff <= window.left + window.right))
+  return gl.where(seen, p, 0.0)
+
+
+@gluon.jit
+def _dkdv_products(k, v, ring, i, phase, M: gl.constexpr, HEAD: gl.constexpr,
+                   TAIL: gl.constexpr, DV: gl.constexpr,
+                   DV_TAIL: gl.constexpr):
+  """Starts the transposed scores and their gradients; the scores are done."""
+  mbarrier.wait(ring.q_full.index(i), phase)
+  s = parts.product(k, parts.tile(ring.q, i, M, HEAD, TAIL), 64, M, TAIL)
+  mbarrier.wait(ring.do_full.index(i), phase)
+  dp = parts.product(v, parts.tile(ring.do, i, M, DV, DV_TAIL), 64, M, DV_TAIL)
+  s = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[s])
+  return s, dp
+
+
+@gluon.jit
+def score_gradients(p, dp, slope, keep, delta, terms,
+                    FEATURES: gl.constexpr):
+  """Gradients of the products q.k (unscaled), and of the complete scores."""
+  if FEATURES & scores.DROPOUT:
+    dp = gl.where(keep, dp * terms.rp_keep, 0.0)
+  complete = p * (dp - delta)
+  if FEATURES & scores.HIDES:
+    # A hidden key has no gradient, whatever it and its value hold.
+    complete = gl.where(p == 0.0, 0.0, complete)
+  ds = complete
+  if FEATURES & scores.SOFT_CAP:
+    ds *= slope
+  return ds, complete
+
+
+@gluon.jit
+def _dkdv_step(dk, dv, k, v, ring, use, row0, col0, span, window, terms,
+               M: gl.constexpr, HEAD: gl.constexpr,
+               TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
+               STAGES: gl.constexpr, FEATURES: gl.constexpr):
   """Adds a tile of M rows to dk and dv of a warpgroup's 64 keys."""
   S_LAYOUT: gl.constexpr = hopper.accumulator(M)
-  COLS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
+  ROWS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
+  dtype: gl.constexpr = ring.q.main.dtype
+  rows = gl.arange(0, M, ROWS)[None, :]
+  cols = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
   i, phase = hopper.ring(use, STAGES)
-  zero = gl.zeros([64, M], gl.float32, S_LAYOUT)
-  q = q_smem.index(i).reshape([M, D])
-  do = do_smem.index(i).reshape([M, DV])
-  mbarrier.wait(q_full.index(i), phase)
-  s = warpgroup_mma(k, q.permute([1, 0]), zero, use_acc=False, is_async=True)
-  mbarrier.wait(do_full.index(i), phase)
-  dp = warpgroup_mma(v, do.permute([1, 0]), zero, use_acc=False, is_async=True)
-  s = warpgroup_mma_wait(1, deps=[s])
-  p = gl.exp2(s * scale - lse_smem.index(i).load(COLS)[None, :])
-  # -left <= key - row <= right, as one comparison of unsigned numbers.
-  diff = (keys - row0)[:, None] - gl.arange(0, M, COLS)[None, :]
-  p = gl.where(diff.to(gl.uint32, bitcast=True) <= window, p, 0.0)
+  q = parts.tile(ring.q, i, M, HEAD, TAIL)
+  do = parts.tile(ring.do, i, M, DV, DV_TAIL)
+  s, dp = _dkdv_products(k, v, ring, i, phase, M, HEAD, TAIL, DV, DV_TAIL)
+  p, slope = probabilities(
+      s, ring.lse.index(i).load(ROWS)[None, :], row0, col0, rows, cols, window,
+      terms, True, FEATURES)
+  p = _seen(p, row0, col0, span, window, M, FEATURES)
+  weights = p
+  keep = p
+  if FEATURES & scores.DROPOUT:
+    keep = scores_hopper.keep_of_keys(terms, row0, col0, M)
+    weights = gl.where(keep, p, 0.0)
   # A wide tile has no registers for dv's product to run beside dp's.
   if M > 64:
     dp = warpgroup_mma_wait(0, deps=[dp])
-  p_cast = gl.convert_layout(p.to(q_smem.dtype),
-                             gl.DotOperandLayout(0, hopper.accumulator(DV), 2))
+  weights = parts.operand(weights, dtype, DV)
   if M <= 64:
-    dv = warpgroup_mma(p_cast, do, dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=[dp])
-  ds = p * (dp - delta_smem.index(i).load(COLS)[None, :])
-  ds_cast = gl.convert_layout(ds.to(q_smem.dtype),
-                              gl.DotOperandLayout(0, hopper.accumulator(D), 2))
+    dv = parts.accumulate(dv, weights, do, DV_TAIL)
+    dp = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[dp])
+  delta = ring.delta.index(i).load(ROWS)[None, :]
+  ds, _ = score_gradients(p, dp, slope, keep, delta, terms, FEATURES)
+  ds = parts.operand(ds, dtype, HEAD)
   if M > 64:
-    dv = warpgroup_mma(p_cast, do, dv, is_async=True)
-  dk = warpgroup_mma(ds_cast, q, dk, is_async=True)
-  dv = warpgroup_mma_wait(1, deps=[dv])
-  mbarrier.arrive(do_empty.index(i))
-  dk = warpgroup_mma_wait(0, deps=[dk])
-  mbarrier.arrive(q_empty.index(i))
+    dv = parts.accumulate(dv, weights, do, DV_TAIL)
+  dk = parts.accumulate(dk, ds, q, TAIL)
+  dv = parts.wait(2 if TAIL > 0 else 1, dv, DV_TAIL)
+  mbarrier.arrive(ring.do_empty.index(i))
+  dk = parts.wait(0, dk, TAIL)
+  mbarrier.arrive(ring.q_empty.index(i))
   return dk, dv
 
 
 @gluon.jit
-def _dkdv_consume(w: gl.constexpr, args, M: gl.constexpr, D: gl.constexpr,
-                  DV: gl.constexpr, STAGES: gl.constexpr):
+def _dkdv_consume(w: gl.constexpr, args, M: gl.constexpr, HEAD: gl.constexpr,
+                  TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
+                  STAGES: gl.constexpr, FEATURES: gl.constexpr):
   """Computes dk and dv of 64 keys."""
-  (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, kv_full, q_full,
-   q_empty, do_full, do_empty, dk_ptr, dv_ptr, stride_dk, stride_dv, group, n0,
-   key_end, seqlen_k, off, window_left, window_right, softmax_scale, low,
-   high) = args
-  dk = gl.zeros([64, D], gl.float32, hopper.accumulator(D))
-  dv = gl.zeros([64, DV], gl.float32, hopper.accumulator(DV))
+  (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
+   heads, first_head, low, high) = args
+  dk = parts.zeros(64, HEAD, TAIL)
+  dv = parts.zeros(64, DV, DV_TAIL)
+  n0 += w * 64
   if high > low:
-    window = (window_left + window_right).to(gl.uint32, bitcast=True)
-    keys = (n0 - off + window_left + w * 64 +
-            gl.arange(0, 64, gl.SliceLayout(1, hopper.accumulator(M))))
-    k = k_smem.index(w).reshape([64, D])
-    v = v_smem.index(w).reshape([64, DV])
-    scale = softmax_scale * scores.LOG2E
+    span = (window.left + window.right).to(gl.uint32, bitcast=True)
+    k = parts.tile(k_smem, w, 64, HEAD, TAIL)
+    v = parts.tile(v_smem, w, 64, DV, DV_TAIL)
     mbarrier.wait(kv_full.index(w), 0)
     use = 0
     # Every tile is masked: a second loop for whole tiles costs registers.
-    for _ in range(group):
+    for g in range(group):
+      terms = scores_hopper.terms_of(heads, first_head + g, FEATURES)
       for tile in range(low, high):
         dk, dv = _dkdv_step(
-            dk, dv, k, v, q_smem, do_smem, lse_smem, delta_smem, q_full,
-            q_empty, do_full, do_empty, use, tile * M, keys, window, scale,
-            M, D, DV, STAGES)
+            dk, dv, k, v, ring, use, tile * M, n0, span, window, terms,
+            M, HEAD, TAIL, DV, DV_TAIL, STAGES, FEATURES)
         use += 1
   # Keys past a dense sequence's length may hold anything; their gradient is 0.
-  live = n0 + w * 64 + gl.arange(
-      0, 64, gl.SliceLayout(1, hopper.accumulator(DV)))
-  dv = gl.where((live < seqlen_k)[:, None], dv, 0.0)
-  _store(dv_ptr, stride_dv, dv, n0 + w * 64, key_end, DV)
-  live = n0 + w * 64 + gl.arange(
-      0, 64, gl.SliceLayout(1, hopper.accumulator(D)))
-  dk = gl.where((live < seqlen_k)[:, None], dk * softmax_scale, 0.0)
-  _store(dk_ptr, stride_dk, dk, n0 + w * 64, key_end, D)
+  keep = 1.0
+  if FEATURES & scores.DROPOUT:
+    keep = heads.rp_keep
+  _store_gradient(dv_out, dv, keep, n0, window.len_k, key_end, DV, DV_TAIL)
+  _store_gradient(dk_out, dk, heads.scale, n0, window.len_k, key_end, HEAD,
+                  TAIL)
 
 
 @gluon.jit
-def _split_step(acc, k, v, q_smem, do_smem, lse_smem, delta_smem, q_full,
-                q_empty, do_full, do_empty, use, row0, keys, window, scale,
-                M: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-                IS_DV: gl.constexpr):
+def _split_step(acc, k, v, ring, use, row0, col0, span, window, terms,
+                M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
+                DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
+                IS_DV: gl.constexpr, FEATURES: gl.constexpr):
   """Adds a tile of M rows to dv, or to dk, of a block's 64 keys."""
   S_LAYOUT: gl.constexpr = hopper.accumulator(M)
-  COLS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
-  P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, hopper.accumulator(D), 2)
+  ROWS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
+  dtype: gl.constexpr = ring.q.main.dtype
+  rows = gl.arange(0, M, ROWS)[None, :]
+  cols = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
   i, phase = hopper.ring(use, STAGES)
-  zero = gl.zeros([64, M], gl.float32, S_LAYOUT)
-  q = q_smem.index(i).reshape([M, D])
-  do = do_smem.index(i).reshape([M, D])
-  mbarrier.wait(q_full.index(i), phase)
-  s = warpgroup_mma(k, q.permute([1, 0]), zero, use_acc=False, is_async=True)
-  mbarrier.wait(do_full.index(i), phase)
+  q = parts.tile(ring.q, i, M, HEAD, TAIL)
+  do = parts.tile(ring.do, i, M, DV, DV_TAIL)
   if IS_DV:
+    mbarrier.wait(ring.q_full.index(i), phase)
+    s = parts.product(k, q, 64, M, TAIL)
+    mbarrier.wait(ring.do_full.index(i), phase)
     s = warpgroup_mma_wait(0, deps=[s])
   else:
-    dp = warpgroup_mma(v, do.permute([1, 0]), zero, use_acc=False,
-                       is_async=True)
-    s = warpgroup_mma_wait(1, deps=[s])
-  p = gl.exp2(s * scale - lse_smem.index(i).load(COLS)[None, :])
-  # -left <= key - row <= right, as one comparison of unsigned numbers.
-  diff = (keys - row0)[:, None] - gl.arange(0, M, COLS)[None, :]
-  p = gl.where(diff.to(gl.uint32, bitcast=True) <= window, p, 0.0)
+    s, dp = _dkdv_products(k, v, ring, i, phase, M, HEAD, TAIL, DV, DV_TAIL)
+  p, slope = probabilities(
+      s, ring.lse.index(i).load(ROWS)[None, :], row0, col0, rows, cols, window,
+      terms, True, FEATURES)
+  p = _seen(p, row0, col0, span, window, M, FEATURES)
+  keep = p
+  if FEATURES & scores.DROPOUT:
+    keep = scores_hopper.keep_of_keys(terms, row0, col0, M)
   if IS_DV:
-    mbarrier.arrive(q_empty.index(i))
-    p = gl.convert_layout(p.to(q_smem.dtype), P_LAYOUT)
-    acc = warpgroup_mma(p, do, acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(do_empty.index(i))
+    mbarrier.arrive(ring.q_empty.index(i))
+    if FEATURES & scores.DROPOUT:
+      p = gl.where(keep, p, 0.0)
+    acc = parts.accumulate(acc, parts.operand(p, dtype, DV), do, DV_TAIL)
+    acc = parts.wait(0, acc, DV_TAIL)
+    mbarrier.arrive(ring.do_empty.index(i))
   else:
     dp = warpgroup_mma_wait(0, deps=[dp])
-    ds = p * (dp - delta_smem.index(i).load(COLS)[None, :])
-    mbarrier.arrive(do_empty.index(i))
-    ds = gl.convert_layout(ds.to(q_smem.dtype), P_LAYOUT)
-    acc = warpgroup_mma(ds, q, acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(q_empty.index(i))
+    delta = ring.delta.index(i).load(ROWS)[None, :]
+    ds, _ = score_gradients(p, dp, slope, keep, delta, terms, FEATURES)
+    mbarrier.arrive(ring.do_empty.index(i))
+    acc = parts.accumulate(acc, parts.operand(ds, dtype, HEAD), q, TAIL)
+    acc = parts.wait(0, acc, TAIL)
+    mbarrier.arrive(ring.q_empty.index(i))
   return acc
 
 
 @gluon.jit
 def _split_consume(IS_DV: gl.constexpr, args, M: gl.constexpr,
-                   D: gl.constexpr, STAGES: gl.constexpr):
+                   HEAD: gl.constexpr, TAIL: gl.constexpr, DV: gl.constexpr,
+                   DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
+                   FEATURES: gl.constexpr):
   """Computes dv, or dk, of a block's 64 keys.
 
-  Head dim 256 leaves a warpgroup registers for one of the two, so both
+  A wide head dim leaves a warpgroup registers for one of the two, so both
   warpgroups compute the probabilities.
   """
-  (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, kv_full, q_full,
-   q_empty, do_full, do_empty, dk_ptr, dv_ptr, stride_dk, stride_dv, group, n0,
-   key_end, seqlen_k, off, window_left, window_right, softmax_scale, low,
-   high) = args
-  acc = gl.zeros([64, D], gl.float32, hopper.accumulator(D))
+  (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
+   heads, first_head, low, high) = args
+  if IS_DV:
+    acc = parts.zeros(64, DV, DV_TAIL)
+  else:
+    acc = parts.zeros(64, HEAD, TAIL)
   if high > low:
-    window = (window_left + window_right).to(gl.uint32, bitcast=True)
-    keys = (n0 - off + window_left +
-            gl.arange(0, 64, gl.SliceLayout(1, hopper.accumulator(M))))
-    k = k_smem.index(0).reshape([64, D])
-    v = v_smem.index(0).reshape([64, D])
-    scale = softmax_scale * scores.LOG2E
+    span = (window.left + window.right).to(gl.uint32, bitcast=True)
+    k = parts.tile(k_smem, 0, 64, HEAD, TAIL)
+    v = parts.tile(v_smem, 0, 64, DV, DV_TAIL)
     mbarrier.wait(kv_full.index(0), 0)
     use = 0
-    for _ in range(group):
+    for g in range(group):
+      terms = scores_hopper.terms_of(heads, first_head + g, FEATURES)
       for tile in range(low, high):
         acc = _split_step(
-            acc, k, v, q_smem, do_smem, lse_smem, delta_smem, q_full, q_empty,
-            do_full, do_empty, use, tile * M, keys, window, scale, M, D,
-            STAGES, IS_DV)
+            acc, k, v, ring, use, tile * M, n0, span, window, terms,
+            M, HEAD, TAIL, DV, DV_TAIL, STAGES, IS_DV, FEATURES)
         use += 1
-  live = n0 + gl.arange(
-      0, 64, gl.SliceLayout(1, hopper.accumulator(D)))
   if IS_DV:
-    acc = gl.where((live < seqlen_k)[:, None], acc, 0.0)
-    _store(dv_ptr, stride_dv, acc, n0, key_end, D)
+    keep = 1.0
+    if FEATURES & scores.DROPOUT:
+      keep = heads.rp_keep
+    _store_gradient(dv_out, acc, keep, n0, window.len_k, key_end, DV, DV_TAIL)
   else:
-    acc = gl.where((live < seqlen_k)[:, None], acc * softmax_scale, 0.0)
-    _store(dk_ptr, stride_dk, acc, n0, key_end, D)
+    _store_gradient(dk_out, acc, heads.scale, n0, window.len_k, key_end, HEAD,
+                    TAIL)
 
 
 @gluon.jit
 def mha_bwd_dkdv(
-    q_desc, k_desc, v_desc, do_desc,
+    q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, do_desc, do_tail,
     q, k, v, do, lse, delta, dq, dk, dv, dbias, d_slopes,
-    bias, bias_f32, alibi_slopes, dropout_state,
+    bias, bias_f32, mask, alibi_slopes, dropout_state,
     cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
     stride_q, nhead_stride_q, batch_stride_q,
     stride_k, nhead_stride_k, batch_stride_k,
@@ -319,19 +401,23 @@ def mha_bwd_dkdv(
     stride_dk, nhead_stride_dk, batch_stride_dk,
     stride_dv, nhead_stride_dv, batch_stride_dv,
     nhead_stride_lse, batch_stride_lse,
-    stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_bias, key_stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_mask, key_stride_mask, nhead_stride_mask, batch_stride_mask,
     stride_dbias, nhead_stride_dbias, batch_stride_dbias,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     bias_batch, bias_nhead,
     softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    BLOCK_DV: gl.constexpr, STAGES: gl.constexpr,
+    TAIL: gl.constexpr, BLOCK_DV: gl.constexpr, DV_TAIL: gl.constexpr,
+    STAGES: gl.constexpr, FEATURES: gl.constexpr,
 ):
-  """dk and dv of TILE_N keys of one kv head: 128, or 64 of head dim 256.
+  """dk and dv of TILE_N keys of one kv head: 128, or 64 of wide head dims.
 
   The plain kernel's arguments after the TMA maps of q, k, v and do, which view
-  them as [batch, head, row, dim]. Grid: (tiles of keys, kv heads, batch).
+  them as [batch, head, row, dim]. Grid: (tiles of keys, kv heads, batch). Of
+  the features that change scores the kernel has those of FEATURES, and takes
+  them to be there.
   """
   BLOCKS: gl.constexpr = TILE_N // 64
   tile_n = gl.program_id(0)
@@ -339,44 +425,49 @@ def mha_bwd_dkdv(
   index_b = gl.program_id(2)
   slot_b = index_b
   if (flags & scores.PACKED) != 0:
-    index_b, tile_n = _find_sequence(tile_n, cu_seqlens_k, batch, TILE_N)
+    index_b, tile_n = scores_hopper.find_sequence(
+        tile_n, cu_seqlens_k, batch, TILE_N)
     slot_b = 0
-  q_row, k_row, len_q, len_k, off = _extents(
+  q_row, k_row, window = extents(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
-      cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
-  key_end = len_k
+      cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, window_left,
+      window_right, sink_tokens, flags)
+  key_end = window.len_k
   if (flags & scores.PACKED) == 0:
     key_end = seqlen_k
   n0 = tile_n * TILE_N
   group = nhead_q // nhead_k
 
-  row_low = gl.maximum(n0 - off - window_right, 0)
-  last_key = gl.minimum(n0 + TILE_N, len_k) - 1
-  row_high = gl.minimum(last_key - off + window_left + 1, len_q)
+  row_low = gl.maximum(n0 - window.off - window_right, 0)
+  last_key = gl.minimum(n0 + TILE_N, window.len_k) - 1
+  row_high = gl.minimum(last_key - window.off + window_left + 1, window.len_q)
+  if FEATURES & scores.SINK_TOKENS:
+    row_high = gl.where(n0 < sink_tokens, window.len_q, row_high)
   low = row_low // TILE_M
   high = (gl.maximum(row_high, 0) + TILE_M - 1) // TILE_M
-  high = gl.where(n0 < len_k, gl.maximum(high, low), low)
+  high = gl.where(n0 < window.len_k, gl.maximum(high, low), low)
 
   b = slot_b.to(gl.int64)
-  q += b * batch_stride_q
-  do += b * batch_stride_do
   lse += b * batch_stride_lse
   delta += b * batch_stride_lse
   dk += (b * batch_stride_dk + head_k * nhead_stride_dk +
          k_row.to(gl.int64) * stride_dk)
   dv += (b * batch_stride_dv + head_k * nhead_stride_dv +
          k_row.to(gl.int64) * stride_dv)
-  foreign = flags & (scores.PACKED | scores.CU_SEQLENS_Q)
+  heads = scores_hopper.heads_of(
+      index_b, nhead_q, bias, bias_f32, stride_bias, key_stride_bias,
+      nhead_stride_bias, batch_stride_bias, mask, stride_mask, key_stride_mask,
+      nhead_stride_mask, batch_stride_mask, alibi_slopes, dropout_state,
+      softmax_scale, logits_soft_cap, drop_threshold, rp_keep, flags, FEATURES)
 
-  dtype: gl.constexpr = q_desc.dtype
-  q_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(STAGES, q_desc.block_type.shape), q_desc.layout)
-  do_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(STAGES, do_desc.block_type.shape), do_desc.layout)
-  k_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(BLOCKS, k_desc.block_type.shape), k_desc.layout)
-  v_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(BLOCKS, v_desc.block_type.shape), v_desc.layout)
+  q_desc = parts.Parts(q_desc, q_tail)
+  k_desc = parts.Parts(k_desc, k_tail)
+  v_desc = parts.Parts(v_desc, v_tail)
+  do_desc = parts.Parts(do_desc, do_tail)
+  q_smem = parts.allocate(STAGES, q_desc, TAIL)
+  do_smem = parts.allocate(STAGES, do_desc, DV_TAIL)
+  k_smem = parts.allocate(BLOCKS, k_desc, TAIL)
+  v_smem = parts.allocate(BLOCKS, v_desc, DV_TAIL)
   VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
   lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, TILE_M], VECTOR)
   delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, TILE_M], VECTOR)
@@ -386,156 +477,197 @@ def mha_bwd_dkdv(
   do_full = mbarrier.allocate_mbarrier(batch=STAGES)
   do_empty = mbarrier.allocate_mbarrier(batch=STAGES)
   for w in gl.static_range(BLOCKS):
-    mbarrier.init(kv_full.index(w), count=1)
+    mbarrier.init(kv_full.index(w), count=2)
   for i in gl.static_range(STAGES):
     mbarrier.init(q_full.index(i), count=2)
     mbarrier.init(do_full.index(i), count=2)
     mbarrier.init(q_empty.index(i), count=2)
     mbarrier.init(do_empty.index(i), count=2)
+  ring = Rows(q_smem, do_smem, lse_smem, delta_smem, q_full, q_empty, do_full,
+              do_empty)
 
-  produce = (q_desc, k_desc, v_desc, do_desc, q_smem, k_smem, v_smem, do_smem,
-             lse_smem, delta_smem, kv_full, q_full, q_empty, do_full, do_empty,
+  produce = (q_desc, k_desc, v_desc, do_desc, ring, k_smem, v_smem, kv_full,
              lse, delta, nhead_stride_lse, slot_b, head_k, group, q_row,
-             k_row + n0, low, high, len_q, q, do,
-             stride_q, nhead_stride_q, stride_do, nhead_stride_do, foreign)
-  consume = (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, kv_full,
-             q_full, q_empty, do_full, do_empty, dk, dv, stride_dk, stride_dv,
-             group, n0, key_end, len_k, off, window_left,
-             window_right, softmax_scale, low, high)
+             k_row + n0, low, high, window.len_q,
+             Matrix(q + b * batch_stride_q, stride_q, nhead_stride_q, hdim_q),
+             Matrix(do + b * batch_stride_do, stride_do, nhead_stride_do,
+                    hdim_v),
+             flags & (scores.PACKED | scores.CU_SEQLENS_Q))
+  consume = (ring, k_smem, v_smem, kv_full,
+             Matrix(dk, stride_dk, nhead_stride_dk, hdim_q),
+             Matrix(dv, stride_dv, nhead_stride_dv, hdim_v), group, n0,
+             key_end, window, heads, head_k * group, low, high)
   if BLOCKS == 2:
     gl.warp_specialize([
-        (_dkdv_consume, (0, consume, TILE_M, HEAD, BLOCK_DV, STAGES)),
-        (_dkdv_consume, (1, consume, TILE_M, HEAD, BLOCK_DV, STAGES)),
-        (_dkdv_produce, (produce, TILE_M, HEAD, BLOCK_DV, STAGES, BLOCKS)),
+        (_dkdv_consume, (0, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+                         STAGES, FEATURES)),
+        (_dkdv_consume, (1, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+                         STAGES, FEATURES)),
+        (_dkdv_produce, (produce, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+                         STAGES, BLOCKS)),
     ], [4, 4], [232, 40])
   else:
-    gl.static_assert(HEAD == BLOCK_DV)
     gl.warp_specialize([
-        (_split_consume, (True, consume, TILE_M, HEAD, STAGES)),
-        (_split_consume, (False, consume, TILE_M, HEAD, STAGES)),
-        (_dkdv_produce, (produce, TILE_M, HEAD, BLOCK_DV, STAGES, BLOCKS)),
+        (_split_consume, (True, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+                          STAGES, FEATURES)),
+        (_split_consume, (False, consume, TILE_M, HEAD, TAIL, BLOCK_DV,
+                          DV_TAIL, STAGES, FEATURES)),
+        (_dkdv_produce, (produce, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+                         STAGES, BLOCKS)),
     ], [4, 4], [232, 40])
 
 
 # ---- dq ----
 
 
+class Steps(NamedTuple):
+  """The order of tiles of keys: those that an edge cuts come first."""
+  sinks: tl.tensor
+  low: tl.tensor
+  full_low: tl.tensor
+  full_high: tl.tensor
+  masked: tl.tensor
+  count: tl.tensor
+
+
 @gluon.jit
-def _dq_produce(args, N: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
-                STAGES: gl.constexpr):
+def _tile_at(step, steps, FEATURES: gl.constexpr):
+  """Returns the tile of a step."""
+  cut = steps.full_low - steps.low
+  after = step - steps.sinks
+  tile = gl.where(after < cut, steps.low + after,
+                  steps.full_high + after - cut)
+  if FEATURES & scores.SINK_TOKENS:
+    tile = gl.where(step < steps.sinks, step, tile)
+  return gl.where(step < steps.masked, tile,
+                  steps.full_low + step - steps.masked)
+
+
+@gluon.jit
+def _dq_produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
+                DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
+                FEATURES: gl.constexpr):
   """Copies Q and dO once, then K and V of every tile of keys."""
-  (q_desc, k_desc, v_desc, do_desc, q_smem, k_smem, v_smem, do_smem, q_full,
-   k_full, k_empty, v_full, v_empty, slot_b, head, head_k, q_row, k_row, low,
-   full_low, full_high, masked, steps, len_k, k, v, stride_k, stride_v,
-   foreign) = args
-  if steps > 0:
+  (q_desc, k_desc, v_desc, do_desc, q_smem, do_smem, q_full, ring, slot_b,
+   head, head_k, q_row, k_row, steps, len_k, k, v, foreign, terms) = args
+  if steps.count > 0:
     for w in gl.static_range(2):
-      mbarrier.expect(q_full.index(w),
-                      q_desc.nbytes_per_cta + do_desc.nbytes_per_cta)
-      tma.async_load(q_desc, [slot_b, head, q_row + w * 64, 0],
-                     q_full.index(w), q_smem.index(w))
-      tma.async_load(do_desc, [slot_b, head, q_row + w * 64, 0],
-                     q_full.index(w), do_smem.index(w))
-    for step in range(steps):
-      tile = _tile_at(step, low, full_low, full_high, masked)
+      parts.load(q_desc, slot_b, head, q_row + w * 64, q_full.index(w), q_smem,
+                 w, HEAD, TAIL)
+      parts.load(do_desc, slot_b, head, q_row + w * 64, q_full.index(w),
+                 do_smem, w, DV, DV_TAIL)
+    for step in range(steps.count):
+      tile = _tile_at(step, steps, FEATURES)
       row = k_row + tile * N
       i, phase = hopper.ring(step, STAGES)
+      k_full, v_full = ring.k_full.index(i), ring.v_full.index(i)
       whole = (foreign == 0) | ((tile + 1) * N <= len_k)
-      mbarrier.wait(k_empty.index(i), phase ^ 1)
-      if whole:
-        mbarrier.expect(k_full.index(i), k_desc.nbytes_per_cta)
-        tma.async_load(k_desc, [slot_b, head_k, row, 0], k_full.index(i),
-                       k_smem.index(i))
+      mbarrier.wait(ring.k_empty.index(i), phase ^ 1)
+      hides = scores_hopper.hides(terms, tile * N, len_k, N, FEATURES)
+      if whole & (not hides):
+        parts.load(k_desc, slot_b, head_k, row, k_full, ring.k, i, HEAD, TAIL)
       else:
-        hopper.copy_rows(k, stride_k, k_smem.index(i), len_k - tile * N, row,
-                         N, D)
-        mbarrier.arrive(k_full.index(i))
-      mbarrier.wait(v_empty.index(i), phase ^ 1)
+        shown = scores_hopper.shown_keys(terms, tile * N)
+        parts.copy_rows(k.base, k.stride, ring.k, i, len_k - tile * N, row,
+                        k.width, shown, N, HEAD, TAIL,
+                        (FEATURES & scores.HAS_MASK) != 0)
+        mbarrier.arrive(k_full)
+      mbarrier.wait(ring.v_empty.index(i), phase ^ 1)
       if whole:
-        mbarrier.expect(v_full.index(i), v_desc.nbytes_per_cta)
-        tma.async_load(v_desc, [slot_b, head_k, row, 0], v_full.index(i),
-                       v_smem.index(i))
+        parts.load(v_desc, slot_b, head_k, row, v_full, ring.v, i, DV, DV_TAIL)
       else:
-        hopper.copy_rows(v, stride_v, v_smem.index(i), len_k - tile * N, row,
-                         N, DV)
-        mbarrier.arrive(v_full.index(i))
+        parts.copy_rows(v.base, v.stride, ring.v, i, len_k - tile * N, row,
+                        v.width, v.base, N, DV, DV_TAIL, False)
+        mbarrier.arrive(v_full)
 
 
 @gluon.jit
-def _dq_step(dq, q, do, k_smem, v_smem, k_full, k_empty, v_full, v_empty, step,
-             tile, rows, lse, delta, len_k, off, window_left, window_right,
-             scale, N: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
-             STAGES: gl.constexpr, MASK: gl.constexpr):
+def _dq_step(dq, d_slope, q, do, ring, step, tile, row0, lse, delta, window,
+             terms, N: gl.constexpr, HEAD: gl.constexpr,
+             TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
+             STAGES: gl.constexpr, MASK: gl.constexpr,
+             FEATURES: gl.constexpr):
   """Adds a tile of N keys to dq of a warpgroup's 64 rows."""
   S_LAYOUT: gl.constexpr = hopper.accumulator(N)
+  dtype: gl.constexpr = ring.k.main.dtype
+  rows = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
+  cols = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))[None, :]
   i, phase = hopper.ring(step, STAGES)
-  zero = gl.zeros([64, N], gl.float32, S_LAYOUT)
-  k = k_smem.index(i).reshape([N, D])
-  v = v_smem.index(i).reshape([N, DV])
-  mbarrier.wait(k_full.index(i), phase)
-  s = warpgroup_mma(q, k.permute([1, 0]), zero, use_acc=False, is_async=True)
-  mbarrier.wait(v_full.index(i), phase)
-  dp = warpgroup_mma(do, v.permute([1, 0]), zero, use_acc=False, is_async=True)
-  s = warpgroup_mma_wait(1, deps=[s])
-  p = gl.exp2(s * scale - lse[:, None])
+  k = parts.tile(ring.k, i, N, HEAD, TAIL)
+  v = parts.tile(ring.v, i, N, DV, DV_TAIL)
+  mbarrier.wait(ring.k_full.index(i), phase)
+  s = parts.product(q, k, 64, N, TAIL)
+  mbarrier.wait(ring.v_full.index(i), phase)
+  dp = parts.product(do, v, 64, N, DV_TAIL)
+  s = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[s])
+  p, slope = probabilities(s, lse[:, None], row0, tile * N, rows, cols, window,
+                           terms, MASK, FEATURES)
+  diff = tile * N + cols - (row0 + rows + window.off)
   if MASK:
-    keys = tile * N + gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))
-    diff = keys[None, :] - (rows + off)[:, None]
-    seen = (diff <= window_right) & (diff >= -window_left)
-    p = gl.where(seen & (keys < len_k)[None, :], p, 0.0)
+    seen = diff >= -window.left
+    if FEATURES & scores.SINK_TOKENS:
+      seen = seen | (tile * N + cols < window.sink_tokens)
+    seen = seen & (diff <= window.right)
+    p = gl.where(seen & (tile * N + cols < window.len_k), p, 0.0)
   dp = warpgroup_mma_wait(0, deps=[dp])
-  mbarrier.arrive(v_empty.index(i))
-  ds = p * (dp - delta[:, None])
-  ds = gl.convert_layout(ds.to(k_smem.dtype),
-                         gl.DotOperandLayout(0, hopper.accumulator(D), 2))
-  dq = warpgroup_mma(ds, k, dq, is_async=True)
-  dq = warpgroup_mma_wait(0, deps=[dq])
-  mbarrier.arrive(k_empty.index(i))
-  return dq
+  mbarrier.arrive(ring.v_empty.index(i))
+  keep = p
+  if FEATURES & scores.DROPOUT:
+    keep = scores_hopper.keep_of_rows(terms, row0, tile * N, N)
+  ds, complete = score_gradients(p, dp, slope, keep, delta[:, None], terms,
+                                 FEATURES)
+  if FEATURES & scores.ALIBI:
+    d_slope -= gl.sum(complete * gl.abs(diff).to(gl.float32), 1)
+  dq = parts.accumulate(dq, parts.operand(ds, dtype, HEAD), k, TAIL)
+  dq = parts.wait(0, dq, TAIL)
+  mbarrier.arrive(ring.k_empty.index(i))
+  return dq, d_slope
 
 
 @gluon.jit
-def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, D: gl.constexpr,
-                DV: gl.constexpr, STAGES: gl.constexpr):
+def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
+                TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
+                STAGES: gl.constexpr, FEATURES: gl.constexpr):
   """Computes dq of 64 rows."""
-  (q_smem, k_smem, v_smem, do_smem, q_full, k_full, k_empty, v_full, v_empty,
-   lse, delta, dq_ptr, stride_dq, row0, row_end, len_q, len_k, off,
-   window_left, window_right, softmax_scale, low, full_low, full_high, masked,
-   steps) = args
+  (q_smem, do_smem, q_full, ring, lse, delta, dq_out, d_slopes, row0, row_end,
+   window, terms, steps) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
-  rows = row0 + w * 64 + gl.arange(0, 64, ROWS)
-  dq = gl.zeros([64, D], gl.float32, hopper.accumulator(D))
-  if steps > 0:
-    lse_rows = gl.load(lse + rows, mask=rows < len_q, other=float("-inf"))
+  row0 += w * 64
+  rows = row0 + gl.arange(0, 64, ROWS)
+  dq = parts.zeros(64, HEAD, TAIL)
+  d_slope = gl.zeros([64], gl.float32, ROWS)
+  if steps.count > 0:
+    lse_rows = gl.load(lse + rows, mask=rows < window.len_q,
+                       other=float("-inf"))
     lse_rows = gl.where(lse_rows == float("-inf"), float("inf"),
                         lse_rows * scores.LOG2E)
-    delta_rows = gl.load(delta + rows, mask=rows < len_q, other=0.0)
-    q = q_smem.index(w).reshape([64, D])
-    do = do_smem.index(w).reshape([64, DV])
-    scale = softmax_scale * scores.LOG2E
+    delta_rows = gl.load(delta + rows, mask=rows < window.len_q, other=0.0)
+    q = parts.tile(q_smem, w, 64, HEAD, TAIL)
+    do = parts.tile(do_smem, w, 64, DV, DV_TAIL)
     mbarrier.wait(q_full.index(w), 0)
-    for step in range(masked):
-      dq = _dq_step(
-          dq, q, do, k_smem, v_smem, k_full, k_empty, v_full, v_empty, step,
-          _tile_at(step, low, full_low, full_high, masked), rows, lse_rows,
-          delta_rows, len_k, off, window_left, window_right, scale, N, D, DV,
-          STAGES, True)
-    for step in range(masked, steps):
-      dq = _dq_step(
-          dq, q, do, k_smem, v_smem, k_full, k_empty, v_full, v_empty, step, 0,
-          rows, lse_rows, delta_rows, len_k, off, window_left, window_right,
-          scale, N, D, DV, STAGES, False)
-  live = row0 + w * 64 + gl.arange(
-      0, 64, gl.SliceLayout(1, hopper.accumulator(D)))
-  dq = gl.where((live < len_q)[:, None], dq * softmax_scale, 0.0)
-  _store(dq_ptr, stride_dq, dq, row0 + w * 64, row_end, D)
+    for step in range(steps.masked):
+      dq, d_slope = _dq_step(
+          dq, d_slope, q, do, ring, step, _tile_at(step, steps, FEATURES),
+          row0, lse_rows, delta_rows, window, terms, N, HEAD, TAIL, DV,
+          DV_TAIL, STAGES, True, FEATURES)
+    for step in range(steps.masked, steps.count):
+      dq, d_slope = _dq_step(
+          dq, d_slope, q, do, ring, step,
+          steps.full_low + step - steps.masked, row0, lse_rows, delta_rows,
+          window, terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, False,
+          FEATURES)
+  _store_gradient(dq_out, dq, terms.scale, row0, window.len_q, row_end, HEAD,
+                  TAIL)
+  if FEATURES & scores.ALIBI:
+    # The last to read delta: its place may be the slopes'.
+    gl.store(d_slopes + rows, d_slope, mask=rows < row_end)
 
 
 @gluon.jit
 def mha_bwd_dq(
-    q_desc, k_desc, v_desc, do_desc,
+    q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, do_desc, do_tail,
     q, k, v, do, lse, delta, dq, dk, dv, dbias, d_slopes,
-    bias, bias_f32, alibi_slopes, dropout_state,
+    bias, bias_f32, mask, alibi_slopes, dropout_state,
     cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
     stride_q, nhead_stride_q, batch_stride_q,
     stride_k, nhead_stride_k, batch_stride_k,
@@ -545,14 +677,16 @@ def mha_bwd_dq(
     stride_dk, nhead_stride_dk, batch_stride_dk,
     stride_dv, nhead_stride_dv, batch_stride_dv,
     nhead_stride_lse, batch_stride_lse,
-    stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_bias, key_stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_mask, key_stride_mask, nhead_stride_mask, batch_stride_mask,
     stride_dbias, nhead_stride_dbias, batch_stride_dbias,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     bias_batch, bias_nhead,
     softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    BLOCK_DV: gl.constexpr, STAGES: gl.constexpr,
+    TAIL: gl.constexpr, BLOCK_DV: gl.constexpr, DV_TAIL: gl.constexpr,
+    STAGES: gl.constexpr, FEATURES: gl.constexpr,
 ):
   """dq of 128 rows of one head.
 
@@ -566,73 +700,87 @@ def mha_bwd_dq(
   head_k = head // (nhead_q // nhead_k)
   slot_b = index_b
   if (flags & scores.PACKED) != 0:
-    index_b, tile_m = _find_sequence(tile_m, cu_seqlens_q, batch, TILE_M)
+    index_b, tile_m = scores_hopper.find_sequence(
+        tile_m, cu_seqlens_q, batch, TILE_M)
     slot_b = 0
   dense_rows = seqlen_q
-  q_row, k_row, len_q, len_k, off = _extents(
+  q_row, k_row, window = extents(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
-      cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
+      cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, window_left,
+      window_right, sink_tokens, flags)
   # A skipped packed sequence's rows were zeroed before the launch.
-  row_end = len_q
+  row_end = window.len_q
   if (flags & scores.PACKED) == 0:
     row_end = dense_rows
   row0 = tile_m * TILE_M
 
-  last = gl.minimum(row0 + TILE_M, len_q) - 1
-  key_high = gl.minimum(len_k, last + off + window_right + 1)
-  low = gl.maximum(row0 + off - window_left, 0) // TILE_N
+  last = gl.minimum(row0 + TILE_M, window.len_q) - 1
+  key_high = gl.minimum(window.len_k, last + window.off + window_right + 1)
+  low = gl.maximum(row0 + window.off - window_left, 0) // TILE_N
   high = (gl.maximum(key_high, 0) + TILE_N - 1) // TILE_N
-  high = gl.where(row0 < len_q, gl.maximum(high, low), low)
-  full_low = gl.maximum(row0 + TILE_M - 1 + off - window_left, 0)
+  high = gl.where(row0 < window.len_q, high, 0)
+  low = gl.minimum(low, high)
+  full_low = gl.maximum(row0 + TILE_M - 1 + window.off - window_left, 0)
   full_low = gl.minimum((full_low + TILE_N - 1) // TILE_N, high)
   full_low = gl.maximum(full_low, low)
-  full_high = gl.minimum(len_k, row0 + off + window_right + 1)
+  full_high = gl.minimum(window.len_k, row0 + window.off + window_right + 1)
   full_high = gl.minimum(gl.maximum(full_high, 0) // TILE_N, high)
   full_high = gl.maximum(full_high, full_low)
-  steps = high - low
-  masked = steps - (full_high - full_low)
+  sinks = 0
+  if FEATURES & scores.SINK_TOKENS:
+    sinks = gl.minimum((sink_tokens + TILE_N - 1) // TILE_N, low)
+  count = sinks + high - low
+  steps = Steps(sinks, low, full_low, full_high,
+                count - (full_high - full_low), count)
 
   b = slot_b.to(gl.int64)
+  first = b * batch_stride_lse + head * nhead_stride_lse + q_row
   k += b * batch_stride_k + head_k * nhead_stride_k
   v += b * batch_stride_v + head_k * nhead_stride_v
-  lse += b * batch_stride_lse + head * nhead_stride_lse + q_row
-  delta += b * batch_stride_lse + head * nhead_stride_lse + q_row
   dq += (b * batch_stride_dq + head * nhead_stride_dq +
          q_row.to(gl.int64) * stride_dq)
-  foreign = flags & (scores.PACKED | scores.CU_SEQLENS_K)
+  heads = scores_hopper.heads_of(
+      index_b, nhead_q, bias, bias_f32, stride_bias, key_stride_bias,
+      nhead_stride_bias, batch_stride_bias, mask, stride_mask, key_stride_mask,
+      nhead_stride_mask, batch_stride_mask, alibi_slopes, dropout_state,
+      softmax_scale, logits_soft_cap, drop_threshold, rp_keep, flags, FEATURES)
+  terms = scores_hopper.terms_of(heads, head, FEATURES)
 
-  dtype: gl.constexpr = q_desc.dtype
-  q_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(2, q_desc.block_type.shape), q_desc.layout)
-  do_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(2, do_desc.block_type.shape), do_desc.layout)
-  k_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(STAGES, k_desc.block_type.shape), k_desc.layout)
-  v_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(STAGES, v_desc.block_type.shape), v_desc.layout)
+  q_desc = parts.Parts(q_desc, q_tail)
+  k_desc = parts.Parts(k_desc, k_tail)
+  v_desc = parts.Parts(v_desc, v_tail)
+  do_desc = parts.Parts(do_desc, do_tail)
+  q_smem = parts.allocate(2, q_desc, TAIL)
+  do_smem = parts.allocate(2, do_desc, DV_TAIL)
+  k_smem = parts.allocate(STAGES, k_desc, TAIL)
+  v_smem = parts.allocate(STAGES, v_desc, DV_TAIL)
   q_full = mbarrier.allocate_mbarrier(batch=2)
   k_full = mbarrier.allocate_mbarrier(batch=STAGES)
   k_empty = mbarrier.allocate_mbarrier(batch=STAGES)
   v_full = mbarrier.allocate_mbarrier(batch=STAGES)
   v_empty = mbarrier.allocate_mbarrier(batch=STAGES)
   for w in gl.static_range(2):
-    mbarrier.init(q_full.index(w), count=1)
+    mbarrier.init(q_full.index(w), count=2)
   for i in gl.static_range(STAGES):
     mbarrier.init(k_full.index(i), count=1)
     mbarrier.init(v_full.index(i), count=1)
     mbarrier.init(k_empty.index(i), count=2)
     mbarrier.init(v_empty.index(i), count=2)
+  ring = Keys(k_smem, v_smem, k_full, k_empty, v_full, v_empty)
 
-  produce = (q_desc, k_desc, v_desc, do_desc, q_smem, k_smem, v_smem, do_smem,
-             q_full, k_full, k_empty, v_full, v_empty, slot_b, head, head_k,
-             q_row + row0, k_row, low, full_low, full_high, masked, steps,
-             len_k, k, v, stride_k, stride_v, foreign)
-  consume = (q_smem, k_smem, v_smem, do_smem, q_full, k_full, k_empty, v_full,
-             v_empty, lse, delta, dq, stride_dq, row0, row_end, len_q, len_k,
-             off, window_left, window_right, softmax_scale, low, full_low,
-             full_high, masked, steps)
+  produce = (q_desc, k_desc, v_desc, do_desc, q_smem, do_smem, q_full, ring,
+             slot_b, head, head_k, q_row + row0, k_row, steps, window.len_k,
+             Matrix(k, stride_k, nhead_stride_k, hdim_q),
+             Matrix(v, stride_v, nhead_stride_v, hdim_v),
+             flags & (scores.PACKED | scores.CU_SEQLENS_K), terms)
+  consume = (q_smem, do_smem, q_full, ring, lse + first, delta + first,
+             Matrix(dq, stride_dq, nhead_stride_dq, hdim_q), d_slopes + first,
+             row0, row_end, window, terms, steps)
   gl.warp_specialize([
-      (_dq_consume, (0, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),
-      (_dq_consume, (1, consume, TILE_N, HEAD, BLOCK_DV, STAGES)),
-      (_dq_produce, (produce, TILE_N, HEAD, BLOCK_DV, STAGES)),
+      (_dq_consume, (0, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
+                     FEATURES)),
+      (_dq_consume, (1, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
+                     FEATURES)),
+      (_dq_produce, (produce, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
+                     FEATURES)),
   ], [4, 4], [232, 40])

@@ -2,7 +2,14 @@
 """Attention's family of kernels, as the ahead-of-time compiler sees it."""
 
 from third_party.aiter.aot.archs import ARCHS
-from third_party.aiter.aot.family import Family, Op, flags, points_to, selecting
+from third_party.aiter.aot.family import (
+    Family,
+    Op,
+    flags,
+    named,
+    points_to,
+    selecting,
+)
 
 # The kernels' argument `flags`.
 FLAGS = flags("bias bias_f32 alibi sink dropout packed cu_seqlens_q "
@@ -12,18 +19,40 @@ FEATURES = {
     **FLAGS,
     # These only select. A window has a bound on either side; causal is one.
     **selecting("soft_cap sink_tokens window min_seqlen no_keys "
-                "non_positive_scale dbias dsink"),
+                "non_positive_scale dbias dsink unaligned short"),
     "cu_seqlens": FLAGS["cu_seqlens_q"] | FLAGS["cu_seqlens_k"],
 }
+
+
+# In the constant FEATURES: a call may be without any of them but dropout.
+MAYBE = 1 << 31
+
+
+def _features_of_scores(row):
+  """What changes a score, of all that a row is made for or may serve.
+
+  Raises:
+    ValueError: the kernel would read a bias wider than rows are aligned.
+  """
+  made_for, may = named(row, "features"), named(row, "may")
+  if (not may and {"bias", "mask"} & made_for and
+      "unaligned" not in named(row, "excludes")):
+    raise ValueError(f"{row['op']} features={'+'.join(sorted(made_for))} must"
+                     " exclude unaligned")
+  return sum(FEATURES[name] for name in made_for | may) + MAYBE * bool(may)
 
 
 def _constants(row):
   dqk, dv = int(row["dqk"]), int(row["dv"])
   arch = ARCHS[row["arch"]]
+  # A head dim is a power of two and a rest, which is another.
   head = 1 << (dqk.bit_length() - 1) if dqk else 0
+  head_v = 1 << (dv.bit_length() - 1) if dv else 0
   return {
       "TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
-      "HEAD": head, "TAIL": dqk - head, "BLOCK_DV": dv,
+      "HEAD": head, "TAIL": dqk - head, "BLOCK_DV": head_v,
+      "DV_TAIL": dv - head_v,
+      "FEATURES": _features_of_scores(row),
       "GENERAL": row["grade"] == "general",
       "CHEAP_CAST": "bf16" not in arch.casts,
       "HEADS_FIRST": arch.matrix == "mfma",
@@ -81,6 +110,8 @@ FAMILY = Family(
         "dbias": "gradient of bias", "dsink": "gradient of sink",
         "top_left": "top-left alignment", "min_seqlen": "min_seqlen_q",
         "non_positive_scale": "softmax_scale <= 0",
+        "short": "short sequences",
+        "unaligned": "bias or mask of rows that are not multiples of 8",
     },
     no_maps_if="no_keys",
     no_spills_up_to=128,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from third_party.aiter.kernels.mha.family import FEATURES
+from third_party.aiter.kernels.mha.family import MAYBE as _MAYBE
 
 # Bits of the argument `flags`.
 HAS_BIAS = tl.constexpr(FEATURES["bias"])
@@ -26,7 +27,15 @@ CU_SEQLENS_Q_PADDED = tl.constexpr(FEATURES["cu_seqlens_q_padded"])
 CU_SEQLENS_K_PADDED = tl.constexpr(FEATURES["cu_seqlens_k_padded"])
 TOP_LEFT = tl.constexpr(FEATURES["top_left"])
 DLSE = tl.constexpr(FEATURES["dlse"])
+# And what no kernel is told of, but a row may be made for.
+SOFT_CAP = tl.constexpr(FEATURES["soft_cap"])
+SINK_TOKENS = tl.constexpr(FEATURES["sink_tokens"])
 HAS_MASK = tl.constexpr(FEATURES["mask"])
+MAYBE = tl.constexpr(_MAYBE)
+# What changes a score, and what may hide a key from it.
+OF_SCORES = tl.constexpr(FEATURES["soft_cap"] | FEATURES["bias"]
+                         | FEATURES["mask"] | FEATURES["alibi"])
+HIDES = tl.constexpr(FEATURES["bias"] | FEATURES["mask"])
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores and dropout in attention's Hopper kernels; scores.py says what."""
+
+from typing import NamedTuple
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from third_party.aiter.kernels.core import hopper
+from third_party.aiter.kernels.mha import scores
+
+# A Gluon function calls none of Triton's; of one source it may be either.
+find_sequence = gluon.jit(scores.find_sequence.fn)
+_philox = gluon.jit(tl.random.philox_impl.fn)
+
+
+class Window(NamedTuple):
+  """What a row sees: scores.Window, and the lengths."""
+  off: tl.tensor
+  left: tl.tensor
+  right: tl.tensor
+  sink_tokens: tl.tensor
+  len_q: tl.tensor
+  len_k: tl.tensor
+
+
+class Plane(NamedTuple):
+  """A bias or mask of a head; its strides are 0 if one row or key is for all.
+
+  A row's FEATURES may have it where a call has not: then not `there`.
+  """
+  ptr: tl.tensor
+  stride: tl.tensor
+  key_stride: tl.tensor
+  there: tl.tensor
+
+
+class Heads(NamedTuple):
+  """Where a sequence's heads find what makes their scores.
+
+  `first` is head 0's place in alibi_slopes and dropout_state; the planes are
+  head 0's, nhead_stride_* before the next one's.
+  """
+  scale: tl.tensor
+  logits_soft_cap: tl.tensor
+  bias: Plane
+  bias_f32: Plane
+  nhead_stride_bias: tl.tensor
+  mask: Plane
+  nhead_stride_mask: tl.tensor
+  alibi_slopes: tl.tensor
+  dropout_state: tl.tensor
+  first: tl.tensor
+  drop_threshold: tl.tensor
+  rp_keep: tl.tensor
+  flags: tl.tensor
+
+
+class Terms(NamedTuple):
+  """What makes a score of q.k and weighs it, for one head; scores.Terms."""
+  scale: tl.tensor
+  logits_soft_cap: tl.tensor
+  bias: Plane
+  bias_f32: Plane
+  mask: Plane
+  slope: tl.tensor
+  key0: tl.tensor
+  key1: tl.tensor
+  counter0: tl.tensor
+  counter1: tl.tensor
+  drop_threshold: tl.tensor
+  rp_keep: tl.tensor
+
+
+@gluon.jit
+def heads_of(index, nhead_q, bias, bias_f32, stride_bias, key_stride_bias,
+             nhead_stride_bias, batch_stride_bias, mask, stride_mask,
+             key_stride_mask, nhead_stride_mask, batch_stride_mask,
+             alibi_slopes, dropout_state, scale, logits_soft_cap,
+             drop_threshold, rp_keep, flags, FEATURES: gl.constexpr):
+  """The Heads of a sequence."""
+  b = index.to(gl.int64)
+  if FEATURES & scores.HAS_BIAS:
+    bias += b * batch_stride_bias
+    bias_f32 += b * batch_stride_bias
+  if FEATURES & scores.HAS_MASK:
+    mask += b * batch_stride_mask
+  is_f32 = (flags & scores.BIAS_F32) != 0
+  has_bias = ((flags & scores.HAS_BIAS) != 0) & (is_f32 == 0)
+  return Heads(
+      scale, logits_soft_cap,
+      Plane(bias, stride_bias, key_stride_bias, has_bias),
+      Plane(bias_f32, stride_bias, key_stride_bias, is_f32), nhead_stride_bias,
+      Plane(mask, stride_mask, key_stride_mask,
+            (flags & scores.HAS_MASK) != 0), nhead_stride_mask,
+      alibi_slopes, dropout_state, index * nhead_q, drop_threshold, rp_keep,
+      flags)
+
+
+@gluon.jit
+def _moved(plane, elements):
+  return Plane(plane.ptr + elements, plane.stride, plane.key_stride,
+               plane.there)
+
+
+@gluon.jit
+def terms_of(heads, head, FEATURES: gl.constexpr):
+  """The Terms of a head."""
+  bias, bias_f32, mask = heads.bias, heads.bias_f32, heads.mask
+  slope = 0.0
+  key0 = 0
+  key1 = 0
+  counter0 = 0
+  counter1 = 0
+  if FEATURES & scores.HAS_BIAS:
+    bias = _moved(bias, head * heads.nhead_stride_bias)
+    bias_f32 = _moved(bias_f32, head * heads.nhead_stride_bias)
+  if FEATURES & scores.HAS_MASK:
+    mask = _moved(mask, head * heads.nhead_stride_mask)
+  if FEATURES & scores.ALIBI:
+    slope = gl.load(heads.alibi_slopes + heads.first + head,
+                    mask=(heads.flags & scores.ALIBI) != 0,
+                    other=0.0) * scores.LOG2E
+  if FEATURES & scores.DROPOUT:
+    state = heads.dropout_state + (heads.first + head) * 4
+    key0 = gl.load(state)
+    key1 = gl.load(state + 1)
+    counter0 = gl.load(state + 2)
+    counter1 = gl.load(state + 3)
+  return Terms(heads.scale, heads.logits_soft_cap, bias, bias_f32, mask, slope,
+               key0, key1, counter0, counter1, heads.drop_threshold,
+               heads.rp_keep)
+
+
+@gluon.jit
+def _tile_of(plane, row0, col0, rows, cols, window, other, MASK: gl.constexpr,
+             FEATURES: gl.constexpr):
+  """A tile of a Plane, `other` past the sequences.
+
+  rows and cols count from row0 and col0, and broadcast to the tile. Without
+  MASK every column lies inside the sequence.
+  """
+  inside = rows < window.len_q - row0
+  if MASK:
+    inside = inside & (cols < window.len_k - col0)
+  else:
+    inside = inside & (cols >= 0)
+  stride = plane.stride
+  if FEATURES & scores.MAYBE:
+    inside = inside & plane.there
+    cols *= plane.key_stride
+    col0 *= plane.key_stride
+  else:
+    # A stride of 8 elements promises pairs of columns in one load.
+    stride = stride // 8 * 8
+  ptr = plane.ptr + (row0.to(gl.int64) * stride + col0)
+  return gl.load(ptr + (rows * stride + cols), mask=inside, other=other)
+
+
+@gluon.jit
+def _reciprocal(x):
+  return gl.inline_asm_elementwise(
+      "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
+
+
+@gluon.jit
+def complete(s, row0, col0, rows, cols, window, terms, MASK: gl.constexpr,
+             FEATURES: gl.constexpr):
+  """Complete scores in base 2 from products q.k; the window is not applied.
+
+  Arguments: those of _tile_of.
+
+  Returns:
+    (scores, slope): the second is the soft cap's derivative, or 1.
+  """
+  slope = 1.0
+  if FEATURES & scores.SOFT_CAP:
+    # cap tanh(x / cap) = cap - 2 cap / (1 + exp(2 x / cap)); what cancels near
+    # zero is 1e-7 of the cap, and only a difference of scores matters.
+    cap = terms.logits_soft_cap * scores.LOG2E
+    e = gl.exp2(s * (2.0 * scores.LOG2E * terms.scale / terms.logits_soft_cap))
+    r = _reciprocal(1.0 + e)
+    capped = cap - 2.0 * cap * r
+    slope = 4.0 * r * (1.0 - r)
+    if FEATURES & scores.MAYBE:
+      has_cap = terms.logits_soft_cap > 0
+      slope = gl.where(has_cap, slope, 1.0)
+      capped = gl.where(has_cap, capped, s * (terms.scale * scores.LOG2E))
+    s = capped
+  else:
+    s *= terms.scale * scores.LOG2E
+  if FEATURES & scores.HAS_BIAS:
+    bias = 0.0
+    if FEATURES & scores.BIAS_F32:
+      bias = _tile_of(terms.bias_f32, row0, col0, rows, cols, window, 0.0,
+                      MASK, FEATURES)
+    if FEATURES & scores.MAYBE or not FEATURES & scores.BIAS_F32:
+      bias += _tile_of(terms.bias, row0, col0, rows, cols, window, 0.0, MASK,
+                       FEATURES).to(gl.float32)
+    # -inf hides: it selects, so that no key's NaN comes through.
+    s = gl.where(bias == float("-inf"), bias, s + bias * scores.LOG2E)
+  if FEATURES & scores.HAS_MASK:
+    shown = _tile_of(terms.mask, row0, col0, rows, cols, window, 1, MASK,
+                     FEATURES)
+    s = gl.where(shown != 0, s, float("-inf"))
+  if FEATURES & scores.ALIBI:
+    distance = row0 + rows + window.off - (col0 + cols)
+    s -= terms.slope * gl.abs(distance).to(gl.float32)
+  return s, slope
+
+
+@gluon.jit
+def shown_keys(terms, col0):
+  """A mask of one row for all from key col0 on, as copies of rows take it."""
+  mask = terms.mask
+  return Plane(mask.ptr + col0 * mask.key_stride, mask.stride, mask.key_stride,
+               mask.there & (mask.stride == 0))
+
+
+@gluon.jit
+def hides(terms, col0, len_k, N: gl.constexpr, FEATURES: gl.constexpr):
+  """Whether a mask of one row for all hides any of N keys from col0 on.
+
+  Such a key may hold NaN, and 0 times NaN is NaN: whoever multiplies with it
+  or its value reads zeros in its place.
+  """
+  any_hidden = False
+  if FEATURES & scores.HAS_MASK:
+    keys = shown_keys(terms, col0)
+    cols = gl.arange(0, N, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    shown = gl.load(keys.ptr + cols * keys.key_stride,
+                    mask=(cols < len_k - col0) & keys.there, other=1)
+    any_hidden = gl.min(shown.to(gl.int32), 0) == 0
+  return any_hidden
+
+
+# Dropout's mask is scores.keep_scale's: one draw of Philox serves four
+# neighbouring keys of a row, which lie in several threads' scores. So a thread
+# draws whole blocks, packs their bits, and threads share the words.
+
+
+@gluon.jit
+def _kept(block, rows, terms):
+  """Four bits a block of four keys: those that dropout keeps."""
+  block = block.to(gl.uint32)
+  rows = rows.to(gl.uint32)
+  zero = block * 0 + rows * 0
+  w0, w1, w2, w3 = _philox(
+      zero + block, zero + rows, zero + terms.counter1, zero + terms.counter0,
+      terms.key0, terms.key1)
+  least = terms.drop_threshold.to(gl.uint32, bitcast=True)
+  return ((w0 >= least).to(gl.int32) | ((w1 >= least).to(gl.int32) << 1) |
+          ((w2 >= least).to(gl.int32) << 2) | ((w3 >= least).to(gl.int32) << 3))
+
+
+@gluon.constexpr_function
+def _steps(count, axis, rank, step=1):
+  """Bases of a layout: powers of two up to `count` along an axis."""
+  bases = []
+  while step < count:
+    bases.append([step if i == axis else 0 for i in range(rank)])
+    step *= 2
+  return bases
+
+
+@gluon.constexpr_function
+def _vector(layout, axis, rank):
+  """The layout of an axis' indices."""
+  for other in reversed(range(rank)):
+    if other != axis:
+      layout = gl.SliceLayout(other, layout)
+  return layout
+
+
+@gluon.constexpr_function
+def _row_blocks(n):
+  """Draws for 64 rows: [64, n / 32, 8 blocks]."""
+  return gl.DistributedLinearLayout(
+      [[8, 0, 0], [0, 0, 4], *_steps(n // 32, 1, 3)],
+      [[0, 0, 1], [0, 0, 2], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+      [[16, 0, 0], [32, 0, 0]], [], [64, n // 32, 8])
+
+
+@gluon.constexpr_function
+def _row_keys(n):
+  """hopper.accumulator(n)'s layout of scores as [64, n / 32, 32 keys]."""
+  return gl.DistributedLinearLayout(
+      [[0, 0, 1], [8, 0, 0], [0, 0, 8], [0, 0, 16], *_steps(n // 32, 1, 3)],
+      [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+      [[16, 0, 0], [32, 0, 0]], [], [64, n // 32, 32])
+
+
+@gluon.jit
+def keep_of_rows(terms, row0, col0, N: gl.constexpr):
+  """Whether dropout keeps: 64 rows from row0 on, N keys from col0 on."""
+  DRAWS: gl.constexpr = _row_blocks(N)
+  KEYS: gl.constexpr = _row_keys(N)
+  row = gl.arange(0, 64, _vector(DRAWS, 0, 3))[:, None, None]
+  word = gl.arange(0, N // 32, _vector(DRAWS, 1, 3))[None, :, None]
+  block = gl.arange(0, 8, _vector(DRAWS, 2, 3))[None, None, :]
+  bits = _kept(col0 // 4 + word * 8 + block, row0 + row, terms)
+  bits = gl.sum(bits << (block * 4), 2)
+  bits = gl.convert_layout(bits, gl.SliceLayout(2, KEYS))
+  key = gl.arange(0, 32, _vector(KEYS, 2, 3))[None, None, :]
+  keep = ((bits[:, :, None] >> key) & 1).reshape([64, N])
+  return gl.convert_layout(keep, hopper.accumulator(N)) != 0
+
+
+@gluon.constexpr_function
+def _key_blocks(m, c):
+  """Draws for 64 keys: [16 blocks, m / 8c, c, 8 rows]."""
+  return gl.DistributedLinearLayout(
+      [*_steps(c, 2, 4), *_steps(m // (8 * c), 1, 4)],
+      [[0, 0, 0, 2], [0, 0, 0, 4], [2, 0, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0]],
+      [[4, 0, 0, 0], [8, 0, 0, 0]], [], [16, m // (8 * c), c, 8])
+
+
+@gluon.constexpr_function
+def _key_rows(m, c):
+  """hopper.accumulator(m)'s layout of transposed scores.
+
+  As [16 blocks, 4 keys, m / 8c, c, 8 rows].
+  """
+  return gl.DistributedLinearLayout(
+      [[0, 0, 0, 0, 1], [2, 0, 0, 0, 0], *_steps(c, 3, 5),
+       *_steps(m // (8 * c), 2, 5)],
+      [[0, 0, 0, 0, 2], [0, 0, 0, 0, 4], [0, 1, 0, 0, 0], [0, 2, 0, 0, 0],
+       [1, 0, 0, 0, 0]],
+      [[4, 0, 0, 0, 0], [8, 0, 0, 0, 0]], [], [16, 4, m // (8 * c), c, 8])
+
+
+@gluon.jit
+def keep_of_keys(terms, row0, col0, M: gl.constexpr):
+  """Whether dropout keeps: 64 keys from col0 on, M rows from row0 on."""
+  C: gl.constexpr = min(8, M // 8)
+  DRAWS: gl.constexpr = _key_blocks(M, C)
+  ROWS: gl.constexpr = _key_rows(M, C)
+  WORDS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, ROWS))
+  block = gl.arange(0, 16, _vector(DRAWS, 0, 4))[:, None, None, None]
+  word = gl.arange(0, M // (8 * C), _vector(DRAWS, 1, 4))[None, :, None, None]
+  part = gl.arange(0, C, _vector(DRAWS, 2, 4))[None, None, :, None]
+  row = gl.arange(0, 8, _vector(DRAWS, 3, 4))[None, None, None, :]
+  bits = _kept(col0 // 4 + block, row0 + (word * C + part) * 8 + row, terms)
+  bits = gl.convert_layout(gl.sum(bits << (part * 4), 2), WORDS)
+  key = gl.arange(0, 4, _vector(ROWS, 1, 5))[None, :, None, None, None]
+  part = gl.arange(0, C, _vector(ROWS, 3, 5))[None, None, None, :, None]
+  keep = (bits[:, None, :, None, :] >> (part * 4 + key)) & 1
+  keep = keep.reshape([64, M])
+  return gl.convert_layout(keep, hopper.accumulator(M)) != 0
