@@ -240,8 +240,7 @@ ProblemKey MakeKey(const mha_args& a) {
       // Without a left bound every key to the left is visible anyway.
       Flag(a.sink_size > 0 && a.window_size_left >= 0, kMhaSinkTokens) |
       Flag(a.window_size_left >= 0 || a.window_size_right >= 0, kMhaWindow) |
-      Flag(Short(a), kMhaShort) |
-      Flag(a.min_seqlen_q > 0, kMhaMinSeqlen) |
+      Flag(Short(a), kMhaShort) | Flag(a.min_seqlen_q > 0, kMhaMinSeqlen) |
       Flag(a.seqlen_k == 0, kMhaNoKeys) |
       Flag(!(a.scale_s > 0), kMhaNonPositiveScale);
   return key;
