@@ -53,6 +53,20 @@ class TableTest(unittest.TestCase):
         ({"features": "residual", "excludes": "unaligned+t5",
           "waves_per_eu": 2}, {"EVICT": "x,y"}))
 
+  def test_a_line_of_several_rows(self):
+    rows = self.read(
+        "op,grade,arch,dtype,cols,tile_m,options\n"
+        "norm_fwd,fast,gfx90a+gfx942,fp16+bf16,64,2,waves_per_eu=2\n")
+    self.assertEqual(list(rows), [
+        "norm_fwd_fast_fp16_64_gfx90a", "norm_fwd_fast_bf16_64_gfx90a",
+        "norm_fwd_fast_fp16_64_gfx942", "norm_fwd_fast_bf16_64_gfx942"])
+    _, line, row = rows["norm_fwd_fast_bf16_64_gfx90a"]
+    self.assertEqual(line, "norm_fwd,fast,gfx90a,bf16,64,2,waves_per_eu=2")
+    self.assertEqual((row["arch"], row["dtype"]), ("gfx90a", "bf16"))
+    with self.assertRaisesRegex(ValueError, "stands twice"):
+      self.read("op,grade,arch,dtype,cols,tile_m,options\n"
+                "norm_fwd,fast,gfx90a,fp16+fp16,64,2,\n")
+
   def test_up_to_four_sizes(self):
     rows = self.read("op,grade,arch,dtype,a,b,c,d,tile_m\n"
                      "norm_fwd,fast,sm_90,bf16,1,2,3,4,5\n")

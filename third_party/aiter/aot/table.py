@@ -13,6 +13,7 @@ it, and a removed row leaves no trace.
 import argparse
 import ast
 import csv
+import itertools
 import pathlib
 import re
 
@@ -24,6 +25,8 @@ _CONFIGS = "third_party/aiter/configs"
 _KERNELS = "third_party.aiter.kernels"
 
 _KEY = ["op", "grade", "arch", "dtype"]
+# Of these a line may have several.
+_SEVERAL = ("arch", "dtype")
 # KernelInfo and ProblemKey of the library have as many.
 MAX_DIMS = 4
 
@@ -85,8 +88,19 @@ def module(row):
   return family_lib.family_of(row["op"]).ops[row["op"]].module
 
 
+def _rows(columns, cells):
+  """The rows of a line: one for each arch and dtype of "gfx90a+gfx942"."""
+  given = dict(zip(columns, cells))
+  several = [given[column].split("+") for column in _SEVERAL]
+  for values in itertools.product(*several):
+    yield given | dict(zip(_SEVERAL, values))
+
+
 def read(path):
-  """(header, line, row) of each row of a table.
+  """symbol -> (header, line, row) of each row of a table.
+
+  A line whose arch or dtype has several between + is as many rows, and `line`
+  that of one.
 
   Raises:
     ValueError: the table is not one of kernels, a row has too few or too many
@@ -108,18 +122,18 @@ def read(path):
     if len(cells) != len(columns):
       raise ValueError(
           f"{path}: {len(cells)} cells for {len(columns)} columns: {line}")
-    row = dict(zip(columns, cells))
-    name = symbol(row)
-    if name in found:
-      raise ValueError(f"{path}: {name} stands twice")
-    for option in ("excludes", "features", "may"):
-      features(row, option)
-    if row["op"] not in family_lib.family_of(row["op"]).ops:
-      raise ValueError(f"{path}: {row['op']} is no operator of its family")
-    if row["arch"] not in archs.ARCHS:
-      raise ValueError(
-          f"{path}: no architecture {row['arch']} in archs.csv: {line}")
-    found[name] = (header, line, row)
+    for row in _rows(columns, cells):
+      name = symbol(row)
+      if name in found:
+        raise ValueError(f"{path}: {name} stands twice")
+      for option in ("excludes", "features", "may"):
+        features(row, option)
+      if row["op"] not in family_lib.family_of(row["op"]).ops:
+        raise ValueError(f"{path}: {row['op']} is no operator of its family")
+      if row["arch"] not in archs.ARCHS:
+        raise ValueError(
+            f"{path}: no architecture {row['arch']} in archs.csv: {line}")
+      found[name] = (header, ",".join(row.values()), row)
   return found
 
 
