@@ -15,8 +15,8 @@ from attention import oracle
 from harness.triton_interpreter import Tensor, gpu_arithmetic
 
 from third_party.aiter.kernels.mha import bwd as mha_bwd
+from third_party.aiter.kernels.mha import family, scores
 from third_party.aiter.kernels.mha import fwd as mha_fwd
-from third_party.aiter.kernels.mha import scores
 
 _UNBOUNDED = 2**30
 
@@ -87,13 +87,23 @@ class _Case:
         left if left >= 0 else _UNBOUNDED, right if right >= 0 else _UNBOUNDED,
         sink_tokens, skip, self.flags)
     self.skip = skip
-    head = block or 1 << (dqk.bit_length() - 1)
-    self.blocks = dict(
-        HEAD=head, TAIL=max(dqk - head, 0), BLOCK_DV=block or dv,
-        CHEAP_CAST=True)
+    made_for = "+".join(
+        name for name, there in dict(
+            bias=bias, bias_f32=bias_f32, mask=mask, alibi=slopes,
+            dropout=dropout_p, soft_cap=cap, sink_tokens=sink_tokens,
+        ).items() if there)
+    constants = family.FAMILY.constants(dict(
+        op="mha_fwd", grade="general" if general else "padded", arch="gfx942",
+        dqk=str(block or dqk), dv=str(block or dv), tile_m=str(tile_m),
+        tile_n=str(tile_n), options="excludes=unaligned" + (
+            f" features={made_for}" if made_for else "")))
+    names = ("HEAD", "TAIL", "BLOCK_DV", "DV_TAIL", "CHEAP_CAST")
+    self.blocks = {name: constants[name] for name in names}
+    # The interpreter hands over a number as it is, not as a constexpr.
+    self.blocks["FEATURES"] = type(scores.MAYBE)(constants["FEATURES"])
+    self.blocks["LANE_KEYS"] = 4 if heads_first or b == 1 else 0
     self.grade = dict(
-        GENERAL=general, HEADS_FIRST=heads_first,
-        LANE_KEYS=4 if heads_first or b == 1 else 0)
+        PADDED=general or block is not None, HEADS_FIRST=heads_first)
     sequences = []
     for i in range(b):
       nq = cu_q[i + 1] - cu_q[i] if cu_q else sq
@@ -170,7 +180,8 @@ class _Case:
     mha_bwd.mha_bwd_delta[(-(-sq // self.tile_m), hq, 1 if self.packed else b)](
         out, do, tensor(self.dlse), delta, *strides(out, do), *lse_strides,
         b, sq, hq, dv, self.flags,
-        TILE_M=self.tile_m, BLOCK_DV=self.blocks["BLOCK_DV"])
+        TILE_M=self.tile_m,
+        BLOCK_DV=1 << (self.sizes[-1] - 1).bit_length())
     arguments = (
         q, k, v, do, lse, delta, dq, dk, dvt, dbias, d_slopes, bias, bias,
         mask, slopes, state, *cu, *strides(q, k, v, do, dq, dk, dvt),
@@ -236,6 +247,27 @@ _CASES = dict(
     dense_lengths=dict(
         b=3, cu_q=(0, 17, 17, 60), cu_k=(0, 20, 60, 60), sq=48, sk=50, right=0,
         sink=True),
+    padded=dict(block=32, dqk=24, dv=16, right=0),
+    padded_tails=dict(block=96, dqk=72, dv=80),
+    bias=dict(b=2, bias=(1, 2), sq=37, sk=48, right=0),
+    bias_window=dict(bias=(1, 2), sq=37, sk=56, left=20, right=3, b=2),
+    bias_f32=dict(b=2, bias=(2, 1), bias_f32=True, sq=37, sk=48),
+    bias_of_keys=dict(b=2, bias=(2, 1, 1), sq=37, sk=48, right=0),
+    mask=dict(b=2, mask=(2, 2), sq=37, sk=48),
+    mask_of_keys=dict(
+        b=2, mask=(2, 1, 1), hq=4, hk=2, sq=37, sk=48, block=32, dqk=24),
+    mask_of_lengths=dict(
+        b=2, mask=(2, 1), cu_q=(0, 17, 54), cu_k=(0, 20, 50), sq=40, sk=40),
+    alibi=dict(slopes=True, right=0, b=2, hq=4, hk=2),
+    alibi_lanes=dict(slopes=True, left=20, sq=45, sk=53),
+    soft_cap=dict(cap=3.0, right=0),
+    soft_cap_window=dict(cap=3.0, left=17, right=0, sq=70, sk=70, b=2),
+    dropout=dict(dropout_p=0.3, right=0, b=2),
+    sink_tokens=dict(
+        left=8, right=3, sink_tokens=20, sq=60, sk=50, tile_n=32),
+    sink_tokens_in_the_first_tile=dict(
+        left=8, right=0, sink_tokens=3, sq=60, sk=60, b=2),
+    dropout_and_bias=dict(dropout_p=0.3, bias=(1, 2), right=0, sk=48),
     general=dict(general=True, block=32, dqk=24, dv=16),
     general_bias=dict(general=True, b=2, bias=(1, 2), sq=37, sk=45, right=0),
     general_bias_f32=dict(
@@ -314,14 +346,14 @@ class KernelTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         np.isnan(result["lse"]), np.moveaxis(want, 1, 2))
 
-
   @parameterized.named_parameters(
       ("mask", dict(mask=(1, 1, 1))),
+      ("general_mask", dict(mask=(1, 1, 1), general=True)),
       ("mask_of_heads", dict(mask=(1, 2, 1), hk=2)),
-      ("mask_and_bias", dict(mask=(1, 1, 1), bias=(1, 2))))
+      ("mask_and_bias", dict(mask=(1, 1, 1), bias=(1, 2), general=True)))
   def test_hidden_keys_hold_anything(self, config):
     """Neither they nor their values reach a result, whole tiles of them too."""
-    case = _Case(general=True, **config)
+    case = _Case(**config)
     case.mask[..., :33] = False
     case.reference["bias"] = case._hiding_bias()
     clean = case.run()
@@ -335,8 +367,9 @@ class KernelTest(parameterized.TestCase):
       self.assertTrue(np.isfinite(value).all(), name)
       np.testing.assert_array_equal(value, dirty[name], err_msg=name)
 
-  def test_keys_that_a_bias_hides_from_a_row_hold_anything(self):
-    case = _Case(general=True, bias=(1, 1), bias_f32=True)
+  @parameterized.parameters(False, True)
+  def test_keys_that_a_bias_hides_from_a_row_hold_anything(self, general):
+    case = _Case(general=general, bias=(1, 1), bias_f32=True)
     case.bias[..., :5, 40:] = -np.inf
     clean = case.run()
     case.k[0, 45, 0] = np.nan

@@ -8,7 +8,10 @@ kernels may not (configs/archs.csv).
 
 Loop columns, on AMD: clocks of one iteration of one wave, as matrix + VALU +
 transcendental; LDS clocks and scratch instructions stand beside them. VALU
-counts 4 clocks a wave64 instruction, transcendental 16.
+counts 4 clocks a wave64 instruction, transcendental 16. LDS serves a block's
+waves one after the other, 128 bytes a clock: loop_lds is the block's. Loads are
+instructions of a wave's iteration, which are all that can be in flight without
+a pipeline of more stages.
 """
 
 import argparse
@@ -21,11 +24,12 @@ import sys
 # the window cuts, and in the fast forward those that need every check.
 _LOOPS = ("", "masked_", "checked_")
 _COLUMNS = (
-    "arch", "op", "grade", "dtype", "dims", "tile_m", "tile_n",
+    "arch", "op", "grade", "dtype", "dims", "symbol", "tile_m", "tile_n",
     "num_warps", "vgpr", "agpr", "sgpr", "regs", "spills", "sgpr_spills",
     "scratch", "lds", "occupancy",
     *(prefix + name for prefix in _LOOPS
-      for name in ("mfma", "valu", "trans", "loop_lds", "loop_scratch")))
+      for name in ("mfma", "valu", "trans", "loop_lds", "loop_loads",
+                   "loop_scratch")))
 
 
 def _row(description):
@@ -36,28 +40,33 @@ def _row(description):
   for prefix, loop in zip(_LOOPS, found.get("loops", ())):
     for key in ("mfma", "valu", "trans"):
       row[prefix + key] = loop[key]
-    row[prefix + "loop_lds"] = loop["lds"]
+    row[prefix + "loop_lds"] = loop["lds"] * int(row["num_warps"])
+    row[prefix + "loop_loads"] = loop["global_loads"]
     row[prefix + "loop_scratch"] = loop["scratch"]
   return row
 
 
 def _markdown(rows):
   lines = ["# Resources of the compiled kernels", "",
-           "Loops: matrix + VALU + transcendental clocks of an iteration.", "",
-           "| kernel | tile | registers | spills | LDS | occupancy "
-           "| unmasked loop | masked loop | checked loop |",
+           "Loops: matrix + VALU + transcendental clocks of a wave's iteration,"
+           " then LDS clocks of a block's four or more waves, which share it,"
+           " and loads from memory. Occupancy: waves a SIMD.", "",
+           "| kernel | tile | registers | spills of VGPRs, SGPRs | LDS "
+           "| occupancy | unmasked loop | masked loop | checked loop |",
            "|" + "---|" * 9]
   for r in rows:
     registers = r["regs"] or f'{r["vgpr"]} ({r["agpr"]} AGPR), {r["sgpr"]} S'
     def loop(prefix, r=r):
       if r[prefix + "mfma"] == "":
         return ""
-      return " + ".join(
+      clocks = " + ".join(
           str(r[prefix + k]) for k in ("mfma", "valu", "trans"))
+      return (f'{clocks}; LDS {r[prefix + "loop_lds"]}; '
+              f'{r[prefix + "loop_loads"]} loads')
+    spills = f'{r["spills"]}, {r["sgpr_spills"]}' if r["vgpr"] else r["spills"]
     lines.append(
-        f'| {r["op"]} {r["grade"]} {r["dtype"]} {r["dims"]} '
-        f'{r["arch"]} | {r["tile_m"]}x{r["tile_n"]} | {registers} '
-        f'| {r["spills"]} | {r["lds"]} | {r["occupancy"]} '
+        f'| {r["symbol"]} | {r["tile_m"]}x{r["tile_n"]} | {registers} '
+        f'| {spills} | {r["lds"]} | {r["occupancy"]} '
         + "".join(f"| {loop(prefix)} " for prefix in _LOOPS) + "|")
   return "\n".join(lines) + "\n"
 

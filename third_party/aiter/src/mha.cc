@@ -190,12 +190,13 @@ Status CheckBwd(const mha_bwd_args& a) {
 }
 
 // Whether kernels may not read neighbours of a bias or mask at once: one column
-// is for all keys, or rows do not begin at multiples of 8 elements.
-bool Unaligned(const void* ptr, int64_t key_stride, int64_t stride,
-               int64_t nhead_stride, int64_t batch_stride) {
+// is for all keys, or rows do not begin or end at multiples of 8 elements.
+bool Unaligned(const void* ptr, int64_t seqlen_k, int64_t key_stride,
+               int64_t stride, int64_t nhead_stride, int64_t batch_stride) {
   return ptr != nullptr &&
          (key_stride == 0 ||
-          (stride | nhead_stride | batch_stride) % kStrideMultiple != 0 ||
+          (seqlen_k | stride | nhead_stride | batch_stride) % kStrideMultiple !=
+              0 ||
           reinterpret_cast<uintptr_t>(ptr) % kAlignment != 0);
 }
 
@@ -222,10 +223,11 @@ ProblemKey MakeKey(const mha_args& a) {
   bool logical_k = a.cu_seqlen_k_ptr != nullptr;
   key.features =
       Flag(bias, kMhaBias) | Flag(bias && a.bias_is_f32, kMhaBiasF32) |
-      Flag(Unaligned(a.bias_ptr, a.key_stride_bias, a.stride_bias,
+      Flag(Unaligned(a.bias_ptr, a.seqlen_k, a.key_stride_bias, a.stride_bias,
                      a.nhead_stride_bias, a.batch_stride_bias) ||
-               Unaligned(a.mask_ptr, a.key_stride_mask, a.stride_mask,
-                         a.nhead_stride_mask, a.batch_stride_mask),
+               Unaligned(a.mask_ptr, a.seqlen_k, a.key_stride_mask,
+                         a.stride_mask, a.nhead_stride_mask,
+                         a.batch_stride_mask),
            kMhaUnaligned) |
       Flag(a.mask_ptr != nullptr, kMhaMask) |
       Flag(a.alibi_slopes_ptr != nullptr, kMhaAlibi) |

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from third_party.aiter.kernels.core import tiles
-from third_party.aiter.kernels.mha import scores
+from third_party.aiter.kernels.mha import parts, scores
 
 
 @triton.jit
@@ -68,10 +68,10 @@ def _load_lse(
 
 @triton.jit
 def _tile_gradient(
-    s, dp, lse_tile, delta_tile, m0, n0, seq, window, terms,
+    s, dp, planes, lse_tile, delta_tile, m0, n0, seq, window, terms,
     MASKED: tl.constexpr, TRANSPOSED: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, GENERAL: tl.constexpr,
-    LANE_KEYS: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, LANE_KEYS: tl.constexpr,
+    FEATURES: tl.constexpr,
 ):
   """From q k^T and dout v^T of a tile to what its gradients need.
 
@@ -82,70 +82,37 @@ def _tile_gradient(
     what bias and slopes see; ds after it, which q and k see.
   """
   if TRANSPOSED:
-    rows = m0 + tl.arange(0, TILE_M)[None, :]
-    cols = n0 + tl.arange(0, TILE_N)[:, None]
     lse_tile = lse_tile[None, :]
     delta_tile = delta_tile[None, :]
   else:
-    rows = m0 + tl.arange(0, TILE_M)[:, None]
-    cols = n0 + tl.arange(0, TILE_N)[None, :]
     lse_tile = lse_tile[:, None]
     delta_tile = delta_tile[:, None]
-  capped = s
-  if GENERAL:
-    s *= terms.scale
-    if terms.logits_soft_cap > 0:
-      s = scores.soft_cap(s, terms.logits_soft_cap)
-    capped = s
-    if terms.flags & scores.HAS_BIAS:
-      if TRANSPOSED:
-        s = tl.trans(scores.add_bias(
-            tl.trans(s), terms, m0, n0, seq, TILE_M, TILE_N))
-      else:
-        s = scores.add_bias(s, terms, m0, n0, seq, TILE_M, TILE_N)
-    if terms.flags & scores.HAS_MASK:
-      if TRANSPOSED:
-        s = tl.trans(scores.apply_mask(
-            tl.trans(s), terms, m0, n0, seq, TILE_M, TILE_N))
-      else:
-        s = scores.apply_mask(s, terms, m0, n0, seq, TILE_M, TILE_N)
-    if terms.flags & scores.ALIBI:
-      s -= terms.slope * tl.abs(rows + window.offset - cols).to(tl.float32)
-    score_scale = scores.LOG2E
+  slope = 1.0
+  score_scale = 1.0
+  if FEATURES & scores.OF_SCORES:
+    s, slope = scores.complete(
+        s, planes, m0, n0, window, terms, TRANSPOSED, TILE_M, TILE_N, LANE_KEYS,
+        FEATURES)
   else:
     score_scale = terms.scale * scores.LOG2E
-  if MASKED and not GENERAL:
-    if TRANSPOSED:
-      first = n0 + tl.arange(0, TILE_N) - (window.offset + m0)
-      s = scores.cut_edges(
-          s, first + window.left, 1.0, first - window.right, True, TILE_N,
-          TILE_M, LANE_KEYS)
-    else:
-      position = m0 + tl.arange(0, TILE_M) + (window.offset - n0)
-      s = scores.cut_edges(
-          s, tl.minimum(position + window.right, seq.len_k - 1 - n0), 1.0,
-          position - window.left, True, TILE_M, TILE_N, LANE_KEYS)
+  if MASKED:
+    s = scores.hide(
+        s, m0, n0, seq, window, False, 1.0, TRANSPOSED, TILE_M, TILE_N,
+        LANE_KEYS, FEATURES)
   p = tl.exp2(s * score_scale - lse_tile)
-  if MASKED and GENERAL:
-    p = tl.where(scores.visible(rows, cols, seq, window, GENERAL), p, 0.0)
   p_dropped = p
-  if GENERAL:
-    if terms.flags & scores.DROPOUT:
+  if FEATURES & scores.DROPOUT:
+    if scores.is_there(terms.flags, scores.DROPOUT, FEATURES):
       factor = scores.keep_scale(terms, m0, n0, TILE_M, TILE_N)
       if TRANSPOSED:
         factor = tl.trans(factor)
       p_dropped = p * factor
       dp = dp * factor
   ds = p * (dp - delta_tile)
-  if GENERAL:
+  if FEATURES & scores.HIDES:
     # A hidden key has no gradient, whatever it and its value hold.
     ds = tl.where(p == 0.0, 0.0, ds)
-  ds_scores = ds
-  if GENERAL:
-    if terms.logits_soft_cap > 0:
-      t = capped / terms.logits_soft_cap
-      ds_scores = ds * (1.0 - t * t)
-  return p_dropped, ds, ds_scores
+  return p_dropped, ds, ds * slope
 
 
 class _Rows(NamedTuple):
@@ -162,43 +129,38 @@ class _Rows(NamedTuple):
 
 @triton.jit
 def _dkdv_step(
-    dk, dk_tail, dv, k_tile, k_tail, v_tile, tile, n0, rows, seq, window, terms,
+    dk, dv, k_tile, v_tile, tile, n0, rows, seq, window, terms,
     MASKED: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
-    GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
-    LANE_KEYS: tl.constexpr,
+    DV_TAIL: tl.constexpr, PADDED: tl.constexpr, CHEAP_CAST: tl.constexpr,
+    LANE_KEYS: tl.constexpr, FEATURES: tl.constexpr,
 ):
   """Adds one tile of rows to dk and dv."""
   m0 = tile * TILE_M
   rows_left = seq.len_q - m0
   q_ptr = rows.q + m0.to(tl.int64) * rows.stride_q
   do_ptr = rows.do + m0.to(tl.int64) * rows.stride_do
-  q_tile = tiles.load_tile(
-      q_ptr, rows.stride_q, rows_left, rows.hdim_q, TILE_M, HEAD, MASKED,
-      GENERAL)
+  planes = scores.load_planes(
+      m0, n0, seq, terms, MASKED, True, TILE_M, TILE_N, FEATURES)
+  q_tile = parts.load(
+      q_ptr, rows.stride_q, rows_left, rows.hdim_q, TILE_M, HEAD, TAIL, MASKED,
+      PADDED)
   lse_tile = _load_lse(rows.lse + m0, rows_left, TILE_M, MASKED)
-  s = tl.dot(k_tile, tl.trans(q_tile))
-  q_tail = q_tile
-  if TAIL > 0:
-    q_tail = tiles.load_tile(
-        q_ptr + HEAD, rows.stride_q, rows_left, rows.hdim_q - HEAD,
-        TILE_M, TAIL, MASKED, GENERAL)
-    s = tl.dot(k_tail, tl.trans(q_tail), s)
-  do_tile = tiles.load_tile(
-      do_ptr, rows.stride_do, rows_left, rows.hdim_v, TILE_M, BLOCK_DV, MASKED,
-      GENERAL)
+  s = parts.product(k_tile, q_tile, TAIL)
+  do_tile = parts.load(
+      do_ptr, rows.stride_do, rows_left, rows.hdim_v, TILE_M, BLOCK_DV, DV_TAIL,
+      MASKED, PADDED)
   delta_tile = tiles.load_rows(
       rows.delta + m0, rows_left, 0.0, TILE_M, MASKED)
-  dp = tl.dot(v_tile, tl.trans(do_tile))
+  dp = parts.product(v_tile, do_tile, DV_TAIL)
   p, _, ds = _tile_gradient(
-      s, dp, lse_tile, delta_tile, m0, n0, seq, window, terms,
-      MASKED, True, TILE_M, TILE_N, GENERAL, LANE_KEYS)
-  dv = tl.dot(tiles.cast(p, do_tile.dtype, CHEAP_CAST), do_tile, dv)
-  ds = tiles.cast(ds, q_tile.dtype, CHEAP_CAST)
-  dk = tl.dot(ds, q_tile, dk)
-  if TAIL > 0:
-    dk_tail = tl.dot(ds, q_tail, dk_tail)
-  return dk, dk_tail, dv
+      s, dp, planes, lse_tile, delta_tile, m0, n0, seq, window, terms,
+      MASKED, True, TILE_M, TILE_N, LANE_KEYS, FEATURES)
+  p = tiles.cast(p, do_tile.main.dtype, CHEAP_CAST)
+  dv = parts.accumulate(dv, p, do_tile, DV_TAIL)
+  ds = tiles.cast(ds, q_tile.main.dtype, CHEAP_CAST)
+  dk = parts.accumulate(dk, ds, q_tile, TAIL)
+  return dk, dv
 
 
 @triton.jit
@@ -223,8 +185,8 @@ def mha_bwd_dkdv(
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
-    GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
-    HEADS_FIRST: tl.constexpr, LANE_KEYS: tl.constexpr,
+    DV_TAIL: tl.constexpr, PADDED: tl.constexpr, CHEAP_CAST: tl.constexpr,
+    HEADS_FIRST: tl.constexpr, LANE_KEYS: tl.constexpr, FEATURES: tl.constexpr,
 ):
   """dk and dv of TILE_N keys of one kv head.
 
@@ -275,21 +237,15 @@ def mha_bwd_dkdv(
       scores.offset_of(seq, flags), window_left, window_right,
       sink_tokens)
   keys_left = seq.len_k - n0
-  k_tile = tiles.load_tile(
-      k, stride_k, keys_left, hdim_q, TILE_N, HEAD, True, GENERAL)
-  k_tail = k_tile
-  dk_tail = tl.zeros([TILE_N, TAIL if TAIL > 0 else 16], tl.float32)
-  if TAIL > 0:
-    k_tail = tiles.load_tile(
-        k + HEAD, stride_k, keys_left, hdim_q - HEAD,
-        TILE_N, TAIL, True, GENERAL)
-  v_tile = tiles.load_tile(
-      v, stride_v, keys_left, hdim_v, TILE_N, BLOCK_DV, True, GENERAL)
-  dk_tile = tl.zeros([TILE_N, HEAD], tl.float32)
-  dv_tile = tl.zeros([TILE_N, BLOCK_DV], tl.float32)
+  k_tile = parts.load(
+      k, stride_k, keys_left, hdim_q, TILE_N, HEAD, TAIL, True, PADDED)
+  v_tile = parts.load(
+      v, stride_v, keys_left, hdim_v, TILE_N, BLOCK_DV, DV_TAIL, True, PADDED)
+  dk_tile = parts.zeros(TILE_N, HEAD, TAIL)
+  dv_tile = parts.zeros(TILE_N, BLOCK_DV, DV_TAIL)
 
   low, full_low, full_high, high = scores.row_tiles(
-      n0, tl.minimum(n0 + TILE_N, seq.len_k), seq, window, TILE_M, GENERAL)
+      n0, tl.minimum(n0 + TILE_N, seq.len_k), seq, window, TILE_M, FEATURES)
   group = nhead_q // nhead_k
   for i in range(0, group):
     head = head_k * group + i
@@ -298,90 +254,68 @@ def mha_bwd_dkdv(
         bias, bias_f32, stride_bias, key_stride_bias,
         b * batch_stride_mask + head * nhead_stride_mask, mask, stride_mask,
         key_stride_mask, alibi_slopes, dropout_state, softmax_scale,
-        logits_soft_cap, drop_threshold, rp_keep, flags, GENERAL)
+        logits_soft_cap, drop_threshold, rp_keep, flags, FEATURES)
     rows = _Rows(
         q + head.to(tl.int64) * nhead_stride_q, stride_q, hdim_q,
         do + head.to(tl.int64) * nhead_stride_do, stride_do, hdim_v,
         lse + head * nhead_stride_lse, delta + head * nhead_stride_lse)
     for tile in range(full_low, full_high):
-      dk_tile, dk_tail, dv_tile = _dkdv_step(
-          dk_tile, dk_tail, dv_tile, k_tile, k_tail, v_tile, tile, n0, rows,
-          seq, window, terms, False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
-          GENERAL, CHEAP_CAST, LANE_KEYS)
+      dk_tile, dv_tile = _dkdv_step(
+          dk_tile, dv_tile, k_tile, v_tile, tile, n0, rows, seq, window, terms,
+          False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, PADDED,
+          CHEAP_CAST, LANE_KEYS, FEATURES)
     cut_left = full_low - low
     for step in range(0, cut_left + high - full_high):
       tile = tl.where(step < cut_left, low, full_high - cut_left) + step
-      dk_tile, dk_tail, dv_tile = _dkdv_step(
-          dk_tile, dk_tail, dv_tile, k_tile, k_tail, v_tile, tile, n0, rows,
-          seq, window, terms, True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
-          GENERAL, CHEAP_CAST, LANE_KEYS)
+      dk_tile, dv_tile = _dkdv_step(
+          dk_tile, dv_tile, k_tile, v_tile, tile, n0, rows, seq, window, terms,
+          True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, PADDED,
+          CHEAP_CAST, LANE_KEYS, FEATURES)
 
   # Padding after a dense sequence gets zeros.
-  live = (tl.arange(0, TILE_N) < keys_left)[:, None]
-  tiles.store_tile(
-      dv, tl.where(live, dv_tile, 0.0), stride_dv, seq.k_rows - n0, hdim_v,
-      TILE_N, BLOCK_DV)
-  tiles.store_tile(
-      dk, tl.where(live, dk_tile * softmax_scale, 0.0), stride_dk,
-      seq.k_rows - n0,
-      hdim_q, TILE_N, HEAD)
-  if TAIL > 0:
-    tiles.store_tile(
-        dk + HEAD, tl.where(live, dk_tail * softmax_scale, 0.0), stride_dk,
-        seq.k_rows - n0, hdim_q - HEAD, TILE_N, TAIL)
+  live = tl.arange(0, TILE_N) < keys_left
+  parts.store(
+      dv, dv_tile, live, stride_dv, seq.k_rows - n0, hdim_v, TILE_N, BLOCK_DV,
+      DV_TAIL)
+  parts.store(
+      dk, parts.times(dk_tile, softmax_scale, TAIL), live, stride_dk,
+      seq.k_rows - n0, hdim_q, TILE_N, HEAD, TAIL)
 
 
 @triton.jit
 def _dq_step(
-    dq, dq_tail, dslope, q_tile, q_tail, do_tile, lse_tile, delta_tile, tile,
-    m0, keys, seq, window, terms,
+    dq, dslope, q_tile, do_tile, lse_tile, delta_tile, tile, m0, keys, seq,
+    window, terms,
     MASKED: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
-    GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
-    LANE_KEYS: tl.constexpr,
+    DV_TAIL: tl.constexpr, PADDED: tl.constexpr, CHEAP_CAST: tl.constexpr,
+    LANE_KEYS: tl.constexpr, FEATURES: tl.constexpr,
 ):
   """Adds one tile of keys to dq, and to the slopes' gradient of each row."""
   n0 = tile * TILE_N
-  keys_left = seq.len_k - n0
   k_ptr = keys.k + n0.to(tl.int64) * keys.stride_k
   v_ptr = keys.v + n0.to(tl.int64) * keys.stride_v
-  if GENERAL:
-    shown = scores.keys_shown(terms, n0, seq, TILE_N)
-    k_tile = scores.load_shown(
-        k_ptr, keys.stride_k, shown, keys.hdim_q, TILE_N, HEAD)
-  else:
-    k_tile = tiles.load_tile(
-        k_ptr, keys.stride_k, keys_left, keys.hdim_q, TILE_N, HEAD, MASKED,
-        False)
-  s = tl.dot(q_tile, tl.trans(k_tile))
-  k_tail = k_tile
-  if TAIL > 0:
-    if GENERAL:
-      k_tail = scores.load_shown(
-          k_ptr + HEAD, keys.stride_k, shown, keys.hdim_q - HEAD, TILE_N, TAIL)
-    else:
-      k_tail = tiles.load_tile(
-          k_ptr + HEAD, keys.stride_k, keys_left, keys.hdim_q - HEAD,
-          TILE_N, TAIL, MASKED, False)
-    s = tl.dot(q_tail, tl.trans(k_tail), s)
-  v_tile = tiles.load_tile(
-      v_ptr, keys.stride_v, keys_left, keys.hdim_v, TILE_N, BLOCK_DV, MASKED,
-      GENERAL)
-  dp = tl.dot(do_tile, tl.trans(v_tile))
+  planes = scores.load_planes(
+      m0, n0, seq, terms, MASKED, False, TILE_M, TILE_N, FEATURES)
+  k_tile = scores.load_keys(
+      k_ptr, keys.stride_k, keys.hdim_q, n0, seq, terms, MASKED, TILE_N, HEAD,
+      TAIL, PADDED, FEATURES)
+  s = parts.product(q_tile, k_tile, TAIL)
+  v_tile = parts.load(
+      v_ptr, keys.stride_v, seq.len_k - n0, keys.hdim_v, TILE_N, BLOCK_DV,
+      DV_TAIL, MASKED, PADDED)
+  dp = parts.product(do_tile, v_tile, DV_TAIL)
   _, ds_bias, ds = _tile_gradient(
-      s, dp, lse_tile, delta_tile, m0, n0, seq, window, terms,
-      MASKED, False, TILE_M, TILE_N, GENERAL, LANE_KEYS)
-  if GENERAL:
-    if terms.flags & scores.ALIBI:
+      s, dp, planes, lse_tile, delta_tile, m0, n0, seq, window, terms,
+      MASKED, False, TILE_M, TILE_N, LANE_KEYS, FEATURES)
+  if FEATURES & scores.ALIBI:
+    if scores.is_there(terms.flags, scores.ALIBI, FEATURES):
       rows = m0 + tl.arange(0, TILE_M)[:, None]
       cols = n0 + tl.arange(0, TILE_N)[None, :]
       dslope -= tl.sum(
           ds_bias * tl.abs(rows + window.offset - cols).to(tl.float32), 1)
-  ds = tiles.cast(ds, k_tile.dtype, CHEAP_CAST)
-  dq = tl.dot(ds, k_tile, dq)
-  if TAIL > 0:
-    dq_tail = tl.dot(ds, k_tail, dq_tail)
-  return dq, dq_tail, dslope
+  ds = tiles.cast(ds, k_tile.main.dtype, CHEAP_CAST)
+  return parts.accumulate(dq, ds, k_tile, TAIL), dslope
 
 
 @triton.jit
@@ -406,8 +340,8 @@ def mha_bwd_dq(
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
-    GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
-    HEADS_FIRST: tl.constexpr, LANE_KEYS: tl.constexpr,
+    DV_TAIL: tl.constexpr, PADDED: tl.constexpr, CHEAP_CAST: tl.constexpr,
+    HEADS_FIRST: tl.constexpr, LANE_KEYS: tl.constexpr, FEATURES: tl.constexpr,
 ):
   """dq of TILE_M rows of one head; with ALiBi also d_slopes of each row.
 
@@ -460,59 +394,48 @@ def mha_bwd_dq(
       bias, bias_f32, stride_bias, key_stride_bias,
       b * batch_stride_mask + head * nhead_stride_mask, mask, stride_mask,
       key_stride_mask, alibi_slopes, dropout_state, softmax_scale,
-      logits_soft_cap, drop_threshold, rp_keep, flags, GENERAL)
+      logits_soft_cap, drop_threshold, rp_keep, flags, FEATURES)
 
   m1 = tl.minimum(m0 + TILE_M, seq.len_q)
   sink_tiles, low, full_low, full_high, high = scores.key_tiles(
-      m0, m1, seq, window, TILE_N, GENERAL)
+      m0, m1, seq, window, TILE_N, FEATURES)
   rows_left = seq.len_q - m0
-  q_tile = tiles.load_tile(
-      q, stride_q, rows_left, hdim_q, TILE_M, HEAD, True, GENERAL)
-  q_tail = q_tile
-  dq_tail = tl.zeros([TILE_M, TAIL if TAIL > 0 else 16], tl.float32)
-  if TAIL > 0:
-    q_tail = tiles.load_tile(
-        q + HEAD, stride_q, rows_left, hdim_q - HEAD,
-        TILE_M, TAIL, True, GENERAL)
-  do_tile = tiles.load_tile(
-      do, stride_do, rows_left, hdim_v, TILE_M, BLOCK_DV, True, GENERAL)
+  q_tile = parts.load(
+      q, stride_q, rows_left, hdim_q, TILE_M, HEAD, TAIL, True, PADDED)
+  do_tile = parts.load(
+      do, stride_do, rows_left, hdim_v, TILE_M, BLOCK_DV, DV_TAIL, True, PADDED)
   lse_tile = _load_lse(lse + lse_offset, rows_left, TILE_M)
   delta_tile = tiles.load_rows(delta + lse_offset, rows_left, 0.0, TILE_M)
-  dq_tile = tl.zeros([TILE_M, HEAD], tl.float32)
+  dq_tile = parts.zeros(TILE_M, HEAD, TAIL)
   dslope = tl.zeros([TILE_M], tl.float32)
 
   for tile in range(full_low, full_high):
-    dq_tile, dq_tail, dslope = _dq_step(
-        dq_tile, dq_tail, dslope, q_tile, q_tail, do_tile, lse_tile,
-        delta_tile, tile, m0, keys, seq, window, terms, False, TILE_M, TILE_N,
-        HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST, LANE_KEYS)
+    dq_tile, dslope = _dq_step(
+        dq_tile, dslope, q_tile, do_tile, lse_tile, delta_tile, tile, m0, keys,
+        seq, window, terms, False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
+        DV_TAIL, PADDED, CHEAP_CAST, LANE_KEYS, FEATURES)
   cut_left = sink_tiles + full_low - low
   for step in range(0, cut_left + high - full_high):
     tile = tl.where(
         step < sink_tiles, step,
         tl.where(step < cut_left, low - sink_tiles, full_high - cut_left)
         + step)
-    dq_tile, dq_tail, dslope = _dq_step(
-        dq_tile, dq_tail, dslope, q_tile, q_tail, do_tile, lse_tile,
-        delta_tile, tile, m0, keys, seq, window, terms, True, TILE_M, TILE_N,
-        HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST, LANE_KEYS)
+    dq_tile, dslope = _dq_step(
+        dq_tile, dslope, q_tile, do_tile, lse_tile, delta_tile, tile, m0, keys,
+        seq, window, terms, True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+        PADDED, CHEAP_CAST, LANE_KEYS, FEATURES)
 
   # Padding after a dense sequence gets zeros.
   rows = tl.arange(0, TILE_M)
-  live = (rows < rows_left)[:, None]
-  tiles.store_tile(
-      dq, tl.where(live, dq_tile * softmax_scale, 0.0), stride_dq,
-      seq.q_rows - m0,
-      hdim_q, TILE_M, HEAD)
-  if TAIL > 0:
-    tiles.store_tile(
-        dq + HEAD, tl.where(live, dq_tail * softmax_scale, 0.0), stride_dq,
-        seq.q_rows - m0, hdim_q - HEAD, TILE_M, TAIL)
-  if GENERAL:
-    if flags & scores.ALIBI:
+  live = rows < rows_left
+  parts.store(
+      dq, parts.times(dq_tile, softmax_scale, TAIL), live, stride_dq,
+      seq.q_rows - m0, hdim_q, TILE_M, HEAD, TAIL)
+  if FEATURES & scores.ALIBI:
+    if scores.is_there(flags, scores.ALIBI, FEATURES):
       tl.store(
-          d_slopes + lse_offset + rows,
-          tl.where(rows < rows_left, dslope, 0.0), mask=rows < seq.q_rows - m0)
+          d_slopes + lse_offset + rows, tl.where(live, dslope, 0.0),
+          mask=rows < seq.q_rows - m0)
 
 
 @triton.jit
@@ -537,7 +460,8 @@ def mha_bwd_dbias(
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
-    CHEAP_CAST: tl.constexpr,
+    DV_TAIL: tl.constexpr, CHEAP_CAST: tl.constexpr, LANE_KEYS: tl.constexpr,
+    FEATURES: tl.constexpr,
 ):
   """dbias, float32: ds summed over the batches and heads that share the bias.
 
@@ -568,7 +492,7 @@ def mha_bwd_dbias(
         scores.offset_of(seq, flags), window_left, window_right,
         sink_tokens)
     sink_tiles, low, _full_low, _full_high, high = scores.key_tiles(
-        m0, tl.minimum(m0 + TILE_M, seq.len_q), seq, window, TILE_N, True)
+        m0, tl.minimum(m0 + TILE_M, seq.len_q), seq, window, TILE_N, FEATURES)
     tile = n0 // TILE_N
     if (tile < sink_tiles) | ((tile >= low) & (tile < high)):
       b = index.to(tl.int64)
@@ -586,25 +510,29 @@ def mha_bwd_dbias(
           bias, bias_f32, stride_bias, key_stride_bias,
           b * batch_stride_mask + h * nhead_stride_mask, mask, stride_mask,
           key_stride_mask, alibi_slopes, dropout_state, softmax_scale,
-          logits_soft_cap, drop_threshold, rp_keep, flags, True)
-      q_tile = tiles.load_tile(
-          q_ptr, stride_q, seq.len_q - m0, hdim_q, TILE_M, HEAD, True, True)
-      k_tile = tiles.load_tile(
-          k_ptr, stride_k, seq.len_k - n0, hdim_q, TILE_N, HEAD, True, True)
-      s = tl.dot(q_tile, tl.trans(k_tile))
-      do_tile = tiles.load_tile(
-          do_ptr, stride_do, seq.len_q - m0, hdim_v, TILE_M, BLOCK_DV, True,
+          logits_soft_cap, drop_threshold, rp_keep, flags, FEATURES)
+      planes = scores.load_planes(
+          m0, n0, seq, terms, True, False, TILE_M, TILE_N, FEATURES)
+      q_tile = parts.load(
+          q_ptr, stride_q, seq.len_q - m0, hdim_q, TILE_M, HEAD, TAIL, True,
           True)
-      v_tile = tiles.load_tile(
-          v_ptr, stride_v, seq.len_k - n0, hdim_v, TILE_N, BLOCK_DV, True,
+      k_tile = parts.load(
+          k_ptr, stride_k, seq.len_k - n0, hdim_q, TILE_N, HEAD, TAIL, True,
           True)
-      dp = tl.dot(do_tile, tl.trans(v_tile))
+      s = parts.product(q_tile, k_tile, TAIL)
+      do_tile = parts.load(
+          do_ptr, stride_do, seq.len_q - m0, hdim_v, TILE_M, BLOCK_DV, DV_TAIL,
+          True, True)
+      v_tile = parts.load(
+          v_ptr, stride_v, seq.len_k - n0, hdim_v, TILE_N, BLOCK_DV, DV_TAIL,
+          True, True)
+      dp = parts.product(do_tile, v_tile, DV_TAIL)
       lse_tile = _load_lse(lse + lse_offset, seq.len_q - m0, TILE_M)
       delta_tile = tiles.load_rows(
           delta + lse_offset, seq.len_q - m0, 0.0, TILE_M)
       _p, ds, _ds_scores = _tile_gradient(
-          s, dp, lse_tile, delta_tile, m0, n0, seq, window, terms,
-          True, False, TILE_M, TILE_N, True, 4)
+          s, dp, planes, lse_tile, delta_tile, m0, n0, seq, window, terms,
+          True, False, TILE_M, TILE_N, LANE_KEYS, FEATURES)
       total += ds
   dbias += (bias_b.to(tl.int64) * batch_stride_dbias
             + bias_h.to(tl.int64) * nhead_stride_dbias

@@ -17,12 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from third_party.aiter.kernels.core import hopper
-from third_party.aiter.kernels.mha import (
-    bwd_hopper,
-    parts,
-    scores,
-    scores_hopper,
-)
+from third_party.aiter.kernels.mha import bwd_hopper, scores, scores_hopper
+from third_party.aiter.kernels.mha import parts_hopper as parts
 
 
 class Tiles(NamedTuple):

@@ -24,6 +24,9 @@ FEATURES = {
 }
 
 
+_GENERAL_ONLY = ("bias", "mask", "alibi", "dropout", "soft_cap", "sink_tokens",
+                 "non_positive_scale")
+
 # In the constant FEATURES: a call may be without any of them but dropout.
 MAYBE = 1 << 31
 
@@ -42,6 +45,14 @@ def _features_of_scores(row):
   return sum(FEATURES[name] for name in made_for | may) + MAYBE * bool(may)
 
 
+def _features_of_kernel(row):
+  """The constant FEATURES of a row's kernel."""
+  if row["grade"] == "general":
+    return MAYBE + sum(
+        FEATURES[name] for name in (*_GENERAL_ONLY, "bias_f32"))
+  return _features_of_scores(row)
+
+
 def _constants(row):
   dqk, dv = int(row["dqk"]), int(row["dv"])
   arch = ARCHS[row["arch"]]
@@ -52,8 +63,8 @@ def _constants(row):
       "TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
       "HEAD": head, "TAIL": dqk - head, "BLOCK_DV": head_v,
       "DV_TAIL": dv - head_v,
-      "FEATURES": _features_of_scores(row),
-      "GENERAL": row["grade"] == "general",
+      "FEATURES": _features_of_kernel(row),
+      "PADDED": row["grade"] != "fast",
       "CHEAP_CAST": "bf16" not in arch.casts,
       "HEADS_FIRST": arch.matrix == "mfma",
       "LANE_KEYS": 4 if arch.matrix == "mfma" else 0,
@@ -99,8 +110,7 @@ FAMILY = Family(
              r"hdim_[qv]$"),
     constants=_constants,
     features=FEATURES,
-    general_only=("bias", "mask", "alibi", "dropout", "soft_cap",
-                  "sink_tokens", "non_positive_scale"),
+    general_only=_GENERAL_ONLY,
     messages={
         "alibi": "ALiBi slopes", "packed": "packed sequences",
         "cu_seqlens_q": "lengths of queries", "cu_seqlens_k": "lengths of keys",

@@ -13,17 +13,17 @@ import triton
 import triton.language as tl
 
 from third_party.aiter.kernels.core import tiles
-from third_party.aiter.kernels.mha import scores
+from third_party.aiter.kernels.mha import parts, scores
 
 
 @triton.jit
 def _attend(
-    acc, m, l, q_tile, q_tail, tile, m0, keys, seq, window, terms, direction,
+    acc, m, l, q_tile, tile, m0, keys, seq, window, terms, direction,
     EDGE: tl.constexpr, MASKED: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
-    GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
-    LANE_KEYS: tl.constexpr,
+    DV_TAIL: tl.constexpr, PADDED: tl.constexpr, CHEAP_CAST: tl.constexpr,
+    LANE_KEYS: tl.constexpr, FEATURES: tl.constexpr,
 ):
   """Takes one key tile into acc, m and l.
 
@@ -33,71 +33,45 @@ def _attend(
   n0 = tile * TILE_N
   k_ptr = keys.k + n0.to(tl.int64) * keys.stride_k
   v_ptr = keys.v + n0.to(tl.int64) * keys.stride_v
-  k_tile = tiles.load_tile(
-      k_ptr, keys.stride_k, seq.len_k - n0, keys.hdim_q, TILE_N, HEAD, MASKED,
-      GENERAL)
-  s = tl.dot(q_tile, tl.trans(k_tile))
-  if TAIL > 0:
-    k_tail = tiles.load_tile(
-        k_ptr + HEAD, keys.stride_k, seq.len_k - n0, keys.hdim_q - HEAD,
-        TILE_N, TAIL, MASKED, GENERAL)
-    s = tl.dot(q_tail, tl.trans(k_tail), s)
-  rows = m0 + tl.arange(0, TILE_M)[:, None]
-  cols = n0 + tl.arange(0, TILE_N)[None, :]
-  if GENERAL:
-    # From here on the scores are complete, in base 2.
-    s *= terms.scale
-    if terms.logits_soft_cap > 0:
-      s = scores.soft_cap(s, terms.logits_soft_cap)
-    if terms.flags & scores.HAS_BIAS:
-      s = scores.add_bias(s, terms, m0, n0, seq, TILE_M, TILE_N)
-    if terms.flags & scores.HAS_MASK:
-      s = scores.apply_mask(s, terms, m0, n0, seq, TILE_M, TILE_N)
-    if terms.flags & scores.ALIBI:
-      s -= terms.slope * tl.abs(rows + window.offset - cols).to(tl.float32)
-    s *= scores.LOG2E
+  planes = scores.load_planes(
+      m0, n0, seq, terms, MASKED, False, TILE_M, TILE_N, FEATURES)
+  k_tile = parts.load(
+      k_ptr, keys.stride_k, seq.len_k - n0, keys.hdim_q, TILE_N, HEAD, TAIL,
+      MASKED, PADDED)
+  s = parts.product(q_tile, k_tile, TAIL)
+  if FEATURES & scores.OF_SCORES:
+    s, _ = scores.complete(
+        s, planes, m0, n0, window, terms, False, TILE_M, TILE_N, LANE_KEYS,
+        FEATURES)
     score_scale = 1.0
   else:
     score_scale = terms.scale * scores.LOG2E
-  if GENERAL and MASKED:
-    s = tl.where(
-        scores.visible(rows, cols, seq, window, GENERAL), s, float("-inf"))
-  if EDGE or (MASKED and not GENERAL):
-    position = m0 + tl.arange(0, TILE_M) + (window.offset - n0)
-    if EDGE:
-      edge = position + tl.where(direction > 0, window.right, -window.left)
-    else:
-      edge = tl.minimum(position + window.right, seq.len_k - 1 - n0)
-    s = scores.cut_edges(
-        s, edge, direction, position - window.left, MASKED, TILE_M, TILE_N,
-        LANE_KEYS)
+  if EDGE or MASKED:
+    s = scores.hide(
+        s, m0, n0, seq, window, EDGE, direction, False, TILE_M, TILE_N,
+        LANE_KEYS, FEATURES)
   m_new = tl.maximum(m, tl.max(s, 1) * score_scale)
   m_exp = m_new
-  if GENERAL:
-    # A row that has seen no key yet: anything finite keeps the NaN away.
+  # A row that has seen no key yet: anything finite keeps the NaN away.
+  if FEATURES & scores.HAS_BIAS:
     m_exp = tl.where(m_new == float("-inf"), 0.0, m_new)
-  if LANE_KEYS > 0 and not GENERAL and (EDGE or MASKED):
-    # Such a row's maximum is a bound of cut_edges times the scale, rounded. The
-    # compiler fuses the subtraction below with the same product, unrounded:
-    # what is left of the bound may be huge, and its exponential infinite.
-    m_exp = tl.where(m_new < -terms.scale * scores.EDGE_LIMIT, 0.0, m_new)
+  elif EDGE or MASKED or FEATURES & scores.HIDES:
+    # Where the maximum is a bound of scores.hide, the compiler would fuse the
+    # subtraction below with the bound's product, unrounded: what is left may be
+    # huge, and its exponential infinite.
+    m_exp = tl.where(m_new < -score_scale * scores.EDGE_LIMIT, 0.0, m_new)
   p = tl.exp2(s * score_scale - m_exp[:, None])
   alpha = tl.exp2(m - m_exp)
   l = l * alpha + tl.sum(p, 1)
-  acc = acc * alpha[:, None]
-  if GENERAL:
-    if terms.flags & scores.DROPOUT:
+  acc = parts.times(acc, alpha[:, None], DV_TAIL)
+  if FEATURES & scores.DROPOUT:
+    if scores.is_there(terms.flags, scores.DROPOUT, FEATURES):
       p *= scores.keep_scale(terms, m0, n0, TILE_M, TILE_N)
-  if GENERAL:
-    v_tile = scores.load_shown(
-        v_ptr, keys.stride_v, scores.keys_shown(terms, n0, seq, TILE_N),
-        keys.hdim_v, TILE_N, BLOCK_DV)
-  else:
-    v_tile = tiles.load_tile(
-        v_ptr, keys.stride_v, seq.len_k - n0, keys.hdim_v, TILE_N, BLOCK_DV,
-        MASKED, False)
-  p = tiles.cast(p, v_tile.dtype, CHEAP_CAST)
-  acc = tl.dot(p, v_tile, acc)
+  v_tile = scores.load_keys(
+      v_ptr, keys.stride_v, keys.hdim_v, n0, seq, terms, MASKED, TILE_N,
+      BLOCK_DV, DV_TAIL, PADDED, FEATURES)
+  p = tiles.cast(p, v_tile.main.dtype, CHEAP_CAST)
+  acc = parts.accumulate(acc, p, v_tile, DV_TAIL)
   return acc, m_new, l
 
 
@@ -117,8 +91,8 @@ def mha_fwd(
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
-    GENERAL: tl.constexpr, CHEAP_CAST: tl.constexpr,
-    HEADS_FIRST: tl.constexpr, LANE_KEYS: tl.constexpr,
+    DV_TAIL: tl.constexpr, PADDED: tl.constexpr, CHEAP_CAST: tl.constexpr,
+    HEADS_FIRST: tl.constexpr, LANE_KEYS: tl.constexpr, FEATURES: tl.constexpr,
 ):
   """Forward attention; semantics in include/aiter/mha.h.
 
@@ -127,9 +101,10 @@ def mha_fwd(
   seqlen_k are all the rows in memory. windows: 2^30 where unbounded.
   Bias and mask have a stride between keys too, 1 or 0; any stride of theirs is
   0 where one row, key, head or batch is for all.
-  The fast grade takes neither bias, mask, slopes, soft cap, dropout nor
-  sink_tokens, wants softmax_scale > 0 and head dims of exactly HEAD + TAIL and
-  BLOCK_DV.
+  Of bias, mask, slopes, soft cap, dropout and sink_tokens it knows those in
+  FEATURES, and takes them to be there unless MAYBE is among them. Without any
+  that changes a score softmax_scale is positive. Head dims are at most
+  HEAD + TAIL and BLOCK_DV + DV_TAIL, and exactly so unless PADDED.
 
   Grid: (tiles of rows, heads, batch), packed (slots, heads, 1); HEADS_FIRST
   swaps the first two.
@@ -180,18 +155,13 @@ def mha_fwd(
       bias, bias_f32, stride_bias, key_stride_bias,
       b * batch_stride_mask + head * nhead_stride_mask, mask, stride_mask,
       key_stride_mask, alibi_slopes, dropout_state, softmax_scale,
-      logits_soft_cap, drop_threshold, rp_keep, flags, GENERAL)
+      logits_soft_cap, drop_threshold, rp_keep, flags, FEATURES)
 
   m1 = tl.minimum(m0 + TILE_M, seq.len_q)
   sink_tiles, low, full_low, full_high, high = scores.key_tiles(
-      m0, m1, seq, window, TILE_N, GENERAL)
-  q_tile = tiles.load_tile(
-      q, stride_q, seq.len_q - m0, hdim_q, TILE_M, HEAD, True, GENERAL)
-  q_tail = q_tile
-  if TAIL > 0:
-    q_tail = tiles.load_tile(
-        q + HEAD, stride_q, seq.len_q - m0, hdim_q - HEAD,
-        TILE_M, TAIL, True, GENERAL)
+      m0, m1, seq, window, TILE_N, FEATURES)
+  q_tile = parts.load(
+      q, stride_q, seq.len_q - m0, hdim_q, TILE_M, HEAD, TAIL, True, PADDED)
 
   # A sink is a key without a value: it opens m and l.
   m_first = tl.zeros([], tl.float32) - float("inf")
@@ -199,27 +169,24 @@ def mha_fwd(
     m_first = tl.load(sink + index * nhead_q + head) * scores.LOG2E
   m = tl.zeros([TILE_M], tl.float32) + m_first
   l = tl.where(m == float("-inf"), 0.0, 1.0)
-  acc = tl.zeros([TILE_M, BLOCK_DV], tl.float32)
+  acc = parts.zeros(TILE_M, BLOCK_DV, DV_TAIL)
 
   for tile in range(full_low, full_high):
     acc, m, l = _attend(
-        acc, m, l, q_tile, q_tail, tile, m0, keys, seq, window, terms, 1.0,
-        False, False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST,
-        LANE_KEYS)
-  edge_low = full_low
-  edge_high = full_high
-  if not GENERAL:
-    edge_low, edge_high = scores.edge_tiles(
-        m0, m1, seq, window, low, full_low, full_high, high, TILE_N)
-    edges_left = full_low - edge_low
-    for step in range(0, edges_left + edge_high - full_high):
-      at_left = step < edges_left
-      tile = tl.where(at_left, edge_low, full_high - edges_left) + step
-      direction = tl.where(at_left, -1.0, 1.0)
-      acc, m, l = _attend(
-          acc, m, l, q_tile, q_tail, tile, m0, keys, seq, window, terms,
-          direction, True, False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
-          GENERAL, CHEAP_CAST, LANE_KEYS)
+        acc, m, l, q_tile, tile, m0, keys, seq, window, terms, 1.0, False,
+        False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, PADDED,
+        CHEAP_CAST, LANE_KEYS, FEATURES)
+  edge_low, edge_high = scores.edge_tiles(
+      m0, m1, seq, window, low, full_low, full_high, high, TILE_N, FEATURES)
+  edges_left = full_low - edge_low
+  for step in range(0, edges_left + edge_high - full_high):
+    at_left = step < edges_left
+    tile = tl.where(at_left, edge_low, full_high - edges_left) + step
+    direction = tl.where(at_left, -1.0, 1.0)
+    acc, m, l = _attend(
+        acc, m, l, q_tile, tile, m0, keys, seq, window, terms, direction, True,
+        False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, PADDED,
+        CHEAP_CAST, LANE_KEYS, FEATURES)
   # What is left: sink tokens, then tiles before and after those above.
   cut_left = sink_tiles + edge_low - low
   for step in range(0, cut_left + high - edge_high):
@@ -228,22 +195,24 @@ def mha_fwd(
         tl.where(step < cut_left, low - sink_tiles, edge_high - cut_left)
         + step)
     acc, m, l = _attend(
-        acc, m, l, q_tile, q_tail, tile, m0, keys, seq, window, terms, 1.0,
-        False, True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, GENERAL, CHEAP_CAST,
-        LANE_KEYS)
+        acc, m, l, q_tile, tile, m0, keys, seq, window, terms, 1.0, False, True,
+        TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, PADDED, CHEAP_CAST,
+        LANE_KEYS, FEATURES)
 
   rows = tl.arange(0, TILE_M)
   seen = l > 0
-  if not GENERAL:
-    # Bounds of cut_edges in the maximum: a row without any key, or a NaN.
-    limit = softmax_scale * scores.EDGE_LIMIT
+  if not FEATURES & scores.HAS_BIAS:
+    # Bounds of scores.hide in the maximum: a row without any key, or a NaN.
+    limit = scores.EDGE_LIMIT
+    if not FEATURES & scores.OF_SCORES:
+      limit *= softmax_scale
     seen &= m > -limit
     l = tl.where(m > limit, float("nan"), l)
   live = (rows < seq.len_q - m0) & (seen | (l != l))
   l_safe = tl.where(live, l, 1.0)
-  acc = tl.where(live[:, None], acc / l_safe[:, None], 0.0)
   lse_tile = tl.where(
       live, m * scores.LN2 + tl.log(l_safe), float("-inf"))
   tl.store(lse + rows, lse_tile, mask=rows < seq.q_rows - m0)
-  tiles.store_tile(
-      out, acc, stride_o, seq.q_rows - m0, hdim_v, TILE_M, BLOCK_DV)
+  parts.store(
+      out, parts.times(acc, 1.0 / l_safe[:, None], DV_TAIL), live, stride_o,
+      seq.q_rows - m0, hdim_v, TILE_M, BLOCK_DV, DV_TAIL)

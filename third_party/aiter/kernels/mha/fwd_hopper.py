@@ -25,7 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from third_party.aiter.kernels.core import hopper
-from third_party.aiter.kernels.mha import parts, scores, scores_hopper
+from third_party.aiter.kernels.mha import parts_hopper as parts
+from third_party.aiter.kernels.mha import scores, scores_hopper
 
 
 class Keys(NamedTuple):

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from third_party.aiter.kernels.core import tiles
+from third_party.aiter.kernels.mha import parts
 from third_party.aiter.kernels.mha.family import FEATURES
 from third_party.aiter.kernels.mha.family import MAYBE as _MAYBE
 
@@ -39,7 +41,8 @@ HIDES = tl.constexpr(FEATURES["bias"] | FEATURES["mask"])
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-# Bounds of cut_edges are at least 2^99; every score is below EDGE_LIMIT, 2^98.
+# Bounds of _cut_edges are at least 2^99; every score is below EDGE_LIMIT, 2^98,
+# but one with a bias, which may be anything.
 _HUGE = tl.constexpr(1.2676506002282294e30)
 EDGE_LIMIT = tl.constexpr(3.1691265005705735e29)
 
@@ -102,6 +105,21 @@ class Terms(NamedTuple):
   drop_threshold: tl.tensor
   rp_keep: tl.tensor
   flags: tl.tensor
+
+
+class Planes(NamedTuple):
+  """A tile of the bias and of the mask, or numbers that change nothing."""
+  bias: tl.tensor
+  mask: tl.tensor
+
+
+@triton.jit
+def is_there(flags, bit: tl.constexpr, FEATURES: tl.constexpr):
+  """Whether a call has a feature that its kernel was made for."""
+  if FEATURES & MAYBE:
+    return (flags & bit) != 0
+  else:
+    return True
 
 
 @triton.jit
@@ -181,7 +199,7 @@ def terms_of(
     index, head, nhead_q, bias_offset, bias, bias_f32, stride_bias,
     key_stride_bias, mask_offset, mask, stride_mask, key_stride_mask,
     alibi_slopes, dropout_state, scale, logits_soft_cap, drop_threshold,
-    rp_keep, flags, GENERAL: tl.constexpr,
+    rp_keep, flags, FEATURES: tl.constexpr,
 ):
   """The Terms of a head of a sequence."""
   slope = 0.0
@@ -189,13 +207,22 @@ def terms_of(
   key1 = tl.zeros([], tl.uint32)
   counter0 = tl.zeros([], tl.uint32)
   counter1 = tl.zeros([], tl.uint32)
-  if GENERAL:
+  if not FEATURES & MAYBE:
+    # Rows made for a bias or mask exclude those that are not aligned so.
+    bias_offset = bias_offset // 8 * 8
+    mask_offset = mask_offset // 8 * 8
+  if FEATURES & HAS_BIAS:
+    tiles.assume_stride(stride_bias)
     bias += bias_offset
     bias_f32 += bias_offset
+  if FEATURES & HAS_MASK:
+    tiles.assume_stride(stride_mask)
     mask += mask_offset
-    if flags & ALIBI:
-      slope = tl.load(alibi_slopes + index * nhead_q + head)
-    if flags & DROPOUT:
+  if FEATURES & ALIBI:
+    if is_there(flags, ALIBI, FEATURES):
+      slope = tl.load(alibi_slopes + index * nhead_q + head) * LOG2E
+  if FEATURES & DROPOUT:
+    if is_there(flags, DROPOUT, FEATURES):
       state = dropout_state + (index * nhead_q + head) * 4
       key0 = tl.load(state)
       key1 = tl.load(state + 1)
@@ -209,7 +236,7 @@ def terms_of(
 
 @triton.jit
 def key_tiles(
-    m0, m1, seq, window, TILE_N: tl.constexpr, GENERAL: tl.constexpr
+    m0, m1, seq, window, TILE_N: tl.constexpr, FEATURES: tl.constexpr
 ):
   """Key tiles that rows m0 to m1 - 1 see.
 
@@ -228,14 +255,15 @@ def key_tiles(
       tl.minimum(seq.len_k, m0 + offset + right + 1), 0) // TILE_N
   full_high = tl.minimum(tl.maximum(full_high, full_low), high)
   sink = 0
-  if GENERAL:
+  if FEATURES & SINK_TOKENS:
     sink = tl.minimum((window.sink_tokens + TILE_N - 1) // TILE_N, low)
   return sink, low, full_low, full_high, high
 
 
 @triton.jit
 def edge_tiles(
-    m0, m1, seq, window, low, full_low, full_high, high, TILE_N: tl.constexpr
+    m0, m1, seq, window, low, full_low, full_high, high,
+    TILE_N: tl.constexpr, FEATURES: tl.constexpr
 ):
   """Of key_tiles' partly visible tiles, those that one edge alone cuts.
 
@@ -249,7 +277,10 @@ def edge_tiles(
                  + TILE_N - 1) // TILE_N
   last_uncut = tl.maximum(m0 + window.offset + window.right + 1, 0) // TILE_N
   one_edge = first_uncut <= last_uncut
-  edge_low = tl.where(one_edge & (full_low <= inside), low, full_low)
+  at_left = one_edge & (full_low <= inside)
+  if FEATURES & SINK_TOKENS:
+    at_left &= low * TILE_N >= window.sink_tokens
+  edge_low = tl.where(at_left, low, full_low)
   edge_high = tl.where(
       one_edge, tl.maximum(tl.minimum(high, inside), full_high), full_high)
   return edge_low, edge_high
@@ -257,7 +288,7 @@ def edge_tiles(
 
 @triton.jit
 def row_tiles(
-    n0, n1, seq, window, TILE_M: tl.constexpr, GENERAL: tl.constexpr
+    n0, n1, seq, window, TILE_M: tl.constexpr, FEATURES: tl.constexpr
 ):
   """Row tiles that see keys n0 to n1 - 1: (low, full_low, full_high, high).
 
@@ -266,7 +297,7 @@ def row_tiles(
   """
   offset, left, right = window.offset, window.left, window.right
   last = tl.minimum(seq.len_q, n1 - offset + left)
-  if GENERAL:
+  if FEATURES & SINK_TOKENS:
     last = tl.where(n0 < window.sink_tokens, seq.len_q, last)
   last = tl.maximum(last, 0)
   high = tl.where(n1 > n0, (last + TILE_M - 1) // TILE_M, 0)
@@ -280,32 +311,34 @@ def row_tiles(
 
 
 @triton.jit
-def visible(rows, cols, seq, window, GENERAL: tl.constexpr):
-  """Whether row i sees key j; `rows` and `cols` broadcast to a tile."""
-  last = tl.minimum(rows + window.offset + window.right, seq.len_k - 1)
-  mask = (cols <= last) & (cols >= rows + window.offset - window.left)
-  if GENERAL:
-    mask |= (cols <= last) & (cols < window.sink_tokens)
-  return mask
+def _along_columns(
+    first, slope, COLUMNS: tl.constexpr, LANE_KEYS: tl.constexpr
+):
+  """first[r] + slope * c, as [rows, COLUMNS / 8, 8 / LANE_KEYS, LANE_KEYS].
+
+  On CDNA a lane of a matrix instruction holds LANE_KEYS neighbouring columns of
+  each 8. Split so, a column is a constant of the instruction plus a part of the
+  lane: a packed fma a pair.
+  """
+  LANES: tl.constexpr = 8 // LANE_KEYS
+  c = (tl.arange(0, COLUMNS // 8)[:, None, None] * 8
+       + tl.arange(0, LANE_KEYS)[None, None, :])[None, :, :, :]
+  lane = (tl.arange(0, LANES) * LANE_KEYS)[None, None, :, None]
+  first = first[:, None, None, None] + lane.to(tl.float32) * slope
+  return first + c.to(tl.float32) * slope
 
 
 @triton.jit
 def _edge_bound(
     edge, direction, TILE_N: tl.constexpr, LANE_KEYS: tl.constexpr
 ):
-  """(edge[r] - c) * direction, times 2^100, split as in cut_edges."""
-  slope = -_HUGE * direction
-  base = (edge.to(tl.float32) * direction + 0.5) * _HUGE
-  LANES: tl.constexpr = 8 // LANE_KEYS
-  c = (tl.arange(0, TILE_N // 8)[:, None, None] * 8
-       + tl.arange(0, LANE_KEYS)[None, None, :])[None, :, :, :]
-  lane = (tl.arange(0, LANES) * LANE_KEYS)[None, None, :, None]
-  first = base[:, None, None, None] + lane.to(tl.float32) * slope
-  return first + c.to(tl.float32) * slope
+  """(edge[r] - c) * direction + 0.5, times 2^100, split as in _cut_edges."""
+  first = (edge.to(tl.float32) * direction + 0.5) * _HUGE
+  return _along_columns(first, -_HUGE * direction, TILE_N, LANE_KEYS)
 
 
 @triton.jit
-def cut_edges(
+def _cut_edges(
     s, edge, direction, other_edge, BOTH: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, LANE_KEYS: tl.constexpr,
 ):
@@ -318,9 +351,8 @@ def cut_edges(
   that reach the row's maximum, through a NaN or in a row without any key, are
   beyond EDGE_LIMIT and so cannot be mistaken for a score.
 
-  On CDNA a lane of a matrix instruction holds LANE_KEYS neighbouring keys of
-  each 8. Split so, a column is a constant of the instruction plus a part of the
-  lane. LANE_KEYS = 0, without packed fma, compares and selects.
+  LANE_KEYS = 0, without packed fma or with scores of any size, compares and
+  selects; then hidden is -inf.
   """
   if LANE_KEYS > 0:
     wide = tl.reshape(s, [TILE_M, TILE_N // 8, 8 // LANE_KEYS, LANE_KEYS])
@@ -339,98 +371,209 @@ def cut_edges(
       seen = (c <= edge[:, None]) & (c >= other_edge[:, None])
     else:
       seen = (edge[:, None] - c) * direction >= 0
-    s = tl.where(seen, s, -_HUGE)
+    s = tl.where(seen, s, float("-inf"))
   return s
 
 
 @triton.jit
-def soft_cap(s, cap):
-  """cap * tanh(s / cap)."""
-  x = tl.abs(s) * (1.0 / cap)
-  e = tl.exp2(x * (-2.0 * LOG2E))
-  # Near zero 1 - e cancels; two terms of the series are exact to 2e-7 there.
-  t = tl.where(x < 0.03, x - x * x * x * (1.0 / 3.0), (1.0 - e) / (1.0 + e))
-  return tl.where(s < 0, -cap, cap) * t
+def hide(
+    s, m0, n0, seq, window, EDGE: tl.constexpr, direction,
+    TRANSPOSED: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    LANE_KEYS: tl.constexpr, FEATURES: tl.constexpr,
+):
+  """s, with -inf or a huge negative number where the row does not see the key.
+
+  With EDGE the window's right side (direction 1) or left side (-1) alone hides.
+  TRANSPOSED: s stands [TILE_N, TILE_M].
+  """
+  LANES: tl.constexpr = 0 if FEATURES & HAS_BIAS else LANE_KEYS
+  if FEATURES & SINK_TOKENS and not EDGE:
+    rows = m0 + tl.arange(0, TILE_M)
+    cols = n0 + tl.arange(0, TILE_N)
+    if TRANSPOSED:
+      rows = rows[None, :]
+      cols = cols[:, None]
+    else:
+      rows = rows[:, None]
+      cols = cols[None, :]
+    last = tl.minimum(rows + window.offset + window.right, seq.len_k - 1)
+    seen = (cols >= rows + window.offset - window.left) | (
+        cols < window.sink_tokens)
+    s = tl.where((cols <= last) & seen, s, float("-inf"))
+  elif TRANSPOSED:
+    first = n0 + tl.arange(0, TILE_N) - (window.offset + m0)
+    s = _cut_edges(
+        s, first + window.left, 1.0, first - window.right, True, TILE_N,
+        TILE_M, LANES)
+  else:
+    position = m0 + tl.arange(0, TILE_M) + (window.offset - n0)
+    if EDGE:
+      edge = position + tl.where(direction > 0, window.right, -window.left)
+    else:
+      edge = tl.minimum(position + window.right, seq.len_k - 1 - n0)
+    s = _cut_edges(
+        s, edge, direction, position - window.left, not EDGE, TILE_M, TILE_N,
+        LANES)
+  return s
+
+
+@triton.jit
+def _reciprocal(x):
+  # One instruction, and a multiplication; a division is ten.
+  root = tl.rsqrt(x)
+  return root * root
+
+
+@triton.jit
+def _capped(s, terms):
+  # cap tanh(x / cap) = cap - 2 cap / (1 + exp(2 x / cap)); what cancels near
+  # zero is 1e-7 of the cap, and only a difference of scores matters.
+  cap = terms.logits_soft_cap * LOG2E
+  e = tl.exp2(s * (2.0 * LOG2E * terms.scale / terms.logits_soft_cap))
+  r = _reciprocal(1.0 + e)
+  return cap - 2.0 * cap * r, 4.0 * r * (1.0 - r)
 
 
 @triton.jit
 def _plane_tile(
-    ptr, stride, key_stride, m0, n0, seq, other,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    ptr, stride, key_stride, m0, n0, rows, cols, seq, other,
+    CHECK_KEYS: tl.constexpr, FEATURES: tl.constexpr
 ):
-  """[TILE_M, TILE_N] of a plane from row m0, key n0; past those, `other`."""
-  r = tl.arange(0, TILE_M)[:, None]
-  # So that threads lie along keys, where a stride of 1 is not known to be. No
-  # load gets wider by it: nothing is known of the alignment.
-  c = tl.max_contiguous(tl.arange(0, TILE_N) * key_stride, TILE_N)[None, :]
-  mask = (r < seq.len_q - m0) & (
-      tl.arange(0, TILE_N)[None, :] < seq.len_k - n0)
-  first = m0.to(tl.int64) * stride + n0 * key_stride
-  return tl.load(ptr + first + (r * stride + c), mask=mask, other=other)
+  """A tile of a plane from row m0, key n0; past its rows, `other`.
 
-
-@triton.jit
-def _plane_row(ptr, key_stride, n0, seq, other, TILE_N: tl.constexpr):
-  """[1, TILE_N] of a plane with one row for all."""
-  c = tl.arange(0, TILE_N)
-  return tl.load(
-      ptr + (n0 + c) * key_stride, mask=c < seq.len_k - n0, other=other
-  )[None, :]
-
-
-@triton.jit
-def _plus(s, bias):
-  """s + bias; -inf hides: it selects, so that no key's NaN comes through."""
-  return tl.where(bias == float("-inf"), bias, s + bias)
-
-
-@triton.jit
-def _where(shown, s):
-  """s where it is shown, elsewhere -inf."""
-  return tl.where(shown != 0, s, float("-inf"))
-
-
-@triton.jit
-def _add_plane(
-    s, ptr, terms, m0, n0, seq, TILE_M: tl.constexpr, TILE_N: tl.constexpr
-):
-  # Each branch ends with s: a tile that leaves one and is then transposed is
-  # more than Triton's removal of layout conversions survives.
-  if terms.stride_bias == 0:
-    s = _plus(s, _plane_row(
-        ptr, terms.key_stride_bias, n0, seq, 0.0, TILE_N).to(tl.float32))
+  rows and cols count from there, and broadcast to the tile. What stands past
+  the sequence's keys is not said.
+  """
+  inside = rows < seq.len_q - m0
+  if FEATURES & MAYBE:
+    inside &= cols < seq.len_k - n0
+    ptr += m0.to(tl.int64) * stride + n0 * key_stride
+    offsets = rows * stride + cols * key_stride
   else:
-    s = _plus(s, _plane_tile(
-        ptr, terms.stride_bias, terms.key_stride_bias, m0, n0, seq, 0.0,
-        TILE_M, TILE_N).to(tl.float32))
+    # Rows of a multiple of 8 elements promise neighbours in one load; a bound
+    # between them would take that back.
+    stride = stride // 8 * 8
+    if CHECK_KEYS:
+      inside &= cols < (seq.len_k - n0 + 7) // 8 * 8
+    else:
+      inside &= cols >= 0
+    ptr += m0.to(tl.int64) * stride + n0
+    offsets = rows * stride + cols
+  return tl.load(ptr + offsets, mask=inside, other=other)
+
+
+@triton.jit
+def load_planes(
+    m0, n0, seq, terms, CHECK_KEYS: tl.constexpr, TRANSPOSED: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, FEATURES: tl.constexpr,
+):
+  """The Planes of a tile, for `complete`.
+
+  To be called before the product of q and k: of the tensors that meet in a sum
+  Triton prefers the layout of the one that was made last.
+  """
+  rows = tl.arange(0, TILE_M)
+  cols = tl.arange(0, TILE_N)
+  if TRANSPOSED:
+    rows = rows[None, :]
+    cols = cols[:, None]
+  else:
+    rows = rows[:, None]
+    cols = cols[None, :]
+  bias = 0.0
+  mask = 1
+  if FEATURES & MAYBE:
+    bias = tl.zeros((rows + cols).shape, tl.float32)
+    mask = tl.full((rows + cols).shape, 1, tl.uint8)
+  if FEATURES & HAS_BIAS:
+    if is_there(terms.flags, HAS_BIAS, FEATURES):
+      # Sixteen bits through shared memory are half of 32.
+      if FEATURES & BIAS_F32:
+        if is_there(terms.flags, BIAS_F32, FEATURES):
+          bias = _plane_tile(
+              terms.bias_f32, terms.stride_bias, terms.key_stride_bias, m0, n0,
+              rows, cols, seq, 0.0, CHECK_KEYS, FEATURES)
+        else:
+          bias = _plane_tile(
+              terms.bias, terms.stride_bias, terms.key_stride_bias, m0, n0,
+              rows, cols, seq, 0.0, CHECK_KEYS, FEATURES).to(tl.float32)
+      else:
+        bias = _plane_tile(
+            terms.bias, terms.stride_bias, terms.key_stride_bias, m0, n0,
+            rows, cols, seq, 0.0, CHECK_KEYS, FEATURES)
+  if FEATURES & HAS_MASK:
+    if is_there(terms.flags, HAS_MASK, FEATURES):
+      mask = _plane_tile(
+          terms.mask, terms.stride_mask, terms.key_stride_mask, m0, n0, rows,
+          cols, seq, 1, CHECK_KEYS, FEATURES)
+  return Planes(bias, mask)
+
+
+@triton.jit
+def _minus_slopes(
+    s, slope, m0, n0, window, TRANSPOSED: tl.constexpr, TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr, LANE_KEYS: tl.constexpr
+):
+  """s - slope * |distance of row and key|."""
+  if LANE_KEYS > 0:
+    if TRANSPOSED:
+      first = n0 + tl.arange(0, TILE_N) - (window.offset + m0)
+      penalty = _along_columns(
+          first.to(tl.float32) * slope, -slope, TILE_M, LANE_KEYS)
+    else:
+      first = m0 + tl.arange(0, TILE_M) + (window.offset - n0)
+      penalty = _along_columns(
+          first.to(tl.float32) * slope, -slope, TILE_N, LANE_KEYS)
+    wide = tl.reshape(s, penalty.shape)
+    s = tl.reshape(wide - tl.abs(penalty), s.shape)
+  else:
+    if TRANSPOSED:
+      distance = (n0 + tl.arange(0, TILE_N)[:, None]) - (
+          m0 + window.offset + tl.arange(0, TILE_M)[None, :])
+    else:
+      distance = (n0 + tl.arange(0, TILE_N)[None, :]) - (
+          m0 + window.offset + tl.arange(0, TILE_M)[:, None])
+    s -= slope * tl.abs(distance.to(tl.float32))
   return s
 
 
 @triton.jit
-def add_bias(
-    s, terms, m0, n0, seq, TILE_M: tl.constexpr, TILE_N: tl.constexpr
+def complete(
+    s, planes, m0, n0, window, terms, TRANSPOSED: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, LANE_KEYS: tl.constexpr,
+    FEATURES: tl.constexpr,
 ):
-  """s plus the bias tile at row m0, key n0."""
-  if terms.flags & BIAS_F32:
-    s = _add_plane(s, terms.bias_f32, terms, m0, n0, seq, TILE_M, TILE_N)
-  else:
-    s = _add_plane(s, terms.bias, terms, m0, n0, seq, TILE_M, TILE_N)
-  return s
+  """Complete scores in base 2 from products q.k; the window is not applied.
 
+  CHECK_KEYS: the sequence may end in the tile. TRANSPOSED: s stands
+  [TILE_N, TILE_M].
 
-@triton.jit
-def apply_mask(
-    s, terms, m0, n0, seq, TILE_M: tl.constexpr, TILE_N: tl.constexpr
-):
-  """s where the mask's tile at row m0, key n0 is set, elsewhere -inf."""
-  if terms.stride_mask == 0:
-    s = _where(_plane_row(
-        terms.mask, terms.key_stride_mask, n0, seq, 1, TILE_N), s)
+  Returns:
+    (scores, slope): the second is the soft cap's derivative, or 1.
+  """
+  slope = 1.0
+  if FEATURES & SOFT_CAP:
+    if FEATURES & MAYBE:
+      slope = tl.full(s.shape, 1.0, tl.float32)
+      if terms.logits_soft_cap > 0:
+        s, slope = _capped(s, terms)
+      else:
+        s *= terms.scale * LOG2E
+    else:
+      s, slope = _capped(s, terms)
   else:
-    s = _where(_plane_tile(
-        terms.mask, terms.stride_mask, terms.key_stride_mask, m0, n0, seq, 1,
-        TILE_M, TILE_N), s)
-  return s
+    s *= terms.scale * LOG2E
+  if FEATURES & HAS_BIAS:
+    # -inf hides: it selects, so that no key's NaN comes through.
+    bias = planes.bias.to(tl.float32)
+    s = tl.where(bias == float("-inf"), bias, s + bias * LOG2E)
+  if FEATURES & HAS_MASK:
+    s = tl.where(planes.mask != 0, s, float("-inf"))
+  if FEATURES & ALIBI:
+    # Where there are no slopes, the slope is 0.
+    s = _minus_slopes(
+        s, terms.slope, m0, n0, window, TRANSPOSED, TILE_M, TILE_N, LANE_KEYS)
+  return s, slope
 
 
 @triton.jit
@@ -452,14 +595,26 @@ def keys_shown(terms, n0, seq, TILE_N: tl.constexpr):
 
 
 @triton.jit
-def load_shown(
-    ptr, stride, shown, cols, ROWS: tl.constexpr, COLS: tl.constexpr
+def load_keys(
+    ptr, stride, hdim, n0, seq, terms, CHECK_KEYS: tl.constexpr,
+    TILE_N: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr,
+    PADDED: tl.constexpr, FEATURES: tl.constexpr,
 ):
-  """A tile of keys or values; of those not shown, and past `cols`, zeros."""
-  r = tl.arange(0, ROWS)[:, None]
-  c = tl.arange(0, COLS)[None, :]
-  return tl.load(
-      ptr + (r * stride + c), mask=shown[:, None] & (c < cols), other=0.0)
+  """Keys or values from n0 on; zeros for those that no row may see."""
+  if FEATURES & HAS_MASK:
+    shown = keys_shown(terms, n0, seq, TILE_N)
+    return parts.load_shown(ptr, stride, shown, hdim, TILE_N, MAIN, TAIL)
+  else:
+    return parts.load(
+        ptr, stride, seq.len_k - n0, hdim, TILE_N, MAIN, TAIL, CHECK_KEYS,
+        PADDED)
+
+
+@triton.jit
+def _mul_hi_lo(x, factor: tl.constexpr):
+  # One instruction gives both halves.
+  product = x.to(tl.uint64) * factor
+  return (product >> 32).to(tl.uint32), product.to(tl.uint32)
 
 
 @triton.jit
@@ -468,15 +623,26 @@ def keep_scale(
 ):
   """[TILE_M, TILE_N]: 1 / (1 - p) where dropout keeps, 0 where it drops.
 
-  One Philox4x32-10 block gives the words of four neighbouring keys: counter
+  One Philox4x32-10 block (Salmon et al., Parallel random numbers: as easy as
+  1, 2, 3, SC 2011) gives the words of four neighbouring keys: counter
   (key // 4, row, head, batch), word key % 4.
   """
-  rows = (m0 + tl.arange(0, TILE_M)).to(tl.uint32)[:, None]
-  blocks = (n0 // 4 + tl.arange(0, TILE_N // 4)).to(tl.uint32)[None, :]
-  zero = tl.zeros([TILE_M, TILE_N // 4], tl.uint32)
-  w0, w1, w2, w3 = tl.philox_impl(
-      zero + blocks, zero + rows, zero + terms.counter1,
-      zero + terms.counter0, terms.key0, terms.key1)
+  w0 = (n0 // 4 + tl.arange(0, TILE_N // 4)).to(tl.uint32)[None, :]
+  w1 = (m0 + tl.arange(0, TILE_M)).to(tl.uint32)[:, None]
+  w2 = terms.counter1
+  w3 = terms.counter0
+  key0 = terms.key0
+  key1 = terms.key1
+  # Words broadcast to the tile as late as they can.
+  for _ in tl.static_range(10):
+    high0, low0 = _mul_hi_lo(w0, 0xD2511F53)
+    high2, low2 = _mul_hi_lo(w2, 0xCD9E8D57)
+    w0 = high2 ^ w1 ^ key0
+    w2 = high0 ^ w3 ^ key1
+    w1 = low2
+    w3 = low0
+    key0 += 0x9E3779B9
+    key1 += 0xBB67AE85
   words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
   words = tl.reshape(words, [TILE_M, TILE_N])
   keep = words >= terms.drop_threshold.to(tl.uint32, bitcast=True)

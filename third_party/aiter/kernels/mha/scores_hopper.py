@@ -74,6 +74,14 @@ class Terms(NamedTuple):
 
 
 @gluon.jit
+def _aligned(offset, FEATURES: gl.constexpr):
+  """A Plane's offset, with the promise that the row's kernels are made for."""
+  if not FEATURES & scores.MAYBE:
+    offset = offset // 8 * 8
+  return offset
+
+
+@gluon.jit
 def heads_of(index, nhead_q, bias, bias_f32, stride_bias, key_stride_bias,
              nhead_stride_bias, batch_stride_bias, mask, stride_mask,
              key_stride_mask, nhead_stride_mask, batch_stride_mask,
@@ -82,10 +90,11 @@ def heads_of(index, nhead_q, bias, bias_f32, stride_bias, key_stride_bias,
   """The Heads of a sequence."""
   b = index.to(gl.int64)
   if FEATURES & scores.HAS_BIAS:
-    bias += b * batch_stride_bias
-    bias_f32 += b * batch_stride_bias
+    bias_offset = _aligned(b * batch_stride_bias, FEATURES)
+    bias += bias_offset
+    bias_f32 += bias_offset
   if FEATURES & scores.HAS_MASK:
-    mask += b * batch_stride_mask
+    mask += _aligned(b * batch_stride_mask, FEATURES)
   is_f32 = (flags & scores.BIAS_F32) != 0
   has_bias = ((flags & scores.HAS_BIAS) != 0) & (is_f32 == 0)
   return Heads(
@@ -114,10 +123,12 @@ def terms_of(heads, head, FEATURES: gl.constexpr):
   counter0 = 0
   counter1 = 0
   if FEATURES & scores.HAS_BIAS:
-    bias = _moved(bias, head * heads.nhead_stride_bias)
-    bias_f32 = _moved(bias_f32, head * heads.nhead_stride_bias)
+    bias_offset = _aligned(head * heads.nhead_stride_bias, FEATURES)
+    bias = _moved(bias, bias_offset)
+    bias_f32 = _moved(bias_f32, bias_offset)
   if FEATURES & scores.HAS_MASK:
-    mask = _moved(mask, head * heads.nhead_stride_mask)
+    mask = _moved(
+        mask, _aligned(head * heads.nhead_stride_mask, FEATURES))
   if FEATURES & scores.ALIBI:
     slope = gl.load(heads.alibi_slopes + heads.first + head,
                     mask=(heads.flags & scores.ALIBI) != 0,
@@ -136,24 +147,28 @@ def terms_of(heads, head, FEATURES: gl.constexpr):
 @gluon.jit
 def _tile_of(plane, row0, col0, rows, cols, window, other, MASK: gl.constexpr,
              FEATURES: gl.constexpr):
-  """A tile of a Plane, `other` past the sequences.
+  """A tile of a Plane, `other` past the rows.
 
-  rows and cols count from row0 and col0, and broadcast to the tile. Without
-  MASK every column lies inside the sequence.
+  rows and cols count from row0 and col0, and broadcast to the tile. What stands
+  past the keys is not said; without MASK every column lies inside the sequence.
   """
   inside = rows < window.len_q - row0
-  if MASK:
-    inside = inside & (cols < window.len_k - col0)
-  else:
-    inside = inside & (cols >= 0)
+  keys = window.len_k - col0
   stride = plane.stride
   if FEATURES & scores.MAYBE:
     inside = inside & plane.there
+  else:
+    # A stride of 8 elements promises pairs of columns in one load; a bound
+    # between them would take that back.
+    stride = stride // 8 * 8
+    keys = (keys + 7) // 8 * 8
+  if MASK:
+    inside = inside & (cols < keys)
+  else:
+    inside = inside & (cols >= 0)
+  if FEATURES & scores.MAYBE:
     cols *= plane.key_stride
     col0 *= plane.key_stride
-  else:
-    # A stride of 8 elements promises pairs of columns in one load.
-    stride = stride // 8 * 8
   ptr = plane.ptr + (row0.to(gl.int64) * stride + col0)
   return gl.load(ptr + (rows * stride + cols), mask=inside, other=other)
 

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that between them come to every kernel of attention.
+
+A kernel is chosen by sizes, dtype and features; a row of the table that none of
+these calls comes to fails a test.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from jaxlib import gpu_aiter
+
+DTYPES = ("bf16", "fp16")
+DIMS = ((32, 32), (64, 64), (80, 72), (96, 96), (128, 128), (160, 160),
+        (192, 128), (184, 192), (256, 256))
+# Options of a call, and the features that choose its kernels.
+CALLS = {
+    "short": (dict(), ("short",)),
+    "short_causal": (dict(causal=True), ("short", "window")),
+    "long": (dict(sq=600), ()),
+    "long_causal": (dict(sq=1600, causal=True), ("window",)),
+    "soft_cap": (dict(cap=3.0), ("soft_cap",)),
+    "alibi": (dict(alibi="h"), ("alibi",)),
+    "bias": (dict(bias="1hqk"), ("bias", "dbias")),
+    "bias_f32": (dict(bias="b1qk", bias_fp32=True),
+                 ("bias", "bias_f32", "dbias")),
+    "mask": (dict(mask="b1qk"), ("mask",)),
+    "padding": (dict(mask="b11k", causal=True), ("mask", "window")),
+    "dropout": (dict(dropout=0.3), ("dropout",)),
+    "leading": (dict(window=(20, 0, 5)), ("sink_tokens", "window")),
+    "any": (dict(cap=3.0, bias="b1q1", mask="1hqk", alibi="h", scale=-0.1,
+                 sink="h"),
+            ("soft_cap", "bias", "dbias", "mask", "alibi", "unaligned",
+             "non_positive_scale", "sink", "dsink")),
+    "any_dropout": (dict(dropout=0.3, bias="1hqk", window=(30, 3, 5)),
+                    ("dropout", "bias", "dbias", "sink_tokens", "window")),
+}
+
+
+def kernels(
+    platform: str, arch: str, dtype: str, dims: tuple[int, int], call: str
+) -> set[str]:
+  """The kernels of a call's forward and backward pass."""
+  module = gpu_aiter.load(platform)
+  _, features = CALLS[call]
+  backward_only = ("dbias", "dsink")
+  shared = [f for f in features if f not in backward_only]
+  return {
+      *module.kernels("mha_fwd", arch, dtype, dims, shared),
+      *module.kernels("mha_bwd", arch, dtype, dims, list(features))}
+
+
+def rows(platform: str, arch: str, grades: Iterable[str]) -> set[str]:
+  """Attention's kernels for an architecture."""
+  return {
+      kernel["symbol"] for kernel in gpu_aiter.load(platform).table()
+      if kernel["op"].startswith("mha_") and kernel["arch"] == arch
+      and kernel["grade"] in grades}
+
+
+def cover(
+    platform: str, arch: str
+) -> Iterator[tuple[str, tuple[int, int], str, list[str]]]:
+  """A few calls that come to every kernel which any of these calls comes to.
+
+  Yields:
+    (call, head dims, dtype, kernels that no call before came to).
+  """
+  seen = set()
+  for call in CALLS:
+    for dims in DIMS:
+      for dtype in DTYPES:
+        new = kernels(platform, arch, dtype, dims, call) - seen
+        if new:
+          seen |= new
+          yield call, dims, dtype, sorted(new)
