@@ -288,6 +288,7 @@ _CASES = dict(
         dqk=40, dv=24, block=64),
     general_alibi=dict(general=True, slopes=True, right=0, b=2, hq=4, hk=2),
     general_soft_cap=dict(general=True, cap=3.0, right=0),
+    general_large_soft_cap=dict(general=True, cap=1e6, scale=1.0),
     general_dropout=dict(general=True, dropout_p=0.3, right=0, b=2),
     general_sink_tokens=dict(
         general=True, left=8, right=3, sink_tokens=20, sq=60, sk=50,

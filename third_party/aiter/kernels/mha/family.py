@@ -19,13 +19,14 @@ FEATURES = {
     **FLAGS,
     # These only select. A window has a bound on either side; causal is one.
     **selecting("soft_cap sink_tokens window min_seqlen no_keys "
-                "non_positive_scale dbias dsink unaligned short"),
+                "non_positive_scale dbias dsink unaligned short "
+                "large_soft_cap"),
     "cu_seqlens": FLAGS["cu_seqlens_q"] | FLAGS["cu_seqlens_k"],
 }
 
 
 _GENERAL_ONLY = ("bias", "mask", "alibi", "dropout", "soft_cap", "sink_tokens",
-                 "non_positive_scale")
+                 "non_positive_scale", "large_soft_cap")
 
 # In the constant FEATURES: a call may be without any of them but dropout.
 MAYBE = 1 << 31
@@ -121,6 +122,7 @@ FAMILY = Family(
         "top_left": "top-left alignment", "min_seqlen": "min_seqlen_q",
         "non_positive_scale": "softmax_scale <= 0",
         "short": "short sequences",
+        "large_soft_cap": "soft cap above 1024",
         "unaligned": "bias or mask of rows that are not multiples of 8",
     },
     no_maps_if="no_keys",

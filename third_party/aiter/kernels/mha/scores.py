@@ -311,6 +311,19 @@ def row_tiles(
 
 
 @triton.jit
+def _rows_and_keys(
+    TRANSPOSED: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr
+):
+  """A tile's rows and keys from 0 on, as they broadcast to it."""
+  rows = tl.arange(0, TILE_M)
+  keys = tl.arange(0, TILE_N)
+  if TRANSPOSED:
+    return rows[None, :], keys[:, None]
+  else:
+    return rows[:, None], keys[None, :]
+
+
+@triton.jit
 def _along_columns(
     first, slope, COLUMNS: tl.constexpr, LANE_KEYS: tl.constexpr
 ):
@@ -388,14 +401,9 @@ def hide(
   """
   LANES: tl.constexpr = 0 if FEATURES & HAS_BIAS else LANE_KEYS
   if FEATURES & SINK_TOKENS and not EDGE:
-    rows = m0 + tl.arange(0, TILE_M)
-    cols = n0 + tl.arange(0, TILE_N)
-    if TRANSPOSED:
-      rows = rows[None, :]
-      cols = cols[:, None]
-    else:
-      rows = rows[:, None]
-      cols = cols[None, :]
+    rows, cols = _rows_and_keys(TRANSPOSED, TILE_M, TILE_N)
+    rows += m0
+    cols += n0
     last = tl.minimum(rows + window.offset + window.right, seq.len_k - 1)
     seen = (cols >= rows + window.offset - window.left) | (
         cols < window.sink_tokens)
@@ -425,13 +433,24 @@ def _reciprocal(x):
 
 
 @triton.jit
-def _capped(s, terms):
-  # cap tanh(x / cap) = cap - 2 cap / (1 + exp(2 x / cap)); what cancels near
-  # zero is 1e-7 of the cap, and only a difference of scores matters.
+def _capped(s, terms, FEATURES: tl.constexpr):
+  """Scores in base 2 under the soft cap, and the cap's derivative."""
   cap = terms.logits_soft_cap * LOG2E
-  e = tl.exp2(s * (2.0 * LOG2E * terms.scale / terms.logits_soft_cap))
-  r = _reciprocal(1.0 + e)
-  return cap - 2.0 * cap * r, 4.0 * r * (1.0 - r)
+  if FEATURES & MAYBE:
+    x = s * (terms.scale / terms.logits_soft_cap)
+    size = tl.abs(x)
+    e = tl.exp2(size * (-2.0 * LOG2E))
+    # Near zero 1 - e cancels; two terms of the series are exact to 2e-7 there.
+    t = tl.where(
+        size < 0.03, size - size * size * size * (1.0 / 3.0),
+        (1.0 - e) * _reciprocal(1.0 + e))
+    return tl.where(x < 0, -cap, cap) * t, 1.0 - t * t
+  else:
+    # cap tanh(x / cap) = cap - 2 cap / (1 + exp(2 x / cap)); what cancels near
+    # zero is 3e-7 of the cap, and only a difference of scores matters.
+    e = tl.exp2(s * (2.0 * LOG2E * terms.scale / terms.logits_soft_cap))
+    r = _reciprocal(1.0 + e)
+    return cap - 2.0 * cap * r, 4.0 * r * (1.0 - r)
 
 
 @triton.jit
@@ -469,17 +488,11 @@ def load_planes(
 ):
   """The Planes of a tile, for `complete`.
 
-  To be called before the product of q and k: of the tensors that meet in a sum
-  Triton prefers the layout of the one that was made last.
+  To be called before the product of q and k: where two layouts meet Triton
+  carries both on, and computes what follows in the one that it loaded last. The
+  sequence may end in the tile if CHECK_KEYS.
   """
-  rows = tl.arange(0, TILE_M)
-  cols = tl.arange(0, TILE_N)
-  if TRANSPOSED:
-    rows = rows[None, :]
-    cols = cols[:, None]
-  else:
-    rows = rows[:, None]
-    cols = cols[None, :]
+  rows, cols = _rows_and_keys(TRANSPOSED, TILE_M, TILE_N)
   bias = 0.0
   mask = 1
   if FEATURES & MAYBE:
@@ -487,7 +500,6 @@ def load_planes(
     mask = tl.full((rows + cols).shape, 1, tl.uint8)
   if FEATURES & HAS_BIAS:
     if is_there(terms.flags, HAS_BIAS, FEATURES):
-      # Sixteen bits through shared memory are half of 32.
       if FEATURES & BIAS_F32:
         if is_there(terms.flags, BIAS_F32, FEATURES):
           bias = _plane_tile(
@@ -498,6 +510,7 @@ def load_planes(
               terms.bias, terms.stride_bias, terms.key_stride_bias, m0, n0,
               rows, cols, seq, 0.0, CHECK_KEYS, FEATURES).to(tl.float32)
       else:
+        # Stays as it is: on its way through shared memory it is half as long.
         bias = _plane_tile(
             terms.bias, terms.stride_bias, terms.key_stride_bias, m0, n0,
             rows, cols, seq, 0.0, CHECK_KEYS, FEATURES)
@@ -527,12 +540,8 @@ def _minus_slopes(
     wide = tl.reshape(s, penalty.shape)
     s = tl.reshape(wide - tl.abs(penalty), s.shape)
   else:
-    if TRANSPOSED:
-      distance = (n0 + tl.arange(0, TILE_N)[:, None]) - (
-          m0 + window.offset + tl.arange(0, TILE_M)[None, :])
-    else:
-      distance = (n0 + tl.arange(0, TILE_N)[None, :]) - (
-          m0 + window.offset + tl.arange(0, TILE_M)[:, None])
+    rows, cols = _rows_and_keys(TRANSPOSED, TILE_M, TILE_N)
+    distance = (n0 + cols) - (m0 + window.offset + rows)
     s -= slope * tl.abs(distance.to(tl.float32))
   return s
 
@@ -545,8 +554,7 @@ def complete(
 ):
   """Complete scores in base 2 from products q.k; the window is not applied.
 
-  CHECK_KEYS: the sequence may end in the tile. TRANSPOSED: s stands
-  [TILE_N, TILE_M].
+  TRANSPOSED: s stands [TILE_N, TILE_M].
 
   Returns:
     (scores, slope): the second is the soft cap's derivative, or 1.
@@ -556,11 +564,11 @@ def complete(
     if FEATURES & MAYBE:
       slope = tl.full(s.shape, 1.0, tl.float32)
       if terms.logits_soft_cap > 0:
-        s, slope = _capped(s, terms)
+        s, slope = _capped(s, terms, FEATURES)
       else:
         s *= terms.scale * LOG2E
     else:
-      s, slope = _capped(s, terms)
+      s, slope = _capped(s, terms, FEATURES)
   else:
     s *= terms.scale * LOG2E
   if FEATURES & HAS_BIAS:
