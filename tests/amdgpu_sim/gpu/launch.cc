@@ -151,6 +151,7 @@ class Dispatch {
   const Launch& launch_;
   const uint64_t total_;  // Workgroups.
   KernelSetup setup_;
+  Program* program_ = nullptr;  // With the kernel's names of registers.
   MemoryView memory_;
   DispatchPacket packet_;
   uint8_t queue_[256] = {};
@@ -236,11 +237,9 @@ void Dispatch::SetUp() {
   // MODE: rounding and denormals in the low byte, then dx10_clamp, ieee.
   setup_.mode = Bits(rsrc1, 12, 8) | Bits(rsrc1, 21, 1) << 8 |
                 Bits(rsrc1, 23, 1) << 9 | Bits(rsrc1, 26, 1) << 23;
-  // v registers lie before, a registers behind the accumulator offset.
-  const int total = static_cast<int>(Bits(rsrc1, 0, 6) + 1) * 8;
-  const int offset = static_cast<int>(Bits(rsrc3, 0, 6) + 1) * 4;
-  setup_.vector_registers = std::min({offset, total, 256});
-  setup_.accum_registers = std::clamp(total - offset, 0, 256);
+  setup_.vector_registers = static_cast<int>(Bits(rsrc1, 0, 6) + 1) * 8;
+  setup_.accum_offset = static_cast<int>(Bits(rsrc3, 0, 6) + 1) * 4;
+  program_ = &launch_.program->WithAccumOffset(setup_.accum_offset);
   setup_.scalar_registers = std::min<int>(
       static_cast<int>(Bits(rsrc1, 6, 4) / 2 + 1) * 16, kFlatScratch);
 
@@ -325,7 +324,7 @@ void Dispatch::Run() {
     bool done = false;
     try {
       for (bool warned = true; warned;) {
-        done = workgroup->Run(launch_.program, std::min(kSlice, limit), counts,
+        done = workgroup->Run(program_, std::min(kSlice, limit), counts,
                               launch_.cancel);
         const Fault* warning = workgroup->lds().warning();
         warned = warning != nullptr;

@@ -31,8 +31,8 @@ struct KernelSetup {
   uint32_t quiet_checks = 0;   // Bits of Check.
   uint32_t scratch_size = 0;   // Of a lane.
   int scalar_registers = 102;  // s registers that the kernel may use
-  int vector_registers = 256;  // v registers
-  int accum_registers = 256;   // a registers
+  int vector_registers = kVectorRegisters;  // v and a registers together
+  int accum_offset = 256;                   // Which of them is a0.
   // The user SGPRs, the same for all waves, then the workgroup's ids.
   uint32_t user[40] = {};
   int users = 0;
@@ -71,6 +71,9 @@ class Workgroup {
   // Returns the instructions it executed.
   template <bool kCareful>
   uint64_t RunWave(Wave& wave, Program* program, uint64_t turn, Counts* counts);
+  // Of a wave that skips them, goes to the next one that is not a vector
+  // instruction.
+  void SkipVector(Wave& wave, Program* program);
   void PassBarrier();
   void SetUpWave(Wave& wave, const KernelSetup& setup, MemoryView* memory);
 
