@@ -92,8 +92,8 @@ class Buffer {
 
   // Whether the piece (of 4 bytes at most) `more` bytes further is in range.
   // The range counts records where an instruction gives their index, else
-  // bytes: so Mesa's si_descriptors.c says of GFX9 (documents name swizzling
-  // instead), and hand-written kernels mask their ragged ends by it.
+  // bytes. Documents name swizzling instead of the index, but hand-written
+  // kernels that AMD ships mask their ragged ends by it.
   bool InRange(int lane, uint32_t more) const {
     if (indexed_ && stride_ != 0) return index_[lane] < records_;
     const uint64_t offset =
