@@ -108,6 +108,28 @@ def fp8(arch: str) -> np.dtype:
                   else ml_dtypes.float8_e4m3fnuz)
 
 
+# Arguments of GEMM: stride, sizes, the parts of k, ... `calibrate.py` has them
+# too.
+
+
+def bf16_arguments(d, a, b, bias, semaphore, sizes, split, out):
+  m, n, k = sizes
+  width = n * out.itemsize
+  return [d, None, a, b, 1.0, 0.0, width, 0, width, 0, 2 * k, 0, 2 * k, 0, m, n,
+          k, split, int(out == BF16), bias, int(bias is not None), semaphore]
+
+
+def i8_arguments(c, a, b, sa, sb, bias, sizes, split):
+  m, n, k = sizes
+  return [c, a, b, sa, sb, bias, m, n, k, k, k, 2 * n, split]
+
+
+def fp8_arguments(c, a, b, sa, sb, bias, sizes, split):
+  m, n, k = sizes
+  return [*i8_arguments(c, a, b, sa, sb, bias, sizes, split), m, n // 128,
+          k // 128]
+
+
 # Families: a folder of the checkout, and the cases of a row of its table.
 
 
@@ -122,12 +144,9 @@ def gemm_bf16(arch, _, row, random, __) -> Iterator[Case]:
     bias = random.standard_normal(n).astype(BF16) if row["bias"] else None
     d = Output((m, n), out)
     semaphore = Output(1024, np.uint32, 0) if split > 1 else None
-    width = n * out.itemsize
-    arguments = [
-        d, None, a, shuffle(b) if row["bPreshuffle"] else b, 1.0, 0.0,
-        width, 0, width, 0, 2 * k, 0, 2 * k, 0, m, n, k, split,
-        int(out == BF16), bias, int(bias is not None), semaphore,
-    ]
+    arguments = bf16_arguments(
+        d, a, shuffle(b) if row["bPreshuffle"] else b, bias, semaphore,
+        (m, n, k), split, out)
     def errors(a=a, b=b, bias=bias, d=d, out=out):
       expected = a.astype(np.float64) @ b.astype(np.float64).T
       if bias is not None:
@@ -150,7 +169,7 @@ def gemm_i8(arch, _, row, random, __) -> Iterator[Case]:
     sb = (random.random(n) / 127).astype(F32)
     bias = random.standard_normal(n).astype(F32)
     c = Output((m, n), BF16, 0 if split > 1 else None)
-    arguments = [c, a, shuffle(b), sa, sb, bias, m, n, k, k, k, 2 * n, split]
+    arguments = i8_arguments(c, a, shuffle(b), sa, sb, bias, (m, n, k), split)
     def errors(a=a, b=b, sa=sa, sb=sb, bias=bias, c=c):
       product = a.astype(np.float64) @ b.astype(np.float64).T
       expected = product * sa[:, None] * sb + bias
@@ -171,10 +190,8 @@ def gemm_fp8(arch, _, row, random, __) -> Iterator[Case]:
     sb = random.random((n // 128, k // 128)).astype(F32)
     bias = random.standard_normal(n).astype(F32)
     c = Output((m, n), BF16, 0 if split > 1 else None)
-    arguments = [
-        c, a, shuffle(b), np.ascontiguousarray(sa.T), sb, bias, m, n, k, k, k,
-        2 * n, split, m, n // 128, k // 128,
-    ]
+    arguments = fp8_arguments(c, a, shuffle(b), np.ascontiguousarray(sa.T), sb,
+                              bias, (m, n, k), split)
     def errors(a=a, b=b, sa=sa, sb=sb, bias=bias, c=c):
       left = a.astype(np.float64) * np.repeat(sa, 128, 1)
       right = b.astype(np.float64) * np.repeat(np.repeat(sb, 128, 0), 128, 1)

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "tests/amdgpu_sim/clock/clock.h"
 #include "tests/amdgpu_sim/isa/float.h"
 #include "tests/amdgpu_sim/isa/inst.h"
 
@@ -42,6 +43,7 @@ void Workgroup::Start(const KernelSetup& setup, MemoryView* memory,
   turn_ = 0;
   count_ = setup.waves;
   running_ = nullptr;
+  tracer_ = nullptr;
   apart_.clear();
   lds_.Reset(setup.lds_size, setup.waves, setup.quiet_checks);
   while (waves_.size() < static_cast<size_t>(count_)) {
@@ -142,6 +144,9 @@ uint64_t Workgroup::RunWave(Wave& wave, Program* program, uint64_t turn,
     if (kCareful && counts != nullptr) {
       counts->Count(*inst, wave.arch, lds_.Last(wave));
     }
+    if (kCareful && tracer_ != nullptr) {
+      tracer_->Add(wave, *inst, lds_.Last(wave));
+    }
     if (wave.ended | wave.at_barrier | wave.skips |
         (lds_.warning() != nullptr)) {
       break;
@@ -194,8 +199,9 @@ bool Workgroup::Run(Program* program, uint64_t budget, Counts* counts,
                     const std::atomic<bool>* cancel) {
   // All workgroups run the same instructions: the first one's are checked
   // against what the kernel asked for.
-  const bool careful = counts != nullptr || number_ == 0;
-  lds_.set_record_all(counts != nullptr);
+  const bool watched = counts != nullptr || tracer_ != nullptr;
+  const bool careful = watched || number_ == 0;
+  lds_.set_record_all(watched);
   const uint64_t end = executed_ + budget, turn = Turn();
   while (executed_ < end) {
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {

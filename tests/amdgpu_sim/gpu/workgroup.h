@@ -41,6 +41,8 @@ struct KernelSetup {
   bool wave_offset = false;  // An SGPR with the scratch offset, here 0.
 };
 
+class Tracer;  // clock/clock.h
+
 class Workgroup {
  public:
   Workgroup() = default;
@@ -56,6 +58,9 @@ class Workgroup {
   // wave() then is the one at fault.
   bool Run(Program* program, uint64_t budget, Counts* counts,
            const std::atomic<bool>* cancel);
+
+  // Who gets all instructions, for the model of time; null for nobody.
+  void set_tracer(Tracer* tracer) { tracer_ = tracer; }
 
   const Wave* wave() const { return running_; }
   const uint32_t* id() const { return id_; }
@@ -85,6 +90,7 @@ class Workgroup {
   int turn_ = 0;   // The wave that is next.
   std::vector<std::unique_ptr<Wave>> waves_;
   const Wave* running_ = nullptr;
+  Tracer* tracer_ = nullptr;
   std::string apart_;  // Which waves met at different barriers first.
   Lds lds_;
 };
