@@ -16,10 +16,14 @@ import asm  # pylint: disable=g-import-not-at-top,g-bad-import-order
 
 # What tests count with, whatever a device's are.
 PARAMETERS = {
-    "lds_latency": 100, "l1_latency": 200, "memory_latency": 1000,
-    "memory_rate": 16, "taken_branch": 20, "barrier": 10,
-    "launch_microseconds": 3, "throttle": 0.25, "scalar_latency": 300,
+    "lds_latency": 100, "l1_latency": 200, "l2_latency": 600, "l2_rate": 16,
+    "hbm_latency": 1000, "hbm_gigabytes": 1000, "hbm_efficiency": 0.5,
+    "taken_branch": 20, "barrier": 10,
+    "launch_microseconds": 3, "sustained": 0.875, "throttle": 0.25,
+    "scalar_latency": 300,
 }
+UNITS = {"gfx90a": 110, "gfx942": 304, "gfx950": 256}[asm.ARCH]
+PEAK = {"gfx90a": 1.7, "gfx942": 2.1, "gfx950": 2.4}[asm.ARCH]
 SLOT = 4  # Clocks between two instructions of a wave.
 MFMA = {"gfx90a": "v_mfma_f32_32x32x8f16",
         "gfx942": "v_mfma_f32_32x32x8_f16",
@@ -190,6 +194,36 @@ class MemoryTest(absltest.TestCase):
     self.assertEqual(last["memory_bytes"], 16 * 1024)
     self.assertEqual(last["l1_bytes"], 16 * 1024)
 
+  def shared(self, step):
+    """Of a load of 1 KiB in a workgroup on each unit, `step` bytes apart."""
+    before = lines("s_load_dwordx2 s[8:9], s[0:1], 0x0",
+                   f"s_mul_i32 s20, s2, {step}", "v_lshlrev_b32 v1, 4, v0",
+                   "v_add_u32 v1, s20, v1", "s_waitcnt lgkmcnt(0)")
+    body = lines("global_load_dwordx4 v[4:7], v1, s[8:9]",
+                 "v_add_u32 v1, 0x400, v1")
+    size = 16 * 1024 + step * UNITS
+    with asm.Buffer(np.zeros(size, np.uint8)) as buffer:
+      return clocks(body, buffer, before=before, grid=UNITS)
+
+  def test_hbm_is_shared(self):
+    # All that all ask for, at half of 1000 GB/s.
+    hbm = 500 / PEAK
+    self.assertAlmostEqual(self.shared(16 * 1024), 1024 * UNITS / hbm)
+
+  def test_what_others_read_too(self):
+    # It comes from HBM once for all, and else from a cache. Of this buffer
+    # both runs of `clocks` read another share, so this is one run.
+    hbm = 500 / PEAK
+    before = lines("s_load_dwordx2 s[8:9], s[0:1], 0x0",
+                   "v_lshlrev_b32 v1, 4, v0", "s_waitcnt lgkmcnt(0)")
+    body = lines("global_load_dwordx4 v[4:7], v1, s[8:9]",
+                 "v_add_u32 v1, 0x400, v1") * 16
+    with asm.Buffer(np.zeros(16 * 1024, np.uint8)) as buffer:
+      told = report(before + body, buffer, grid=UNITS)
+    rate = 1 / ((1 - 1 / UNITS) / 16 + 1 / hbm)
+    self.assertAlmostEqual(told["busy"]["memory"] * told["unit_clocks"],
+                           16 * 1024 / rate)
+
   def test_stalls_by_instruction(self):
     self.load(256)
     last = json.loads(call("amdgpu_sim_clock"))
@@ -219,7 +253,7 @@ class LaunchTest(absltest.TestCase):
         + 2 * PARAMETERS["barrier"])
 
   def test_rounds(self):
-    units = {"gfx90a": 110, "gfx942": 304, "gfx950": 256}[asm.ARCH]
+    units = UNITS
     # Of 4 waves, which with 128 registers fit four to a SIMD.
     body = "v_mov_b32 v4, v5\n" * 100
     one, all_, more = (
@@ -238,18 +272,18 @@ class LaunchTest(absltest.TestCase):
       self.assertEqual(told["occupancy"], expected, attributes)
 
   def test_microseconds(self):
-    peak = {"gfx90a": 1.7, "gfx942": 2.1, "gfx950": 2.4}[asm.ARCH]
+    peak = PEAK
     idle = report("v_mov_b32 v4, v5\n" * 100)
-    self.assertAlmostEqual(idle["gigahertz"], peak)
+    self.assertAlmostEqual(idle["gigahertz"], peak * 0.875)
     self.assertAlmostEqual(idle["microseconds"],
-                           3 + idle["clocks"] / (1000 * peak))
+                           3 + idle["clocks"] / (875 * peak))
     one = f"{MFMA} v[32:47], v[8:9], v[10:11], v[32:47]\n"
     fill = lines(*(f"v_mov_b32 v{i}, 0" for i in range(8, 64)))
     busy = report(fill + one * 100, block=256)
     share = 100 * MATRIX / busy["clocks"]
     self.assertAlmostEqual(busy["busy"]["matrix"], share)
     self.assertAlmostEqual(busy["matrix_share"], share)
-    self.assertAlmostEqual(busy["gigahertz"], peak * (1 - 0.25 * share))
+    self.assertAlmostEqual(busy["gigahertz"], peak * (0.875 - 0.25 * share))
     self.assertEqual(busy["bound"], "matrix")
 
   def test_again(self):

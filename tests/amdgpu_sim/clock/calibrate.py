@@ -2,10 +2,10 @@
 """Fits the model of time to the microseconds that AITER publishes.
 
 The measured rows name AITER's own kernels, which the simulator executes from a
-checkout of the user's. Fitted are five numbers: what a launch takes, the clock
-under matrix load, latency and rate of memory, latency of LDS. Errors are told
-for rows that the fit has seen, with each kernel left out in turn, and with each
-device left out in turn.
+checkout of the user's. Fitted are what a launch takes, the clock with and
+without matrix load, latencies and rates of L2 and HBM, the latency of LDS.
+Errors are told for rows that the fit has seen, with each kernel left out in
+turn, and with each device left out in turn.
 
   python3 build/build.py sim -- python tests/amdgpu_sim/clock/calibrate.py \\
       CHECKOUT MEASURED.csv
@@ -41,11 +41,13 @@ PEAK = {"MI300X": 2.1, "MI308X": 2.1, "MI355X": 2.4}  # clock/device.cc
 FAMILIES = {"bf16gemm": "bf16gemm", "I8gemm": "i8gemm",
             "fp8gemm": "fp8gemm_blockscale"}
 # What changes the model's clocks: all combinations are tried.
-GRID = {"memory_latency": (900, 1200, 1600, 2000),
-        "memory_rate": (12, 16, 24, 32, 48, 64), "lds_latency": (64, 128)}
+GRID = {"l2_latency": (500, 700, 900), "l2_rate": (48, 64),
+        "hbm_latency": (900, 1400), "hbm_efficiency": (0.5, 0.7),
+        "lds_latency": (64, 128)}
 # What changes only what they become: the best of these.
-LAUNCH = np.arange(1, 9, 0.5)
-THROTTLE = np.arange(0, 0.55, 0.05)
+LAUNCH = np.arange(1, 7, 0.5)
+SUSTAINED = np.arange(0.6, 1.01, 0.1)
+THROTTLE = np.arange(0, 0.51, 0.1)
 
 
 def measured(path: pathlib.Path, families: Sequence[str], most: int):
@@ -69,8 +71,10 @@ def measured(path: pathlib.Path, families: Sequence[str], most: int):
   return rows
 
 
-def predict(checkout: pathlib.Path, row: Mapping[str, Any]):
-  """(clocks, share of matrix clocks) of each combination of GRID.
+def predict(checkout: pathlib.Path, row: Mapping[str, Any], fit: bool):
+  """(clocks, share of matrix clocks) of each combination of GRID if `fit`, and
+  before them what the device's own numbers make of the row in microseconds:
+  without `fit`, which changes them.
 
   Returns:
     None of a launch that does not end by itself: parts of k that wait for
@@ -79,6 +83,7 @@ def predict(checkout: pathlib.Path, row: Mapping[str, Any]):
   import asm  # After the environment says what to simulate.
 
   library = asm.library()
+  library.amdgpu_sim_clock.restype = ctypes.c_char_p
   library.amdgpu_sim_clock_again.restype = ctypes.c_char_p
   family = row["kernel"].split("_")[0]
   root = checkout / "hsa" / row["arch"]
@@ -108,11 +113,14 @@ def predict(checkout: pathlib.Path, row: Mapping[str, Any]):
   words = run_aiter.segment(
       arguments, {id(given[name]): buffers[name] for name in buffers})
   found = []
+  combinations = itertools.product(*GRID.values()) if fit else []
   try:
     with asm.Module((root / FAMILIES[family] / kernel["co_name"])
                     .read_bytes()) as module:
       module.launch_segment(kernel["knl_name"], words, grid, 256)
-      for values in itertools.product(*GRID.values()):
+      told = json.loads(library.amdgpu_sim_clock())
+      found.append((told["microseconds"], told["matrix_share"]))
+      for values in combinations:
         for name, value in zip(GRID, values, strict=True):
           library.amdgpu_sim_clock_set(name.encode(), ctypes.c_double(value))
         told = json.loads(library.amdgpu_sim_clock_again())
@@ -126,7 +134,8 @@ def predict(checkout: pathlib.Path, row: Mapping[str, Any]):
   return found
 
 
-def predict_all(checkout: pathlib.Path, rows: Sequence[Any], jobs: int):
+def predict_all(checkout: pathlib.Path, rows: Sequence[Any], fit: bool,
+                jobs: int):
   """Of all rows, a pool of processes for each device."""
   results = {}
   for device in sorted({row["device"] for row in rows}):
@@ -140,7 +149,7 @@ def predict_all(checkout: pathlib.Path, rows: Sequence[Any], jobs: int):
     }
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, context) as pool:
-      runs = [pool.submit(predict, checkout, rows[i]) for i in mine]
+      runs = [pool.submit(predict, checkout, rows[i], fit) for i in mine]
       results |= {i: run.result() for i, run in zip(mine, runs, strict=True)}
   return [results[i] for i in range(len(rows))]
 
@@ -150,17 +159,20 @@ class Table:
 
   def __init__(self, rows, predictions):
     self.rows = rows
-    self.clocks, self.share = np.moveaxis(np.array(predictions), -1, 0)
+    clocks, share = np.moveaxis(np.array(predictions), -1, 0)
+    self.clocks, self.share = clocks[:, 1:], share[:, 1:]
     self.peak = np.array([PEAK[row["device"]] for row in rows])
     self.measured = np.array([row["microseconds"] for row in rows])
 
-  def microseconds(self, combination, launch, throttle, at):
-    clock = self.peak[at] * (1 - throttle * self.share[at, combination])
+  def microseconds(self, combination, launch, sustained, throttle, at):
+    share = self.share[at, combination]
+    clock = self.peak[at] * np.maximum(sustained - throttle * share, 0.1)
     return launch + self.clocks[at, combination] / (1000 * clock)
 
-  def fit(self, at) -> tuple[int, float, float]:
+  def fit(self, at) -> tuple[int, float, float, float]:
     """The parameters with the least mean |log| of the ratio."""
-    choices = itertools.product(range(self.clocks.shape[1]), LAUNCH, THROTTLE)
+    choices = itertools.product(range(self.clocks.shape[1]), LAUNCH, SUSTAINED,
+                                THROTTLE)
     loss = lambda choice: np.abs(np.log(
         self.microseconds(*choice, at) / self.measured[at])).mean()
     return min(choices, key=loss)
@@ -186,6 +198,25 @@ def left_out(table: Table, groups: Iterable[np.ndarray], everything):
   return errors
 
 
+def report_kernels(rows, groups, ratio):
+  print("\nBy kernel, of its device's:")
+  for group in groups:
+    row = rows[group[0]]
+    print(f"  {row['device']} {row['kernel']}: {told(np.abs(ratio[group] - 1))}"
+          f", predicted / measured {np.median(ratio[group]):.2f}")
+
+
+def write(path: pathlib.Path | None, rows, predicted):
+  if path is None:
+    return
+  names = ("device", "kernel", "m", "n", "k", "split_k", "microseconds")
+  with path.open("w", newline="") as stream:
+    writer = csv.writer(stream)
+    writer.writerow([*names, "predicted"])
+    for row, value in zip(rows, predicted, strict=True):
+      writer.writerow([*(row[name] for name in names), f"{value:.2f}"])
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("checkout", type=pathlib.Path, help="of AITER")
@@ -194,17 +225,21 @@ def main():
                       choices=list(FAMILIES))
   parser.add_argument("--rows", type=int, default=12,
                       help="of a kernel and device, at most")
+  parser.add_argument("--no-fit", action="store_true",
+                      help="tell the errors of the devices' own numbers")
   parser.add_argument("--jobs", type=int, default=os.cpu_count())
   parser.add_argument("--out", type=pathlib.Path,
                       help="CSV for measured and predicted microseconds")
   arguments = parser.parse_args()
   rows = measured(arguments.measured, arguments.families, arguments.rows)
-  predictions = predict_all(arguments.checkout, rows, arguments.jobs)
+  predictions = predict_all(arguments.checkout, rows, not arguments.no_fit,
+                            arguments.jobs)
   ended = [p is not None for p in predictions]
   print(f"{len(rows)} rows, of which {ended.count(False)} do not end without "
         "workgroups that are not executed")
   rows = [row for row, good in zip(rows, ended, strict=True) if good]
-  table = Table(rows, [p for p in predictions if p is not None])
+  predictions = [p for p in predictions if p is not None]
+  table = Table(rows, predictions)
   everything = np.arange(len(rows))
   by = lambda *names: [
       np.array([i for i in everything
@@ -212,11 +247,24 @@ def main():
       for key in sorted({tuple(row[name] for name in names) for row in rows})
   ]
 
+  long = table.measured > 20
+  if arguments.no_fit:
+    print("\nWith the devices' own numbers:")
+    own = np.array([p[0][0] for p in predictions])
+    for group in by("device"):
+      errors = np.abs(own[group] / table.measured[group] - 1)
+      print(f"{rows[group[0]]['device']}: {told(errors)}; above 20 us "
+            f"{told(errors[long[group]])}")
+    report_kernels(rows, by("device", "kernel"), own / table.measured)
+    write(arguments.out, rows, own)
+    return
+
   combinations = list(itertools.product(*GRID.values()))
   def describe(choice):
     values = dict(zip(GRID, combinations[choice[0]], strict=True))
     return (", ".join(f"{k} {v:g}" for k, v in values.items())
-            + f", launch_microseconds {choice[1]:g}, throttle {choice[2]:.2g}")
+            + f", launch_microseconds {choice[1]:g}, sustained {choice[2]:.2g}"
+            + f", throttle {choice[3]:.2g}")
 
   common = table.fit(everything)
   print(f"\nOne fit of all: {describe(common)}")
@@ -225,7 +273,6 @@ def main():
       "each kernel left out": left_out(table, by("kernel"), everything),
       "each device left out": left_out(table, by("device"), everything),
   }
-  long = table.measured > 20
   for name, errors in cases.items():
     print(f"{name}: {told(errors)}; above 20 us {told(errors[long])}")
   print("\nA fit of each device:")
@@ -239,21 +286,8 @@ def main():
           f"  seen: {told(table.errors(choice, group))}\n"
           f"  each kernel left out: {told(out)}; above 20 us "
           f"{told(out[long[group]])}")
-  print("\nBy kernel, of the fit of its device:")
-  ratio = final / table.measured
-  for group in by("device", "kernel"):
-    row = rows[group[0]]
-    print(f"  {row['device']} {row['kernel']}: {told(np.abs(ratio[group] - 1))}"
-          f", predicted / measured {np.median(ratio[group]):.2f}")
-  if arguments.out:
-    with arguments.out.open("w", newline="") as stream:
-      writer = csv.writer(stream)
-      writer.writerow(["device", "kernel", "m", "n", "k", "split_k",
-                       "microseconds", "predicted"])
-      for row, value in zip(rows, final, strict=True):
-        writer.writerow([*(row[name] for name in (
-            "device", "kernel", "m", "n", "k", "split_k", "microseconds")),
-                         f"{value:.2f}"])
+  report_kernels(rows, by("device", "kernel"), final / table.measured)
+  write(arguments.out, rows, final)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "tests/amdgpu_sim/gpu/memory.h"
 #include "tests/amdgpu_sim/gpu/stats.h"
 
 namespace amdgpu_sim {
@@ -52,7 +53,49 @@ struct Use {
   double share;  // Of the time.
 };
 
-std::vector<Use> Uses(const Device& device, const UnitReport& unit) {
+// How the traced workgroups use allocations.
+std::vector<ClockLaunch::Traffic> TrafficOf(
+    const std::vector<GroupTrace>& groups) {
+  constexpr double kPiece = 64;
+  std::vector<uint64_t> all;
+  std::map<uint64_t, ClockLaunch::Traffic> found;  // By address.
+  // Pieces in order; each allocation is looked up once.
+  auto count = [&](std::vector<uint64_t>* pieces,
+                   double ClockLaunch::Traffic::* field) {
+    std::sort(pieces->begin(), pieces->end());
+    pieces->erase(std::unique(pieces->begin(), pieces->end()), pieces->end());
+    Allocation allocation;
+    for (uint64_t piece : *pieces) {
+      const uint64_t address = piece * 64;
+      if (address < allocation.base ||
+          address >= allocation.base + allocation.size) {
+        // It may have been freed since.
+        if (!Memory::Get().Find(address, &allocation)) {
+          allocation = Allocation();
+          continue;
+        }
+      }
+      ClockLaunch::Traffic& traffic = found[allocation.base];
+      traffic.size = static_cast<double>(allocation.size);
+      traffic.*field += kPiece;
+    }
+  };
+  for (const GroupTrace& group : groups) {
+    std::vector<uint64_t> pieces;
+    for (const WaveTrace& wave : group.waves) {
+      pieces.insert(pieces.end(), wave.lines.begin(), wave.lines.end());
+    }
+    count(&pieces, &ClockLaunch::Traffic::asked);
+    all.insert(all.end(), pieces.begin(), pieces.end());
+  }
+  count(&all, &ClockLaunch::Traffic::touched);
+  std::vector<ClockLaunch::Traffic> traffic;
+  for (const auto& entry : found) traffic.push_back(entry.second);
+  return traffic;
+}
+
+std::vector<Use> Uses(const Device& device, const ClockReport& report) {
+  const UnitReport& unit = report.unit;
   const double all = unit.clocks > 0 ? unit.clocks : 1;
   return {
       {"matrix", unit.matrix / (device.simds * all)},
@@ -60,7 +103,7 @@ std::vector<Use> Uses(const Device& device, const UnitReport& unit) {
       {"scalar", unit.scalar / (device.simds * all)},
       {"lds", unit.lds / all},
       {"l1", unit.memory / all},
-      {"memory", unit.memory_bytes / device.memory_rate / all},
+      {"memory", unit.memory_bytes / report.behind.rate / all},
   };
 }
 
@@ -137,6 +180,26 @@ int Occupancy(const Device& device, const ClockLaunch& launch) {
   return std::max(1, static_cast<int>(groups));
 }
 
+Behind BehindL1(const Device& device, const ClockLaunch& launch, double units) {
+  double once = 0, asked = 0;
+  for (const ClockLaunch::Traffic& traffic : launch.traffic) {
+    const double groups = std::max(1.0, launch.traced);
+    const double all = traffic.asked / groups * launch.workgroups;
+    once +=
+        std::min(traffic.size, traffic.touched / groups * launch.workgroups);
+    asked += all;
+  }
+  const double share = asked > 0 ? std::min(1.0, once / asked) : 0;
+  const double hbm = device.hbm_gigabytes * device.hbm_efficiency /
+                     device.gigahertz;  // Bytes a clock.
+  Behind behind;
+  behind.latency =
+      device.l2_latency + share * (device.hbm_latency - device.l2_latency);
+  behind.rate = 1 / ((1 - share) / device.l2_rate +
+                     share * std::max(1 / device.l2_rate, units / hbm));
+  return behind;
+}
+
 std::vector<uint64_t> Traced(const Device& device, const ClockLaunch& launch) {
   std::vector<uint64_t> numbers;
   const uint64_t units = static_cast<uint64_t>(device.compute_units);
@@ -153,10 +216,12 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
   const double round = device.compute_units * report.occupancy;
   const double full = std::floor(launch.workgroups / round);
   const double rest = launch.workgroups - full * round;
-  auto run = [&](double count) {
+  auto run = [&](double count, double units) {
     const size_t some =
         std::min<size_t>(groups.size(), static_cast<size_t>(count));
-    return RunUnit(device, {groups.begin(), groups.begin() + some});
+    const Behind behind = BehindL1(device, launch, units);
+    if (report.unit.clocks == 0) report.behind = behind;
+    return RunUnit(device, behind, {groups.begin(), groups.begin() + some});
   };
   double clocks = 0, matrix = 0;
   auto add = [&](UnitReport unit, double times) {
@@ -165,18 +230,23 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
     // The fuller one comes first.
     if (report.unit.clocks == 0) report.unit = std::move(unit);
   };
-  if (full > 0) add(run(report.occupancy), full);
-  if (rest > 0) add(run(std::ceil(rest / device.compute_units)), 1);
+  if (full > 0) add(run(report.occupancy, device.compute_units), full);
+  if (rest > 0) {
+    add(run(std::ceil(rest / device.compute_units),
+            std::min(rest, device.compute_units)),
+        1);
+  }
   report.rounds = full + (rest > 0 ? 1 : 0);
   report.clocks = clocks;
   const double share = clocks > 0 ? matrix / (device.simds * clocks) : 0;
   report.matrix_share = share;
-  report.gigahertz = device.gigahertz * (1 - device.throttle * share);
+  report.gigahertz =
+      device.gigahertz * (device.sustained - device.throttle * share);
   report.microseconds =
       device.launch_microseconds + clocks / (1000 * report.gigahertz);
 
   Use most = {"", 0};
-  for (const Use& use : Uses(device, report.unit)) {
+  for (const Use& use : Uses(device, report)) {
     if (use.share > most.share) most = use;
   }
   if (most.share >= kBusy) {
@@ -204,7 +274,7 @@ std::string ClockText(const Device& device, const ClockLaunch& launch,
           Format(", %.0f rounds", report.rounds) +
           Format(", %.0f clocks", report.clocks) +
           Format(" at %.2f GHz\n", report.gigahertz) + "  busy:";
-  for (const Use& use : Uses(device, unit)) {
+  for (const Use& use : Uses(device, report)) {
     text += std::string(" ") + use.name + Format(" %.1f%%", 100 * use.share);
   }
   text += Format("; bank conflicts %.0f clocks\n", unit.lds_conflicts);
@@ -262,7 +332,7 @@ std::string ClockJson(const Device& device, const ClockLaunch& launch,
   number("l1_bytes", unit.l1_bytes);
   number("memory_bytes", unit.memory_bytes);
   json += ", \"busy\": {";
-  for (const Use& use : Uses(device, unit)) {
+  for (const Use& use : Uses(device, report)) {
     if (json.back() != '{') json += ", ";
     json += Quoted(use.name) + Format(": %.17g", use.share);
   }
@@ -285,11 +355,13 @@ void AddClock(const Device& device, const ClockLaunch& launch,
     *Parameter(&latest.device, name) = value;
   }
   latest.launch = launch;
+  latest.launch.traffic = TrafficOf(groups);
+  latest.launch.traced = static_cast<double>(groups.size());
   latest.groups = std::move(groups);
   std::vector<const GroupTrace*> all;
   for (const GroupTrace& group : latest.groups) all.push_back(&group);
-  const ClockReport report = Estimate(latest.device, launch, all);
-  latest.json = ClockJson(latest.device, launch, report);
+  const ClockReport report = Estimate(latest.device, latest.launch, all);
+  latest.json = ClockJson(latest.device, latest.launch, report);
   if (std::string(Path()) == "-") {
     std::fputs(ClockText(latest.device, launch, report).c_str(), stderr);
     return;

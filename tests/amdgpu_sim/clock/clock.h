@@ -46,7 +46,21 @@ struct ClockLaunch {
   int waves = 0;             // Of a workgroup.
   int vector_registers = 0;  // Of a lane, v and a.
   uint32_t lds_bytes = 0;    // Of a workgroup.
+
+  // Of each allocation that the traced workgroups access.
+  struct Traffic {
+    double size = 0;     // Bytes.
+    double touched = 0;  // Of them, by one or more of the traced workgroups,
+    double asked = 0;    // and by each of them, added.
+  };
+  std::vector<Traffic> traffic;
+  double traced = 0;  // Workgroups.
 };
+
+// What is behind the L1 while so many compute units are busy. Bytes come from
+// HBM once for the launch and else from a cache: of an allocation once the
+// bytes of each workgroup, as if each had its own, or all that it has.
+Behind BehindL1(const Device& device, const ClockLaunch& launch, double units);
 
 // How many workgroups a compute unit holds; at least one.
 int Occupancy(const Device& device, const ClockLaunch& launch);
@@ -62,6 +76,7 @@ struct ClockReport {
   int occupancy = 0;
   double rounds = 0;  // Of workgroups, one after another.
   std::string bound;  // What it is bound by.
+  Behind behind;      // What the unit had behind its L1.
   UnitReport unit;    // Of a compute unit that holds as many as it can.
 };
 // `groups` are traces of Traced(). The largest part of the workgroups comes in

@@ -3,58 +3,99 @@
 #include "tests/amdgpu_sim/clock/device.h"
 
 #include <cstdlib>
-#include <cstring>
+#include <vector>
 
 namespace amdgpu_sim {
 namespace {
 
-// Sources. "sheet": AMD's data sheet of the device. "ISA": the document of the
-// instruction set. "paper": AMD's white papers of CDNA 3 and 4. "LLVM": the
-// wait states in its GCNHazardRecognizer. "fit": calibrate.py, on the
-// microseconds that AITER publishes. "assumed": none of these; the model has
-// not been checked for it.
-#define AMDGPU_SIM_COMMON           \
-  4,      /* simds: ISA */          \
-      8,  /* waves_per_simd: ISA */ \
-      512 /* vector_registers: ISA */
+// What all have in common. Sources. "sheet": AMD's data sheet of the device.
+// "ISA": the document of its instructions. "paper": AMD's white papers of CDNA
+// 3 and 4. "LLVM": wait states in its hazard recognizer for gfx940. "fit":
+// calibrate.py, on microseconds that AITER publishes. "assumed": none of
+// these, and nothing has shown how far it is off.
+Device Common(const char* name, const char* arch) {
+  Device d = {};
+  d.name = name;
+  d.arch = arch;
+  d.simds = 4;               // ISA
+  d.waves_per_simd = 8;      // ISA
+  d.vector_registers = 512;  // ISA
+  d.lds_bytes = 64 * 1024;   // ISA
+  d.slot = 4;                // ISA: each SIMD has its turn in four clocks
+  d.vector = 4;              // ISA: 16 lanes a clock
+  d.transcendental = 16;     // paper: a quarter of the rate
+  d.pass = 4;                // ISA
+  d.matrix_slots = 4;        // LLVM: passes + 3 slots between
+  d.taken_branch = 16;       // assumed
+  d.barrier = 8;             // assumed
+  d.lds_write_factor = 1;    // paper
+  d.scalar_latency = 200;    // assumed
+  d.l1_bytes = 32 * 1024;    // paper
+  d.l1_line = 128;           // paper
+  d.l1_latency = 120;        // assumed
+  d.l1_rate = 64;            // paper
+  d.lds_latency = 128;       // As of one fit for all devices, and so on:
+  d.l2_latency = 900;
+  d.l2_rate = 64;
+  d.hbm_latency = 900;
+  d.hbm_efficiency = 0.7;
+  d.launch_microseconds = 3.5;
+  d.sustained = 1;
+  d.throttle = 0.4;
+  return d;
+}
 
-#define AMDGPU_SIM_TIMES(transcendental, lds_write_factor)            \
-  4,                    /* slot: ISA, a SIMD in four clocks */        \
-      4,                /* vector: ISA, 16 lanes a clock */           \
-      transcendental,   /* a quarter of it; gfx950 half: paper */     \
-      4,                /* pass: ISA */                               \
-      4,                /* matrix_slots: LLVM, passes + 3 between */  \
-      16,               /* taken_branch: assumed */                   \
-      8,                /* barrier: assumed */                        \
-      64,               /* lds_latency: assumed */                    \
-      lds_write_factor, /* gfx950's reads are twice as wide: paper */ \
-      200,              /* scalar_latency: assumed */                 \
-      32768,            /* l1_bytes: paper */                         \
-      128,              /* l1_line: paper */                          \
-      120,              /* l1_latency: assumed */                     \
-      64                /* l1_rate: paper */
+std::vector<Device> AllDevices() {
+  Device mi300x = Common("MI300X", "gfx942");
+  mi300x.compute_units = 304;   // sheet
+  mi300x.gigahertz = 2.1;       // sheet
+  mi300x.hbm_gigabytes = 5300;  // sheet
+  mi300x.lds_latency = 64;      // fit, as all below
+  mi300x.l2_latency = 900;
+  mi300x.l2_rate = 64;
+  mi300x.hbm_latency = 1400;
+  mi300x.hbm_efficiency = 0.7;
+  mi300x.launch_microseconds = 1.5;
+  mi300x.sustained = 1;
+  mi300x.throttle = 0.5;
 
-const Device kDevices[] = {
-    {"MI300X", "gfx942", 304, 2.1, /* sheet */ AMDGPU_SIM_COMMON,
-     65536 /* lds_bytes: paper */, AMDGPU_SIM_TIMES(16, 1),
-     700 /* memory_latency: assumed */, 32 /* memory_rate: assumed */,
-     5.0 /* launch_microseconds: assumed */, 0.3 /* throttle: assumed */},
-    {"MI308X", "gfx942", 80, 2.1 /* assumed as MI300X */, AMDGPU_SIM_COMMON,
-     65536 /* lds_bytes: paper */, AMDGPU_SIM_TIMES(16, 1),
-     700 /* memory_latency: assumed */, 32 /* memory_rate: assumed */,
-     5.0 /* launch_microseconds: assumed */, 0.3 /* throttle: assumed */},
-    {"MI355X", "gfx950", 256, 2.4, /* sheet */ AMDGPU_SIM_COMMON,
-     163840 /* lds_bytes: paper */, AMDGPU_SIM_TIMES(8, 2),
-     700 /* memory_latency: assumed */, 32 /* memory_rate: assumed */,
-     5.0 /* launch_microseconds: assumed */, 0.3 /* throttle: assumed */},
-    {"MI250X", "gfx90a", 110 /* of one die: sheet */, 1.7 /* sheet */,
-     AMDGPU_SIM_COMMON, 65536 /* lds_bytes: paper */, AMDGPU_SIM_TIMES(16, 1),
-     700 /* memory_latency: assumed */, 32 /* memory_rate: assumed */,
-     5.0 /* launch_microseconds: assumed */, 0.3 /* throttle: assumed */},
-};
+  Device mi308x = mi300x;
+  mi308x.name = "MI308X";
+  mi308x.compute_units = 80;    // AITER's tables
+  mi308x.gigahertz = 2.1;       // assumed as MI300X; see `sustained`
+  mi308x.hbm_gigabytes = 5300;  // sheet
+  mi308x.lds_latency = 64;      // fit, as all below
+  mi308x.l2_latency = 500;
+  mi308x.l2_rate = 48;
+  mi308x.hbm_latency = 900;
+  mi308x.hbm_efficiency = 0.7;
+  mi308x.launch_microseconds = 2.5;
+  mi308x.sustained = 0.6;
+  mi308x.throttle = 0;
 
-#undef AMDGPU_SIM_COMMON
-#undef AMDGPU_SIM_TIMES
+  Device mi355x = Common("MI355X", "gfx950");
+  mi355x.compute_units = 256;     // sheet
+  mi355x.gigahertz = 2.4;         // sheet
+  mi355x.lds_bytes = 160 * 1024;  // paper
+  mi355x.transcendental = 8;      // paper: twice the rate
+  mi355x.lds_write_factor = 2;    // paper: reads are twice as wide
+  mi355x.hbm_gigabytes = 8000;    // sheet
+  mi355x.lds_latency = 128;       // fit, as all below
+  mi355x.l2_latency = 900;
+  mi355x.l2_rate = 48;
+  mi355x.hbm_latency = 900;
+  mi355x.hbm_efficiency = 0.7;
+  mi355x.launch_microseconds = 3.5;
+  mi355x.sustained = 1;
+  mi355x.throttle = 0.3;
+
+  // One of its two dies. No measured time has been seen of it.
+  Device mi250x = Common("MI250X", "gfx90a");
+  mi250x.compute_units = 110;   // sheet
+  mi250x.gigahertz = 1.7;       // sheet
+  mi250x.hbm_gigabytes = 1638;  // sheet
+  return {mi300x, mi308x, mi355x, mi250x};
+}
 
 struct Name {
   const char* name;
@@ -62,26 +103,31 @@ struct Name {
 };
 
 constexpr Name kNames[] = {
-    {"compute_units", &Device::compute_units},
     {"gigahertz", &Device::gigahertz},
     {"taken_branch", &Device::taken_branch},
     {"barrier", &Device::barrier},
     {"lds_latency", &Device::lds_latency},
     {"scalar_latency", &Device::scalar_latency},
     {"l1_latency", &Device::l1_latency},
-    {"memory_latency", &Device::memory_latency},
-    {"memory_rate", &Device::memory_rate},
+    {"l2_latency", &Device::l2_latency},
+    {"l2_rate", &Device::l2_rate},
+    {"hbm_latency", &Device::hbm_latency},
+    {"hbm_gigabytes", &Device::hbm_gigabytes},
+    {"hbm_efficiency", &Device::hbm_efficiency},
     {"launch_microseconds", &Device::launch_microseconds},
+    {"sustained", &Device::sustained},
     {"throttle", &Device::throttle},
 };
 
 }  // namespace
 
 const Device* FindDevice(const std::string& arch) {
+  static const std::vector<Device>* const devices =
+      new std::vector<Device>(AllDevices());
   const char* wanted = std::getenv("AMDGPU_SIM_CLOCK_DEVICE");
-  for (const Device& device : kDevices) {
+  for (const Device& device : *devices) {
     if (arch != device.arch) continue;
-    if (wanted == nullptr || std::strcmp(wanted, device.name) == 0) {
+    if (wanted == nullptr || std::string(wanted) == device.name) {
       return &device;
     }
   }

@@ -34,12 +34,17 @@ struct Device {
   double l1_line;
   double l1_latency;      // A load that hits.
   double l1_rate;         // Bytes a clock.
-  double memory_latency;  // A load that misses, of whatever is behind.
-  double memory_rate;     // Bytes a clock and compute unit from there.
+  double l2_latency;      // A load that misses the L1.
+  double l2_rate;         // Bytes a clock and compute unit.
+  double hbm_latency;     // One that nobody made before.
+  double hbm_gigabytes;   // A second, of the device, at its peak.
+  double hbm_efficiency;  // The share of it that there is.
 
   // Of a launch.
   double launch_microseconds;
-  // The clock under load: peak * (1 - throttle * share of matrix clocks).
+  // The clock under load:
+  // peak * (sustained - throttle * share of matrix clocks).
+  double sustained;
   double throttle;
 };
 

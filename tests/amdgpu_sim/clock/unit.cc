@@ -74,8 +74,10 @@ int LgkmOf(const Inst& inst) { return inst.imm >> 8 & 15; }
 
 class Unit {
  public:
-  Unit(const Device& device, const std::vector<const GroupTrace*>& groups)
+  Unit(const Device& device, const Behind& behind,
+       const std::vector<const GroupTrace*>& groups)
       : d_(device),
+        behind_(behind),
         simds_(static_cast<int>(device.simds)),
         arrived_(groups.size()),
         l1_(device.l1_bytes, device.l1_line) {
@@ -337,8 +339,8 @@ class Unit {
       }
       const double bytes = event.write ? kPiece : d_.l1_line;
       report_.memory_bytes += bytes;
-      behind_ = std::max(behind_, l1_free_) + bytes / d_.memory_rate;
-      end = std::max(end, behind_ + d_.memory_latency);
+      behind_free_ = std::max(behind_free_, l1_free_) + bytes / behind_.rate;
+      end = std::max(end, behind_free_ + behind_.latency);
       if (!event.write) l1_.SetArrival(line, end);
     }
     // A load to LDS takes its clocks there. They are booked now, so that reads
@@ -377,10 +379,11 @@ class Unit {
   }
 
   const Device& d_;
+  const Behind behind_;
   std::vector<Simd> simds_;
   std::vector<Wave> waves_;
   std::vector<double> arrived_;  // The last wave of a group at its barrier.
-  double lds_ = 0, l1_free_ = 0, behind_ = 0;
+  double lds_ = 0, l1_free_ = 0, behind_free_ = 0;
   Cache l1_;
   UnitReport report_;
 };
@@ -394,9 +397,9 @@ const char* StallName(Stall stall) {
   return kNames[static_cast<int>(stall)];
 }
 
-UnitReport RunUnit(const Device& device,
+UnitReport RunUnit(const Device& device, const Behind& behind,
                    const std::vector<const GroupTrace*>& groups) {
-  return Unit(device, groups).Run();
+  return Unit(device, behind, groups).Run();
 }
 
 }  // namespace amdgpu_sim

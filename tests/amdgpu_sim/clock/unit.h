@@ -48,7 +48,13 @@ struct UnitReport {
   std::map<uint64_t, Place> places;
 };
 
-UnitReport RunUnit(const Device& device,
+// What loads that miss the L1 find behind it.
+struct Behind {
+  double latency = 0;
+  double rate = 0;  // Bytes a clock.
+};
+
+UnitReport RunUnit(const Device& device, const Behind& behind,
                    const std::vector<const GroupTrace*>& groups);
 
 }  // namespace amdgpu_sim
