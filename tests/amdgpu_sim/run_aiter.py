@@ -108,8 +108,7 @@ def fp8(arch: str) -> np.dtype:
                   else ml_dtypes.float8_e4m3fnuz)
 
 
-# Arguments of GEMM: stride, sizes, the parts of k, ... `calibrate.py` has them
-# too.
+# Arguments by kernel. `calibrate.py` launches with them, too.
 
 
 def bf16_arguments(d, a, b, bias, semaphore, sizes, split, out):
@@ -128,6 +127,18 @@ def fp8_arguments(c, a, b, sa, sb, bias, sizes, split):
   m, n, k = sizes
   return [*i8_arguments(c, a, b, sa, sb, bias, sizes, split), m, n // 128,
           k // 128]
+
+
+def forward_arguments(o, q, k, v, lse, scale, lengths, heads, sizes, tile,
+                      strides, opt, lse_head, starts=(None, None),
+                      descale=(None,) * 3, descale_strides=(0,) * 6):
+  """`strides`: bytes of a row, a head and a sequence of q, k, v and o."""
+  q_strides, k_strides, v_strides, o_strides = strides
+  q_row, q_head, q_batch = q_strides
+  return [o, q, k, v, lse, scale, lengths[0], q_row, tile * q_row, q_head,
+          q_batch, heads[0] // heads[1], *k_strides, opt, 1, lengths[1], *sizes,
+          heads[0], *v_strides, *o_strides, *starts, lse_head, *starts,
+          *descale, *descale_strides]
 
 
 # Families: a folder of the checkout, and the cases of a row of its table.
@@ -302,10 +313,6 @@ def attention_forward(arch, _, row, random, __) -> Iterator[Case]:
     descale = [np.broadcast_to(random.random((count, 1)) + 0.5, (2, a.hq))
                .astype(F32) for _ in range(3)]
   longest = max(a.sq)
-  q_row, q_head, q_batch = a.strides(q, longest)
-  k_row, k_head, k_batch = a.strides(k, max(a.sk))
-  v_row, v_head, v_batch = a.strides(v, max(a.sk))
-  o_row, o_head, o_batch = a.strides(o.value, longest)
   tile = row["ts_qo"]
   wide = (a.dq, a.dv) == (192, 128)
   old_wide = wide and arch == "gfx942"
@@ -319,13 +326,12 @@ def attention_forward(arch, _, row, random, __) -> Iterator[Case]:
     grid = (a.hq, tiles, 2)
   starts = [a.start_q, a.start_k] if group else [None, None]
   descale_strides = [0] * 6 if dtype == BF16 else [4 * a.hq, 4] * 3
-  arguments = [
-      o, q, k, v, lse, a.scale, longest, q_row, tile * q_row, q_head, q_batch,
-      a.hq // a.hk, k_row, k_head, k_batch,
-      0 if old_wide else 3 if causal else 5, 1, max(a.sk), a.dq, a.dv, a.hq,
-      v_row, v_head, v_batch, o_row, o_head, o_batch, *starts,
-      4 * lse.value.shape[-1], *starts, *descale, *descale_strides,
-  ]
+  strides = [a.strides(q, longest), a.strides(k, max(a.sk)),
+             a.strides(v, max(a.sk)), a.strides(o.value, longest)]
+  arguments = forward_arguments(
+      o, q, k, v, lse, a.scale, (longest, max(a.sk)), (a.hq, a.hk),
+      (a.dq, a.dv), tile, strides, 0 if old_wide else 3 if causal else 5,
+      4 * lse.value.shape[-1], starts, descale, descale_strides)
   # gfx942 has objects of their own for a device of fewer compute units.
   devices = ["MI300/", "MI308/"] if arch == "gfx942" else [""]
   def errors():

@@ -134,8 +134,71 @@ def predict(checkout: pathlib.Path, row: Mapping[str, Any], fit: bool):
   return found
 
 
-def predict_all(checkout: pathlib.Path, rows: Sequence[Any], fit: bool,
-                jobs: int):
+def predict_attention(checkout: pathlib.Path, row: Mapping[str, Any]) -> float:
+  """Microseconds of forward attention with the device's own numbers."""
+  import asm
+
+  library = asm.library()
+  library.amdgpu_sim_clock.restype = ctypes.c_char_p
+  root = checkout / "hsa" / row["arch"]
+  old = row["arch"] == "gfx942"
+  name = ("fwd_hd128_bf16" + "_causal" * row["causal"] + "_rtne" * old + ".co")
+  kernel = next(entry for _, entry in run_aiter.rows(root / "fmha_v3_fwd")
+                if entry["co_name"] == name)
+  b, hq, hk, sq, sk, d = (row[n] for n in (
+      "batch", "q_heads", "kv_heads", "seq_q", "seq_k", "head_dim"))
+  buffers = [asm.Buffer(2 * b * heads * length * d)
+             for heads, length in ((hq, sq), (hq, sq), (hk, sk), (hk, sk))]
+  buffers.append(asm.Buffer(4 * b * hq * sq))
+  given = [run_aiter.Output(0, np.uint8) for _ in buffers]
+  strides = [(heads * d * 2, d * 2, length * heads * d * 2)
+             for heads, length in ((hq, sq), (hk, sk), (hk, sk), (hq, sq))]
+  tile = kernel["ts_qo"]
+  arguments = run_aiter.forward_arguments(
+      *given, d**-0.5, (sq, sk), (hq, hk), (d, d), tile, strides, 5, 4 * sq)
+  words = run_aiter.segment(arguments, {
+      id(name): buffer for name, buffer in zip(given, buffers, strict=True)})
+  tiles = -(-sq // tile)
+  if row["causal"]:
+    tiles = -(-tiles // 2)
+  path = root / "fmha_v3_fwd" / ("MI300/" if old else "") / name
+  with asm.Module(path.read_bytes()) as module:
+    module.launch_segment(kernel["knl_name"], words, (tiles, hq, b), 512)
+    told = json.loads(library.amdgpu_sim_clock())
+  for buffer in buffers:
+    buffer.free()
+  return told["microseconds"]
+
+
+def attention(checkout: pathlib.Path, path: pathlib.Path, jobs: int):
+  """Errors of forward attention, which no fit has seen."""
+  columns = {"MI300X": "fwd_mi300x", "MI355X": "fwd_mi355x"}
+  rows = []
+  with path.open() as stream:
+    for row in csv.DictReader(stream):
+      sizes = {name: int(row[name]) for name in (
+          "batch", "q_heads", "kv_heads", "seq_q", "seq_k", "head_dim",
+          "causal")}
+      work = (4 * sizes["batch"] * sizes["q_heads"] * sizes["seq_q"]
+              * sizes["seq_k"] * sizes["head_dim"] / (1 + sizes["causal"]))
+      for (arch, _), device in DEVICES.items():
+        if row.get(columns.get(device, "")):
+          rows.append(sizes | {
+              "arch": arch, "device": device,
+              "microseconds": work / float(row[columns[device]]) / 1e6})
+  predicted = run_all(predict_attention, checkout, rows, [], jobs)
+  ratio = np.array([p / row["microseconds"]
+                    for p, row in zip(predicted, rows, strict=True)])
+  for device, causal in sorted({(r["device"], r["causal"]) for r in rows}):
+    mine = ratio[[row["device"] == device and row["causal"] == causal
+                  for row in rows]]
+    print(f"{device}, {'causal' if causal else 'all keys'}: "
+          f"{told(np.abs(mine - 1))}, predicted / measured "
+          f"{np.median(mine):.2f}")
+
+
+def run_all(function, checkout: pathlib.Path, rows: Sequence[Any],
+            more: Sequence[Any], jobs: int):
   """Of all rows, a pool of processes for each device."""
   results = {}
   for device in sorted({row["device"] for row in rows}):
@@ -149,7 +212,7 @@ def predict_all(checkout: pathlib.Path, rows: Sequence[Any], fit: bool,
     }
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, context) as pool:
-      runs = [pool.submit(predict, checkout, rows[i], fit) for i in mine]
+      runs = [pool.submit(function, checkout, rows[i], *more) for i in mine]
       results |= {i: run.result() for i, run in zip(mine, runs, strict=True)}
   return [results[i] for i in range(len(rows))]
 
@@ -230,10 +293,15 @@ def main():
   parser.add_argument("--jobs", type=int, default=os.cpu_count())
   parser.add_argument("--out", type=pathlib.Path,
                       help="CSV for measured and predicted microseconds")
+  parser.add_argument("--attention", action="store_true",
+                      help="MEASURED.csv has TFLOP/s of forward attention")
   arguments = parser.parse_args()
+  if arguments.attention:
+    attention(arguments.checkout, arguments.measured, arguments.jobs)
+    return
   rows = measured(arguments.measured, arguments.families, arguments.rows)
-  predictions = predict_all(arguments.checkout, rows, not arguments.no_fit,
-                            arguments.jobs)
+  predictions = run_all(predict, arguments.checkout, rows,
+                        [not arguments.no_fit], arguments.jobs)
   ended = [p is not None for p in predictions]
   print(f"{len(rows)} rows, of which {ended.count(False)} do not end without "
         "workgroups that are not executed")
