@@ -440,6 +440,9 @@ def sim(args: argparse.Namespace) -> None:
     environment["AMDGPU_SIM_STATS"] = str(args.stats.absolute())
   if args.checks:
     environment["AMDGPU_SIM_CHECKS"] = args.checks
+  if args.clock:
+    clock = args.clock if args.clock == "-" else os.path.abspath(args.clock)
+    environment["AMDGPU_SIM_CLOCK"] = clock
   say(f"Running on {args.devices} simulated {args.arch}")
   sys.stdout.flush()
   os.execvpe(args.command[0], args.command, environment)
@@ -728,6 +731,14 @@ def main() -> None:
     nargs="?",
     const=pathlib.Path("sim_stats.csv"),
     help="print a table of kernels and write it to a CSV; default: %(const)s",
+  )
+  added.add_argument(
+    "--clock",
+    nargs="?",
+    const="-",
+    metavar="FILE",
+    help="predict what each launch would take and print a report, or write one "
+    "line of JSON each to a file",
   )
   added.add_argument(
     "--checks", help="changes to the checks: --checks=-uninitialized,+lds_wait"

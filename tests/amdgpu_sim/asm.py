@@ -21,8 +21,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from triton._C.libtriton import amd
-from triton.backends.amd import compiler
 
 ARCH = os.environ.setdefault("AMDGPU_SIM_ARCH", "gfx942")
 LANES = 64
@@ -74,6 +72,10 @@ def assemble(text: str) -> bytes:
   Raises:
     AssemblyError: if the text is not valid on ARCH.
   """
+  # Only this needs Triton: launching what is assembled does not.
+  from triton._C.libtriton import amd
+  from triton.backends.amd import compiler
+
   with tempfile.TemporaryDirectory() as folder:
     # The assembler's messages go to the file descriptor of stderr.
     messages = pathlib.Path(folder, "messages")
@@ -112,7 +114,8 @@ class Kernel:
   scratch: int = 0  # Not on gfx90a, where code must find it itself.
   mode: int = MODE
   dimensions: int = 1  # of the work-item's id: x, y << 10, z << 20
-  vgprs: int = 512  # Beyond 256 they are a0 to a255.
+  vgprs: int = 512
+  accum_offset: int = 256  # Which of them is a0.
 
   def code(self) -> str:
     """Instructions and descriptor."""
@@ -139,7 +142,7 @@ s_endpgm
 .amdhsa_system_vgpr_workitem_id {self.dimensions - 1}
 .amdhsa_next_free_vgpr {self.vgprs}
 .amdhsa_next_free_sgpr 96
-.amdhsa_accum_offset {min(256, self.vgprs)}
+.amdhsa_accum_offset {min(self.accum_offset, self.vgprs)}
 .amdhsa_float_round_mode_32 {self.mode & 3}
 .amdhsa_float_round_mode_16_64 {self.mode >> 2 & 3}
 .amdhsa_float_denorm_mode_32 {self.mode >> 4 & 3}
@@ -277,13 +280,22 @@ class Module:
     Raises:
       HipError: of a launch that failed; the fault is cleared.
     """
+    values = [a.address if isinstance(a, Buffer) else a for a in arguments]
+    self.launch_segment(name, np.array(values or [0], np.uint64), grid, block,
+                        lds)
+
+  def launch_segment(self, name: str, segment: np.ndarray, grid: Any = 1,
+                     block: Any = LANES, lds: int = 0):
+    """The same with the bytes of all arguments.
+
+    Raises:
+      HipError: of a launch that failed; the fault is cleared.
+    """
     if name not in self._functions:
       function = ctypes.c_void_p()
       call("hipModuleGetFunction", ctypes.byref(function), self._handle,
            name.encode())
       self._functions[name] = function
-    values = [a.address if isinstance(a, Buffer) else a for a in arguments]
-    segment = np.array(values or [0], np.uint64)
     size = ctypes.c_size_t(segment.nbytes)
     # HIP_LAUNCH_PARAM_BUFFER_POINTER, _SIZE, _END.
     extra = (ctypes.c_void_p * 5)(

@@ -318,6 +318,17 @@ class FaultTest(parameterized.TestCase):
     self.assertEqual(set(done.stdout.split()),
                      {f.name for f in FAULTS if f.check != "waitcnt"})
 
+  def test_turns(self):
+    # What wave 0 reads just after wave 1 wrote, without a barrier: it goes
+    # first and reads the old value, but in step it reads the new one.
+    environment = dict(os.environ, AMDGPU_SIM_CHECKS="-lds_race")
+    for turn, expected in (("", "1"), ("1", "2")):
+      environment["AMDGPU_SIM_TURN"] = turn
+      command = [sys.executable, os.path.abspath(__file__), "--turns"]
+      done = subprocess.run(command, env=environment, capture_output=True,
+                            text=True, check=True)
+      self.assertEqual(done.stdout.strip(), expected)
+
   def test_works_after_a_fault(self):
     run(FAULTS[0], wrong=True)
     after = asm.run_one("v_add_u32 v0, v1, v1", asm.State(
@@ -452,8 +463,39 @@ def main():
       print(fault.name)
 
 
+def turns():
+  """Prints what wave 0 reads of LDS that wave 1 writes a little before."""
+  with asm.Buffer(4) as out:
+    asm.launch("""
+      s_load_dwordx2 s[8:9], s[0:1], 0x0
+      v_readfirstlane_b32 s20, v0
+      v_mov_b32 v1, 0
+      v_mov_b32 v2, 1
+      v_mov_b32 v3, 2
+      s_cmp_lg_u32 s20, 0
+      s_cbranch_scc1 second
+      ds_write_b32 v1, v2
+      s_waitcnt lgkmcnt(0)
+      s_barrier
+      s_nop 0
+      s_nop 0
+      s_nop 0
+      s_nop 0
+      ds_read_b32 v4, v1
+      s_waitcnt lgkmcnt(0)
+      global_store_dword v1, v4, s[8:9]
+      s_endpgm
+      second:
+      s_barrier
+      ds_write_b32 v1, v3
+      s_waitcnt lgkmcnt(0)""", out, block=128, lds=4)
+    print(out.read()[0])
+
+
 if __name__ == "__main__":
   if "--planted" in sys.argv:
     main()
+  elif "--turns" in sys.argv:
+    turns()
   else:
     absltest.main()

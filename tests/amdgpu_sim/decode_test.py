@@ -75,8 +75,63 @@ class PermTest(parameterized.TestCase):
     np.testing.assert_array_equal(actual, np.where(active, swapped, data))
 
 
+class AccumulationTest(absltest.TestCase):
+  """v registers beyond accum_offset and a registers are the same."""
+
+  def launch(self, body, **attributes):
+    with asm.Buffer(4 * 64) as out:
+      asm.launch(f"""
+        s_load_dwordx2 s[8:9], s[0:1], 0x0
+        v_lshlrev_b32 v1, 2, v0
+        {body}
+        s_waitcnt lgkmcnt(0)
+        global_store_dword v1, v2, s[8:9]""", out, **attributes)
+      return out.read()
+
+  def test_aliases(self):
+    for body in ("v_add_u32 v70, 5, v0\nv_accvgpr_read_b32 v2, a6",
+                 "v_add_u32 v3, 5, v0\nv_accvgpr_write_b32 a6, v3\n"
+                 "v_mov_b32 v2, v70"):
+      np.testing.assert_array_equal(
+          self.launch(body, vgprs=128, accum_offset=64), LANES + 5)
+
+  def test_ranges_across_the_offset(self):
+    actual = self.launch("""
+      s_waitcnt lgkmcnt(0)
+      global_store_dword v1, v0, s[8:9]
+      s_waitcnt vmcnt(0)
+      v_and_b32 v3, 0xf0, v1
+      global_load_dwordx4 v[62:65], v3, s[8:9]
+      s_waitcnt vmcnt(0)
+      v_accvgpr_read_b32 v2, a1""", vgprs=128, accum_offset=64)
+    np.testing.assert_array_equal(actual, LANES // 4 * 4 + 3)
+
+  def test_kernels_of_one_file(self):
+    body = """
+      s_load_dwordx2 s[8:9], s[0:1], 0x0
+      v_lshlrev_b32 v1, 2, v0
+      v_mov_b32 v70, 1
+      v_mov_b32 v3, 2
+      v_accvgpr_write_b32 a6, v3
+      v_mov_b32 v2, v70
+      s_waitcnt lgkmcnt(0)
+      global_store_dword v1, v2, s[8:9]"""
+    kernels = [asm.Kernel(body, f"kernel{offset}", vgprs=256,
+                          accum_offset=offset) for offset in (64, 128)]
+    with (asm.Module(asm.assemble(asm.kernel_file(kernels))) as module,
+          asm.Buffer(4 * 64) as out):
+      for kernel, expected in zip(kernels, (2, 1), strict=True):
+        module.launch(kernel.name, out)
+        np.testing.assert_array_equal(out.read(), expected)
+
+  def test_beyond_both(self):
+    with self.assertRaisesRegex(asm.HipError, "v128 or a64 is used"):
+      self.launch("v_mov_b32 v128, 0\nv_mov_b32 v2, 0", vgprs=128,
+                  accum_offset=64)
+
+
 class IndexTest(absltest.TestCase):
-  """Moves between s_set_gpr_idx_on and s_set_gpr_idx_off."""
+  """Instructions between s_set_gpr_idx_on and s_set_gpr_idx_off."""
 
   def test_source(self):
     data = values(4)
@@ -131,6 +186,52 @@ class IndexTest(absltest.TestCase):
     np.testing.assert_array_equal(actual, [data[1], data[3]])
 
 
+  def test_each_operand(self):
+    data = values(6)
+    v = {4 + i: d for i, d in enumerate(data)} | {12: LANES, 14: LANES}
+    sources = [[data[2], data[1]], [data[0], data[3]], [data[0], data[1]]]
+    for which, out, (a, b) in zip(("SRC0", "SRC1", "DST"), (12, 12, 14),
+                                  sources, strict=True):
+      (actual,) = run(f"""
+        s_mov_b32 s40, 2
+        s_set_gpr_idx_on s40, gpr_idx({which})
+        v_sub_u32 v12, v4, v5
+        s_set_gpr_idx_off""", v, [out])
+      np.testing.assert_array_equal(actual, a - b)
+    (actual,) = run("""
+        s_mov_b32 s40, 2
+        s_set_gpr_idx_on s40, gpr_idx(SRC2)
+        v_add3_u32 v12, v4, v5, v6
+        s_set_gpr_idx_off""", v, [12])
+    np.testing.assert_array_equal(actual, data[0] + data[1] + data[4])
+
+  def test_accumulation_registers_and_pairs(self):
+    data = values(4)
+    (actual,) = run("""
+      s_mov_b32 s40, 3
+      s_set_gpr_idx_on s40, gpr_idx(SRC0)
+      v_accvgpr_read_b32 v3, a4
+      s_set_gpr_idx_off""", {260 + i: d for i, d in enumerate(data)}, [3])
+    np.testing.assert_array_equal(actual, data[3])
+    ones = [np.full(64, k, np.float32).view(U32) for k in (1, 2, 3, 4)]
+    actual = run("""
+      s_mov_b32 s40, 2
+      s_set_gpr_idx_on s40, gpr_idx(SRC0)
+      v_pk_mul_f32 v[12:13], v[4:5], v[6:7]
+      s_set_gpr_idx_off""", {4 + i: d for i, d in enumerate(ones)}, [12, 13])
+    np.testing.assert_array_equal(np.array(actual).view(np.float32)[:, 0],
+                                  [9, 16])
+
+  def test_lane(self):
+    (actual,) = run("""
+      s_mov_b32 s40, 2
+      s_movk_i32 s41, 77
+      s_set_gpr_idx_on s40, gpr_idx(DST)
+      v_writelane_b32 v4, s41, 5
+      s_set_gpr_idx_off""", {6: LANES}, [6])
+    np.testing.assert_array_equal(actual, np.where(LANES == 5, 77, LANES))
+
+
 class RefusalTest(parameterized.TestCase):
   """What is not modelled stops the launch, with text and place."""
 
@@ -166,13 +267,13 @@ class RefusalTest(parameterized.TestCase):
       s_set_gpr_idx_off""")
     self.assertIn("beyond the vector registers", told)
 
-  def test_only_moves_are_indexed(self):
+  def test_what_is_not_indexed(self):
     told = self.report("""
       s_mov_b32 s40, 0
       s_set_gpr_idx_on s40, gpr_idx(SRC0)
-      v_add_f32 v3, v4, v4
+      v_fmac_f32 v3, v4, v4
       s_set_gpr_idx_off""")
-    self.assertIn("v_add_f32", told)
+    self.assertIn("v_fmac_f32", told)
 
 
 if __name__ == "__main__":

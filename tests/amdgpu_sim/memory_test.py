@@ -537,6 +537,22 @@ class MemoryTest(absltest.TestCase):
         f"offset:4\n{wait()}", [state], v=[RESULT])])
     np.testing.assert_array_equal(after.v[RESULT], 0)
 
+  def test_records_by_index(self):
+    """An index is held against the records, an offset against the bytes."""
+    base = self.memory.buffer.address
+    words = self.memory.bytes[: 4 * LANES].view(U32)
+    lanes = np.arange(LANES)
+    for modifiers, address, count in (
+        ("idxen", lanes, 40), ("offen", 4 * lanes, 10)):
+      state = asm.State({ADDRESS: address.astype(U32),
+                         RESULT: np.ones(LANES, U32)},
+                        {20: descriptor(base, 40, stride=4)})
+      (after,) = self._run([asm.Snippet(
+          f"buffer_load_dword v{RESULT}, v{ADDRESS}, s[20:23], 0 {modifiers}\n"
+          f"{wait()}", [state], v=[RESULT])])
+      np.testing.assert_array_equal(after.v[RESULT],
+                                    np.where(lanes < count, words, 0))
+
   def test_swizzled_buffer(self):
     """Records of 8 bytes, interleaved by four-byte elements in blocks of 16."""
     word3 = 0x00027000 | 1 << 21  # index_stride 16

@@ -748,6 +748,49 @@ class ScalarMemoryTest(Batch):
           s={20: np.array([77, 78, 79, 80], U32)}, v={5: LANE * 7 + 1000})
 
 
+  def test_atomics(self):
+    old, data = self.WORDS[4], 77
+    results = {
+        "swap": data, "add": old + data, "sub": old - data,
+        "smin": data, "umin": data, "smax": old, "umax": old,
+        "and": old & data, "or": old | data, "xor": old ^ data,
+        # Both wrap around the data.
+        "inc": 0, "dec": data,
+    }
+    for name, new in results.items():
+      if f"s_atomic_{name}" not in asm.mnemonics():
+        continue
+      for returned, expected in (("", data), (" glc", old)):
+        self.expect(
+            self.HERE + f"s_atomic_{name} s20, s[10:11], 0x10{returned}\n"
+            + self.WAIT + "s_load_dwordx2 s[22:23], s[10:11], 0x10\n"
+            + self.WAIT, [expected, new, self.WORDS[5]],
+            scalar=(20, 22, 23), s={20: data}, v={5: LANE * 7 + 1000})
+    if "s_atomic_smin" in asm.mnemonics():
+      self.expect(self.HERE + "s_atomic_smin s20, s[10:11], 0x10\n" + self.WAIT
+                  + "s_load_dword s22, s[10:11], 0x10\n" + self.WAIT,
+                  [0xFFFFFFF0], scalar=(22,), s={20: 0xFFFFFFF0},
+                  v={5: LANE * 7 + 1000})
+
+
+class SkipTest(Batch):
+  """s_setvskip: vector instructions do nothing, scalar ones go on."""
+
+  def test_skips(self):
+    body = ("s_setvskip s10, 2\nv_mov_b32 v0, v1\ns_add_u32 s11, s10, 7\n"
+            "v_mov_b32 v0, v0\ns_setvskip 0, 0\nv_mov_b32 v2, s11\n"
+            "v_add_u32 v0, v0, v2")
+    v = {1: LANE + 100, 2: LANE}
+    self.expect(body, OLD + U32(11), v=v, s={10: 4})
+    self.expect(body, LANE + 110, v=v, s={10: 3})
+
+  def test_loads(self):
+    # One from nowhere, and no wait for it.
+    self.expect("v_mov_b32 v4, 0\nv_mov_b32 v5, 0\ns_setvskip 1, 0\n"
+                "flat_load_dword v0, v[4:5]\ns_setvskip 0, 0\n"
+                "v_add_u32 v0, 1, v1", LANE + 1, v={1: LANE})
+
+
 class RegisterIndexTest(Batch):
 
   @asm.where("s_set_gpr_idx_on" in asm.mnemonics())
@@ -777,7 +820,10 @@ COVERED = {
     "s_incperflevel", "s_decperflevel", "s_movrels_b32",
     "s_movrels_b64", "s_movreld_b32", "s_movreld_b64", "s_memtime",
     "s_memrealtime", "s_getreg_b32", "s_setreg_b32", "s_setreg_imm32_b32",
-    "s_set_gpr_idx_on", "s_set_gpr_idx_off", "s_set_gpr_idx_idx",
+    *(f"s_atomic_{name}" for name in (
+        "swap", "add", "sub", "smin", "umin", "smax", "umax", "and", "or",
+        "xor", "inc", "dec")),
+    "s_setvskip", "s_set_gpr_idx_on", "s_set_gpr_idx_off", "s_set_gpr_idx_idx",
     *(f"s_{kind}_dword{size}" for kind in ("load", "buffer_load", "store")
       for size in ("", "x2", "x4", "x8", "x16")),
     # Every kernel ends with it; `run`'s own instructions.

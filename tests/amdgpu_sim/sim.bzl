@@ -106,12 +106,14 @@ def simulator(name, sanitizer):
         name = name,
         srcs = native.glob(
             [
+                "clock/*.cc",
                 "gpu/*.cc",
                 "isa/*.cc",
             ],
             exclude = ["**/*_test.cc"],
         ),
         hdrs = native.glob([
+            "clock/*.h",
             "gpu/*.h",
             "isa/*.h",
         ]),

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/amdgpu_sim/clock/clock.h"
 #include "tests/amdgpu_sim/gpu/memory.h"
 #include "tests/amdgpu_sim/gpu/stats.h"
 #include "tests/amdgpu_sim/gpu/workgroup.h"
@@ -148,9 +150,14 @@ class Dispatch {
   uint64_t MakeQueue();
   void Begin(Workgroup* workgroup);
 
+  // Of workgroups that the model of time wants to see.
+  void SetUpClock();
+  bool Wanted(uint64_t number) const { return tracers_.count(number) > 0; }
+
   const Launch& launch_;
   const uint64_t total_;  // Workgroups.
   KernelSetup setup_;
+  Program* program_ = nullptr;  // With the kernel's names of registers.
   MemoryView memory_;
   DispatchPacket packet_;
   uint8_t queue_[256] = {};
@@ -160,6 +167,9 @@ class Dispatch {
   std::deque<std::unique_ptr<Workgroup>> stopped_;  // By a fault.
   Counts counts_;
   uint64_t instructions_ = 0;
+  const Device* clock_device_ = nullptr;
+  ClockLaunch clock_launch_;
+  std::map<uint64_t, Tracer> tracers_;  // By workgroup.
 };
 
 uint64_t Dispatch::MakePacket() {
@@ -236,11 +246,9 @@ void Dispatch::SetUp() {
   // MODE: rounding and denormals in the low byte, then dx10_clamp, ieee.
   setup_.mode = Bits(rsrc1, 12, 8) | Bits(rsrc1, 21, 1) << 8 |
                 Bits(rsrc1, 23, 1) << 9 | Bits(rsrc1, 26, 1) << 23;
-  // v registers lie before, a registers behind the accumulator offset.
-  const int total = static_cast<int>(Bits(rsrc1, 0, 6) + 1) * 8;
-  const int offset = static_cast<int>(Bits(rsrc3, 0, 6) + 1) * 4;
-  setup_.vector_registers = std::min({offset, total, 256});
-  setup_.accum_registers = std::clamp(total - offset, 0, 256);
+  setup_.vector_registers = static_cast<int>(Bits(rsrc1, 0, 6) + 1) * 8;
+  setup_.accum_offset = static_cast<int>(Bits(rsrc3, 0, 6) + 1) * 4;
+  program_ = &launch_.program->WithAccumOffset(setup_.accum_offset);
   setup_.scalar_registers = std::min<int>(
       static_cast<int>(Bits(rsrc1, 6, 4) / 2 + 1) * 16, kFlatScratch);
 
@@ -295,12 +303,28 @@ void Dispatch::SetUp() {
   setup_.wave_offset = private_segment && !architected;
 }
 
+void Dispatch::SetUpClock() {
+  clock_device_ = FindDevice(launch_.arch);
+  if (clock_device_ == nullptr) {
+    throw Fault{
+        Check::kUnsupported,
+        "AMDGPU_SIM_CLOCK_DEVICE is no device of " + std::string(launch_.arch)};
+  }
+  clock_launch_ = {
+      launch_.kernel,          launch_.arch,   total_, setup_.waves,
+      setup_.vector_registers, setup_.lds_size};
+  for (uint64_t number : Traced(*clock_device_, clock_launch_)) {
+    tracers_.emplace(number, Tracer(setup_.waves));
+  }
+}
+
 void Dispatch::Begin(Workgroup* workgroup) {
   uint32_t id[3];
   id[0] = static_cast<uint32_t>(next_ % launch_.grid[0]);
   id[1] = static_cast<uint32_t>(next_ / launch_.grid[0] % launch_.grid[1]);
   id[2] = static_cast<uint32_t>(next_ / launch_.grid[0] / launch_.grid[1]);
   workgroup->Start(setup_, &memory_, next_, id);
+  if (Wanted(next_)) workgroup->set_tracer(&tracers_.at(next_));
   ++next_;
 }
 
@@ -309,9 +333,13 @@ void Dispatch::Run() {
   static thread_local Pool pool;
   Counts* counts = StatsEnabled() ? &counts_ : nullptr;
   const uint64_t limit = InstructionLimit();
+  const bool only = ClockOnly();
+  if (ClockEnabled()) SetUpClock();
   std::deque<std::unique_ptr<Workgroup>> resident;
   while (next_ < total_ || !resident.empty()) {
     std::unique_ptr<Workgroup> workgroup;
+    while (only && next_ < total_ && !Wanted(next_)) ++next_;
+    if (next_ >= total_ && resident.empty()) break;
     // New ones first, until there are enough: a waiting one needs them.
     if (next_ < total_ && resident.size() < kResident) {
       workgroup = pool.Take();
@@ -322,10 +350,15 @@ void Dispatch::Run() {
     }
     running_ = workgroup.get();
     memory_.SetWorkgroup(workgroup->number());
+    if (clock_device_ != nullptr) {
+      auto tracer = tracers_.find(workgroup->number());
+      memory_.set_log(tracer == tracers_.end() ? nullptr
+                                               : tracer->second.log());
+    }
     bool done = false;
     try {
       for (bool warned = true; warned;) {
-        done = workgroup->Run(launch_.program, std::min(kSlice, limit), counts,
+        done = workgroup->Run(program_, std::min(kSlice, limit), counts,
                               launch_.cancel);
         const Fault* warning = workgroup->lds().warning();
         warned = warning != nullptr;
@@ -357,6 +390,11 @@ void Dispatch::Run() {
     }
   }
   AddLaunch(launch_.kernel, instructions_);
+  if (clock_device_ != nullptr) {
+    std::vector<GroupTrace> groups;
+    for (auto& entry : tracers_) groups.push_back(entry.second.trace());
+    AddClock(*clock_device_, clock_launch_, std::move(groups));
+  }
   if (counts != nullptr) {
     counts_.launches = 1;
     counts_.workgroups = total_;

@@ -596,6 +596,7 @@ void MemoryView::MarkAtomic(Block* block, uint64_t offset, int bytes,
 uint8_t* MemoryView::Reach(uint64_t address, int bytes, Access access,
                            int lane) {
   Block* block = Look(address, bytes, access, lane);
+  if (log_ != nullptr && lane >= 0) Log(address, bytes);
   uint64_t offset = address - block->info.base;
   const int asked = bytes;
   bytes =
@@ -652,6 +653,11 @@ void MemoryView::ReachAll(const uint64_t* address, int bytes, Access access,
       Reach(address[lane], bytes, access, lane);
     }
     return;
+  }
+  if (log_ != nullptr) {
+    for (uint64_t left = lanes; left != 0; left &= left - 1) {
+      Log(address[__builtin_ctzll(left)], bytes);
+    }
   }
   const uint64_t total = uint64_t{1} * bytes * __builtin_popcountll(lanes);
   if (access == Access::kWrite) {

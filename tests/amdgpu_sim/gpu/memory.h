@@ -115,6 +115,10 @@ class MemoryView {
   void ReachAll(const uint64_t* address, int bytes, Access access,
                 uint64_t lanes, uint8_t** out);
 
+  // Where to write the addresses that lanes access, in units of 64 bytes; null
+  // for nowhere.
+  void set_log(std::vector<uint64_t>* log) { log_ = log; }
+
   // Bytes moved, for the statistics.
   uint64_t bytes_read() const { return bytes_read_; }
   uint64_t bytes_written() const { return bytes_written_; }
@@ -140,6 +144,14 @@ class MemoryView {
   void Race(Block* block, uint64_t offset, uint32_t writer, bool write,
             int lane);
 
+  void Log(uint64_t address, int bytes) {
+    for (uint64_t piece = address / 64; piece <= (address + bytes - 1) / 64;
+         ++piece) {
+      log_->push_back(piece);
+    }
+  }
+
+  std::vector<uint64_t>* log_ = nullptr;
   static constexpr int kRecent = 8;
   struct Recent {
     uint64_t base = 0, size = 0;

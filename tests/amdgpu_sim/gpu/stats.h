@@ -12,6 +12,13 @@
 
 namespace amdgpu_sim {
 
+// What an access keeps the LDS busy for.
+struct LdsCost {
+  uint32_t cycles = 0;     // Without bank conflicts,
+  uint32_t conflicts = 0;  // and what those add.
+};
+LdsCost CostOf(const Lds::Record& access, Arch arch);
+
 struct Counts {
   uint64_t launches = 0;
   uint64_t workgroups = 0;

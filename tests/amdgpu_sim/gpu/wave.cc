@@ -27,14 +27,14 @@ void ForWords(unsigned first, unsigned count, F&& f) {
   }
 }
 
-std::string RegisterName(bool scalar, unsigned reg) {
+std::string RegisterName(bool scalar, unsigned reg, unsigned accum_offset) {
   if (scalar) {
     if (reg == kVcc) return "vcc_lo";
     if (reg == kVcc + 1) return "vcc_hi";
     return "s" + std::to_string(reg);
   }
-  return reg < kAccum ? "v" + std::to_string(reg)
-                      : "a" + std::to_string(reg - kAccum);
+  return reg < accum_offset ? "v" + std::to_string(reg)
+                            : "a" + std::to_string(reg - accum_offset);
 }
 
 bool Overlap(const Outstanding::Operation& operation, bool scalar,
@@ -236,12 +236,13 @@ void Wave::CheckWatched(const Inst& inst) const {
         char distance[32];
         std::snprintf(distance, sizeof(distance), "%lld bytes",
                       static_cast<long long>(inst.pc - operation.inst->pc));
-        throw Fault{
-            Check::kWaitcnt,
-            RegisterName(use.scalar, reg) + " is used before the s_waitcnt " +
-                (counter == &vm ? "vmcnt" : "lgkmcnt") + " of the operation " +
-                distance + " before: " + operation.inst->text,
-            -1, 0};
+        throw Fault{Check::kWaitcnt,
+                    RegisterName(use.scalar, reg, accum_offset) +
+                        " is used before the s_waitcnt " +
+                        (counter == &vm ? "vmcnt" : "lgkmcnt") +
+                        " of the operation " + distance +
+                        " before: " + operation.inst->text,
+                    -1, 0};
       }
     }
   }

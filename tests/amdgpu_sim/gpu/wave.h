@@ -26,8 +26,9 @@ enum ScalarRegister : int {
   kScalarRegisters = 128,
 };
 
-// The unified vector register file: v0 to v255, then a0 to a255.
-constexpr int kAccum = 256;
+// The unified vector register file. A kernel's a0 is the register after those
+// that it has as v registers, v(accum_offset): a v register of a higher number
+// is an accumulation register by another name, and hand-written kernels know.
 constexpr int kVectorRegisters = 512;
 
 // High halves of flat addresses that mean LDS and scratch; the low half is the
@@ -107,10 +108,12 @@ struct Wave {
   bool scc = false;
   bool ended = false;
   bool at_barrier = false;
+  bool skips = false;  // s_setvskip: vector instructions do nothing.
   Arch arch = Arch::kGfx942;
   Mode mode;
   Workgroup* workgroup = nullptr;
-  int index = 0;  // In its workgroup.
+  int index = 0;           // In its workgroup.
+  int accum_offset = 256;  // Which vector register is a0.
 
   uint64_t s64(int reg) const {
     uint64_t value;

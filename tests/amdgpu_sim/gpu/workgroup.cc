@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
+#include "tests/amdgpu_sim/clock/clock.h"
 #include "tests/amdgpu_sim/isa/float.h"
 #include "tests/amdgpu_sim/isa/inst.h"
 
@@ -15,6 +17,16 @@ namespace {
 // Instructions of a wave until another one has its turn: few enough that a
 // wave sees what it spins on, many enough to keep registers in the cache.
 constexpr uint64_t kTurn = 8192;
+
+// AMDGPU_SIM_TURN: another number. With 1 the waves of a workgroup go in step.
+uint64_t Turn() {
+  static const uint64_t turn = [] {
+    const char* value = std::getenv("AMDGPU_SIM_TURN");
+    uint64_t number = value == nullptr ? 0 : std::strtoull(value, nullptr, 0);
+    return number == 0 ? kTurn : number;
+  }();
+  return turn;
+}
 
 // A NaN as f64, f32, bf16 and both halves of f16; no address. Fills registers
 // that nobody wrote.
@@ -31,6 +43,7 @@ void Workgroup::Start(const KernelSetup& setup, MemoryView* memory,
   turn_ = 0;
   count_ = setup.waves;
   running_ = nullptr;
+  tracer_ = nullptr;
   apart_.clear();
   lds_.Reset(setup.lds_size, setup.waves, setup.quiet_checks);
   while (waves_.size() < static_cast<size_t>(count_)) {
@@ -45,11 +58,11 @@ void Workgroup::Start(const KernelSetup& setup, MemoryView* memory,
 void Workgroup::SetUpWave(Wave& wave, const KernelSetup& setup,
                           MemoryView* memory) {
   std::fill_n(&wave.v[0][0], setup.vector_registers * kLanes, kPoison);
-  std::fill_n(&wave.v[kAccum][0], setup.accum_registers * kLanes, kPoison);
   std::fill_n(wave.s, kScalarRegisters, kPoison);
   wave.pc = setup.entry;
-  wave.scc = wave.ended = wave.at_barrier = false;
+  wave.scc = wave.ended = wave.at_barrier = wave.skips = false;
   wave.arch = setup.arch;
+  wave.accum_offset = setup.accum_offset;
   wave.mode.bits = setup.mode;
   wave.workgroup = this;
   wave.memory = memory;
@@ -87,25 +100,17 @@ void Workgroup::SetUpWave(Wave& wave, const KernelSetup& setup,
 
 void Workgroup::CheckRegisters(const Inst& inst) const {
   auto check = [&](bool scalar, int first, int count) {
-    if (count == 0) return;
-    int limit;
-    const char* file;
-    if (scalar) {
-      if (first >= kFlatScratch) return;
-      limit = setup_->scalar_registers;
-      file = "s";
-    } else if (first < kAccum) {
-      limit = setup_->vector_registers;
-      file = "v";
-    } else {
-      first -= kAccum;
-      limit = setup_->accum_registers;
-      file = "a";
+    if (count == 0 || (scalar && first >= kFlatScratch)) return;
+    const int limit =
+        scalar ? setup_->scalar_registers : setup_->vector_registers;
+    const int last = first + count - 1;
+    if (last < limit) return;
+    std::string name = (scalar ? "s" : "v") + std::to_string(last);
+    if (!scalar && last >= setup_->accum_offset) {
+      name += " or a" + std::to_string(last - setup_->accum_offset);
     }
-    if (first + count <= limit) return;
-    throw Fault{Check::kRegister,
-                std::string(file) + std::to_string(first + count - 1) +
-                    " is used, the kernel asked for " + std::to_string(limit)};
+    throw Fault{Check::kRegister, name + " is used, the kernel asked for " +
+                                      std::to_string(limit) + " registers"};
   };
   for (int i = 0; i < inst.use_count; ++i) {
     check(inst.uses[i].scalar, inst.uses[i].first, inst.uses[i].count);
@@ -139,9 +144,23 @@ uint64_t Workgroup::RunWave(Wave& wave, Program* program, uint64_t turn,
     if (kCareful && counts != nullptr) {
       counts->Count(*inst, wave.arch, lds_.Last(wave));
     }
-    if (wave.ended | wave.at_barrier | (lds_.warning() != nullptr)) break;
+    if (kCareful && tracer_ != nullptr) {
+      tracer_->Add(wave, *inst, lds_.Last(wave));
+    }
+    if (wave.ended | wave.at_barrier | wave.skips |
+        (lds_.warning() != nullptr)) {
+      break;
+    }
   }
   return wave.sequence - begin;
+}
+
+void Workgroup::SkipVector(Wave& wave, Program* program) {
+  running_ = &wave;
+  for (const Inst* inst = &program->At(wave.pc);
+       inst->inst_class >= InstClass::kValu; inst = &program->At(wave.pc)) {
+    wave.pc += inst->bytes;
+  }
 }
 
 // Waves that have ended do not count: so the ISA says, and XLA's top_k is such.
@@ -180,9 +199,10 @@ bool Workgroup::Run(Program* program, uint64_t budget, Counts* counts,
                     const std::atomic<bool>* cancel) {
   // All workgroups run the same instructions: the first one's are checked
   // against what the kernel asked for.
-  const bool careful = counts != nullptr || number_ == 0;
-  lds_.set_record_all(counts != nullptr);
-  const uint64_t end = executed_ + budget;
+  const bool watched = counts != nullptr || tracer_ != nullptr;
+  const bool careful = watched || number_ == 0;
+  lds_.set_record_all(watched);
+  const uint64_t end = executed_ + budget, turn = Turn();
   while (executed_ < end) {
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
       return false;
@@ -204,8 +224,9 @@ bool Workgroup::Run(Program* program, uint64_t budget, Counts* counts,
       turn_ = 0;
       continue;
     }
-    executed_ += careful ? RunWave<true>(*wave, program, kTurn, counts)
-                         : RunWave<false>(*wave, program, kTurn, counts);
+    if (wave->skips) SkipVector(*wave, program);
+    executed_ += careful ? RunWave<true>(*wave, program, turn, counts)
+                         : RunWave<false>(*wave, program, turn, counts);
     if (lds_.warning() != nullptr) return false;
   }
   return false;

@@ -31,8 +31,8 @@ struct KernelSetup {
   uint32_t quiet_checks = 0;   // Bits of Check.
   uint32_t scratch_size = 0;   // Of a lane.
   int scalar_registers = 102;  // s registers that the kernel may use
-  int vector_registers = 256;  // v registers
-  int accum_registers = 256;   // a registers
+  int vector_registers = kVectorRegisters;  // v and a registers together
+  int accum_offset = 256;                   // Which of them is a0.
   // The user SGPRs, the same for all waves, then the workgroup's ids.
   uint32_t user[40] = {};
   int users = 0;
@@ -40,6 +40,8 @@ struct KernelSetup {
   bool info = false;         // An SGPR with the wave's place.
   bool wave_offset = false;  // An SGPR with the scratch offset, here 0.
 };
+
+class Tracer;  // clock/clock.h
 
 class Workgroup {
  public:
@@ -57,6 +59,9 @@ class Workgroup {
   bool Run(Program* program, uint64_t budget, Counts* counts,
            const std::atomic<bool>* cancel);
 
+  // Who gets all instructions, for the model of time; null for nobody.
+  void set_tracer(Tracer* tracer) { tracer_ = tracer; }
+
   const Wave* wave() const { return running_; }
   const uint32_t* id() const { return id_; }
   uint64_t number() const { return number_; }
@@ -71,6 +76,9 @@ class Workgroup {
   // Returns the instructions it executed.
   template <bool kCareful>
   uint64_t RunWave(Wave& wave, Program* program, uint64_t turn, Counts* counts);
+  // Of a wave that skips them, goes to the next one that is not a vector
+  // instruction.
+  void SkipVector(Wave& wave, Program* program);
   void PassBarrier();
   void SetUpWave(Wave& wave, const KernelSetup& setup, MemoryView* memory);
 
@@ -82,6 +90,7 @@ class Workgroup {
   int turn_ = 0;   // The wave that is next.
   std::vector<std::unique_ptr<Wave>> waves_;
   const Wave* running_ = nullptr;
+  Tracer* tracer_ = nullptr;
   std::string apart_;  // Which waves met at different barriers first.
   Lds lds_;
 };

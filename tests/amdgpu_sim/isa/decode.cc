@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -151,8 +152,9 @@ uint16_t HalfBits(float value) {
 // The parser of one instruction.
 class Parser {
  public:
-  Parser(Arch arch, uint64_t pc, const uint8_t* bytes, std::string_view text)
-      : arch_(arch), text_(text) {
+  Parser(Arch arch, int accum_offset, uint64_t pc, const uint8_t* bytes,
+         std::string_view text)
+      : arch_(arch), accum_offset_(accum_offset), text_(text) {
     inst_.pc = pc;
     std::memcpy(&word_, bytes, 4);
     inst_.text = Intern(text);
@@ -339,7 +341,7 @@ class Parser {
       o->kind = Operand::Kind::kVector;
     } else if (TakePrefix(&text, "a")) {
       o->kind = Operand::Kind::kVector;
-      first = kAccum;
+      first = accum_offset_;
     } else {
       return false;
     }
@@ -669,6 +671,7 @@ class Parser {
   }
 
   const Arch arch_;
+  const int accum_offset_;
   const std::string_view text_;
   std::string_view name_;
   const Op* op_ = nullptr;
@@ -689,8 +692,8 @@ class HostRounding {
   const unsigned saved_;
 };
 
-// A move between s_set_gpr_idx_on and s_set_gpr_idx_off: M0 has what is added
-// to the numbers of its vector registers, and to which of them.
+// A VALU instruction between s_set_gpr_idx_on and s_set_gpr_idx_off: M0 has
+// what is added to the numbers of its vector registers, and to which of them.
 void ExecuteIndexed(Wave& wave, const Inst& inst) {
   Inst moved = inst;
   int index = wave.s[kM0] & 0xff;
@@ -698,15 +701,18 @@ void ExecuteIndexed(Wave& wave, const Inst& inst) {
   moved.use_count = 0;
   auto move = [&](Operand* o, bool enabled) {
     if (o->kind != Operand::Kind::kVector) return;
+    // A number beyond v255 is no a register.
+    const int limit =
+        o->reg < wave.accum_offset ? kVectorRegisters / 2 : kVectorRegisters;
     if (enabled) o->reg += index;
-    if (o->reg + o->count > kAccum) {
+    if (o->reg + o->count > limit) {
       throw Fault{
           Check::kUnsupported,
           "an index beyond the vector registers: " + std::to_string(index)};
     }
     moved.uses[moved.use_count++] = {false, o->reg, o->count};
   };
-  move(&moved.src[0], which & 1);
+  for (int k = 0; k < 3; ++k) move(&moved.src[k], which >> k & 1);
   move(&moved.dst[0], which & 8);
   wave.CheckUses(moved);
   inst.indexed(wave, moved);
@@ -714,10 +720,22 @@ void ExecuteIndexed(Wave& wave, const Inst& inst) {
 
 class LazyProgram : public Program {
  public:
-  LazyProgram(Arch arch, uint64_t base, uint64_t size) : arch_(arch) {
+  LazyProgram(Arch arch, uint64_t base, uint64_t size, int accum_offset)
+      : arch_(arch), accum_offset_(accum_offset) {
     base_ = base;
     count_ = size / 4;
     table_ = std::make_unique<std::atomic<const Inst*>[]>(count_);
+  }
+
+  Program& WithAccumOffset(int accum_offset) override {
+    if (accum_offset == accum_offset_) return *this;
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_ptr<Program>& other = others_[accum_offset];
+    if (!other) {
+      other =
+          std::make_unique<LazyProgram>(arch_, base_, 4 * count_, accum_offset);
+    }
+    return *other;
   }
 
  protected:
@@ -728,8 +746,7 @@ class LazyProgram : public Program {
                   pc};
     }
     HostRounding rounding;
-    Inst inst = Decode(arch_, pc, reinterpret_cast<const uint8_t*>(pc),
-                       4 * count_ - offset);
+    Inst inst = DecodeAt(offset);
     std::lock_guard<std::mutex> lock(mutex_);
     const Inst* other = table_[offset / 4].load(std::memory_order_relaxed);
     if (other) return *other;
@@ -748,18 +765,34 @@ class LazyProgram : public Program {
     return insts_.back();
   }
 
-  // Decodes what follows s_set_gpr_idx_on, which is the moves that compilers
-  // index. With the lock held.
+  Inst DecodeAt(uint64_t offset) const {
+    return Decode(arch_, accum_offset_, base_ + offset,
+                  reinterpret_cast<const uint8_t*>(base_ + offset),
+                  4 * count_ - offset);
+  }
+
+  // Whether it is modelled between s_set_gpr_idx_on and s_set_gpr_idx_off. A
+  // destination that is a source too (v_fmac) is not: by which of the two bits
+  // it is indexed the documents leave open.
+  static bool IsIndexable(const Inst& inst) {
+    if (inst.inst_class != InstClass::kValu &&
+        inst.inst_class != InstClass::kTrans) {
+      return false;
+    }
+    return inst.plain && inst.src[3].kind == Operand::Kind::kNone &&
+           inst.dst[0].kind == Operand::Kind::kVector &&
+           std::strstr(inst.mnemonic, "mac") == nullptr;
+  }
+
+  // Decodes what follows s_set_gpr_idx_on. With the lock held.
   void AddIndexed(uint64_t offset) {
     while (offset < 4 * count_) {
-      Inst inst = Decode(arch_, base_ + offset,
-                         reinterpret_cast<const uint8_t*>(base_ + offset),
-                         4 * count_ - offset);
+      Inst inst = DecodeAt(offset);
       if (IsNamed(inst, "s_set_gpr_idx_off")) return;
       bool scalar = inst.inst_class == InstClass::kSalu ||
                     inst.inst_class == InstClass::kWait ||
                     inst.inst_class == InstClass::kOtherScalar;
-      if (IsNamed(inst, "v_mov_b32") && inst.plain) {
+      if (IsIndexable(inst)) {
         inst.indexed = inst.execute;
         inst.execute = ExecuteIndexed;
         Keep(inst, offset);
@@ -774,13 +807,16 @@ class LazyProgram : public Program {
   }
 
   const Arch arch_;
+  const int accum_offset_;
   std::mutex mutex_;
-  std::deque<Inst> insts_;  // Its elements never move.
+  std::deque<Inst> insts_;                          // Its elements never move.
+  std::map<int, std::unique_ptr<Program>> others_;  // By accum_offset.
 };
 
 }  // namespace
 
-Inst Decode(Arch arch, uint64_t pc, const uint8_t* bytes, uint64_t size) {
+Inst Decode(Arch arch, int accum_offset, uint64_t pc, const uint8_t* bytes,
+            uint64_t size) {
   std::string text;
   uint64_t length = Disassembler::For(arch).Text(pc, bytes, size, &text);
   if (length == 0) {
@@ -789,12 +825,12 @@ Inst Decode(Arch arch, uint64_t pc, const uint8_t* bytes, uint64_t size) {
   std::string_view line = text;
   size_t comment = std::min(line.find(';'), line.find("//"));
   line = Trim(line.substr(0, comment));
-  return Parser(arch, pc, bytes, line).Parse(bytes, length);
+  return Parser(arch, accum_offset, pc, bytes, line).Parse(bytes, length);
 }
 
 std::unique_ptr<Program> Program::Create(Arch arch, uint64_t base,
                                          uint64_t size) {
-  return std::make_unique<LazyProgram>(arch, base, size);
+  return std::make_unique<LazyProgram>(arch, base, size, 256);
 }
 
 }  // namespace amdgpu_sim

@@ -20,6 +20,10 @@ class Program {
                                          uint64_t size);
   virtual ~Program() = default;
 
+  // The same instructions where a0 is this vector register: kernels of a code
+  // object may differ in it. It lives as long as this program.
+  virtual Program& WithAccumOffset(int accum_offset) = 0;
+
   // The instruction at an address, decoded at its first use. Throws
   // Fault{kUnsupported} for one that is unknown, naming text and modifier.
   const Inst& At(uint64_t pc) {
@@ -42,8 +46,10 @@ class Program {
   std::unique_ptr<std::atomic<const Inst*>[]> table_;
 };
 
-// One instruction of `bytes` at pc, by LLVM's disassembler. Throws as At.
-Inst Decode(Arch arch, uint64_t pc, const uint8_t* bytes, uint64_t size);
+// One instruction of `bytes` at pc, by LLVM's disassembler, where a0 is vector
+// register `accum_offset`. Throws as At.
+Inst Decode(Arch arch, int accum_offset, uint64_t pc, const uint8_t* bytes,
+            uint64_t size);
 
 }  // namespace amdgpu_sim
 

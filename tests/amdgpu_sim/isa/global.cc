@@ -57,6 +57,7 @@ class Buffer {
     private_ = base_ == 0 && (words[3] >> 23 & 1);
     stride_ = words[1] >> 16 & 0x3fff;
     swizzled_ = words[1] >> 31;
+    indexed_ = inst.idxen;
     records_ = words[2];
     const bool add_lane = words[3] >> 23 & 1;
     // The data format has more bits of the stride when lanes are added.
@@ -90,8 +91,11 @@ class Buffer {
   }
 
   // Whether the piece (of 4 bytes at most) `more` bytes further is in range.
+  // The range counts records where an instruction gives their index, else
+  // bytes. Documents name swizzling instead of the index, but hand-written
+  // kernels that AMD ships mask their ragged ends by it.
   bool InRange(int lane, uint32_t more) const {
-    if (swizzled_ && stride_ != 0) return index_[lane] < records_;
+    if (indexed_ && stride_ != 0) return index_[lane] < records_;
     const uint64_t offset =
         offset_[lane] + more + uint64_t{stride_} * index_[lane];
     return offset + scalar_offset_ < records_;
@@ -121,7 +125,7 @@ class Buffer {
 
   uint64_t base_;
   uint32_t stride_, records_, index_stride_, scalar_offset_;
-  bool swizzled_, private_;
+  bool swizzled_, indexed_, private_;
   uint32_t index_[kLanes];
   uint64_t offset_[kLanes];
 };

@@ -62,7 +62,7 @@ struct Operand {
   };
   Kind kind = Kind::kNone;
   Type type = Type::kNone;
-  uint16_t reg = 0;       // In Wave::v (AGPRs from kAccum) or Wave::s.
+  uint16_t reg = 0;       // In Wave::v or Wave::s.
   uint8_t count = 0;      // Registers, by the text.
   uint64_t constant = 0;  // Bits, as `type` reads them.
   bool neg = false, abs = false, sext = false;
@@ -88,6 +88,7 @@ enum class DppControl : uint8_t {
   kRowNewbcast,
 };
 
+// Scalar ones first.
 enum class InstClass : uint8_t {
   kSalu,
   kSmem,

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tests/amdgpu_sim/isa/atomic.h"
 #include "tests/amdgpu_sim/isa/float.h"
 #include "tests/amdgpu_sim/isa/ops.h"
 #include "tests/amdgpu_sim/isa/valu.h"
@@ -500,6 +501,7 @@ u64 Call(u16, Wave& wave, const Inst& inst) {
 void Nothing(Wave&, const Inst&) {}
 void End(Wave& wave, const Inst&) { wave.ended = true; }
 void Barrier(Wave& wave, const Inst&) { wave.ArriveAtBarrier(); }
+void SetVskip(u32 a, u32 b, Wave& wave) { wave.skips = a >> (b & 31) & 1; }
 void Waitcnt(Wave& wave, const Inst& inst) {
   int vm = (inst.imm & 15) | (inst.imm >> 10 & 0x30);
   int lgkm = inst.imm >> 8 & 15;
@@ -605,6 +607,20 @@ void Store(Wave& wave, const Inst& inst) {
   }
   wave.Announce(Counter::kLgkm, true, 0, 0);
 }
+// What was there goes to the register of the data with glc only.
+template <auto F>
+void ScalarAtomic(Wave& wave, const Inst& inst) {
+  const Operand& data = inst.src[0];
+  uint64_t address =
+      wave.s64(inst.src[1].reg) + ScalarOffset(wave, inst, inst.src[2]);
+  uint8_t* at = wave.Global(address & ~uint64_t{3}, 4, Access::kAtomic, -1);
+  u32 old;
+  std::memcpy(&old, at, 4);
+  u32 value = F(old, wave.s[data.reg]);
+  std::memcpy(at, &value, 4);
+  if (inst.glc) wave.s[data.reg] = old;
+  wave.Announce(Counter::kLgkm, true, data.reg, inst.glc ? 1 : 0);
+}
 // Time is not modelled: the clock of the shader counts instructions.
 void Memtime(Wave& wave, const Inst& inst) {
   wave.set_s64(inst.dst[0].reg, wave.sequence);
@@ -628,6 +644,12 @@ Op Smem(const char* mnemonic, Execute execute, std::initializer_list<Type> dst,
         std::initializer_list<Type> src) {
   return WaveOp(mnemonic, execute, dst, src, kAddress, kOnAll,
                 InstClass::kSmem);
+}
+
+template <auto F>
+Op Atomic(const char* mnemonic) {
+  return Smem(mnemonic, ScalarAtomic<F>, {},
+              {Type::kB32, Type::kWide, Type::kB32});
 }
 
 void AddMoves(Ops* ops) {
@@ -808,6 +830,7 @@ void AddControl(Ops* ops) {
           ScalarOp<SwapPc>("s_swappc_b64", 0, kBranch),
           ScalarOp<Call>("s_call_b64", 0, kBranch),
           Plain("s_endpgm", End, kOther),
+          ScalarOp<SetVskip>("s_setvskip", 0, kOther),
           Plain("s_barrier", Barrier, InstClass::kBarrier),
           Plain("s_waitcnt", Waitcnt, InstClass::kWait),
           // Without effect where time and caches are not modelled.
@@ -848,6 +871,18 @@ void AddMemory(Ops* ops) {
           Smem("s_store_dword", Store, {}, {kWide, kWide, kB32}),
           Smem("s_store_dwordx2", Store, {}, {kWide, kWide, kB32}),
           Smem("s_store_dwordx4", Store, {}, {kWide, kWide, kB32}),
+          Atomic<AtomicSwap<u32>>("s_atomic_swap"),
+          Atomic<AtomicAdd<u32>>("s_atomic_add"),
+          Atomic<AtomicSub<u32>>("s_atomic_sub"),
+          Atomic<AtomicMin<i32>>("s_atomic_smin"),
+          Atomic<AtomicMin<u32>>("s_atomic_umin"),
+          Atomic<AtomicMax<i32>>("s_atomic_smax"),
+          Atomic<AtomicMax<u32>>("s_atomic_umax"),
+          Atomic<AtomicAnd<u32>>("s_atomic_and"),
+          Atomic<AtomicOr<u32>>("s_atomic_or"),
+          Atomic<AtomicXor<u32>>("s_atomic_xor"),
+          Atomic<AtomicInc<u32>>("s_atomic_inc"),
+          Atomic<AtomicDec<u32>>("s_atomic_dec"),
           Smem("s_memtime", Memtime, {kWide}, {}),
           Smem("s_memrealtime", Memrealtime, {kWide}, {}),
       });

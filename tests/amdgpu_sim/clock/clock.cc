@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/amdgpu_sim/clock/clock.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "tests/amdgpu_sim/gpu/memory.h"
+#include "tests/amdgpu_sim/gpu/stats.h"
+
+namespace amdgpu_sim {
+namespace {
+
+constexpr int kStalls = static_cast<int>(Stall::kCount);
+// Of a report: places with the most stalls.
+constexpr size_t kPlaces = 12;
+// A unit that is busy for less of the time does not bound a launch.
+constexpr double kBusy = 0.6;
+
+const char* Path() {
+  static const char* const path = std::getenv("AMDGPU_SIM_CLOCK");
+  return path != nullptr && path[0] != '\0' ? path : nullptr;
+}
+
+// The latest launch.
+struct Latest {
+  std::mutex mutex;
+  std::map<std::string, double> parameters;  // Changed ones.
+  Device device = {};
+  ClockLaunch launch;
+  std::vector<GroupTrace> groups;
+  std::string json;
+};
+
+Latest& GetLatest() {
+  static Latest* const latest = new Latest;
+  return *latest;
+}
+
+std::string Format(const char* format, double value) {
+  char text[64];
+  std::snprintf(text, sizeof(text), format, value);
+  return text;
+}
+
+struct Use {
+  const char* name;
+  double share;  // Of the time.
+};
+
+// How the traced workgroups use allocations.
+std::vector<ClockLaunch::Traffic> TrafficOf(
+    const std::vector<GroupTrace>& groups) {
+  constexpr double kPiece = 64;
+  std::vector<uint64_t> all;
+  std::map<uint64_t, ClockLaunch::Traffic> found;  // By address.
+  // Pieces in order; each allocation is looked up once.
+  auto count = [&](std::vector<uint64_t>* pieces,
+                   double ClockLaunch::Traffic::* field) {
+    std::sort(pieces->begin(), pieces->end());
+    pieces->erase(std::unique(pieces->begin(), pieces->end()), pieces->end());
+    Allocation allocation;
+    for (uint64_t piece : *pieces) {
+      const uint64_t address = piece * 64;
+      if (address < allocation.base ||
+          address >= allocation.base + allocation.size) {
+        // It may have been freed since.
+        if (!Memory::Get().Find(address, &allocation)) {
+          allocation = Allocation();
+          continue;
+        }
+      }
+      ClockLaunch::Traffic& traffic = found[allocation.base];
+      traffic.size = static_cast<double>(allocation.size);
+      traffic.*field += kPiece;
+    }
+  };
+  for (const GroupTrace& group : groups) {
+    std::vector<uint64_t> pieces;
+    for (const WaveTrace& wave : group.waves) {
+      pieces.insert(pieces.end(), wave.lines.begin(), wave.lines.end());
+    }
+    count(&pieces, &ClockLaunch::Traffic::asked);
+    all.insert(all.end(), pieces.begin(), pieces.end());
+  }
+  count(&all, &ClockLaunch::Traffic::touched);
+  std::vector<ClockLaunch::Traffic> traffic;
+  for (const auto& entry : found) traffic.push_back(entry.second);
+  return traffic;
+}
+
+std::vector<Use> Uses(const Device& device, const ClockReport& report) {
+  const UnitReport& unit = report.unit;
+  const double all = unit.clocks > 0 ? unit.clocks : 1;
+  return {
+      {"matrix", unit.matrix / (device.simds * all)},
+      {"vector", unit.vector / (device.simds * all)},
+      {"scalar", unit.scalar / (device.simds * all)},
+      {"lds", unit.lds / all},
+      {"l1", unit.memory / all},
+      {"memory", unit.memory_bytes / report.behind.rate / all},
+  };
+}
+
+// Places by the clocks that waves stalled there.
+std::vector<const UnitReport::Place*> Worst(const UnitReport& unit) {
+  auto stalled = [](const UnitReport::Place* place) {
+    double sum = 0;
+    for (int i = 1; i < kStalls; ++i) sum += place->stalls[i];
+    return sum;
+  };
+  std::vector<const UnitReport::Place*> places;
+  for (const auto& entry : unit.places) places.push_back(&entry.second);
+  std::stable_sort(places.begin(), places.end(),
+                   [&](const UnitReport::Place* a, const UnitReport::Place* b) {
+                     return stalled(a) > stalled(b);
+                   });
+  if (places.size() > kPlaces) places.resize(kPlaces);
+  return places;
+}
+
+std::string Quoted(const std::string& text) {
+  std::string quoted = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c == '\t' || c == '\n' ? ' ' : c;
+  }
+  return quoted + "\"";
+}
+
+}  // namespace
+
+bool ClockEnabled() { return Path() != nullptr; }
+
+bool ClockOnly() {
+  static const bool only = std::getenv("AMDGPU_SIM_CLOCK_ONLY") != nullptr;
+  return only && ClockEnabled();
+}
+
+void Tracer::Add(const Wave& wave, const Inst& inst, const Lds::Record* lds) {
+  WaveTrace& trace = trace_.waves[wave.index];
+  if (!trace.events.empty()) {
+    Event& before = trace.events.back();
+    before.jumped = before.inst->inst_class == InstClass::kBranch &&
+                    before.inst->pc + before.inst->bytes != inst.pc;
+  }
+  Event event;
+  event.inst = &inst;
+  if (lds != nullptr) {
+    const LdsCost cost = CostOf(*lds, wave.arch);
+    event.lds_clocks = static_cast<uint16_t>(cost.cycles);
+    event.lds_conflicts = static_cast<uint16_t>(cost.conflicts);
+    event.lds_write = lds->write;
+  }
+  if (!log_.empty()) {
+    std::sort(log_.begin(), log_.end());
+    log_.erase(std::unique(log_.begin(), log_.end()), log_.end());
+    event.first_line = static_cast<uint32_t>(trace.lines.size());
+    event.lines = static_cast<uint16_t>(log_.size());
+    event.write = inst.dst[0].kind == Operand::Kind::kNone && !inst.lds;
+    trace.lines.insert(trace.lines.end(), log_.begin(), log_.end());
+    log_.clear();
+  }
+  trace.events.push_back(event);
+}
+
+int Occupancy(const Device& device, const ClockLaunch& launch) {
+  const double registers = std::ceil(launch.vector_registers / 8.0) * 8;
+  const double waves = std::min(
+      device.waves_per_simd, std::floor(device.vector_registers / registers));
+  double groups = std::floor(waves * device.simds / launch.waves);
+  if (launch.lds_bytes > 0) {
+    groups = std::min(groups, std::floor(device.lds_bytes / launch.lds_bytes));
+  }
+  return std::max(1, static_cast<int>(groups));
+}
+
+Behind BehindL1(const Device& device, const ClockLaunch& launch, double units) {
+  double once = 0, asked = 0;
+  for (const ClockLaunch::Traffic& traffic : launch.traffic) {
+    const double groups = std::max(1.0, launch.traced);
+    const double all = traffic.asked / groups * launch.workgroups;
+    once +=
+        std::min(traffic.size, traffic.touched / groups * launch.workgroups);
+    asked += all;
+  }
+  const double share = asked > 0 ? std::min(1.0, once / asked) : 0;
+  const double hbm = device.hbm_gigabytes * device.hbm_efficiency /
+                     device.gigahertz;  // Bytes a clock.
+  Behind behind;
+  behind.latency =
+      device.l2_latency + share * (device.hbm_latency - device.l2_latency);
+  behind.rate = 1 / ((1 - share) / device.l2_rate +
+                     share * std::max(1 / device.l2_rate, units / hbm));
+  return behind;
+}
+
+std::vector<uint64_t> Traced(const Device& device, const ClockLaunch& launch) {
+  std::vector<uint64_t> numbers;
+  const uint64_t units = static_cast<uint64_t>(device.compute_units);
+  for (int i = 0; i < Occupancy(device, launch); ++i) {
+    if (i * units < launch.workgroups) numbers.push_back(i * units);
+  }
+  return numbers;
+}
+
+ClockReport Estimate(const Device& device, const ClockLaunch& launch,
+                     const std::vector<const GroupTrace*>& groups) {
+  ClockReport report;
+  report.occupancy = Occupancy(device, launch);
+  const double round = device.compute_units * report.occupancy;
+  const double full = std::floor(launch.workgroups / round);
+  const double rest = launch.workgroups - full * round;
+  auto run = [&](double count, double units) {
+    const size_t some =
+        std::min<size_t>(groups.size(), static_cast<size_t>(count));
+    const Behind behind = BehindL1(device, launch, units);
+    if (report.unit.clocks == 0) report.behind = behind;
+    return RunUnit(device, behind, {groups.begin(), groups.begin() + some});
+  };
+  double clocks = 0, matrix = 0;
+  auto add = [&](UnitReport unit, double times) {
+    clocks += times * unit.clocks;
+    matrix += times * unit.matrix;
+    // The fuller one comes first.
+    if (report.unit.clocks == 0) report.unit = std::move(unit);
+  };
+  if (full > 0) add(run(report.occupancy, device.compute_units), full);
+  if (rest > 0) {
+    add(run(std::ceil(rest / device.compute_units),
+            std::min(rest, device.compute_units)),
+        1);
+  }
+  report.rounds = full + (rest > 0 ? 1 : 0);
+  report.clocks = clocks;
+  const double share = clocks > 0 ? matrix / (device.simds * clocks) : 0;
+  report.matrix_share = share;
+  report.gigahertz =
+      device.gigahertz * (device.sustained - device.throttle * share);
+  report.microseconds =
+      device.launch_microseconds + clocks / (1000 * report.gigahertz);
+
+  Use most = {"", 0};
+  for (const Use& use : Uses(device, report)) {
+    if (use.share > most.share) most = use;
+  }
+  if (most.share >= kBusy) {
+    report.bound = most.name;
+  } else {
+    int worst = 1;
+    for (int i = 1; i < kStalls; ++i) {
+      if (report.unit.stalls[i] > report.unit.stalls[worst]) worst = i;
+    }
+    report.bound =
+        std::string("latency: ") + StallName(static_cast<Stall>(worst));
+  }
+  return report;
+}
+
+std::string ClockText(const Device& device, const ClockLaunch& launch,
+                      const ClockReport& report) {
+  const UnitReport& unit = report.unit;
+  std::string text = "amdgpu_sim clock: " + launch.kernel + " on " +
+                     device.name + ": " +
+                     Format("%.1f us predicted", report.microseconds) +
+                     ", bound by " + report.bound + "\n";
+  text += Format("  %.0f workgroups", launch.workgroups) +
+          Format(", %.0f a compute unit", report.occupancy) +
+          Format(", %.0f rounds", report.rounds) +
+          Format(", %.0f clocks", report.clocks) +
+          Format(" at %.2f GHz\n", report.gigahertz) + "  busy:";
+  for (const Use& use : Uses(device, report)) {
+    text += std::string(" ") + use.name + Format(" %.1f%%", 100 * use.share);
+  }
+  text += Format("; bank conflicts %.0f clocks\n", unit.lds_conflicts);
+  double all = 0;
+  for (double stall : unit.stalls) all += stall;
+  text += "  waves:";
+  for (int i = 0; i < kStalls; ++i) {
+    if (unit.stalls[i] == 0) continue;
+    text += std::string(" ") + StallName(static_cast<Stall>(i)) +
+            Format(" %.1f%%", 100 * unit.stalls[i] / all);
+  }
+  text += "\n";
+  for (const UnitReport::Place* place : Worst(unit)) {
+    std::string stalls;
+    for (int i = 1; i < kStalls; ++i) {
+      if (place->stalls[i] == 0) continue;
+      stalls += std::string(" ") + StallName(static_cast<Stall>(i)) +
+                Format(" %.0f", place->stalls[i]);
+    }
+    if (stalls.empty()) break;
+    text += "    " + std::string(place->inst->text) +
+            Format(" x%.0f:", place->count) + stalls + "\n";
+  }
+  return text;
+}
+
+std::string ClockJson(const Device& device, const ClockLaunch& launch,
+                      const ClockReport& report) {
+  const UnitReport& unit = report.unit;
+  std::string json = "{\"kernel\": " + Quoted(launch.kernel) +
+                     ", \"device\": " + Quoted(device.name) +
+                     ", \"bound\": " + Quoted(report.bound);
+  auto number = [&](const char* name, double value) {
+    json += std::string(", \"") + name + "\": " + Format("%.17g", value);
+  };
+  auto stalls = [](const double* clocks) {
+    std::string list = "{";
+    for (int i = 0; i < kStalls; ++i) {
+      if (clocks[i] == 0) continue;
+      if (list.size() > 1) list += ", ";
+      list += Quoted(StallName(static_cast<Stall>(i))) +
+              Format(": %.17g", clocks[i]);
+    }
+    return list + "}";
+  };
+  number("microseconds", report.microseconds);
+  number("gigahertz", report.gigahertz);
+  number("clocks", report.clocks);
+  number("matrix_share", report.matrix_share);
+  number("workgroups", launch.workgroups);
+  number("occupancy", report.occupancy);
+  number("rounds", report.rounds);
+  number("unit_clocks", unit.clocks);
+  number("lds_conflicts", unit.lds_conflicts);
+  number("l1_bytes", unit.l1_bytes);
+  number("memory_bytes", unit.memory_bytes);
+  json += ", \"busy\": {";
+  for (const Use& use : Uses(device, report)) {
+    if (json.back() != '{') json += ", ";
+    json += Quoted(use.name) + Format(": %.17g", use.share);
+  }
+  json += "}, \"stalls\": " + stalls(unit.stalls) + ", \"places\": [";
+  for (const UnitReport::Place* place : Worst(unit)) {
+    if (json.back() != '[') json += ", ";
+    json += "{\"text\": " + Quoted(place->inst->text) +
+            Format(", \"count\": %.17g", place->count) +
+            ", \"stalls\": " + stalls(place->stalls) + "}";
+  }
+  return json + "]}";
+}
+
+void AddClock(const Device& device, const ClockLaunch& launch,
+              std::vector<GroupTrace> groups) {
+  Latest& latest = GetLatest();
+  std::lock_guard<std::mutex> lock(latest.mutex);
+  latest.device = device;
+  for (const auto& [name, value] : latest.parameters) {
+    *Parameter(&latest.device, name) = value;
+  }
+  latest.launch = launch;
+  latest.launch.traffic = TrafficOf(groups);
+  latest.launch.traced = static_cast<double>(groups.size());
+  latest.groups = std::move(groups);
+  std::vector<const GroupTrace*> all;
+  for (const GroupTrace& group : latest.groups) all.push_back(&group);
+  const ClockReport report = Estimate(latest.device, latest.launch, all);
+  latest.json = ClockJson(latest.device, latest.launch, report);
+  if (std::string(Path()) == "-") {
+    std::fputs(ClockText(latest.device, launch, report).c_str(), stderr);
+    return;
+  }
+  std::FILE* file = std::fopen(Path(), "a");
+  if (file == nullptr) {
+    std::fprintf(stderr, "amdgpu_sim: cannot write %s\n", Path());
+    return;
+  }
+  std::fprintf(file, "%s\n", latest.json.c_str());
+  std::fclose(file);
+}
+
+}  // namespace amdgpu_sim
+
+#define AMDGPU_SIM_PUBLIC extern "C" __attribute__((visibility("default")))
+
+AMDGPU_SIM_PUBLIC const char* amdgpu_sim_clock() {
+  return amdgpu_sim::GetLatest().json.c_str();
+}
+
+AMDGPU_SIM_PUBLIC int amdgpu_sim_clock_set(const char* parameter,
+                                           double value) {
+  amdgpu_sim::Latest& latest = amdgpu_sim::GetLatest();
+  std::lock_guard<std::mutex> lock(latest.mutex);
+  double* number = amdgpu_sim::Parameter(&latest.device, parameter);
+  if (number == nullptr) return 0;
+  *number = value;
+  latest.parameters[parameter] = value;
+  return 1;
+}
+
+AMDGPU_SIM_PUBLIC const char* amdgpu_sim_clock_again() {
+  amdgpu_sim::Latest& latest = amdgpu_sim::GetLatest();
+  std::lock_guard<std::mutex> lock(latest.mutex);
+  std::vector<const amdgpu_sim::GroupTrace*> all;
+  for (const auto& group : latest.groups) all.push_back(&group);
+  const auto report = amdgpu_sim::Estimate(latest.device, latest.launch, all);
+  latest.json = amdgpu_sim::ClockJson(latest.device, latest.launch, report);
+  return latest.json.c_str();
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The model of time: what a launch would take. Off unless AMDGPU_SIM_CLOCK is
+// set; it never changes what a launch computes.
+#ifndef AMDGPU_SIM_CLOCK_CLOCK_H_
+#define AMDGPU_SIM_CLOCK_CLOCK_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/amdgpu_sim/clock/device.h"
+#include "tests/amdgpu_sim/clock/trace.h"
+#include "tests/amdgpu_sim/clock/unit.h"
+#include "tests/amdgpu_sim/gpu/lds.h"
+
+namespace amdgpu_sim {
+
+// Whether AMDGPU_SIM_CLOCK is set. It is "-", for a report on stderr, or a file
+// that gets one line of JSON a launch.
+bool ClockEnabled();
+// AMDGPU_SIM_CLOCK_ONLY: workgroups that the model does not look at are not
+// executed, and their results not computed.
+bool ClockOnly();
+
+// Makes a trace of workgroups as they are executed.
+class Tracer {
+ public:
+  explicit Tracer(int waves) { trace_.waves.resize(waves); }
+
+  // An instruction after it was executed. `lds` is its access to LDS, or null.
+  void Add(const Wave& wave, const Inst& inst, const Lds::Record* lds);
+  // Where the memory's view writes pieces of 64 bytes that are accessed.
+  std::vector<uint64_t>* log() { return &log_; }
+  const GroupTrace& trace() const { return trace_; }
+
+ private:
+  GroupTrace trace_;
+  std::vector<uint64_t> log_;
+};
+
+// What the model needs to know of a launch beside its traces.
+struct ClockLaunch {
+  std::string kernel, arch;
+  uint64_t workgroups = 0;
+  int waves = 0;             // Of a workgroup.
+  int vector_registers = 0;  // Of a lane, v and a.
+  uint32_t lds_bytes = 0;    // Of a workgroup.
+
+  // Of each allocation that the traced workgroups access.
+  struct Traffic {
+    double size = 0;     // Bytes.
+    double touched = 0;  // Of them, by one or more of the traced workgroups,
+    double asked = 0;    // and by each of them, added.
+  };
+  std::vector<Traffic> traffic;
+  double traced = 0;  // Workgroups.
+};
+
+// What is behind the L1 while so many compute units are busy. Bytes come from
+// HBM once for the launch and else from a cache: of an allocation once the
+// bytes of each workgroup, as if each had its own, or all that it has.
+Behind BehindL1(const Device& device, const ClockLaunch& launch, double units);
+
+// How many workgroups a compute unit holds; at least one.
+int Occupancy(const Device& device, const ClockLaunch& launch);
+// The workgroups to trace: those that the first compute unit holds at once.
+std::vector<uint64_t> Traced(const Device& device, const ClockLaunch& launch);
+
+struct ClockReport {
+  double microseconds = 0;
+  double gigahertz = 0;  // Of the compute units, under this load.
+  double clocks = 0;     // Of the launch, without what the host sees before it.
+  double matrix_share =
+      0;  // Of them, those in which the matrix units are busy.
+  int occupancy = 0;
+  double rounds = 0;  // Of workgroups, one after another.
+  std::string bound;  // What it is bound by.
+  Behind behind;      // What the unit had behind its L1.
+  UnitReport unit;    // Of a compute unit that holds as many as it can.
+};
+// `groups` are traces of Traced(). The largest part of the workgroups comes in
+// rounds that fill all compute units, what is left in one of its own.
+ClockReport Estimate(const Device& device, const ClockLaunch& launch,
+                     const std::vector<const GroupTrace*>& groups);
+
+std::string ClockText(const Device& device, const ClockLaunch& launch,
+                      const ClockReport& report);
+std::string ClockJson(const Device& device, const ClockLaunch& launch,
+                      const ClockReport& report);
+
+// Estimates a launch that has ended, and reports.
+void AddClock(const Device& device, const ClockLaunch& launch,
+              std::vector<GroupTrace> groups);
+
+}  // namespace amdgpu_sim
+
+// The latest launch's JSON, or "".
+extern "C" const char* amdgpu_sim_clock();
+// Changes a number of the device, from now on; 0 if there is none of the name.
+extern "C" int amdgpu_sim_clock_set(const char* parameter, double value);
+// Estimates the latest launch again, whose module is still loaded.
+extern "C" const char* amdgpu_sim_clock_again();
+
+#endif  // AMDGPU_SIM_CLOCK_CLOCK_H_

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/amdgpu_sim/clock/device.h"
+
+#include <cstdlib>
+#include <vector>
+
+namespace amdgpu_sim {
+namespace {
+
+// What all have in common. Sources. "sheet": AMD's data sheet of the device.
+// "ISA": the document of its instructions. "paper": AMD's white papers of CDNA
+// 3 and 4. "LLVM": wait states in its hazard recognizer for gfx940. "fit":
+// calibrate.py, on microseconds that AITER publishes. "assumed": none of
+// these, and nothing has shown how far it is off.
+Device Common(const char* name, const char* arch) {
+  Device d = {};
+  d.name = name;
+  d.arch = arch;
+  d.simds = 4;               // ISA
+  d.waves_per_simd = 8;      // ISA
+  d.vector_registers = 512;  // ISA
+  d.lds_bytes = 64 * 1024;   // ISA
+  d.slot = 4;                // ISA: each SIMD has its turn in four clocks
+  d.vector = 4;              // ISA: 16 lanes a clock
+  d.transcendental = 16;     // paper: a quarter of the rate
+  d.pass = 4;                // ISA
+  d.matrix_slots = 4;        // LLVM: passes + 3 slots between
+  d.taken_branch = 16;       // assumed
+  d.barrier = 8;             // assumed
+  d.lds_write_factor = 1;    // paper
+  d.scalar_latency = 200;    // assumed
+  d.l1_bytes = 32 * 1024;    // paper
+  d.l1_line = 128;           // paper
+  d.l1_latency = 120;        // assumed
+  d.l1_rate = 64;            // paper
+  d.lds_latency = 128;       // As of one fit for all devices, and so on:
+  d.l2_latency = 900;
+  d.l2_rate = 64;
+  d.hbm_latency = 900;
+  d.hbm_efficiency = 0.7;
+  d.launch_microseconds = 3.5;
+  d.sustained = 1;
+  d.throttle = 0.4;
+  return d;
+}
+
+std::vector<Device> AllDevices() {
+  Device mi300x = Common("MI300X", "gfx942");
+  mi300x.compute_units = 304;   // sheet
+  mi300x.gigahertz = 2.1;       // sheet
+  mi300x.hbm_gigabytes = 5300;  // sheet
+  mi300x.lds_latency = 64;      // fit, as all below
+  mi300x.l2_latency = 900;
+  mi300x.l2_rate = 64;
+  mi300x.hbm_latency = 1400;
+  mi300x.hbm_efficiency = 0.7;
+  mi300x.launch_microseconds = 1.5;
+  mi300x.sustained = 1;
+  mi300x.throttle = 0.5;
+
+  Device mi308x = mi300x;
+  mi308x.name = "MI308X";
+  mi308x.compute_units = 80;    // AITER's tables
+  mi308x.gigahertz = 2.1;       // assumed as MI300X; see `sustained`
+  mi308x.hbm_gigabytes = 5300;  // sheet
+  mi308x.lds_latency = 64;      // fit, as all below
+  mi308x.l2_latency = 500;
+  mi308x.l2_rate = 48;
+  mi308x.hbm_latency = 900;
+  mi308x.hbm_efficiency = 0.7;
+  mi308x.launch_microseconds = 2.5;
+  mi308x.sustained = 0.6;
+  mi308x.throttle = 0;
+
+  Device mi355x = Common("MI355X", "gfx950");
+  mi355x.compute_units = 256;     // sheet
+  mi355x.gigahertz = 2.4;         // sheet
+  mi355x.lds_bytes = 160 * 1024;  // paper
+  mi355x.transcendental = 8;      // paper: twice the rate
+  mi355x.lds_write_factor = 2;    // paper: reads are twice as wide
+  mi355x.hbm_gigabytes = 8000;    // sheet
+  mi355x.lds_latency = 128;       // fit, as all below
+  mi355x.l2_latency = 900;
+  mi355x.l2_rate = 48;
+  mi355x.hbm_latency = 900;
+  mi355x.hbm_efficiency = 0.7;
+  mi355x.launch_microseconds = 3.5;
+  mi355x.sustained = 1;
+  mi355x.throttle = 0.3;
+
+  // One of its two dies. No measured time has been seen of it.
+  Device mi250x = Common("MI250X", "gfx90a");
+  mi250x.compute_units = 110;   // sheet
+  mi250x.gigahertz = 1.7;       // sheet
+  mi250x.hbm_gigabytes = 1638;  // sheet
+  return {mi300x, mi308x, mi355x, mi250x};
+}
+
+struct Name {
+  const char* name;
+  double Device::* field;
+};
+
+constexpr Name kNames[] = {
+    {"gigahertz", &Device::gigahertz},
+    {"taken_branch", &Device::taken_branch},
+    {"barrier", &Device::barrier},
+    {"lds_latency", &Device::lds_latency},
+    {"scalar_latency", &Device::scalar_latency},
+    {"l1_latency", &Device::l1_latency},
+    {"l2_latency", &Device::l2_latency},
+    {"l2_rate", &Device::l2_rate},
+    {"hbm_latency", &Device::hbm_latency},
+    {"hbm_gigabytes", &Device::hbm_gigabytes},
+    {"hbm_efficiency", &Device::hbm_efficiency},
+    {"launch_microseconds", &Device::launch_microseconds},
+    {"sustained", &Device::sustained},
+    {"throttle", &Device::throttle},
+};
+
+}  // namespace
+
+const Device* FindDevice(const std::string& arch) {
+  static const std::vector<Device>* const devices =
+      new std::vector<Device>(AllDevices());
+  const char* wanted = std::getenv("AMDGPU_SIM_CLOCK_DEVICE");
+  for (const Device& device : *devices) {
+    if (arch != device.arch) continue;
+    if (wanted == nullptr || std::string(wanted) == device.name) {
+      return &device;
+    }
+  }
+  return nullptr;
+}
+
+double* Parameter(Device* device, const std::string& name) {
+  for (const Name& entry : kNames) {
+    if (name == entry.name) return &(device->*entry.field);
+  }
+  return nullptr;
+}
+
+}  // namespace amdgpu_sim

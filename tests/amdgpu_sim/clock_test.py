@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of time on small programs, whose clocks can be counted by hand."""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+from absl.testing import absltest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+os.environ["AMDGPU_SIM_CLOCK"] = os.environ.get("AMDGPU_SIM_CLOCK", os.devnull)
+import asm  # pylint: disable=g-import-not-at-top,g-bad-import-order
+
+# What tests count with, whatever a device's are.
+PARAMETERS = {
+    "lds_latency": 100, "l1_latency": 200, "l2_latency": 600, "l2_rate": 16,
+    "hbm_latency": 1000, "hbm_gigabytes": 1000, "hbm_efficiency": 0.5,
+    "taken_branch": 20, "barrier": 10,
+    "launch_microseconds": 3, "sustained": 0.875, "throttle": 0.25,
+    "scalar_latency": 300,
+}
+UNITS = {"gfx90a": 110, "gfx942": 304, "gfx950": 256}[asm.ARCH]
+PEAK = {"gfx90a": 1.7, "gfx942": 2.1, "gfx950": 2.4}[asm.ARCH]
+SLOT = 4  # Clocks between two instructions of a wave.
+MFMA = {"gfx90a": "v_mfma_f32_32x32x8f16",
+        "gfx942": "v_mfma_f32_32x32x8_f16",
+        "gfx950": "v_mfma_f32_32x32x8_f16"}[asm.ARCH]
+PASSES = {"gfx90a": 16, "gfx942": 8, "gfx950": 8}[asm.ARCH]
+MATRIX = 4 * PASSES
+TRANSCENDENTAL = 8 if asm.ARCH == "gfx950" else 16
+
+
+def call(name, *arguments):
+  function = getattr(asm.library(), name)
+  function.restype = ctypes.c_char_p
+  return function(*arguments)
+
+
+def setUpModule():  # pylint: disable=invalid-name
+  for name, value in PARAMETERS.items():
+    done = asm.library().amdgpu_sim_clock_set(name.encode(),
+                                              ctypes.c_double(value))
+    assert done == 1 or not PARAMETERS, name
+
+
+def report(body, *arguments, **attributes):
+  asm.launch(body, *arguments, **attributes)
+  return json.loads(call("amdgpu_sim_clock"))
+
+
+def clocks(body, *arguments, repeat=8, before="", after="", **attributes):
+  """The clocks of one more of `body`, after some that fill what there is."""
+  times = [
+      report(before + body * count + after, *arguments, **attributes)["clocks"]
+      for count in (repeat, 2 * repeat)
+  ]
+  return (times[1] - times[0]) / repeat
+
+
+def lines(*texts):
+  return "\n".join(texts) + "\n"
+
+
+class UnitTest(absltest.TestCase):
+  """What keeps a SIMD busy."""
+
+  def test_vector(self):
+    self.assertEqual(clocks("v_mov_b32 v4, v5\n"), 4)
+    # Two waves a SIMD take turns; four SIMDs do not.
+    self.assertEqual(clocks("v_mov_b32 v4, v5\n", block=256), 4)
+    self.assertEqual(clocks("v_mov_b32 v4, v5\n", block=512, vgprs=64), 8)
+
+  def test_transcendental(self):
+    body = "v_exp_f32 v4, v5\n"
+    self.assertEqual(clocks(body), TRANSCENDENTAL)
+    self.assertEqual(clocks(body, block=512, vgprs=64), 2 * TRANSCENDENTAL)
+    # It is the vector unit that it keeps busy.
+    self.assertEqual(clocks(body + "v_mov_b32 v6, v7\n"), TRANSCENDENTAL + 4)
+
+  def test_matrix(self):
+    fill = lines(*(f"v_mov_b32 v{i}, 0" for i in range(8, 128)))
+    one = lambda d, a=8, c=None: (
+        f"{MFMA} v[{d}:{d + 15}], v[{a}:{a + 1}], v[10:11], "
+        f"v[{c or d}:{(c or d) + 15}]\n")
+    # To registers of its own, and to the same ones: the unit is the bound.
+    self.assertEqual(clocks(one(32) + one(48), before=fill), 2 * MATRIX)
+    self.assertEqual(clocks(one(32), before=fill), MATRIX)
+    # What another reads takes as long as the passes and four slots more.
+    self.assertEqual(clocks(one(32) + one(48, a=32) + one(32, a=48),
+                            before=fill + one(48)), 2 * (MATRIX + 16) + MATRIX)
+
+  def test_matrix_beside_vector(self):
+    fill = lines(*(f"v_mov_b32 v{i}, 0" for i in range(8, 128)))
+    one = (f"{MFMA} v[32:47], v[8:9], v[10:11], v[32:47]\n")
+    some = MATRIX // 4 - 1
+    self.assertEqual(clocks(one + "v_mov_b32 v4, v5\n" * some, before=fill),
+                     MATRIX)
+    self.assertEqual(
+        clocks(one + "v_mov_b32 v4, v5\n" * (some + 5), before=fill),
+        MATRIX + 20)
+    # A vector instruction that needs the result.
+    self.assertEqual(clocks(one + "v_mov_b32 v4, v32\n", before=fill),
+                     MATRIX + 16 + SLOT)
+
+  def test_scalar_and_waits(self):
+    self.assertEqual(clocks("s_add_u32 s20, s21, s22\n"), SLOT)
+    self.assertEqual(clocks("s_nop 4\n"), 5 * SLOT)
+    self.assertEqual(clocks("s_waitcnt vmcnt(0)\n"), SLOT)
+    # A scalar load that is waited for.
+    self.assertEqual(
+        clocks("s_load_dword s20, s[0:1], 0x0\ns_waitcnt lgkmcnt(0)\n"),
+        PARAMETERS["scalar_latency"] + SLOT)
+
+  def test_taken_branch(self):
+    loop = lambda count: report(f"""
+      s_movk_i32 s20, {count}
+      again:
+      s_sub_u32 s20, s20, 1
+      s_cmp_lg_u32 s20, 0
+      s_cbranch_scc1 again""")["clocks"]
+    self.assertEqual(loop(20) - loop(10),
+                     10 * (3 * SLOT + PARAMETERS["taken_branch"]))
+
+
+class LdsTest(absltest.TestCase):
+
+  def read(self, stride, **attributes):
+    """Of four reads and a wait for them."""
+    fill = lines(f"v_mul_u32_u24 v1, {stride}, v0", "v_mov_b32 v2, 0",
+                 "ds_write_b32 v1, v2", "s_waitcnt lgkmcnt(0)")
+    body = lines(*(f"ds_read_b32 v{i}, v1" for i in range(4, 8)),
+                 "s_waitcnt lgkmcnt(0)")
+    return clocks(body, before=fill, lds=8192, **attributes)
+
+  def test_bank_conflicts(self):
+    banks = 64 if asm.ARCH == "gfx950" else 32
+    free = 64 // banks
+    # The last of the reads comes after three slots.
+    self.assertEqual(self.read(4), 3 * SLOT + free + 100 + SLOT)
+    # All lanes of one bank: a clock each.
+    self.assertEqual(self.read(4 * banks if banks == 32 else 128),
+                     4 * 64 + 100 + SLOT if banks == 32
+                     else 4 * 32 + 100 + SLOT)
+    last = json.loads(call("amdgpu_sim_clock"))
+    self.assertGreater(last["lds_conflicts"], 16 * 4 * 30)
+
+  def test_waves_share_it(self):
+    # Four waves' reads of 16 bytes: 8 or 4 clocks each, one after another.
+    clocks_each = 4 if asm.ARCH == "gfx950" else 8
+    fill = lines("v_lshlrev_b32 v1, 4, v0", "v_mov_b32 v4, 0",
+                 "v_mov_b32 v5, 0", "v_mov_b32 v6, 0", "v_mov_b32 v7, 0",
+                 "ds_write_b128 v1, v[4:7]", "s_waitcnt lgkmcnt(0)")
+    body = "ds_read_b128 v[8:11], v1\n" * 8 + "s_waitcnt lgkmcnt(0)\n"
+    times = [clocks(body, before=fill, lds=4096, block=64 * waves)
+             for waves in (1, 4)]
+    self.assertEqual(times[0], max(8 * clocks_each, 7 * SLOT + clocks_each)
+                     + 100 + SLOT)
+    # Some waves' reads are under way while others wait.
+    self.assertEqual(times[1], max(times[0], 4 * 8 * clocks_each))
+
+
+class MemoryTest(absltest.TestCase):
+
+  def load(self, step, **attributes):
+    """Of a load of one line that moves on, and a wait for it."""
+    before = lines("s_load_dwordx2 s[8:9], s[0:1], 0x0", "v_mov_b32 v1, 0",
+                   "s_waitcnt lgkmcnt(0)")
+    body = lines("global_load_dword v2, v1, s[8:9]",
+                 f"v_add_u32 v1, {step}, v1", "s_waitcnt vmcnt(0)")
+    with asm.Buffer(np.zeros(1 << 14, np.uint8)) as buffer:
+      return clocks(body, buffer, before=before, **attributes)
+
+  def test_latencies(self):
+    # The L1's: its clocks and latency, then the wait's slot.
+    self.assertEqual(self.load(0), SLOT + 200 + SLOT)
+    # A line of 128 bytes at 16 a clock.
+    self.assertEqual(self.load(256), SLOT + 128 / 16 + 1000 + SLOT)
+
+  def test_another_wave_hides_latency(self):
+    # The other waves' loads are on their way at the same time.
+    self.assertEqual(self.load(256, block=512, vgprs=64), self.load(256))
+
+  def test_rate(self):
+    before = lines("s_load_dwordx2 s[8:9], s[0:1], 0x0",
+                   "v_lshlrev_b32 v1, 4, v0", "s_waitcnt lgkmcnt(0)")
+    body = lines("global_load_dwordx4 v[4:7], v1, s[8:9]",
+                 "v_add_u32 v1, 0x400, v1")
+    with asm.Buffer(np.zeros(1 << 15, np.uint8)) as buffer:
+      self.assertEqual(clocks(body, buffer, before=before), 1024 / 16)
+      last = json.loads(call("amdgpu_sim_clock"))
+    self.assertEqual(last["memory_bytes"], 16 * 1024)
+    self.assertEqual(last["l1_bytes"], 16 * 1024)
+
+  def shared(self, step):
+    """Of a load of 1 KiB in a workgroup on each unit, `step` bytes apart."""
+    before = lines("s_load_dwordx2 s[8:9], s[0:1], 0x0",
+                   f"s_mul_i32 s20, s2, {step}", "v_lshlrev_b32 v1, 4, v0",
+                   "v_add_u32 v1, s20, v1", "s_waitcnt lgkmcnt(0)")
+    body = lines("global_load_dwordx4 v[4:7], v1, s[8:9]",
+                 "v_add_u32 v1, 0x400, v1")
+    size = 16 * 1024 + step * UNITS
+    with asm.Buffer(np.zeros(size, np.uint8)) as buffer:
+      return clocks(body, buffer, before=before, grid=UNITS)
+
+  def test_hbm_is_shared(self):
+    # All that all ask for, at half of 1000 GB/s.
+    hbm = 500 / PEAK
+    self.assertAlmostEqual(self.shared(16 * 1024), 1024 * UNITS / hbm)
+
+  def test_what_others_read_too(self):
+    # It comes from HBM once for all, and else from a cache. Of this buffer
+    # both runs of `clocks` read another share, so this is one run.
+    hbm = 500 / PEAK
+    before = lines("s_load_dwordx2 s[8:9], s[0:1], 0x0",
+                   "v_lshlrev_b32 v1, 4, v0", "s_waitcnt lgkmcnt(0)")
+    body = lines("global_load_dwordx4 v[4:7], v1, s[8:9]",
+                 "v_add_u32 v1, 0x400, v1") * 16
+    with asm.Buffer(np.zeros(16 * 1024, np.uint8)) as buffer:
+      told = report(before + body, buffer, grid=UNITS)
+    rate = 1 / ((1 - 1 / UNITS) / 16 + 1 / hbm)
+    self.assertAlmostEqual(told["busy"]["memory"] * told["unit_clocks"],
+                           16 * 1024 / rate)
+
+  def test_stalls_by_instruction(self):
+    self.load(256)
+    last = json.loads(call("amdgpu_sim_clock"))
+    place = last["places"][0]
+    self.assertEqual(place["text"], "s_waitcnt vmcnt(0)")
+    # After the load's slot and the addition's.
+    self.assertEqual(place["stalls"]["vmcnt"] / place["count"],
+                     SLOT + 8 + 1000 - 2 * SLOT)
+    self.assertEqual(last["bound"], "latency: vmcnt")
+
+
+class LaunchTest(absltest.TestCase):
+
+  def test_barrier(self):
+    # Wave 1 comes 25 slots later; both go on ten clocks after it.
+    text = lambda count: lines(
+        "v_readfirstlane_b32 s20, v0", "s_cmp_lg_u32 s20, 0",
+        "s_cbranch_scc0 first", "s_nop 9\n" * 10, "first:",
+        "s_barrier\n" * count)
+    some, more = (report(text(n), block=128) for n in (1, 9))
+    self.assertEqual(more["clocks"] - some["clocks"],
+                     8 * (SLOT + PARAMETERS["barrier"]))
+    # The first wave has branched instead of 100 slots.
+    self.assertEqual(
+        some["stalls"]["barrier"],
+        100 * SLOT - PARAMETERS["taken_branch"]
+        + 2 * PARAMETERS["barrier"])
+
+  def test_rounds(self):
+    units = UNITS
+    # Of 4 waves, which with 128 registers fit four to a SIMD.
+    body = "v_mov_b32 v4, v5\n" * 100
+    one, all_, more = (
+        report(body, grid=grid, block=256, vgprs=128)
+        for grid in (1, 4 * units, 4 * units + 1))
+    self.assertEqual([r["occupancy"] for r in (one, all_, more)], [4, 4, 4])
+    self.assertEqual([r["rounds"] for r in (one, all_, more)], [1, 1, 2])
+    self.assertEqual(all_["clocks"] - one["clocks"], 3 * 4 * 100)
+    self.assertEqual(more["clocks"], all_["clocks"] + one["clocks"])
+
+  def test_occupancy(self):
+    for attributes, expected in (
+        ({"vgprs": 512}, 1), ({"vgprs": 168}, 3), ({"vgprs": 64}, 8),
+        ({"vgprs": 64, "lds": 20000}, 8 if asm.ARCH == "gfx950" else 3)):
+      told = report("s_nop 0", block=256, **attributes)
+      self.assertEqual(told["occupancy"], expected, attributes)
+
+  def test_microseconds(self):
+    peak = PEAK
+    idle = report("v_mov_b32 v4, v5\n" * 100)
+    self.assertAlmostEqual(idle["gigahertz"], peak * 0.875)
+    self.assertAlmostEqual(idle["microseconds"],
+                           3 + idle["clocks"] / (875 * peak))
+    one = f"{MFMA} v[32:47], v[8:9], v[10:11], v[32:47]\n"
+    fill = lines(*(f"v_mov_b32 v{i}, 0" for i in range(8, 64)))
+    busy = report(fill + one * 100, block=256)
+    share = 100 * MATRIX / busy["clocks"]
+    self.assertAlmostEqual(busy["busy"]["matrix"], share)
+    self.assertAlmostEqual(busy["matrix_share"], share)
+    self.assertAlmostEqual(busy["gigahertz"], peak * (0.875 - 0.25 * share))
+    self.assertEqual(busy["bound"], "matrix")
+
+  def test_again(self):
+    with asm.Module(asm.assemble(asm.kernel_file(
+        [asm.Kernel("s_load_dword s20, s[0:1], 0x0\n"
+                    "s_waitcnt lgkmcnt(0)")]))) as module:
+      module.launch("kernel", 0)
+      before = json.loads(call("amdgpu_sim_clock"))
+      try:
+        self.set("scalar_latency", 500)
+        again = json.loads(call("amdgpu_sim_clock_again"))
+      finally:
+        self.set("scalar_latency", PARAMETERS["scalar_latency"])
+    self.assertEqual(again["clocks"] - before["clocks"], 200)
+
+  def set(self, name, value):
+    return asm.library().amdgpu_sim_clock_set(name.encode(),
+                                              ctypes.c_double(value))
+
+  def test_unknown_parameter(self):
+    self.assertEqual(self.set("speed", 1), 0)
+
+
+class EnvironmentTest(absltest.TestCase):
+  """In processes of their own: the environment is read once."""
+
+  PROGRAM = """
+import asm, numpy as np
+with asm.Buffer(np.zeros(4, np.uint32)) as out:
+  asm.launch('''
+    s_load_dwordx2 s[8:9], s[0:1], 0x0
+    v_mov_b32 v1, 0
+    v_mov_b32 v2, 1
+    s_waitcnt lgkmcnt(0)
+    global_atomic_add v1, v2, s[8:9]''', out, grid=GRID)
+  print(int(out.read()[0]))
+"""
+
+  def run_program(self, grid=600, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", self.PROGRAM.replace("GRID", str(grid))],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(
+            [os.path.dirname(os.path.abspath(__file__)), *sys.path]),
+             "AMDGPU_SIM_CLOCK": "", **environment},
+        capture_output=True, text=True, check=False)
+    return done
+
+  def test_off(self):
+    done = self.run_program()
+    self.assertEqual((done.stdout.strip(), done.stderr), (str(64 * 600), ""))
+
+  def test_text(self):
+    done = self.run_program(AMDGPU_SIM_CLOCK="-")
+    self.assertEqual(done.stdout.strip(), str(64 * 600))
+    self.assertRegex(done.stderr, r"kernel on MI\w+: [\d.]+ us predicted, "
+                     "bound by ")
+    self.assertRegex(done.stderr, "busy: matrix 0.0%.*bank conflicts 0")
+    self.assertRegex(done.stderr, "s_waitcnt lgkmcnt.* x[0-9]+: lgkmcnt")
+
+  def test_file(self):
+    path = self.create_tempfile().full_path
+    self.run_program(AMDGPU_SIM_CLOCK=path)
+    with open(path) as stream:
+      (line,) = stream.read().splitlines()
+    self.assertEqual(json.loads(line)["workgroups"], 600)
+
+  def test_only_some_workgroups(self):
+    done = self.run_program(AMDGPU_SIM_CLOCK=os.devnull,
+                            AMDGPU_SIM_CLOCK_ONLY="1", grid=305)
+    told = int(done.stdout)
+    self.assertEqual(told % 64, 0)
+    self.assertLess(told, 64 * 10)
+
+  def test_no_such_device(self):
+    done = self.run_program(AMDGPU_SIM_CLOCK="-",
+                            AMDGPU_SIM_CLOCK_DEVICE="MI1")
+    self.assertIn("AMDGPU_SIM_CLOCK_DEVICE is no device of", done.stderr)
+
+
+if __name__ == "__main__":
+  absltest.main()
