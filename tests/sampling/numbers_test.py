@@ -116,6 +116,12 @@ class NumbersTest(SamplingTestCase):
         self.assertEqual(list(kept.sum(1))[:3:2], [200, 200])
     np.testing.assert_array_equal(aiter.greedy_sample(logits), [0, 0, 0, 50])
 
+  def test_one_bin(self):
+    """More columns than a list of candidates holds."""
+    logits = np.zeros((1, 17000), np.float32)
+    logits[0, ::2] = -1e-4
+    self.check(logits, top_k=9000, top_p=0.4)
+
   def test_dead_columns(self):
     logits = normal(6, 100)
     logits[0, ::2], logits[1, 5:], logits[2, [3, 9]] = -_INF, _NAN, _INF

@@ -56,7 +56,7 @@ def _per_row(function: str, name: str, value, b, dtype, accepted, allowed):
   return jnp.broadcast_to(jnp.asarray(value, dtype), (b,))
 
 
-def _keys(function: str, key, b):
+def keys_of(function: str, key, b):
   """uint32 [b, 4] from a PRNG key, or one a row; see words_of."""
   if key is None:
     raise arguments.bad(function, "key", None,
@@ -134,7 +134,7 @@ def _drawn(function: str, logits, key, temperature, top_k, top_p, min_p, order,
   first = arguments.choice(function, "order", order, _ORDERS) == _ORDERS[1]
   keys = None
   if exponentials is None:
-    keys = _keys(function, key, b)
+    keys = keys_of(function, key, b)
   cfg = Config("draw", k_first=first and {"top_k", "top_p"} <= set(limits))
   return _draw(cfg, Rows(
       logits, keys, _temperature(function, value=temperature, b=b), **limits,
@@ -316,7 +316,7 @@ def exponential(
     raise arguments.bad("exponential", "shape", shape, "two sizes")
   b, v = shape
   e = exact.exponential(
-      sampling_op.words_of(_keys("exponential", key, b), v))
+      sampling_op.words_of(keys_of("exponential", key, b), v))
   return e if lambd == 1 else divide(e, lambd)
 
 
@@ -324,7 +324,7 @@ def _from_probs(function: str, probs, key, top_k, top_p) -> jax.Array:
   probs = _check_rows(function, "probs", probs)
   b = probs.shape[0]
   return _draw(Config("draw", probs=True), Rows(
-      probs, _keys(function, key, b), **_limits(function, b, top_k, top_p))
+      probs, keys_of(function, key, b), **_limits(function, b, top_k, top_p))
       ).tokens
 
 

@@ -18,7 +18,7 @@ def _sample(name: str, top_k=0, top_p=1.0) -> Check:
 
   def formula(logits):
     full = lambda value, dtype: jnp.full((8,), value, dtype)
-    keys = api._keys("sample", key, 8)
+    keys = api.keys_of("sample", key, 8)
     return reference(Config("draw"), Rows(
         logits, keys, full(0.7, jnp.float32), full(top_k, jnp.int32),
         full(top_p, jnp.float32))).tokens

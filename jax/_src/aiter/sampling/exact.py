@@ -17,23 +17,15 @@ import numpy as np
 
 import jax
 from jax import lax
+from jax._src.aiter.core.philox import mulhilo
 
 # The key of what may never be drawn.
 DEAD = np.int32(-(1 << 31))
 _u32 = np.uint32
 
 
-def multiply(a, b):
-  """a * b of uint32, in 64 bits, by 16-bit halves."""
-  a_high, a_low = a >> 16, a & _u32(0xFFFF)
-  b_high, b_low = b >> 16, b & _u32(0xFFFF)
-  t = a_high * b_low + (a_low * b_low >> 16)
-  u = (t & _u32(0xFFFF)) + a_low * b_high
-  return a_high * b_high + (t >> 16) + (u >> 16), a * b
-
-
 def _high(a, b):
-  return multiply(a, _u32(b) if isinstance(b, int) else b)[0]
+  return mulhilo(a, _u32(b) if isinstance(b, int) else b)[0]
 
 
 def order_key(v: jax.Array) -> jax.Array:
@@ -111,8 +103,8 @@ def share(p: jax.Array, of) -> tuple[jax.Array, jax.Array]:
   least 1.
   """
   p = (jnp.clip(p, 0, 1) * np.float32(1 << 24)).astype(jnp.uint32)
-  carry, low = multiply(p, of[1])
-  high, middle = multiply(p, of[0])
+  carry, low = mulhilo(p, of[1])
+  high, middle = mulhilo(p, of[0])
   middle = middle + carry
   high = high + (middle < carry).astype(jnp.uint32)
   # Without the 24 bits after the point.

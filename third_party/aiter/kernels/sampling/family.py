@@ -41,6 +41,7 @@ FAMILY = Family(
         **points_to("u32", "keys"),
         **points_to("i64", "best histogram state"),
     },
+    aligned=r"per_part$",
     constants=_constants,
     features=FEATURES,
     messages={"k_first": "order top_k_first", "ranked": "top_k of columns"},

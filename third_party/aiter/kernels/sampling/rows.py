@@ -44,10 +44,10 @@ def load_keys(logits, mask, row, c, end, cols, flags):
   inside = c < end
   if flags & ALIGNED:
     # Said so that the compiler sees it: loads may be of 16 bytes.
-    at = row * (cols // 8 * 8)
+    v = tl.load(logits + row * (cols // 8 * 8) + c, c < end // 8 * 8, 0.0)
   else:
-    at = row * cols
-  v = tl.load(logits + at + c, inside, 0.0).to(tl.float32)
+    v = tl.load(logits + row * cols + c, inside, 0.0)
+  v = v.to(tl.float32)
   live = inside
   if (flags & RANKED) == 0:
     v = tl.where(v == 0.0, 0.0, v)  # No zero is negative.
