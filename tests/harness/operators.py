@@ -289,7 +289,9 @@ CASES = (
              x, k, p, key=jax.random.key(0)),
          ("share b,300", "lengths b", "share b"), _DRAW),
     _case("top_k_renorm_probs", ("share b,300", "lengths b"), _DRAW),
-    _case("top_k", ("bf16 b,m,300",), ("sampling_top_k",), 1, k=7),
+    _case("top_k", ("bf16 b,m,300",), ("sampling_top_k",), k=7),
+    Case("top_k_values", lambda x: aiter.top_k(x, 3)[0], ("f32 b,m,20",),
+         ("sampling_top_k",), 1),
 )
 
 
