@@ -277,10 +277,16 @@ CASES = (
         mask=mask), ("f32 m,32*n", "f32 m", "lengths m", "share m",
                      "lengths m,n"), _DRAW),
     _case("greedy_sample", ("bf16 b,300",), _DRAW),
-    Case("mixed_sample", lambda x, t: aiter.mixed_sample(
-        x, t, key=jax.random.key(0)), ("bf16 b,300", "share b"), _DRAW),
+    *(Case(f"{name}_sample", lambda x, t, name=name: getattr(
+        aiter, f"{name}_sample")(x, t, key=jax.random.key(0)),
+           ("bf16 b,300", "share b"), _DRAW) for name in ("mixed", "random")),
     _case("mixed_sample_outer_exponential", (
         "f32 b,300", "share b,300", "share b"), _DRAW),
+    Case("random_sample_outer_exponential",
+         aiter.random_sample_outer_exponential,
+         ("f32 b,300", "share b,300", "share b"), _DRAW),
+    Case("exponential", lambda x: aiter.exponential(
+        jax.random.key(0), x.shape, 2.0), ("f32 b,n",), ()),
     Case("top_p_sampling_from_probs", lambda x, p:
          aiter.top_p_sampling_from_probs(x, p, key=jax.random.key(0)),
          ("share b,300", "share b"), _DRAW),
