@@ -54,7 +54,8 @@ class Call:
   def limits(self, k=0):
     """The kernels that find from which composite on columns are kept."""
     per_part = (self.b, self.parts)
-    self.run(threshold.sampling_histogram, per_part, TILE=self.tile)
+    self.run(threshold.sampling_histogram, per_part, TILE=self.tile,
+             RETURNS=self.b % 2 == 0)
     for phase in range(1 + bool(self.flags & family.FEATURES["k_first"])):
       self.run(threshold.sampling_bracket, (self.b,), STEP=2, phase=phase,
                k=k)

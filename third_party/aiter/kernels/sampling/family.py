@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling's family of kernels, as the ahead-of-time compiler sees it."""
 
+from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.family import Family, Op, flags, points_to
 
 # aligned: rows begin at multiples of 16 bytes; mask: bits say which columns are
@@ -16,7 +17,8 @@ FEATURES = flags(
 
 def _constants(row):
   return {"TILE": int(row["tile_n"]), "COLS": int(row["cols"]),
-          "BITS": {"bf16": 16, "fp32": 32}[row["dtype"]]}
+          "BITS": {"bf16": 16, "fp32": 32}[row["dtype"]],
+          "RETURNS": ARCHS[row["arch"]].xcds > 1}
 
 
 _PARTS = ("rows", "parts")
