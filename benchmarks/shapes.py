@@ -465,6 +465,41 @@ ACTIVATION = [
 ACTIVATION_SMOKE = [Activation("silu", 9, 128), Activation("gelu", 5, 40)]
 
 
+class Sampling(NamedTuple):
+  """Rows of logits: a token drawn of each, or the largest columns."""
+
+  function: str
+  rows: int
+  cols: int
+  top_k: int = 0
+  top_p: float = 1.0
+
+
+SAMPLING = [
+  *(
+    Sampling(*function, *limits)
+    for rows in (1, 8, 128)
+    for function, limits in (
+      (("sample", rows, 128256), ()),
+      (("sample", rows, 128256), (50, 0.9)),
+      (("sample", rows, 128256), (0, 0.9)),
+      (("greedy", rows, 128256), ()),
+      (("top_k", rows, 128256), (50,)),
+    )
+  ),
+  Sampling("sample", 64, 151936, 20, 0.95),  # Qwen 3
+  Sampling("sample", 256, 32000, 50, 0.9),
+  Sampling("top_k", 128, 128256, 8),
+  Sampling("top_k", 128, 128256, 1000),
+]
+SAMPLING_SMOKE = [
+  Sampling("sample", 3, 111),
+  Sampling("sample", 2, 1000, 9, 0.8),
+  Sampling("greedy", 2, 300),
+  Sampling("top_k", 2, 300, 7),
+]
+
+
 def markdown() -> str:
   """Returns ATTENTION as a Markdown table."""
   rows = [

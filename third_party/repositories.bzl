@@ -79,5 +79,6 @@ def repositories():
             "norm",
             "quant",
             "rope",
+            "sampling",
         ],
     )

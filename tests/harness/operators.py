@@ -75,6 +75,7 @@ KINDS = {
     "slices": (jnp.int32, lambda rng, shape, sizes: np.array(
         [[7, 40, 0][:shape[1]], [0, 3, 5][:shape[1]], [3, 2, 4][:shape[1]]])),
     "table": (jnp.int32, _of_range(0, 4)),
+    "share": (jnp.float32, lambda rng, shape, sizes: rng.random(shape)),
 }
 
 _ATTENTION = ("mha_fwd", "mha_bwd")
@@ -88,6 +89,7 @@ _WEIGHT = "bf16 64"
 _TOKENS = ("bf16 t,2,16", "bf16 t,2,16")
 _ROPE = ("rope_rotate",)
 _PAIR = "bf16 b,m,128"
+_DRAW = ("sampling_draw",)
 _ACTIVATION = ("activation_fwd", "activation_bwd")
 _SBHD, _KEYS = "bf16 s,b,4,16", "bf16 s,b,2,16"
 _TABLES, _FREQS, _PLACES = ("f32 s,8",) * 2, "f32 s,1,1,8", "lengths s,b"
@@ -268,6 +270,34 @@ CASES = (
     _case("cp_gather_indexer_k_quant_cache", (
         "u8 4,16,132", "table b,3", "ends_t b+1"), (), total_tokens=40,
           head_dim=128),
+    Case("sample", lambda x: aiter.sample(x, jax.random.key(0)),
+         ("bf16 b,300",), _DRAW),
+    Case("sample_limits", lambda x, temperature, k, p, mask: aiter.sample(
+        x, jax.random.key(0), temperature, k, p, 0.1, order="top_k_first",
+        mask=mask), ("f32 m,32*n", "f32 m", "lengths m", "share m",
+                     "lengths m,n"), _DRAW),
+    _case("greedy_sample", ("bf16 b,300",), _DRAW),
+    *(Case(f"{name}_sample", lambda x, t, name=name: getattr(
+        aiter, f"{name}_sample")(x, t, key=jax.random.key(0)),
+           ("bf16 b,300", "share b"), _DRAW) for name in ("mixed", "random")),
+    _case("mixed_sample_outer_exponential", (
+        "f32 b,300", "share b,300", "share b"), _DRAW),
+    Case("random_sample_outer_exponential",
+         aiter.random_sample_outer_exponential,
+         ("f32 b,300", "share b,300", "share b"), _DRAW),
+    Case("exponential", lambda x: aiter.exponential(
+        jax.random.key(0), x.shape, 2.0), ("f32 b,n",), ()),
+    Case("top_p_sampling_from_probs", lambda x, p:
+         aiter.top_p_sampling_from_probs(x, p, key=jax.random.key(0)),
+         ("share b,300", "share b"), _DRAW),
+    Case("top_k_top_p_sampling_from_probs", lambda x, k, p:
+         aiter.top_k_top_p_sampling_from_probs(
+             x, k, p, key=jax.random.key(0)),
+         ("share b,300", "lengths b", "share b"), _DRAW),
+    _case("top_k_renorm_probs", ("share b,300", "lengths b"), _DRAW),
+    _case("top_k", ("bf16 b,m,300",), ("sampling_top_k",), k=7),
+    Case("top_k_values", lambda x: aiter.top_k(x, 3)[0], ("f32 b,m,20",),
+         ("sampling_top_k",), 1),
 )
 
 

@@ -19,14 +19,13 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
 
-def _mulhilo(a: jax.Array, m: int) -> tuple[jax.Array, jax.Array]:
-  """High and low word of a * m, by 16-bit halves: uint64 needs x64 mode."""
-  low16, m_low, m_high = np.uint32(0xFFFF), np.uint32(m & 0xFFFF), np.uint32(
-      m >> 16)
-  a_low, a_high = a & low16, a >> 16
-  t = a_high * m_low + ((a_low * m_low) >> 16)
-  u = (t & low16) + a_low * m_high
-  return a_high * m_high + (t >> 16) + (u >> 16), a * np.uint32(m)
+def mulhilo(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """High and low word of a * b, by 16-bit halves: uint64 needs x64 mode."""
+  low16 = np.uint32(0xFFFF)
+  a_low, a_high, b_low, b_high = a & low16, a >> 16, b & low16, b >> 16
+  t = a_high * b_low + ((a_low * b_low) >> 16)
+  u = (t & low16) + a_low * b_high
+  return a_high * b_high + (t >> 16) + (u >> 16), a * b
 
 
 def philox4x32(key: tuple[jax.Array, jax.Array],
@@ -45,8 +44,8 @@ def philox4x32(key: tuple[jax.Array, jax.Array],
 
   def step(_, carry):
     (x0, x1, x2, x3), (k0, k1) = carry
-    hi0, lo0 = _mulhilo(x0, _MULTIPLIERS[0])
-    hi1, lo1 = _mulhilo(x2, _MULTIPLIERS[1])
+    hi0, lo0 = mulhilo(x0, np.uint32(_MULTIPLIERS[0]))
+    hi1, lo1 = mulhilo(x2, np.uint32(_MULTIPLIERS[1]))
     words = (hi1 ^ x1 ^ k0, lo1, hi0 ^ x3 ^ k1, lo0)
     return words, (k0 + np.uint32(_KEY_STEPS[0]), k1 + np.uint32(_KEY_STEPS[1]))
 
