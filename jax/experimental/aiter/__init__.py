@@ -62,6 +62,22 @@ from jax._src.aiter.norm.api import (
     rms_norm_with_add,
     rms_norm_with_add_quant,
 )
+from jax._src.aiter.paged.aliases import (
+    mha_batch_prefill_func,
+    paged_attention,
+    paged_prefill,
+)
+from jax._src.aiter.paged.api import (
+    merge_attn_states,
+    paged_attention_decode,
+    unified_attention,
+)
+from jax._src.aiter.paged.ragged import (
+    get_kv_cache_shape,
+    get_kv_cache_shape_hd64,
+    ragged_paged_attention,
+    ragged_paged_attention_hd64,
+)
 from jax._src.aiter.quant.api import (
     dequant,
     mx_dequant,
@@ -138,6 +154,8 @@ __all__ = [
     "gemm_fp8",
     "gemm_fp8_mi350",
     "gemm_i8",
+    "get_kv_cache_shape",
+    "get_kv_cache_shape_hd64",
     "get_rope",
     "indexer_k_quant_and_cache",
     "kv_cache_update",
@@ -145,13 +163,20 @@ __all__ = [
     "layer_norm_quant",
     "layer_norm_with_add",
     "layer_norm_with_add_quant",
+    "merge_attn_states",
+    "mha_batch_prefill_func",
     "mx_dequant",
     "mx_quant",
     "pack_e2m1",
+    "paged_attention",
+    "paged_attention_decode",
+    "paged_prefill",
     "per_block_quant",
     "per_group_quant",
     "per_tensor_quant",
     "per_token_quant",
+    "ragged_paged_attention",
+    "ragged_paged_attention_hd64",
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "reshape_and_cache_with_block_quant",
@@ -193,6 +218,7 @@ __all__ = [
     "swap_blocks",
     "swiglu_and_mul",
     "swiglu_and_mul_quant",
+    "unified_attention",
     "unpack_e2m1",
     "unshuffle_scale",
     "unshuffle_weight",
