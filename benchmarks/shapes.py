@@ -500,6 +500,52 @@ SAMPLING_SMOKE = [
 ]
 
 
+class Paged(NamedTuple):
+  """Queries against pages; `lengths` are of the contexts, if not all equal."""
+
+  name: str
+  batch: int
+  context: int
+  q_heads: int
+  kv_heads: int
+  head_dim: int
+  queries: int = 1
+  page: int = 16
+  cache: str = "bfloat16"
+  lengths: tuple[int, ...] = ()
+
+  @property
+  def contexts(self) -> tuple[int, ...]:
+    return self.lengths or (self.context,) * self.batch
+
+  def bytes(self, itemsize: int) -> int:
+    """What must be read of the caches."""
+    return 2 * sum(self.contexts) * self.kv_heads * self.head_dim * itemsize
+
+
+PAGED = [
+  Paged("llama_8b", 128, 4096, 32, 8, 128),
+  Paged("llama_8b", 16, 8192, 32, 8, 128),
+  *(Paged("llama_8b", batch, 32768, 32, 8, 128) for batch in (1, 8, 16, 32)),
+  Paged("llama_8b", 1, 131072, 32, 8, 128),
+  *(Paged("llama_8b", 64, 8192, 32, 8, 128, page=n) for n in (1, 64, 256)),
+  Paged("llama_8b_fp8", 128, 8192, 32, 8, 128, cache="float8_e4m3fn"),
+  Paged("llama_8b_fnuz", 128, 8192, 32, 8, 128, cache="float8_e4m3fnuz"),
+  Paged("llama_8b_int8", 128, 8192, 32, 8, 128, cache="int8"),
+  Paged("llama_70b_tp8", 256, 8192, 8, 1, 128),
+  Paged("gpt_oss", 64, 8192, 64, 8, 64),
+  Paged("gemma_9b", 64, 4096, 16, 8, 256),
+  Paged("multi_head", 32, 4096, 32, 32, 128),
+  Paged("llama_8b_chunk", 8, 8192, 32, 8, 128, queries=512),
+  Paged("llama_8b_prefill", 4, 4096, 32, 8, 128, queries=4096),
+]
+PAGED_SMOKE = [
+  Paged("smoke", 2, 40, 4, 2, 64),
+  Paged("smoke_int8", 3, 17, 4, 1, 128, page=8, cache="int8"),
+  Paged("smoke_chunk", 2, 30, 4, 2, 64, queries=9),
+]
+
+
 def markdown() -> str:
   """Returns ATTENTION as a Markdown table."""
   rows = [

@@ -77,6 +77,7 @@ def repositories():
             "gemm",
             "mha",
             "norm",
+            "paged",
             "quant",
             "rope",
             "sampling",

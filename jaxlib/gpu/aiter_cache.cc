@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "aiter/cache.h"
+#include "jaxlib/gpu/cache_side.h"
 #include "jaxlib/gpu/ffi_util.h"
 #include "jaxlib/gpu/operation.h"
 #include "jaxlib/gpu/vendor.h"
@@ -67,27 +68,6 @@ struct CacheBuffers : BufferList {
   Buffer k_scale_out = Result("k_scale_out");
   Buffer v_scale_out = Result("v_scale_out");
 };
-
-ffi::Error SetSide(const char* name, ffi::Span<const int64_t> values,
-                   aiter::cache_side* side) {
-  if (values.size() != 8) {
-    return Invalid(name, "has " + std::to_string(values.size()) + " numbers",
-                   "have 8");
-  }
-  *side = {values[0], values[1], values[2], values[3],
-           values[4], values[5], values[6], values[7]};
-  return ffi::Error::Success();
-}
-
-ffi::Error SetScales(const char* name, ffi::Span<const int64_t> values,
-                     aiter::cache_scales* scales) {
-  if (values.size() != 4) {
-    return Invalid(name, "has " + std::to_string(values.size()) + " numbers",
-                   "have 4");
-  }
-  *scales = {values[0], values[1], values[2], values[3]};
-  return ffi::Error::Success();
-}
 
 // The rows and the cache of keys or values. The result has the operand's place,
 // but where XLA takes the operand out of a slice of a larger array, and puts

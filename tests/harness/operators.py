@@ -70,6 +70,8 @@ KINDS = {
     "e8m0": (jnp.uint8, _of_range(120, 130)),
     "ends_t": (jnp.int32, _ends("t")),
     "ends_u": (jnp.int32, _ends("u")),
+    "ends_12": (jnp.int32, lambda rng, shape, sizes: np.arange(
+        shape[0]) * 12 // (shape[0] - 1)),
     "lengths": (jnp.int32, _of_range(1, 9)),
     "slots": (jnp.int32, _slots),
     "slices": (jnp.int32, lambda rng, shape, sizes: np.array(
@@ -94,6 +96,11 @@ _ACTIVATION = ("activation_fwd", "activation_bwd")
 _SBHD, _KEYS = "bf16 s,b,4,16", "bf16 s,b,2,16"
 _TABLES, _FREQS, _PLACES = ("f32 s,8",) * 2, "f32 s,1,1,8", "lengths s,b"
 _AITER = dict(rotate_style=1, reuse_freqs_front_part=True, nope_first=False)
+_POOLS = ("bf16 6,16,2,16",) * 2
+_PAGED = ("paged_attend",)
+_PAGES = ("ends_12 b+1", "table 12", "lengths b")
+_RAGGED = ("bf16 t,4,16", *_TOKENS, "bf16 6,16,2,2,128", "lengths b",
+           "table b*3", "ends_t b+1")
 _IMAGE = ("bf16 b,6,4,16", *["f32 2,4"] * 2, *["f32 3,4"] * 2)
 
 
@@ -267,6 +274,32 @@ CASES = (
           ("cache_copy",)),
     _case("gather_kv_cache", (*["bf16 4,16,2,16"] * 2, "table b,3",
                               "ends_t b+1"), (), total_tokens=40),
+    _case("paged_attention_decode", (
+        "bf16 b,4,16", *_POOLS, "table b,3", "lengths b"), _PAGED,
+          window_size=(5, -1), return_lse=True),
+    Case("paged_attention_decode_of_bytes", lambda q, k, v, *rest:
+         aiter.paged_attention_decode(
+             q, k, v, *rest[:2], layout="HND", sink=rest[2],
+             alibi_slopes=rest[2], k_scale=rest[3], v_scale=rest[3]),
+         ("bf16 b,4,16", *["e4m3fn 6,2,16,16"] * 2, "table b,3", "lengths b",
+          "f32 4", "f32 6,2,16"), _PAGED),
+    _case("unified_attention", (
+        "bf16 t,4,16", *_POOLS, "ends_t b+1", "lengths b", "table b,3"),
+          _PAGED, softcap=3.0, return_lse=True),
+    _case("merge_attn_states", ("bf16 t,4,16", "f32 4,t") * 2, (), 4),
+    _case("paged_attention", ("bf16 b,4,16", *_POOLS, *_PAGES), _PAGED),
+    _case("paged_prefill", ("bf16 t,4,16", *_POOLS, "ends_t b+1", *_PAGES),
+          _PAGED),
+    Case("mha_batch_prefill_func", lambda *args: aiter.mha_batch_prefill_func(
+        *args[:-1], 99, 99, kv_last_page_lens=args[-1]),
+         ("bf16 t,4,16", *_POOLS, "ends_t b+1", *_PAGES), _PAGED),
+    Case("ragged_paged_attention", lambda *args: aiter.ragged_paged_attention(
+        *args, jnp.array([0, 1, 2])), _RAGGED, (*_PAGED, "cache_copy")),
+    Case("ragged_paged_attention_hd64", lambda *args:
+         aiter.ragged_paged_attention_hd64(
+             *args[:-1], jnp.array([0, 1, 2]), args[-1]),
+         (*_RAGGED[:3], "bf16 6,16,1,2,128", *_RAGGED[4:], "f32 4"),
+         (*_PAGED, "cache_copy")),
     _case("cp_gather_indexer_k_quant_cache", (
         "u8 4,16,132", "table b,3", "ends_t b+1"), (), total_tokens=40,
           head_dim=128),

@@ -62,6 +62,22 @@ from jax._src.aiter.norm.api import (
     rms_norm_with_add,
     rms_norm_with_add_quant,
 )
+from jax._src.aiter.paged.aliases import (
+    mha_batch_prefill_func,
+    paged_attention,
+    paged_prefill,
+)
+from jax._src.aiter.paged.api import (
+    merge_attn_states,
+    paged_attention_decode,
+    unified_attention,
+)
+from jax._src.aiter.paged.ragged import (
+    get_kv_cache_shape,
+    get_kv_cache_shape_hd64,
+    ragged_paged_attention,
+    ragged_paged_attention_hd64,
+)
 from jax._src.aiter.quant.api import (
     dequant,
     mx_dequant,
@@ -152,6 +168,8 @@ __all__ = [
     "gemm_fp8",
     "gemm_fp8_mi350",
     "gemm_i8",
+    "get_kv_cache_shape",
+    "get_kv_cache_shape_hd64",
     "get_rope",
     "greedy_sample",
     "indexer_k_quant_and_cache",
@@ -160,15 +178,22 @@ __all__ = [
     "layer_norm_quant",
     "layer_norm_with_add",
     "layer_norm_with_add_quant",
+    "merge_attn_states",
+    "mha_batch_prefill_func",
     "mixed_sample",
     "mixed_sample_outer_exponential",
     "mx_dequant",
     "mx_quant",
     "pack_e2m1",
+    "paged_attention",
+    "paged_attention_decode",
+    "paged_prefill",
     "per_block_quant",
     "per_group_quant",
     "per_tensor_quant",
     "per_token_quant",
+    "ragged_paged_attention",
+    "ragged_paged_attention_hd64",
     "random_sample",
     "random_sample_outer_exponential",
     "reshape_and_cache",
@@ -217,6 +242,7 @@ __all__ = [
     "top_k_renorm_probs",
     "top_k_top_p_sampling_from_probs",
     "top_p_sampling_from_probs",
+    "unified_attention",
     "unpack_e2m1",
     "unshuffle_scale",
     "unshuffle_weight",

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "third_party/aiter/src/cache_params.h"
+#include "third_party/aiter/src/cache_side.h"
 #include "third_party/aiter/src/core/check.h"
 #include "third_party/aiter/src/core/driver.h"
 #include "third_party/aiter/src/core/features.h"
@@ -36,38 +37,6 @@ bool IsOfRuns(const cache_half& h, int64_t run) {
          s.head % run == 0 && s.run % run == 0;
 }
 
-Status CheckCoefficients(const std::string& name,
-                         std::initializer_list<int64_t> values,
-                         int64_t largest) {
-  for (int64_t value : values) {
-    AITER_RETURN_IF_ERROR(CheckRange(name.c_str(), value, 0, largest));
-  }
-  return Status();
-}
-
-// That start + pages * page + the largest place in a page is of an array.
-Status CheckReach(const std::string& name, int64_t start, int64_t pages,
-                  int64_t page, int64_t in_page, int64_t size) {
-  int64_t left = size - 1 - in_page - start;
-  bool inside = left >= 0 && (page == 0 || pages - 1 <= left / page);
-  if (inside) return Status();
-  return Invalid(name, "beyond the array",
-                 "inside its " + std::to_string(size) + " elements");
-}
-
-// The largest of i / split * outer + i % split * inner for i < count, as far as
-// a double tells.
-double Reach(int64_t count, int64_t split, int64_t outer, int64_t inner) {
-  auto at = [=](int64_t i) {
-    return static_cast<double>(i / split) * static_cast<double>(outer) +
-           static_cast<double>(i % split) * static_cast<double>(inner);
-  };
-  int64_t last = count - 1;
-  // The last, or the end of the last whole part.
-  return std::max(at(last),
-                  at(std::max<int64_t>(count / split * split - 1, 0)));
-}
-
 Status CheckHalf(const std::string& name, const cache_args& a,
                  const cache_half& h, int64_t run) {
   const cache_side& s = h.side;
@@ -75,10 +44,8 @@ Status CheckHalf(const std::string& name, const cache_args& a,
   AITER_RETURN_IF_ERROR(
       CheckRange((name + ".cols").c_str(), h.cols, 1, kMaxSize));
   std::string side = name + ".side";
-  AITER_RETURN_IF_ERROR(CheckCoefficients(side, {s.start, s.page}, INT64_MAX));
-  AITER_RETURN_IF_ERROR(CheckCoefficients(
-      side, {s.run_offset, s.offset, s.head, s.run, s.col}, INT32_MAX));
-  AITER_RETURN_IF_ERROR(CheckRange(side.c_str(), s.split, 1, INT32_MAX));
+  AITER_RETURN_IF_ERROR(CheckCoefficients(side, {s.head}, INT32_MAX));
+  AITER_RETURN_IF_ERROR(CheckSide(side, s, INT64_MAX));
   if (a.tokens == 0 || a.heads == 0 || a.pages == 0) return Status();
   double in_page = Reach(a.page_size, s.split, s.run_offset, s.offset) +
                    Reach(a.heads, 1, s.head, 0) +

@@ -822,18 +822,8 @@ def gather_kv_cache(
   page = jnp.where(slots < 0, pages, slots // size)
   offset = slots % size
 
-  def rows(cache, dims):
-    run = cache.shape[-1]
-    index = {"page": page, "offset": offset}
-    if "run_offset" in dims:
-      index = {"page": page, "run_offset": offset // run,
-               "offset": offset % run}
-    # Advanced indices apart from each other come to the front.
-    at = tuple(index.get(name, slice(None)) for name in dims)
-    t = jnp.asarray(cache).at[at].get(mode="fill", fill_value=0)
-    return t.reshape(*t.shape[:2], -1) if "run" in dims else t
-
-  out = [rows(cache, dims) for cache, dims in zip(caches, names)]
+  out = [op.tokens_of(dims, cache, page, offset)
+         for cache, dims in zip(caches, names)]
   if len(out) == 1:  # [tokens, heads, 2, d]
     return out[0][:, :, 0], out[0][:, :, 1]
   return tuple(out)

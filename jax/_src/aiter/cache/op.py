@@ -157,7 +157,7 @@ def page_size(layout: str, k_cache) -> int:
   return dict(zip(LAYOUTS[layout][0], k_cache.shape))["offset"]
 
 
-def _side(names, cache, start: int = 0) -> Side:
+def side_of(names, cache, start: int = 0) -> Side:
   """The Side of a cache whose dimensions have these names."""
   sizes, strides, stride = {}, {}, 1
   for name, size in zip(reversed(names), reversed(cache.shape)):
@@ -169,6 +169,25 @@ def _side(names, cache, start: int = 0) -> Side:
       start, strides["page"], offset if whole else strides["run_offset"],
       0 if whole else offset, 1 if whole else sizes["offset"],
       strides.get("head", 0), strides.get("run", run_of(cache) * col), col)
+
+
+def tokens_of(names, cache, page, offset):
+  """Tokens [tokens, ...] of a cache whose dimensions have these names.
+
+  Zeros of a page past the end; the other dimensions are in their order, runs
+  of columns joined.
+  """
+  run = cache.shape[-1]
+  index = {"page": page, "offset": offset}
+  if "run_offset" in names:
+    index = {"page": page, "run_offset": offset // run, "offset": offset % run}
+  t = jnp.asarray(cache).at[tuple(
+      index.get(name, slice(None)) for name in names)].get(
+          mode="fill", fill_value=0)
+  if names[0] == "head":
+    t = jnp.swapaxes(t, 0, 1)
+  # Advanced indices apart from each other come to the front.
+  return t.reshape(*t.shape[:2], -1) if "run" in names else t
 
 
 def sides(cfg: Config, operands: Operands) -> tuple[Side, Side | None]:
@@ -187,11 +206,11 @@ def sides(cfg: Config, operands: Operands) -> tuple[Side, Side | None]:
     # Tiles of 16 tokens by 16 bytes, those of 16 tokens one after another.
     return Side(0, cache.shape[1], 16 * heads * cols, 16, 16, 16 * cols, 256,
                 1), None
-  k_side = _side(names[0], cache)
+  k_side = side_of(names[0], cache)
   if value is None:
     return k_side, None
   if operands.v_cache is not None:
-    return k_side, _side(names[1], operands.v_cache)
+    return k_side, side_of(names[1], operands.v_cache)
   # The stride of "side", as a head has both.
   start = cache.shape[-1] if cfg.layout == "interleaved" else cfg.value_col
   return k_side, k_side._replace(start=start)

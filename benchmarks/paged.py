@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times attention over paged caches: ours, Pallas', cuDNN's and jax.numpy's.
+
+  python paged.py                   shapes.PAGED
+  python paged.py --random 20       and so many batches of random lengths
+  python paged.py --smoke           tiny sizes, on any platform
+
+Prints a table and writes paged.csv to --out. The exit code is 1 if our numbers
+are not those of jax.numpy. The figure is the rate at which a call reads the
+keys and values of its contexts; of prefill it is also a rate of operations.
+
+  aiter    paged_attention_decode, or unified_attention of several queries
+  pallas   JAX's paged attention for GPUs, whose cache has a head's pages
+           together; decoding alone
+  cudnn    jax.nn.dot_product_attention, of keys that lie together in memory;
+           decoding alone, contexts of one length
+  xla      pages gathered, then jax.nn's formula; small batches alone
+"""
+
+import functools
+import itertools
+import math
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import report
+from shapes import PAGED, PAGED_SMOKE, Paged
+
+import jax
+from jax.experimental import aiter
+
+OURS = "aiter"
+IMPLEMENTATIONS = (OURS, "pallas", "cudnn", "xla")
+SETS = 2
+_ROOM = 2**33  # Bytes that a plain formula may gather or score.
+
+
+def drawn(count: int) -> list[Paged]:
+  """Batches of random lengths, the same in every run."""
+  rng = np.random.default_rng(0)
+  out = []
+  for i in range(count):
+    batch = int(np.exp2(rng.uniform(0, 7)))
+    longest = int(np.exp2(rng.uniform(8, 16)))
+    kv_heads = int(rng.choice([1, 4, 8]))
+    out.append(Paged(
+      f"random_{i}", batch, longest, kv_heads * int(rng.choice([1, 4, 8])),
+      kv_heads, int(rng.choice([64, 128])), page=int(rng.choice([16, 64])),
+      lengths=tuple(map(int, rng.integers(1, longest + 1, batch)))))
+  return out
+
+
+def arrays(shape: Paged, dtype, seed: int):
+  """(q, k_cache, v_cache, table, lengths), pages in any order."""
+  rng = np.random.default_rng(seed)
+  counts = [-(-n // shape.page) for n in shape.contexts]
+  pages = sum(counts)
+  order, table = rng.permutation(pages).astype(np.int32), np.full(
+    (shape.batch, max(counts)), -1, np.int32)
+  for row, count, end in zip(table, counts, np.cumsum(counts)):
+    row[:count] = order[end - count:end]
+  keys = jax.random.split(jax.random.key(seed), 3)
+  pool = (pages, shape.page, shape.kv_heads, shape.head_dim)
+  if shape.cache == "int8":
+    make = lambda key: jax.random.randint(key, pool, -16, 17, jnp.int8)
+  else:
+    own = dtype if shape.cache == "bfloat16" else shape.cache
+    make = jax.jit(lambda key: jax.random.normal(
+      key, pool, jnp.bfloat16).astype(own))
+  q = jax.random.normal(
+    keys[0], (shape.batch * shape.queries, shape.q_heads, shape.head_dim),
+    jnp.dtype(dtype))
+  return (q, make(keys[1]), make(keys[2]), jnp.asarray(table),
+          jnp.asarray(shape.contexts, jnp.int32))
+
+
+def ours(shape: Paged, q, k, v, table, lengths):
+  if shape.queries == 1:
+    return aiter.paged_attention_decode(q, k, v, table, lengths)
+  starts = jnp.arange(shape.batch + 1, dtype=jnp.int32) * shape.queries
+  return aiter.unified_attention(q, k, v, starts, lengths, table)
+
+
+def pallas(shape: Paged, q, k, v, table, lengths):
+  from jax.experimental.pallas.ops.gpu import paged_attention  # noqa: PLC0415
+
+  q = q * shape.head_dim**-0.5
+  return paged_attention.paged_attention(
+    q, k, v, table, lengths, k_splits=math.gcd(16, table.shape[1]))
+
+
+def dense(shape: Paged, implementation: str, q, k, v, lengths):
+  """jax.nn's attention of [batch, keys, heads, d]."""
+  q = q.reshape(shape.batch, shape.queries, *q.shape[1:])
+  k, v = (t.astype(q.dtype) for t in (k, v))
+  if implementation == "cudnn":
+    out = jax.nn.dot_product_attention(
+      q, k, v, key_value_seq_lengths=lengths,
+      query_seq_lengths=jnp.full_like(lengths, shape.queries),
+      implementation="cudnn")
+  else:
+    at = jnp.arange(k.shape[1])
+    own = lengths[:, None] - shape.queries + jnp.arange(shape.queries)
+    seen = at <= own[:, None, :, None]
+    v = jnp.where((at < lengths[:, None])[..., None, None], v, 0)
+    out = jax.nn.dot_product_attention(q, k, v, mask=seen)
+  return out.reshape(-1, *out.shape[2:])
+
+
+def gathered(shape: Paged, q, k, v, table, lengths):
+  rows = lambda t: t[jnp.maximum(table, 0)].reshape(
+    shape.batch, -1, *t.shape[2:])
+  return dense(shape, "xla", q, rows(k), rows(v), lengths)
+
+
+def implementation(name: str, shape: Paged):
+  """(function, what makes its arguments of ours)."""
+  same = lambda *args: args
+  if name == OURS:
+    return functools.partial(ours, shape), same
+  if name == "pallas":
+    if shape.queries > 1 or shape.cache != "bfloat16":
+      raise report.Unsupported("decoding of a bfloat16 cache alone")
+    by_head = lambda q, k, v, table, lengths: (
+      q, *(jnp.moveaxis(t, 2, 0) for t in (k, v)), jnp.maximum(table, 0),
+      lengths)
+    return functools.partial(pallas, shape), by_head
+  if name == "cudnn":
+    if shape.queries > 1 or shape.lengths or shape.cache != "bfloat16":
+      raise report.Unsupported("decoding of one length alone")
+    together = lambda q, k, v, table, lengths: (
+      q, *(t[table].reshape(shape.batch, -1, *t.shape[2:]) for t in (k, v)),
+      lengths)
+    return functools.partial(dense, shape, "cudnn"), together
+  longest = max(shape.contexts)
+  room = 8 * shape.batch * longest * max(
+    shape.kv_heads * shape.head_dim, shape.q_heads * shape.queries)
+  if room > _ROOM:
+    raise report.Unsupported(f"it needs {room / 2**30:.0f} GiB")
+  return functools.partial(gathered, shape), same
+
+
+def time_of(call, sets, seconds: float):
+  """(the result of the first arguments, seconds of a call)."""
+  turns = itertools.cycle(sets)
+  return np.asarray(call(*sets[0]), np.float32), report.median_time(
+    lambda: call(*next(turns)), jax.block_until_ready, seconds)
+
+
+def measure(shape: Paged, names, dtype, seconds: float):
+  """Rows of the CSV file, and what is wrong in words."""
+  sets = [arrays(shape, dtype, seed) for seed in range(SETS)]
+  size = shape.bytes(sets[0][1].dtype.itemsize)
+  flops = 4 * shape.q_heads * shape.head_dim * shape.queries * sum(
+    n - (shape.queries - 1) / 2 for n in shape.contexts)
+  rows, results = [], {}
+  for name in names:
+    try:
+      function, prepare = implementation(name, shape)
+      own = [jax.block_until_ready(prepare(*args)) for args in sets]
+      results[name], time = time_of(jax.jit(function), own, seconds)
+    except Exception as e:  # of memory, or of a launch, has any type
+      if name == OURS:
+        raise
+      print(f"{shape.name}: no {name}: "
+            f"{(str(e).splitlines() or [''])[0][:90]}")
+      continue
+    row = {
+      **shape._replace(lengths=len(shape.lengths))._asdict(),
+      "implementation": name, "us": time * 1e6, "gb_per_s": size / time / 1e9,
+      "tflops": flops / time / 1e12,
+    }
+    rows.append(row)
+    print(f"{shape.name:<18}{shape.batch:>4} x {shape.context:<7}{name:<7}"
+          f"{row['us']:>11.1f} us{row['gb_per_s']:>8.0f} GB/s"
+          f"{row['tflops']:>8.1f} TFLOP/s", flush=True)
+  wrong = []
+  if OURS in results and "xla" in results:
+    want = results["xla"]
+    error = np.abs(results[OURS] - want).max() / np.abs(want).max()
+    if not error < 0.03:
+      wrong.append(f"{shape}: error {error:.1e} of the largest number")
+  return rows, wrong
+
+
+def table(found: list[dict]) -> list[list[str]]:
+  """The header and a line a shape: bytes of cache a second."""
+  lines = [["shape", "batch x context", "queries", "cache", "page",
+            *(f"{name} GB/s" for name in IMPLEMENTATIONS), "us"]]
+  fields = ("name", "batch", "context", "queries", "cache", "page")
+  for key in dict.fromkeys(tuple(r[f] for f in fields) for r in found):
+    mine = {r["implementation"]: r for r in found
+            if tuple(r[f] for f in fields) == key}
+    lines.append([
+      key[0], f"{key[1]} x {key[2]}", str(key[3]), key[4], str(key[5]),
+      *(f"{mine[name]['gb_per_s']:.0f}" if name in mine else "-"
+        for name in IMPLEMENTATIONS),
+      f"{mine[OURS]['us']:.1f}" if OURS in mine else "-"])
+  return lines
+
+
+def main() -> int:
+  parser = report.parser(__doc__, "paged", IMPLEMENTATIONS,
+                         ("bfloat16", "float16"))
+  parser.add_argument("--random", type=int, default=0, metavar="N")
+  args = parser.parse_args()
+  print(report.title(args.dtype))
+  found, wrong = [], []
+  for shape in [*(PAGED_SMOKE if args.smoke else PAGED), *drawn(args.random)]:
+    rows, errors = measure(shape, args.implementations, args.dtype,
+                           0.02 if args.smoke else args.seconds)
+    found += rows
+    wrong += errors
+  return report.finish(
+    args, "paged", found, table(found),
+    "GB/s: bytes of the contexts' keys and values, divided by the time.", wrong)
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over paged KV caches as an operator: formula, kernel, transforms.
+
+Decode and mixed batches, every layout, tables of even or packed rows are one
+operator: queries [tokens, hq, d] of sequences whose keys lie in pages. Where a
+token lies in a page is an affine function, a Side of cache/op.py, and so is
+where its scale lies. The formula walks over tiles of queries and keys as the
+kernel does: what it keeps does not grow with the keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import jax
+from jax import lax
+from jax._src.aiter.cache import op as cache_op
+from jax._src.aiter.core.dims import at_most, is_known, last_start
+from jax._src.aiter.core.dispatch import absent, like
+from jax._src.aiter.core.operator import Key, operator, with_axis
+from jax._src.aiter.core.partition import axes_of_arguments, vary_like
+
+# Layout -> names of the dimensions of K's cache and, if it is another, V's.
+LAYOUTS = {
+    **{name: cache_op.LAYOUTS[name]
+       for name in ("NHD", "HND", "x", "asm", "interleaved")},
+    # Pallas': all pages of a head lie together.
+    "heads_first": (("head", "page", "offset", "col"),) * 2,
+}
+_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+# Caches of bytes -> the kernels' names of what they hold.
+KINDS = {"int8": "int8", "float8_e4m3fn": "e4m3fn",
+         "float8_e4m3fnuz": "e4m3fnuz", "float8_e5m2": "e5m2"}
+# Rows of the smallest tile, and of one that many rows are worth.
+_FEW_ROWS, _MANY_ROWS = 16, 32
+# Programs that fill any device, among which few sequences' keys are divided;
+# parts are of so many keys at least, and there are so many at most.
+_PROGRAMS, _PART, _MAX_SPLITS = 2048, 256, 128
+# Pages of a multiple of so many tokens have kernels of their own.
+_LARGE_PAGE = 64
+# Positions, with a window added, are 32 bits.
+_MAX_LENGTH = 1 << 30
+
+
+class Config(NamedTuple):
+  """Static facts of a call; hashable.
+
+  Attributes:
+    layout: of LAYOUTS.
+    page_size: tokens of a page.
+    softmax_scale: of the scores.
+    seqlen_q: queries of each sequence; 0 if they are packed.
+    heads: of K and V, if the cache has room for more; else 0.
+    window: keys to the left and right of a query's own that it sees; -1 for no
+      bound.
+    soft_cap: of the scores; 0 for none.
+    k_scale: names of the dimensions of K's scales, of "page", "offset" and
+      "head" in any order.
+    v_scale: likewise.
+    return_lse: whether lse is a result.
+  """
+  layout: str
+  page_size: int
+  softmax_scale: float
+  seqlen_q: int = 0
+  heads: int = 0
+  window: tuple[int, int] = (-1, -1)
+  soft_cap: float = 0.0
+  k_scale: tuple[str, ...] = ()
+  v_scale: tuple[str, ...] = ()
+  return_lse: bool = False
+
+
+class Operands(NamedTuple):
+  """Arrays of a call; an absent one is None.
+
+  Attributes:
+    q: [tokens, hq, d].
+    k_cache: by the layout.
+    v_cache: likewise; None if it is k_cache.
+    k_scale: float32, dimensions as Config names them; [1] if it names none.
+    v_scale: likewise.
+    table: int32 [b, n], or [pages of all sequences] with indptr.
+    indptr: int32 [b + 1], where each sequence's pages begin in table.
+    lengths: int32 [b], keys of each sequence, new ones too.
+    cu_seqlens: int32 [b + 1], where each sequence's queries begin. Without it
+      every sequence has Config.seqlen_q.
+    sinks: float32 [hq].
+    slopes: float32 [hq].
+  """
+  q: jax.Array
+  k_cache: jax.Array
+  v_cache: jax.Array | None
+  k_scale: jax.Array
+  v_scale: jax.Array
+  table: jax.Array
+  indptr: jax.Array | None
+  lengths: jax.Array
+  cu_seqlens: jax.Array | None = None
+  sinks: jax.Array | None = None
+  slopes: jax.Array | None = None
+
+
+class _Shape(NamedTuple):
+  """Sizes of a call, and where K and V lie."""
+  pages: int
+  hk: int
+  dv: int
+  k_side: cache_op.Side
+  v_side: cache_op.Side
+
+
+def _shape(cfg: Config, x: Operands) -> _Shape:
+  names = LAYOUTS[cfg.layout]
+  sizes = dict(zip(names[0], x.k_cache.shape))
+  k_side = cache_op.side_of(names[0], x.k_cache)
+  if x.v_cache is None:
+    dv, v_side = x.q.shape[-1], k_side._replace(start=x.k_cache.shape[-1])
+  else:
+    dv = dict(zip(names[1], x.v_cache.shape))["col"]
+    v_side = cache_op.side_of(names[1], x.v_cache)
+    if cfg.layout == "asm":
+      dv = x.v_cache.shape[-2]
+  return _Shape(sizes["page"], cfg.heads or sizes["head"], dv, k_side, v_side)
+
+
+# -----------------------------------------------------------------------------
+# The formula in jax.numpy
+
+
+def _scales(names, scale, page, offset, heads: int):
+  """Scales of tokens, [tokens, heads] or what broadcasts to it."""
+  index = {"page": page[:, None], "offset": offset[:, None],
+           "head": jnp.arange(heads)}
+  if not names:
+    return scale.reshape(1, 1)
+  return jnp.broadcast_to(scale[tuple(index[n] for n in names)],
+                          (page.shape[0], heads))
+
+
+def _keys_and_values(cfg: Config, x: Operands, shape: _Shape, page, offset):
+  """Dequantised keys and values of tokens, [tokens, heads, d] in float32.
+
+  Those of absent pages, which are past the end, are zeros.
+  """
+  names = LAYOUTS[cfg.layout]
+  k = cache_op.tokens_of(names[0], x.k_cache, page, offset)
+  if x.v_cache is None:
+    k, v = k[:, :, 0], k[:, :, 1]
+  else:
+    v = cache_op.tokens_of(names[1], x.v_cache, page, offset)
+  first = jnp.where(page < shape.pages, page, 0)
+  scaled = lambda t, dim, names, scale: (
+      t[:, :shape.hk, :dim].astype(jnp.float32)
+      * _scales(names, scale, first, offset, shape.hk)[..., None])
+  return (scaled(k, x.q.shape[-1], cfg.k_scale, x.k_scale),
+          scaled(v, shape.dv, cfg.v_scale, x.v_scale))
+
+
+def reference(cfg: Config, x: Operands):
+  """(out, lse) in jax.numpy; lse None if it is not asked for."""
+  shape = _shape(cfg, x)
+  tokens, hq, d = x.q.shape
+  batch, hk, size = x.lengths.shape[0], shape.hk, cfg.page_size
+  group = hq // hk
+  if x.cu_seqlens is None:
+    rows = cfg.seqlen_q
+    starts = jnp.arange(batch, dtype=jnp.int32) * rows
+    ends, each = starts + rows, -(-rows // _FEW_ROWS)
+    rows = min(rows, _FEW_ROWS)
+    tile = jnp.arange(batch * each, dtype=jnp.int32)
+    index, tile = tile // each, tile % each
+  else:
+    rows = _FEW_ROWS
+    cu = jnp.clip(x.cu_seqlens, 0, tokens)
+    starts, ends = cu[:-1], cu[1:]
+    first = starts // rows + jnp.arange(batch, dtype=jnp.int32)
+    slot = jnp.arange(tokens // rows + batch, dtype=jnp.int32)
+    index = jnp.maximum(last_start(first, slot), 0)
+    tile = slot - first[index]
+  left, right = cfg.window
+  room = _PART if not is_known(shape.pages) else min(
+      _PART, max(shape.pages * size, 1))
+
+  def sequence(i):
+    """Its first page in the table, and how many it has."""
+    if x.indptr is None:
+      return i * x.table.shape[1], x.table.shape[1]
+    begin = jnp.clip(x.indptr[i], 0, x.table.shape[0])
+    return begin, jnp.minimum(x.indptr[i + 1], x.table.shape[0]) - begin
+
+  table = x.table.reshape(-1)
+  sinks = jnp.full(hq, -jnp.inf) if x.sinks is None else x.sinks
+  sinks = sinks.reshape(hk, group, 1)
+  slopes = None if x.slopes is None else x.slopes.reshape(hk, group, 1, 1)
+
+  def one_tile(at):
+    i, tile = at
+    row = starts[i] + tile * rows + jnp.arange(rows, dtype=jnp.int32)
+    live = row < ends[i]
+    length = jnp.clip(x.lengths[i], 0, _MAX_LENGTH)
+    first, count = sequence(i)
+    own = row - starts[i] + length - (ends[i] - starts[i])  # Key of the query.
+    stop = jnp.minimum(length, jnp.clip(count, 0, length // size + 1) * size)
+    last = ends[i] - starts[i] - 1 + length - (ends[i] - starts[i])
+    if right >= 0:
+      stop = jnp.minimum(stop, jnp.minimum(own[-1], last) + right + 1)
+    low = jnp.maximum(own[0] - left, 0) if left >= 0 else jnp.int32(0)
+    q = x.q.at[jnp.where(live, row, tokens)].get(mode="fill", fill_value=0)
+    q = q.astype(jnp.float32).reshape(rows, hk, group, d)
+
+    def more(carry):
+      return carry[0] < stop
+
+    def step(carry):
+      n0, acc, m, l = carry
+      n = n0 + jnp.arange(room, dtype=jnp.int32)
+      place = first + jnp.minimum(n // size, jnp.maximum(count, 1) - 1)
+      page = table.at[place].get(mode="fill", fill_value=-1)
+      shown = (n < stop) & (page >= 0) & (page < shape.pages)
+      page = jnp.where(shown, page, shape.pages)
+      k, v = _keys_and_values(cfg, x, shape, page, n % size)
+      s = jnp.einsum("mhgd,nhd->hgmn", q, k, precision=lax.Precision.HIGHEST)
+      s *= cfg.softmax_scale
+      if cfg.soft_cap:
+        s = cfg.soft_cap * jnp.tanh(s / cfg.soft_cap)
+      ahead = n - own[:, None]
+      if slopes is not None:
+        s -= slopes * jnp.abs(ahead)
+      seen = jnp.broadcast_to(shown, ahead.shape)
+      if left >= 0:
+        seen &= ahead >= -left
+      if right >= 0:
+        seen &= ahead <= right
+      s = jnp.where(seen, s, -jnp.inf)
+      m_new = jnp.maximum(m, s.max(-1))
+      m_exp = jnp.where(m_new == -jnp.inf, 0, m_new)
+      p = jnp.exp(s - m_exp[..., None])
+      alpha = jnp.exp(m - m_exp)
+      v = jnp.where(shown[:, None, None], v, 0)
+      acc = acc * alpha[..., None] + jnp.einsum(
+          "hgmn,nhd->hgmd", p, v, precision=lax.Precision.HIGHEST)
+      return n0 + room, acc, m_new, l * alpha + p.sum(-1)
+
+    m = jnp.broadcast_to(sinks, (hk, group, rows)).astype(jnp.float32)
+    l = jnp.where(m == -jnp.inf, 0.0, 1.0)
+    acc = jnp.zeros((hk, group, rows, shape.dv), jnp.float32)
+    _, acc, m, l = lax.while_loop(more, step, tuple(
+        vary_like(t, q) for t in (low // room * room, acc, m, l)))
+    safe = jnp.where(l == 0, 1, l)
+    acc /= safe[..., None]
+    lse = jnp.where(l == 0, -jnp.inf, m + jnp.log(safe))
+    return (jnp.where(live, row, tokens),
+            acc.reshape(hq, rows, shape.dv).swapaxes(0, 1).astype(x.q.dtype),
+            lse.reshape(hq, rows).T)
+
+  out = vary_like(jnp.zeros((tokens, hq, shape.dv), x.q.dtype), x.q)
+  lse = vary_like(jnp.full((tokens, hq), -jnp.inf), x.q)
+  if not (at_most(tokens, 0) or at_most(batch, 0) or at_most(shape.pages, 0)
+          or at_most(table.shape[0], 0)):
+    row, acc, row_lse = lax.map(one_tile, (index, tile))
+    flat = row.reshape(-1)
+    out = out.at[flat].set(acc.reshape(-1, hq, shape.dv), mode="drop")
+    lse = lse.at[flat].set(row_lse.reshape(-1, hq), mode="drop")
+  return out, lse.T if cfg.return_lse else None
+
+
+# -----------------------------------------------------------------------------
+# The kernel
+
+
+def _splits(cfg: Config, x: Operands, shape: _Shape) -> int:
+  """Parts that a sequence's keys are divided into at most, for scratch.
+
+  With many programs there are none; the library may take fewer.
+  """
+  tokens, hq, _ = x.q.shape
+  tiles = tokens * (hq // shape.hk) // _FEW_ROWS + x.lengths.shape[0]
+  keys = x.table.shape[-1] * cfg.page_size
+  least = jax.core.min_dim(
+      jax.core.min_dim(_PROGRAMS // (shape.hk * tiles), _MAX_SPLITS),
+      (keys + _PART - 1) // _PART)
+  return jax.core.max_dim(least, 1)
+
+
+def _strides(names, scale):
+  """Where scales lie: strides as of aiter/cache.h's cache_scales."""
+  strides, stride = {}, 1
+  for name, size in zip(reversed(names), reversed(scale.shape)):
+    strides[name], stride = stride, stride * size
+  return [0, *(strides.get(n, 0) for n in ("page", "offset", "head"))]
+
+
+def _kernel(cfg: Config, call, x: Operands):
+  shape = _shape(cfg, x)
+  tokens, hq, _ = x.q.shape
+  splits = _splits(cfg, x, shape)
+  no_parts = is_known(splits) and splits == 1
+  numbers = lambda t: np.asarray(t, np.int64)
+  out, lse, _, _ = call(
+      (like(x.q, (tokens, hq, shape.dv), x.q.dtype),
+       like(x.q, (hq, tokens) if cfg.return_lse else (0,), jnp.float32),
+       like(x.q, (0,) if no_parts else (splits, tokens, hq, shape.dv),
+            jnp.float32),
+       like(x.q, (0,) if no_parts else (splits, tokens, hq), jnp.float32)),
+      x.q, x.k_cache, absent(x.v_cache, x.k_cache.dtype), x.k_scale, x.v_scale,
+      x.table, absent(x.indptr, jnp.int32), x.lengths,
+      absent(x.cu_seqlens, jnp.int32), absent(x.sinks, jnp.float32),
+      absent(x.slopes, jnp.float32),
+      page_size=np.int64(cfg.page_size), nhead_k=np.int64(shape.hk),
+      seqlen_q=np.int64(cfg.seqlen_q),
+      page_axis=np.int64(LAYOUTS[cfg.layout][0].index("page")),
+      k_side=numbers(shape.k_side), v_side=numbers(shape.v_side),
+      k_scales=numbers(_strides(cfg.k_scale, x.k_scale)),
+      v_scales=numbers(_strides(cfg.v_scale, x.v_scale)),
+      window_left=np.int64(cfg.window[0]), window_right=np.int64(cfg.window[1]),
+      softmax_scale=np.float32(cfg.softmax_scale),
+      logits_soft_cap=np.float32(cfg.soft_cap))
+  return out, lse if cfg.return_lse else None
+
+
+def _features(cfg: Config, x: Operands, shape: _Shape):
+  """What the call asks of the kernels; src/paged.cc has the same of buffers."""
+  d, size = x.q.shape[-1], cfg.page_size
+  run = cache_op.run_of(x.k_cache)
+  group = x.q.shape[1] // shape.hk
+  kind = KINDS.get(x.k_cache.dtype.name)
+  per_token = {"page", "offset"} & {*cfg.k_scale, *cfg.v_scale}
+  rows = (cfg.seqlen_q * group if cfg.seqlen_q else
+          x.q.shape[0] * group // jax.core.max_dim(x.lengths.shape[0], 1))
+  on = {
+      "cu_seqlens": x.cu_seqlens is not None, "indptr": x.indptr is not None,
+      "window": cfg.window != (-1, -1), "soft_cap": cfg.soft_cap > 0,
+      "alibi": x.slopes is not None, "sink": x.sinks is not None,
+      "token_scales": bool(per_token), "lse": cfg.return_lse,
+      "partial": d != shape.dv or d & (d - 1) != 0 or d < 16,
+      "unaligned": d % run != 0 or shape.dv % run != 0,
+      "shuffled": cfg.layout in ("x", "asm"),
+      "odd_pages": size & (size - 1) != 0,
+      "small_pages": size % _LARGE_PAGE != 0,
+      "many_rows": is_known(rows) and rows >= _MANY_ROWS,
+      "bytes": kind is not None, kind: kind is not None,
+  }
+  return tuple(name for name, holds in on.items() if holds)
+
+
+def _serves(cfg: Config, x: Operands) -> Key | None:
+  if any(at_most(n, 0) for t in x if t is not None for n in t.shape):
+    return None
+  shape = _shape(cfg, x)
+  return Key("paged_attend", x.q.dtype.name,
+             (max(x.q.shape[-1], shape.dv),), _features(cfg, x, shape))
+
+
+# -----------------------------------------------------------------------------
+# The operator. KV heads partition, and with them their query heads; what
+# divides pages or sequences is gathered: they are for shard_map.
+
+
+def _specs(cfg: Config, x: Operands):
+  hk = _shape(cfg, x).hk
+  q_head = "h" if x.q.shape[1] == hk else "g"
+  kv_head = "_" if cfg.heads else "h"
+  names = LAYOUTS[cfg.layout]
+  cache = lambda i: tuple(kv_head if n == "head" else "_" for n in names[i])
+  scale = lambda names: tuple(
+      kv_head if n == "head" else "_" for n in names) or ("_",)
+  specs = Operands(
+      ("_", q_head, "_"), cache(0), cache(-1), scale(cfg.k_scale),
+      scale(cfg.v_scale), ("_",) * x.table.ndim, ("_",), ("_",), ("_",),
+      (q_head,), (q_head,))
+  specs = Operands(*(None if t is None else s for t, s in zip(x, specs)))
+  return (specs,), (("_", q_head, "_"),
+                    (q_head, "_") if cfg.return_lse else None)
+
+
+def _plan(cfg: Config, run, mesh, args):
+  """KV heads are divided as the cache's are, or else as q's."""
+  x, = args
+  (specs,), _ = _specs(cfg, x)
+  if cfg.heads:
+    return {}, run
+  found = axes_of_arguments(mesh, (specs.k_cache, specs.q), _SPLIT,
+                            (x.k_cache, x.q))
+  axes = found.get("h") or found.get("g") or ()
+  parts = int(np.prod([mesh.shape[a] for a in axes]))
+  if _shape(cfg, x).hk % parts:
+    axes = ()
+  return {"h": axes, "g": axes}, run
+
+
+_SPLIT = ("h", "g")
+
+# (Config, Operands) -> (out [tokens, hq, dv], lse [hq, tokens] or None)
+attend = operator(
+    target="paged_attend", kernel=_kernel, reference=reference, specs=_specs,
+    split=_SPLIT, serves=_serves, dtypes=_DTYPES, plan=_plan,
+    batch=lambda cfg, op, size, mapped, x: lax.map(
+        op, with_axis(size, *mapped, x)))

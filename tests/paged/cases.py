@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of attention over paged caches, and their arrays.
+
+Pages lie in any order; some are shared, some absent, and what nobody owns
+holds NaN: what is read beyond a sequence's own spoils the result.
+"""
+
+import dataclasses
+import itertools
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from cache import oracle as cache_oracle
+from harness.cases import DTYPES
+from paged import oracle
+
+from jax.experimental import aiter
+
+BYTES = {"int8": np.int8, "e4m3fn": ml_dtypes.float8_e4m3fn,
+         "e4m3fnuz": ml_dtypes.float8_e4m3fnuz, "e5m2": ml_dtypes.float8_e5m2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A call. lengths: (queries, keys) of each sequence."""
+  dtype: str = "bf16"
+  lengths: tuple[tuple[int, int], ...] = ((1, 37), (1, 1), (1, 64), (1, 0))
+  hq: int = 4
+  hk: int = 2
+  d: int = 64
+  dv: int = 0
+  page: int = 16
+  layout: str = "NHD"
+  cache: str = ""
+  scale: str = "none"
+  window: tuple[int, int] = (-1, -1)
+  soft_cap: float = 0.0
+  sinks: bool = False
+  slopes: bool = False
+  lse: bool = True
+  causal: bool = True
+  decode: bool = True
+  holes: bool = False
+  softmax_scale: float | None = None
+  pages: int = 0
+
+
+def cache_of(shape, dtype, rng):
+  """Numbers of a cache."""
+  if dtype == np.int8:
+    return (4 * rng.standard_normal(shape)).round().astype(np.int8)
+  return rng.standard_normal(shape, np.float32).astype(dtype)
+
+
+class Problem:
+  """The arrays of a case."""
+
+  def __init__(self, case: Case, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    c, own = case, DTYPES[case.dtype]
+    dtype = BYTES.get(c.cache, own)
+    dv = c.dv or c.d
+    sq, sk = (np.array(t) for t in zip(*c.lengths))
+    self.lengths = sk.astype(np.int32)
+    self.cu = np.concatenate([[0], np.cumsum(sq)]).astype(np.int32)
+    extra = 0 if c.decode else 3  # Rows of no sequence.
+    self.q = rng.standard_normal(
+        (self.cu[-1] + extra, c.hq, c.d), np.float32).astype(own)
+    count = -(-np.maximum(sk, 0) // c.page)
+    width = int(count.max()) + 1
+    pages = c.pages or int(count.sum()) + 3
+    order = rng.permutation(pages)
+    self.table = rng.integers(-9, 2 * pages, (len(sq), width)).astype(np.int32)
+    used = 0
+    for i, n in enumerate(count):
+      self.table[i, :n] = order[used:used + n]
+      used += n
+    if c.holes:
+      for i, n in enumerate(count):
+        if n > 1:
+          self.table[i, 0] = (-1, pages, 2**31 - 1, -2**31)[i % 4]
+          if n > 2:  # A page of another's.
+            self.table[i, 2] = order[0]
+    if c.layout == "heads_first":
+      shapes = ((c.hk, pages, c.page, c.d), (c.hk, pages, c.page, dv))
+    else:
+      shapes = cache_oracle.shapes(
+          c.layout, pages, c.page, c.hk, c.d, dv, dtype)
+    self.k, self.v = (
+        None if s is None else cache_of(s, dtype, rng) for s in shapes)
+    if dtype != np.int8:
+      self.spoil(case, pages)
+    shape = {"none": None, "tensor": (), "head": (c.hk,),
+             "page": (pages, c.hk), "token": (pages, c.hk, c.page)}[c.scale]
+    if c.layout == "heads_first" and c.scale == "token":
+      shape = (c.hk, pages, c.page)
+    self.k_scale, self.v_scale = (
+        None if shape is None else
+        np.float32(rng.uniform(0.5, 2.0, shape)) for _ in range(2))
+    self.sinks = rng.standard_normal(c.hq).astype(np.float32)
+    self.slopes = rng.uniform(0, 0.3, c.hq).astype(np.float32)
+    self.case = case
+
+  def spoil(self, case, pages):
+    """NaN where no sequence has a token."""
+    own = np.zeros((pages, case.page), bool)
+    for row, length in zip(self.table, self.lengths):
+      for j in range(max(int(length), 0)):
+        page = row[j // case.page] if j // case.page < len(row) else -1
+        if 0 <= page < pages:
+          own[page, j % case.page] = True
+    nan = {np.dtype(ml_dtypes.float8_e4m3fnuz): 0x80}.get(self.k.dtype, 0x7F)
+    for page, offset in zip(*np.nonzero(~own)):
+      for view in oracle.views(case.layout)(self.k, self.v, page, offset):
+        if view.dtype.itemsize == 1:
+          view.view(np.uint8)[...] = nan
+        else:
+          view[...] = np.nan
+
+  def scores(self):
+    c = self.case
+    window = c.window
+    if not c.decode and c.causal:
+      window = (window[0], 0)
+    return dict(
+        softmax_scale=c.softmax_scale, window=window, soft_cap=c.soft_cap,
+        sinks=self.sinks if c.sinks else None,
+        slopes=self.slopes if c.slopes else None,
+        k_scale=1.0 if self.k_scale is None else self.k_scale,
+        v_scale=1.0 if self.v_scale is None else self.v_scale)
+
+  def exact(self, dtype=np.float64):
+    c = self.case
+    return oracle.paged(
+        self.q, self.k, self.v, c.layout, self.table.tolist(), self.lengths,
+        self.cu, c.hk, dtype=dtype, dv=c.dv or c.d, **self.scores())
+
+
+def call(p: Problem):
+  """(function, keywords, arrays) of a problem's call."""
+  c = p.case
+  options = dict(layout=c.layout, window_size=c.window,
+                 softmax_scale=c.softmax_scale, return_lse=c.lse)
+  arrays = dict(q=p.q, k_cache=p.k, v_cache=p.v)
+  names = ("sink", "k_scale", "v_scale")
+  if c.decode:
+    options |= dict(logits_soft_cap=c.soft_cap)
+    arrays |= dict(block_tables=p.table, context_lens=p.lengths)
+    fn = aiter.paged_attention_decode
+  else:
+    options |= dict(softcap=c.soft_cap, causal=c.causal)
+    arrays |= dict(cu_seqlens_q=p.cu, seqused_k=p.lengths,
+                   block_table=p.table)
+    names = ("sinks", "k_descale", "v_descale")
+    fn = aiter.unified_attention
+  given = (p.sinks if c.sinks else None, p.k_scale, p.v_scale)
+  arrays |= {n: t for n, t in zip(names, given) if t is not None}
+  if c.slopes:
+    arrays["alibi_slopes"] = p.slopes
+  return fn, options, {n: jnp.asarray(t) for n, t in arrays.items()}
+
+
+# Values of each option, the first its default.
+RAGGED = ((5, 21), (1, 40), (17, 17), (9, 4), (0, 12), (3, 0), (20, 50))
+OPTIONS = dict(
+    dtype=("bf16", "fp16", "fp32"),
+    lengths=(Case().lengths, ((1, 300), (1, 5)), ((1, 17),)),
+    hq_hk=((4, 2), (2, 2), (12, 1), (40, 2)),
+    d=(64, 128, 80, 20, 256),
+    dv=(0, 32),
+    page=(16, 1, 7, 64, 256),
+    layout=("NHD", "HND", "x", "asm"),
+    cache=("", *BYTES),
+    scale=("none", "tensor", "head", "page", "token"),
+    window=((-1, -1), (9, -1), (0, 3)),
+    soft_cap=(0.0, 3.0),
+    sinks=(False, True),
+    slopes=(False, True),
+    lse=(True, False),
+    holes=(False, True),
+    softmax_scale=(None, -0.4),
+    decode=(True, False),
+)
+
+
+def pairs():
+  """Each value of each option, and each pair of values at least once."""
+  names = list(OPTIONS)
+  rng = np.random.default_rng(0)
+  left = {((a, x), (b, y))
+          for a, b in itertools.combinations(names, 2)
+          for x in range(len(OPTIONS[a])) for y in range(len(OPTIONS[b]))}
+  found = [dict.fromkeys(names, 0)]
+  while left:
+    best, most = None, -1
+    (a, x), (b, y) = sorted(left)[0]
+    for _ in range(20):
+      one = {n: int(rng.integers(len(OPTIONS[n]))) for n in names}
+      one |= {a: x, b: y}
+      covers = sum(p in left for p in itertools.combinations(one.items(), 2))
+      if covers > most:
+        best, most = one, covers
+    found.append(best)
+    left -= set(itertools.combinations(best.items(), 2))
+  for one in found:
+    values = {n: OPTIONS[n][i] for n, i in one.items()}
+    hq, hk = values.pop("hq_hk")
+    if not values["decode"]:
+      values["lengths"] = RAGGED
+    if values["cache"] == "" and values["scale"] != "none":
+      values["cache"] = "e4m3fn"
+    if values["layout"] in ("x", "asm") and values["d"] % 16:
+      values["d"] = 64
+    if values["layout"] == "asm" and values["page"] % 16:
+      values["page"] = 16
+    yield Case(hq=hq, hk=hk, **values)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over paged caches against the oracle, on any machine."""
+
+import dataclasses
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from harness import machine
+from harness.cases import DTYPES, check_error, examples
+from hypothesis import given
+from hypothesis import strategies as st
+from paged import cases
+from paged.cases import Case
+
+import jax
+from jax.experimental import aiter
+
+
+class PagedTestCase(parameterized.TestCase):
+
+  def check(self, case: Case, seed: int = 0):
+    problem = cases.Problem(case, seed)
+    fn, options, arrays = cases.call(problem)
+    got = jax.jit(lambda arrays: fn(**arrays, **options))(arrays)
+    out, lse = got if case.lse else (got, None)
+    exact, exact_lse = problem.exact()
+    plain, _ = problem.exact(DTYPES[case.dtype])
+    self.assertEqual(out.dtype, DTYPES[case.dtype])
+    # In float32 exponentials are not exact to the last bit.
+    floor = 2.0**-16 * abs(exact).max() if case.dtype == "fp32" else 0
+    check_error(self, out, exact, plain, case.dtype, str(case), floor=floor)
+    if lse is None:
+      return
+    exact_lse = exact_lse.T if case.decode else exact_lse
+    empty = exact_lse == -np.inf
+    np.testing.assert_array_equal(np.asarray(lse) == -np.inf, empty, str(case))
+    np.testing.assert_allclose(
+        np.where(empty, 0, lse), np.where(empty, 0, exact_lse),
+        rtol=1e-2 if case.cache or case.dtype != "fp32" else 1e-4, atol=1e-2,
+        err_msg=str(case))
+    zero = empty if case.decode else empty.T
+    self.assertTrue((np.asarray(out, np.float32)[zero] == 0).all(), str(case))
+
+
+class PagedTest(PagedTestCase):
+
+  # Float32 is the reference's everywhere.
+  @parameterized.parameters(*enumerate(machine.sample(
+      (c for c in cases.pairs() if not machine.GPU or c.dtype != "fp32"), 14)))
+  def test_pairs(self, seed, case):
+    self.check(case, seed)
+
+  @parameterized.parameters(
+      # No sequence, no key, no page, no column of the table.
+      dict(lengths=((1, 0), (1, 0))), dict(lengths=((0, 5),), decode=False),
+      dict(lengths=((1, -3), (1, 9))), dict(hq=1, hk=1, d=1),
+      # A table of one page of the whole context; a split of the keys.
+      dict(lengths=((1, 200),), page=256), dict(lengths=((1, 1500),), d=128),
+      dict(lengths=((40, 40), (1, 70)), decode=False, hq=8, d=128),
+      dict(lengths=((1, 500), (1, 70)), page=192, d=128, holes=True),
+      dict(lengths=((1, 500), (1, 70)), page=64, d=64),
+      dict(lengths=((40, 90), (1, 70)), decode=False, page=64, d=128, hq=8),
+      # More queries than keys.
+      dict(lengths=((30, 7), (9, 9)), decode=False, window=(3, -1)))
+  def test_edges(self, **options):
+    self.check(Case(**options))
+
+  @examples(30, 8, 4)
+  @given(st.data())
+  def test_random(self, data):
+    draw = data.draw
+    decode = draw(st.booleans())
+    lengths = draw(st.lists(st.tuples(
+        st.just(1) if decode else st.integers(0, 20), st.integers(0, 90)),
+        min_size=1, max_size=5))
+    hk = draw(st.integers(1, 3))
+    self.check(Case(
+        dtype=draw(st.sampled_from(("bf16", "fp16"))), lengths=tuple(lengths),
+        decode=decode, hk=hk, hq=hk * draw(st.sampled_from((1, 3, 4, 17))),
+        d=draw(st.sampled_from((8, 64, 96, 128))),
+        page=draw(st.sampled_from((1, 3, 8, 16, 128))),
+        layout=draw(st.sampled_from(("NHD", "HND"))),
+        cache=draw(st.sampled_from(("", "", *cases.BYTES))),
+        window=draw(st.sampled_from(((-1, -1), (7, -1)))),
+        holes=draw(st.booleans()), sinks=draw(st.booleans())),
+        seed=draw(st.integers(0, 99)))
+
+  @parameterized.parameters(True, False)
+  def test_duplicates(self, decode):
+    """Sequences that share pages, as those with one prompt do."""
+    case = Case(lengths=((1, 40), (1, 40), (1, 33)), decode=decode)
+    p = cases.Problem(case)
+    p.table[1], p.table[2] = p.table[0], p.table[0]
+    p.q[1] = p.q[0]
+    fn, options, arrays = cases.call(p)
+    out, _ = fn(**arrays, **options)
+    np.testing.assert_array_equal(out[0], out[1])
+    check_error(self, out, p.exact()[0], p.exact(DTYPES[case.dtype])[0], "bf16")
+
+  @parameterized.parameters(*machine.sample(itertools.product(
+      cases.BYTES, ["bf16", "fp16"], [64, 16]), 6))
+  def test_every_code(self, kind, dtype, d):
+    """A sequence of one key has its value, in every bit and NaN for NaN."""
+    codes = np.arange(256, dtype=np.uint8).view(cases.BYTES[kind])
+    v = jnp.asarray(codes.reshape(-1, 1, 1, d))
+    b = v.shape[0]
+    out = aiter.paged_attention_decode(
+        jnp.zeros((b, 4, d), DTYPES[dtype]), jnp.zeros_like(v), v,
+        jnp.arange(b)[:, None], jnp.ones(b, jnp.int32))
+    want = np.broadcast_to(codes.astype(np.float32).reshape(b, 1, d), out.shape)
+    if machine.ARCH == "gfx90a" and dtype == "fp16":
+      # Its matrix instructions take subnormal numbers for zeros.
+      want = np.where(abs(want) < 2.0**-14, 0, want)
+    # A sum of zeros and -0 is 0.
+    np.testing.assert_array_equal(np.float32(out), want + np.float32(0))
+
+  @parameterized.parameters(128, 100)
+  def test_dense_cache(self, size):
+    """A page as long as the cache."""
+    case = Case(lengths=((1, 77), (1, 5)), d=128)
+    p = cases.Problem(case)
+    rng = np.random.default_rng(0)
+    p.k, p.v = (cases.cache_of((2, size, case.hk, 128), p.q.dtype, rng)
+                for _ in range(2))
+    p.table = np.arange(2, dtype=np.int32)[:, None]
+    p.case = dataclasses.replace(case, page=size)
+    fn, options, arrays = cases.call(p)
+    out, _ = fn(**arrays, **options)
+    check_error(self, out, p.exact()[0], p.exact(DTYPES[case.dtype])[0], "bf16")
+
+  def test_no_pages(self):
+    """Nor any sequence: a cache, a table or a batch without anything."""
+    q, pool = jnp.ones((2, 4, 16)), jnp.ones((3, 4, 2, 16))
+    table, lengths = jnp.zeros((2, 3), jnp.int32), jnp.array([5, 9])
+    for pool_, table_ in ((pool[:0], table), (pool, table[:, :0])):
+      out, lse = aiter.paged_attention_decode(
+          q, pool_, pool_, table_, lengths, return_lse=True)
+      self.assertTrue((out == 0).all())
+      self.assertTrue((lse == -jnp.inf).all())
+    out = aiter.paged_attention_decode(q[:0], pool, pool, table[:0],
+                                       lengths[:0])
+    self.assertEqual(out.shape, (0, 4, 16))
+
+  @parameterized.parameters("bf16", "fp16")
+  def test_as_dense(self, dtype):
+    """The same numbers as attention to keys that lie together."""
+    case = Case(dtype=dtype, lengths=((5, 21), (16, 16), (2, 30)),
+                decode=False, soft_cap=3.0, sinks=True, slopes=True,
+                window=(11, -1), page=4)
+    p = cases.Problem(case)
+    fn, options, arrays = cases.call(p)
+    out, lse = fn(**arrays, **options)
+    ends = np.cumsum([0, *p.lengths]).astype(np.int32)
+    k, v = aiter.gather_kv_cache(
+        arrays["k_cache"], arrays["v_cache"], arrays["block_table"],
+        jnp.asarray(ends), total_tokens=int(ends[-1]))
+    rows = int(p.cu[-1])
+    dense, dense_lse = aiter.flash_attn_varlen(
+        arrays["q"][:rows], k, v, arrays["cu_seqlens_q"], jnp.asarray(ends),
+        causal=True, window_size=(11, -1), logits_soft_cap=3.0,
+        alibi_slopes=arrays["alibi_slopes"], sink=arrays["sinks"],
+        return_lse=True)
+    close = dict(rtol=2e-2, atol=2e-2 if dtype == "bf16" else 2e-3)
+    np.testing.assert_allclose(np.float32(out[:rows]), np.float32(dense),
+                               **close)
+    np.testing.assert_allclose(lse[:, :rows], dense_lse, rtol=1e-3, atol=1e-3)
+
+
+if __name__ == "__main__":
+  absltest.main()

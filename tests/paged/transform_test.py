@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged attention under JAX's transformations, and caches written in place."""
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from harness import machine, sharding, transforms
+from jax.sharding import PartitionSpec as P
+from paged import cases
+from paged.cases import Case
+
+import jax
+from jax import lax
+from jax.experimental import aiter
+
+_RAGGED = ((5, 21), (1, 40), (3, 9))
+
+
+def _arrays(case):
+  return cases.call(cases.Problem(case))
+
+
+def _ragged(pages):
+  """A step of a server: (fn of cache and step, cache)."""
+  rng = np.random.default_rng(0)
+  hk, d, b = 2, 64, 3
+  shape = aiter.get_kv_cache_shape(pages, 16, hk, d, jnp.bfloat16)
+  numbers = lambda *s: jnp.asarray(rng.standard_normal(s), jnp.bfloat16)
+  q, k, v = numbers(b, 4, d), numbers(b, hk, d), numbers(b, hk, d)
+  table = jnp.asarray(rng.permutation(pages)[:b * 4], jnp.int32)
+
+  def step(cache, lengths):
+    return aiter.ragged_paged_attention(
+        q, k, v, cache, lengths, table, jnp.arange(b + 1), jnp.array([b, b, b]))
+
+  return step, numbers(*shape)
+
+
+class TransformTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      Case(), Case(decode=False, lengths=_RAGGED, sinks=True, cache="int8",
+                   scale="token"))
+  def test_vmap(self, case):
+    fn, options, arrays = _arrays(case)
+    shared = {n for n in arrays if n not in ("q", "k_cache", "sinks")}
+    stacked = {n: t if n in shared else jnp.stack([t, t[::-1]])
+               for n, t in arrays.items()}
+    names = sorted(stacked)
+    axes = [None if n in shared else 0 for n in names]
+    call = lambda *args: fn(**dict(zip(names, args)), **options)
+    args = [stacked[n] for n in names]
+    got = jax.jit(jax.vmap(call, axes))(*args)
+    want = transforms.loop_over(call, axes, 2)(*args)
+    transforms.assert_close(self, got, want)
+
+  @sharding.on_hosts
+  @parameterized.product(layout=["NHD", "HND"], heads=[(8, 4), (4, 4)],
+                         explicit=[False, True])
+  def test_heads_partition(self, layout, heads, explicit):
+    """Each device has its heads of the cache, and nothing is sent."""
+    hq, hk = heads
+    case = Case(decode=False, lengths=_RAGGED, hq=hq, hk=hk, layout=layout,
+                cache="e4m3fn", scale="head", sinks=True)
+    fn, options, arrays = _arrays(case)
+    mesh = sharding.mesh((4,), ("h",), explicit=explicit)
+    pool = P(None, None, "h") if layout == "NHD" else P(None, "h")
+    specs = dict(q=P(None, "h"), k_cache=pool, v_cache=pool, sinks=P("h"),
+                 k_descale=P("h"), v_descale=P("h"))
+    names = sorted(arrays)
+    call = lambda *args: fn(**dict(zip(names, args)), **options)
+    want = jax.jit(call)(*(arrays[n] for n in names))
+    placed = sharding.put(mesh, [arrays[n] for n in names],
+                          [specs.get(n, P()) for n in names])
+    compiled = jax.jit(call).lower(*placed).compile()
+    got = compiled(*placed)
+    transforms.assert_close(self, got, want)
+    self.assertEqual(sharding.collectives(compiled), set())
+    self.assertEqual(got[0].sharding.spec[1], "h")
+
+  @sharding.on_hosts
+  def test_shard_map(self):
+    """Sequences and pages of their own on each device."""
+    case = Case(lengths=((1, 20),) * 4)
+    fn, options, arrays = _arrays(case)
+    stacked = {n: jnp.stack([t, t]) for n, t in arrays.items()}
+    names = sorted(stacked)
+    call = lambda *args: fn(**{n: t[0] for n, t in zip(names, args)}, **options)
+    mesh = sharding.mesh((2,), ("x",))
+    out, lse = jax.jit(jax.shard_map(
+        lambda *args: jax.tree.map(lambda t: t[None], call(*args)), mesh=mesh,
+        in_specs=P("x"), out_specs=P("x")))(*(stacked[n] for n in names))
+    want = fn(**arrays, **options)
+    for i in range(2):
+      transforms.assert_close(self, (out[i], lse[i]), want)
+
+  def test_cache_in_place(self):
+    """A donated cache is written where it is, and steps need no more memory."""
+    step, cache = _ragged(64)
+    lengths = jnp.array([3, 17, 30])
+
+    def run(cache, lengths):
+      out, cache = step(cache, lengths)
+      return cache, out
+
+    with warnings.catch_warnings():
+      warnings.simplefilter("error")
+      compiled = jax.jit(run, donate_argnums=0).lower(cache, lengths).compile()
+      kept = cache + 0
+      got = compiled(cache, lengths)
+    self.assertTrue(cache.is_deleted())
+    memory = compiled.memory_analysis()
+    self.assertGreaterEqual(memory.alias_size_in_bytes, kept.nbytes)
+    self.assertLess(memory.temp_size_in_bytes, kept.nbytes)
+    want = jax.jit(run)(kept, lengths)
+    transforms.assert_same(self, got, want)
+
+  def test_scan(self):
+    """Decoding steps in one program are those one by one."""
+    step, cache = _ragged(16)
+    lengths = jnp.array([3, 17, 30])
+    steps = machine.size(4, 4, 2)
+
+    def body(cache, i):
+      out, cache = step(cache, lengths + i)
+      return cache, out
+
+    got = jax.jit(lambda cache: lax.scan(body, cache, jnp.arange(steps)))(cache)
+    outs = []
+    for i in range(steps):
+      cache, out = jax.jit(body)(cache, i)
+      outs.append(out)
+    transforms.assert_same(self, got, (cache, jnp.stack(outs)))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over paged KV caches: decode, and mixed batches of any lengths.
+
+A sequence's rows are its queries, each with all query heads of one KV head:
+row r is query r // group with head r % group. So keys and values are read once
+for the whole group, and any group fills a tile. One program takes TILE_M rows
+and a part of the keys that they see; parts are of equal size in each tile of
+rows, so that a long sequence is divided and a short one is not. With more than
+one, a program leaves its result and lse in scratch, and merge.py joins them.
+
+A key is read at page * page stride + place in the page, for any strides. One
+whose page is absent (an id out of range, a table too short) is hidden, and in
+its place the first page is read: no load has a condition.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from third_party.aiter.kernels.core import tiles
+from third_party.aiter.kernels.mha.scores import LN2, LOG2E, soft_cap
+from third_party.aiter.kernels.paged.family import FLAGS as _FLAGS
+from third_party.aiter.kernels.paged.family import KINDS as _KINDS
+
+# Queries are packed; else each sequence has seqlen_q of them.
+CU_SEQLENS = tl.constexpr(_FLAGS["cu_seqlens"])
+# Sequence b has the pages table[indptr[b]:indptr[b + 1]], else row b of
+# [batch, width].
+INDPTR = tl.constexpr(_FLAGS["indptr"])
+WINDOW = tl.constexpr(_FLAGS["window"])
+SOFT_CAP = tl.constexpr(_FLAGS["soft_cap"])
+ALIBI = tl.constexpr(_FLAGS["alibi"])
+SINK = tl.constexpr(_FLAGS["sink"])
+# Scales differ from page to page or token to token.
+TOKEN_SCALES = tl.constexpr(_FLAGS["token_scales"])
+LSE = tl.constexpr(_FLAGS["lse"])
+# Head dimensions are smaller than HEAD.
+PARTIAL = tl.constexpr(_FLAGS["partial"])
+# Runs of 16 bytes of a token, or of tokens, do not lie side by side.
+SHUFFLED = tl.constexpr(_FLAGS["shuffled"])
+# The size of a page is no power of two.
+ODD_PAGES = tl.constexpr(_FLAGS["odd_pages"])
+
+INT8 = tl.constexpr(_KINDS.index("int8"))
+E4M3FN = tl.constexpr(_KINDS.index("e4m3fn"))
+E4M3FNUZ = tl.constexpr(_KINDS.index("e4m3fnuz"))
+E5M2 = tl.constexpr(_KINDS.index("e5m2"))
+ANY_BYTES = tl.constexpr(-1)
+NO_BYTES = tl.constexpr(-2)
+
+
+class Side(NamedTuple):
+  """Keys or values of one head, and where they lie in its cache.
+
+  `data` and `bytes` are one address; cols is [HEAD]: where columns lie.
+  """
+  data: tl.tensor
+  bytes: tl.tensor
+  page: tl.tensor
+  token: tl.tensor
+  split: tl.tensor
+  run_token: tl.tensor
+  cols: tl.tensor
+  hdim: tl.tensor
+  scale: tl.tensor
+  scale_page: tl.tensor
+  scale_token: tl.tensor
+
+
+class Table(NamedTuple):
+  """Pages of one sequence, so many, and of the cache."""
+  first: tl.tensor
+  count: tl.tensor
+  pages: tl.tensor
+  page_size: tl.tensor
+  page_shift: tl.tensor
+
+
+@triton.jit
+def _half(x, KIND: tl.constexpr):
+  """e4m3 bits as float16, exactly: moved to its exponent's bias.
+
+  In integers of 16 bits and without selects, so that two are one instruction.
+  """
+  wide = x.to(tl.uint16)
+  size = wide & 0x7F
+  bits = ((wide & 0x80) << 8) | (size << 7)
+  if KIND == E4M3FN:
+    y = bits.to(tl.float16, bitcast=True) * 256.0
+    is_nan = (size + 1) & 0x80
+  else:
+    y = bits.to(tl.float16, bitcast=True) * 128.0
+    is_nan = ((size + 0x7F) & 0x80) ^ 0x80
+    is_nan = is_nan & wide
+  return (y.to(tl.uint16, bitcast=True) | (is_nan * 0xFC)).to(
+      tl.float16, bitcast=True)
+
+
+@triton.jit
+def _exact(x, dtype: tl.constexpr):
+  """float32 that `dtype` holds, as that: of bfloat16 the upper bits."""
+  if dtype == tl.bfloat16:
+    bits = x.to(tl.uint32, bitcast=True) >> 16
+    y = bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+  else:
+    y = x.to(dtype)
+  return y
+
+
+@triton.jit
+def _number(x, dtype: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr):
+  """Bytes of a kind as float16 or bfloat16, exactly."""
+  if KIND == INT8:
+    y = _exact(x.to(tl.int8, bitcast=True).to(tl.float32), dtype)
+  elif KIND == E5M2:
+    half = (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+    y = _exact(half.to(tl.float32), dtype)
+  elif KIND == E4M3FN and NATIVE == E4M3FN:
+    y = x.to(tl.float8e4nv, bitcast=True).to(dtype)
+  elif KIND == E4M3FNUZ and NATIVE == E4M3FNUZ:
+    y = x.to(tl.float8e4b8, bitcast=True).to(dtype)
+  else:
+    y = _exact(_half(x, KIND).to(tl.float32), dtype)
+  return y
+
+
+@triton.jit
+def _numbers(x, kind, dtype: tl.constexpr, KIND: tl.constexpr,
+             NATIVE: tl.constexpr):
+  """What was loaded, in the queries' type."""
+  if KIND == NO_BYTES:
+    y = x
+  elif KIND != ANY_BYTES:
+    y = _number(x, dtype, KIND, NATIVE)
+  else:
+    y = _number(x, dtype, INT8, NATIVE)
+    if kind == E4M3FN:
+      y = _number(x, dtype, E4M3FN, NATIVE)
+    elif kind == E4M3FNUZ:
+      y = _number(x, dtype, E4M3FNUZ, NATIVE)
+    elif kind == E5M2:
+      y = _number(x, dtype, E5M2, NATIVE)
+  return y
+
+
+@triton.jit
+def _side(data, bytes_, start, page, token, head_stride, split, run_token, run,
+          col, width, hdim, scale, scale_page, scale_token, scale_head, head,
+          HEAD: tl.constexpr, FLAGS: tl.constexpr):
+  """The Side of a head."""
+  first = start + head.to(tl.int64) * head_stride
+  cols = tl.arange(0, HEAD)
+  if SHUFFLED & FLAGS:
+    cols = cols // width * run + cols % width * col
+  return Side(
+      data + first, bytes_ + first, page, token, split, run_token, cols, hdim,
+      scale + head.to(tl.int64) * scale_head, scale_page, scale_token)
+
+
+@triton.jit
+def _pages_at(table, keys, FLAGS: tl.constexpr):
+  """The pages of keys, -1 where there is none, and their places in them.
+
+  Of many keys, or of the first of a tile that lies in one page.
+  """
+  if ODD_PAGES & FLAGS:
+    place = keys // table.page_size
+    offset = keys % table.page_size
+  else:
+    place = keys >> table.page_shift
+    offset = keys & (table.page_size - 1)
+  page = tl.load(table.first + place, mask=place < table.count, other=-1)
+  return tl.where((page >= 0) & (page < table.pages), page, -1), offset
+
+
+@triton.jit
+def _load(side, pages, offset, shown, KIND: tl.constexpr, HEAD: tl.constexpr,
+          FLAGS: tl.constexpr, TILE_N: tl.constexpr,
+          ONLY_SHOWN: tl.constexpr):
+  """Keys or values [keys, HEAD]; of absent pages what the first one has.
+
+  TILE_N: so many keys lie together from one on, if not 0.
+  ONLY_SHOWN: nothing of what is not shown, but zeros.
+  """
+  ptr = side.data if KIND == NO_BYTES else side.bytes
+  token = offset * side.token
+  if SHUFFLED & FLAGS:
+    token = (offset // side.split * side.run_token
+             + offset % side.split * side.token)
+  # Of 32 bits each, so that a product and its sum are one instruction.
+  at = tl.maximum(pages, 0).to(tl.int64) * side.page.to(tl.int64) + token
+  if TILE_N > 0:
+    # What differs from key to key does not change from tile to tile.
+    ptr += at
+    at = (tl.arange(0, TILE_N) * side.token)[:, None] + side.cols[None, :]
+  else:
+    at = at[:, None] + side.cols[None, :]
+  inside = tl.arange(0, HEAD)[None, :] < side.hdim
+  if ONLY_SHOWN and PARTIAL & FLAGS:
+    return tl.load(ptr + at, mask=shown[:, None] & inside, other=0)
+  elif ONLY_SHOWN:
+    return tl.load(ptr + at, mask=shown[:, None], other=0)
+  elif PARTIAL & FLAGS:
+    return tl.load(ptr + at, mask=inside, other=0)
+  else:
+    return tl.load(ptr + at)
+
+
+@triton.jit
+def _scales(side, pages, offset, present):
+  """Scales of keys' or values' tokens."""
+  at = pages.to(tl.int64) * side.scale_page + offset * side.scale_token
+  return tl.load(side.scale + at, mask=present, other=1.0)
+
+
+@triton.jit
+def _cumulative(cu_seqlens, i, tokens):
+  """Where sequence i begins, held inside the tokens; that after all ends."""
+  return tl.minimum(tl.maximum(tl.load(cu_seqlens + i), 0), tokens)
+
+
+@triton.jit
+def find_tile(slot, cu_seqlens, batch, tokens, group, TILE_M: tl.constexpr):
+  """Sequence and tile that own a grid slot of a packed batch.
+
+  Sequence i owns the slots from first row // TILE_M + i on: never fewer than it
+  has tiles, and known without a scan over the lengths before it. Sequence
+  `batch` is the tokens behind all others.
+  """
+  low = 0
+  high = batch + 1
+  while high - low > 1:
+    middle = (low + high) // 2
+    row = _cumulative(cu_seqlens, middle, tokens) * group
+    if row // TILE_M + middle <= slot:
+      low = middle
+    else:
+      high = middle
+  row = _cumulative(cu_seqlens, low, tokens) * group
+  return low, slot - (row // TILE_M + low)
+
+
+@triton.jit
+def paged_attend(
+    q, k_cache, v_cache, k_bytes, v_bytes, out, lse, parts, parts_lse,
+    k_scale, v_scale, sinks, slopes, table, indptr, lengths, cu_seqlens,
+    k_start, k_page, k_head, k_token, k_split, k_run_token, k_run, k_col,
+    k_scale_page, k_scale_head, k_scale_token,
+    v_start, v_page, v_head, v_token, v_split, v_run_token, v_run, v_col,
+    v_scale_page, v_scale_head, v_scale_token,
+    run, tokens, batch, seqlen_q, nhead_q, nhead_k, group, hdim, hdim_v, pages,
+    page_size, page_shift, width, splits, window_left, window_right,
+    softmax_scale, logits_soft_cap, kind, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, HEAD: tl.constexpr,
+    FLAGS: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr,
+    CHEAP_CAST: tl.constexpr, LARGE_PAGES: tl.constexpr,
+):
+  """Attention of packed or even queries; semantics in include/aiter/paged.h.
+
+  q and out are [tokens, nhead_q, hdim (hdim_v)], lse [nhead_q, tokens], parts
+  [splits, tokens * nhead_q, hdim_v] and parts_lse [splits, tokens * nhead_q].
+  A cache's element is at start + page * .._page + token // .._split *
+  .._run_token + token % .._split * .._token + head * .._head + col // run *
+  .._run + col % run * .._col, where only SHUFFLED ones have splits and runs. Of
+  a table with indptr, width is all its pages. windows: 2^30 where unbounded.
+
+  LARGE_PAGES: no tile of keys is of two pages.
+
+  Grid: (tiles of rows and KV heads, these fastest, splits).
+  """
+  head = tl.program_id(0) % nhead_k
+  slot = tl.program_id(0) // nhead_k
+  split = tl.program_id(1)
+
+  # The rows.
+  tiles_each = (seqlen_q * group + TILE_M - 1) // TILE_M
+  index = slot
+  tile = slot
+  start = slot
+  end = slot
+  if CU_SEQLENS & FLAGS and flags & CU_SEQLENS:
+    index, tile = find_tile(slot, cu_seqlens, batch, tokens, group, TILE_M)
+    start = _cumulative(cu_seqlens, index, tokens)
+    end = tokens
+    if index < batch:
+      end = _cumulative(cu_seqlens, index + 1, tokens)
+  else:
+    index = slot // tiles_each
+    tile = slot - index * tiles_each
+    start = index * seqlen_q
+    end = start + seqlen_q
+  len_q = end - start
+  row0 = tile * TILE_M
+  rows_left = len_q * group - row0
+  if rows_left <= 0:
+    return
+  r = row0 + tl.arange(0, TILE_M)
+  query = r // group
+  live = tl.arange(0, TILE_M) < rows_left
+  query = tl.where(live, query, len_q - 1)
+  head_q = head * group + r % group
+  row = (start + query).to(tl.int64) * nhead_q + head_q
+
+  # The keys that they see.
+  length = 0
+  first_page = tl.zeros([], tl.int64)
+  count = 0
+  if index < batch:
+    # No length is beyond what memory holds; sums with windows stay in 32 bits.
+    length = tl.minimum(tl.maximum(tl.load(lengths + index), 0), 1 << 30)
+    if INDPTR & FLAGS and flags & INDPTR:
+      begin = tl.minimum(tl.maximum(tl.load(indptr + index), 0), width)
+      count = tl.minimum(tl.load(indptr + index + 1), width) - begin
+      first_page += begin
+    else:
+      first_page += index.to(tl.int64) * width
+      count = width
+  count = tl.minimum(tl.maximum(count, 0), length // page_size + 1)
+  offset = length - len_q
+  stop = tl.where(pages > 0, tl.minimum(length, count * page_size), 0)
+  low = 0
+  if WINDOW & FLAGS and flags & WINDOW:
+    stop = tl.minimum(
+        stop, offset + (row0 + tl.minimum(TILE_M, rows_left) - 1) // group
+        + window_right + 1)
+    low = tl.maximum(offset + row0 // group - window_left, 0)
+  low_tile = low // TILE_N
+  tiles_of_keys = tl.maximum((stop + TILE_N - 1) // TILE_N - low_tile, 0)
+  each = (tiles_of_keys + splits - 1) // splits
+  first_tile = low_tile + split * each
+  last_tile = tl.minimum(first_tile + each, low_tile + tiles_of_keys)
+  part = split.to(tl.int64) * tokens * nhead_q + row
+  if (split > 0) & (first_tile >= last_tile):
+    tl.store(parts_lse + part, tl.full([TILE_M], float("-inf"), tl.float32),
+             mask=live)
+    return
+
+  # Queries, scaled keys and values.
+  cols = tl.arange(0, HEAD)[None, :]
+  q_mask = live[:, None]
+  if PARTIAL & FLAGS:
+    q_mask &= cols < hdim
+  q_tile = tl.load(q + row[:, None] * hdim + cols, mask=q_mask, other=0.0)
+  keys = _side(
+      k_cache, k_bytes, k_start, k_page, k_token, k_head, k_split, k_run_token,
+      k_run, k_col, run, hdim, k_scale, k_scale_page, k_scale_token,
+      k_scale_head, head, HEAD, FLAGS)
+  values = _side(
+      v_cache, v_bytes, v_start, v_page, v_token, v_head, v_split, v_run_token,
+      v_run, v_col, run, hdim_v, v_scale, v_scale_page, v_scale_token,
+      v_scale_head, head, HEAD, FLAGS)
+  pages_of = Table(table + first_page, count, pages, page_size, page_shift)
+  scale = softmax_scale
+  out_scale = 1.0
+  if (flags & TOKEN_SCALES) == 0:
+    scale *= tl.load(keys.scale)
+    out_scale = tl.load(values.scale)
+  slope = tl.zeros([TILE_M], tl.float32)
+  if ALIBI & FLAGS and flags & ALIBI:
+    slope = tl.load(slopes + head_q, mask=live, other=0.0)
+  position = query + offset
+
+  # A sink is a key without a value: it opens m and l of the first part.
+  m = tl.full([TILE_M], float("-inf"), tl.float32)
+  if SINK & FLAGS and flags & SINK:
+    sink = tl.load(sinks + head_q, mask=live, other=float("-inf")) * LOG2E
+    m = tl.where((split == 0) & (index < batch), sink, m)
+  l = tl.where(m == float("-inf"), 0.0, 1.0)
+  acc = tl.zeros([TILE_M, HEAD], tl.float32)
+  n = first_tile * TILE_N + tl.arange(0, TILE_N)
+  TOGETHER: tl.constexpr = TILE_N if LARGE_PAGES else 0
+  first_key = n
+  if LARGE_PAGES:
+    first_key = first_tile * TILE_N
+  page, place = _pages_at(pages_of, first_key, FLAGS)
+  for _ in range(first_tile, last_tile):
+    if LARGE_PAGES:
+      shown = n < tl.where(page >= 0, stop, 0)
+    else:
+      shown = (page >= 0) & (n < stop)
+    k_raw = _load(keys, page, place, shown, KIND, HEAD, FLAGS, TOGETHER, False)
+    # What lies behind a sequence, or in a page that is not its own, may be NaN.
+    v_raw = _load(
+        values, page, place, shown, KIND, HEAD, FLAGS, TOGETHER, True)
+    k_tile = _numbers(k_raw, kind, q_tile.dtype, KIND, NATIVE)
+    s = tl.dot(q_tile, tl.trans(k_tile))
+    if TOKEN_SCALES & FLAGS and flags & TOKEN_SCALES:
+      s *= _scales(keys, page, place, shown)[None, :]
+    if SOFT_CAP & FLAGS and flags & SOFT_CAP:
+      s = soft_cap(s * scale, logits_soft_cap) * LOG2E
+    else:
+      s *= scale * LOG2E
+    if ALIBI & FLAGS and flags & ALIBI:
+      away = tl.abs(position[:, None] - n[None, :])
+      s -= slope[:, None] * LOG2E * away.to(tl.float32)
+    s = tl.where(shown[None, :], s, float("-inf"))
+    if WINDOW & FLAGS and flags & WINDOW:
+      ahead = n[None, :] - position[:, None]
+      s = tl.where((ahead <= window_right) & (ahead >= -window_left), s,
+                   float("-inf"))
+    m_new = tl.maximum(m, tl.max(s, 1))
+    # A row that has seen no key yet: anything finite keeps the NaN away.
+    m_exp = tl.where(m_new == float("-inf"), 0.0, m_new)
+    p = tl.exp2(s - m_exp[:, None])
+    alpha = tl.exp2(m - m_exp)
+    l = l * alpha + tl.sum(p, 1)
+    acc = acc * alpha[:, None]
+    if TOKEN_SCALES & FLAGS and flags & TOKEN_SCALES:
+      p *= _scales(values, page, place, shown)[None, :]
+    v_tile = _numbers(v_raw, kind, q_tile.dtype, KIND, NATIVE)
+    acc = tl.dot(tiles.cast(p, v_tile.dtype, CHEAP_CAST), v_tile, acc)
+    m = m_new
+    n += TILE_N
+    first_key += TILE_N
+    page, place = _pages_at(pages_of, first_key, FLAGS)
+
+  any_key = l != 0
+  l_safe = tl.where(any_key, l, 1.0)
+  acc = acc * (out_scale / l_safe)[:, None]
+  row_lse = tl.where(any_key, m * LN2 + tl.log(l_safe), float("-inf"))
+  o_mask = live[:, None] & (cols < hdim_v)
+  if splits > 1:
+    tl.store(parts_lse + part, row_lse, mask=live)
+    tl.store(parts + part[:, None] * hdim_v + cols, acc, mask=o_mask)
+  else:
+    if LSE & FLAGS and flags & LSE:
+      tl.store(lse + head_q.to(tl.int64) * tokens + start + query, row_lse,
+               mask=live)
+    tl.store(out + row[:, None] * hdim_v + cols,
+             acc.to(out.dtype.element_ty), mask=o_mask)

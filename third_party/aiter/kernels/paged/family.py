@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over paged KV caches, as the ahead-of-time compiler sees it."""
+
+from third_party.aiter.aot.archs import ARCHS
+from third_party.aiter.aot.family import (
+    Family,
+    Op,
+    flags,
+    named,
+    points_to,
+    selecting,
+)
+
+# The kernels' argument `flags`; attend.py says what each is.
+FLAGS = flags("cu_seqlens indptr window soft_cap alibi sink token_scales lse "
+              "partial shuffled odd_pages")
+# Of caches of bytes, what they hold; in the order of attend.py's constants.
+KINDS = ("int8", "e4m3fn", "e4m3fnuz", "e5m2")
+# unaligned: rows are no multiples of 16 bytes; many_rows: sequences have more
+# rows than in a step of decoding; small_pages: of no multiple of 64 keys, which
+# a tile of keys divides.
+FEATURES = {
+    **FLAGS, **selecting(
+        f"unaligned many_rows small_pages bytes {' '.join(KINDS)}")}
+
+
+def _constants(row):
+  left, made_for = named(row, "excludes"), named(row, "features")
+  kinds = [i for i, kind in enumerate(KINDS) if kind in made_for]
+  arch = ARCHS[row["arch"]]
+  return {
+      "TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
+      "HEAD": int(row["dim"]),
+      "FLAGS": sum(bit for name, bit in FLAGS.items() if name not in left),
+      # A kind, any kind, or no bytes.
+      "KIND": kinds[0] if kinds else -1 if "bytes" in made_for else -2,
+      # The kind that one instruction converts.
+      "NATIVE": KINDS.index(arch.fp8) if arch.fp8 else -1,
+      "CHEAP_CAST": "bf16" not in arch.casts,
+      "LARGE_PAGES": "small_pages" in left,
+  }
+
+
+# A sequence's rows are its queries, each with the query heads of one KV head.
+# Tiles of a packed batch find their sequence themselves: find_tile of attend.py
+# says how many there are. The last owns the rows of no sequence.
+_TILES = ("tiles = nhead_k * (tokens * group // tile_m + batch + 1"
+          " if flags & CU_SEQLENS else"
+          " batch * ceil((seqlen_q * group) / tile_m))")
+
+FAMILY = Family(
+    ops={
+        "paged_attend": Op("paged.attend", (_TILES, "splits")),
+        "paged_merge": Op("paged.merge", (
+            "tiles = ceil((tokens * nhead_q) / tile_m)",)),
+    },
+    pointers={
+        **points_to("dtype", "q k_cache v_cache out"),
+        **points_to("u8", "k_bytes v_bytes"),
+        **points_to("fp32", "lse parts parts_lse k_scale v_scale sinks slopes"),
+        **points_to("i32", "table indptr lengths cu_seqlens"),
+    },
+    constants=_constants,
+    floats=frozenset({"softmax_scale", "logits_soft_cap"}),
+    int64=r"[kv]_(start|head|scale_page|scale_head)$",
+    aligned=r"([kv]_(start|page|token|head)|hdim|hdim_v)$",
+    alignment=lambda row: 16 if "bytes" in named(row, "features") else 8,
+    aligned_if="unaligned",
+    features=FEATURES,
+    messages={
+        "cu_seqlens": "packed queries", "indptr": "packed page tables",
+        "soft_cap": "a soft cap", "alibi": "ALiBi slopes", "sink": "sinks",
+        "token_scales": "scales of tokens", "lse": "lse",
+        "partial": "head dimensions that are no power of two, or two of them",
+        "unaligned": "head dimensions that are no multiples of 16 bytes",
+        "shuffled": "a shuffled cache",
+        "odd_pages": "pages of a size that is no power of two",
+        "many_rows": "many queries",
+        "small_pages": "pages that are no multiples of 64",
+        "bytes": "a cache of 8-bit numbers",
+    },
+)

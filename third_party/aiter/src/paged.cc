@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "aiter/paged.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "third_party/aiter/src/cache_side.h"
+#include "third_party/aiter/src/core/check.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
+#include "third_party/aiter/src/core/launch.h"
+#include "third_party/aiter/src/core/operation.h"
+#include "third_party/aiter/src/core/select.h"
+#include "third_party/aiter/src/core/steps.h"
+#include "third_party/aiter/src/paged_params.h"
+
+namespace aiter {
+namespace {
+
+// Kernels count rows, keys and pages in 32 bits, and add a tile.
+constexpr int64_t kMaxSize = INT32_MAX - 8192;
+constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kMaxSplits = 65535;
+constexpr int32_t kUnbounded = 1 << 30;
+constexpr int64_t kRunBytes = 16;
+// Rows of a sequence that a tall tile is worth.
+constexpr int64_t kManyRows = 32;
+// Keys that lie together in a large page; tiles of keys divide it.
+constexpr int64_t kLargePage = 64;
+// Programs of a multiprocessor, below which keys are divided.
+constexpr int64_t kPrograms = 8;
+
+constexpr uint32_t kKernelFlags = (1u << 16) - 1;
+
+int64_t RunOf(const paged_attend_args& a) {
+  return a.kind == PagedKind::kSame ? kRunBytes / ElementBytes(a.data_type)
+                                    : kRunBytes;
+}
+
+Status CheckHalf(const std::string& name, const paged_attend_args& a,
+                 const paged_half& h, int64_t cols) {
+  std::string side = name + ".side";
+  AITER_RETURN_IF_ERROR(CheckSide(side, h.side, INT32_MAX));
+  std::string scales = name + ".scales";
+  AITER_RETURN_IF_ERROR(CheckCoefficients(
+      scales, {h.scales.page, h.scales.offset, h.scales.head}, INT32_MAX));
+  if (h.scale_ptr == nullptr) return Invalid(scales, "absent", "given");
+  if (a.pages == 0) return Status();
+  int64_t run = RunOf(a);
+  double in_page =
+      Reach(a.page_size, h.side.split, h.side.run_offset, h.side.offset) +
+      Reach(cols, run, h.side.run, h.side.col);
+  if (in_page > static_cast<double>(kMaxSize)) {
+    return Invalid(side, "a page of more than 2^31 elements", "smaller");
+  }
+  int64_t heads = a.nhead_k - 1;
+  if (heads > 0 && h.side.head > INT64_MAX / 2 / heads) {
+    return Invalid(side, "beyond the array", "inside");
+  }
+  AITER_RETURN_IF_ERROR(CheckReach(
+      side, h.side.start, a.pages, h.side.page,
+      static_cast<int64_t>(in_page) + heads * h.side.head, h.cache_size));
+  AITER_RETURN_IF_ERROR(
+      CheckReach(scales, 0, a.pages, h.scales.page,
+                 (a.page_size - 1) * h.scales.offset + heads * h.scales.head,
+                 h.scale_size));
+  return CheckAligned({{"cache_ptr", h.cache_ptr}});
+}
+
+Status CheckSizes(const paged_attend_args& a) {
+  if (a.data_type != DataType::kFp16 && a.data_type != DataType::kBf16) {
+    return Invalid("data_type", DataTypeName(a.data_type), "fp16 or bf16");
+  }
+  AITER_RETURN_IF_ERROR(CheckRange("tokens", a.tokens, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("batch", a.batch, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("nhead_k", a.nhead_k, 1, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("nhead_q", a.nhead_q, 1, kMaxSize));
+  if (a.nhead_q % a.nhead_k != 0) {
+    return Invalid("nhead_q", std::to_string(a.nhead_q),
+                   "a multiple of nhead_k, " + std::to_string(a.nhead_k));
+  }
+  AITER_RETURN_IF_ERROR(
+      CheckRange("tokens * nhead_q", a.tokens * a.nhead_q, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("hdim", a.hdim, 1, kMaxHeadDim));
+  AITER_RETURN_IF_ERROR(CheckRange("hdim_v", a.hdim_v, 1, kMaxHeadDim));
+  AITER_RETURN_IF_ERROR(CheckRange("pages", a.pages, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("page_size", a.page_size, 1, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("width", a.width, 0, kMaxSize));
+  AITER_RETURN_IF_ERROR(CheckRange("splits", a.splits, 1, kMaxSplits));
+  return Status();
+}
+
+bool IsPower(int64_t n) { return (n & (n - 1)) == 0; }
+
+uint32_t If(bool condition, uint32_t feature) {
+  return condition ? feature : 0;
+}
+
+uint32_t KindBits(PagedKind kind) {
+  switch (kind) {
+    case PagedKind::kInt8:
+      return kPagedBytes | kPagedInt8;
+    case PagedKind::kE4m3fn:
+      return kPagedBytes | kPagedE4m3fn;
+    case PagedKind::kE4m3fnuz:
+      return kPagedBytes | kPagedE4m3fnuz;
+    case PagedKind::kE5m2:
+      return kPagedBytes | kPagedE5m2;
+    case PagedKind::kSame:
+      break;
+  }
+  return 0;
+}
+
+bool HasTokenScales(const paged_half& h) {
+  return h.scales.page != 0 || h.scales.offset != 0;
+}
+
+bool IsShuffled(const paged_half& h, int64_t run) {
+  return h.side.col != 1 || h.side.run != run || h.side.split != 1;
+}
+
+// Where a half lies and what scales it, as the kernels take them.
+struct HalfFields {
+  const void* PagedParams::* cache;
+  const void* PagedParams::* bytes;
+  const void* PagedParams::* scale;
+  int64_t PagedParams::* start;
+  int64_t PagedParams::* head;
+  int64_t PagedParams::* scale_page;
+  int64_t PagedParams::* scale_head;
+  int32_t PagedParams::* page;
+  int32_t PagedParams::* token;
+  int32_t PagedParams::* split;
+  int32_t PagedParams::* run_token;
+  int32_t PagedParams::* run;
+  int32_t PagedParams::* col;
+  int32_t PagedParams::* scale_token;
+};
+
+void SetHalf(const paged_half& h, const HalfFields& f, PagedParams* p) {
+  const auto number = [](int64_t n) { return static_cast<int32_t>(n); };
+  const cache_side& s = h.side;
+  p->*f.cache = p->*f.bytes = h.cache_ptr;
+  p->*f.scale = h.scale_ptr;
+  p->*f.start = s.start;
+  p->*f.head = s.head;
+  p->*f.page = number(s.page);
+  // Where tokens are not divided, their step is that of kernels for such.
+  p->*f.token = number(s.split > 1 ? s.offset : s.run_offset);
+  p->*f.split = number(s.split);
+  p->*f.run_token = number(s.run_offset);
+  p->*f.run = number(s.run);
+  p->*f.col = number(s.col);
+  p->*f.scale_page = h.scales.page;
+  p->*f.scale_head = h.scales.head;
+  p->*f.scale_token = number(h.scales.offset);
+}
+
+struct Attend {
+  using Args = paged_attend_args;
+  using Plan = PagedPlan;
+
+  static Status Check(const Args& a) {
+    AITER_RETURN_IF_ERROR(CheckSizes(a));
+    if (a.cu_seqlens_ptr == nullptr && a.seqlen_q * a.batch != a.tokens) {
+      return Invalid("seqlen_q", std::to_string(a.seqlen_q),
+                     "tokens / batch without cu_seqlens");
+    }
+    AITER_RETURN_IF_ERROR(
+        CheckRange("window_left", a.window_left, -1, INT32_MAX));
+    AITER_RETURN_IF_ERROR(
+        CheckRange("window_right", a.window_right, -1, INT32_MAX));
+    if (!(a.logits_soft_cap >= 0) || !std::isfinite(a.logits_soft_cap)) {
+      return Invalid("logits_soft_cap", std::to_string(a.logits_soft_cap),
+                     "finite and not negative");
+    }
+    if (a.splits > 1 &&
+        (a.parts_ptr == nullptr || a.parts_lse_ptr == nullptr)) {
+      return Invalid("parts_ptr", "null", "given with splits");
+    }
+    AITER_RETURN_IF_ERROR(CheckHalf("k", a, a.k, a.hdim));
+    AITER_RETURN_IF_ERROR(CheckHalf("v", a, a.v, a.hdim_v));
+    return CheckAligned({{"q_ptr", a.q_ptr},
+                         {"out_ptr", a.out_ptr},
+                         {"parts_ptr", a.parts_ptr}});
+  }
+
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key;
+    key.data_type = a.data_type;
+    key.dims[0] = static_cast<int32_t>(std::max(a.hdim, a.hdim_v));
+    int64_t run = RunOf(a);
+    int64_t rows = a.tokens * (a.nhead_q / a.nhead_k);
+    key.features =
+        If(a.cu_seqlens_ptr != nullptr, kPagedCuSeqlens) |
+        If(a.indptr_ptr != nullptr, kPagedIndptr) |
+        If(a.window_left >= 0 || a.window_right >= 0, kPagedWindow) |
+        If(a.logits_soft_cap > 0, kPagedSoftCap) |
+        If(a.slopes_ptr != nullptr, kPagedAlibi) |
+        If(a.sinks_ptr != nullptr, kPagedSink) |
+        If(HasTokenScales(a.k) || HasTokenScales(a.v), kPagedTokenScales) |
+        If(a.lse_ptr != nullptr, kPagedLse) |
+        If(a.hdim != a.hdim_v || !IsPower(a.hdim) || a.hdim < 16,
+           kPagedPartial) |
+        If(a.hdim % run != 0 || a.hdim_v % run != 0 ||
+               (!IsShuffled(a.k, run) && !IsAligned(a.k, run)) ||
+               (!IsShuffled(a.v, run) && !IsAligned(a.v, run)),
+           kPagedUnaligned) |
+        If(IsShuffled(a.k, run) || IsShuffled(a.v, run), kPagedShuffled) |
+        If(!IsPower(a.page_size), kPagedOddPages) |
+        If(a.page_size % kLargePage != 0, kPagedSmallPages) |
+        If(rows >= kManyRows * std::max<int64_t>(a.batch, 1), kPagedManyRows) |
+        KindBits(a.kind);
+    return key;
+  }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    return ProblemKeyOf("paged_attend", problem, 1, key);
+  }
+
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    AITER_RETURN_IF_ERROR(steps->Add("paged_attend", key, &plan->attend));
+    plan->programs = kPrograms * std::max(steps->device().multiprocessors, 1);
+    ProblemKey rows;
+    rows.data_type = key.data_type;
+    rows.dims[0] = key.dims[0];
+    return steps->Add("paged_merge", rows, &plan->merge);
+  }
+
+  static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
+                       void* stream) {
+    if (a.tokens == 0) return Status();
+    PagedParams p = ParamsOf(a, plan.key);
+    int64_t tiles =
+        a.nhead_k * (a.tokens * p.group / plan.attend.info->tile_m + a.batch);
+    p.splits = static_cast<int32_t>(std::clamp<int64_t>(
+        plan.programs / std::max<int64_t>(tiles, 1), 1, a.splits));
+    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.attend, &p, stream));
+    if (p.splits == 1) return Status();
+    return LaunchKernel(driver, plan.merge, &p, stream);
+  }
+
+ private:
+  // Whether a row of columns begins at a multiple of 16 bytes.
+  static bool IsAligned(const paged_half& h, int64_t run) {
+    const cache_side& s = h.side;
+    return s.start % run == 0 && s.page % run == 0 && s.head % run == 0 &&
+           s.run_offset % run == 0;
+  }
+
+  static PagedParams ParamsOf(const Args& a, const ProblemKey& key) {
+    const auto number = [](int64_t n) { return static_cast<int32_t>(n); };
+    const auto bound = [](int64_t n) {
+      return n < 0 ? kUnbounded
+                   : static_cast<int32_t>(std::min<int64_t>(n, kUnbounded));
+    };
+    PagedParams p;
+    p.q_ptr = a.q_ptr;
+    p.out_ptr = a.out_ptr;
+    p.lse_ptr = a.lse_ptr;
+    p.parts_ptr = a.parts_ptr;
+    p.parts_lse_ptr = a.parts_lse_ptr;
+    p.sinks_ptr = a.sinks_ptr;
+    p.slopes_ptr = a.slopes_ptr;
+    p.table_ptr = a.table_ptr;
+    p.indptr_ptr = a.indptr_ptr;
+    p.lengths_ptr = a.lengths_ptr;
+    p.cu_seqlens_ptr = a.cu_seqlens_ptr;
+    SetHalf(
+        a.k,
+        {&PagedParams::k_cache_ptr, &PagedParams::k_bytes_ptr,
+         &PagedParams::k_scale_ptr, &PagedParams::k_start, &PagedParams::k_head,
+         &PagedParams::k_scale_page, &PagedParams::k_scale_head,
+         &PagedParams::k_page, &PagedParams::k_token, &PagedParams::k_split,
+         &PagedParams::k_run_token, &PagedParams::k_run, &PagedParams::k_col,
+         &PagedParams::k_scale_token},
+        &p);
+    SetHalf(
+        a.v,
+        {&PagedParams::v_cache_ptr, &PagedParams::v_bytes_ptr,
+         &PagedParams::v_scale_ptr, &PagedParams::v_start, &PagedParams::v_head,
+         &PagedParams::v_scale_page, &PagedParams::v_scale_head,
+         &PagedParams::v_page, &PagedParams::v_token, &PagedParams::v_split,
+         &PagedParams::v_run_token, &PagedParams::v_run, &PagedParams::v_col,
+         &PagedParams::v_scale_token},
+        &p);
+    p.run = number(RunOf(a));
+    p.tokens = number(a.tokens);
+    p.batch = number(a.batch);
+    p.seqlen_q = number(a.seqlen_q);
+    p.nhead_q = number(a.nhead_q);
+    p.nhead_k = number(a.nhead_k);
+    p.group = number(a.nhead_q / a.nhead_k);
+    p.hdim = number(a.hdim);
+    p.hdim_v = number(a.hdim_v);
+    p.pages = number(a.pages);
+    p.page_size = number(a.page_size);
+    for (int64_t n = a.page_size; n > 1; n /= 2) ++p.page_shift;
+    p.width = number(a.width);
+    p.window_left = bound(a.window_left);
+    p.window_right = bound(a.window_right);
+    p.softmax_scale = a.softmax_scale;
+    p.logits_soft_cap = a.logits_soft_cap;
+    p.kind = std::max(static_cast<int32_t>(a.kind), 0);
+    p.flags = static_cast<int32_t>(key.features & kKernelFlags);
+    return p;
+  }
+};
+
+}  // namespace
+
+AITER_DEFINE_OPERATION(paged_attend, Attend);
+
+}  // namespace aiter

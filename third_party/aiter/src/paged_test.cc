@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Choice of kernels, argument packing, division of keys and failures of paged
+// attention, on a driver that only records what it is asked to do.
+
+#include "aiter/paged.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "aiter/status.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
+#include "third_party/aiter/src/core/grids.h"
+#include "third_party/aiter/src/core/kernel_table.h"
+#include "third_party/aiter/src/fake_driver_test.h"
+#include "third_party/aiter/src/paged_params.h"
+
+namespace aiter {
+namespace {
+
+constexpr int64_t kPages = 50;
+constexpr int64_t kPage = 16;
+constexpr int64_t kHeads = 2;
+constexpr int64_t kHdim = 128;
+
+std::vector<KernelInfo> MakeKernels(const Blob& blob) {
+  std::vector<KernelInfo> kernels;
+  auto add = [&](const char* symbol, const char* grade, int dim, int tile_m,
+                 uint32_t needs, uint32_t excludes) {
+    KernelInfo k = FakeKernel<PagedParams>(blob, symbol, "paged_attend",
+                                           "gfx942", kPagedAttendGrid);
+    k.grade = grade;
+    k.num_dims = 1;
+    k.dims[0] = dim;
+    k.needs = needs;
+    k.excludes = excludes;
+    k.tile_m = tile_m;
+    k.tile_n = 64;
+    kernels.push_back(k);
+  };
+  constexpr uint32_t kPlain =
+      kPagedUnaligned | kPagedPartial | kPagedShuffled | kPagedOddPages;
+  add("large", "fast", 128, 16, 0,
+      kPagedSmallPages | kPagedUnaligned | kPagedPartial | kPagedShuffled |
+          kPagedWindow | kPagedManyRows | kPagedBytes);
+  add("decode", "fast", 128, 16, 0,
+      kPlain | kPagedWindow | kPagedManyRows | kPagedBytes);
+  add("prefill", "fast", 128, 64, kPagedManyRows, kPlain | kPagedBytes);
+  add("fnuz", "fast", 128, 16, kPagedBytes | kPagedE4m3fnuz, kPlain);
+  add("aligned", "general", 256, 16, 0,
+      kPagedUnaligned | kPagedShuffled | kPagedBytes);
+  add("any", "general", 256, 16, 0, kPagedBytes);
+  add("bytes", "general", 256, 16, kPagedBytes, 0);
+  KernelInfo merge = FakeKernel<PagedParams>(blob, "merge", "paged_merge",
+                                             "gfx942", kPagedMergeGrid);
+  merge.num_dims = 1;
+  merge.dims[0] = 256;
+  merge.tile_m = 4;
+  kernels.push_back(merge);
+  return kernels;
+}
+
+// Flash's layout, [pages, page, heads, hdim].
+void SetHalf(int64_t hdim, uintptr_t address, paged_half* h) {
+  h->cache_ptr = At(address);
+  h->cache_size = kPages * kPage * kHeads * hdim;
+  h->side.page = kPage * kHeads * hdim;
+  h->side.run_offset = kHeads * hdim;
+  h->side.head = hdim;
+  h->side.run = 8;
+  h->scale_ptr = At(address + 0x800);
+  h->scale_size = 1;
+}
+
+// `batch` sequences of a query each.
+paged_attend_args Args(int64_t batch, int64_t hdim = kHdim) {
+  paged_attend_args a;
+  a.tokens = a.batch = batch;
+  a.seqlen_q = 1;
+  a.nhead_q = 8;
+  a.nhead_k = kHeads;
+  a.hdim = a.hdim_v = hdim;
+  a.pages = kPages;
+  a.page_size = kPage;
+  a.width = 20;
+  a.splits = 8;
+  a.q_ptr = At(0x1000);
+  a.out_ptr = At(0x2000);
+  a.parts_ptr = At(0x3000);
+  a.parts_lse_ptr = At(0x4000);
+  a.table_ptr = At(0x5000);
+  a.lengths_ptr = At(0x6000);
+  a.softmax_scale = 0.5f;
+  SetHalf(hdim, 0x7000, &a.k);
+  SetHalf(hdim, 0x8000, &a.v);
+  return a;
+}
+
+void SetBytes(PagedKind kind, paged_attend_args* a) {
+  a->kind = kind;
+  a->k.side.run = a->v.side.run = 16;
+}
+
+using Names = std::vector<std::string>;
+
+// The names of the kernels that a call launches.
+Names Run(const paged_attend_args& args) {
+  g_recorder.launches.clear();
+  CHECK_OK(paged_attend(args, nullptr));
+  Names names;
+  for (const Launch& launch : g_recorder.launches) {
+    names.push_back(launch.kernel);
+  }
+  return names;
+}
+
+void New(int multiprocessors) {
+  g_recorder.multiprocessors = multiprocessors;
+  NewContext("gfx942");
+}
+
+void TestSelection() {
+  New(1);
+  CHECK(Run(Args(8)) == Names{"decode"});
+  paged_attend_args window = Args(8);
+  window.window_left = 7;
+  CHECK(Run(window) == Names{"aligned"});
+  paged_attend_args prefill = Args(8);
+  prefill.splits = prefill.batch = 1;
+  prefill.cu_seqlens_ptr = At(0x9000);
+  prefill.seqlen_q = 0;
+  CHECK(Run(prefill) == Names{"prefill"});
+  prefill.batch = 2;  // 16 rows each.
+  CHECK(Run(prefill) == Names{"decode"});
+  CHECK(Run(Args(8, 64)) == Names{"aligned"});
+  CHECK(Run(Args(8, 60)) == Names{"any"});
+  paged_attend_args odd = Args(8);
+  odd.page_size = 12;
+  CHECK(Run(odd) == Names{"aligned"});
+  paged_attend_args large = Args(8);
+  large.page_size = 192;  // A multiple of 64, but no power of two.
+  large.pages = kPages * kPage / large.page_size;
+  for (paged_half* h : {&large.k, &large.v}) {
+    h->side.page = large.page_size * kHeads * kHdim;
+  }
+  CHECK(Run(large) == Names{"large"});
+  paged_attend_args bytes = Args(8);
+  SetBytes(PagedKind::kE4m3fnuz, &bytes);
+  CHECK(Run(bytes) == Names{"fnuz"});
+  SetBytes(PagedKind::kE5m2, &bytes);
+  CHECK(Run(bytes) == Names{"bytes"});
+  paged_attend_args tokens_inside = Args(8);  // As AITER's V.
+  tokens_inside.v.side.split = 8;
+  tokens_inside.v.side.offset = 1;
+  tokens_inside.v.side.col = 8;
+  tokens_inside.v.side.run = 64;
+  CHECK(Run(tokens_inside) == Names{"any"});
+
+  Names names;
+  CHECK_OK(paged_attend_kernels({"bf16", {128}, {}}, "gfx942", &names));
+  CHECK((names == Names{"large", "merge"}));
+  CHECK(paged_attend_kernels({"bf16", {257}, {}}, "gfx942", &names).code() ==
+        StatusCode::kUnimplemented);
+}
+
+void TestPacking() {
+  New(1);
+  paged_attend_args a = Args(8);
+  a.lse_ptr = At(0xa000);
+  a.sinks_ptr = At(0xb000);
+  a.slopes_ptr = At(0xc000);
+  a.indptr_ptr = At(0xd000);
+  a.window_left = 9;
+  a.logits_soft_cap = 3.0f;
+  a.k.scales.head = 1;
+  a.k.scale_size = kHeads;
+  a.v.scales = {0, kHeads * kPage, 1, kPage};
+  a.v.scale_size = kPages * kHeads * kPage;
+  CHECK(Run(a) == Names{"aligned"});
+  PagedParams p = g_recorder.launches[0].As<PagedParams>();
+  // 8 sequences of 4 rows: a tile each, for each of 2 heads.
+  CHECK(g_recorder.launches[0].grid[0] == 16);
+  CHECK(g_recorder.launches[0].grid[1] == 1);
+  CHECK(p.k_cache_ptr == a.k.cache_ptr && p.v_bytes_ptr == a.v.cache_ptr);
+  CHECK(p.k_page == a.k.side.page && p.k_token == kHeads * kHdim);
+  CHECK(p.k_head == kHdim && p.k_split == 1 && p.run == 8);
+  CHECK(p.k_scale_page == 0 && p.k_scale_head == 1 && p.k_scale_token == 0);
+  CHECK(p.v_scale_page == kHeads * kPage && p.v_scale_head == kPage);
+  CHECK(p.v_scale_token == 1);
+  CHECK(p.tokens == 8 && p.batch == 8 && p.seqlen_q == 1 && p.group == 4);
+  CHECK(p.pages == kPages && p.page_size == 16 && p.page_shift == 4);
+  CHECK(p.width == 20 && p.splits == 1);
+  CHECK(p.window_left == 9 && p.window_right == 1 << 30);
+  CHECK(p.softmax_scale == 0.5f && p.logits_soft_cap == 3.0f);
+  CHECK(p.flags == (kPagedIndptr | kPagedWindow | kPagedSoftCap | kPagedAlibi |
+                    kPagedSink | kPagedTokenScales | kPagedLse));
+  SetBytes(PagedKind::kE4m3fnuz, &a);
+  Run(a);
+  p = g_recorder.launches[0].As<PagedParams>();
+  CHECK(p.kind == 2 && p.run == 16);
+}
+
+// Keys are divided until the device is full, and no further than there is
+// scratch for.
+void TestSplits() {
+  New(64);
+  CHECK((Run(Args(1)) == Names{"decode", "merge"}));
+  CHECK(g_recorder.launches[0].grid[1] == 8);
+  CHECK(g_recorder.launches[1].grid[0] == 2);  // 8 rows of 4 a block.
+  CHECK((Run(Args(64)) == Names{"decode", "merge"}));
+  // 128 programs, and 32 more that packed tiles might need, in 512.
+  CHECK(g_recorder.launches[0].grid[1] == 3);
+  CHECK(Run(Args(256)) == Names{"decode"});
+  paged_attend_args one = Args(1);
+  one.splits = 1;
+  one.parts_ptr = one.parts_lse_ptr = nullptr;
+  CHECK(Run(one) == Names{"decode"});
+}
+
+void TestEmpty() {
+  New(1);
+  CHECK(Run(Args(0)).empty());
+  paged_attend_args none = Args(8);
+  none.pages = none.k.cache_size = none.v.cache_size = 0;
+  CHECK(Run(none) == Names{"decode"});  // It writes zeros.
+  // Rows of no sequence are written too.
+  none = Args(8);
+  none.batch = none.seqlen_q = 0;
+  none.splits = 1;
+  none.cu_seqlens_ptr = At(0x9000);
+  CHECK(Run(none) == Names{"prefill"});
+  CHECK(g_recorder.launches[0].grid[0] == 2);
+}
+
+void TestInvalidArguments() {
+  struct Bad {
+    void (*change)(paged_attend_args*);
+    const char* says;
+  };
+  constexpr Bad kCases[] = {
+      {[](paged_attend_args* a) { a->data_type = DataType::kFp32; },
+       "data_type is fp32"},
+      {[](paged_attend_args* a) { a->tokens = -1; }, "tokens is -1"},
+      {[](paged_attend_args* a) { a->nhead_q = 7; }, "nhead_q is 7"},
+      {[](paged_attend_args* a) { a->hdim = 257; }, "hdim is 257"},
+      {[](paged_attend_args* a) { a->page_size = 0; }, "page_size is 0"},
+      {[](paged_attend_args* a) { a->seqlen_q = 2; }, "seqlen_q is 2"},
+      {[](paged_attend_args* a) { a->splits = 0; }, "splits is 0"},
+      {[](paged_attend_args* a) { a->parts_ptr = nullptr; },
+       "parts_ptr is null"},
+      {[](paged_attend_args* a) { a->window_left = -2; }, "window_left is -2"},
+      {[](paged_attend_args* a) { a->logits_soft_cap = -1; },
+       "logits_soft_cap is -1"},
+      {[](paged_attend_args* a) { --a->k.cache_size; },
+       "k.side is beyond the array"},
+      {[](paged_attend_args* a) { ++a->pages; }, "k.side is beyond"},
+      {[](paged_attend_args* a) { a->v.side.page = int64_t{1} << 31; },
+       "v.side is 2147483648"},
+      {[](paged_attend_args* a) { a->v.side.split = 0; }, "v.side is 0"},
+      {[](paged_attend_args* a) { a->k.scales.head = 1; },
+       "k.scales is beyond"},
+      {[](paged_attend_args* a) { a->v.scale_ptr = nullptr; },
+       "v.scales is absent"},
+      {[](paged_attend_args* a) { a->q_ptr = At(0x18); },
+       "q_ptr is not aligned"},
+  };
+  New(1);
+  CHECK_OK(paged_attend(Args(8), nullptr));
+  g_recorder.launches.clear();
+  for (const Bad& c : kCases) {
+    paged_attend_args a = Args(8);
+    c.change(&a);
+    Status status = paged_attend(a, nullptr);
+    if (status.code() != StatusCode::kInvalidArgument ||
+        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
+      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
+                   status.message().c_str());
+      std::exit(1);
+    }
+  }
+
+  PagedPlan plan;
+  CHECK_OK(paged_attend_plan(Args(8), &plan));
+  paged_attend_args other = Args(8);
+  other.sinks_ptr = At(0xb000);
+  CHECK(paged_attend(other, plan, nullptr).code() ==
+        StatusCode::kFailedPrecondition);
+}
+
+void TestFailures() {
+  for (const char* call :
+       {"current_context", "module_load", "module_get_function", "launch"}) {
+    New(1);
+    g_recorder.failing = call;
+    CHECK(paged_attend(Args(8), nullptr).code() == StatusCode::kInternal);
+    g_recorder.failing.clear();
+    CHECK(Run(Args(8)).size() == 1);
+  }
+}
+
+}  // namespace
+
+const KernelTable& GetKernelTable() {
+  static const Blob blob;
+  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
+  static const KernelTable table = {Platform::kHip, kernels.data(),
+                                    static_cast<int>(kernels.size()),
+                                    blob.bytes};
+  return table;
+}
+
+}  // namespace aiter
+
+int main() {
+  aiter::SetDriverForTesting(&aiter::FakeDriver());
+  aiter::TestSelection();
+  aiter::TestPacking();
+  aiter::TestSplits();
+  aiter::TestEmpty();
+  aiter::TestInvalidArguments();
+  aiter::TestFailures();
+  std::puts("PASS");
+  return 0;
+}
