@@ -383,6 +383,12 @@ def demo(args: argparse.Namespace) -> None:
     env=environment_for(platform),
   )
   say(f"Both loss curves: {out / 'loss.png'}")
+  say("Serving it: continuous batching over a paged cache, and plain JAX")
+  weights = out / "weights.npz"
+  run(
+    [interpreter, ROOT / "examples/serve_gpt.py", "--weights", weights],
+    env=environment_for(platform),
+  )
 
 
 def bench(args: argparse.Namespace) -> None:

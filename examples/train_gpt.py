@@ -10,8 +10,9 @@ is 1 if they part.
   python train_gpt.py                   a small model, made for two CPU cores
   python train_gpt.py --preset gpu      a larger one in bfloat16, for a GPU
 
-Written to --out: loss.csv, loss.png and sample.txt. Each run has a process of
-its own, so that its peak memory is its own too.
+Written to --out: loss.csv, loss.png, sample.txt and weights.npz, which
+serve_gpt.py serves. Each run has a process of its own, so that its peak memory
+is its own too.
 """
 
 import argparse
@@ -297,6 +298,7 @@ def train(name: str, cfg: Config, seed: int, out: pathlib.Path) -> None:
   }
   (out / f"{name}.json").write_text(json.dumps(result))
   if name == "aiter":
+    np.savez(out / "weights.npz", **params)
     sample = generate(params, ops, cfg, jax.random.fold_in(key, 1))
     (out / "sample.txt").write_text(sample.decode("utf-8", "replace"))
 

@@ -43,8 +43,21 @@ class ExamplesTest(parameterized.TestCase):
     for row in rows:
       self.assertAlmostEqual(float(row["aiter"]), float(row["jax"]), places=3)
     self.assertNotEmpty((out / "sample.txt").read_text())
+    done = run(
+      "examples/serve_gpt.py",
+      *("--weights", str(out / "weights.npz"), "--requests", "5"),
+      *("--sequences", "3", "--width", "24"),
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    self.assertIn(" 1 program\n", done.stdout)
+    self.assertIn("differ between the two: 0 of 5", done.stdout)
     if "matplotlib is not installed" not in done.stdout:
       self.assertTrue((out / "loss.png").exists())
+
+  def test_serve_gpt_refuses_no_requests(self):
+    done = run("examples/serve_gpt.py", "--requests", "0")
+    self.assertEqual(done.returncode, 2)
+    self.assertIn("--requests", done.stderr)
 
   def test_train_gpt_refuses_no_steps(self):
     done = run("examples/train_gpt.py", "--steps", "0")
