@@ -24,8 +24,8 @@ from jax.experimental import aiter
 
 DEVICES = jax.local_devices(backend="rocm")
 ARCH, = dispatch.architectures("rocm")
-FORWARD = f"mha_fwd_fast_bf16_64_64_{ARCH}"
-BACKWARD = f"mha_bwd_dkdv_fast_bf16_64_64_{ARCH}"
+FORWARD = f"mha_fwd_padded_bf16_64_64_{ARCH}"
+BACKWARD = f"mha_bwd_dkdv_padded_bf16_64_64_{ARCH}"
 HEADS = P("x", None, "y")
 
 
