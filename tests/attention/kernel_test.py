@@ -351,6 +351,8 @@ class KernelTest(parameterized.TestCase):
       ("mask", dict(mask=(1, 1, 1))),
       ("general_mask", dict(mask=(1, 1, 1), general=True)),
       ("mask_of_heads", dict(mask=(1, 2, 1), hk=2)),
+      ("general_mask_and_cut_rows", dict(mask=(1, 1, 1), sq=40, general=True)),
+      ("mask_and_cut_rows", dict(mask=(1, 1, 1), sq=40)),
       ("mask_and_bias", dict(mask=(1, 1, 1), bias=(1, 2), general=True)))
   def test_hidden_keys_hold_anything(self, config):
     """Neither they nor their values reach a result, whole tiles of them too."""

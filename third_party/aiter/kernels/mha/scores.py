@@ -455,13 +455,14 @@ def _capped(s, terms, FEATURES: tl.constexpr):
 
 @triton.jit
 def _plane_tile(
-    ptr, stride, key_stride, m0, n0, rows, cols, seq, other,
-    CHECK_KEYS: tl.constexpr, FEATURES: tl.constexpr
+    ptr, stride, key_stride, m0, n0, rows, cols, seq,
+    CHECK_KEYS: tl.constexpr, HIDDEN: tl.constexpr, FEATURES: tl.constexpr
 ):
-  """A tile of a plane from row m0, key n0; past its rows, `other`.
+  """A tile of a plane from row m0, key n0; past its rows, what hides.
 
   rows and cols count from there, and broadcast to the tile. What stands past
-  the sequence's keys is not said.
+  the sequence's keys is not said. A row past the end must see no hidden key
+  either: the key may hold NaN, which the gradients of keys would sum.
   """
   inside = rows < seq.len_q - m0
   if FEATURES & MAYBE:
@@ -478,7 +479,7 @@ def _plane_tile(
       inside &= cols >= 0
     ptr += m0.to(tl.int64) * stride + n0
     offsets = rows * stride + cols
-  return tl.load(ptr + offsets, mask=inside, other=other)
+  return tl.load(ptr + offsets, mask=inside, other=HIDDEN)
 
 
 @triton.jit
@@ -504,21 +505,22 @@ def load_planes(
         if is_there(terms.flags, BIAS_F32, FEATURES):
           bias = _plane_tile(
               terms.bias_f32, terms.stride_bias, terms.key_stride_bias, m0, n0,
-              rows, cols, seq, 0.0, CHECK_KEYS, FEATURES)
+              rows, cols, seq, CHECK_KEYS, float("-inf"), FEATURES)
         else:
           bias = _plane_tile(
               terms.bias, terms.stride_bias, terms.key_stride_bias, m0, n0,
-              rows, cols, seq, 0.0, CHECK_KEYS, FEATURES).to(tl.float32)
+              rows, cols, seq, CHECK_KEYS, float("-inf"),
+              FEATURES).to(tl.float32)
       else:
         # Stays as it is: on its way through shared memory it is half as long.
         bias = _plane_tile(
             terms.bias, terms.stride_bias, terms.key_stride_bias, m0, n0,
-            rows, cols, seq, 0.0, CHECK_KEYS, FEATURES)
+            rows, cols, seq, CHECK_KEYS, float("-inf"), FEATURES)
   if FEATURES & HAS_MASK:
     if is_there(terms.flags, HAS_MASK, FEATURES):
       mask = _plane_tile(
           terms.mask, terms.stride_mask, terms.key_stride_mask, m0, n0, rows,
-          cols, seq, 1, CHECK_KEYS, FEATURES)
+          cols, seq, CHECK_KEYS, 0, FEATURES)
   return Planes(bias, mask)
 
 
