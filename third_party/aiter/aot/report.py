@@ -93,8 +93,7 @@ def main():
               if d["resources"]["spills"]
               and max(d["dims"], default=0) <= d["no_spills_up_to"]]
     for r in spills:
-      print(f'{r["op"]} {r["grade"]} {r["dtype"]} {r["dims"]} '
-            f'{r["arch"]}: spills {r["spills"]} registers', file=sys.stderr)
+      print(f'{r["symbol"]}: spills {r["spills"]} registers', file=sys.stderr)
     if spills:
       sys.exit(1)
 
