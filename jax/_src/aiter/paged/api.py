@@ -462,7 +462,8 @@ def merge_attn_states(
     prefix_lse: [hq, tokens], natural logarithms, as attention returns them.
     suffix_output: as prefix_output.
     suffix_lse: as prefix_lse.
-    return_lse: whether to return the joint lse, float32 [hq, tokens], too.
+    return_lse: whether to return the joint lse, [hq, tokens], too: float32,
+      of float64 outputs float64.
 
   Returns:
     [tokens, hq, d] in prefix_output's dtype; 0 where neither saw a key.
@@ -473,24 +474,26 @@ def merge_attn_states(
   """
   n = Names("merge_attn_states")
   return_lse = arguments.flag(n.function, "return_lse", return_lse)
-  check_array(n, "prefix_output", prefix_output, 3, _FLOATS)
-  check_array(n, "suffix_output", suffix_output, 3, _FLOATS)
+  floats = (*_FLOATS, "float64")
+  check_array(n, "prefix_output", prefix_output, 3, floats)
+  check_array(n, "suffix_output", suffix_output, 3, floats)
   tokens, hq, _ = prefix_output.shape
   check_shape(n, "suffix_output", suffix_output, prefix_output.shape,
          "as prefix_output")
   lses = (prefix_lse, suffix_lse)
   for name, lse in zip(("prefix_lse", "suffix_lse"), lses):
-    check_array(n, name, lse, 2, _FLOATS)
+    check_array(n, name, lse, 2, floats)
     check_shape(n, name, lse, (hq, tokens), "[heads, tokens] of the outputs")
   # No gradient of a maximum, nor of what is -inf on both sides.
-  a, b = (t.astype(jnp.float32) for t in lses)
+  dtype = jnp.promote_types(prefix_output.dtype, jnp.float32)
+  a, b = (t.astype(dtype) for t in lses)
   there = (a > -jnp.inf) | (b > -jnp.inf)
   m = jax.lax.stop_gradient(jnp.where(there, jnp.maximum(a, b), 0))
   weights = [jnp.exp(t - m) for t in (a, b)]
   total = jnp.where(there, weights[0] + weights[1], 1)
   parts = [
       jnp.where((w > 0).T[..., None],
-                t.astype(jnp.float32) * (w / total).T[..., None], 0)
+                t.astype(dtype) * (w / total).T[..., None], 0)
       for w, t in zip(weights, (prefix_output, suffix_output))]
   out = (parts[0] + parts[1]).astype(prefix_output.dtype)
   if not return_lse:
