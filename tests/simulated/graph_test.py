@@ -27,7 +27,7 @@ from jax.experimental import aiter
 
 ARCH, = dispatch.architectures("rocm")
 KERNELS = [f"mha_{op}_bf16_64_64_{ARCH}" for op in (
-    "fwd_fast", "bwd_delta_general", "bwd_dkdv_fast", "bwd_dq_fast")]
+    "fwd_padded", "bwd_delta_general", "bwd_dkdv_padded", "bwd_dq_padded")]
 RECORDING = ("hipStreamBeginCapture", "hipGraphInstantiate",
              "hipModuleLaunchKernel", "hipMemsetD8Async", "hipMemsetD32Async")
 CALLS = (*RECORDING, "hipGraphLaunch")
