@@ -160,24 +160,15 @@ def main() -> int:
   args = parser.parse_args()
   problems = (shapes.ACTIVATION_SMOKE if args.smoke else shapes.ACTIVATION)
   problems = problems + drawn(args.random, args.seed)
-  title = report.title(args.dtype)
-  print(title)
+  print(report.title(args.dtype))
   rows, wrong = [], []
   for shape in problems:
     more, bad = measure(shape, args.dtype,
                         0.02 if args.smoke else args.seconds)
     rows += more
     wrong += bad
-  lines = table(rows)
-  print(f"\n{report.as_text(lines)}\n\nshares of the rate of a copy")
-  args.out.mkdir(parents=True, exist_ok=True)
-  report.write_csv(rows, args.out / "activation.csv")
-  if args.markdown:
-    report.write_markdown(report.as_markdown(lines, title), args.markdown,
-                          "activation")
-  for text in wrong:
-    print(f"WRONG: {text}", file=sys.stderr)
-  return 1 if wrong else 0
+  return report.finish(args, "activation", rows, table(rows),
+                       "shares of the rate of a copy", wrong)
 
 
 if __name__ == "__main__":

@@ -157,24 +157,16 @@ def main() -> int:
   args = parser.parse_args()
   problems = shapes.SAMPLING_SMOKE if args.smoke else shapes.SAMPLING
   problems = problems + drawn(args.random, args.seed)
-  title = report.title(args.dtype)
-  print(title)
+  print(report.title(args.dtype))
   rows, off = [], []
   for shape in problems:
     more, bad = measure(shape, args.dtype,
                         0.02 if args.smoke else args.seconds)
     rows += more
     off += bad
-  lines = table(rows)
-  print(f"\n{report.as_text(lines)}")
-  args.out.mkdir(parents=True, exist_ok=True)
-  report.write_csv(rows, args.out / "sampling.csv")
-  if args.markdown:
-    report.write_markdown(report.as_markdown(lines, title), args.markdown,
-                          "sampling")
-  for text in off:
-    print(f"WRONG: {text}", file=sys.stderr)
-  return 1 if off else 0
+  return report.finish(
+      args, "sampling", rows, table(rows),
+      "GB/s: bytes of the logits, read once, divided by the time", off)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,12 @@ class Request:
     return len(self.text) == self.new_tokens
 
 
+def layer(params: dict, i: int, cfg: Config) -> dict:
+  """The weights of one layer."""
+  names = params.keys() - {"embed", "norm"}
+  return {name: params[name][i].astype(cfg.dtype) for name in names}
+
+
 @functools.partial(jax.jit, static_argnames="cfg", donate_argnames="caches")
 def step(params, caches, tokens, places, cu_seqlens, lengths, table, cfg):
   """Takes packed tokens into the cache and continues each sequence.
@@ -89,11 +95,7 @@ def step(params, caches, tokens, places, cu_seqlens, lengths, table, cfg):
   x = params["embed"][tokens].astype(cfg.dtype)
   written = []
   for i, (k_cache, v_cache) in enumerate(caches):
-    p = {
-      name: w[i].astype(cfg.dtype)
-      for name, w in params.items()
-      if name not in ("embed", "norm")
-    }
+    p = layer(params, i, cfg)
     y = aiter.rms_norm(x, p["norm1"])
     q, k, v = (jnp.einsum("tw,whd->thd", y, p[n]) for n in "qkv")
     k_cache, v_cache = aiter.reshape_and_cache_flash(
@@ -204,11 +206,7 @@ def dense_step(params, caches, tokens, positions, cfg):
   x = params["embed"][tokens].astype(cfg.dtype)
   written = []
   for i, (k_cache, v_cache) in enumerate(caches):
-    p = {
-      name: w[i].astype(cfg.dtype)
-      for name, w in params.items()
-      if name not in ("embed", "norm")
-    }
+    p = layer(params, i, cfg)
     y = norm(x, p["norm1"])
     q, k, v = (jnp.einsum("bw,whd->bhd", y, p[n]) for n in "qkv")
     k_cache = k_cache.at[jnp.arange(b), positions].set(rope(k))
