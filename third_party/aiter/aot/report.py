@@ -71,6 +71,11 @@ def _markdown(rows):
   return "\n".join(lines) + "\n"
 
 
+# Where a producer warpgroup lends its registers to the consumers, it keeps what
+# it needs once a tile in memory: no consumer waits for that.
+_SPILLS_ALLOWED = {"sm_90": 16}
+
+
 def main():
   parser = argparse.ArgumentParser(fromfile_prefix_chars="@")
   parser.add_argument("--out-csv")
@@ -90,7 +95,7 @@ def main():
     pathlib.Path(args.out_md).write_text(_markdown(rows), encoding="utf-8")
   if args.check:
     spills = [_row(d) for d in descriptions
-              if d["resources"]["spills"]
+              if d["resources"]["spills"] > _SPILLS_ALLOWED.get(d["arch"], 0)
               and max(d["dims"], default=0) <= d["no_spills_up_to"]]
     for r in spills:
       print(f'{r["symbol"]}: spills {r["spills"]} registers', file=sys.stderr)

@@ -33,6 +33,7 @@ class Rows(NamedTuple):
   q_empty: tl.tensor
   do_full: tl.tensor
   do_empty: tl.tensor
+  planes: scores_hopper.Planes  # These come and go with q's tiles.
 
 
 class Keys(NamedTuple):
@@ -43,6 +44,7 @@ class Keys(NamedTuple):
   k_empty: tl.tensor
   v_full: tl.tensor
   v_empty: tl.tensor
+  planes: scores_hopper.Planes  # These come and go with k's tiles.
 
 
 class Matrix(NamedTuple):
@@ -93,13 +95,14 @@ def extents(index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
 
 
 @gluon.jit
-def probabilities(s, lse, row0, col0, rows, cols, window, terms,
+def probabilities(s, lse, row0, col0, rows, cols, window, terms, planes,
                   MASK: gl.constexpr, FEATURES: gl.constexpr):
   """Probabilities from products q.k, without the window of the window.
 
   Args:
     s: the products; rows and cols, which count from row0 and col0, broadcast
       to it, and so does lse, in base 2.
+    planes: the products' own tiles of the bias and the mask.
 
   Returns:
     (probabilities, derivative of the soft cap, or 1).
@@ -107,8 +110,11 @@ def probabilities(s, lse, row0, col0, rows, cols, window, terms,
   slope = 1.0
   if FEATURES & scores.OF_SCORES:
     s, slope = scores_hopper.complete(s, row0, col0, rows, cols, window, terms,
-                                      MASK, FEATURES)
+                                      planes, MASK, FEATURES)
     p = gl.exp2(s - lse)
+    if FEATURES & scores.HIDES:
+      # A row past the end hides no key, whose NaN it must not see either.
+      p = gl.where(lse == float("inf"), 0.0, p)
   else:
     p = gl.exp2(s * (terms.scale * scores.LOG2E) - lse)
   return p, slope
@@ -130,27 +136,32 @@ def _store_gradient(gradient, acc, factor, row0, length, row_end,
 @gluon.jit
 def _dkdv_produce(args, M: gl.constexpr, HEAD: gl.constexpr,
                   TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
-                  STAGES: gl.constexpr, BLOCKS: gl.constexpr):
+                  STAGES: gl.constexpr, BLOCKS: gl.constexpr,
+                  FEATURES: gl.constexpr):
   """Copies K and V once, then Q, dO, lse and delta of every tile of rows."""
   (q_desc, k_desc, v_desc, do_desc, ring, k_smem, v_smem, kv_full, lse, delta,
-   nhead_stride_lse, slot_b, head_k, group, q_row, k_row, low, high, len_q, q,
-   do, foreign) = args
+   nhead_stride_lse, slot_b, head_k, group, q_row, k_row, n0, low, high, window,
+   q, do, foreign, heads) = args
+  len_q = window.len_q
   ROWS: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
   if high > low:
     for w in gl.static_range(BLOCKS):
-      parts.load(k_desc, slot_b, head_k, k_row + w * 64, kv_full.index(w),
-                 k_smem, w, HEAD, TAIL)
-      parts.load(v_desc, slot_b, head_k, k_row + w * 64, kv_full.index(w),
-                 v_smem, w, DV, DV_TAIL)
+      parts.load(k_desc, slot_b, head_k, k_row + n0 + w * 64,
+                 kv_full.index(w), k_smem, w, HEAD, TAIL)
+      parts.load(v_desc, slot_b, head_k, k_row + n0 + w * 64,
+                 kv_full.index(w), v_smem, w, DV, DV_TAIL)
     use = 0
     for g in range(group):
       head = head_k * group + g
+      terms = scores_hopper.terms_of(heads, head, FEATURES)
       for tile in range(low, high):
         row = q_row + tile * M
         i, phase = hopper.ring(use, STAGES)
         q_full, do_full = ring.q_full.index(i), ring.do_full.index(i)
         whole = (foreign == 0) | ((tile + 1) * M <= len_q)
         mbarrier.wait(ring.q_empty.index(i), phase ^ 1)
+        scores_hopper.copy_planes(terms, ring.planes, i, q_full, tile * M, n0,
+                                  0, 64, window, BLOCKS, M, 64, FEATURES)
         rows = tile * M + gl.arange(0, M, ROWS)
         at = head * nhead_stride_lse + q_row + rows
         lse_tile = gl.load(lse + at, mask=rows < len_q, other=float("-inf"))
@@ -243,7 +254,8 @@ def _dkdv_step(dk, dv, k, v, ring, use, row0, col0, span, window, terms,
   s, dp = _dkdv_products(k, v, ring, i, phase, M, HEAD, TAIL, DV, DV_TAIL)
   p, slope = probabilities(
       s, ring.lse.index(i).load(ROWS)[None, :], row0, col0, rows, cols, window,
-      terms, True, FEATURES)
+      terms, scores_hopper.planes_at(ring.planes, i, True, FEATURES), True,
+      FEATURES)
   p = _seen(p, row0, col0, span, window, M, FEATURES)
   weights = p
   keep = p
@@ -271,12 +283,21 @@ def _dkdv_step(dk, dv, k, v, ring, use, row0, col0, span, window, terms,
 
 
 @gluon.jit
+def _own(ring, w: gl.constexpr):
+  """The ring as a warpgroup takes it."""
+  return Rows(ring.q, ring.do, ring.lse, ring.delta, ring.q_full, ring.q_empty,
+              ring.do_full, ring.do_empty,
+              scores_hopper.own_planes(ring.planes, w))
+
+
+@gluon.jit
 def _dkdv_consume(w: gl.constexpr, args, M: gl.constexpr, HEAD: gl.constexpr,
                   TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
                   STAGES: gl.constexpr, FEATURES: gl.constexpr):
   """Computes dk and dv of 64 keys."""
   (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
    heads, first_head, low, high) = args
+  ring = _own(ring, w)
   dk = parts.zeros(64, HEAD, TAIL)
   dv = parts.zeros(64, DV, DV_TAIL)
   n0 += w * 64
@@ -326,7 +347,8 @@ def _split_step(acc, k, v, ring, use, row0, col0, span, window, terms,
     s, dp = _dkdv_products(k, v, ring, i, phase, M, HEAD, TAIL, DV, DV_TAIL)
   p, slope = probabilities(
       s, ring.lse.index(i).load(ROWS)[None, :], row0, col0, rows, cols, window,
-      terms, True, FEATURES)
+      terms, scores_hopper.planes_at(ring.planes, i, True, FEATURES), True,
+      FEATURES)
   p = _seen(p, row0, col0, span, window, M, FEATURES)
   keep = p
   if FEATURES & scores.DROPOUT:
@@ -480,20 +502,22 @@ def mha_bwd_dkdv(
   for w in gl.static_range(BLOCKS):
     mbarrier.init(kv_full.index(w), count=2)
   for i in gl.static_range(STAGES):
-    mbarrier.init(q_full.index(i), count=2)
+    mbarrier.init(q_full.index(i), count=2 + scores_hopper.arrivals(FEATURES))
     mbarrier.init(do_full.index(i), count=2)
     mbarrier.init(q_empty.index(i), count=2)
     mbarrier.init(do_empty.index(i), count=2)
+  planes = scores_hopper.allocate_planes(heads, STAGES, BLOCKS, TILE_M, 64,
+                                         FEATURES)
   ring = Rows(q_smem, do_smem, lse_smem, delta_smem, q_full, q_empty, do_full,
-              do_empty)
+              do_empty, planes)
 
   produce = (q_desc, k_desc, v_desc, do_desc, ring, k_smem, v_smem, kv_full,
              lse, delta, nhead_stride_lse, slot_b, head_k, group, q_row,
-             k_row + n0, low, high, window.len_q,
+             k_row, n0, low, high, window,
              Matrix(q + b * batch_stride_q, stride_q, nhead_stride_q, hdim_q),
              Matrix(do + b * batch_stride_do, stride_do, nhead_stride_do,
                     hdim_v),
-             flags & (scores.PACKED | scores.CU_SEQLENS_Q))
+             flags & (scores.PACKED | scores.CU_SEQLENS_Q), heads)
   consume = (ring, k_smem, v_smem, kv_full,
              Matrix(dk, stride_dk, nhead_stride_dk, hdim_q),
              Matrix(dv, stride_dv, nhead_stride_dv, hdim_v), group, n0,
@@ -505,8 +529,8 @@ def mha_bwd_dkdv(
         (_dkdv_consume, (1, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
                          STAGES, FEATURES)),
         (_dkdv_produce, (produce, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
-                         STAGES, BLOCKS)),
-    ], [4, 4], [232, 40])
+                         STAGES, BLOCKS, FEATURES)),
+    ], [4, 4], scores_hopper.registers(FEATURES))
   else:
     gl.warp_specialize([
         (_split_consume, (True, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
@@ -514,8 +538,8 @@ def mha_bwd_dkdv(
         (_split_consume, (False, consume, TILE_M, HEAD, TAIL, BLOCK_DV,
                           DV_TAIL, STAGES, FEATURES)),
         (_dkdv_produce, (produce, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
-                         STAGES, BLOCKS)),
-    ], [4, 4], [232, 40])
+                         STAGES, BLOCKS, FEATURES)),
+    ], [4, 4], scores_hopper.registers(FEATURES))
 
 
 # ---- dq ----
@@ -550,13 +574,16 @@ def _dq_produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
                 FEATURES: gl.constexpr):
   """Copies Q and dO once, then K and V of every tile of keys."""
   (q_desc, k_desc, v_desc, do_desc, q_smem, do_smem, q_full, ring, slot_b,
-   head, head_k, q_row, k_row, steps, len_k, k, v, foreign, terms) = args
+   head, head_k, q_row, k_row, row0, steps, window, k, v, foreign,
+   terms) = args
+  len_k = window.len_k
   if steps.count > 0:
     for w in gl.static_range(2):
-      parts.load(q_desc, slot_b, head, q_row + w * 64, q_full.index(w), q_smem,
-                 w, HEAD, TAIL)
-      parts.load(do_desc, slot_b, head, q_row + w * 64, q_full.index(w),
-                 do_smem, w, DV, DV_TAIL)
+      row = q_row + row0 + w * 64
+      parts.load(q_desc, slot_b, head, row, q_full.index(w), q_smem, w, HEAD,
+                 TAIL)
+      parts.load(do_desc, slot_b, head, row, q_full.index(w), do_smem, w, DV,
+                 DV_TAIL)
     for step in range(steps.count):
       tile = _tile_at(step, steps, FEATURES)
       row = k_row + tile * N
@@ -573,6 +600,8 @@ def _dq_produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
                         k.width, shown, N, HEAD, TAIL,
                         (FEATURES & scores.HAS_MASK) != 0)
         mbarrier.arrive(k_full)
+      scores_hopper.copy_planes(terms, ring.planes, i, k_full, row0, tile * N,
+                                64, 0, window, 2, 64, N, FEATURES)
       mbarrier.wait(ring.v_empty.index(i), phase ^ 1)
       if whole:
         parts.load(v_desc, slot_b, head_k, row, v_full, ring.v, i, DV, DV_TAIL)
@@ -601,8 +630,9 @@ def _dq_step(dq, d_slope, q, do, ring, step, tile, row0, lse, delta, window,
   mbarrier.wait(ring.v_full.index(i), phase)
   dp = parts.product(do, v, 64, N, DV_TAIL)
   s = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[s])
-  p, slope = probabilities(s, lse[:, None], row0, tile * N, rows, cols, window,
-                           terms, MASK, FEATURES)
+  p, slope = probabilities(
+      s, lse[:, None], row0, tile * N, rows, cols, window, terms,
+      scores_hopper.planes_at(ring.planes, i, False, FEATURES), MASK, FEATURES)
   diff = tile * N + cols - (row0 + rows + window.off)
   if MASK:
     seen = diff >= -window.left
@@ -633,6 +663,8 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
   (q_smem, do_smem, q_full, ring, lse, delta, dq_out, d_slopes, row0, row_end,
    window, terms, steps) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
+  ring = Keys(ring.k, ring.v, ring.k_full, ring.k_empty, ring.v_full,
+              ring.v_empty, scores_hopper.own_planes(ring.planes, w))
   row0 += w * 64
   rows = row0 + gl.arange(0, 64, ROWS)
   dq = parts.zeros(64, HEAD, TAIL)
@@ -763,14 +795,15 @@ def mha_bwd_dq(
   for w in gl.static_range(2):
     mbarrier.init(q_full.index(w), count=2)
   for i in gl.static_range(STAGES):
-    mbarrier.init(k_full.index(i), count=1)
+    mbarrier.init(k_full.index(i), count=1 + scores_hopper.arrivals(FEATURES))
     mbarrier.init(v_full.index(i), count=1)
     mbarrier.init(k_empty.index(i), count=2)
     mbarrier.init(v_empty.index(i), count=2)
-  ring = Keys(k_smem, v_smem, k_full, k_empty, v_full, v_empty)
+  planes = scores_hopper.allocate_planes(heads, STAGES, 2, 64, TILE_N, FEATURES)
+  ring = Keys(k_smem, v_smem, k_full, k_empty, v_full, v_empty, planes)
 
   produce = (q_desc, k_desc, v_desc, do_desc, q_smem, do_smem, q_full, ring,
-             slot_b, head, head_k, q_row + row0, k_row, steps, window.len_k,
+             slot_b, head, head_k, q_row, k_row, row0, steps, window,
              Matrix(k, stride_k, nhead_stride_k, hdim_q),
              Matrix(v, stride_v, nhead_stride_v, hdim_v),
              flags & (scores.PACKED | scores.CU_SEQLENS_K), terms)
@@ -784,4 +817,4 @@ def mha_bwd_dq(
                      FEATURES)),
       (_dq_produce, (produce, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
                      FEATURES)),
-  ], [4, 4], [232, 40])
+  ], [4, 4], scores_hopper.registers(FEATURES))

@@ -29,6 +29,7 @@ class Tiles(NamedTuple):
   do: parts.Parts
   full: tl.tensor
   empty: tl.tensor
+  planes: scores_hopper.Planes
 
 
 class Share(NamedTuple):
@@ -78,13 +79,16 @@ def _meet(window, row0, col0, M: gl.constexpr, N: gl.constexpr):
 @gluon.jit
 def _produce(args, M: gl.constexpr, N: gl.constexpr, HEAD: gl.constexpr,
              TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
-             STAGES: gl.constexpr):
+             STAGES: gl.constexpr, FEATURES: gl.constexpr):
   """Copies the four tensors' tiles of every batch and head."""
-  (q_desc, k_desc, v_desc, do_desc, ring, share, group, lengths, flags) = args
+  (q_desc, k_desc, v_desc, do_desc, ring, share, group, lengths, flags,
+   planes) = args
   use = 0
   for i in range(share.batches):
     b = share.first_batch + i
-    if _meet(_extents(lengths, b, flags), share.row0, share.col0, M, N):
+    window = _extents(lengths, b, flags)
+    if _meet(window, share.row0, share.col0, M, N):
+      heads = planes_of(planes, b, flags, FEATURES)
       for j in range(share.heads):
         head = share.first_head + j
         at, phase = hopper.ring(use, STAGES)
@@ -100,6 +104,9 @@ def _produce(args, M: gl.constexpr, N: gl.constexpr, HEAD: gl.constexpr,
                    HEAD, TAIL)
         parts.load(v_desc, b, head // group, share.col0, full, ring.v, at, DV,
                    DV_TAIL)
+        scores_hopper.copy_planes(
+            scores_hopper.terms_of(heads, head, FEATURES), ring.planes, at,
+            full, share.row0, share.col0, 64, 0, window, 2, 64, N, FEATURES)
         use += 1
 
 
@@ -127,7 +134,8 @@ def _add(acc, ring, use, w: gl.constexpr, lse, delta, row0, col0, window,
   rows = gl.arange(0, 64, ROWS)[:, None]
   cols = gl.arange(0, N, gl.SliceLayout(0, LAYOUT))[None, :]
   p, slope = bwd_hopper.probabilities(
-      s, lse_rows[:, None], row0, col0, rows, cols, window, terms, True,
+      s, lse_rows[:, None], row0, col0, rows, cols, window, terms,
+      scores_hopper.planes_at(ring.planes, at, False, FEATURES), True,
       FEATURES)
   diff = col0 + cols - (row0 + rows + window.off)
   seen = diff >= -window.left
@@ -154,6 +162,8 @@ def _consume(w: gl.constexpr, args, M: gl.constexpr, N: gl.constexpr,
   (ring, share, lengths, flags, planes, lse, delta, nhead_stride_lse,
    batch_stride_lse, dbias, stride_dbias) = args
   LAYOUT: gl.constexpr = hopper.accumulator(N)
+  ring = Tiles(ring.q, ring.k, ring.v, ring.do, ring.full, ring.empty,
+               scores_hopper.own_planes(ring.planes, w))
   acc = gl.zeros([64, N], gl.float32, LAYOUT)
   row0 = share.row0 + w * 64
   use = 0
@@ -239,6 +249,7 @@ def mha_bwd_dbias(
   dbias += (of_batch.to(gl.int64) * batch_stride_dbias +
             of_head * nhead_stride_dbias)
 
+  heads = planes_of(planes, of_batch, flags, FEATURES)
   q_desc = parts.Parts(q_desc, q_tail)
   k_desc = parts.Parts(k_desc, k_tail)
   v_desc = parts.Parts(v_desc, v_tail)
@@ -248,13 +259,15 @@ def mha_bwd_dbias(
   ring = Tiles(parts.allocate(2 * STAGES, q_desc, TAIL),
                parts.allocate(STAGES, k_desc, TAIL),
                parts.allocate(STAGES, v_desc, DV_TAIL),
-               parts.allocate(2 * STAGES, do_desc, DV_TAIL), full, empty)
+               parts.allocate(2 * STAGES, do_desc, DV_TAIL), full, empty,
+               scores_hopper.allocate_planes(heads, STAGES, 2, 64, TILE_N,
+                                             FEATURES))
   for i in gl.static_range(STAGES):
-    mbarrier.init(full.index(i), count=6)
+    mbarrier.init(full.index(i), count=6 + scores_hopper.arrivals(FEATURES))
     mbarrier.init(empty.index(i), count=2)
 
   produce = (q_desc, k_desc, v_desc, do_desc, ring, share,
-             nhead_q // nhead_k, lengths, flags)
+             nhead_q // nhead_k, lengths, flags, planes)
   consume = (ring, share, lengths, flags, planes, lse, delta,
              nhead_stride_lse, batch_stride_lse, dbias, stride_dbias)
   gl.warp_specialize([
@@ -263,5 +276,5 @@ def mha_bwd_dbias(
       (_consume, (1, consume, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL,
                   STAGES, FEATURES)),
       (_produce, (produce, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL,
-                  STAGES)),
-  ], [4, 4], [232, 40])
+                  STAGES, FEATURES)),
+  ], [4, 4], scores_hopper.registers(FEATURES))

@@ -37,6 +37,7 @@ class Keys(NamedTuple):
   k_empty: tl.tensor
   v_full: tl.tensor
   v_empty: tl.tensor
+  planes: scores_hopper.Planes  # These come and go with k's tiles.
 
 
 @gluon.jit
@@ -75,12 +76,12 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
              WARPGROUPS: gl.constexpr, FEATURES: gl.constexpr):
   """Copies Q once, then the K and V tile of every step."""
   (q_desc, k_desc, v_desc, q_smem, q_full, keys, slot_b, head, head_k, q_row,
-   k_row, tile_hi, steps, sinks, v, stride_v, hdim_v, foreign_rows, terms,
-   len_k) = args
+   k_row, row0, tile_hi, steps, sinks, v, stride_v, hdim_v, foreign_rows, terms,
+   window) = args
   if steps > 0:
     for w in gl.static_range(WARPGROUPS):
-      parts.load(q_desc, slot_b, head, q_row + w * 64, q_full.index(w), q_smem,
-                 w, HEAD, TAIL)
+      parts.load(q_desc, slot_b, head, q_row + row0 + w * 64,
+                 q_full.index(w), q_smem, w, HEAD, TAIL)
     for step in range(steps):
       tile = _tile_at(step, tile_hi, steps, sinks, FEATURES)
       row = k_row + tile * N
@@ -88,9 +89,12 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
       k_full, v_full = keys.k_full.index(i), keys.v_full.index(i)
       mbarrier.wait(keys.k_empty.index(i), phase ^ 1)
       parts.load(k_desc, slot_b, head_k, row, k_full, keys.k, i, HEAD, TAIL)
+      scores_hopper.copy_planes(terms, keys.planes, i, k_full, row0, tile * N,
+                                64, 0, window, WARPGROUPS, 64, N, FEATURES)
       mbarrier.wait(keys.v_empty.index(i), phase ^ 1)
       foreign = (step == 0) & (foreign_rows > 0)
-      if foreign | scores_hopper.hides(terms, tile * N, len_k, N, FEATURES):
+      if foreign | scores_hopper.hides(terms, tile * N, window.len_k, N,
+                                        FEATURES):
         shown = scores_hopper.shown_keys(terms, tile * N)
         parts.copy_rows(v, stride_v, keys.v, i,
                         gl.where(foreign, N - foreign_rows, N), row, hdim_v,
@@ -114,9 +118,9 @@ def _mask_scores(s, rows, cols, window, FEATURES: gl.constexpr):
 
 
 @gluon.jit
-def _exponentials(s, m, row0, tile, window, terms, N: gl.constexpr,
+def _exponentials(s, m, row0, tile, window, terms, keys, i, N: gl.constexpr,
                   MASK: gl.constexpr, FEATURES: gl.constexpr):
-  """Takes a tile's products into the running maximum.
+  """Takes a tile's products into the running maximum; its keys are not needed.
 
   Returns:
     (exponentials, new maximum, factor of what was summed before).
@@ -125,10 +129,15 @@ def _exponentials(s, m, row0, tile, window, terms, N: gl.constexpr,
   rows = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
   cols = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))[None, :]
   scale = terms.scale * scores.LOG2E
+  if not scores_hopper.staged(FEATURES):
+    mbarrier.arrive(keys.k_empty.index(i))
   if FEATURES & scores.OF_SCORES:
+    planes = scores_hopper.planes_at(keys.planes, i, False, FEATURES)
     s, _ = scores_hopper.complete(s, row0, tile * N, rows, cols, window, terms,
-                                  MASK, FEATURES)
+                                  planes, MASK, FEATURES)
     scale = 1.0
+  if scores_hopper.staged(FEATURES):
+    mbarrier.arrive(keys.k_empty.index(i))
   if MASK:
     s = _mask_scores(s, row0 + rows, tile * N + cols, window, FEATURES)
   m_new = gl.maximum(m, gl.max(s, 1))
@@ -163,9 +172,8 @@ def _step(acc, p, m, norm, q, keys, step, tile, row0, window, terms,
   acc = parts.accumulate(acc, p, parts.tile(keys.v, vi, N, DV, DV_TAIL),
                          DV_TAIL)
   s = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[s])
-  mbarrier.arrive(keys.k_empty.index(ki))
-  e, m, alpha = _exponentials(s, m, row0, tile, window, terms, N, MASK,
-                              FEATURES)
+  e, m, alpha = _exponentials(s, m, row0, tile, window, terms, keys, ki, N,
+                              MASK, FEATURES)
   norm = norm * alpha + gl.sum(e, 1)
   acc = parts.wait(0, acc, DV_TAIL)
   p = _weights(e, row0, tile, terms, p.dtype, N, DV, FEATURES)
@@ -193,8 +201,7 @@ def _serial_step(acc, m, norm, q, keys, step, tile, row0, window, terms,
   mbarrier.wait(keys.k_full.index(i), phase)
   s = parts.product(q, parts.tile(keys.k, i, N, HEAD, TAIL), 64, N, TAIL)
   s = warpgroup_mma_wait(0, deps=[s])
-  mbarrier.arrive(keys.k_empty.index(i))
-  e, m, alpha = _exponentials(s, m, row0, tile, window, terms, N, MASK,
+  e, m, alpha = _exponentials(s, m, row0, tile, window, terms, keys, i, N, MASK,
                               FEATURES)
   norm = norm * alpha + gl.sum(e, 1)
   acc = parts.scale_rows(acc, alpha, DV, DV_TAIL)
@@ -217,6 +224,8 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
    window, terms, flags, tile_lo, tile_hi, full_lo, full_hi, steps,
    sinks) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
+  keys = Keys(keys.k, keys.v, keys.k_full, keys.k_empty, keys.v_full,
+              keys.v_empty, scores_hopper.own_planes(keys.planes, w))
   row0 += w * 64
   rows = row0 + gl.arange(0, 64, ROWS)
   acc = parts.zeros(64, DV, DV_TAIL)
@@ -230,9 +239,9 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
     mbarrier.wait(keys.k_full.index(0), 0)
     s = parts.product(q, parts.tile(keys.k, 0, N, HEAD, TAIL), 64, N, TAIL)
     s = warpgroup_mma_wait(0, deps=[s])
-    mbarrier.arrive(keys.k_empty.index(0))
     tile = _tile_at(0, tile_hi, steps, sinks, FEATURES)
-    e, m, _ = _exponentials(s, m, row0, tile, window, terms, N, True, FEATURES)
+    e, m, _ = _exponentials(s, m, row0, tile, window, terms, keys, 0, N, True,
+                            FEATURES)
     norm = gl.sum(e, 1)
     p = _weights(e, row0, tile, terms, q_smem.main.dtype, N, DV, FEATURES)
     # Tiles that the diagonal or the end crosses, then whole tiles, then
@@ -426,15 +435,17 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
   for w in gl.static_range(WARPGROUPS):
     mbarrier.init(q_full.index(w), count=1)
   for i in gl.static_range(STAGES):
-    mbarrier.init(k_full.index(i), count=1)
+    mbarrier.init(k_full.index(i), count=1 + scores_hopper.arrivals(FEATURES))
     mbarrier.init(v_full.index(i), count=1)
     mbarrier.init(k_empty.index(i), count=WARPGROUPS)
     mbarrier.init(v_empty.index(i), count=WARPGROUPS)
-  keys = Keys(k_smem, v_smem, k_full, k_empty, v_full, v_empty)
+  planes = scores_hopper.allocate_planes(heads, STAGES, WARPGROUPS, 64, TILE_N,
+                                         FEATURES)
+  keys = Keys(k_smem, v_smem, k_full, k_empty, v_full, v_empty, planes)
 
   produce = (q_desc, k_desc, v_desc, q_smem, q_full, keys, slot_b, head,
-             head_k, q_row + row0, k_row, tile_hi, steps, sinks, v, stride_v,
-             hdim_v, foreign_rows, terms, seqlen_k)
+             head_k, q_row, k_row, row0, tile_hi, steps, sinks, v, stride_v,
+             hdim_v, foreign_rows, terms, window)
   consume = (q_smem, q_full, keys, out, lse, sink_logit, stride_o, hdim_v,
              row0, row_end, window, terms, flags, tile_lo, tile_hi,
              full_lo, full_hi, steps, sinks)
@@ -453,7 +464,7 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
                     OVERLAP, OWN_KEYS, FEATURES)),
         (_produce, (produce, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
                     WARPGROUPS, FEATURES)),
-    ], [4, 4], [232, 40])
+    ], [4, 4], scores_hopper.registers(FEATURES))
   else:
     gl.static_assert(WARPGROUPS == 3)
     gl.warp_specialize([

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from third_party.aiter.kernels.core import hopper
 from third_party.aiter.kernels.mha import scores
@@ -34,6 +35,17 @@ class Plane(NamedTuple):
   stride: tl.tensor
   key_stride: tl.tensor
   there: tl.tensor
+
+
+class Planes(NamedTuple):
+  """Tiles of the bias and the mask in shared memory: a ring, or one of each.
+
+  Of a step there are `count`, of which a warpgroup's own is number `own`.
+  """
+  bias: tl.tensor
+  mask: tl.tensor
+  count: tl.tensor
+  own: tl.tensor
 
 
 class Heads(NamedTuple):
@@ -144,33 +156,133 @@ def terms_of(heads, head, FEATURES: gl.constexpr):
                heads.rp_keep)
 
 
+@gluon.constexpr_function
+def staged(features):
+  """Whether a producer copies tiles of the planes: of a row's own features."""
+  planes = scores.HAS_BIAS.value | scores.HAS_MASK.value
+  return bool(features & planes) and not features & scores.MAYBE.value
+
+
+@gluon.constexpr_function
+def arrivals(features):
+  """How often copy_planes arrives at its barrier: each thread once."""
+  return 128 if staged(features) else 0
+
+
+@gluon.constexpr_function
+def registers(features):
+  """Registers of a thread: a second consumer's, a producer's."""
+  return [224, 56] if staged(features) else [232, 40]
+
+
 @gluon.jit
-def _tile_of(plane, row0, col0, rows, cols, window, other, MASK: gl.constexpr,
-             FEATURES: gl.constexpr):
+def allocate_planes(heads, STEPS: gl.constexpr, COUNT: gl.constexpr,
+                    ROWS: gl.constexpr, KEYS: gl.constexpr,
+                    FEATURES: gl.constexpr):
+  """A ring of Planes [ROWS, KEYS], COUNT a step; nobody's own yet."""
+  # The eight rows of a warp's accumulator lie in different banks.
+  LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+  SHAPE: gl.constexpr = hopper.stack(STEPS * COUNT, [ROWS, KEYS])
+  bias = gl.to_tensor(0)
+  mask = gl.to_tensor(0)
+  if staged(FEATURES):
+    if FEATURES & scores.BIAS_F32:
+      bias = gl.allocate_shared_memory(gl.float32, SHAPE, LAYOUT)
+    elif FEATURES & scores.HAS_BIAS:
+      bias = gl.allocate_shared_memory(heads.bias.ptr.dtype.element_ty, SHAPE,
+                                       LAYOUT)
+    if FEATURES & scores.HAS_MASK:
+      mask = gl.allocate_shared_memory(heads.mask.ptr.dtype.element_ty, SHAPE,
+                                       LAYOUT)
+  return Planes(bias, mask, COUNT, 0)
+
+
+@gluon.jit
+def own_planes(planes, own):
+  """The ring as a warpgroup takes it."""
+  return Planes(planes.bias, planes.mask, planes.count, own)
+
+
+@gluon.jit
+def planes_at(planes, i, TRANSPOSED: gl.constexpr, FEATURES: gl.constexpr):
+  """A warpgroup's own tiles of step i of the ring."""
+  bias = planes.bias
+  mask = planes.mask
+  at = i * planes.count + planes.own
+  if staged(FEATURES):
+    if FEATURES & scores.HAS_BIAS:
+      bias = bias.index(at)
+      if TRANSPOSED:
+        bias = bias.permute([1, 0])
+    if FEATURES & scores.HAS_MASK:
+      mask = mask.index(at)
+      if TRANSPOSED:
+        mask = mask.permute([1, 0])
+  return Planes(bias, mask, planes.count, planes.own)
+
+
+@gluon.jit
+def _copy_plane(plane, smem, row0, col0, window, ROWS: gl.constexpr,
+                KEYS: gl.constexpr):
+  """Starts the copy of a tile; zeros past the rows, anything past the keys."""
+  CHUNK: gl.constexpr = 1024 // KEYS
+  LAYOUT: gl.constexpr = hopper.rows_layout(KEYS)
+  rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))
+  cols = gl.arange(0, KEYS, gl.SliceLayout(0, LAYOUT))
+  # A stride of 8 elements promises eight columns in one copy; a bound between
+  # them would take that back.
+  stride = plane.stride // 8 * 8
+  inside = cols < (window.len_k - col0 + 7) // 8 * 8
+  ptr = plane.ptr + (row0.to(gl.int64) * stride + col0)
+  offsets = rows[:, None] * stride + cols[None, :]
+  for i in gl.static_range(ROWS // CHUNK):
+    live = rows < window.len_q - row0 - i * CHUNK
+    async_copy.async_load(smem.slice(i * CHUNK, CHUNK), ptr + offsets,
+                          mask=live[:, None] & inside[None, :])
+    ptr += CHUNK * stride
+
+
+@gluon.jit
+def copy_planes(terms, planes, i, barrier, row0, col0, row_step, col_step,
+                window, COUNT: gl.constexpr, ROWS: gl.constexpr,
+                KEYS: gl.constexpr, FEATURES: gl.constexpr):
+  """Starts the copies of step i's tiles; `arrivals` at `barrier` end them.
+
+  The tile of each next warpgroup is row_step rows and col_step keys on.
+  """
+  if staged(FEATURES):
+    for w in range(COUNT):
+      row = row0 + w * row_step
+      col = col0 + w * col_step
+      at = i * COUNT + w
+      if FEATURES & scores.BIAS_F32:
+        _copy_plane(terms.bias_f32, planes.bias.index(at), row, col, window,
+                    ROWS, KEYS)
+      elif FEATURES & scores.HAS_BIAS:
+        _copy_plane(terms.bias, planes.bias.index(at), row, col, window, ROWS,
+                    KEYS)
+      if FEATURES & scores.HAS_MASK:
+        _copy_plane(terms.mask, planes.mask.index(at), row, col, window, ROWS,
+                    KEYS)
+    async_copy.mbarrier_arrive(barrier, increment_count=False)
+
+
+@gluon.jit
+def _tile_of(plane, row0, col0, rows, cols, window, other, MASK: gl.constexpr):
   """A tile of a Plane, `other` past the rows.
 
   rows and cols count from row0 and col0, and broadcast to the tile. What stands
   past the keys is not said; without MASK every column lies inside the sequence.
   """
-  inside = rows < window.len_q - row0
-  keys = window.len_k - col0
-  stride = plane.stride
-  if FEATURES & scores.MAYBE:
-    inside = inside & plane.there
-  else:
-    # A stride of 8 elements promises pairs of columns in one load; a bound
-    # between them would take that back.
-    stride = stride // 8 * 8
-    keys = (keys + 7) // 8 * 8
+  inside = (rows < window.len_q - row0) & plane.there
   if MASK:
-    inside = inside & (cols < keys)
+    inside = inside & (cols < window.len_k - col0)
   else:
     inside = inside & (cols >= 0)
-  if FEATURES & scores.MAYBE:
-    cols *= plane.key_stride
-    col0 *= plane.key_stride
-  ptr = plane.ptr + (row0.to(gl.int64) * stride + col0)
-  return gl.load(ptr + (rows * stride + cols), mask=inside, other=other)
+  cols *= plane.key_stride
+  ptr = plane.ptr + (row0.to(gl.int64) * plane.stride +
+                     col0 * plane.key_stride)
+  return gl.load(ptr + (rows * plane.stride + cols), mask=inside, other=other)
 
 
 @gluon.jit
@@ -180,11 +292,11 @@ def _reciprocal(x):
 
 
 @gluon.jit
-def complete(s, row0, col0, rows, cols, window, terms, MASK: gl.constexpr,
-             FEATURES: gl.constexpr):
+def complete(s, row0, col0, rows, cols, window, terms, planes,
+             MASK: gl.constexpr, FEATURES: gl.constexpr):
   """Complete scores in base 2 from products q.k; the window is not applied.
 
-  Arguments: those of _tile_of.
+  Arguments: those of _tile_of; planes: the scores' own tiles, if `staged`.
 
   Returns:
     (scores, slope): the second is the soft cap's derivative, or 1.
@@ -205,19 +317,24 @@ def complete(s, row0, col0, rows, cols, window, terms, MASK: gl.constexpr,
     s = capped
   else:
     s *= terms.scale * scores.LOG2E
+  LAYOUT: gl.constexpr = hopper.accumulator(s.shape[1])
   if FEATURES & scores.HAS_BIAS:
     bias = 0.0
-    if FEATURES & scores.BIAS_F32:
-      bias = _tile_of(terms.bias_f32, row0, col0, rows, cols, window, 0.0,
-                      MASK, FEATURES)
-    if FEATURES & scores.MAYBE or not FEATURES & scores.BIAS_F32:
-      bias += _tile_of(terms.bias, row0, col0, rows, cols, window, 0.0, MASK,
-                       FEATURES).to(gl.float32)
+    if staged(FEATURES):
+      bias = planes.bias.load(LAYOUT).to(gl.float32)
+    else:
+      if FEATURES & scores.BIAS_F32:
+        bias = _tile_of(terms.bias_f32, row0, col0, rows, cols, window, 0.0,
+                        MASK)
+      bias += _tile_of(terms.bias, row0, col0, rows, cols, window, 0.0,
+                       MASK).to(gl.float32)
     # -inf hides: it selects, so that no key's NaN comes through.
     s = gl.where(bias == float("-inf"), bias, s + bias * scores.LOG2E)
   if FEATURES & scores.HAS_MASK:
-    shown = _tile_of(terms.mask, row0, col0, rows, cols, window, 1, MASK,
-                     FEATURES)
+    if staged(FEATURES):
+      shown = planes.mask.load(LAYOUT)
+    else:
+      shown = _tile_of(terms.mask, row0, col0, rows, cols, window, 1, MASK)
     s = gl.where(shown != 0, s, float("-inf"))
   if FEATURES & scores.ALIBI:
     distance = row0 + rows + window.off - (col0 + cols)
