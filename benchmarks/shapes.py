@@ -539,6 +539,18 @@ PAGED = [
   Paged("llama_8b_chunk", 8, 8192, 32, 8, 128, queries=512),
   Paged("llama_8b_prefill", 4, 4096, 32, 8, 128, queries=4096),
 ]
+# Prefill in float8: (name, batch, query heads, KV heads, tokens, head dim,
+# causal).
+MHA_FP8 = [
+  ("bert", 16, 16, 16, 1024, 64, False),
+  ("llama_8b", 16, 32, 8, 1024, 128, True),
+  ("llama_8b", 4, 32, 8, 4096, 128, True),
+  ("llama_8b", 2, 32, 8, 8192, 128, True),
+  ("llama_8b", 1, 32, 8, 32768, 128, True),
+  ("diffusion", 2, 24, 24, 4096, 128, False),
+  ("diffusion", 1, 24, 24, 16384, 128, False),
+]
+MHA_FP8_SMOKE = [("smoke", 2, 4, 2, 150, 64, True)]
 PAGED_SMOKE = [
   Paged("smoke", 2, 40, 4, 2, 64),
   Paged("smoke_int8", 3, 17, 4, 1, 128, page=8, cache="int8"),

@@ -459,7 +459,8 @@ class DecodeTest(MhaTestCase):
       ("paged_attend", dict()), ("paged_attend", dict(causal=True)),
       ("paged_attend", dict(sq=16)), ("mha_fwd", dict(sq=128, hq=4)),
       ("mha_fwd", dict(b=64, sq=32, hq=4)), ("mha_fwd", dict(sk=255)),
-      ("mha_fwd", dict(mask=(1, 1, 1, 1))), ("mha_fwd", dict(window_size=(9, 0, 4))))
+      ("mha_fwd", dict(mask=(1, 1, 1, 1))),
+      ("mha_fwd", dict(window_size=(9, 0, 4))))
   def test_which_kernel(self, op, options):
     """By sizes and options; what is differentiated has the ordinary one."""
     sizes = dict(b=2, sq=1, sk=512, hq=4) | options

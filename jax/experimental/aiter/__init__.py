@@ -52,6 +52,10 @@ from jax._src.aiter.gemm.api import (
     gemm_fp8_mi350,
     gemm_i8,
 )
+from jax._src.aiter.mha_fp8.api import (
+    flash_attn_fp8_pertensor_func,
+    flash_attn_varlen_fp8_pertensor_func,
+)
 from jax._src.aiter.norm.api import (
     layer_norm,
     layer_norm_quant,
@@ -152,8 +156,10 @@ __all__ = [
     "dequant",
     "dot_product_attention",
     "exponential",
+    "flash_attn_fp8_pertensor_func",
     "flash_attn_func",
     "flash_attn_varlen",
+    "flash_attn_varlen_fp8_pertensor_func",
     "flax_attention_fn",
     "flatmm_fp8",
     "float8_dtype",

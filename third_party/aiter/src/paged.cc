@@ -190,8 +190,8 @@ struct Attend {
         return Invalid(name, std::to_string(step), "0 or nhead_q");
       }
     }
-    AITER_RETURN_IF_ERROR(CheckRange("batch * nhead_q", a.batch * a.nhead_q, 0,
-                                     kMaxSize));
+    AITER_RETURN_IF_ERROR(
+        CheckRange("batch * nhead_q", a.batch * a.nhead_q, 0, kMaxSize));
     AITER_RETURN_IF_ERROR(CheckHalf("k", a, a.k, a.hdim));
     AITER_RETURN_IF_ERROR(CheckHalf("v", a, a.v, a.hdim_v));
     return CheckAligned({{"q_ptr", a.q_ptr},
