@@ -491,12 +491,15 @@ SAMPLING = [
   Sampling("sample", 256, 32000, 50, 0.9),
   Sampling("top_k", 128, 128256, 8),
   Sampling("top_k", 128, 128256, 1000),
+  Sampling("select", 16, 65536, 2048),  # DeepSeek V3.2's indexer, decoding
+  Sampling("select", 1024, 65536, 2048),  # and a chunk of a prompt
 ]
 SAMPLING_SMOKE = [
   Sampling("sample", 3, 111),
   Sampling("sample", 2, 1000, 9, 0.8),
   Sampling("greedy", 2, 300),
   Sampling("top_k", 2, 300, 7),
+  Sampling("select", 2, 300, 20),
 ]
 
 

@@ -336,6 +336,12 @@ CASES = (
          ("share b,300", "lengths b", "share b"), _DRAW),
     _case("top_k_renorm_probs", ("share b,300", "lengths b"), _DRAW),
     _case("top_k", ("bf16 b,m,300",), ("sampling_top_k",), k=7),
+    Case("top_k_per_row_prefill", lambda x, starts, ends:
+         aiter.top_k_per_row_prefill(x, starts, ends, 5),
+         ("f32 b,300", "lengths b", "lengths b"), ("sampling_select",)),
+    Case("top_k_per_row_decode", lambda x, lengths:
+         aiter.top_k_per_row_decode(x, 1, lengths, return_values=True)[1],
+         ("bf16 b,300", "lengths b"), ("sampling_select",), 1),
     Case("top_k_values", lambda x: aiter.top_k(x, 3)[0], ("f32 b,m,20",),
          ("sampling_top_k",), 1),
 )
