@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention forward of float8 tensors for Hopper (sm_90), in Gluon.
 
-As mha/fwd_hopper.py: a producer warpgroup copies tiles by TMA, and each of two
-consumers keeps two matrix products in flight over 64 query rows. What differs
-is what 8 bits ask for. Tensor cores take only operands along whose rows one
-multiplies, so values come transposed, [head, column, key]. And a thread's
-weights, as scores leave them, are not those of which it must hold the operand:
-so keys of the values are in another order (op.py has it), and the weights of a
-thread are its operand's. The tensor cores keep 14 bits of a sum of such
-products; a tile's product is one, and tiles are added up in float32.
+As in mha/fwd_hopper.py a producer warpgroup copies tiles by TMA and consumers
+own 64 query rows each. Products of 8 bits take half as long, so instructions
+for the softmax are what counts: two consumers take turns, one's softmax beside
+the other's products, and the next scores run while a tile's values are added.
+
+Tensor cores take only operands along whose rows one multiplies, so values come
+transposed, [head, column, key]. And a thread's weights, as scores leave them,
+are not those of which it must hold the operand: so keys of the values are in
+another order (op.py has it), and the weights of a thread are its operand's. The
+tensor cores keep 14 bits of a sum of such products; a tile's product is one,
+and tiles are added up in float32.
 """
 
 from typing import NamedTuple
@@ -152,10 +155,19 @@ def _weights(e, dtype: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr):
   In each 16 columns a thread has 2t, 2t + 1, 2t + 8 and 2t + 9, and as an
   operand 4t to 4t + 3, which is what it has by another name.
   """
-  p = e.to(dtype).reshape([64, TILE_N // 16, 2, 4, 2])
-  p = p.permute([0, 1, 3, 2, 4]).reshape([64, TILE_N])
-  return gl.convert_layout(
-      p, gl.DotOperandLayout(0, _accumulator(HEAD), 4), assert_trivial=True)
+  e = e.reshape([64, TILE_N // 16, 2, 4, 2])
+  e = e.permute([0, 1, 3, 2, 4]).reshape([64, TILE_N])
+  e = gl.convert_layout(
+      e, gl.DotOperandLayout(0, _accumulator(HEAD), 4), assert_trivial=True)
+  # By hand, so that four lie in one register from the first.
+  p = gl.inline_asm_elementwise(
+      """{
+      .reg .b16 low, high;
+      cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+      cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+      mov.b32 $0, {low, high};
+      }""", "=r,r,r,r,r", [e], dtype=gl.int8, is_pure=True, pack=4)
+  return p.to(dtype, bitcast=True)
 
 
 @gluon.jit
@@ -165,35 +177,44 @@ def _rows_of(t, HEAD: gl.constexpr):
 
 
 @gluon.jit
-def _add(acc, alpha, product, tile, scales, HEAD: gl.constexpr,
-         BLOCKS: gl.constexpr):
-  """acc * alpha + the product of a tile's values."""
-  if BLOCKS:
-    product = product * gl.load(
-        scales.of_values + gl.minimum(tile, scales.last_block))
-  return acc * _rows_of(alpha, HEAD) + product
+def _next_scores(q, keys, step, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+                 STAGES: gl.constexpr):
+  """Starts the products of a step's keys."""
+  i, phase = hopper.ring(step, STAGES)
+  mbarrier.wait(keys.k_full.index(i), phase)
+  return _scores(q, keys.k, i, TILE_N, HEAD)
 
 
 @gluon.jit
-def _step(acc, p, alpha, m, norm, q, keys, step, tile, row0, seen, scales,
+def _step(acc, s, m, norm, q, keys, step, tile, row0, seen, scales,
           TILE_N: gl.constexpr, HEAD: gl.constexpr, STAGES: gl.constexpr,
-          WEIGHT_BITS: gl.constexpr, MASK: gl.constexpr, BLOCKS: gl.constexpr):
-  """Adds tile `tile + 1`'s values while computing tile `tile`'s weights."""
-  ki, k_phase = hopper.ring(step, STAGES)
-  vi, v_phase = hopper.ring(step - 1, STAGES)
-  mbarrier.wait(keys.k_full.index(ki), k_phase)
-  s = _scores(q, keys.k, ki, TILE_N, HEAD)
+          WEIGHT_BITS: gl.constexpr, MASK: gl.constexpr, BLOCKS: gl.constexpr,
+          NEXT: gl.constexpr):
+  """Adds tile `tile`, whose products s are; with NEXT, returns the next's."""
+  e, m, alpha = _exponentials(s, m, tile, row0, seen, scales, TILE_N,
+                              WEIGHT_BITS, MASK, BLOCKS)
+  norm = norm * alpha + gl.sum(e, 1)
+  p = _weights(e, keys.k.dtype, TILE_N, HEAD)
+  vi, v_phase = hopper.ring(step, STAGES)
   mbarrier.wait(keys.v_full.index(vi), v_phase)
   product = _values(p, keys.v, vi, TILE_N, HEAD)
-  s = warpgroup_mma_wait(1, deps=[s])
-  mbarrier.arrive(keys.k_empty.index(ki))
-  e, m, alpha_new = _exponentials(s, m, tile, row0, seen, scales, TILE_N,
-                                  WEIGHT_BITS, MASK, BLOCKS)
-  norm = norm * alpha_new + gl.sum(e, 1)
-  product = warpgroup_mma_wait(0, deps=[product])
+  # Under a mask there are no registers for both products at once.
+  if NEXT and not MASK:
+    s = _next_scores(q, keys, step + 1, TILE_N, HEAD, STAGES)
+    product = warpgroup_mma_wait(1, deps=[product])
+  else:
+    product = warpgroup_mma_wait(0, deps=[product])
   mbarrier.arrive(keys.v_empty.index(vi))
-  acc = _add(acc, alpha, product, tile + 1, scales, HEAD, BLOCKS)
-  return acc, _weights(e, p.dtype, TILE_N, HEAD), alpha_new, m, norm
+  if BLOCKS:
+    product = product * gl.load(
+        scales.of_values + gl.minimum(tile, scales.last_block))
+  acc = acc * _rows_of(alpha, HEAD) + product
+  if NEXT:
+    if MASK:
+      s = _next_scores(q, keys, step + 1, TILE_N, HEAD, STAGES)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(keys.k_empty.index((step + 1) % STAGES))
+  return acc, s, m, norm
 
 
 @gluon.jit
@@ -215,31 +236,26 @@ def _consume(w: gl.constexpr, args, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     s = _scores(q, keys.k, 0, TILE_N, HEAD)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(keys.k_empty.index(0))
-    e, m, alpha = _exponentials(s, m, tile_hi - 1, row0, seen, scales, TILE_N,
-                                WEIGHT_BITS, True, BLOCKS)
-    norm = gl.sum(e, 1)
-    p = _weights(e, q_smem.dtype, TILE_N, HEAD)
     # Tiles that the diagonal or the end crosses, whole ones, then those that
-    # the window's left edge crosses.
-    right = gl.minimum(gl.maximum(tile_hi - full_hi, 1), steps)
-    whole = gl.minimum(gl.maximum(tile_hi - full_lo, right), steps)
-    for step in range(1, right):
-      acc, p, alpha, m, norm = _step(
-          acc, p, alpha, m, norm, q, keys, step, tile_hi - 1 - step, row0,
-          seen, scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, True, BLOCKS)
+    # the window's left edge crosses. After the last there is none to begin.
+    last = steps - 1
+    right = gl.minimum(gl.maximum(tile_hi - full_hi, 0), last)
+    whole = gl.minimum(gl.maximum(tile_hi - full_lo, right), last)
+    for step in range(0, right):
+      acc, s, m, norm = _step(
+          acc, s, m, norm, q, keys, step, tile_hi - 1 - step, row0, seen,
+          scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, True, BLOCKS, True)
     for step in range(right, whole):
-      acc, p, alpha, m, norm = _step(
-          acc, p, alpha, m, norm, q, keys, step, tile_hi - 1 - step, row0,
-          seen, scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, False, BLOCKS)
-    for step in range(whole, steps):
-      acc, p, alpha, m, norm = _step(
-          acc, p, alpha, m, norm, q, keys, step, tile_hi - 1 - step, row0,
-          seen, scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, True, BLOCKS)
-    vi, v_phase = hopper.ring(steps - 1, STAGES)
-    mbarrier.wait(keys.v_full.index(vi), v_phase)
-    product = warpgroup_mma_wait(
-        0, deps=[_values(p, keys.v, vi, TILE_N, HEAD)])
-    acc = _add(acc, alpha, product, tile_hi - steps, scales, HEAD, BLOCKS)
+      acc, s, m, norm = _step(
+          acc, s, m, norm, q, keys, step, tile_hi - 1 - step, row0, seen,
+          scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, False, BLOCKS, True)
+    for step in range(whole, last):
+      acc, s, m, norm = _step(
+          acc, s, m, norm, q, keys, step, tile_hi - 1 - step, row0, seen,
+          scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, True, BLOCKS, True)
+    acc, s, m, norm = _step(
+        acc, s, m, norm, q, keys, last, tile_hi - steps, row0, seen, scales,
+        TILE_N, HEAD, STAGES, WEIGHT_BITS, True, BLOCKS, False)
 
   value_scale = 1.0
   if not BLOCKS:
