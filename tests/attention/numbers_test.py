@@ -413,16 +413,16 @@ TRAINING_MASKS = {
 
 # Calls with few queries, of which sequences end anywhere.
 DECODE = dict(
-    forward=True, b=2, sq=1, sk=320, hq=4, hk=2, dqk=64,
-    lengths=((1, 320), (1, 77)))
+    forward=True, b=2, sq=1, sk=576, hq=4, hk=2, dqk=64,
+    lengths=((1, 576), (1, 77)))
 DECODE_OPTIONS = (
     dict(), dict(causal=True), dict(window=(40, -1)), dict(cap=3.0),
     dict(sink="h"), dict(sink="bh"), dict(alibi="h"), dict(alibi="bh"),
     dict(dqk=128), dict(dqk=192, dv=128), dict(dqk=40), dict(dqk=256),
-    dict(sk=333, lengths=((1, 333), (1, 0))), dict(lengths=()),
-    dict(sq=5, lengths=((5, 300), (5, 3)), causal=True),
+    dict(sk=513, lengths=((1, 513), (1, 0))), dict(lengths=()), dict(hq=2),
+    dict(sq=5, lengths=((5, 530), (5, 3)), causal=True),
     dict(sq=5, lengths=(), window=(99, 2), sink="bh", alibi="bh", cap=5.0),
-    dict(sq=33, sk=512, lengths=(), causal=True, hq=8), dict(scale=-0.2),
+    dict(sq=33, sk=512, lengths=(), causal=True, hq=6), dict(scale=-0.2),
     dict(b=1, sk=2048, lengths=(), hq=8, hk=1, dqk=128))
 
 
@@ -450,15 +450,18 @@ class DecodeTest(MhaTestCase):
     """A mapped axis is more sequences."""
     q, k, v = (jax.random.normal(jax.random.key(i), shape, jnp.bfloat16)
                for i, shape in enumerate(
-                   ((3, 2, 1, 4, 64), *[(3, 2, 256, 2, 64)] * 2)))
+                   ((3, 2, 1, 4, 64), *[(3, 2, 512, 2, 64)] * 2)))
     got = jax.vmap(aiter.flash_attn_func)(q, k, v)
     one = [aiter.flash_attn_func(*t) for t in zip(q, k, v)]
     np.testing.assert_array_equal(got, jnp.stack(one))
 
   @parameterized.parameters(
       ("paged_attend", dict()), ("paged_attend", dict(causal=True)),
-      ("paged_attend", dict(sq=16)), ("mha_fwd", dict(sq=128, hq=4)),
-      ("mha_fwd", dict(b=64, sq=32, hq=4)), ("mha_fwd", dict(sk=255)),
+      ("paged_attend", dict(sq=16, causal=True)),
+      ("paged_attend", dict(sq=16, hq=2)),
+      ("mha_fwd", dict(sq=16, hq=2, causal=True)),
+      ("paged_attend", dict(b=16, sq=33)), ("mha_fwd", dict(b=32, sq=33)),
+      ("mha_fwd", dict(sq=65)), ("mha_fwd", dict(sk=511)),
       ("mha_fwd", dict(mask=(1, 1, 1, 1))),
       ("mha_fwd", dict(window_size=(9, 0, 4))))
   def test_which_kernel(self, op, options):

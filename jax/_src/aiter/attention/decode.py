@@ -18,13 +18,14 @@ from jax._src.aiter.core.dims import is_known
 from jax._src.aiter.paged import op as paged
 
 # A KV head's rows, queries and query heads together, that are one tile of the
-# paged kernel: it reads a key once for all of them.
-_ROWS = 128
+# paged kernel: it reads a key once for all of them. The narrow tile is read
+# fastest, and has no window.
+_ROWS, _NARROW_ROWS = 128, 16
 # Queries that leave most of an ordinary kernel's tile empty however many
-# programs there are; and programs of it that fill any device.
-_FEW_QUERIES, _PROGRAMS = 16, 256
+# programs there are; and programs of it that leave most of a device idle.
+_FEW_QUERIES, _PROGRAMS = 16, 128
 # Keys from which reading them takes longer than launching kernels.
-_KEYS = 256
+_KEYS = 512
 # A page in tokens: the largest power of two that divides the cache, as kernels
 # like it best, and no more than what they count in 32 bits.
 _MAX_PAGE = 4096
@@ -40,8 +41,12 @@ def few_queries(cfg: Config, x: Operands) -> bool:
   _, sk, hk, _ = x.k.shape
   if not all(map(is_known, (sq, sk, hq))) or sk < _KEYS:
     return False
+  group = hq // hk
+  rows = sq * group
+  if group == 1:
+    return rows <= _NARROW_ROWS and config(cfg, x).window == (-1, -1)
   idle = is_known(b) and b * hq < _PROGRAMS
-  return sq * (hq // hk) <= _ROWS and (sq <= _FEW_QUERIES or idle)
+  return rows <= _ROWS and (sq <= _FEW_QUERIES or idle)
 
 
 def config(cfg: Config, x: Operands) -> paged.Config:

@@ -133,7 +133,10 @@ def _columns(x: Operands, ordered: bool):
     index = jnp.maximum(last_start(starts, columns), 0)
     key = cu[index] + columns - starts[index]
     key = jnp.where(key < cu[index + 1], key, rows)
-    v = v.at[key].get(mode="fill", fill_value=0)[None]
+    # By rows of words: XLA gathers an element at a time.
+    words = lax.bitcast_convert_type(v.reshape(rows, -1, 4), jnp.uint32)
+    words = words.at[key].get(mode="fill", fill_value=0)
+    v = lax.bitcast_convert_type(words, v.dtype).reshape(1, -1, hk, dv)
   else:
     v = jnp.pad(v, ((0, 0), (0, round_up(rows, BLOCK) - rows), (0, 0), (0, 0)))
   b, keys = v.shape[:2]

@@ -120,9 +120,8 @@ def _values(p, v_smem, i, TILE_N: gl.constexpr, HEAD: gl.constexpr):
 
 
 @gluon.jit
-def _exponentials(s, m, tile, row0, seen, scales, TILE_N: gl.constexpr,
-                  WEIGHT_BITS: gl.constexpr, MASK: gl.constexpr,
-                  BLOCKS: gl.constexpr):
+def _exponentials(s, m, tile, row0, seen, scale, TILE_N: gl.constexpr,
+                  WEIGHT_BITS: gl.constexpr, MASK: gl.constexpr):
   """Takes a tile's products into the running maximum.
 
   Returns:
@@ -130,9 +129,6 @@ def _exponentials(s, m, tile, row0, seen, scales, TILE_N: gl.constexpr,
     before).
   """
   LAYOUT: gl.constexpr = _accumulator(TILE_N)
-  scale = scales.first_score
-  if BLOCKS:
-    scale = gl.load(scales.of_scores + gl.minimum(tile, scales.last_block))
   if MASK:
     rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))[:, None]
     cols = tile * TILE_N + gl.arange(0, TILE_N, gl.SliceLayout(0, LAYOUT))
@@ -186,13 +182,28 @@ def _next_scores(q, keys, step, TILE_N: gl.constexpr, HEAD: gl.constexpr,
 
 
 @gluon.jit
-def _step(acc, s, m, norm, q, keys, step, tile, row0, seen, scales,
+def _scale_at(ptr, tile, scales, first, BLOCKS: gl.constexpr):
+  """A tile's scale."""
+  if BLOCKS:
+    first = gl.load(ptr + gl.minimum(tile, scales.last_block))
+  return first
+
+
+@gluon.jit
+def _step(acc, s, scale, m, norm, q, keys, step, tile, row0, seen, scales,
           TILE_N: gl.constexpr, HEAD: gl.constexpr, STAGES: gl.constexpr,
           WEIGHT_BITS: gl.constexpr, MASK: gl.constexpr, BLOCKS: gl.constexpr,
           NEXT: gl.constexpr):
-  """Adds tile `tile`, whose products s are; with NEXT, returns the next's."""
-  e, m, alpha = _exponentials(s, m, tile, row0, seen, scales, TILE_N,
-                              WEIGHT_BITS, MASK, BLOCKS)
+  """Adds tile `tile`, whose products s are; with NEXT, returns the next's.
+
+  Scales of blocks are asked for long before they are needed.
+  """
+  next_scale = scale
+  if NEXT:
+    next_scale = _scale_at(scales.of_scores, tile - 1, scales, scale, BLOCKS)
+  value_scale = _scale_at(scales.of_values, tile, scales, 1.0, BLOCKS)
+  e, m, alpha = _exponentials(s, m, tile, row0, seen, scale, TILE_N,
+                              WEIGHT_BITS, MASK)
   norm = norm * alpha + gl.sum(e, 1)
   p = _weights(e, keys.k.dtype, TILE_N, HEAD)
   vi, v_phase = hopper.ring(step, STAGES)
@@ -206,15 +217,14 @@ def _step(acc, s, m, norm, q, keys, step, tile, row0, seen, scales,
     product = warpgroup_mma_wait(0, deps=[product])
   mbarrier.arrive(keys.v_empty.index(vi))
   if BLOCKS:
-    product = product * gl.load(
-        scales.of_values + gl.minimum(tile, scales.last_block))
+    product = product * value_scale
   acc = acc * _rows_of(alpha, HEAD) + product
   if NEXT:
     if MASK:
       s = _next_scores(q, keys, step + 1, TILE_N, HEAD, STAGES)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(keys.k_empty.index((step + 1) % STAGES))
-  return acc, s, m, norm
+  return acc, s, next_scale, m, norm
 
 
 @gluon.jit
@@ -239,23 +249,25 @@ def _consume(w: gl.constexpr, args, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     # Tiles that the diagonal or the end crosses, whole ones, then those that
     # the window's left edge crosses. After the last there is none to begin.
     last = steps - 1
+    scale = _scale_at(scales.of_scores, tile_hi - 1, scales,
+                      scales.first_score, BLOCKS)
     right = gl.minimum(gl.maximum(tile_hi - full_hi, 0), last)
     whole = gl.minimum(gl.maximum(tile_hi - full_lo, right), last)
     for step in range(0, right):
-      acc, s, m, norm = _step(
-          acc, s, m, norm, q, keys, step, tile_hi - 1 - step, row0, seen,
+      acc, s, scale, m, norm = _step(
+          acc, s, scale, m, norm, q, keys, step, tile_hi - 1 - step, row0, seen,
           scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, True, BLOCKS, True)
     for step in range(right, whole):
-      acc, s, m, norm = _step(
-          acc, s, m, norm, q, keys, step, tile_hi - 1 - step, row0, seen,
+      acc, s, scale, m, norm = _step(
+          acc, s, scale, m, norm, q, keys, step, tile_hi - 1 - step, row0, seen,
           scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, False, BLOCKS, True)
     for step in range(whole, last):
-      acc, s, m, norm = _step(
-          acc, s, m, norm, q, keys, step, tile_hi - 1 - step, row0, seen,
+      acc, s, scale, m, norm = _step(
+          acc, s, scale, m, norm, q, keys, step, tile_hi - 1 - step, row0, seen,
           scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, True, BLOCKS, True)
-    acc, s, m, norm = _step(
-        acc, s, m, norm, q, keys, last, tile_hi - steps, row0, seen, scales,
-        TILE_N, HEAD, STAGES, WEIGHT_BITS, True, BLOCKS, False)
+    acc, s, scale, m, norm = _step(
+        acc, s, scale, m, norm, q, keys, last, tile_hi - steps, row0, seen,
+        scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, True, BLOCKS, False)
 
   value_scale = 1.0
   if not BLOCKS:
