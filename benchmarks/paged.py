@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times attention over paged caches: ours, Pallas', cuDNN's and jax.numpy's.
+"""Times attention over KV caches: ours, Pallas', cuDNN's and jax.numpy's.
 
   python paged.py                   shapes.PAGED
   python paged.py --random 20       and so many batches of random lengths
@@ -10,10 +10,11 @@ are not those of jax.numpy. The figure is the rate at which a call reads the
 keys and values of its contexts; of prefill it is also a rate of operations.
 
   aiter    paged_attention_decode, or unified_attention of several queries
+  dense    flash_attn_func, of keys that lie together in memory; decoding alone,
+           contexts of one length
   pallas   JAX's paged attention for GPUs, whose cache has a head's pages
            together; decoding alone
-  cudnn    jax.nn.dot_product_attention, of keys that lie together in memory;
-           decoding alone, contexts of one length
+  cudnn    jax.nn.dot_product_attention, of the same as dense
   xla      pages gathered, then jax.nn's formula; small batches alone
 """
 
@@ -30,7 +31,7 @@ import jax
 from jax.experimental import aiter
 
 OURS = "aiter"
-IMPLEMENTATIONS = (OURS, "pallas", "cudnn", "xla")
+IMPLEMENTATIONS = (OURS, "dense", "pallas", "cudnn", "xla")
 SETS, CALLS = 2, 8  # arguments, and calls of a program
 _ROOM = 2**33  # Bytes that a plain formula may gather or score.
 
@@ -90,10 +91,12 @@ def pallas(shape: Paged, q, k, v, table, lengths):
 
 
 def dense(shape: Paged, implementation: str, q, k, v, lengths):
-  """jax.nn's attention of [batch, keys, heads, d]."""
+  """Ours, or jax.nn's attention of [batch, keys, heads, d]."""
   q = q.reshape(shape.batch, shape.queries, *q.shape[1:])
   k, v = (t.astype(q.dtype) for t in (k, v))
-  if implementation == "cudnn":
+  if implementation == "dense":
+    out = aiter.flash_attn_func(q, k, v, causal=True)
+  elif implementation == "cudnn":
     out = jax.nn.dot_product_attention(
       q, k, v, key_value_seq_lengths=lengths,
       query_seq_lengths=jnp.full_like(lengths, shape.queries),
@@ -125,13 +128,13 @@ def implementation(name: str, shape: Paged):
       q, *(jnp.moveaxis(t, 2, 0) for t in (k, v)), jnp.maximum(table, 0),
       lengths)
     return functools.partial(pallas, shape), by_head
-  if name == "cudnn":
+  if name in ("dense", "cudnn"):
     if shape.queries > 1 or shape.lengths or shape.cache != "bfloat16":
       raise report.Unsupported("decoding of one length alone")
     together = lambda q, k, v, table, lengths: (
-      q, *(t[table].reshape(shape.batch, -1, *t.shape[2:]) for t in (k, v)),
-      lengths)
-    return functools.partial(dense, shape, "cudnn"), together
+      q, *(t[table].reshape(shape.batch, -1, *t.shape[2:])[:, :shape.context]
+           for t in (k, v)), lengths)
+    return functools.partial(dense, shape, name), together
   longest = max(shape.contexts)
   room = 8 * shape.batch * longest * max(
     shape.kv_heads * shape.head_dim, shape.q_heads * shape.queries)
@@ -177,11 +180,13 @@ def measure(shape: Paged, names, dtype, seconds: float):
           f"{row['us']:>11.1f} us{row['gb_per_s']:>8.0f} GB/s"
           f"{row['tflops']:>8.1f} TFLOP/s", flush=True)
   wrong = []
-  if OURS in results and "xla" in results:
-    want = results["xla"]
-    error = np.abs(results[OURS] - want).max() / np.abs(want).max()
-    if not error < 0.03:
-      wrong.append(f"{shape}: error {error:.1e} of the largest number")
+  for name in (OURS, "dense"):
+    if name in results and "xla" in results:
+      want = results["xla"]
+      error = np.abs(results[name] - want).max() / np.abs(want).max()
+      if not error < 0.03:
+        wrong.append(
+          f"{shape}, {name}: error {error:.1e} of the largest number")
   return rows, wrong
 
 

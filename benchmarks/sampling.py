@@ -4,11 +4,12 @@
   python benchmarks/sampling.py [--smoke] [--markdown FILE]
   python benchmarks/sampling.py --random 20
 
-Peers of `sample` are the same in jax.numpy, "xla", with the rows sorted, and of
-`top_k` lax.top_k, and torch.topk where there is one. Logits are normal, of a
-standard deviation of 2; tokens of "xla" are drawn by jax.random.categorical, so
-that what is compared are the columns that may be drawn: none of ours may be
-outside of them. GB/s counts the logits once.
+Peers of `sample` are the same in jax.numpy, "xla", with the rows sorted, of
+`top_k` lax.top_k, and torch.topk where there is one, and of
+`top_k_per_row_prefill`, "select", these with the columns sorted (torch's are
+not). Logits are normal, of a standard deviation of 2; tokens of "xla" are drawn
+by jax.random.categorical, so that what is compared are the columns that may be
+drawn: none of ours may be outside of them. GB/s counts the logits once.
 """
 
 import argparse
@@ -50,6 +51,15 @@ def functions(shape: shapes.Sampling):
   if shape.function == "top_k":
     return {OURS: lambda x: aiter.top_k(x, shape.top_k),
             "xla": lambda x: tuple(lax.top_k(x, shape.top_k))}
+  if shape.function == "select":
+    ends = np.arange(shape.rows) * shape.cols // (2 * shape.rows)
+    starts, ends = jnp.zeros_like(ends), jnp.asarray(shape.cols - ends)
+    outside = jnp.arange(shape.cols) >= ends[:, None]
+    return {
+        OURS: lambda x: aiter.top_k_per_row_prefill(
+            x, starts, ends, shape.top_k),
+        "xla": lambda x: jnp.sort(lax.top_k(
+            jnp.where(outside, -jnp.inf, x), shape.top_k)[1], -1)}
   if shape.function == "greedy":
     return {OURS: aiter.greedy_sample, "xla": lambda x: jnp.argmax(x, -1)}
   limits = dict(top_k=shape.top_k, top_p=shape.top_p)
@@ -63,7 +73,7 @@ def torch_time(shape: shapes.Sampling, dtype: str, seconds: float):
     import torch
   except ImportError:
     return None
-  if shape.function != "top_k" or not torch.cuda.is_available():
+  if shape.function not in ("top_k", "select") or not torch.cuda.is_available():
     return None
   sets = [torch.randn(shape.rows, shape.cols, device="cuda",
                       dtype=getattr(torch, dtype)) for _ in range(SETS)]

@@ -491,12 +491,15 @@ SAMPLING = [
   Sampling("sample", 256, 32000, 50, 0.9),
   Sampling("top_k", 128, 128256, 8),
   Sampling("top_k", 128, 128256, 1000),
+  Sampling("select", 16, 65536, 2048),  # DeepSeek V3.2's indexer, decoding
+  Sampling("select", 1024, 65536, 2048),  # and a chunk of a prompt
 ]
 SAMPLING_SMOKE = [
   Sampling("sample", 3, 111),
   Sampling("sample", 2, 1000, 9, 0.8),
   Sampling("greedy", 2, 300),
   Sampling("top_k", 2, 300, 7),
+  Sampling("select", 2, 300, 20),
 ]
 
 
@@ -539,6 +542,18 @@ PAGED = [
   Paged("llama_8b_chunk", 8, 8192, 32, 8, 128, queries=512),
   Paged("llama_8b_prefill", 4, 4096, 32, 8, 128, queries=4096),
 ]
+# Prefill in float8: (name, batch, query heads, KV heads, tokens, head dim,
+# causal).
+MHA_FP8 = [
+  ("bert", 16, 16, 16, 1024, 64, False),
+  ("llama_8b", 16, 32, 8, 1024, 128, True),
+  ("llama_8b", 4, 32, 8, 4096, 128, True),
+  ("llama_8b", 2, 32, 8, 8192, 128, True),
+  ("llama_8b", 1, 32, 8, 32768, 128, True),
+  ("diffusion", 2, 24, 24, 4096, 128, False),
+  ("diffusion", 1, 24, 24, 16384, 128, False),
+]
+MHA_FP8_SMOKE = [("smoke", 2, 4, 2, 150, 64, True)]
 PAGED_SMOKE = [
   Paged("smoke", 2, 40, 4, 2, 64),
   Paged("smoke_int8", 3, 17, 4, 1, 128, page=8, cache="int8"),

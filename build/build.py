@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The front to the build: one command a purpose.
 
-  demo    build the wheels for this machine, install them in .venv and train a
-          small GPT with our operators and with plain JAX
+  demo    build the wheels for this machine, install them in .venv, train a
+          small GPT with our operators and with plain JAX, and serve it; without
+          a GPU also a tiny one on a simulated MI300X
   test    run the tests, all or the named Bazel targets
   wheels  build the wheels of a release into a folder
   sim     run a program on simulated AMD GPUs
@@ -389,6 +390,13 @@ def demo(args: argparse.Namespace) -> None:
     [interpreter, ROOT / "examples/serve_gpt.py", "--weights", weights],
     env=environment_for(platform),
   )
+  if platform == "cpu":
+    interpreter, environment = simulated("gfx942", devices=1)
+    say("Training and serving a tiny GPT on a simulated MI300X and on the CPU")
+    run(
+      [interpreter, ROOT / "examples/tiny_gpt.py"],
+      env=environment | {"JAX_PLATFORMS": "rocm,cpu"},
+    )
 
 
 def bench(args: argparse.Namespace) -> None:
@@ -418,12 +426,17 @@ def tune(args: argparse.Namespace) -> None:
   )
 
 
-def sim(args: argparse.Namespace) -> None:
+def simulated(arch: str, devices: int) -> tuple[pathlib.Path, dict[str, str]]:
+  """Builds wheels and a simulator and installs them in .venv_sim.
+
+  Returns:
+    .venv_sim's interpreter, and the environment of what runs there.
+  """
   python = prepare(simulator=True)
-  say(f"Building wheels for {args.arch} and its simulator")
+  say(f"Building wheels for {arch} and its simulator")
   wheels = build_wheels(
     python,
-    args.arch,
+    arch,
     ROOT / "dist/sim",
     more=["//tests/amdgpu_sim:amdgpu_sim"],
   )
@@ -435,13 +448,17 @@ def sim(args: argparse.Namespace) -> None:
     )
   )
   interpreter = locked_venv(SIM_VENV, python, requirements)
-  environment = os.environ | {
-    "AMDGPU_SIM_ARCH": args.arch,
-    "AMDGPU_SIM_DEVICES": str(args.devices),
+  return interpreter, os.environ | {
+    "AMDGPU_SIM_ARCH": arch,
+    "AMDGPU_SIM_DEVICES": str(devices),
     "JAX_PLATFORMS": "rocm",
     "PATH": f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}",
     "VIRTUAL_ENV": str(SIM_VENV),
   }
+
+
+def sim(args: argparse.Namespace) -> None:
+  _, environment = simulated(args.arch, args.devices)
   if args.stats:
     environment["AMDGPU_SIM_STATS"] = str(args.stats.absolute())
   if args.checks:

@@ -76,6 +76,7 @@ def repositories():
             "cache",
             "gemm",
             "mha",
+            "mha_fp8",
             "norm",
             "paged",
             "quant",

@@ -129,6 +129,16 @@ ffi::Error SetTable(const AttendBuffers& b, aiter::paged_attend_args* a) {
   return ffi::Error::Success();
 }
 
+// [heads] of all sequences, or [batch, heads].
+ffi::Error SetPerHead(const Buffer& buffer, const aiter::paged_attend_args& a,
+                      const void** ptr, int64_t* step) {
+  if (buffer.dimensions().size() != 2) {
+    return Optional(buffer, ffi::F32, {a.nhead_q}, ptr);
+  }
+  *step = a.nhead_q;
+  return Optional(buffer, ffi::F32, {a.batch, a.nhead_q}, ptr);
+}
+
 ffi::Error SetResults(const AttendBuffers& b, aiter::paged_attend_args* a) {
   AITER_FFI_RETURN_IF_ERROR(CheckType(b.out, b.q.element_type()));
   AITER_FFI_RETURN_IF_ERROR(
@@ -184,9 +194,9 @@ ffi::Error SetAttend(const AttendBuffers& b, const PagedAttrs& attrs,
                                     "v_scales", &a->v));
   AITER_FFI_RETURN_IF_ERROR(SetTable(b, a));
   AITER_FFI_RETURN_IF_ERROR(
-      Optional(b.sinks, ffi::F32, {a->nhead_q}, &a->sinks_ptr));
+      SetPerHead(b.sinks, *a, &a->sinks_ptr, &a->sinks_step));
   AITER_FFI_RETURN_IF_ERROR(
-      Optional(b.slopes, ffi::F32, {a->nhead_q}, &a->slopes_ptr));
+      SetPerHead(b.slopes, *a, &a->slopes_ptr, &a->slopes_step));
   a->q_ptr = Data(b.q);
   return SetResults(b, a);
 }

@@ -70,7 +70,18 @@ struct TopKBuffers : BufferList {
   Buffer state = Result("state");
 };
 
-// What both have. Numbers of 64 bits are pairs of 32.
+struct SelectBuffers : BufferList {
+  using BufferList::BufferList;
+  Buffer logits = Operand("logits");
+  Buffer spans = Operand("spans");
+  Buffer columns = Result("columns");
+  Buffer best = Result("best");
+  Buffer histogram = Result("histogram");
+  Buffer candidates = Result("candidates");
+  Buffer state = Result("state");
+};
+
+// What all have. Numbers of 64 bits are pairs of 32.
 template <typename Buffers>
 ffi::Error SetRows(const Buffers& b, aiter::sampling_args* a) {
   AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(b.logits, &a->data_type));
@@ -131,7 +142,19 @@ ffi::Error SetTopK(const TopKBuffers& b, const TopKAttrs& attrs,
   return ffi::Error::Success();
 }
 
-const Family kSampling({TargetOf<SetDraw>(), TargetOf<SetTopK>()});
+ffi::Error SetSelect(const SelectBuffers& b, const TopKAttrs& attrs,
+                     aiter::sampling_select_args* a) {
+  AITER_FFI_RETURN_IF_ERROR(SetRows(b, a));
+  a->k = attrs.k;
+  AITER_FFI_RETURN_IF_ERROR(Check(b.spans, ffi::S32, {a->rows, 2}));
+  AITER_FFI_RETURN_IF_ERROR(Check(b.columns, ffi::S32, {a->rows, a->k}));
+  a->spans_ptr = Data(b.spans);
+  a->columns_ptr = Data(b.columns);
+  return ffi::Error::Success();
+}
+
+const Family kSampling({TargetOf<SetDraw>(), TargetOf<SetTopK>(),
+                        TargetOf<SetSelect>()});
 
 }  // namespace
 }  // namespace jax::JAX_GPU_NAMESPACE

@@ -56,8 +56,8 @@ def rows(platform: str, arch: str, grades: Iterable[str]) -> set[str]:
   """Attention's kernels for an architecture."""
   return {
       kernel["symbol"] for kernel in gpu_aiter.load(platform).table()
-      if kernel["op"].startswith("mha_") and kernel["arch"] == arch
-      and kernel["grade"] in grades}
+      if kernel["op"].startswith(("mha_fwd", "mha_bwd"))
+      and kernel["arch"] == arch and kernel["grade"] in grades}
 
 
 def cover(

@@ -10,6 +10,7 @@ backward pass takes rounded, costs a gradient. lse is always held to 1e-4.
 
 import dataclasses
 import itertools
+import re
 from unittest import mock
 
 import hypothesis
@@ -35,7 +36,9 @@ class Case:
 
   `bias` and `mask` are shapes made of 'b', 'h', 'q', 'k' and '1'. `lengths` are
   pairs of query and key lengths: of the sequences of a packed call, or of the
-  padded ones of a dense call. `gaps` are unused rows after each packed one.
+  padded ones of a dense call, whose queries' are not given if all are sq.
+  `gaps` are unused rows after each packed one. `forward`: nothing is
+  differentiated.
   """
   dtype: str = "bf16"
   b: int = 2
@@ -60,6 +63,7 @@ class Case:
   gaps: tuple[int, int] = (0, 0)
   min_seqlen_q: int = 0
   use_lse: bool = False
+  forward: bool = False
   seed: int = 0
 
   @property
@@ -95,7 +99,10 @@ def make_inputs(case: Case):
     lead_q, lead_k = (b, sq), (b, sk)
     if case.lengths:
       sequences = [(0, nq, 0, nk) for nq, nk in case.lengths]
-      for name, n in (("q", 0), ("kv", 1)):
+      padded = [("kv", 1)]
+      if any(nq != sq for nq, _ in case.lengths):
+        padded.append(("q", 0))
+      for name, n in padded:
         x[f"cu_seqlens_{name}"] = np.cumsum(
             [0, *(s[n] for s in case.lengths)]).astype(np.int32)
   x["q"] = normal(*lead_q, case.hq, case.dqk)
@@ -140,11 +147,16 @@ def run(case: Case, x):
     fn = aiter.flash_attn_varlen
     options["min_seqlen_q"] = case.min_seqlen_q
 
+  def forward(wrt, rest, key):
+    return fn(**wrt, **rest, **options, dropout_key=key, return_lse=True)
+
+  if case.forward:
+    out, lse = jax.device_get(jax.jit(forward)(wrt, rest, dropout_key(case)))
+    return dict(out=out, lse=lse)
+
   @jax.jit
   def both(wrt, rest, dout, dlse, key):
-    def forward(wrt):
-      return fn(**wrt, **rest, **options, dropout_key=key, return_lse=True)
-    (out, lse), vjp = jax.vjp(forward, wrt)
+    (out, lse), vjp = jax.vjp(lambda wrt: forward(wrt, rest, key), wrt)
     grads, = vjp((dout, jnp.zeros_like(lse) if dlse is None else dlse))
     return out, lse, grads
 
@@ -210,6 +222,8 @@ class MhaTestCase(parameterized.TestCase):
     got = run(case, x)
     want, sizes = expected(case, x, sequences)
     plain, _ = expected(case, x, sequences, DTYPES[case.dtype])
+    if case.forward:
+      want = {name: want[name] for name in ("out", "lse")}
     self.assertEqual(set(got), set(want))
     for name, value in got.items():
       value, ref = np.asarray(value).astype(np.float64), want[name]
@@ -395,6 +409,76 @@ TRAINING_MASKS = {
     for dtype, cpu, sim in (
         ("fp16", ("full", "causal"), ("full", "packed")),
         ("bf16", ("window", "packed", "gqa"), ("window", "gqa")))}
+
+
+# Calls with few queries, of which sequences end anywhere.
+DECODE = dict(
+    forward=True, b=2, sq=1, sk=576, hq=4, hk=2, dqk=64,
+    lengths=((1, 576), (1, 77)))
+DECODE_OPTIONS = (
+    dict(), dict(causal=True), dict(window=(40, -1)), dict(cap=3.0),
+    dict(sink="h"), dict(sink="bh"), dict(alibi="h"), dict(alibi="bh"),
+    dict(dqk=128), dict(dqk=192, dv=128), dict(dqk=40), dict(dqk=256),
+    dict(sk=513, lengths=((1, 513), (1, 0))), dict(lengths=()), dict(hq=2),
+    dict(sq=5, lengths=((5, 530), (5, 3)), causal=True),
+    dict(sq=5, lengths=(), window=(99, 2), sink="bh", alibi="bh", cap=5.0),
+    dict(sq=33, sk=512, lengths=(), causal=True, hq=6), dict(scale=-0.2),
+    dict(b=1, sk=2048, lengths=(), hq=8, hk=1, dqk=128))
+
+
+class DecodeTest(MhaTestCase):
+
+  @parameterized.parameters(*(
+      (dtype, options) for i, options in enumerate(DECODE_OPTIONS)
+      for dtype in machine.size(
+          ("bf16", "fp16"), ("bf16",), (("bf16", "fp16")[i % 2],))))
+  def test_few_queries(self, dtype, options):
+    self.check(Case(**{**DECODE, "dtype": dtype, **options}))
+
+  def test_garbage_behind_the_keys(self):
+    """NaN where a cache is not written yet."""
+    x, sequences = make_inputs(Case(**DECODE))
+    case = Case(**DECODE)
+    want = expected(case, x, sequences)[0]["out"]
+    for (_, length), *rows in zip(case.lengths, x["k"], x["v"]):
+      for t in rows:
+        t[length:] = np.nan
+    out = run(case, x)["out"].astype(np.float64)
+    np.testing.assert_allclose(out, want, rtol=0.02, atol=0.02)
+
+  def test_mapped(self):
+    """A mapped axis is more sequences."""
+    q, k, v = (jax.random.normal(jax.random.key(i), shape, jnp.bfloat16)
+               for i, shape in enumerate(
+                   ((3, 2, 1, 4, 64), *[(3, 2, 512, 2, 64)] * 2)))
+    got = jax.vmap(aiter.flash_attn_func)(q, k, v)
+    one = [aiter.flash_attn_func(*t) for t in zip(q, k, v)]
+    np.testing.assert_array_equal(got, jnp.stack(one))
+
+  @parameterized.parameters(
+      ("paged_attend", dict()), ("paged_attend", dict(causal=True)),
+      ("paged_attend", dict(sq=16, causal=True)),
+      ("paged_attend", dict(sq=16, hq=2)),
+      ("mha_fwd", dict(sq=16, hq=2, causal=True)),
+      ("paged_attend", dict(b=16, sq=33)), ("mha_fwd", dict(b=32, sq=33)),
+      ("mha_fwd", dict(sq=65)), ("mha_fwd", dict(sk=511)),
+      ("mha_fwd", dict(mask=(1, 1, 1, 1))),
+      ("mha_fwd", dict(window_size=(9, 0, 4))))
+  def test_which_kernel(self, op, options):
+    """By sizes and options; what is differentiated has the ordinary one."""
+    sizes = dict(b=2, sq=1, sk=512, hq=4) | options
+    mask = sizes.pop("mask", None)
+    b, sq, sk, hq = (sizes.pop(n) for n in ("b", "sq", "sk", "hq"))
+    q = jax.ShapeDtypeStruct((b, sq, hq, 64), jnp.bfloat16)
+    k = jax.ShapeDtypeStruct((b, sk, 2, 64), jnp.bfloat16)
+    mask = None if mask is None else jnp.ones(mask, bool)
+    call = lambda q, k: aiter.flash_attn_func(q, k, k, mask=mask, **sizes)
+    program = lambda fn: set(re.findall(
+        "aiter_([a-z]+_[a-z]+)", str(jax.make_jaxpr(fn)(q, k))))
+    self.assertEqual(program(call), {op})
+    self.assertEqual(
+        program(jax.grad(lambda q, k: call(q, k).sum().astype(float))),
+        {"mha_fwd", "mha_bwd"})
 
 
 class ShapeTest(MhaTestCase):

@@ -83,6 +83,7 @@ KINDS = {
 _ATTENTION = ("mha_fwd", "mha_bwd")
 _NORM = ("norm_fwd", "norm_bwd")
 _QKV = ("bf16 b,s,4,16", "bf16 b,u,2,16", "bf16 b,u,2,24")
+_FP8 = ("mha_fp8_fwd",)
 _PACKED = ("bf16 t,4,16", "bf16 u,2,16", "bf16 u,2,16", "ends_t b+1",
            "ends_u b+1")
 _ROWS = "bf16 b,m,64"
@@ -128,6 +129,12 @@ CASES = (
         q, k, v, causal=True, cu_seqlens_kv=ends),
          ("bf16 b,1,4,16", "bf16 b,u,2,16", "bf16 b,u,2,16", "ends_u b+1"),
          ("mha_fwd",)),
+    _case("flash_attn_fp8_pertensor_func",
+          ("e4m3fn b,s,4,16", *("e4m3fn b,u,2,16",) * 2), _FP8, causal=True),
+    Case("flash_attn_varlen_fp8_pertensor_func",
+         lambda q, k, v, *ends: aiter.flash_attn_varlen_fp8_pertensor_func(
+             q, k, v, None, None, None, *ends),
+         ("e4m3fn t,4,16", *("e4m3fn u,2,16",) * 2, *_PACKED[3:]), _FP8),
     _case("flash_attn_varlen", _PACKED, _ATTENTION, 3),
     _case("flash_attn_varlen", _PACKED, _ATTENTION, 3, causal=True),
     Case("flash_attn_varlen_per_head", lambda q, k, v, ends_q, ends_k, slopes:
@@ -329,6 +336,12 @@ CASES = (
          ("share b,300", "lengths b", "share b"), _DRAW),
     _case("top_k_renorm_probs", ("share b,300", "lengths b"), _DRAW),
     _case("top_k", ("bf16 b,m,300",), ("sampling_top_k",), k=7),
+    Case("top_k_per_row_prefill", lambda x, starts, ends:
+         aiter.top_k_per_row_prefill(x, starts, ends, 5),
+         ("f32 b,300", "lengths b", "lengths b"), ("sampling_select",)),
+    Case("top_k_per_row_decode", lambda x, lengths:
+         aiter.top_k_per_row_decode(x, 1, lengths, return_values=True)[1],
+         ("bf16 b,300", "lengths b"), ("sampling_select",), 1),
     Case("top_k_values", lambda x: aiter.top_k(x, 3)[0], ("f32 b,m,20",),
          ("sampling_top_k",), 1),
 )

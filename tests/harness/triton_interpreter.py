@@ -75,25 +75,32 @@ def _create_dot(self, a, b, d, *rest, create_dot):
   return create_dot(self, widen(a), widen(b), d, *rest)
 
 
-def _cast_impl(self, source, to, cast_impl):
-  """The interpreter's cast; Triton 3.9's cuts float32 to bfloat16."""
-  if (source.dtype.scalar, to.scalar) != (tl.float32, tl.bfloat16):
-    return cast_impl(self, source, to)
-  rounded = source.data.astype(ml_dtypes.bfloat16).view(np.uint16)
-  return interpreter.TensorHandle(rounded, tl.bfloat16)
+# What float32 is rounded to, and how wide its bits are.
+_NARROW = {tl.bfloat16: (ml_dtypes.bfloat16, np.uint16),
+           tl.float8e4nv: (ml_dtypes.float8_e4m3fn, np.uint8),
+           tl.float8e4b8: (ml_dtypes.float8_e4m3fnuz, np.uint8)}
+
+
+def _cast(self, source, to, *rest, cast):
+  """The interpreter's cast; Triton 3.9's cuts float32 to fewer bits."""
+  if source.dtype.scalar != tl.float32 or to.scalar not in _NARROW:
+    return cast(self, source, to, *rest)
+  dtype, bits = _NARROW[to.scalar]
+  rounded = source.data.astype(dtype).view(bits)
+  return interpreter.TensorHandle(rounded, to.scalar)
 
 
 @contextlib.contextmanager
 def gpu_arithmetic():
-  """While it lasts, bfloat16 is multiplied and rounded to as on a GPU."""
+  """While it lasts, narrow floats are multiplied and rounded to as on a GPU."""
   builder = interpreter.InterpreterBuilder
-  create_dot, cast_impl = builder.create_dot, builder.cast_impl
+  create_dot = builder.create_dot
+  casts = {name: functools.partialmethod(_cast, cast=getattr(builder, name))
+           for name in ("cast_impl", "create_fp_to_fp")}
   with (
       mock.patch.object(
           builder, "create_dot",
           lambda *args: _create_dot(*args, create_dot=create_dot)),
-      mock.patch.object(
-          builder, "cast_impl",
-          lambda *args: _cast_impl(*args, cast_impl=cast_impl)),
+      mock.patch.multiple(builder, **casts),
   ):
     yield

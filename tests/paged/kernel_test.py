@@ -70,8 +70,11 @@ def _scale_strides(scale, layout):
 class PagedKernelTest(parameterized.TestCase):
 
   def run_kernels(self, case: Case, splits=1, kind=None, flags=_ALL, csr=False,
-                  large_pages=False):
-    """Runs them and compares with the oracle."""
+                  large_pages=False, own=False):
+    """Runs them and compares with the oracle.
+
+    own: sinks and slopes are an array of [batch, hq].
+    """
     p = cases.Problem(case)
     tokens, hq, d = p.q.shape
     v = p.k if p.v is None else p.v
@@ -112,16 +115,19 @@ class PagedKernelTest(parameterized.TestCase):
     tiles = (tokens * group // _TILE_M + b + 1 if not case.decode
              else b * -(-group // _TILE_M))
     ks, vs = (_scale_strides(s, case.layout) for s in (p.k_scale, p.v_scale))
+    steps = (hq, hq) if own else (0, 0)
+    sinks, slopes = (np.tile(t, (b, 1)) if own else t
+                     for t in (p.sinks, p.slopes))
     scale = d ** -0.5 if case.softmax_scale is None else case.softmax_scale
     with gpu_arithmetic(), np.errstate(all="ignore"):
       attend.paged_attend[(tiles * case.hk, splits)](
           Tensor(p.q), *caches, *caches, out, lse, parts,
           parts_lse, _or(p.k_scale, np.ones(1, np.float32)),
-          _or(p.v_scale, np.ones(1, np.float32)), Tensor(p.sinks),
-          Tensor(p.slopes), Tensor(table), Tensor(indptr), Tensor(p.lengths),
+          _or(p.v_scale, np.ones(1, np.float32)), Tensor(sinks),
+          Tensor(slopes), Tensor(table), Tensor(indptr), Tensor(p.lengths),
           Tensor(p.cu), *k_side, *ks, *v_side, *vs, run, tokens,
           b, 1, hq, case.hk, group, d, dv, p.k.shape[axis], case.page,
-          case.page.bit_length() - 1, width, splits, *window, scale,
+          case.page.bit_length() - 1, width, splits, *window, *steps, scale,
           float(case.soft_cap),
           names.index(case.cache) if in_bytes else 0, bits, TILE_M=_TILE_M,
           TILE_N=_TILE_N, HEAD=head, FLAGS=flags, KIND=kind, NATIVE=-1,
@@ -173,6 +179,12 @@ class PagedKernelTest(parameterized.TestCase):
   def test_features(self, **options):
     self.run_kernels(dataclasses.replace(
         Case(d=32, decode=False, lengths=_MIXED), **options), splits=2)
+
+  @parameterized.parameters(True, False)
+  def test_sinks_and_slopes_of_each_sequence(self, decode):
+    lengths = Case().lengths if decode else _MIXED
+    self.run_kernels(Case(d=32, decode=decode, lengths=lengths, sinks=True,
+                          slopes=True), own=True)
 
   def test_packed_table(self):
     self.run_kernels(Case(d=32, holes=True), csr=True)

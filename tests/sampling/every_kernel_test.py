@@ -4,6 +4,7 @@
 A call comes to a kernel by its dtype, and of top_k by k.
 """
 
+import numpy as np
 from absl.testing import absltest, parameterized
 from harness import simulator, transforms
 from sampling import numbers_test as sampling_test
@@ -29,6 +30,14 @@ class SamplingKernelsTest(sampling_test.SamplingTestCase):
     with simulator.launched(self, symbols):
       got = aiter.top_k(x, k)
     transforms.assert_same(self, got, sampling_test.of_xla(x, k))
+
+  @parameterized.parameters(*simulator.groups(
+      "sampling_(count|list)", "dtype"))
+  def test_select(self, dtype, symbols):
+    x = sampling_test.normal(2, 2500, dtype)
+    with simulator.launched(self, symbols):
+      self.check_select(
+          x, np.array([0, 9]), np.array([2500, 700]), 2048)
 
 
 if __name__ == "__main__":

@@ -224,6 +224,25 @@ class SamplingKernelTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         call["values"].astype(_F32), np.take_along_axis(wide, want, 1))
 
+  @parameterized.parameters(20, 400)
+  def test_select(self, k):
+    x = _normal(4, 300, _F32)
+    x[1] = x[1].round()
+    x[2, [4, 9]], x[2, [5, 6]] = _NAN, _INF
+    x[3] = -_INF
+    spans = np.array([[0, 300], [9, 200], [2, 250], [250, 290]], np.int32)
+    call = Call(x, ["span", "top_k"], mask=spans,
+                tokens=np.full((4, k), 77, np.int32))
+    call.largest()
+    call.limits(k)
+    for kernel in (sampling.sampling_count, sampling.sampling_list):
+      call.run(kernel, (4, call.parts), TILE=call.tile, k=k)
+    for got, v, (begin, end) in zip(call["tokens"], x, spans):
+      v = np.nan_to_num(v[begin:end], nan=_INF)  # There are few enough.
+      want = begin + np.sort(np.argsort(-v, kind="stable")[:k])
+      np.testing.assert_array_equal(got[:want.size], want)
+      self.assertTrue((got[want.size:] == -1).all())
+
 
 if __name__ == "__main__":
   absltest.main()

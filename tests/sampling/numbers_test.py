@@ -74,6 +74,23 @@ class SamplingTestCase(parameterized.TestCase):
     np.testing.assert_array_equal(got, want, f"{options}")
     return kept
 
+  def check_select(self, x, starts, ends, k):
+    got = jax.jit(lambda *args: aiter.top_k_per_row_prefill(
+        *args, k, return_values=True))(x, starts, ends)
+    wide = np.asarray(x).astype(np.float32)
+    want = np.full((x.shape[0], k), -1, np.int32)
+    values = np.full(want.shape, -_INF, np.float32)
+    for row, v, begin, end in zip(range(len(x)), wide, starts, ends):
+      columns = np.arange(max(begin, 0), min(end, v.size))
+      # NaN first, then the largest; of equal ones the lower column.
+      order = np.lexsort((columns, -np.nan_to_num(v[columns], nan=0),
+                          ~np.isnan(v[columns])))
+      columns = np.sort(columns[order[:k]])
+      want[row, :columns.size] = columns
+      values[row, :columns.size] = v[columns]
+    np.testing.assert_array_equal(got[0], want)
+    np.testing.assert_array_equal(np.asarray(got[1], np.float32), values)
+
 
 LIMITS = (
     dict(), dict(temperature=0.5), dict(top_k=5), dict(top_p=0.7),
@@ -294,6 +311,52 @@ class RankTest(parameterized.TestCase):
     transforms.assert_close(
         self, *(jax.grad(lambda p, fn=fn: transforms.weighted(fn(p)))(p)
                 for fn in (lambda p: aiter.top_k_renorm_probs(p, 5), plain)))
+
+
+class SelectTest(SamplingTestCase):
+
+  @parameterized.product(
+      dtype=machine.sample(["bf16", "fp16", "fp32"], 2), k=machine.sample(
+          [1, 100, 2048, 30000], 2))
+  def test_spans(self, dtype, k):
+    n = machine.size(40000, 5000, 2500)
+    x = normal(5, n, "fp32" if dtype == "fp16" else dtype)
+    x = x.astype(np.float16) if dtype == "fp16" else x
+    starts = np.array([0, 7, n // 2, 40, 11], np.int32)
+    ends = np.array([n, n - 3, n // 2 + 30, 40, 3], np.int32)
+    self.check_select(x, starts, ends, k)
+    # Many equal numbers, of which some are taken.
+    self.check_select(np.round(x), starts, ends, k)
+
+  def test_numbers(self):
+    x = normal(5, 100)
+    x[0, [3, 9]], x[0, [4, 5]] = _NAN, _INF
+    x[1], x[2] = -_INF, _NAN
+    x[3] = np.where(np.arange(100) % 2, 0.0, -0.0)
+    x[4, 3], x[4, 5:] = -_NAN, -_INF
+    self.check_select(x, np.zeros(5, int), np.full(5, 100), 20)
+    self.check_select(x, np.full(5, -3), np.full(5, 200), 99)
+    self.check_select(x, np.full(5, 2), np.full(5, 12), 150)
+
+  def test_decode(self):
+    x = normal(6, 64)
+    lengths = np.array([64, 9, 1])
+    got = aiter.top_k_per_row_decode(x, 2, lengths, 12)
+    ends = np.array([63, 64, 8, 9, 0, 1])
+    np.testing.assert_array_equal(
+        got, aiter.top_k_per_row_prefill(x, np.zeros(6, int), ends, 12))
+    self.assertEqual(np.sum(np.asarray(got) >= 0, 1).tolist(),
+                     np.minimum(ends, 12).tolist())
+
+  @parameterized.parameters(
+      (dict(k=0), ValueError, "k"), (dict(row_ends=np.ones(3, int)), ValueError,
+                                     "row_ends"),
+      (dict(row_starts=np.ones(2)), TypeError, "row_starts"))
+  def test_refused(self, replaced, error, words):
+    args = dict(logits=normal(2, 8), row_starts=np.zeros(2, int),
+                row_ends=np.ones(2, int), k=3) | replaced
+    with self.assertRaisesRegex(error, words):
+      aiter.top_k_per_row_prefill(**args)
 
 
 class TransformsTest(SamplingTestCase):

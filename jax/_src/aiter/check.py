@@ -17,6 +17,7 @@ from jax._src.aiter.cache import check as cache
 from jax._src.aiter.core import dispatch, operator
 from jax._src.aiter.core.check import Check
 from jax._src.aiter.gemm import check as gemm
+from jax._src.aiter.mha_fp8 import check as mha_fp8
 from jax._src.aiter.norm import check as norm
 from jax._src.aiter.paged import check as paged
 from jax._src.aiter.quant import check as quant
@@ -24,8 +25,8 @@ from jax._src.aiter.rope import check as rope
 from jax._src.aiter.sampling import check as sampling
 from jaxlib import gpu_aiter
 
-_FAMILIES = (attention, norm, gemm, quant, rope, activation, cache, paged,
-             sampling)
+_FAMILIES = (attention, mha_fp8, norm, gemm, quant, rope, activation, cache,
+             paged, sampling)
 _PACKAGES = ("jax", "jaxlib", "jax_aiter", "jax-rocm7-plugin",
              "jax-cuda13-plugin", "jax_aiter_rocm7", "jax_aiter_cuda13")
 

@@ -52,6 +52,10 @@ from jax._src.aiter.gemm.api import (
     gemm_fp8_mi350,
     gemm_i8,
 )
+from jax._src.aiter.mha_fp8.api import (
+    flash_attn_fp8_pertensor_func,
+    flash_attn_varlen_fp8_pertensor_func,
+)
 from jax._src.aiter.norm.api import (
     layer_norm,
     layer_norm_quant,
@@ -128,6 +132,8 @@ from jax._src.aiter.sampling.api import (
     random_sample_outer_exponential,
     sample,
     top_k,
+    top_k_per_row_decode,
+    top_k_per_row_prefill,
     top_k_renorm_probs,
     top_k_top_p_sampling_from_probs,
     top_p_sampling_from_probs,
@@ -152,8 +158,10 @@ __all__ = [
     "dequant",
     "dot_product_attention",
     "exponential",
+    "flash_attn_fp8_pertensor_func",
     "flash_attn_func",
     "flash_attn_varlen",
+    "flash_attn_varlen_fp8_pertensor_func",
     "flax_attention_fn",
     "flatmm_fp8",
     "float8_dtype",
@@ -239,6 +247,8 @@ __all__ = [
     "swiglu_and_mul",
     "swiglu_and_mul_quant",
     "top_k",
+    "top_k_per_row_decode",
+    "top_k_per_row_prefill",
     "top_k_renorm_probs",
     "top_k_top_p_sampling_from_probs",
     "top_p_sampling_from_probs",

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "third_party/aiter/src/cache_side.h"
 #include "third_party/aiter/src/core/check.h"
@@ -182,6 +183,15 @@ struct Attend {
         (a.parts_ptr == nullptr || a.parts_lse_ptr == nullptr)) {
       return Invalid("parts_ptr", "null", "given with splits");
     }
+    for (const auto& [name, step] :
+         {std::pair<const char*, int64_t>("sinks_step", a.sinks_step),
+          {"slopes_step", a.slopes_step}}) {
+      if (step != 0 && step != a.nhead_q) {
+        return Invalid(name, std::to_string(step), "0 or nhead_q");
+      }
+    }
+    AITER_RETURN_IF_ERROR(
+        CheckRange("batch * nhead_q", a.batch * a.nhead_q, 0, kMaxSize));
     AITER_RETURN_IF_ERROR(CheckHalf("k", a, a.k, a.hdim));
     AITER_RETURN_IF_ERROR(CheckHalf("v", a, a.v, a.hdim_v));
     return CheckAligned({{"q_ptr", a.q_ptr},
@@ -303,6 +313,8 @@ struct Attend {
     p.width = number(a.width);
     p.window_left = bound(a.window_left);
     p.window_right = bound(a.window_right);
+    p.sinks_step = number(a.sinks_step);
+    p.slopes_step = number(a.slopes_step);
     p.softmax_scale = a.softmax_scale;
     p.logits_soft_cap = a.logits_soft_cap;
     p.kind = std::max(static_cast<int32_t>(a.kind), 0);

@@ -70,6 +70,8 @@ struct PagedParams {
   int32_t splits = 1;
   int32_t window_left = 0;
   int32_t window_right = 0;
+  int32_t sinks_step = 0;
+  int32_t slopes_step = 0;
   float softmax_scale = 0;
   float logits_soft_cap = 0;
   int32_t kind = 0;

@@ -232,9 +232,55 @@ struct TopK {
   }
 };
 
+struct Select {
+  using Args = sampling_select_args;
+  using Plan = SamplingPlan;
+
+  static Status Check(const Args& a) {
+    AITER_RETURN_IF_ERROR(CheckRows(a, true));
+    AITER_RETURN_IF_ERROR(CheckRange("k", a.k, 1, kMaxCols));
+    AITER_RETURN_IF_ERROR(CheckGiven("spans_ptr", a.spans_ptr));
+    return CheckAligned(
+        {{"spans_ptr", a.spans_ptr}, {"columns_ptr", a.columns_ptr}});
+  }
+
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key;
+    key.data_type = a.data_type;
+    key.features = kSamplingSpan | kSamplingTopK;
+    return key;
+  }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    AITER_RETURN_IF_ERROR(ProblemKeyOf("sampling_select", problem, 1, key));
+    key->features |= kSamplingSpan | kSamplingTopK;
+    return Status();
+  }
+
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    AITER_RETURN_IF_ERROR(steps->Add("sampling_largest", key, &plan->largest));
+    AITER_RETURN_IF_ERROR(AddLimits(key, steps, plan));
+    AITER_RETURN_IF_ERROR(steps->Add("sampling_count", key, &plan->count));
+    return steps->Add("sampling_list", key, &plan->list);
+  }
+
+  static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
+                       void* stream) {
+    SamplingParams p = ParamsOf(a, plan.key);
+    p.k = static_cast<int32_t>(a.k);
+    p.mask_ptr = a.spans_ptr;
+    p.tokens_ptr = a.columns_ptr;
+    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.largest, &p, stream));
+    AITER_RETURN_IF_ERROR(LaunchLimits(driver, p, plan, stream));
+    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.count, &p, stream));
+    return LaunchKernel(driver, plan.list, &p, stream);
+  }
+};
+
 }  // namespace
 
 AITER_DEFINE_OPERATION(sampling_draw, Draw);
+AITER_DEFINE_OPERATION(sampling_select, Select);
 AITER_DEFINE_OPERATION(sampling_top_k, TopK);
 
 }  // namespace aiter

@@ -40,6 +40,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("take", "sampling_take", kSamplingTakeGrid, 0);
   add("rank_64", "sampling_rank", kSamplingRankGrid, 64);
   add("rank_1024", "sampling_rank", kSamplingRankGrid, 1024);
+  add("count", "sampling_count", kSamplingCountGrid, 0);
+  add("list", "sampling_list", kSamplingListGrid, 0);
   return kernels;
 }
 
@@ -74,6 +76,15 @@ sampling_top_k_args TopK(int64_t k) {
   return a;
 }
 
+sampling_select_args Select(int64_t k) {
+  sampling_select_args a;
+  SetRows(&a, 3, 1000, 1);
+  a.k = k;
+  a.spans_ptr = At(0x6000);
+  a.columns_ptr = At(0x7000);
+  return a;
+}
+
 using Names = std::vector<std::string>;
 
 // The names of the kernels that were launched.
@@ -94,6 +105,12 @@ Names Run(const sampling_draw_args& args) {
 Names Run(const sampling_top_k_args& args) {
   g_recorder.launches.clear();
   CHECK_OK(sampling_top_k(args, nullptr));
+  return Launched();
+}
+
+Names Run(const sampling_select_args& args) {
+  g_recorder.launches.clear();
+  CHECK_OK(sampling_select(args, nullptr));
   return Launched();
 }
 
@@ -120,6 +137,9 @@ void TestSelection() {
                         "threshold", "take",      "rank_64"};
   CHECK(Run(TopK(64)) == ranked);
   CHECK(Run(TopK(65)).back() == "rank_1024");
+  // There may be fewer columns.
+  CHECK(Run(Select(2048)) == (Names{"largest", "histogram", "bracket",
+                                    "collect", "threshold", "count", "list"}));
   CHECK(Run(Draw(0)).empty());
 
   Names names;
@@ -173,6 +193,11 @@ void TestPacking() {
   p = launches[6].As<SamplingParams>();
   CHECK(p.k == 50 && p.values_ptr == At(0x6000) && p.tokens_ptr == At(0x7000));
   CHECK(p.flags == (kSamplingAligned | kSamplingRanked | kSamplingTopK));
+
+  Run(Select(70));
+  p = launches[6].As<SamplingParams>();
+  CHECK(p.k == 70 && p.mask_ptr == At(0x6000) && p.tokens_ptr == At(0x7000));
+  CHECK(p.flags == (kSamplingAligned | kSamplingSpan | kSamplingTopK));
 }
 
 // What a message must have.
@@ -217,6 +242,10 @@ void TestInvalidArguments() {
   sampling_top_k_args b = TopK(101);
   b.cols = 100;
   Refuses(b, "k is 101");
+  Refuses(Select(0), "k is 0");
+  sampling_select_args c = Select(5);
+  c.spans_ptr = nullptr;
+  Refuses(c, "spans_ptr is null");
 }
 
 void TestFailures() {

@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jax
 from jax import lax
-from jax._src.aiter.attention import reference
+from jax._src.aiter.attention import decode, reference
 from jax._src.aiter.attention.types import (
   Config,
   Grads,
@@ -111,7 +111,15 @@ def _lse_shape(x: Operands):
   return x.q.shape[0], x.q.shape[2], x.q.shape[1]
 
 
+def _fwd_serves(cfg: Config, x: Operands) -> Key | None:
+  if decode.few_queries(cfg, x):
+    return decode.serves(cfg, x)
+  return _serves("mha_fwd", cfg, x)
+
+
 def _fwd_kernel(cfg: Config, call, x: Operands):
+  if decode.few_queries(cfg, x):
+    return *decode.kernel(cfg, call, x), None
   flat = _flat(x)
   q, v = flat[0], flat[2]
   out, lse = call(
@@ -439,7 +447,7 @@ mha_fwd = operator(
     formula=functools.partial(reference.mha_fwd, every_block=True),
     specs=lambda cfg, x: ((_specs(x),), _result_specs(x, cfg.keep_p)),
     split=_SPLIT,
-    serves=functools.partial(_serves, "mha_fwd"), dtypes=_DTYPES,
+    serves=_fwd_serves, dtypes=_DTYPES,
     batch=_fwd_batch, plan=_fwd_plan)
 
 # (BwdConfig, Operands, Saved) -> Grads
@@ -501,5 +509,6 @@ def _tangent(cfg: Config, saved, tangents):
 
 
 # (Config, Operands) -> (out, lse)
-mha = differentiable(lambda cfg, x: mha_fwd(cfg, x)[:2], _backward, save=_save,
-                     tangent=_tangent)
+mha = differentiable(
+    lambda cfg, x: mha_fwd(cfg._replace(inference=True), x)[:2], _backward,
+    save=_save, tangent=_tangent)

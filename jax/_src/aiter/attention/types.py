@@ -22,6 +22,8 @@ class Config(NamedTuple):
       instead of ending at its bottom right one.
     min_seqlen_q: sequences with at most this many queries are skipped, if > 0.
     deterministic: same bits every time (always so today).
+    inference: no derivative is asked for, so that kernels may serve which keep
+      nothing for one.
     keep_p: the forward pass returns the probabilities too; no kernel does.
     precision: of the formula's products, as jax.numpy takes it; the kernels'
       are exact.
@@ -35,6 +37,7 @@ class Config(NamedTuple):
   top_left: bool = False
   min_seqlen_q: int = 0
   deterministic: bool = True
+  inference: bool = False
   keep_p: bool = False
   precision: Any = None
 

@@ -117,8 +117,9 @@ def operator(
     specs: (cfg, *args) -> a tuple of trees like args and a tree like the
       results, of names of dimensions as partition.py has them.
     split: kinds of dimensions that a mesh may divide.
-    serves: (cfg, *args) -> what the call asks of the kernels; None of a call
-      that is the reference's on any platform. Sizes may be symbolic.
+    serves: (cfg, *args) -> what the call asks of the kernels, of `target` or
+      of another operator's; None of a call that is the reference's on any
+      platform. Sizes may be symbolic.
     dtypes: those that kernels serve -> their names for `_aiter`.
     batch: (cfg, op, size, mapped, *args) -> results. A mapped array has an axis
       of `size` in front, and so has every result; op is (*args) -> results.
@@ -154,7 +155,7 @@ def operator(
     return dispatch.dispatch(
         lambda platform: unserved(platform, key),
         lambda platform, *args: kernel(
-            cfg, FfiCall(platform, target, aliases), *args),
+            cfg, FfiCall(platform, key.op, aliases), *args),
         fallback, *args)
 
   @functools.cache

@@ -88,8 +88,8 @@ class Operands(NamedTuple):
     lengths: int32 [b], keys of each sequence, new ones too.
     cu_seqlens: int32 [b + 1], where each sequence's queries begin. Without it
       every sequence has Config.seqlen_q.
-    sinks: float32 [hq].
-    slopes: float32 [hq].
+    sinks: float32 [hq]; the kernel takes [b, hq] too.
+    slopes: likewise.
   """
   q: jax.Array
   k_cache: jax.Array
@@ -294,7 +294,7 @@ def _strides(names, scale):
   return [0, *(strides.get(n, 0) for n in ("page", "offset", "head"))]
 
 
-def _kernel(cfg: Config, call, x: Operands):
+def kernel(cfg: Config, call, x: Operands):
   shape = _shape(cfg, x)
   tokens, hq, _ = x.q.shape
   splits = _splits(cfg, x, shape)
@@ -347,7 +347,7 @@ def _features(cfg: Config, x: Operands, shape: _Shape):
   return tuple(name for name, holds in on.items() if holds)
 
 
-def _serves(cfg: Config, x: Operands) -> Key | None:
+def serves(cfg: Config, x: Operands) -> Key | None:
   if any(at_most(n, 0) for t in x if t is not None for n in t.shape):
     return None
   shape = _shape(cfg, x)
@@ -396,7 +396,7 @@ _SPLIT = ("h", "g")
 
 # (Config, Operands) -> (out [tokens, hq, dv], lse [hq, tokens] or None)
 attend = operator(
-    target="paged_attend", kernel=_kernel, reference=reference, specs=_specs,
-    split=_SPLIT, serves=_serves, dtypes=_DTYPES, plan=_plan,
+    target="paged_attend", kernel=kernel, reference=reference, specs=_specs,
+    split=_SPLIT, serves=serves, dtypes=_DTYPES, plan=_plan,
     batch=lambda cfg, op, size, mapped, x: lax.map(
         op, with_axis(size, *mapped, x)))

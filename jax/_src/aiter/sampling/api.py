@@ -454,3 +454,114 @@ def top_k(
       jnp.moveaxis(t.reshape(*lead, k), -1, axis)
       for t in _ranked(k, rows.reshape(-1, n)))
   return values.astype(x.dtype), places
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _selected(k: int, return_values: bool, logits, rows, starts, ends):
+  places = sampling_op.select(k, Rows(
+      lax.stop_gradient(rows), mask=jnp.stack([starts, ends], -1)))
+  if not return_values:
+    return places
+  values = jnp.take_along_axis(logits, jnp.maximum(places, 0), -1)
+  return places, jnp.where(places < 0, -jnp.inf, values)
+
+
+def _select(function, logits, k, stable, return_values, of_rows):
+  """Checks what both functions have; of_rows: b -> starts and ends."""
+  arguments.check_is_array(function, "logits", logits, False)
+  rows = _check_rows(function, "logits", logits)
+  arguments.flag(function, "stable", stable)
+  k = arguments.number(function, "k", k, "an integer > 0", lambda k: k > 0, int)
+  return _selected(
+      k, arguments.flag(function, "return_values", return_values), logits, rows,
+      *of_rows(rows.shape[0]))
+
+
+def _row_integers(function, name, t, shape):
+  arguments.check_is_array(function, name, t, False)
+  arguments.check_integers(function, name, t)
+  if t.shape != shape:
+    raise arguments.bad(function, name, arguments.describe(t),
+                        f"shape {list(shape)}")
+  return jnp.asarray(arguments.int32(t))
+
+
+def top_k_per_row_prefill(
+    logits: jax.Array,
+    row_starts: jax.Array,
+    row_ends: jax.Array,
+    k: int = 2048,
+    stable: bool = True,
+    *,
+    return_values: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+  """Of each row the k largest of its own columns, as sparse attention takes.
+
+  Columns are listed in their order, from the lowest up; of equal numbers the
+  lower columns are taken. So the list is the same on every platform and device.
+  -0 and 0 are equal, and NaN is the largest number.
+
+  Args:
+    logits: [rows, columns], bfloat16, float16 or float32.
+    row_starts: integers [rows], each row's first column.
+    row_ends: integers [rows], the column behind its last.
+    k: how many.
+    stable: accepted; lists are in order either way.
+    return_values: whether to return the numbers too.
+
+  Returns:
+    int32 [rows, k]: columns of logits; -1 behind them, where a row has fewer.
+    With return_values also the numbers there, -inf where there is none, which
+    have a gradient.
+
+  Raises:
+    TypeError: an argument has a wrong type.
+    ValueError: an argument has a wrong shape or value.
+  """
+  name = "top_k_per_row_prefill"
+  return _select(name, logits, k, stable, return_values, lambda b: (
+      _row_integers(name, "row_starts", row_starts, (b,)),
+      _row_integers(name, "row_ends", row_ends, (b,))))
+
+
+def top_k_per_row_decode(
+    logits: jax.Array,
+    next_n: int,
+    seq_lens: jax.Array,
+    k: int = 2048,
+    stable: bool = True,
+    *,
+    return_values: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+  """`top_k_per_row_prefill` of the last next_n tokens of each sequence.
+
+  Args:
+    logits: [sequences * next_n, columns], as there.
+    next_n: tokens of a sequence. Token i sees seq_lens - next_n + i + 1
+      columns, from the first on.
+    seq_lens: integers [sequences].
+    k: as there.
+    stable: as there.
+    return_values: as there.
+
+  Returns:
+    As there.
+
+  Raises:
+    TypeError: an argument has a wrong type.
+    ValueError: an argument has a wrong shape or value.
+  """
+  name = "top_k_per_row_decode"
+  next_n = arguments.number(name, "next_n", next_n, "an integer > 0",
+                            lambda n: n > 0, int)
+
+  def of_rows(b):
+    if b % next_n:
+      raise arguments.bad(name, "logits", arguments.describe(logits),
+                          f"a multiple of next_n, {next_n}, rows")
+    lengths = _row_integers(name, "seq_lens", seq_lens, (b // next_n,))
+    token = jnp.arange(next_n, dtype=jnp.int32)
+    ends = (lengths[:, None] - next_n + 1 + token).reshape(b)
+    return jnp.zeros_like(ends), ends
+
+  return _select(name, logits, k, stable, return_values, of_rows)

@@ -312,3 +312,40 @@ rank = operator(
     specs=lambda k, rows: (_specs(Config("draw"), rows)[0],
                            (("b", "_"), ("b", "_"))),
     split=("b",), serves=_rank_serves, dtypes=_DTYPES, batch=_batch)
+
+
+def _select_reference(k: int, rows: Rows):
+  v = rows.logits.astype(jnp.float32)
+  v = jnp.where(v == 0, 0, jnp.where(jnp.isnan(v), jnp.nan, v))
+  c = lax.broadcasted_iota(jnp.int32, v.shape, 1)
+  live = (c >= rows.mask[:, :1]) & (c < rows.mask[:, 1:])
+  key = jnp.where(live, exact.order_key(v), exact.DEAD)
+  some = jax.core.min_dim(k, v.shape[1])
+  key, places = lax.top_k(key, some)
+  # Columns in their order; behind them what stands for none.
+  none = np.int32(MAX_COLS)
+  places = jnp.sort(jnp.where(key == exact.DEAD, none, places), -1)
+  places = jnp.pad(places, ((0, 0), (0, k - some)), constant_values=none)
+  return jnp.where(places == none, -1, places)
+
+
+def _select_kernel(k: int, call, rows: Rows):
+  x = rows.logits
+  columns, *_ = call(
+      (like(x, (x.shape[0], k), jnp.int32), *_scratch(x, True)), x, rows.mask,
+      k=np.int32(k))
+  return columns
+
+
+def _select_serves(k: int, rows: Rows) -> Key | None:
+  if rows.logits.size == 0 or not 0 < k <= MAX_COLS:
+    return None
+  return Key("sampling_select", rows.logits.dtype.name, (0,))
+
+
+# (k, Rows of logits and of spans, int32 [b, 2], as mask) -> int32 [b, k].
+select = operator(
+    target="sampling_select", kernel=_select_kernel,
+    reference=_select_reference,
+    specs=lambda k, rows: (_specs(Config("draw"), rows)[0], ("b", "_")),
+    split=("b",), serves=_select_serves, dtypes=_DTYPES, batch=_batch)

@@ -73,6 +73,8 @@ struct paged_attend_args {
   const void* cu_seqlens_ptr = nullptr;  // int32 [batch + 1], or null.
   const void* sinks_ptr = nullptr;       // float32 [nhead_q], or null.
   const void* slopes_ptr = nullptr;      // float32 [nhead_q], or null.
+  int64_t sinks_step = 0;   // Of nhead_q: sinks are [batch, nhead_q].
+  int64_t slopes_step = 0;  // Likewise.
   paged_half k;
   paged_half v;
   int64_t window_left = -1;

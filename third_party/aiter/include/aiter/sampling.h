@@ -74,6 +74,15 @@ struct sampling_top_k_args : sampling_args {
   void* columns_ptr = nullptr;  // int32 [rows, k]
 };
 
+// The k largest of the columns of each row that are in its span, as lists of
+// columns in their order, -1 behind them; of equal numbers the first columns.
+// NaN is the largest.
+struct sampling_select_args : sampling_args {
+  int64_t k = 0;
+  const void* spans_ptr = nullptr;  // int32 [rows, 2]: first, behind the last.
+  void* columns_ptr = nullptr;      // int32 [rows, k]
+};
+
 // Loaded kernels of a call; those it does not need are null.
 struct SamplingPlan {
   ProblemKey key;
@@ -86,9 +95,12 @@ struct SamplingPlan {
   LoadedKernel pick;
   LoadedKernel take;
   LoadedKernel rank;
+  LoadedKernel count;
+  LoadedKernel list;
 };
 
 // The size of a problem is k, or 0 of a draw.
+AITER_OPERATION(sampling_select, sampling_select_args, SamplingPlan);
 AITER_OPERATION(sampling_draw, sampling_draw_args, SamplingPlan);
 AITER_OPERATION(sampling_top_k, sampling_top_k_args, SamplingPlan);
 

@@ -261,7 +261,7 @@ def paged_attend(
     v_scale_page, v_scale_head, v_scale_token,
     run, tokens, batch, seqlen_q, nhead_q, nhead_k, group, hdim, hdim_v, pages,
     page_size, page_shift, width, splits, window_left, window_right,
-    softmax_scale, logits_soft_cap, kind, flags,
+    sinks_step, slopes_step, softmax_scale, logits_soft_cap, kind, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, HEAD: tl.constexpr,
     FLAGS: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr,
     CHEAP_CAST: tl.constexpr, LARGE_PAGES: tl.constexpr,
@@ -274,6 +274,7 @@ def paged_attend(
   .._run_token + token % .._split * .._token + head * .._head + col // run *
   .._run + col % run * .._col, where only SHUFFLED ones have splits and runs. Of
   a table with indptr, width is all its pages. windows: 2^30 where unbounded.
+  sinks and slopes are [nhead_q], or with a step of nhead_q [batch, nhead_q].
 
   LARGE_PAGES: no tile of keys is of two pages.
 
@@ -366,16 +367,19 @@ def paged_attend(
   if (flags & TOKEN_SCALES) == 0:
     scale *= tl.load(keys.scale)
     out_scale = tl.load(values.scale)
+  owned = tl.arange(0, TILE_M) < tl.where(index < batch, rows_left, 0)
   slope = tl.zeros([TILE_M], tl.float32)
   if ALIBI & FLAGS and flags & ALIBI:
-    slope = tl.load(slopes + head_q, mask=live, other=0.0)
+    slope = tl.load(slopes + index * slopes_step + head_q, mask=owned,
+                    other=0.0)
   position = query + offset
 
   # A sink is a key without a value: it opens m and l of the first part.
   m = tl.full([TILE_M], float("-inf"), tl.float32)
   if SINK & FLAGS and flags & SINK:
-    sink = tl.load(sinks + head_q, mask=live, other=float("-inf")) * LOG2E
-    m = tl.where((split == 0) & (index < batch), sink, m)
+    sink = tl.load(sinks + index * sinks_step + head_q, mask=owned,
+                   other=float("-inf"))
+    m = tl.where(split == 0, sink * LOG2E, m)
   l = tl.where(m == float("-inf"), 0.0, 1.0)
   acc = tl.zeros([TILE_M, HEAD], tl.float32)
   n = first_tile * TILE_N + tl.arange(0, TILE_N)

@@ -8,11 +8,12 @@ from third_party.aiter.aot.family import Family, Op, flags, points_to
 # allowed; top_k, top_p, min_p: there are such limits, and k_first: the second
 # counts of what the first leaves; probs: rows are of probabilities, not of
 # logits; given: exponentials are given, not drawn; ranked: the k largest, of
-# any floats in their total order. greedy, the largest column, and limit_only,
-# from where on columns are kept, leave kernels out.
+# any floats in their total order; span: the k largest of a row's own columns.
+# greedy, the largest column, and limit_only, from where on columns are kept,
+# leave kernels out.
 FEATURES = flags(
     "aligned mask top_k top_p min_p k_first probs given greedy limit_only "
-    "ranked")
+    "ranked span")
 
 
 def _constants(row):
@@ -35,6 +36,8 @@ FAMILY = Family(
         "sampling_pick": Op("sampling.sampling", _ROWS),
         "sampling_take": Op("sampling.sampling", _PARTS),
         "sampling_rank": Op("sampling.sampling", _ROWS),
+        "sampling_count": Op("sampling.sampling", _PARTS),
+        "sampling_list": Op("sampling.sampling", _PARTS),
     },
     pointers={
         **points_to("dtype", "logits values"),
@@ -46,5 +49,6 @@ FAMILY = Family(
     aligned=r"per_part$",
     constants=_constants,
     features=FEATURES,
-    messages={"k_first": "order top_k_first", "ranked": "top_k of columns"},
+    messages={"k_first": "order top_k_first", "ranked": "top_k of columns",
+              "span": "top_k of a part of each row"},
 )

@@ -22,6 +22,7 @@ PROBS = tl.constexpr(FEATURES["probs"])
 MIN_P = tl.constexpr(FEATURES["min_p"])
 GIVEN = tl.constexpr(FEATURES["given"])
 RANKED = tl.constexpr(FEATURES["ranked"])
+SPAN = tl.constexpr(FEATURES["span"])
 
 MAX_PARTS = tl.constexpr(64)  # src/sampling.cc has it too.
 LAST = tl.constexpr((1 << 21) - 1)  # A column is at most this one.
@@ -39,7 +40,9 @@ def load_keys(logits, mask, row, c, end, cols, flags):
   """Columns c of a row, those before `end`, in float32, and their keys.
 
   DEAD is the key of what may not be drawn: NaN, -inf, what the mask forbids; of
-  probabilities what is not positive. All of a ranked row may be.
+  probabilities what is not positive. All of a ranked row may be, and of a row
+  with a span what is in it: mask is int32 [rows, 2] then, its first column and
+  the one behind its last.
   """
   inside = c < end
   if flags & ALIGNED:
@@ -49,7 +52,10 @@ def load_keys(logits, mask, row, c, end, cols, flags):
     v = tl.load(logits + row * cols + c, inside, 0.0)
   v = v.to(tl.float32)
   live = inside
-  if (flags & RANKED) == 0:
+  if flags & SPAN:
+    live &= (c >= tl.load(mask + row * 2)) & (c < tl.load(mask + row * 2 + 1))
+    v = tl.where(v == 0.0, 0.0, tl.where(v != v, float("nan"), v))
+  elif (flags & RANKED) == 0:
     v = tl.where(v == 0.0, 0.0, v)  # No zero is negative.
     if flags & PROBS:
       live &= v > 0.0
@@ -111,7 +117,7 @@ def load_temperature(temperature, row, flags):
   """A row's temperature, and whether it takes the largest column instead."""
   t = tl.full([], 1.0, tl.float32)
   cold = row < 0
-  if (flags & (PROBS | RANKED)) == 0:
+  if (flags & (PROBS | RANKED | SPAN)) == 0:
     t = tl.load(temperature + row)
     cold = (t > 0.0) == 0
     t = tl.where(cold, 1.0, t)

@@ -17,9 +17,11 @@ TOP_P = rows.TOP_P
 MIN_P = rows.MIN_P
 GIVEN = rows.GIVEN
 RANKED = rows.RANKED
+SPAN = rows.SPAN
 DEAD = rows.DEAD
 LAST = rows.LAST
 NOTHING = rows.NOTHING
+MAX_PARTS = rows.MAX_PARTS
 BINS = threshold.BINS
 CANDIDATES = threshold.CANDIDATES
 STATE = threshold.STATE
@@ -39,7 +41,7 @@ exponential = exact.exponential
 @triton.jit
 def sampling_largest(logits, mask, best, histogram, rows, cols, parts, per_part,
                      flags, TILE: tl.constexpr):
-  """The largest composite of each part; of a ranked row, of finite numbers.
+  """The largest composite of each part; of ranked rows, of finite numbers.
 
   best: int64 [rows, 2, parts], of which this is the first plane. histogram:
   int64 [rows, parts, BINS], becomes zeros if there are limits.
@@ -52,7 +54,7 @@ def sampling_largest(logits, mask, best, histogram, rows, cols, parts, per_part,
   for c0 in range(begin, end, TILE):
     c = c0 + tl.arange(0, TILE)
     v, key = load_keys(logits, mask, row, c, end, cols, flags)
-    if flags & RANKED:
+    if flags & (RANKED | SPAN):
       key = tl.where(tl.abs(v) < float("inf"), key, DEAD)
     found = tl.maximum(found, composite(key, c))
   tl.store(best + row * 2 * parts + part, tl.max(found, 0))
@@ -160,3 +162,51 @@ def sampling_rank(logits, mask, candidates, values, tokens, rows, cols, k,
   v = from_order_key((ranked >> 32).to(tl.int32))
   tl.store(values + row * k + i, v.to(values.dtype.element_ty), i < k)
   tl.store(tokens + row * k + i, ((ranked & LAST) ^ LAST).to(tl.int32), i < k)
+
+
+@triton.jit
+def sampling_count(logits, mask, best, state, rows, cols, parts, per_part,
+                   flags, TILE: tl.constexpr):
+  """How many columns of a span each part keeps, in the second plane of best."""
+  row = tl.program_id(0).to(tl.int64)
+  part = tl.program_id(1)
+  limit = tl.load(state + row * STATE + LIMIT)
+  begin = part * per_part
+  end = tl.minimum(cols, begin + per_part)
+  count = tl.zeros([TILE], tl.int64)
+  for c0 in range(begin, end, TILE):
+    c = c0 + tl.arange(0, TILE)
+    _, key = load_keys(logits, mask, row, c, end, cols, flags)
+    kept = (composite(key, c) >= limit) & (key != DEAD) & (c < end)
+    count += kept.to(tl.int64)
+  tl.store(best + (row * 2 + 1) * parts + part, tl.sum(count, 0))
+
+
+@triton.jit
+def sampling_list(logits, mask, best, state, tokens, rows, cols, parts,
+                  per_part, k, flags, TILE: tl.constexpr):
+  """Lists them in their order; -1 behind them.
+
+  tokens: int32 [rows, k].
+  """
+  row = tl.program_id(0).to(tl.int64)
+  part = tl.program_id(1)
+  limit = tl.load(state + row * STATE + LIMIT)
+  p = tl.arange(0, MAX_PARTS)
+  counts = tl.load(best + (row * 2 + 1) * parts + p, p < parts, 0).to(tl.int32)
+  place = tl.sum(tl.where(p < part, counts, 0), 0)
+  begin = part * per_part
+  end = tl.minimum(cols, begin + per_part)
+  for c0 in range(begin, end, TILE):
+    c = c0 + tl.arange(0, TILE)
+    _, key = load_keys(logits, mask, row, c, end, cols, flags)
+    kept = (composite(key, c) >= limit) & (key != DEAD) & (c < end)
+    number = kept.to(tl.int32)
+    many = tl.sum(number, 0)
+    if many > 0:
+      at = place + tl.cumsum(number, 0) - 1
+      tl.store(tokens + row * k + at, c, kept & (at < k))
+    place += many
+  for i0 in range(tl.sum(counts, 0) + part * TILE, k, parts * TILE):
+    i = i0 + tl.arange(0, TILE)
+    tl.store(tokens + row * k + i, tl.full([TILE], -1, tl.int32), i < k)

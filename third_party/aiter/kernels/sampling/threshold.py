@@ -4,7 +4,7 @@
 It is the largest one that at least k columns reach, or (joint order) columns of
 a weight of at least top_p of all; with `k_first` the second counts of what the
 first has left, in a second phase of the last three kernels. Of a ranked row
-there are no equal ones: the lower column is the larger.
+or a span there are no equal ones: the lower column is the larger.
 
 A radix select whose first digit is a bin: of each part a histogram of numbers
 and weights, the bin in which the limit is reached, its columns, and then their
@@ -23,6 +23,7 @@ TOP_K = rows.TOP_K
 TOP_P = rows.TOP_P
 K_FIRST = rows.K_FIRST
 RANKED = rows.RANKED
+SPAN = rows.SPAN
 DEAD = rows.DEAD
 NOTHING = rows.NOTHING
 load_keys = rows.load_keys
@@ -103,7 +104,8 @@ def sampling_bracket(temperature, top_k, top_p, histogram, state, rows, cols,
                      parts, k, phase, flags, STEP: tl.constexpr):
   """Finds the bin in which a limit is reached.
 
-  state: int64 [rows, STATE]. k: of a ranked row, in the place of top_k.
+  state: int64 [rows, STATE]. k: of a ranked row, or a span, in the place of
+  top_k.
   """
   row = tl.program_id(0).to(tl.int64)
   _, cold = load_temperature(temperature, row, flags)
@@ -121,7 +123,7 @@ def sampling_bracket(temperature, top_k, top_p, histogram, state, rows, cols,
   number_limit = tl.full([], NO_LIMIT, tl.int64)
   weight_limit = tl.full([], NO_LIMIT, tl.int64)
   if (flags & TOP_K) != 0 and phase == 0:
-    if (flags & RANKED) == 0:
+    if (flags & (RANKED | SPAN)) == 0:
       k = tl.load(top_k + row)
     number_limit = tl.where((k > 0) & (k < cols), k.to(tl.int64), number_limit)
   if (flags & TOP_P) != 0 and ((flags & K_FIRST) == 0 or phase == 1):
@@ -242,7 +244,7 @@ def sampling_threshold(logits, mask, temperature, best, candidates, state, rows,
     limit = tl.full([], NOTHING, tl.int64)
     kept = weight_above
     last = 64 - BITS
-    if flags & RANKED:
+    if flags & (RANKED | SPAN):
       last = 0
     shift = 62
     while shift >= last:
