@@ -31,6 +31,8 @@ constexpr int64_t kRunBytes = 16;
 constexpr int64_t kManyRows = 32;
 // Keys that lie together in a large page; tiles of keys divide it.
 constexpr int64_t kLargePage = 64;
+// Rows that a tensor map's boxes of the smallest kernel have.
+constexpr int64_t kTinyPage = 16;
 // Programs of a multiprocessor, below which keys are divided.
 constexpr int64_t kPrograms = 8;
 
@@ -223,6 +225,8 @@ struct Attend {
         If(IsShuffled(a.k, run) || IsShuffled(a.v, run), kPagedShuffled) |
         If(!IsPower(a.page_size), kPagedOddPages) |
         If(a.page_size % kLargePage != 0, kPagedSmallPages) |
+        If(a.page_size % kTinyPage != 0, kPagedTinyPages) |
+        If(a.pages == 0, kPagedNoPages) |
         If(rows >= kManyRows * std::max<int64_t>(a.batch, 1), kPagedManyRows) |
         KindBits(a.kind);
     return key;
@@ -249,7 +253,15 @@ struct Attend {
         a.nhead_k * (a.tokens * p.group / plan.attend.info->tile_m + a.batch);
     p.splits = static_cast<int32_t>(std::clamp<int64_t>(
         plan.programs / std::max<int64_t>(tiles, 1), 1, a.splits));
-    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.attend, &p, stream));
+    TensorMap maps[kMaxTensorMaps];
+    const KernelInfo& kernel = *plan.attend.info;
+    for (int i = 0; i < kernel.num_tensor_maps; ++i) {
+      const TensorMapSpec& spec = kernel.tensor_maps[i];
+      AITER_RETURN_IF_ERROR(EncodeTensorMap(
+          driver, kernel, spec,
+          Mapped(a, spec.tensor == kPagedTensorK ? a.k : a.v), &maps[i]));
+    }
+    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.attend, &p, stream, maps));
     if (p.splits == 1) return Status();
     return LaunchKernel(driver, plan.merge, &p, stream);
   }
@@ -260,6 +272,24 @@ struct Attend {
     const cache_side& s = h.side;
     return s.start % run == 0 && s.page % run == 0 && s.head % run == 0 &&
            s.run_offset % run == 0;
+  }
+
+  // A cache as [page, head, token, column]; of those with maps both halves have
+  // as many columns.
+  static MappedTensor Mapped(const Args& a, const paged_half& h) {
+    MappedTensor tensor;
+    tensor.address = static_cast<const char*>(h.cache_ptr) +
+                     h.side.start * ElementBytes(a.data_type);
+    tensor.type = a.data_type;
+    tensor.rank = 4;
+    tensor.dims[0] = a.hdim;
+    tensor.dims[1] = a.page_size;
+    tensor.dims[2] = a.nhead_k;
+    tensor.dims[3] = a.pages;
+    tensor.strides[0] = h.side.run_offset;
+    tensor.strides[1] = h.side.head;
+    tensor.strides[2] = h.side.page;
+    return tensor;
   }
 
   static PagedParams ParamsOf(const Args& a, const ProblemKey& key) {

@@ -27,12 +27,32 @@ constexpr int64_t kPage = 16;
 constexpr int64_t kHeads = 2;
 constexpr int64_t kHdim = 128;
 
+// What the packing function of a kernel with tensor maps leaves behind.
+struct MappedArgs {
+  TensorMap k, v;
+  PagedParams params;
+};
+
+void PackMapped(const void* params, const TensorMap* maps, void* buffer) {
+  auto* args = new (buffer) MappedArgs;
+  args->k = maps[0];
+  args->v = maps[1];
+  args->params = *static_cast<const PagedParams*>(params);
+}
+
+constexpr uint16_t kMappedOffsets[] = {0, sizeof(TensorMap),
+                                       2 * sizeof(TensorMap)};
+
+constexpr TensorMapSpec kMaps[] = {{kPagedTensorK, 4, 128, {64, 16, 1, 1}},
+                                   {kPagedTensorV, 4, 128, {64, 16, 1, 1}}};
+
 std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   std::vector<KernelInfo> kernels;
   auto add = [&](const char* symbol, const char* grade, int dim, int tile_m,
-                 uint32_t needs, uint32_t excludes) {
-    KernelInfo k = FakeKernel<PagedParams>(blob, symbol, "paged_attend",
-                                           "gfx942", kPagedAttendGrid);
+                 uint32_t needs, uint32_t excludes,
+                 const char* arch = "gfx942") {
+    KernelInfo k = FakeKernel<PagedParams>(blob, symbol, "paged_attend", arch,
+                                           kPagedAttendGrid);
     k.grade = grade;
     k.num_dims = 1;
     k.dims[0] = dim;
@@ -55,12 +75,22 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
       kPagedUnaligned | kPagedShuffled | kPagedBytes);
   add("any", "general", 256, 16, 0, kPagedBytes);
   add("bytes", "general", 256, 16, kPagedBytes, 0);
-  KernelInfo merge = FakeKernel<PagedParams>(blob, "merge", "paged_merge",
-                                             "gfx942", kPagedMergeGrid);
-  merge.num_dims = 1;
-  merge.dims[0] = 256;
-  merge.tile_m = 4;
-  kernels.push_back(merge);
+  add("mapped", "fast", 128, 128, kPagedManyRows,
+      kPagedTinyPages | kPagedNoPages | kPagedShuffled | kPagedBytes, "sm_90");
+  kernels.back().pack = PackMapped;
+  kernels.back().arg_offsets = kMappedOffsets;
+  kernels.back().num_args = 3;
+  kernels.back().tensor_maps = kMaps;
+  kernels.back().num_tensor_maps = 2;
+  add("any_sm_90", "general", 256, 16, 0, kPagedBytes, "sm_90");
+  for (const char* arch : {"gfx942", "sm_90"}) {
+    KernelInfo merge = FakeKernel<PagedParams>(blob, "merge", "paged_merge",
+                                               arch, kPagedMergeGrid);
+    merge.num_dims = 1;
+    merge.dims[0] = 256;
+    merge.tile_m = 4;
+    kernels.push_back(merge);
+  }
   return kernels;
 }
 
@@ -204,6 +234,35 @@ void TestPacking() {
   CHECK(p.kind == 2 && p.run == 16);
 }
 
+// A cache is mapped as [page, head, token, column]; what has no box that no
+// page cuts, or no page, goes to a kernel without maps.
+void TestTensorMaps() {
+  g_recorder.multiprocessors = 1;
+  g_recorder.maps.clear();
+  NewContext("sm_90");
+  paged_attend_args a = Args(64);
+  a.batch = 1;
+  a.seqlen_q = 64;
+  a.k.side.start = 128;
+  a.k.cache_size += 128;
+  CHECK(Run(a) == Names{"mapped"});
+  CHECK(g_recorder.maps.size() == 2);
+  const TensorMapCall k = g_recorder.maps[0];
+  CHECK(k.address == At(0x7000 + 256) && k.rank == 4 && k.box[1] == 16);
+  CHECK(k.dims[0] == kHdim && k.dims[1] == kPage && k.dims[2] == kHeads &&
+        k.dims[3] == kPages);
+  CHECK(k.strides[0] == 2 * kHeads * kHdim && k.strides[1] == 2 * kHdim);
+  CHECK(k.strides[2] == 2 * kPage * kHeads * kHdim);
+  CHECK(g_recorder.maps[1].address == At(0x8000));
+  CHECK(g_recorder.launches[0].As<MappedArgs>().params.page_size == kPage);
+  a.page_size = 8;
+  CHECK(Run(a) == Names{"any_sm_90"});
+  a.page_size = kPage;
+  a.pages = a.k.cache_size = a.v.cache_size = 0;
+  CHECK(Run(a) == Names{"any_sm_90"});
+  CHECK(g_recorder.maps.size() == 2);
+}
+
 // Keys are divided until the device is full, and no further than there is
 // scratch for.
 void TestSplits() {
@@ -319,6 +378,7 @@ int main() {
   aiter::SetDriverForTesting(&aiter::FakeDriver());
   aiter::TestSelection();
   aiter::TestPacking();
+  aiter::TestTensorMaps();
   aiter::TestSplits();
   aiter::TestEmpty();
   aiter::TestInvalidArguments();

@@ -225,30 +225,84 @@ def _scales(side, pages, offset, present):
 
 
 @triton.jit
-def _cumulative(cu_seqlens, i, tokens):
-  """Where sequence i begins, held inside the tokens; that after all ends."""
-  return tl.minimum(tl.maximum(tl.load(cu_seqlens + i), 0), tokens)
+def find_rows(
+    slot, cu_seqlens, batch, tokens, seqlen_q, group, flags,
+    TILE_M: tl.constexpr, FLAGS: tl.constexpr,
+):
+  """The rows of a grid slot.
+
+  Of a packed batch sequence i owns the slots from first row // TILE_M + i on:
+  never fewer than it has tiles, and known without a scan over the lengths
+  before it. Sequence `batch` is the tokens behind all others.
+
+  Returns:
+    (index, start, len_q, row0): a sequence, its first token, so many tokens,
+    and the first of the slot's rows, which may lie past the sequence's end.
+  """
+  if CU_SEQLENS & FLAGS and flags & CU_SEQLENS:
+    index = 0
+    high = batch + 1
+    while high - index > 1:
+      middle = (index + high) // 2
+      start = tl.minimum(tl.maximum(tl.load(cu_seqlens + middle), 0), tokens)
+      if start * group // TILE_M + middle <= slot:
+        index = middle
+      else:
+        high = middle
+    start = tl.minimum(tl.maximum(tl.load(cu_seqlens + index), 0), tokens)
+    end = tokens
+    if index < batch:
+      end = tl.load(cu_seqlens + index + 1)
+      end = tl.minimum(tl.maximum(end, 0), tokens)
+    len_q = end - start
+    tile = slot - (start * group // TILE_M + index)
+  else:
+    tiles_each = (seqlen_q * group + TILE_M - 1) // TILE_M
+    index = slot // tiles_each
+    tile = slot - index * tiles_each
+    start = index * seqlen_q
+    len_q = seqlen_q
+  return index, start, len_q, tile * TILE_M
 
 
 @triton.jit
-def find_tile(slot, cu_seqlens, batch, tokens, group, TILE_M: tl.constexpr):
-  """Sequence and tile that own a grid slot of a packed batch.
+def find_keys(
+    index, row0, rows, len_q, lengths, indptr, batch, width, pages, page_size,
+    group, window_left, window_right, split, splits, flags,
+    TILE_N: tl.constexpr, FLAGS: tl.constexpr,
+):
+  """The keys of sequence `index` that rows row0 to row0 + rows - 1 see.
 
-  Sequence i owns the slots from first row // TILE_M + i on: never fewer than it
-  has tiles, and known without a scan over the lengths before it. Sequence
-  `batch` is the tokens behind all others.
+  Returns:
+    (first, count, offset, low, stop, first_tile, last_tile): pages table[first]
+    to table[first + count - 1]; query i is at key i + offset; keys low to
+    stop - 1; tiles of keys first_tile to last_tile - 1 of this split.
   """
+  length = 0
+  count = 0
+  first = index.to(tl.int64) * width
+  if index < batch:
+    # No length is beyond what memory holds; sums with windows stay in 32 bits.
+    length = tl.minimum(tl.maximum(tl.load(lengths + index), 0), 1 << 30)
+    count = width
+    if INDPTR & FLAGS and flags & INDPTR:
+      begin = tl.minimum(tl.maximum(tl.load(indptr + index), 0), width)
+      count = tl.minimum(tl.load(indptr + index + 1), width) - begin
+      first = begin.to(tl.int64)
+  count = tl.minimum(tl.maximum(count, 0), length // page_size + 1)
+  offset = length - len_q
+  stop = tl.where(pages > 0, tl.minimum(length, count * page_size), 0)
   low = 0
-  high = batch + 1
-  while high - low > 1:
-    middle = (low + high) // 2
-    row = _cumulative(cu_seqlens, middle, tokens) * group
-    if row // TILE_M + middle <= slot:
-      low = middle
-    else:
-      high = middle
-  row = _cumulative(cu_seqlens, low, tokens) * group
-  return low, slot - (row // TILE_M + low)
+  if WINDOW & FLAGS and flags & WINDOW:
+    stop = tl.minimum(
+        stop, offset + (row0 + rows - 1) // group + window_right + 1)
+    low = tl.maximum(offset + row0 // group - window_left, 0)
+  low_tile = low // TILE_N
+  tiles_of_keys = tl.maximum((stop + TILE_N - 1) // TILE_N - low_tile, 0)
+  each = (tiles_of_keys + splits - 1) // splits
+  first_tile = low_tile + split * each
+  last_tile = tl.minimum(first_tile + each, low_tile + tiles_of_keys)
+  return first, count, offset, low, stop, first_tile, last_tile
 
 
 @triton.jit
@@ -285,24 +339,8 @@ def paged_attend(
   split = tl.program_id(1)
 
   # The rows.
-  tiles_each = (seqlen_q * group + TILE_M - 1) // TILE_M
-  index = slot
-  tile = slot
-  start = slot
-  end = slot
-  if CU_SEQLENS & FLAGS and flags & CU_SEQLENS:
-    index, tile = find_tile(slot, cu_seqlens, batch, tokens, group, TILE_M)
-    start = _cumulative(cu_seqlens, index, tokens)
-    end = tokens
-    if index < batch:
-      end = _cumulative(cu_seqlens, index + 1, tokens)
-  else:
-    index = slot // tiles_each
-    tile = slot - index * tiles_each
-    start = index * seqlen_q
-    end = start + seqlen_q
-  len_q = end - start
-  row0 = tile * TILE_M
+  index, start, len_q, row0 = find_rows(
+      slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
   rows_left = len_q * group - row0
   if rows_left <= 0:
     return
@@ -313,34 +351,10 @@ def paged_attend(
   head_q = head * group + r % group
   row = (start + query).to(tl.int64) * nhead_q + head_q
 
-  # The keys that they see.
-  length = 0
-  first_page = tl.zeros([], tl.int64)
-  count = 0
-  if index < batch:
-    # No length is beyond what memory holds; sums with windows stay in 32 bits.
-    length = tl.minimum(tl.maximum(tl.load(lengths + index), 0), 1 << 30)
-    if INDPTR & FLAGS and flags & INDPTR:
-      begin = tl.minimum(tl.maximum(tl.load(indptr + index), 0), width)
-      count = tl.minimum(tl.load(indptr + index + 1), width) - begin
-      first_page += begin
-    else:
-      first_page += index.to(tl.int64) * width
-      count = width
-  count = tl.minimum(tl.maximum(count, 0), length // page_size + 1)
-  offset = length - len_q
-  stop = tl.where(pages > 0, tl.minimum(length, count * page_size), 0)
-  low = 0
-  if WINDOW & FLAGS and flags & WINDOW:
-    stop = tl.minimum(
-        stop, offset + (row0 + tl.minimum(TILE_M, rows_left) - 1) // group
-        + window_right + 1)
-    low = tl.maximum(offset + row0 // group - window_left, 0)
-  low_tile = low // TILE_N
-  tiles_of_keys = tl.maximum((stop + TILE_N - 1) // TILE_N - low_tile, 0)
-  each = (tiles_of_keys + splits - 1) // splits
-  first_tile = low_tile + split * each
-  last_tile = tl.minimum(first_tile + each, low_tile + tiles_of_keys)
+  first_page, count, offset, _, stop, first_tile, last_tile = find_keys(
+      index, row0, tl.minimum(TILE_M, rows_left), len_q, lengths, indptr, batch,
+      width, pages, page_size, group, window_left, window_right, split, splits,
+      flags, TILE_N, FLAGS)
   part = split.to(tl.int64) * tokens * nhead_q + row
   if (split > 0) & (first_tile >= last_tile):
     tl.store(parts_lse + part, tl.full([TILE_M], float("-inf"), tl.float32),

@@ -18,10 +18,12 @@ FLAGS = flags("cu_seqlens indptr window soft_cap alibi sink token_scales lse "
 KINDS = ("int8", "e4m3fn", "e4m3fnuz", "e5m2")
 # unaligned: rows are no multiples of 16 bytes; many_rows: sequences have more
 # rows than in a step of decoding; small_pages: of no multiple of 64 keys, which
-# a tile of keys divides.
+# a tile of keys divides; tiny_pages: of no multiple of 16; no_pages: a cache of
+# none.
 FEATURES = {
     **FLAGS, **selecting(
-        f"unaligned many_rows small_pages bytes {' '.join(KINDS)}")}
+        "unaligned many_rows small_pages tiny_pages no_pages bytes "
+        f"{' '.join(KINDS)}")}
 
 
 def _constants(row):
@@ -38,11 +40,13 @@ def _constants(row):
       "NATIVE": KINDS.index(arch.fp8) if arch.fp8 else -1,
       "CHEAP_CAST": "bf16" not in arch.casts,
       "LARGE_PAGES": "small_pages" in left,
+      # Keys of which none lie in two pages.
+      "BOX": 64 if "small_pages" in left else 16,
   }
 
 
 # A sequence's rows are its queries, each with the query heads of one KV head.
-# Tiles of a packed batch find their sequence themselves: find_tile of attend.py
+# Tiles of a packed batch find their sequence themselves: find_rows of attend.py
 # says how many there are. The last owns the rows of no sequence.
 _TILES = ("tiles = nhead_k * (tokens * group // tile_m + batch + 1"
           " if flags & CU_SEQLENS else"
@@ -77,6 +81,10 @@ FAMILY = Family(
         "odd_pages": "pages of a size that is no power of two",
         "many_rows": "many queries",
         "small_pages": "pages that are no multiples of 64",
+        "tiny_pages": "pages that are no multiples of 16",
+        "no_pages": "no pages",
         "bytes": "a cache of 8-bit numbers",
     },
+    no_maps_if="no_pages",
+    tensors=("k", "v"),
 )

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over paged caches of bytes for Hopper (sm_90), in Gluon.
+
+A program is one warp, so that no key passes through shared memory: a thread
+loads 16 bytes of a token at a time and has then what its matrix instructions
+take, if the columns of queries and of the result are counted in the order that
+falls out (_K_COLS, _V_COLS). Numbers of 8 bits are exact in float16, and so are
+queries once a power of two has brought a row's largest to 2^14: all products
+are float16's. Weights are taken 2^10 times, away from its subnormal numbers.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+
+from third_party.aiter.kernels.mha import scores
+from third_party.aiter.kernels.paged import attend
+
+# A Gluon function calls none of Triton's; of one source it may be either.
+_find_rows = gluon.jit(attend.find_rows.fn)
+_find_keys = gluon.jit(attend.find_keys.fn)
+
+MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
+LEFT = gl.constexpr(gl.DotOperandLayout(0, MMA.value, 2))
+RIGHT = gl.constexpr(gl.DotOperandLayout(1, MMA.value, 2))
+HEAD = gl.constexpr(128)
+# Rows stand in columns: products have them so.
+COLUMN = gl.constexpr(gl.SliceLayout(0, MMA.value))
+ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0]))
+
+
+@gluon.constexpr_function
+def _k_layout(n):
+  """Words of keys: four lanes a key, each has 16 bytes of both its halves."""
+  return gl.DistributedLinearLayout(
+      [[0, 1], [0, 2], [0, 16],
+       *([8 << i, 0] for i in range((n // 8).bit_length() - 1))],
+      [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [], [], [n, 32])
+
+
+@gluon.constexpr_function
+def _v_layout(n):
+  """Words of values: eight lanes a key, 16 bytes each."""
+  return gl.DistributedLinearLayout(
+      [[0, 1], [0, 2], [1, 0],
+       *([8 << i, 0] for i in range((n // 8).bit_length() - 1))],
+      [[2, 0], [4, 0], [0, 4], [0, 8], [0, 16]], [], [], [n, 32])
+
+
+# PTX that makes t of the lower or upper two bytes of a word $4, exactly.
+_INT8 = """
+      // 1024 + 128 + x is 0x6400 with x + 128 for its low byte.
+      xor.b32 w, $4, 0x80808080;
+      mov.b32 k, 0x64806480;
+      prmt.b32 t, w, 0x64646464, PICK;
+      sub.f16x2 t, t, k;"""
+_E4M3FN = """
+      mov.b32 {c, d}, $4;
+      cvt.rn.f16x2.e4m3x2 t, PICK;"""
+_E4M3FNUZ = """
+      // Exponents count from 8, float16's from 15; what would be -0 is NaN.
+      mov.b32 k, 0x58005800;
+      prmt.b32 w, $4, 0, PICK;
+      and.b32 s, w, 0x80008000;
+      and.b32 w, w, 0x7fff7fff;
+      sub.u32 t, 0x80008000, w;
+      and.b32 t, t, s;
+      shr.u32 t, t, 15;
+      mul.lo.u32 t, t, 0x7e00;
+      shr.u32 w, w, 1;
+      or.b32 w, w, s;
+      mul.f16x2 w, w, k;
+      or.b32 t, t, w;"""
+_E5M2 = """
+      prmt.b32 t, $4, 0, PICK;"""
+
+
+def _pairs(ptx, low, high):
+  """The assembly of a word: $0 to $3 are its bytes as float16."""
+  return ("{ .reg .b16 c, d; .reg .b32 t, w, s, k;"
+          + ptx.replace("PICK", low) + "\n mov.b32 {$0, $1}, t;"
+          + ptx.replace("PICK", high) + "\n mov.b32 {$2, $3}, t; }")
+
+
+# In the order of KINDS.
+_TO_HALF = gl.constexpr((
+    _pairs(_INT8, "0x4140", "0x4342"), _pairs(_E4M3FN, "c", "d"),
+    _pairs(_E4M3FNUZ, "0x1404", "0x3424"), _pairs(_E5M2, "0x1404", "0x3424")))
+
+
+@gluon.jit
+def _half(words, KIND: gl.constexpr):
+  """Words [N, 32] of bytes as float16 [N, 32, 2, 2]."""
+  a, b, c, d = gl.inline_asm_elementwise(
+      _TO_HALF[KIND], "=&h,=&h,=&h,=&h,r", [words],
+      (gl.float16, gl.float16, gl.float16, gl.float16), True, 1)
+  return gl.join(gl.join(a, c), gl.join(b, d))
+
+
+@gluon.jit
+def _pages(table, page_size, pages, key, stop, N: gl.constexpr,
+           BOX: gl.constexpr):
+  """(page, place in it) of each box of a tile; page -1 where there is none."""
+  found = ()
+  for b in gl.static_range((N + BOX - 1) // BOX):
+    first = key + b * BOX
+    page = gl.load(table + first // page_size, mask=first < stop, other=-1)
+    page = gl.where((page >= 0) & (page < pages), page, -1)
+    found = found + (page, first % page_size)
+  return found
+
+
+@gluon.jit
+def _of_box(boxes, keys, N: gl.constexpr, BOX: gl.constexpr):
+  """(page, place of the first key of the box) for keys of a tile."""
+  page = boxes[0]
+  place = boxes[1]
+  if BOX < N:
+    gl.static_assert(N == 2 * BOX)
+    page = gl.where(keys < BOX, boxes[0], boxes[2])
+    place = gl.where(keys < BOX, boxes[1], boxes[3])
+  return page, place
+
+
+@gluon.jit
+def _load(base, page_stride, token_stride, boxes, left, N: gl.constexpr,
+          BOX: gl.constexpr, LAYOUT: gl.constexpr):
+  """A tile's words: `left` keys, zeros of absent ones."""
+  keys = gl.arange(0, N, gl.SliceLayout(1, LAYOUT))
+  cols = gl.arange(0, HEAD // 4, gl.SliceLayout(0, LAYOUT))
+  page, place = _of_box(boxes, keys, N, BOX)
+  at = (page.to(gl.int64) * (page_stride // 4)
+        + (place + keys % BOX) * (token_stride // 4))
+  shown = (keys < left) & (page >= 0)
+  return gl.load(base + at[:, None] + cols[None, :], mask=shown[:, None],
+                 other=0)
+
+
+@gluon.jit
+def paged_attend(
+    q, k_bytes, v_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
+    table, indptr, lengths, cu_seqlens, k_start, k_page, k_head, k_token,
+    k_scale_head, v_start, v_page, v_head, v_token, v_scale_head, tokens, batch,
+    seqlen_q, nhead_q, nhead_k, group, pages, page_size, width, splits,
+    window_left, window_right, softmax_scale, flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, FLAGS: gl.constexpr,
+    KIND: gl.constexpr, BOX: gl.constexpr,
+):
+  """attend.py's paged_attend, of head dimensions that are both 128.
+
+  BOX: of so many keys none lie in two pages.
+  """
+  gl.static_assert(TILE_M == 8)
+  head = gl.program_id(0) % nhead_k
+  slot = gl.program_id(0) // nhead_k
+  split = gl.program_id(1)
+  index, start, len_q, row0 = _find_rows(
+      slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
+  rows_left = len_q * group - row0
+  if rows_left > 0:
+    first, _, offset, _, stop, first_tile, last_tile = _find_keys(
+        index, row0, gl.minimum(TILE_M, rows_left), len_q, lengths, indptr,
+        batch, width, pages, page_size, group, window_left, window_right, split,
+        splits, flags, TILE_N, FLAGS)
+    table += first
+    # Words, which stay together in a register from one round to the next.
+    WORD: gl.constexpr = gl.pointer_type(gl.int32)
+    k_words = k_bytes.to(WORD) + (k_start + head.to(gl.int64) * k_head) // 4
+    v_words = v_bytes.to(WORD) + (v_start + head.to(gl.int64) * v_head) // 4
+    scale = softmax_scale * gl.load(k_scale + head.to(gl.int64) * k_scale_head)
+    out_scale = gl.load(v_scale + head.to(gl.int64) * v_scale_head)
+
+    # Queries, their columns in the order of the keys'.
+    r = gl.arange(0, TILE_M, gl.SliceLayout(1, ROWS))
+    live = r < rows_left
+    r = row0 + gl.where(live, r, 0)
+    row = (start + r // group).to(gl.int64) * nhead_q + head * group + r % group
+    c = gl.arange(0, HEAD, gl.SliceLayout(0, ROWS))
+    col = ((c & 1) | (c >> 3 & 1) << 1 | (c >> 4 & 3) << 2 | (c >> 1 & 3) << 4
+           | c >> 6 << 6)
+    x = gl.load(q + row[:, None] * HEAD + col[None, :], mask=live[:, None],
+                other=0.0).to(gl.float32)
+    top = gl.max(gl.abs(x), 1).to(gl.int32, bitcast=True) >> 23
+    up = gl.minimum(127 + 14 + 127 - top, 253)
+    x *= (up << 23).to(gl.float32, bitcast=True)[:, None]
+    q_tile = gl.convert_layout(x.to(gl.float16).permute([1, 0]), RIGHT)
+    scale *= gl.convert_layout(((254 - up) << 23).to(gl.float32, bitcast=True),
+                               COLUMN) * scores.LOG2E
+
+    # Rows once more, as the products have them.
+    r = gl.arange(0, TILE_M, COLUMN)
+    live_s = r < rows_left
+    r = row0 + gl.where(live_s, r, 0)
+    query = r // group
+    head_q = head * group + r % group
+    m = gl.full([TILE_M], float("-inf"), gl.float32, COLUMN)
+    if (flags & attend.SINK) != 0:
+      sink = gl.load(sinks + head_q) * scores.LOG2E
+      m = gl.where((split == 0) & (index < batch), sink, m)
+    l = gl.where(m == float("-inf"), 0.0, 1024.0)
+    acc = gl.zeros([HEAD, TILE_M], gl.float32, MMA)
+    keys = gl.arange(0, TILE_N, gl.SliceLayout(1, MMA))
+
+    K_BYTES: gl.constexpr = _k_layout(TILE_N)
+    V_BYTES: gl.constexpr = _v_layout(TILE_N)
+    key = first_tile * TILE_N
+    end = gl.minimum(last_tile * TILE_N, stop)
+    boxes = _pages(table, page_size, pages, key, end, TILE_N, BOX)
+    k_raw = _load(k_words, k_page, k_token, boxes, end - key, TILE_N, BOX,
+                  K_BYTES)
+    v_raw = _load(v_words, v_page, v_token, boxes, end - key, TILE_N, BOX,
+                  V_BYTES)
+    following = _pages(table, page_size, pages, key + TILE_N, end, TILE_N, BOX)
+    while key < end:
+      k = _half(k_raw, KIND)
+      k = k.reshape([TILE_N, 2, 4, 4, 2, 2]).permute([0, 1, 3, 4, 2, 5])
+      k = k.reshape([TILE_N, HEAD])
+      s = mma_v2(gl.convert_layout(k, LEFT), q_tile,
+                 gl.zeros([TILE_N, TILE_M], gl.float32, MMA))
+      left = end - key - TILE_N
+      k_raw = _load(k_words, k_page, k_token, following, left, TILE_N, BOX,
+                    K_BYTES)
+      page = _of_box(boxes, keys, TILE_N, BOX)[0]
+      shown = (keys < end - key) & (page >= 0)
+      s = gl.where(shown[:, None], s * scale[None, :], float("-inf"))
+      if (flags & attend.WINDOW) != 0:
+        ahead = (key + keys)[:, None] - (query + offset)[None, :]
+        s = gl.where((ahead <= window_right) & (ahead >= -window_left), s,
+                     float("-inf"))
+      m_new = gl.maximum(m, gl.max(s, 0))
+      # A row that has seen no key yet: anything finite keeps the NaN away.
+      m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)
+      p = gl.exp2(s - (m_exp - 10.0)[None, :])
+      alpha = gl.exp2(m - m_exp)
+      m = m_new
+      l = l * alpha + gl.sum(p, 0)
+      v = _half(v_raw, KIND)
+      v = v.reshape([TILE_N, 8, 16]).permute([2, 1, 0]).reshape([HEAD, TILE_N])
+      acc = mma_v2(gl.convert_layout(v, LEFT),
+                   gl.convert_layout(p.to(gl.float16), RIGHT),
+                   acc * alpha[None, :])
+      v_raw = _load(v_words, v_page, v_token, following, left, TILE_N, BOX,
+                    V_BYTES)
+      key += TILE_N
+      boxes = following
+      following = _pages(table, page_size, pages, key + TILE_N, end, TILE_N,
+                         BOX)
+
+    any_key = l != 0
+    l = gl.where(any_key, l, 1.0)
+    acc *= (out_scale / l)[None, :]
+    row_lse = gl.where(any_key, (m - 10.0) * scores.LN2 + gl.log(l),
+                       float("-inf"))
+    acc = acc.reshape([16, 8, TILE_M]).permute([2, 1, 0])
+    acc = gl.convert_layout(acc.reshape([TILE_M, HEAD]), ROWS)
+    at = row[:, None] * HEAD + c[None, :]
+    if splits > 1:
+      part = split.to(gl.int64) * tokens * nhead_q
+      at_s = (start + query).to(gl.int64) * nhead_q + head_q
+      gl.store(parts_lse + part + at_s, row_lse, mask=live_s)
+      gl.store(parts + part * HEAD + at, acc, mask=live[:, None])
+    else:
+      if (flags & attend.LSE) != 0:
+        gl.store(lse + head_q.to(gl.int64) * tokens + start + query, row_lse,
+                 mask=live_s)
+      gl.store(out + at, acc.to(out.dtype.element_ty), mask=live[:, None])
