@@ -23,6 +23,7 @@ import shapes
 
 import jax
 from jax import lax
+from jax._src.aiter.moe import api
 from jax.experimental import aiter
 
 OURS = "aiter"
@@ -83,9 +84,8 @@ def functions(shape: shapes.Experts):
   if shape.what == "route":
     def route(x):
       weights, ids = aiter.topk_softmax(x, topk, True)
-      places = aiter.moe_permute(
-          jnp.zeros((x.shape[0], 1), jnp.bfloat16), ids, g)
-      return weights, ids, places.group_sizes, places.places.entry
+      found = api.sort_by_expert(ids, g)
+      return weights, ids, found.counts, found.order - 1
 
     def xla_route(x):
       weights, ids = lax.top_k(jax.nn.softmax(x, -1), topk)

@@ -54,6 +54,11 @@ class ExamplesTest(parameterized.TestCase):
     if "matplotlib is not installed" not in done.stdout:
       self.assertTrue((out / "loss.png").exists())
 
+  def test_train_moe(self):
+    done = run("examples/train_moe.py", "--steps", "3")
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    self.assertIn("largest difference of the two losses", done.stdout)
+
   def test_serve_gpt_refuses_no_requests(self):
     done = run("examples/serve_gpt.py", "--requests", "0")
     self.assertEqual(done.returncode, 2)
