@@ -38,8 +38,13 @@ def tensor_maps(function, constants):
 
 @gluon.jit
 def _tile_at(t, walk, LAYOUT: gl.constexpr, GROUP_M: gl.constexpr):
-  """(group, first row, end, row of tiles, column of tiles) of tile t."""
+  """(group, first row, end, row of tiles, column of tiles) of tile t.
+
+  Past the last one it is that of the last: a consumer asks for its next tile
+  before it computes one, which hides how long that takes.
+  """
   plan, tiles, tiles_m, tiles_n, k = walk
+  t = gl.minimum(t, tiles * tiles_m * tiles_n - 1)
   if LAYOUT == TN:
     slot = t // (tiles_m * tiles_n)
     row, col = gemm.tile_at(t - slot * (tiles_m * tiles_n), tiles_m, tiles_n,
@@ -162,9 +167,11 @@ def _consume(w: gl.constexpr, ring, walk, out, LAYOUT: gl.constexpr,
   ACC: gl.constexpr = gemm.accumulator(N, ELEMENT)
   i = 0
   phase = 0
+  group, first, end, tile_m, tile_n = _tile_at(gl.program_id(0), walk, LAYOUT,
+                                               GROUP_M)
   for t in range(gl.program_id(0), tiles * tiles_m * tiles_n,
                  gl.num_programs(0)):
-    group, first, end, tile_m, tile_n = _tile_at(t, walk, LAYOUT, GROUP_M)
+    ahead = _tile_at(t + gl.num_programs(0), walk, LAYOUT, GROUP_M)
     acc = gl.zeros([64, N], gl.float32, ACC)
     col0 = tile_n * TILE_N
     offset = gl.to_tensor(0).to(gl.int64)
@@ -192,6 +199,7 @@ def _consume(w: gl.constexpr, ring, walk, out, LAYOUT: gl.constexpr,
     else:
       gemm.store(out + offset, acc.to(ELEMENT), row0, col0, row_end,
                  n // 8 * 8, ELEMENT)
+    group, first, end, tile_m, tile_n = ahead
 
 
 @gluon.jit
