@@ -314,8 +314,10 @@ CASES = (
     *(Case(name, lambda x, name=name: getattr(aiter, name)(x, 4),
            ("f32 b,m,40",), ("moe_topk",)) for name in (
                "topk_softmax", "topk_sigmoid", "topk_gating")),
-    Case("topk_softmax_weights", lambda x: aiter.topk_softmax(x, 4, True)[0],
-         ("bf16 b,m,40",), ("moe_topk",), 1),
+    # Logits far enough apart for the choice to stay as it is.
+    Case("topk_softmax_weights", lambda x: aiter.topk_softmax(
+        x + 3 * jnp.arange(40.0), 4, True)[0], ("f32 b,m,40",), ("moe_topk",),
+         1),
     _case("grouped_topk", ("f32 m,40",), ("moe_topk",), topk=4,
           num_expert_group=5, topk_group=2, need_renorm=True),
     _case("biased_grouped_topk", ("f32 m,40", "f32 40"), ("moe_topk",), topk=4,
@@ -330,8 +332,9 @@ CASES = (
                                             "share t,3"), ("moe_sort",)),
     _case("moe_sum", ("bf16 t,3,8",), (), 1),
     Case("fused_moe", lambda x, w1, w2, w, ids: aiter.fused_moe(
-        x, w1, w2, w, ids), ("bf16 t,16", "bf16 4,2*n,16", "bf16 4,16,n",
-                             "share t,3", "table t,3"),
+        x / 4, w1 / 4, w2 / 4, w, ids),
+         ("bf16 t,16", "bf16 4,2*n,16", "bf16 4,16,n", "share t,3",
+          "table t,3"),
          ("moe_sort", "gmm", "activation_fwd", "activation_bwd"), 4),
     Case("sample", lambda x: aiter.sample(x, jax.random.key(0)),
          ("bf16 b,300",), _DRAW),

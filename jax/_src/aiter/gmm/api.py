@@ -73,6 +73,31 @@ def _windowed(function: str, sizes, offset, groups):
   return jnp.concatenate([before[None], mine])
 
 
+def _ragged_dot(function: str, lhs, rhs, group_sizes, dtype, group_offset,
+                transpose_rhs) -> jax.Array:
+  """ragged_dot under another's name."""
+  arguments.check_dtype(function, "lhs", lhs, _FLOATS)
+  arguments.check_is_array(function, "rhs", rhs, False)
+  transposed = arguments.flag(function, "transpose_rhs", transpose_rhs)
+  cfg = Config(_result_dtype(function, dtype), "nt" if transposed else "nn",
+               group_offset is not None)
+  if rhs.ndim != 3:
+    raise arguments.bad(function, "rhs", arguments.describe(rhs),
+                        "an array of rank 3")
+  if group_offset is None:
+    sizes = _sizes(function, group_sizes, rhs.shape[0])
+  else:
+    sizes = _windowed(function, _sizes(function, group_sizes),
+                      jnp.asarray(group_offset), rhs.shape[0])
+  return _rows_times(function, cfg, lhs, rhs, sizes)
+
+
+def _check_ignored(function: str, tiling, interpret) -> None:
+  """What megablox' functions take and the library has no use for."""
+  arguments.static(function, "tiling", tiling, "megablox' tiles")
+  arguments.flag(function, "interpret", interpret)
+
+
 def ragged_dot(
     lhs: jax.Array,
     rhs: jax.Array,
@@ -113,23 +138,12 @@ def ragged_dot(
     ValueError: a shape or value that cannot be; the message names it.
   """
   function = "ragged_dot"
-  del precision
-  dtype = preferred_element_type
+  arguments.static(function, "precision", precision, "a precision of jax.lax")
   arguments.check_dtype(function, "lhs", lhs, _FLOATS)
-  arguments.check_is_array(function, "rhs", rhs, False)
-  transposed = arguments.flag(function, "transpose_rhs", transpose_rhs)
-  cfg = Config(
-      _result_dtype(function, lhs.dtype if dtype is None else dtype),
-      "nt" if transposed else "nn", group_offset is not None)
-  if rhs.ndim != 3:
-    raise arguments.bad(function, "rhs", arguments.describe(rhs),
-                        "an array of rank 3")
-  if group_offset is None:
-    sizes = _sizes(function, group_sizes, rhs.shape[0])
-  else:
-    sizes = _windowed(function, _sizes(function, group_sizes),
-                      jnp.asarray(group_offset), rhs.shape[0])
-  return _rows_times(function, cfg, lhs, rhs, sizes)
+  dtype = preferred_element_type
+  return _ragged_dot(function, lhs, rhs, group_sizes,
+                     lhs.dtype if dtype is None else dtype, group_offset,
+                     transpose_rhs)
 
 
 def gmm(
@@ -164,9 +178,9 @@ def gmm(
     TypeError: as ragged_dot.
     ValueError: as ragged_dot.
   """
-  del tiling, interpret
-  out = ragged_dot(lhs, rhs, group_sizes, None, preferred_element_type,
-                   group_offset, transpose_rhs=transpose_rhs)
+  _check_ignored("gmm", tiling, interpret)
+  out = _ragged_dot("gmm", lhs, rhs, group_sizes, preferred_element_type,
+                    group_offset, transpose_rhs)
   if existing_out is None:
     return out
   _matrix("gmm", "existing_out", existing_out, out.shape, out)
@@ -217,7 +231,7 @@ def tgmm(
     ValueError: as ragged_dot.
   """
   function = "tgmm"
-  del tiling, interpret
+  _check_ignored(function, tiling, interpret)
   lhs, rhs = arguments.agreeing(lhs, rhs)
   _matrix(function, "lhs", lhs, (None, None))
   _matrix(function, "rhs", rhs, (lhs.shape[1], None), lhs)
