@@ -7,7 +7,8 @@
 Peers of a product are jax.lax.ragged_dot, "xla", and torch._grouped_mm; of
 routing (topk_softmax and the sort of its ids) lax.top_k and a stable argsort;
 of a layer the same with lax.ragged_dot. A peer that has no room for a problem
-is left out. Weights' bytes are those of groups that have rows.
+is left out. Products of bytes have none. Weights' bytes are those of groups
+that have rows.
 """
 
 import argparse
@@ -27,6 +28,8 @@ from jax._src.aiter.moe import api
 from jax.experimental import aiter
 
 OURS = "aiter"
+BYTES = {"i8": jnp.int8, "fp8": jnp.float8_e4m3fn,
+         "fp8_block": jnp.float8_e4m3fn}
 # What a copy of the operands that XLA's own product makes may take.
 ROOM = 24 << 30
 
@@ -56,6 +59,13 @@ def arrays_of(shape: shapes.Experts, seed: int):
     logits = jax.random.normal(keys[3], (m, g), jnp.float32)
     return (normal(keys[0], m, k), normal(keys[1], g, 2 * n, k),
             normal(keys[2], g, k, n), *aiter.topk_softmax(logits, shape.topk))
+  if shape.what in BYTES:
+    a, b = (normal(key, *s).astype(BYTES[shape.what])
+            for key, s in zip(keys, ((m, k), (g, n, k))))
+    along = lambda size: -(-size // 128)
+    scales = ((m, along(k)), (g, along(n), along(k))) if (
+        shape.what == "fp8_block") else ((m, 1), (g, n, 1))
+    return (a, b, *map(jnp.ones, scales), jnp.asarray(sizes_of(shape)))
   b = {"nn": (g, k, n), "nt": (g, n, k), "tn": (m, n)}[shape.what]
   return normal(keys[0], m, k), normal(keys[1], *b), jnp.asarray(
       sizes_of(shape))
@@ -95,6 +105,9 @@ def functions(shape: shapes.Experts):
     return {OURS: route, "xla": xla_route}
   if shape.what == "layer":
     return {OURS: aiter.fused_moe, "xla": xla_layer}
+  if shape.what in BYTES:
+    return {OURS: aiter.grouped_gemm_i8 if shape.what == "i8"
+            else aiter.grouped_gemm_fp8}
   if shape.what == "tn":
     def xla_tn(a, b, sizes):
       dims = lax.RaggedDotDimensionNumbers(
@@ -113,7 +126,7 @@ def functions(shape: shapes.Experts):
 
 def torch_time(shape: shapes.Experts, seconds: float):
   """Seconds of torch._grouped_mm; None where there is none."""
-  if not report.HAS_TORCH or shape.what in ("route", "layer"):
+  if not report.HAS_TORCH or shape.what not in ("nn", "nt", "tn"):
     return None
   import torch
   torch.cuda.empty_cache()
@@ -170,7 +183,8 @@ def measure(shape: shapes.Experts, seconds: float):
   flops = 2 * shape.m * shape.n * shape.k * (
       3 * shape.topk if shape.what == "layer" else 1)
   used = int((sizes_of(shape) > 0).sum())
-  weights = 2 * used * shape.n * shape.k * (3 if shape.what == "layer" else 1)
+  weights = used * shape.n * shape.k * (
+      1 if shape.what in BYTES else 6 if shape.what == "layer" else 2)
   rows = [{**shape._asdict(), "implementation": name, "us": t * 1e6,
            "tflop_per_s": flops / t / 1e12, "gb_per_s": weights / t / 1e9}
           for name, t in times.items()]

@@ -16,6 +16,7 @@ namespace jax::JAX_GPU_NAMESPACE {
 
 struct GmmAttrs {
   std::string_view layout;
+  std::string_view scaling;
   bool lead;
 };
 
@@ -23,6 +24,7 @@ struct GmmAttrs {
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::GmmAttrs,
                                       StructMember<std::string_view>("layout"),
+                                      StructMember<std::string_view>("scaling"),
                                       StructMember<bool>("lead"));
 
 namespace jax::JAX_GPU_NAMESPACE {
@@ -34,21 +36,55 @@ constexpr Choice<aiter::GmmLayout> kLayouts[] = {
     {"tn", aiter::GmmLayout::kTN},
 };
 
+constexpr Choice<aiter::GmmScaling> kScalings[] = {
+    {"none", aiter::GmmScaling::kNone},
+    {"row", aiter::GmmScaling::kRow},
+    {"block", aiter::GmmScaling::kBlock},
+};
+
+constexpr int64_t kScaleBlock = 128;
+
 struct Buffers : BufferList {
   using BufferList::BufferList;
   Buffer a = Operand("a");
   Buffer b = Operand("b");
   Buffer sizes = Operand("sizes");
+  Buffer a_scale = Operand("a_scale");
+  Buffer b_scale = Operand("b_scale");
   Buffer out = Result("out");
   Buffer plan = Result("plan");
 };
+
+int64_t Blocks(int64_t size) { return (size + kScaleBlock - 1) / kScaleBlock; }
+
+ffi::Error SetScales(const Buffers& in, aiter::gmm_args* args) {
+  if (args->scaling == aiter::GmmScaling::kNone) return ffi::Error::Success();
+  if (args->scaling == aiter::GmmScaling::kRow) {
+    AITER_FFI_RETURN_IF_ERROR(Check(in.a_scale, ffi::F32, {args->m}));
+    AITER_FFI_RETURN_IF_ERROR(
+        Check(in.b_scale, ffi::F32, {args->groups, args->n}));
+  } else {
+    AITER_FFI_RETURN_IF_ERROR(
+        Check(in.a_scale, ffi::F32, {args->m, Blocks(args->k)}));
+    AITER_FFI_RETURN_IF_ERROR(
+        Check(in.b_scale, ffi::F32,
+              {args->groups, Blocks(args->n), Blocks(args->k)}));
+  }
+  args->a_scale_ptr = Data(in.a_scale);
+  args->b_scale_ptr = Data(in.b_scale);
+  return ffi::Error::Success();
+}
 
 ffi::Error SetGmm(const Buffers& in, const GmmAttrs& attrs,
                   aiter::gmm_args* args) {
   AITER_FFI_RETURN_IF_ERROR(
       Choose("layout", attrs.layout, kLayouts, &args->layout));
+  AITER_FFI_RETURN_IF_ERROR(
+      Choose("scaling", attrs.scaling, kScalings, &args->scaling));
   args->lead = attrs.lead;
-  AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(in.a, &args->data_type));
+  auto type_of =
+      args->scaling == aiter::GmmScaling::kNone ? FloatTypeOf : QuantTypeOf;
+  AITER_FFI_RETURN_IF_ERROR(type_of(in.a, &args->data_type));
   AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(in.out, &args->out_type));
   AITER_FFI_RETURN_IF_ERROR(CheckType(in.b, in.a.element_type()));
 
@@ -86,6 +122,7 @@ ffi::Error SetGmm(const Buffers& in, const GmmAttrs& attrs,
   }
   AITER_FFI_RETURN_IF_ERROR(Check(
       in.plan, ffi::S32, {aiter::gmm_plan_entries(args->m, args->groups), 4}));
+  AITER_FFI_RETURN_IF_ERROR(SetScales(in, args));
   args->a_ptr = Data(in.a);
   args->b_ptr = Data(in.b);
   args->sizes_ptr = Data(in.sizes);

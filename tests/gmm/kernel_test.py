@@ -96,5 +96,45 @@ class GmmTest(parameterized.TestCase):
         want.astype(np.float32 if wide else _BF16).astype(np.float64))
 
 
+  @parameterized.product(
+      kind=("row", "block"), dtype=(np.int8, ml_dtypes.float8_e4m3fn,
+                                    ml_dtypes.float8_e4m3fnuz),
+      bits=(False, True))
+  def test_scaled(self, kind, dtype, bits):
+    if dtype is np.int8 and (kind == "block" or bits):
+      return
+    m, k, n, sizes = 40, 176, 144, (17, 0, 20)
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, s).astype(np.float32).astype(dtype)
+            for s in ((m, k), (3, n, k)))
+    power = lambda *s: np.exp2(rng.integers(-1, 2, s)).astype(np.float32)
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    if kind == "row":
+      scales = power(m), power(3, n)
+      wide_a = wide_a * scales[0][:, None]
+      wide_b = wide_b * scales[1][..., None]
+    else:
+      scales = power(m, 2), power(3, 2, 2)
+      wide_a = wide_a * np.repeat(scales[0], 128, 1)[:, :k]
+      wide_b = wide_b * np.repeat(np.repeat(
+          scales[1], 128, 1)[:, :n], 128, 2)[:, :, :k]
+    want = oracle.rows_times(wide_a, wide_b.swapaxes(1, 2), sizes)
+    if bits:
+      a, b = a.view(np.uint8), b.view(np.uint8)
+    flags = family.FEATURES["out_f32"]
+    if dtype is ml_dtypes.float8_e4m3fnuz:
+      flags |= family.FEATURES["fnuz"]
+    plan = plan_of(sizes, m, 16)
+    out, out_f32 = (Tensor(np.full(want.shape, np.nan, t))
+                    for t in (_BF16, np.float32))
+    promote = dict(PROMOTE=False) if kind == "row" else {}
+    with gpu_arithmetic(), np.errstate(all="ignore"):
+      getattr(gmm, f"gmm_{kind}")[((len(plan) - 1) * 5,)](
+          Tensor(a), Tensor(b), *map(Tensor, scales), Tensor(plan), out,
+          out_f32, n, k, flags, TILE_M=16, TILE_N=32, TILE_K=128, GROUP_M=2,
+          XCDS=0, ALIGN=16, SLICES=1, **promote)
+    np.testing.assert_array_equal(out_f32.array, want.astype(np.float32))
+
+
 if __name__ == "__main__":
   absltest.main()

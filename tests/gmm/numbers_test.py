@@ -9,6 +9,7 @@ import functools
 
 import hypothesis
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
 from gmm import oracle
@@ -165,6 +166,74 @@ class NumbersTest(GmmTestCase):
     np.testing.assert_array_equal(got, whole)
 
 
+class ScaledTestCase(parameterized.TestCase):
+  """Powers of two for scales: what is exact without them is with them."""
+
+  KINDS = {"i8": np.int8, "fn": ml_dtypes.float8_e4m3fn,
+           "fnuz": ml_dtypes.float8_e4m3fnuz}
+
+  def problem(self, kind, m, k, n, groups, blocks, seed=0):
+    """(arguments without sizes, a and b in float64)."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.integers(-4, 5, s).astype(np.float32).astype(self.KINDS[kind])
+            for s in ((m, k), (groups, n, k)))
+    along = lambda size: -(-size // 128)
+    shapes = (((m, along(k)), (groups, along(n), along(k))) if blocks
+              else ((m, 1), (groups, n, 1)))
+    scales = [np.exp2(rng.integers(-1, 2, s)).astype(np.float32)
+              for s in shapes]
+    spread = lambda t, axis, size: np.repeat(t, 128, axis).take(
+        range(size), axis) if blocks else t
+    wide_a = a.astype(np.float64) * spread(scales[0], 1, k)
+    wide_b = b.astype(np.float64) * spread(spread(scales[1], 1, n), 2, k)
+    return (a, b, *scales), wide_a, wide_b.swapaxes(1, 2)
+
+  def check(self, kind, m, k, n, sizes, blocks):
+    args, a, b = self.problem(kind, m, k, n, len(sizes), blocks)
+    call = aiter.grouped_gemm_i8 if kind == "i8" else aiter.grouped_gemm_fp8
+    want = oracle.rows_times(a, b, sizes)
+    for dtype in (np.float32, ml_dtypes.bfloat16):
+      got = jax.jit(functools.partial(call, preferred_element_type=dtype))(
+          *args, np.array(sizes, np.int32))
+      np.testing.assert_array_equal(got, want.astype(dtype))
+
+
+class ScaledTest(ScaledTestCase):
+
+  @parameterized.parameters(*machine.sample([
+      (kind, blocks, sizes)
+      for kind in ("i8", "fn", "fnuz") for blocks in (False, True)
+      if kind != "i8" or not blocks
+      for sizes in ((40, 0, 21), (3, 5))], 4))
+  def test_scaled(self, kind, blocks, sizes):
+    k, n = machine.size((272, 400), (144, 160), (144, 160))
+    self.check(kind, 70, k, n, sizes, blocks)
+    if not machine.SIMULATED:
+      self.check(kind, 9, 7, 5, sizes, blocks)
+
+  @machine.where(machine.GPU and not machine.SIMULATED)
+  def test_large(self):
+    for kind, blocks in (("i8", False), ("fn", False), ("fn", True)):
+      self.check(kind, 3000, 1024, 768, (1000, 1, 0, 999, 600), blocks)
+      self.check(kind, 300, 1024, 768, (3,) * 100, blocks)
+
+  def test_errors(self):
+    args, _, _ = self.problem("fn", 4, 144, 16, 2, True)
+    good = dict(zip(("a", "b", "a_scale", "b_scale"), args),
+                group_sizes=jnp.array([1, 2]))
+    for error, replaced, words in (
+        (TypeError, dict(a=jnp.ones((4, 144))), ["a's dtype", "float32"]),
+        (ValueError, dict(b=args[1][:, :, :9]), ["b", "[any, any, 144]"]),
+        (ValueError, dict(b_scale=jnp.ones((2, 16))),
+         ["a_scale", "[4, 2]", "b_scale", "[2, 16]", "[2, 1, 2]"]),
+        (ValueError, dict(group_sizes=jnp.array([1])), ["group_sizes"])):
+      errors.check(self, aiter.grouped_gemm_fp8, good, error, replaced, words)
+    with self.assertRaisesRegex(TypeError, "grouped_gemm_fp8.*no gradient"):
+      jax.grad(lambda s: aiter.grouped_gemm_fp8(
+          *args[:2], s, args[3], good["group_sizes"]).sum())(
+              jnp.asarray(args[2]))
+
+
 class TransformTest(parameterized.TestCase):
 
   def setUp(self):
@@ -203,7 +272,8 @@ class TransformTest(parameterized.TestCase):
     many = [jnp.stack([t, 2 * t]) for t in self.args]
     sizes = jnp.array([[4, 0, 6], [1, 2, 3]])
     got = jax.jit(jax.vmap(aiter.ragged_dot))(*many, sizes)
-    want = jnp.stack([lax.ragged_dot(*(t[i] for t in many), sizes[i])
+    want = jnp.stack([lax.ragged_dot(*(t[i] for t in many), sizes[i],
+                                     precision=lax.Precision.HIGHEST)
                       for i in range(2)])
     transforms.assert_close(self, got, want)
 

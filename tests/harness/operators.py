@@ -311,6 +311,10 @@ CASES = (
           transpose_rhs=True),
     _case("gmm", ("bf16 m,16", "bf16 b,16,n", "sizes_m b"), _GMM, 2),
     _case("tgmm", ("bf16 16,m", "bf16 m,n", "sizes_m b"), _GMM, 2),
+    _case("grouped_gemm_i8", ("i8 m,32", "i8 b,n,32", "f32 m,1", "f32 b,n,1",
+                              "sizes_m b"), _GMM),
+    _case("grouped_gemm_fp8", ("e4m3fn m,128", "e4m3fn b,128,128", "f32 m,1",
+                               "f32 b,1,1", "sizes_m b"), _GMM),
     *(Case(name, lambda x, name=name: getattr(aiter, name)(x, 4),
            ("f32 b,m,40",), ("moe_topk",)) for name in (
                "topk_softmax", "topk_sigmoid", "topk_gating")),

@@ -52,7 +52,13 @@ from jax._src.aiter.gemm.api import (
     gemm_fp8_mi350,
     gemm_i8,
 )
-from jax._src.aiter.gmm.api import gmm, ragged_dot, tgmm
+from jax._src.aiter.gmm.api import (
+    gmm,
+    grouped_gemm_fp8,
+    grouped_gemm_i8,
+    ragged_dot,
+    tgmm,
+)
 from jax._src.aiter.moe.api import (
     biased_grouped_topk,
     grouped_topk,
@@ -189,6 +195,8 @@ __all__ = [
     "get_rope",
     "gmm",
     "greedy_sample",
+    "grouped_gemm_fp8",
+    "grouped_gemm_i8",
     "grouped_topk",
     "indexer_k_quant_and_cache",
     "kv_cache_update",

@@ -15,10 +15,13 @@ namespace aiter {
 struct GmmParams {
   const void* a_ptr = nullptr;
   const void* b_ptr = nullptr;
+  const void* a_scale_ptr = nullptr;
+  const void* b_scale_ptr = nullptr;
   const void* sizes_ptr = nullptr;
   const void* plan_ptr = nullptr;
   const void* out_ptr = nullptr;
-  const void* out_f32_ptr = nullptr;  // The same.
+  const void* out_bf16_ptr = nullptr;  // The same.
+  const void* out_f32_ptr = nullptr;   // The same.
 
   int32_t m = 0;
   int32_t n = 0;

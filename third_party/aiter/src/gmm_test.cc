@@ -49,6 +49,11 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("any", "gmm_nn", kGmmNnGrid, 0, 0, 64);
   add("nt", "gmm_nt", kGmmNtGrid, 0, 0, 64);
   add("tn", "gmm_tn", kGmmTnGrid, 0, kGmmUnaligned, 64);
+  add("row", "gmm_row", kGmmRowGrid, 0, 0, 128);
+  add("block", "gmm_block", kGmmBlockGrid, 0, 0, 128);
+  for (KernelInfo& k : kernels) {
+    if (k.tile_m == 128 && k.excludes == 0) k.data_type = DataType::kE4m3fnuz;
+  }
   return kernels;
 }
 
@@ -104,6 +109,17 @@ void TestSelection() {
   CHECK(Run(Args(100, 104, 200, 3, GmmLayout::kTN), &blocks, &p) == "tn");
   CHECK(p.tile_rows == 0 && p.tiles_of_rows == 3 && blocks == 3 * 4 * 2);
 
+  a = Args(1300, 104, 32, 10, GmmLayout::kNT);
+  a.scaling = GmmScaling::kRow;
+  a.data_type = DataType::kE4m3fnuz;
+  a.a_scale_ptr = At(0x6000);
+  a.b_scale_ptr = At(0x7000);
+  CHECK(Run(a, &blocks, &p) == "row");
+  CHECK(p.a_scale_ptr == At(0x6000) && p.b_scale_ptr == At(0x7000));
+  CHECK(p.flags == static_cast<int32_t>(kGmmFnuz));
+  a.scaling = GmmScaling::kBlock;
+  CHECK(Run(a, &blocks, &p) == "block");
+
   std::vector<std::string> names;
   CHECK_OK(gmm_kernels({"bf16", {1300, 104, 32, 10}, {}}, "gfx942", &names));
   CHECK(names == (std::vector<std::string>{"plan", "many"}));
@@ -147,6 +163,13 @@ void TestFailures() {
   a = Args(5, 16, 8, 3);
   a.out_type = DataType::kFp16;
   CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
+  a.data_type = DataType::kI8;
+  CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
+  a.scaling = GmmScaling::kRow;
+  a.out_type = DataType::kBf16;
+  CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
+  a.layout = GmmLayout::kNT;
+  CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);  // No scales.
   a = Args(-1, 16, 8, 3);
   CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
   a = Args(5, 16, 8, 3);

@@ -146,6 +146,113 @@ def ragged_dot(
                      transpose_rhs)
 
 
+def _scaled(function: str, a, b, a_scale, b_scale, group_sizes, dtype,
+            blocks: bool) -> jax.Array:
+  """A product of checked dtypes, scaled by rows, or by blocks if accepted."""
+  bad = functools.partial(arguments.bad, function)
+  _matrix(function, "a", a, (None, None), a)
+  _matrix(function, "b", b, (None, None, a.shape[1]), a)
+  (m, k), (groups, n, _) = a.shape, b.shape
+  along = lambda size: (size + op.BLOCK - 1) // op.BLOCK
+  shapes = {"row": (((m,), (m, 1)), ((groups, n), (groups, n, 1)))}
+  if blocks:
+    shapes["block"] = (((m, along(k)),), ((groups, along(n), along(k)),))
+  for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
+    arguments.check_dtype(function, name, scale, ("float32",))
+  fits = [kind for kind, (of_a, of_b) in shapes.items()
+          if a_scale.shape in of_a and b_scale.shape in of_b]
+  if not fits:
+    raise bad("a_scale", f"{arguments.describe(a_scale)} and b_scale"
+              f" {arguments.describe(b_scale)}", " or ".join(
+                  f"{list(of_a[0])} and {list(of_b[0])}"
+                  for of_a, of_b in shapes.values()))
+  scaling = fits[0]
+  if scaling == "row":
+    a_scale, b_scale = a_scale.reshape(m), b_scale.reshape(groups, n)
+  cfg = Config(_result_dtype(function, dtype), "nt", scaling=scaling)
+  sizes = _sizes(function, group_sizes, groups)
+  run = arguments.no_gradient(
+      function, "where nothing is to be learned through it, apply"
+      " jax.lax.stop_gradient to its floating-point arguments")
+  x = Operands(a, b, sizes, a_scale, b_scale)
+  return run(lambda x: op.scaled(cfg, vary_together(x)))(
+      jax.tree.map(jnp.asarray, x))
+
+
+def grouped_gemm_i8(
+    a: jax.Array,
+    b: jax.Array,
+    a_scale: jax.Array,
+    b_scale: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    preferred_element_type: Any = jnp.bfloat16,
+) -> jax.Array:
+  """`ragged_dot` of int8: `gemm_i8` of runs of rows, each with its matrix.
+
+  Sums are exact in int32 and scaled in float32. There is no gradient.
+
+  Args:
+    a: int8 [m, k].
+    b: int8 [g, n, k].
+    a_scale: float32 [m] or [m, 1], one a row.
+    b_scale: float32 [g, n] or [g, n, 1], one a row of each matrix.
+    group_sizes: as in ragged_dot.
+    preferred_element_type: dtype of the result.
+
+  Returns:
+    [m, n].
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype, or a gradient.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  function = "grouped_gemm_i8"
+  for name, t in (("a", a), ("b", b)):
+    arguments.check_dtype(function, name, t, ("int8",))
+  return _scaled(function, a, b, a_scale, b_scale, group_sizes,
+                 preferred_element_type, blocks=False)
+
+
+def grouped_gemm_fp8(
+    a: jax.Array,
+    b: jax.Array,
+    a_scale: jax.Array,
+    b_scale: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    preferred_element_type: Any = jnp.bfloat16,
+) -> jax.Array:
+  """`ragged_dot` of float8: `gemm_fp8` of runs of rows, each with its matrix.
+
+  Sums are float32. There is no gradient.
+
+  Args:
+    a: float8_e4m3fn or float8_e4m3fnuz [m, k].
+    b: a's dtype [g, n, k].
+    a_scale: float32, one a row, [m] or [m, 1]; or one every 128 columns, [m,
+      ceil(k / 128)].
+    b_scale: float32, one a row of each matrix, [g, n] or [g, n, 1]; or one
+      every 128 x 128, [g, ceil(n / 128), ceil(k / 128)] (DeepSeek-V3,
+      arXiv:2412.19437).
+    group_sizes: as in ragged_dot.
+    preferred_element_type: dtype of the result.
+
+  Returns:
+    [m, n].
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype, or a gradient.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  function = "grouped_gemm_fp8"
+  for name, t in (("a", a), ("b", b)):
+    arguments.check_dtype(function, name, t,
+                          ("float8_e4m3fn", "float8_e4m3fnuz"))
+  return _scaled(function, a, b, a_scale, b_scale, group_sizes,
+                 preferred_element_type, blocks=True)
+
+
 def gmm(
     lhs: jax.Array,
     rhs: jax.Array,

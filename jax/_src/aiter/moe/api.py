@@ -70,20 +70,25 @@ def _route(function: str, x, score: str, topk, *, bias=None, groups=1,
     if bias.shape != (experts,):
       raise arguments.bad(function, "correction_bias",
                           arguments.describe(bias), f"shape [{experts}]")
-  scores = _SCORES[score](x)
+  # Scores are in the logits' order, but may be equal where those are not.
+  compared = x
   if bias is not None:
-    compared = scores + bias.astype(scores.dtype)
-  else:
-    # Scores are in the logits' order, but may be equal where those are not. A
-    # sum of two needs the scores.
-    compared = scores if by_sum else x
+    compared = _SCORES[score](x) + bias.astype(x.dtype)
   ids = op.choose(
       op.TopK(topk, groups, topk_groups, by_sum),
       op.Scores(lax.stop_gradient(compared).astype(jnp.float32)))
-  weights = jnp.take_along_axis(scores, ids, -1)
-  if renormalise:
+  # The scores of those that are taken, of few numbers.
+  taken = jnp.take_along_axis(x, ids, -1)
+  if score != "softmax":
+    weights = _SCORES[score](taken)
+  elif renormalise:
+    # What all others add to the sum would be divided out again.
+    weights = jax.nn.softmax(taken, -1)
+  else:
+    weights = jnp.exp(taken - jax.nn.logsumexp(x, -1, keepdims=True))
+  if renormalise and score != "softmax":
     weights /= jnp.maximum(jnp.sum(weights, -1, keepdims=True), 1e-20)
-  return (weights * factor).astype(scores.dtype), ids
+  return (weights * factor).astype(x.dtype), ids
 
 
 @functools.partial(jax.jit, inline=True, static_argnums=(0, 1, 2),
@@ -434,11 +439,10 @@ class Permuted(NamedTuple):
   places: Places
 
 
-def permuted(x, ids, experts: int) -> Permuted:
-  """The rows x [m, d] of checked local ids [m, k]."""
+def places_of(ids, experts: int) -> tuple[jax.Array, Places]:
+  """How many rows an expert has, and where, of checked local ids [m, k]."""
   found = sort_by_expert(ids, experts)
-  places = Places(found.order - 1, found.place.reshape(ids.shape))
-  return Permuted(spread(None, x, places), found.counts, places)
+  return found.counts, Places(found.order - 1, found.place.reshape(ids.shape))
 
 
 def check_rows(function: str, name: str, t, m=None):
@@ -479,7 +483,8 @@ def moe_permute(
   experts = _positive(function, "num_experts", num_experts)
   ids = local_ids(function, ids, experts, expert_mask)
   hidden_states, ids = vary_together((jnp.asarray(hidden_states), ids))
-  return permuted(hidden_states, ids, experts)
+  counts, places = places_of(ids, experts)
+  return Permuted(spread(None, hidden_states, places), counts, places)
 
 
 def moe_unpermute(

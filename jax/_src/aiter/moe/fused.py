@@ -14,18 +14,24 @@ from jax._src.aiter.core import arguments
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.gmm import op as gmm_op
 from jax._src.aiter.moe import api
-from jax._src.aiter.moe.move import combine
+from jax._src.aiter.moe.move import combine, rows_of, spread
+from jax._src.aiter.quant import api as quant_api
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
-# Name -> the gated activation, and what of a gate alone.
+# Name -> the gated activation, the same quantised, and what of a gate alone.
 _ACTIVATIONS = {
-    "silu": (activation_api.silu_and_mul, jax.nn.silu),
-    "gelu": (activation_api.gelu_and_mul,
+    "silu": (activation_api.silu_and_mul, activation_api.silu_and_mul_quant,
+             jax.nn.silu),
+    "gelu": (activation_api.gelu_and_mul, activation_api.gelu_and_mul_quant,
              functools.partial(jax.nn.gelu, approximate=False)),
     "gelu_tanh": (activation_api.gelu_tanh_and_mul,
+                  activation_api.gelu_tanh_and_mul_quant,
                   functools.partial(jax.nn.gelu, approximate=True)),
-    "swiglu": (activation_api.swiglu_and_mul, None),
+    "swiglu": (activation_api.swiglu_and_mul,
+               activation_api.swiglu_and_mul_quant, None),
 }
+# Weights' dtypes that have scales.
+_BYTES = ("int8", "float8_e4m3fn", "float8_e4m3fnuz")
 # What the gated activations of these names take a limit as.
 _LIMITED = ("silu", "swiglu")
 
@@ -41,6 +47,8 @@ class Config(NamedTuple):
     early: whether tokens' weights multiply what is activated, not the result.
     limit: of the activation, or None.
     dtype: name of the result's dtype.
+    scaling: of weights: "none", "row" or "block", as gmm's Config has it. Rows
+      are quantised alike.
   """
   layout: str
   activation: str
@@ -49,6 +57,7 @@ class Config(NamedTuple):
   early: bool
   limit: float | None
   dtype: str
+  scaling: str = "none"
 
 
 class Layer(NamedTuple):
@@ -60,6 +69,8 @@ class Layer(NamedTuple):
   ids: jax.Array
   bias1: jax.Array | None
   bias2: jax.Array | None
+  w1_scale: jax.Array | None = None
+  w2_scale: jax.Array | None = None
 
 
 def _of_expert(bias, ids, like):
@@ -68,8 +79,16 @@ def _of_expert(bias, ids, like):
       mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-def _activate(cfg: Config, h, row_ids, bias1):
-  gated, alone = _ACTIVATIONS[cfg.activation]
+def _quantised(cfg: Config, x, dtype):
+  """x as weights of a dtype want it: (numbers, scales)."""
+  if cfg.scaling == "block":
+    return quant_api.per_group_quant(x, quant_dtype=dtype)
+  return quant_api.per_token_quant(x, quant_dtype=dtype)
+
+
+def _activate(cfg: Config, h, row_ids, bias1, w2):
+  """What w2 multiplies, and its scales if there are any."""
+  gated, quantised, alone = _ACTIVATIONS[cfg.activation]
   options = {}
   if cfg.limit is not None:
     options["limit"] = cfg.limit
@@ -78,7 +97,10 @@ def _activate(cfg: Config, h, row_ids, bias1):
     h = h.astype(wide)
     if bias1 is not None:
       h += _of_expert(bias1, row_ids, wide)
-    return alone(h)
+    y = alone(h)
+    if cfg.scaling != "none":
+      return _quantised(cfg, y, w2.dtype)
+    return y.astype(w2.dtype), None
   if cfg.interleaved:
     pairs = h.reshape(h.shape[0], -1, 2)
     if bias1 is not None:
@@ -87,7 +109,10 @@ def _activate(cfg: Config, h, row_ids, bias1):
     h, options["up"] = pairs[..., 0], pairs[..., 1]
   if bias1 is not None:
     options |= dict(expert_ids=row_ids, bias=bias1)
-  return gated(h, **options)
+  if cfg.scaling != "none":
+    return quantised(h, **options, quant_dtype=w2.dtype,
+                     group_size=128 if cfg.scaling == "block" else None)
+  return gated(h, **options).astype(w2.dtype), None
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
@@ -95,28 +120,69 @@ def _layer(cfg: Config, x: Layer) -> jax.Array:
   """The layer of checked arguments and local ids."""
   x = vary_together(x)
   experts = x.w1.shape[0]
-  rows, counts, places = api.permuted(x.hidden, x.ids, experts)
-  times = lambda a, b: gmm_op.product(
-      gmm_op.Config(a.dtype.name, cfg.layout), gmm_op.Operands(a, b, counts))
+  counts, places = api.places_of(x.ids, experts)
+
+  def times(rows, scales, w, w_scale):
+    if cfg.scaling == "none":
+      return gmm_op.product(gmm_op.Config(w.dtype.name, cfg.layout),
+                            gmm_op.Operands(rows, w, counts))
+    if cfg.scaling == "row":
+      scales = scales.reshape(-1)
+    return gmm_op.scaled(
+        gmm_op.Config(x.hidden.dtype.name, "nt", scaling=cfg.scaling),
+        gmm_op.Operands(rows, w, counts, scales, w_scale))
+
+  if cfg.scaling == "none":
+    rows, scales = spread(None, x.hidden, places), None
+  else:
+    # Once a token, not once for each of its experts.
+    rows, scales = (rows_of(t, places)
+                    for t in _quantised(cfg, x.hidden, x.w1.dtype))
   by_row = lambda t: t.reshape(-1).at[places.entry].get(
       mode="fill", fill_value=0, wrap_negative_indices=False)
   row_ids = None
   if x.bias1 is not None or x.bias2 is not None:
     row_ids = jnp.where(places.entry < 0, -1, by_row(x.ids))
-  h = times(rows, x.w1)
+  h = times(rows, scales, x.w1, x.w1_scale)
   bias1 = x.bias1
   if cfg.early:
     wide = jnp.promote_types(h.dtype, jnp.float32)
     h = h.astype(wide)
     if bias1 is not None:
       h, bias1 = h + _of_expert(bias1, row_ids, wide), None
-    h = (h * by_row(x.weights.astype(wide))[:, None]).astype(rows.dtype)
-  h = _activate(cfg, h, row_ids, bias1).astype(rows.dtype)
-  y = times(h, x.w2)
+    h = (h * by_row(x.weights.astype(wide))[:, None]).astype(x.hidden.dtype)
+  h, scales = _activate(cfg, h, row_ids, bias1, x.w2)
+  y = times(h, scales, x.w2, x.w2_scale)
   if x.bias2 is not None:
     y = (y + _of_expert(x.bias2, row_ids, jnp.float32)).astype(y.dtype)
   return combine(None, y, None if cfg.early else x.weights, places).astype(
       cfg.dtype)
+
+
+def _scales(function: str, w1, w2, w1_scale, w2_scale):
+  """(kind of scaling, checked scales)."""
+  kinds, found = [], []
+  along = lambda size: (size + gmm_op.BLOCK - 1) // gmm_op.BLOCK
+  for name, w, scale in (("w1_scale", w1, w1_scale),
+                         ("w2_scale", w2, w2_scale)):
+    arguments.check_dtype(function, name, scale, ("float32",))
+    experts, n, k = w.shape
+    rows, blocks = (experts, n), (experts, along(n), along(k))
+    if scale.shape in (rows, (*rows, 1)):
+      kinds.append("row")
+      scale = scale.reshape(rows)
+    elif scale.shape == blocks and w.dtype != jnp.int8:
+      kinds.append("block")
+    else:
+      words = f"shape {list(rows)}"
+      if w.dtype != jnp.int8:
+        words += f" or {list(blocks)}"
+      raise arguments.bad(function, name, arguments.describe(scale), words)
+    found.append(scale)
+  if kinds[0] != kinds[1]:
+    raise arguments.bad(function, "w2_scale", f"of {kinds[1]}s",
+                        f"of {kinds[0]}s, as w1_scale is")
+  return kinds[0], *found
 
 
 def fused_moe(
@@ -130,6 +196,8 @@ def fused_moe(
     doweight_stage1: bool = False,
     *,
     num_local_tokens: jax.Array | None = None,
+    w1_scale: jax.Array | None = None,
+    w2_scale: jax.Array | None = None,
     dtype: Any = None,
     bias1: jax.Array | None = None,
     bias2: jax.Array | None = None,
@@ -150,8 +218,9 @@ def fused_moe(
     hidden_states: [tokens, d], bfloat16 or float16; float32 and float64 by the
       formulas.
     w1: [e, 2 i, d], a gate and an up for each of i columns, or [e, i, d]
-      without gates; hidden_states' dtype.
-    w2: [e, d, i].
+      without gates; hidden_states' dtype, or, with scales, int8, float8_e4m3fn
+      or float8_e4m3fnuz.
+    w2: [e, d, i], w1's dtype.
     topk_weight: [tokens, topk], any floating dtype.
     topk_ids: integers [tokens, topk]. One that is no expert's adds nothing.
     expert_mask: integers [experts] of all experts, of which those that are not
@@ -161,6 +230,12 @@ def fused_moe(
     doweight_stage1: topk_weight multiplies `w1 @ x + bias1` (Llama 4), and not
       the result.
     num_local_tokens: integer [1]: later tokens have the result 0.
+    w1_scale: float32, of weights of bytes: one a row, [e, n] or [e, n, 1] of a
+      w1 [e, n, d]; or, of float8, one every 128 x 128, [e, ceil(n / 128),
+      ceil(d / 128)]. Hidden states, and what is activated, are then quantised
+      to the weights' dtype, by row or by 128 columns, as per_token_quant and
+      per_group_quant do, and there is no gradient.
+    w2_scale: of w2 alike.
     dtype: of the result; hidden_states' by default.
     bias1: [e, 2 i] or [e, i], any floating dtype.
     bias2: [e, d], any floating dtype.
@@ -181,6 +256,7 @@ def fused_moe(
   function = "fused_moe"
   bad = functools.partial(arguments.bad, function)
   hidden_states, w1, w2 = arguments.agreeing(hidden_states, w1, w2)
+  scaled = w1_scale is not None or w2_scale is not None
   ids = api.check_ids(function, topk_ids)
   api.check_rows(function, "hidden_states", hidden_states, ids.shape[0])
   d = hidden_states.shape[1]
@@ -188,7 +264,9 @@ def fused_moe(
       function, "weight_layout", weight_layout, ("enk", "ekn"))]
   inner = 1 if layout == "nt" else 2  # the axis of w1 that is not d
   for name, w in (("w1", w1), ("w2", w2)):
-    arguments.check_dtype(function, name, w, (hidden_states.dtype.name,))
+    arguments.check_dtype(
+        function, name, w, (hidden_states.dtype.name,) if not scaled
+        else _BYTES if name == "w1" else (w1.dtype.name,))
     if w.ndim != 3:
       raise bad(name, arguments.describe(w), "an array of rank 3")
   experts, n = w1.shape[0], w1.shape[inner]
@@ -203,7 +281,7 @@ def fused_moe(
   gated = n == 2 * columns
   activation = arguments.choice(
       function, "activation", activation, tuple(_ACTIVATIONS))
-  if not gated and _ACTIVATIONS[activation][1] is None:
+  if not gated and _ACTIVATIONS[activation][2] is None:
     raise bad("activation", repr(activation), "one without gates, as w1 is")
   limit = swiglu_limit
   if limit is not None:
@@ -222,6 +300,12 @@ def fused_moe(
       arguments.check_dtype(function, name, bias, _FLOATS)
       if bias.shape != (experts, width):
         raise bad(name, arguments.describe(bias), f"shape [{experts}, {width}]")
+  scaling = "none"
+  if scaled:
+    if layout != "nt":
+      raise bad("weight_layout", repr(weight_layout), "'enk' with w1_scale")
+    scaling, w1_scale, w2_scale = _scales(
+        function, w1, w2, w1_scale, w2_scale)
   everywhere = experts
   if expert_mask is not None:
     arguments.check_is_array(function, "expert_mask", expert_mask, False)
@@ -236,6 +320,12 @@ def fused_moe(
                        ("separated", "interleaved")) == "interleaved",
       arguments.flag(function, "doweight_stage1", doweight_stage1), limit,
       hidden_states.dtype.name if dtype is None else arguments.dtype_name(
-          function, "dtype", dtype, _FLOATS))
-  return _layer(cfg, Layer(hidden_states, w1, w2, topk_weight, ids, bias1,
-                           bias2))
+          function, "dtype", dtype, _FLOATS), scaling)
+  x = Layer(hidden_states, w1, w2, topk_weight, ids, bias1, bias2, w1_scale,
+            w2_scale)
+  if not scaled:
+    return _layer(cfg, x)
+  return arguments.no_gradient(
+      function, "of quantised weights; apply jax.lax.stop_gradient where"
+      " nothing is to be learned through it")(functools.partial(_layer, cfg))(
+          jax.tree.map(jnp.asarray, x))

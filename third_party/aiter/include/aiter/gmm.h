@@ -20,6 +20,13 @@ enum class GmmLayout : uint8_t {
   kTN,  // a [m, k], b [m, n] -> out [groups, k, n]
 };
 
+enum class GmmScaling : uint8_t {
+  kNone,   // bf16 and fp16, in all layouts; what follows is in kNT alone.
+  kRow,    // i8 and fp8: a float32 scale a row of a, and of each row of b.
+  kBlock,  // fp8: float32 of 1 x 128 in a [m, ceil(k / 128)] and of 128 x 128
+           // in b [groups, ceil(n / 128), ceil(k / 128)].
+};
+
 // How many tiles of rows there can be at most, of any kernel: of kTN one a
 // group, else no tile has fewer than 16 rows.
 inline constexpr int64_t kGmmLeastRows = 16;
@@ -31,8 +38,10 @@ inline constexpr int64_t kGmmLeastRows = 16;
 // Arrays are dense and start at a multiple of 16 bytes.
 struct gmm_args {
   GmmLayout layout = GmmLayout::kNN;
-  DataType data_type = DataType::kBf16;  // Or kFp16: of a and b.
-  DataType out_type = DataType::kBf16;   // data_type or kFp32.
+  GmmScaling scaling = GmmScaling::kNone;
+  DataType data_type = DataType::kBf16;  // Of a and b.
+  // kFp32, or data_type, of scaled products bf16.
+  DataType out_type = DataType::kBf16;
 
   int64_t m = 0;
   int64_t n = 0;
@@ -41,6 +50,8 @@ struct gmm_args {
 
   const void* a_ptr = nullptr;
   const void* b_ptr = nullptr;
+  const void* a_scale_ptr = nullptr;  // Both absent without scaling.
+  const void* b_scale_ptr = nullptr;
   const void* sizes_ptr = nullptr;  // int32 [groups], with `lead` one more.
   // Whether the first of the sizes counts rows that no group has.
   bool lead = false;
@@ -61,8 +72,8 @@ struct GmmPlan {
   int32_t multiprocessors = 0;
 };
 
-// The sizes of a problem are m, n, k and the number of groups; its features nn,
-// nt or tn, and unaligned.
+// The sizes of a problem are m, n, k and the number of groups; its features nt
+// or tn, and row or block.
 AITER_OPERATION(gmm, gmm_args, GmmPlan);
 
 }  // namespace aiter

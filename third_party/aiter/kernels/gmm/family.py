@@ -11,14 +11,24 @@ from third_party.aiter.aot.family import (
     selecting,
 )
 
+# What the matrix unit multiplies as it is; "any": one of the float8 types.
+_BYTES = {"i8": "i8", "e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8", "any": "u8"}
+
 FEATURES = {
-    # Without out_f32 the result has the operands' type. lead: the first of the
-    # sizes counts rows that no matrix is for.
-    **flags("out_f32 lead"),
+    # Without out_f32 the result has the operands' type, of bytes bf16. lead:
+    # the first of the sizes counts rows that no matrix is for. fnuz: operands
+    # are e4m3fnuz, for kernels of either float8 type.
+    **flags("out_f32 lead fnuz"),
     # unaligned: rows that do not begin at multiples of 16 bytes. The layouts of
     # a problem are their names, nn without one.
-    **selecting("unaligned nt tn"),
+    # float8: operands are of either such type.
+    **selecting("unaligned nt tn row block float8"),
 }
+
+
+def _alignment(row):
+  """Elements in 16 bytes."""
+  return 16 if row["dtype"] in _BYTES else 8
 
 
 def _constants(row):
@@ -29,9 +39,11 @@ def _constants(row):
       "TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": int(row["tile_k"]),
       "GROUP_M": 4,
       "XCDS": arch.xcds,
-      "ALIGN": 8 if "unaligned" in named(row, "excludes") else 1,
+      "ALIGN": _alignment(row) if "unaligned" in named(row, "excludes") else 1,
       "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
       "WALKS": "module=gmm.hopper" in row["options"],
+      # Hopper adds float8 products with fewer bits than float32 has.
+      "PROMOTE": arch.matrix == "wgmma" and row["dtype"] == "e4m3fn",
   }
 
 
@@ -52,13 +64,18 @@ FAMILY = Family(
         "gmm_nn": Op("gmm.gmm", (_ROWS,), _WALKING),
         "gmm_nt": Op("gmm.gmm", (_ROWS,), _WALKING),
         "gmm_tn": Op("gmm.gmm", (_GROUPS,), _WALKING_GROUPS),
+        "gmm_row": Op("gmm.gmm", (_ROWS,)),
+        "gmm_block": Op("gmm.gmm", (_ROWS,)),
     },
     pointers={
         **points_to("dtype", "a b out"),
-        **points_to("fp32", "out_f32"),
+        **points_to("bf16", "out_bf16"),
+        **points_to("fp32", "out_f32 a_scale b_scale"),
         **points_to("i32", "sizes plan"),
     },
+    element=lambda row: _BYTES.get(row["dtype"], row["dtype"]),
     aligned="[nk]$",
+    alignment=_alignment,
     aligned_if="unaligned",
     constants=_constants,
     features=FEATURES,

@@ -5,6 +5,9 @@
   gmm_nn    a [m, k], b [groups, k, n]  -> out [m, n]
   gmm_nt    a [m, k], b [groups, n, k]  -> out [m, n], the first's gradient of a
   gmm_tn    a [m, k], b [m, n]          -> out [groups, k, n], of its b
+  gmm_row   gmm_nt of int8 or float8, with a scale a row of a and of b
+  gmm_block gmm_nt of float8, scales of a a row and 128 of k, of b 128 of n and
+            128 of k
 
 Sizes of groups are on the device. gmm_plan makes a list of tiles of them, so
 that a block of the others finds its rows by one look. Such a list, `plan`, is
@@ -23,6 +26,7 @@ from third_party.aiter.kernels.gmm.family import FEATURES
 
 OUT_F32 = tl.constexpr(FEATURES["out_f32"])
 LEAD = tl.constexpr(FEATURES["lead"])
+FNUZ = tl.constexpr(FEATURES["fnuz"])
 
 
 @triton.jit
@@ -93,28 +97,53 @@ def _entry(plan, slot, AMD: tl.constexpr):
 
 @triton.jit
 def _product(
-    a, b, stride_a, stride_b, m_left, n_left, k,
-    A_K_LAST: tl.constexpr, B_K_LAST: tl.constexpr, TILE_M: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_K: tl.constexpr, ALIGN: tl.constexpr,
+    a, b, a_scale, b_scale, stride_a, stride_b, m_left, n_left, k, scales_k,
+    flags, KIND: tl.constexpr, A_K_LAST: tl.constexpr, B_K_LAST: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    ALIGN: tl.constexpr, PROMOTE: tl.constexpr,
 ):
-  """The tile's sum over k, of operands that begin at it."""
+  """The tile's sum over k, of operands that begin at it.
+
+  KIND: gemm.BLOCK with scales, scales_k to a row; gemm.PLAIN without. Float8 as
+  bytes is widened, which `flags` are about.
+  """
+  WIDEN: tl.constexpr = a.dtype.element_ty == tl.uint8
+  PACK: tl.constexpr = 2 if WIDEN else 1
+  fnuz = tl.where((flags & FNUZ) != 0, gemm.A_FNUZ | gemm.B_FNUZ, 0)
+  if WIDEN:
+    # See gemm._gemm: two float8 are widened side by side.
+    a = a.to(tl.pointer_type(tl.uint16))
+    b = b.to(tl.pointer_type(tl.uint16))
+    stride_a //= 2
+    stride_b //= 2
   a_offsets = gemm.tile_offsets(
-      stride_a, m_left, TILE_M, TILE_K, A_K_LAST, ALIGN)
+      stride_a, m_left, TILE_M, TILE_K // PACK, A_K_LAST, ALIGN)
   b_offsets = gemm.tile_offsets(
-      stride_b, n_left, TILE_N, TILE_K, B_K_LAST, ALIGN)
-  acc = tl.zeros([TILE_M, TILE_N], tl.float32)
+      stride_b, n_left, TILE_N, TILE_K // PACK, B_K_LAST, ALIGN)
+  a_scales = 0
+  if KIND == gemm.BLOCK:
+    # A tile of b lies in one block of its rows.
+    tl.static_assert(TILE_N <= 128)
+    r = tl.arange(0, TILE_M)
+    a_scales = tl.where(r < m_left, r, 0) * scales_k
+  if a.dtype.element_ty == tl.int8:
+    acc = tl.zeros([TILE_M, TILE_N], tl.int32)
+  else:
+    acc = tl.zeros([TILE_M, TILE_N], tl.float32)
   steps = k // TILE_K
   begin = tl.zeros([], tl.int32)
-  for step in tl.range(0, steps):
-    acc = gemm.add_step(
-        acc, begin + step * TILE_K, TILE_K, a, b, a_offsets, b_offsets,
-        stride_a, stride_b, a, b, 0, 0, 0, 0, 0, gemm.PLAIN, A_K_LAST,
-        B_K_LAST, TILE_K, 1, False, False, False)
+  if steps > 0:
+    # A pipelined loop reads its first slab before it knows that there is one.
+    for step in tl.range(0, steps):
+      acc = gemm.add_step(
+          acc, begin + step * TILE_K, TILE_K, a, b, a_offsets, b_offsets,
+          stride_a, stride_b, a_scale, b_scale, a_scales, 0, 1, 1, fnuz, KIND,
+          A_K_LAST, B_K_LAST, TILE_K, PACK, WIDEN, PROMOTE, False)
   if k > steps * TILE_K:
     acc = gemm.add_step(
         acc, steps * TILE_K, k - steps * TILE_K, a, b, a_offsets, b_offsets,
-        stride_a, stride_b, a, b, 0, 0, 0, 0, 0, gemm.PLAIN, A_K_LAST,
-        B_K_LAST, TILE_K, 1, False, False, True)
+        stride_a, stride_b, a_scale, b_scale, a_scales, 0, 1, 1, fnuz, KIND,
+        A_K_LAST, B_K_LAST, TILE_K, PACK, WIDEN, PROMOTE, True)
   return acc
 
 
@@ -137,12 +166,13 @@ def _store(
 
 @triton.jit
 def _rows(
-    a, b, plan, out, out_f32, n, k, flags, B_K_LAST: tl.constexpr,
+    a, b, a_scale, b_scale, plan, out, out_f32, n, k, flags,
+    KIND: tl.constexpr, ROW: tl.constexpr, B_K_LAST: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
     GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
-    SLICES: tl.constexpr,
+    SLICES: tl.constexpr, PROMOTE: tl.constexpr,
 ):
-  """A tile of out [m, n]."""
+  """A tile of out [m, n]. ROW: sums are scaled by row and column."""
   tiles = tl.load(plan)
   if XCDS > 0:
     tiles = gemm.first_lane(tiles)
@@ -153,16 +183,29 @@ def _rows(
     group, first, end = _entry(plan, slot, XCDS > 0)
     n0 = tile_n * TILE_N
     a += first.to(tl.int64) * k
-    b += tl.maximum(group, 0).to(tl.int64) * k * n
+    matrix = tl.maximum(group, 0).to(tl.int64)
+    b += matrix * k * n
     if B_K_LAST:
       b += n0.to(tl.int64) * k
     else:
       b += n0
+    scales_k = tl.cdiv(k, 128)
+    if KIND == gemm.BLOCK:
+      a_scale += first.to(tl.int64) * scales_k
+      b_scale += (matrix * tl.cdiv(n, 128) + n0 // 128) * scales_k
     acc = _product(
-        a, b, k, k if B_K_LAST else n, end - first, n - n0,
-        tl.where(group < 0, 0, k), True, B_K_LAST, TILE_M, TILE_N, TILE_K,
-        ALIGN)
-    _store(acc, out, out_f32, 0, 0, first, n0, end, n, flags, TILE_M, TILE_N,
+        a, b, a_scale, b_scale, k, k if B_K_LAST else n, end - first, n - n0,
+        tl.where(group < 0, 0, k), scales_k, flags, KIND, True, B_K_LAST,
+        TILE_M, TILE_N, TILE_K, ALIGN, PROMOTE)
+    if ROW:
+      r = first + tl.arange(0, TILE_M)
+      c = n0 + tl.arange(0, TILE_N)
+      sa = tl.load(a_scale + r, mask=r < end, other=0.0)
+      sb = tl.load(b_scale + (matrix * n + c), mask=c < n, other=0.0)
+      x = acc.to(tl.float32) * sa[:, None] * sb[None, :]
+    else:
+      x = acc
+    _store(x, out, out_f32, 0, 0, first, n0, end, n, flags, TILE_M, TILE_N,
            SLICES)
 
 
@@ -177,8 +220,8 @@ def gmm_nn(
 
   OUT_F32: out is out_f32. Grid: (tiles, as many as there could be).
   """
-  _rows(a, b, plan, out, out_f32, n, k, flags, False, TILE_M, TILE_N, TILE_K,
-        GROUP_M, XCDS, ALIGN, SLICES)
+  _rows(a, b, a, b, plan, out, out_f32, n, k, flags, gemm.PLAIN, False, False,
+        TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, SLICES, False)
 
 
 @triton.jit
@@ -189,8 +232,40 @@ def gmm_nt(
     SLICES: tl.constexpr,
 ):
   """gmm_nn with b [groups, n, k]."""
-  _rows(a, b, plan, out, out_f32, n, k, flags, True, TILE_M, TILE_N, TILE_K,
-        GROUP_M, XCDS, ALIGN, SLICES)
+  _rows(a, b, a, b, plan, out, out_f32, n, k, flags, gemm.PLAIN, False, True,
+        TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, SLICES, False)
+
+
+@triton.jit
+def gmm_row(
+    a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr, PROMOTE: tl.constexpr,
+):
+  """gmm_nt of int8 or float8: a_scale[i] b_scale[group, j] (a b^T)[i, j].
+
+  a_scale [m], b_scale [groups, n].
+  """
+  _rows(a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
+        gemm.PLAIN, True, True, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN,
+        SLICES, PROMOTE)
+
+
+@triton.jit
+def gmm_block(
+    a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+  """gmm_row with a_scale [m, k / 128], b_scale [groups, n / 128, k / 128].
+
+  All rounded up. TILE_K divides 128.
+  """
+  _rows(a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
+        gemm.BLOCK, False, True, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN,
+        SLICES, False)
 
 
 @triton.jit
@@ -216,8 +291,8 @@ def gmm_tn(
   m0 = tile_m * TILE_M
   n0 = tile_n * TILE_N
   acc = _product(
-      a + (first.to(tl.int64) * k + m0), b + (first.to(tl.int64) * n + n0), k,
-      n, k - m0, n - n0, end - first, False, False, TILE_M, TILE_N, TILE_K,
-      ALIGN)
+      a + (first.to(tl.int64) * k + m0), b + (first.to(tl.int64) * n + n0), a,
+      b, k, n, k - m0, n - n0, end - first, 0, 0, gemm.PLAIN, False, False,
+      TILE_M, TILE_N, TILE_K, ALIGN, False)
   _store(acc, out, out_f32, group.to(tl.int64), k.to(tl.int64) * n, m0, n0, k,
          n, flags, TILE_M, TILE_N, SLICES)
