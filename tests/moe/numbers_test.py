@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
-from harness import cases, errors, machine, transforms
+from harness import cases, errors, machine, sharding, transforms
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
 from moe import oracle
 
 import jax
@@ -120,6 +121,22 @@ class RoutingTest(parameterized.TestCase):
 
       got = jax.jit(jax.grad(lambda x, call=call: jnp.sum(c * call(x)[0])))(x)
       transforms.assert_close(self, got, jax.grad(plain)(x))
+
+  @machine.where(not machine.GPU)
+  def test_rows_divide(self):
+    """Over a mesh, without communication, and in a shard_map."""
+    x = logits_of(8, 16)
+    want = aiter.topk_softmax(x, 3, True)
+    mesh = sharding.mesh((4,), ("x",))
+    rows, = sharding.put(mesh, [x], [P("x")])
+    call = functools.partial(aiter.topk_softmax, topk=3, need_renorm=True)
+    compiled = jax.jit(call).lower(rows).compile()
+    self.assertEmpty(sharding.collectives(compiled))
+    shards = jax.jit(jax.shard_map(
+        call, mesh=mesh, in_specs=P("x"), out_specs=P("x")))
+    for got in (compiled(rows), shards(rows)):
+      np.testing.assert_array_equal(got[1], want[1])
+      np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
 
   def test_vmap(self):
     x = jnp.asarray(logits_of(6, 16)).reshape(2, 3, 16)
@@ -275,6 +292,23 @@ class FusedTest(parameterized.TestCase):
     other = functools.partial(call, weight_layout="ekn")
     self.close(jax.jit(other)(x, w1.swapaxes(1, 2), w2.swapaxes(1, 2), weights,
                               ids), want)
+
+  @machine.where(not machine.GPU)
+  def test_experts_divide(self):
+    """In a shard_map each device has some experts; psum adds up."""
+    x, w1, w2, weights, ids = self.layer(8, 16, 8, 4, 2, dtype=np.float32)
+    whole = oracle.fused_moe(x, w1, w2, weights, ids)
+    mesh = sharding.mesh((4,), ("x",))
+
+    def shard(x, w1, w2, weights, ids):
+      here = jnp.arange(4) == jax.lax.axis_index("x")
+      return jax.lax.psum(aiter.fused_moe(
+          x, w1, w2, weights, ids, here.astype(jnp.int32)), "x")
+
+    got = jax.jit(jax.shard_map(
+        shard, mesh=mesh, in_specs=(P(), P("x"), P("x"), P(), P()),
+        out_specs=P()))(x, w1, w2, weights, ids)
+    np.testing.assert_allclose(got, whole, rtol=1e-4, atol=1e-5)
 
   def test_experts_elsewhere(self):
     """The shards' results add up to the whole, whose tokens may be fewer."""
