@@ -561,6 +561,59 @@ PAGED_SMOKE = [
 ]
 
 
+class Experts(NamedTuple):
+  """A grouped product, routing, or a layer of experts.
+
+  Attributes:
+    what: "nn" and "nt", rows times matrices [g, k, n] and [g, n, k], "tn", the
+      gradient of such matrices; "i8", "fp8" and "fp8_block", "nt" of bytes with
+      scales a row, or of blocks; "route", choice and order of experts; "layer".
+    experts: groups.
+    m: rows; of "route" and "layer" tokens.
+    n: columns; of a layer the width between its products.
+    k: what is summed; of a layer the width of tokens.
+    topk: experts of a token.
+    sizes: of groups: "even", "skewed" (half of the rows are one group's, and a
+      quarter of the groups have none) or "random".
+  """
+  what: str
+  experts: int
+  m: int
+  n: int
+  k: int
+  topk: int = 1
+  sizes: str = "even"
+
+
+MOE = [
+  *(Experts(what, g, m, n, k, sizes=sizes)
+    for g, m, n, k in ((8, 32768, 4096, 4096), (64, 32768, 2048, 7168),
+                       (64, 32768, 7168, 2048))
+    for what, sizes in (("nn", "even"), ("nn", "skewed"), ("nt", "even"),
+                        ("tn", "even"), ("tn", "skewed"))),
+  Experts("nt", 128, 512, 1536, 4096, sizes="random"),
+  Experts("nn", 128, 512, 1536, 4096, sizes="random"),
+  Experts("nt", 8, 64, 14336, 4096),
+  *(Experts(what, g, m, n, k, sizes=sizes)
+    for what in ("i8", "fp8", "fp8_block")
+    for g, m, n, k, sizes in ((64, 32768, 2048, 7168, "even"),
+                              (128, 512, 1536, 4096, "random"))),
+  Experts("route", 256, 8192, 0, 0, 8),
+  Experts("route", 128, 64, 0, 0, 8),
+  Experts("layer", 64, 4096, 1408, 2048, 6, "random"),
+  Experts("layer", 128, 64, 768, 2048, 8, "random"),
+]
+MOE_SMOKE = [
+  Experts("nn", 3, 40, 16, 24, sizes="skewed"),
+  Experts("nt", 3, 40, 16, 24),
+  Experts("tn", 3, 40, 16, 24, sizes="random"),
+  Experts("i8", 3, 40, 16, 32, sizes="skewed"),
+  Experts("fp8_block", 3, 40, 160, 144, sizes="skewed"),
+  Experts("route", 16, 20, 0, 0, 2),
+  Experts("layer", 4, 20, 16, 24, 2, "random"),
+]
+
+
 def markdown() -> str:
   """Returns ATTENTION as a Markdown table."""
   rows = [

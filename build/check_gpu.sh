@@ -59,6 +59,8 @@ activation/numbers_test 3
 cache/numbers_test 3
 cache/alias_test 1
 paged/numbers_test 3
+gmm/numbers_test 3
+moe/numbers_test 3
 paged/aliases_test 1
 paged/transform_test 1
 harness/arguments_test 1

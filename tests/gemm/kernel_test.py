@@ -229,7 +229,7 @@ class GemmKernelTest(parameterized.TestCase):
     super().setUp()
     self.enter_context(gpu_arithmetic())
     self.enter_context(absltest.mock.patch.object(
-        gemm, "_first_lane", lambda x: x))
+        gemm, "first_lane", lambda x: x))
 
   @parameterized.named_parameters(*_EXACT.items())
   def test_is_exact(self, config):

@@ -77,6 +77,8 @@ KINDS = {
     "slices": (jnp.int32, lambda rng, shape, sizes: np.array(
         [[7, 40, 0][:shape[1]], [0, 3, 5][:shape[1]], [3, 2, 4][:shape[1]]])),
     "table": (jnp.int32, _of_range(0, 4)),
+    "sizes_m": (jnp.int32, lambda rng, shape, sizes: np.full(
+        shape, sizes["m"] // shape[0])),
     "share": (jnp.float32, lambda rng, shape, sizes: rng.random(shape)),
 }
 
@@ -94,6 +96,7 @@ _ROPE = ("rope_rotate",)
 _PAIR = "bf16 b,m,128"
 _DRAW = ("sampling_draw",)
 _ACTIVATION = ("activation_fwd", "activation_bwd")
+_GMM = ("gmm",)
 _SBHD, _KEYS = "bf16 s,b,4,16", "bf16 s,b,2,16"
 _TABLES, _FREQS, _PLACES = ("f32 s,8",) * 2, "f32 s,1,1,8", "lengths s,b"
 _AITER = dict(rotate_style=1, reuse_freqs_front_part=True, nope_first=False)
@@ -310,6 +313,40 @@ CASES = (
     _case("cp_gather_indexer_k_quant_cache", (
         "u8 4,16,132", "table b,3", "ends_t b+1"), (), total_tokens=40,
           head_dim=128),
+    _case("ragged_dot", ("bf16 m,16", "bf16 b,16,n", "sizes_m b"), _GMM, 2),
+    _case("ragged_dot", ("bf16 m,16", "bf16 b,n,16", "sizes_m b"), _GMM, 2,
+          transpose_rhs=True),
+    _case("gmm", ("bf16 m,16", "bf16 b,16,n", "sizes_m b"), _GMM, 2),
+    _case("tgmm", ("bf16 16,m", "bf16 m,n", "sizes_m b"), _GMM, 2),
+    _case("grouped_gemm_i8", ("i8 m,32", "i8 b,n,32", "f32 m,1", "f32 b,n,1",
+                              "sizes_m b"), _GMM),
+    _case("grouped_gemm_fp8", ("e4m3fn m,128", "e4m3fn b,128,128", "f32 m,1",
+                               "f32 b,1,1", "sizes_m b"), _GMM),
+    *(Case(name, lambda x, name=name: getattr(aiter, name)(x, 4),
+           ("f32 b,m,40",), ("moe_topk",)) for name in (
+               "topk_softmax", "topk_sigmoid", "topk_gating")),
+    # Logits far enough apart for the choice to stay as it is.
+    Case("topk_softmax_weights", lambda x: aiter.topk_softmax(
+        x + 3 * jnp.arange(40.0), 4, True)[0], ("f32 b,m,40",), ("moe_topk",),
+         1),
+    _case("grouped_topk", ("f32 m,40",), ("moe_topk",), topk=4,
+          num_expert_group=5, topk_group=2, need_renorm=True),
+    _case("biased_grouped_topk", ("f32 m,40", "f32 40"), ("moe_topk",), topk=4,
+          num_expert_group=5, topk_group=2, need_renorm=True),
+    _case("moe_align_block_size", ("table t,3",), ("moe_sort",), num_experts=4,
+          block_size=16),
+    _case("moe_sorting", ("table t,3", "share t,3"), ("moe_sort",),
+          num_experts=4, model_dim=8, moebuf_dtype="bfloat16"),
+    Case("moe_permute", lambda x, ids, w: (
+        lambda found: aiter.moe_unpermute(found.rows, found.places, w))(
+            aiter.moe_permute(x, ids, 4)), ("bf16 t,8", "table t,3",
+                                            "share t,3"), ("moe_sort",)),
+    _case("moe_sum", ("bf16 t,3,8",), (), 1),
+    Case("fused_moe", lambda x, w1, w2, w, ids: aiter.fused_moe(
+        x / 4, w1 / 4, w2 / 4, w, ids),
+         ("bf16 t,16", "bf16 4,2*n,16", "bf16 4,16,n", "share t,3",
+          "table t,3"),
+         ("moe_sort", "gmm", "activation_fwd", "activation_bwd"), 4),
     Case("sample", lambda x: aiter.sample(x, jax.random.key(0)),
          ("bf16 b,300",), _DRAW),
     Case("sample_limits", lambda x, temperature, k, p, mask: aiter.sample(

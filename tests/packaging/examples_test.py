@@ -59,6 +59,11 @@ class ExamplesTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     self.assertIn("apart at most, and the texts are the same", done.stdout)
 
+  def test_train_moe(self):
+    done = run("examples/train_moe.py", "--steps", "3")
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    self.assertIn("largest difference of the two losses", done.stdout)
+
   def test_serve_gpt_refuses_no_requests(self):
     done = run("examples/serve_gpt.py", "--requests", "0")
     self.assertEqual(done.returncode, 2)

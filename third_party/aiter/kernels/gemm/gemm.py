@@ -50,7 +50,7 @@ SCALE_BLOCK = tl.constexpr(128)  # Of k and n, of one scale of gemm_block.
 
 
 @core.extern
-def _first_lane(x, _semantic=None):
+def first_lane(x, _semantic=None):
   """int32 x of the first lane, in a scalar register of an AMD GPU."""
   return core.extern_elementwise(
       "", "", [x],
@@ -83,7 +83,7 @@ def tile_of(
   if AMD:
     # Its compiler divides in vector registers. Addresses that come from there
     # cost every load a loop over the lanes' addresses, though all are the same.
-    tile_m, tile_n = _first_lane(tile_m), _first_lane(tile_n)
+    tile_m, tile_n = first_lane(tile_m), first_lane(tile_n)
   return tile_m, tile_n
 
 
@@ -107,7 +107,7 @@ def _fp8_to_fp16(bits, fnuz):
 
 
 @triton.jit
-def _offsets(
+def tile_offsets(
     stride, rows_left, ROWS: tl.constexpr, TILE_K: tl.constexpr,
     K_LAST: tl.constexpr, ALIGN: tl.constexpr,
 ):
@@ -147,7 +147,7 @@ def _load(
 
 
 @triton.jit
-def _step(
+def add_step(
     acc, k0, k_left, a, b, a_offsets, b_offsets, stride_a, stride_b,
     a_scale, b_scale, a_scale_offsets, b_scale_offsets,
     stride_a_scale_k, stride_b_scale_k, flags,
@@ -302,7 +302,7 @@ def _quarters(x):
 
 
 @triton.jit
-def _columns(x, PARTS: tl.constexpr):
+def columns(x, PARTS: tl.constexpr):
   """x in PARTS (1, 4 or 8) equal groups of columns."""
   if PARTS == 1:
     return (x,)
@@ -357,9 +357,9 @@ def _gemm(
     b += n0.to(tl.int64) * stride_b
   else:
     b += n0
-  a_offsets = _offsets(
+  a_offsets = tile_offsets(
       stride_a, m - m0, TILE_M, TILE_K // PACK, A_K_LAST, ALIGN)
-  b_offsets = _offsets(
+  b_offsets = tile_offsets(
       stride_b, n - n0, TILE_N, TILE_K // PACK, B_K_LAST, ALIGN)
   a_scale_offsets = 0
   b_scale_offsets = 0
@@ -392,13 +392,13 @@ def _gemm(
   steps = length // TILE_K
   for step in tl.range(0, steps):
     k0 = first + step * TILE_K
-    acc = _step(
+    acc = add_step(
         acc, k0, TILE_K, a, b, a_offsets, b_offsets, stride_a, stride_b,
         a_scale, b_scale, a_scale_offsets, b_scale_offsets,
         stride_a_scale_k, stride_b_scale_k, flags,
         KIND, A_K_LAST, B_K_LAST, TILE_K, PACK, WIDEN, PROMOTE, False)
   if length > steps * TILE_K:
-    acc = _step(
+    acc = add_step(
         acc, first + steps * TILE_K, length - steps * TILE_K,
         a, b, a_offsets, b_offsets, stride_a, stride_b,
         a_scale, b_scale, a_scale_offsets, b_scale_offsets,
@@ -410,7 +410,7 @@ def _gemm(
     b_scale += index * batch_stride_b_scale
   # In parts: a whole large tile's temporaries would not fit the registers.
   PART: tl.constexpr = TILE_N // SLICES
-  parts = _columns(acc, SLICES)
+  parts = columns(acc, SLICES)
   for i in tl.static_range(SLICES):
     first = n0 + i * PART
     if whole:

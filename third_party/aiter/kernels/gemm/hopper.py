@@ -45,7 +45,7 @@ def tensor_maps(function, constants):
 
 
 @gluon.constexpr_function
-def _accumulator(n, element):
+def accumulator(n, element):
   """Returns the layout of a warpgroup's accumulator of n columns."""
   widest = 128 if element == gl.int8 else 256  # of Triton's wgmma
   return gl.NVMMADistributedLayout(
@@ -57,7 +57,7 @@ def _accumulator(n, element):
 
 
 @gluon.jit
-def _tile_at(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
+def tile_at(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
   """Returns row and column of tile t: bands of GROUP_M rows, for the L2."""
   band = t // (GROUP_M * tiles_n)
   rows = gl.minimum(tiles_m - band * GROUP_M, GROUP_M)
@@ -66,7 +66,7 @@ def _tile_at(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
-def _next(i, phase, STAGES: gl.constexpr):
+def next_slab(i, phase, STAGES: gl.constexpr):
   """Returns the ring's next slab and its phase."""
   i += 1
   phase = gl.where(i == STAGES, phase ^ 1, phase)
@@ -86,7 +86,7 @@ def _produce(ring, tiles, maps, A_T: gl.constexpr, B_T: gl.constexpr,
   i = 0
   phase = 1
   for t in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-    tile_m, tile_n = _tile_at(t, tiles_m, tiles_n, GROUP_M)
+    tile_m, tile_n = tile_at(t, tiles_m, tiles_n, GROUP_M)
     for k in range(k_first, k_end, TILE_K):
       mbarrier.wait(empty.index(i), phase)
       mbarrier.expect(full.index(i),
@@ -103,12 +103,12 @@ def _produce(ring, tiles, maps, A_T: gl.constexpr, B_T: gl.constexpr,
           tma.async_load(a_desc, [z_a, k, row], full.index(i), part)
         else:
           tma.async_load(a_desc, [z_a, row, k], full.index(i), part)
-      i, phase = _next(i, phase, STAGES)
+      i, phase = next_slab(i, phase, STAGES)
 
 
 @gluon.jit
-def _multiply(acc, use_acc, ring, i, phase, p: gl.constexpr, A_T: gl.constexpr,
-              B_T: gl.constexpr, SKINNY: gl.constexpr):
+def multiply(acc, use_acc, ring, i, phase, p: gl.constexpr, A_T: gl.constexpr,
+             B_T: gl.constexpr, SKINNY: gl.constexpr):
   """Waits for slab i and starts the product of a's part p: a promise."""
   a_smem, b_smem, full, empty = ring
   PARTS: gl.constexpr = a_smem.shape[0] // b_smem.shape[0]
@@ -118,6 +118,8 @@ def _multiply(acc, use_acc, ring, i, phase, p: gl.constexpr, A_T: gl.constexpr,
   b = b_smem.index(i)
   b = b.reshape([b.shape[1], b.shape[2]])
   if SKINNY:
+    if B_T:
+      b = b.permute([1, 0])
     return warpgroup_mma(b, a.permute([1, 0]), acc, use_acc=use_acc,
                          is_async=True)
   else:
@@ -129,17 +131,17 @@ def _multiply(acc, use_acc, ring, i, phase, p: gl.constexpr, A_T: gl.constexpr,
 
 
 @gluon.jit
-def _sum(acc, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
-         B_T: gl.constexpr, SKINNY: gl.constexpr, STAGES: gl.constexpr):
+def sum_slabs(acc, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
+              B_T: gl.constexpr, SKINNY: gl.constexpr, STAGES: gl.constexpr):
   """Returns a tile's sum, added by the tensor cores, and the ring's state."""
   empty = ring[3]
   last = 0
   for step in range(steps):
-    acc = _multiply(acc, step > 0, ring, i, phase, w, A_T, B_T, SKINNY)
+    acc = multiply(acc, step > 0, ring, i, phase, w, A_T, B_T, SKINNY)
     acc = warpgroup_mma_wait(1, deps=[acc])
     mbarrier.arrive(empty.index(last), pred=step > 0)
     last = i
-    i, phase = _next(i, phase, STAGES)
+    i, phase = next_slab(i, phase, STAGES)
   acc = warpgroup_mma_wait(0, deps=[acc])
   mbarrier.arrive(empty.index(last), pred=steps > 0)
   return acc, i, phase
@@ -190,41 +192,41 @@ def _add(acc, part, scale_a, scale_b, KIND: gl.constexpr,
 def _promoted_sum(acc, at, ring, steps, i, phase, w: gl.constexpr,
                   KIND: gl.constexpr, SKINNY: gl.constexpr,
                   STAGES: gl.constexpr):
-  """_sum in float32, of nt. Two slabs take turns: one is multiplied while the
-  other is added."""
+  """sum_slabs in float32, of nt. Two slabs take turns: one is multiplied while
+  the other is added."""
   empty = ring[3]
   if steps > 0:
     s, t = _load_scales(at, 0, steps, KIND)
     s1, t1 = _load_scales(at, 1, steps, KIND)
-    part = _multiply(acc, False, ring, i, phase, w, False, False, SKINNY)
+    part = multiply(acc, False, ring, i, phase, w, False, False, SKINNY)
     for pair in range((steps - 1) // 2):
-      j, phase = _next(i, phase, STAGES)
-      part1 = _multiply(acc, False, ring, j, phase, w, False, False, SKINNY)
+      j, phase = next_slab(i, phase, STAGES)
+      part1 = multiply(acc, False, ring, j, phase, w, False, False, SKINNY)
       x = warpgroup_mma_wait(1, deps=[part])
       mbarrier.arrive(empty.index(i))
       acc = _add(acc, x, s, t, KIND, SKINNY)
       s, t = _load_scales(at, 2 * pair + 2, steps, KIND)
-      i, phase = _next(j, phase, STAGES)
-      part = _multiply(acc, False, ring, i, phase, w, False, False, SKINNY)
+      i, phase = next_slab(j, phase, STAGES)
+      part = multiply(acc, False, ring, i, phase, w, False, False, SKINNY)
       x = warpgroup_mma_wait(1, deps=[part1])
       mbarrier.arrive(empty.index(j))
       acc = _add(acc, x, s1, t1, KIND, SKINNY)
       s1, t1 = _load_scales(at, 2 * pair + 3, steps, KIND)
     if steps % 2 == 0:
-      j, phase = _next(i, phase, STAGES)
-      part1 = _multiply(acc, False, ring, j, phase, w, False, False, SKINNY)
+      j, phase = next_slab(i, phase, STAGES)
+      part1 = multiply(acc, False, ring, j, phase, w, False, False, SKINNY)
       x = warpgroup_mma_wait(1, deps=[part])
       mbarrier.arrive(empty.index(i))
       acc = _add(acc, x, s, t, KIND, SKINNY)
       x = warpgroup_mma_wait(0, deps=[part1])
       mbarrier.arrive(empty.index(j))
       acc = _add(acc, x, s1, t1, KIND, SKINNY)
-      i, phase = _next(j, phase, STAGES)
+      i, phase = next_slab(j, phase, STAGES)
     else:
       x = warpgroup_mma_wait(0, deps=[part])
       mbarrier.arrive(empty.index(i))
       acc = _add(acc, x, s, t, KIND, SKINNY)
-      i, phase = _next(i, phase, STAGES)
+      i, phase = next_slab(i, phase, STAGES)
   return acc, i, phase
 
 
@@ -236,7 +238,7 @@ def _halves(x, ELEMENT: gl.constexpr):
   """Splits accumulators in the middle of the columns: each thread its own."""
   ROWS_: gl.constexpr = x.shape[0]
   N: gl.constexpr = x.shape[1] // 2
-  LAYOUT: gl.constexpr = _accumulator(N, ELEMENT)
+  LAYOUT: gl.constexpr = accumulator(N, ELEMENT)
   low, high = x.reshape([ROWS_, 2, N]).permute(0, 2, 1).split()
   return gl.convert_layout(low, LAYOUT), gl.convert_layout(high, LAYOUT)
 
@@ -246,7 +248,7 @@ def _join(low, high, ELEMENT: gl.constexpr):
   """Undoes _halves."""
   N: gl.constexpr = 2 * low.shape[1]
   x = gl.join(low, high).permute(0, 2, 1).reshape([low.shape[0], N])
-  return gl.convert_layout(x, _accumulator(N, ELEMENT))
+  return gl.convert_layout(x, accumulator(N, ELEMENT))
 
 
 @gluon.jit
@@ -340,13 +342,13 @@ def _activate(x, bias, activation, flags, ELEMENT: gl.constexpr):
 
 
 @gluon.jit
-def _store(ptr, x, row0, col0, m, n, ELEMENT: gl.constexpr):
+def store(ptr, x, row0, col0, m, n, ELEMENT: gl.constexpr):
   """Stores a part of the result, 8 values a thread."""
   N: gl.constexpr = x.shape[1]
   if N > 64:
     low, high = _halves(x, ELEMENT)
-    _store(ptr, low, row0, col0, m, n, ELEMENT)
-    _store(ptr, high, row0, col0 + N // 2, m, n, ELEMENT)
+    store(ptr, low, row0, col0, m, n, ELEMENT)
+    store(ptr, high, row0, col0 + N // 2, m, n, ELEMENT)
   else:
     LAYOUT: gl.constexpr = hopper.rows_layout(N)
     x = gl.convert_layout(x, LAYOUT)
@@ -371,9 +373,9 @@ def _finish(acc, ends, out, row0, col0, whole, KIND: gl.constexpr,
   if ((flags & gemm.HAS_BIAS) != 0) | (activation != 0):
     x = _activate(x, bias, activation, flags, ELEMENT)
   if (flags & gemm.OUT_F32) != 0:
-    _store(out_f32, x, row0, col0, m, n, ELEMENT)
+    store(out_f32, x, row0, col0, m, n, ELEMENT)
   else:
-    _store(out_bf16, _to_bf16(x, flags), row0, col0, m, n, ELEMENT)
+    store(out_bf16, _to_bf16(x, flags), row0, col0, m, n, ELEMENT)
 
 
 @gluon.jit
@@ -412,7 +414,7 @@ def _consume(w: gl.constexpr, ring, tiles, scales, out, whole,
   SUM: gl.constexpr = gl.int32 if ELEMENT == gl.int8 else gl.float32
   ROWS_M: gl.constexpr = TILE_M if SKINNY else TILE_M // 2
   N: gl.constexpr = TILE_M if SKINNY else TILE_N
-  LAYOUT: gl.constexpr = _accumulator(N, ELEMENT)
+  LAYOUT: gl.constexpr = accumulator(N, ELEMENT)
   # The layout of the tile's end, and of vectors of its rows and columns.
   END: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
   END_ROWS: gl.constexpr = gl.SliceLayout(0, END) if SKINNY else (
@@ -423,7 +425,7 @@ def _consume(w: gl.constexpr, ring, tiles, scales, out, whole,
   i = 0
   phase = 0
   for t in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-    tile_m, tile_n = _tile_at(t, tiles_m, tiles_n, GROUP_M)
+    tile_m, tile_n = tile_at(t, tiles_m, tiles_n, GROUP_M)
     row0 = tile_m * TILE_M + w * ROWS_M
     col0 = tile_n * TILE_N
     rows = row0 + gl.arange(0, ROWS_M, END_ROWS)
@@ -436,8 +438,8 @@ def _consume(w: gl.constexpr, ring, tiles, scales, out, whole,
       acc, i, phase = _promoted_sum(acc, at, ring, steps, i, phase, w, KIND,
                                     SKINNY, STAGES)
     else:
-      acc, i, phase = _sum(acc, ring, steps, i, phase, w, A_T, B_T, SKINNY,
-                           STAGES)
+      acc, i, phase = sum_slabs(acc, ring, steps, i, phase, w, A_T, B_T, SKINNY,
+                                STAGES)
     if SKINNY:
       _finish_transposed(acc, ends, out, rows, cols, whole, KIND, END)
     else:

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grouped products: the public functions and their arguments."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+
+import jax
+from jax._src.aiter.core import arguments
+from jax._src.aiter.core.partition import vary_together
+from jax._src.aiter.gmm import op
+from jax._src.aiter.gmm.op import Config, Operands
+
+_FLOATS = ("bfloat16", "float16", "float32", "float64")
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _apply(cfg: Config, x: Operands) -> jax.Array:
+  return op.product(cfg, vary_together(x))
+
+
+def _sizes(function: str, group_sizes, groups=None):
+  """The sizes in int32."""
+  arguments.check_integers(function, "group_sizes", group_sizes)
+  if group_sizes.ndim != 1 or groups not in (None, group_sizes.shape[0]):
+    raise arguments.bad(function, "group_sizes",
+                        arguments.describe(group_sizes),
+                        f"shape [{'groups' if groups is None else groups}]")
+  return arguments.int32(group_sizes)
+
+
+def _result_dtype(function: str, value: Any) -> str:
+  return arguments.dtype_name(
+      function, "preferred_element_type", value, _FLOATS)
+
+
+def _matrix(function: str, name: str, t, shape: tuple[Any, ...], like=None):
+  """Checks an array's dtype and shape, where None is any size."""
+  arguments.check_dtype(
+      function, name, t, _FLOATS if like is None else (like.dtype.name,))
+  if t.ndim != len(shape) or any(
+      want is not None and size != want for size, want in zip(t.shape, shape)):
+    words = ", ".join("any" if n is None else str(n) for n in shape)
+    raise arguments.bad(function, name, arguments.describe(t),
+                        f"shape [{words}]")
+
+
+def _rows_times(function: str, cfg: Config, lhs, rhs, sizes) -> jax.Array:
+  """The product of checked options with matrices [g, k, n] or [g, n, k]."""
+  lhs, rhs = arguments.agreeing(lhs, rhs)
+  _matrix(function, "lhs", lhs, (None, None))
+  k = lhs.shape[1]
+  _matrix(function, "rhs", rhs, (None, k, None) if cfg.layout == "nn" else
+          (None, None, k), lhs)
+  return _apply(cfg, Operands(lhs, rhs, sizes))
+
+
+def _windowed(function: str, sizes, offset, groups):
+  """The sizes that a shard of groups is for, with those before as its lead."""
+  arguments.check_integers(function, "group_offset", offset)
+  if offset.size != 1:
+    raise arguments.bad(function, "group_offset", arguments.describe(offset),
+                        "one integer")
+  at = jnp.arange(sizes.shape[0], dtype=jnp.int32)
+  offset = jnp.clip(arguments.int32(offset).reshape(()), 0, sizes.shape[0])
+  before = jnp.sum(jnp.where(at < offset, jnp.maximum(sizes, 0), 0),
+                   dtype=jnp.int32)
+  mine = jnp.take(sizes, offset + jnp.arange(groups, dtype=jnp.int32),
+                  mode="fill", fill_value=0)
+  return jnp.concatenate([before[None], mine])
+
+
+def _ragged_dot(function: str, lhs, rhs, group_sizes, dtype, group_offset,
+                transpose_rhs) -> jax.Array:
+  """ragged_dot under another's name."""
+  arguments.check_dtype(function, "lhs", lhs, _FLOATS)
+  arguments.check_is_array(function, "rhs", rhs, False)
+  transposed = arguments.flag(function, "transpose_rhs", transpose_rhs)
+  cfg = Config(_result_dtype(function, dtype), "nt" if transposed else "nn",
+               group_offset is not None)
+  if rhs.ndim != 3:
+    raise arguments.bad(function, "rhs", arguments.describe(rhs),
+                        "an array of rank 3")
+  if group_offset is None:
+    sizes = _sizes(function, group_sizes, rhs.shape[0])
+  else:
+    sizes = _windowed(function, _sizes(function, group_sizes),
+                      jnp.asarray(group_offset), rhs.shape[0])
+  return _rows_times(function, cfg, lhs, rhs, sizes)
+
+
+def _check_ignored(function: str, tiling, interpret) -> None:
+  """What megablox' functions take and the library has no use for."""
+  arguments.static(function, "tiling", tiling, "megablox' tiles")
+  arguments.flag(function, "interpret", interpret)
+
+
+def ragged_dot(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    group_offset: jax.Array | None = None,
+    *,
+    transpose_rhs: bool = False,
+) -> jax.Array:
+  """`jax.lax.ragged_dot`: rows in runs, each times a matrix of its own.
+
+  Sums are in float32. The gradients of lhs and of rhs are kernels too, which
+  sum in a fixed order, and take the result's gradient in lhs' dtype. Sizes are
+  read on the device; none costs more than its rows, and an empty group nothing
+  but zeros in rhs' gradient.
+
+  Args:
+    lhs: [m, k], bfloat16 or float16; float32 and float64 by JAX's products, one
+      a group.
+    rhs: [g, k, n], lhs' dtype.
+    group_sizes: integers [g]: the first group's rows come first. A negative one
+      counts as 0. If their sum is less than m, the rows that are left are 0;
+      what is beyond m does not count.
+    precision: accepted as jax.lax has it; sums are float32 (float64 of float64)
+      whatever it says.
+    preferred_element_type: dtype of the result; lhs' by default.
+    group_offset: integer [] or [1]: rhs' first group among those of
+      group_sizes, of which there are then at least as many. Rows of groups
+      that rhs lacks are 0.
+    transpose_rhs: rhs is [g, n, k], as AITER keeps weights.
+
+  Returns:
+    [m, n].
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  function = "ragged_dot"
+  arguments.static(function, "precision", precision, "a precision of jax.lax")
+  arguments.check_dtype(function, "lhs", lhs, _FLOATS)
+  dtype = preferred_element_type
+  return _ragged_dot(function, lhs, rhs, group_sizes,
+                     lhs.dtype if dtype is None else dtype, group_offset,
+                     transpose_rhs)
+
+
+def _scaled(function: str, a, b, a_scale, b_scale, group_sizes, dtype,
+            blocks: bool) -> jax.Array:
+  """A product of checked dtypes, scaled by rows, or by blocks if accepted."""
+  bad = functools.partial(arguments.bad, function)
+  _matrix(function, "a", a, (None, None), a)
+  _matrix(function, "b", b, (None, None, a.shape[1]), a)
+  (m, k), (groups, n, _) = a.shape, b.shape
+  along = lambda size: (size + op.BLOCK - 1) // op.BLOCK
+  shapes = {"row": (((m,), (m, 1)), ((groups, n), (groups, n, 1)))}
+  if blocks:
+    shapes["block"] = (((m, along(k)),), ((groups, along(n), along(k)),))
+  for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
+    arguments.check_dtype(function, name, scale, ("float32",))
+  fits = [kind for kind, (of_a, of_b) in shapes.items()
+          if a_scale.shape in of_a and b_scale.shape in of_b]
+  if not fits:
+    raise bad("a_scale", f"{arguments.describe(a_scale)} and b_scale"
+              f" {arguments.describe(b_scale)}", " or ".join(
+                  f"{list(of_a[0])} and {list(of_b[0])}"
+                  for of_a, of_b in shapes.values()))
+  scaling = fits[0]
+  if scaling == "row":
+    a_scale, b_scale = a_scale.reshape(m), b_scale.reshape(groups, n)
+  cfg = Config(_result_dtype(function, dtype), "nt", scaling=scaling)
+  sizes = _sizes(function, group_sizes, groups)
+  run = arguments.no_gradient(
+      function, "where nothing is to be learned through it, apply"
+      " jax.lax.stop_gradient to its floating-point arguments")
+  x = Operands(a, b, sizes, a_scale, b_scale)
+  return run(lambda x: op.scaled(cfg, vary_together(x)))(
+      jax.tree.map(jnp.asarray, x))
+
+
+def grouped_gemm_i8(
+    a: jax.Array,
+    b: jax.Array,
+    a_scale: jax.Array,
+    b_scale: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    preferred_element_type: Any = jnp.bfloat16,
+) -> jax.Array:
+  """`ragged_dot` of int8: `gemm_i8` of runs of rows, each with its matrix.
+
+  Sums are exact in int32 and scaled in float32. There is no gradient.
+
+  Args:
+    a: int8 [m, k].
+    b: int8 [g, n, k].
+    a_scale: float32 [m] or [m, 1], one a row.
+    b_scale: float32 [g, n] or [g, n, 1], one a row of each matrix.
+    group_sizes: as in ragged_dot.
+    preferred_element_type: dtype of the result.
+
+  Returns:
+    [m, n].
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype, or a gradient.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  function = "grouped_gemm_i8"
+  for name, t in (("a", a), ("b", b)):
+    arguments.check_dtype(function, name, t, ("int8",))
+  return _scaled(function, a, b, a_scale, b_scale, group_sizes,
+                 preferred_element_type, blocks=False)
+
+
+def grouped_gemm_fp8(
+    a: jax.Array,
+    b: jax.Array,
+    a_scale: jax.Array,
+    b_scale: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    preferred_element_type: Any = jnp.bfloat16,
+) -> jax.Array:
+  """`ragged_dot` of float8: `gemm_fp8` of runs of rows, each with its matrix.
+
+  Sums are float32. There is no gradient.
+
+  Args:
+    a: float8_e4m3fn or float8_e4m3fnuz [m, k].
+    b: a's dtype [g, n, k].
+    a_scale: float32, one a row, [m] or [m, 1]; or one every 128 columns, [m,
+      ceil(k / 128)].
+    b_scale: float32, one a row of each matrix, [g, n] or [g, n, 1]; or one
+      every 128 x 128, [g, ceil(n / 128), ceil(k / 128)] (DeepSeek-V3,
+      arXiv:2412.19437).
+    group_sizes: as in ragged_dot.
+    preferred_element_type: dtype of the result.
+
+  Returns:
+    [m, n].
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype, or a gradient.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  function = "grouped_gemm_fp8"
+  for name, t in (("a", a), ("b", b)):
+    arguments.check_dtype(function, name, t,
+                          ("float8_e4m3fn", "float8_e4m3fnuz"))
+  return _scaled(function, a, b, a_scale, b_scale, group_sizes,
+                 preferred_element_type, blocks=True)
+
+
+def gmm(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    preferred_element_type: Any = jnp.float32,
+    tiling: Any = None,
+    group_offset: jax.Array | None = None,
+    existing_out: jax.Array | None = None,
+    transpose_rhs: bool = False,
+    interpret: bool = False,
+) -> jax.Array:
+  """Megablox' gmm (Gale et al., arXiv:2211.15841): `ragged_dot` by its name.
+
+  Args:
+    lhs: as in ragged_dot.
+    rhs: as in ragged_dot.
+    group_sizes: as in ragged_dot.
+    preferred_element_type: dtype of the result, float32 by default.
+    tiling: accepted; the library knows its tiles.
+    group_offset: as in ragged_dot.
+    existing_out: [m, n], in the result's dtype: what rows of no group of rhs
+      are, in the place of 0.
+    transpose_rhs: rhs is [g, n, k].
+    interpret: accepted; off a GPU the formula runs.
+
+  Returns:
+    [m, n].
+
+  Raises:
+    TypeError: as ragged_dot.
+    ValueError: as ragged_dot.
+  """
+  _check_ignored("gmm", tiling, interpret)
+  out = _ragged_dot("gmm", lhs, rhs, group_sizes, preferred_element_type,
+                    group_offset, transpose_rhs)
+  if existing_out is None:
+    return out
+  _matrix("gmm", "existing_out", existing_out, out.shape, out)
+  sizes = arguments.int32(group_sizes)
+  lead = group_offset is not None
+  if lead:
+    sizes = _windowed("gmm", sizes, jnp.asarray(group_offset), rhs.shape[0])
+  starts, ends = op.runs(Config("", lead=lead), sizes, out.shape[0])
+  row = jnp.arange(out.shape[0], dtype=jnp.int32)[:, None]
+  mine = (row >= starts[:1]) & (row < ends[-1:])
+  return jnp.where(mine.any(1, keepdims=True), out, existing_out)
+
+
+def tgmm(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    preferred_element_type: Any = jnp.float32,
+    tiling: Any = None,
+    group_offset: jax.Array | None = None,
+    num_actual_groups: int | None = None,
+    existing_out: jax.Array | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+  """Megablox' tgmm: of each group `lhs[:, rows] @ rhs[rows]`, gmm's wgrad.
+
+  Sums over rows are in float32 and in the rows' order. lhs is [k, m], as there;
+  what it was transposed from is read as it lies.
+
+  Args:
+    lhs: [k, m], dtypes as in ragged_dot.
+    rhs: [m, n], lhs' dtype.
+    group_sizes: integers [g], as in ragged_dot.
+    preferred_element_type: dtype of the result, float32 by default.
+    tiling: accepted; the library knows its tiles.
+    group_offset: integer [] or [1]: the result's first group among those of
+      group_sizes.
+    num_actual_groups: groups of the result; all by default.
+    existing_out: [num_actual_groups, k, n], in the result's dtype, to which the
+      products are added.
+    interpret: accepted; off a GPU the formula runs.
+
+  Returns:
+    [num_actual_groups, k, n].
+
+  Raises:
+    TypeError: as ragged_dot.
+    ValueError: as ragged_dot.
+  """
+  function = "tgmm"
+  _check_ignored(function, tiling, interpret)
+  lhs, rhs = arguments.agreeing(lhs, rhs)
+  _matrix(function, "lhs", lhs, (None, None))
+  _matrix(function, "rhs", rhs, (lhs.shape[1], None), lhs)
+  sizes = _sizes(function, group_sizes)
+  groups = sizes.shape[0]
+  if num_actual_groups is not None:
+    groups = arguments.number(
+        function, "num_actual_groups", num_actual_groups,
+        f"an integer from 0 to {groups}", lambda n: 0 <= n <= groups, int)
+  cfg = Config(_result_dtype(function, preferred_element_type), "tn",
+               group_offset is not None)
+  sizes = sizes[:groups] if group_offset is None else _windowed(
+      function, sizes, jnp.asarray(group_offset), groups)
+  out = _apply(cfg, Operands(lhs.T, rhs, sizes))
+  if existing_out is None:
+    return out
+  _matrix(function, "existing_out", existing_out, out.shape, out)
+  return existing_out + out

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grouped products as an operator: formula, kernels' operands, how they split.
+
+Rows of a are runs, one a group, and each group has a matrix of its own in b.
+Sizes of groups are an ordinary array: no kernel waits for the host to know
+them. The gradients of a product are such products too.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+import jax
+from jax import lax
+from jax._src.aiter.core import dims
+from jax._src.aiter.core.derivative import differentiable, formula_jvp
+from jax._src.aiter.core.dispatch import absent, like
+from jax._src.aiter.core.operator import Key, operator, with_axis
+from jax._src.aiter.core.partition import vary_like
+
+_DTYPES = {
+    "bfloat16": "bf16", "float16": "fp16", "int8": "i8",
+    "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz"}
+BLOCK = 128  # columns of a, and rows and columns of b, that share a scale
+_LEAST_ROWS = 16  # kGmmLeastRows: of a kernel's tile
+
+
+class Config(NamedTuple):
+  """Static facts of a call; hashable.
+
+  Attributes:
+    out_dtype: name of the result's dtype.
+    layout: what is contracted: "nn" a[m,k] b[g,k,n], "nt" a[m,k] b[g,n,k], "tn"
+      a[m,k] b[m,n], whose result is [g,k,n].
+    lead: whether the first of the sizes counts rows that no group has.
+    scaling: "none"; of "nt", "row", a number a row of a and of b, or "block",
+      one every BLOCK columns of a and BLOCK x BLOCK of b.
+  """
+  out_dtype: str
+  layout: str = "nn"
+  lead: bool = False
+  scaling: str = "none"
+
+
+class Operands(NamedTuple):
+  """Arrays of a call; scales are None without scaling.
+
+  Attributes:
+    a: [m, k].
+    b: see Config.layout; a's dtype.
+    sizes: int32 [g], or [1 + g] with a lead. A negative one counts as 0, and
+      rows beyond m as not there.
+    a_scale: float32 [m], or [m, k / BLOCK].
+    b_scale: float32 [g, n], or [g, n / BLOCK, k / BLOCK].
+  """
+  a: jax.Array
+  b: jax.Array
+  sizes: jax.Array
+  a_scale: jax.Array | None = None
+  b_scale: jax.Array | None = None
+
+
+def _groups(cfg: Config, x: Operands):
+  return x.sizes.shape[0] - cfg.lead
+
+
+# -----------------------------------------------------------------------------
+# The formula in jax.numpy
+
+
+def runs(cfg: Config, sizes, m):
+  """First row of each group and the one behind its last, of m: int32 [g]."""
+  m = dims.as_int32(m)
+
+  def add(at, size):
+    # No size makes it overflow.
+    size = jnp.clip(size, 0, m)
+    end = jnp.minimum(at, m - size) + size
+    return end, (at, end)
+
+  zero = vary_like(jnp.zeros((), jnp.int32), sizes)
+  _, (starts, ends) = lax.scan(add, zero, sizes)
+  return starts[cfg.lead:], ends[cfg.lead:]
+
+
+def _spread(scale, axis: int, size: int):
+  """Each scale for the BLOCK elements that share it, `size` in all."""
+  return lax.slice_in_dim(jnp.repeat(scale, BLOCK, axis), 0, size, axis=axis)
+
+
+def reference(cfg: Config, x: Operands) -> jax.Array:
+  """The products in turn, with sums in float32 or wider.
+
+  What rows of another group hold, be it no number, changes nothing.
+  """
+  m = x.a.shape[0]
+  starts, ends = runs(cfg, x.sizes, m)
+  wide = jnp.float32 if cfg.scaling != "none" else jnp.promote_types(
+      x.a.dtype, jnp.float32)
+  exact = x.a.dtype == jnp.int8  # Sums of int8 are, in int32.
+  a = x.a if exact else x.a.astype(wide)
+  if cfg.scaling == "block":
+    a *= _spread(x.a_scale, 1, x.a.shape[1])
+  row = jnp.arange(m, dtype=jnp.int32)[:, None]
+  mine = lambda run: (row >= run[0]) & (row < run[1])
+  dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+  if cfg.layout == "tn":
+    b = x.b.astype(wide)
+    only = lambda run, t: jnp.where(mine(run), t, 0)
+    out = lax.map(lambda run: dot(only(run, a).T, only(run, b)),
+                  (starts, ends))
+  else:
+    def add(out, group):
+      run, b, scale = group
+      b = b if exact else b.astype(wide)
+      if cfg.scaling == "block":
+        b *= _spread(_spread(scale, 0, b.shape[0]), 1, b.shape[1])
+      product = dot(a, b if cfg.layout == "nn" else b.T,
+                    preferred_element_type=jnp.int32 if exact else None)
+      if cfg.scaling == "row":
+        product = product.astype(wide) * x.a_scale[:, None] * scale
+      return jnp.where(mine(run), product, out), None
+
+    n = x.b.shape[2 if cfg.layout == "nn" else 1]
+    out = vary_like(jnp.zeros((m, n), wide), a)
+    out, _ = lax.scan(add, out, ((starts, ends), x.b, x.b_scale))
+  return out.astype(cfg.out_dtype)
+
+
+# -----------------------------------------------------------------------------
+# Kernels
+
+
+def _serves(cfg: Config, x: Operands) -> Key | None:
+  if (x.a.dtype.name not in _DTYPES or x.a.dtype != x.b.dtype
+      or 0 in (x.a.size, x.b.size, _groups(cfg, x))):
+    return None
+  m, k = x.a.shape
+  n = x.b.shape[1 if cfg.layout in ("nt", "tn") else 2]
+  return Key("gmm", x.a.dtype.name, (m, n, k, _groups(cfg, x)),
+             tuple(t for t in (cfg.layout, cfg.scaling)
+                   if t not in ("nn", "none")))
+
+
+def _kernel(cfg: Config, call, x: Operands) -> jax.Array:
+  groups = _groups(cfg, x)
+  m, k = x.a.shape
+  n = x.b.shape[1 if cfg.layout in ("nt", "tn") else 2]
+  shape = (groups, k, n) if cfg.layout == "tn" else (m, n)
+  whole = x.a.dtype if cfg.scaling == "none" else jnp.dtype(jnp.bfloat16)
+  own = cfg.out_dtype == whole.name
+  entries = (m + _LEAST_ROWS - 1) // _LEAST_ROWS + groups + 2
+  return call(
+      (like(x.a, shape, whole if own else jnp.float32),
+       like(x.a, (entries, 4), jnp.int32)),
+      *x[:3], *(absent(t, jnp.float32) for t in x[3:]), layout=cfg.layout,
+      lead=cfg.lead, scaling=cfg.scaling)[0].astype(cfg.out_dtype)
+
+
+def _specs(cfg: Config, x: Operands):
+  """Names of dimensions; what a product is summed over is gathered."""
+  del x
+  sizes = ("_",) if cfg.lead else ("g",)
+  if cfg.layout == "tn":
+    return (Operands(("m", "k"), ("m", "n"), sizes),), ("g", "k", "n")
+  b = ("g", "c", "n") if cfg.layout == "nn" else ("g", "n", "c")
+  n = "n"
+  scales = (None, None)
+  if cfg.scaling == "row":
+    scales = ("m",), ("g", "n")
+  elif cfg.scaling == "block":
+    # Blocks are cut by a mesh where columns are; those of c are gathered.
+    b, n = ("g", "w", "c"), "w"
+    scales = ("m", "_"), ("g", "_", "_")
+  return (Operands(("m", "c"), b, sizes, *scales),), ("m", n)
+
+
+def _batch(_, op, size, mapped, x: Operands):
+  return lax.map(op, with_axis(size, mapped[0], x))
+
+
+# -----------------------------------------------------------------------------
+# Operators
+
+
+_product = operator(
+    target="gmm", kernel=_kernel, reference=reference, specs=_specs,
+    split=("n", "k"), serves=_serves, dtypes=_DTYPES, batch=_batch)
+
+# Of a product: the product that is the gradient of a, and that of b; each is
+# told by its layout and its operands, "o" being the result's gradient.
+_GRADIENTS = {"nn": (("nt", "ob"), ("tn", "ao")),
+              "nt": (("nn", "ob"), ("tn", "oa")),
+              "tn": (("nt", "bo"), ("nn", "ao"))}
+
+
+def _backward(cfg: Config, wanted, saved, dout):
+  wanted, = wanted
+  given = {"a": saved.a, "b": saved.b, "o": dout.astype(saved.a.dtype)}
+  of = lambda layout, names: _product(
+      cfg._replace(layout=layout, out_dtype=saved.a.dtype.name),
+      Operands(*(given[name] for name in names), saved.sizes))
+  grads = (of(*g) if want else None
+           for want, g in zip(wanted[:2], _GRADIENTS[cfg.layout]))
+  return (Operands(*grads, None),)
+
+
+def _tangent(cfg: Config, saved, tangents):
+  return formula_jvp(functools.partial(reference, cfg), (saved,), tangents)
+
+
+# (Config, Operands) -> [m, n], of scaled operands; there is no gradient.
+scaled = _product
+
+# (Config, Operands) -> [m, n], or [g, k, n] of layout "tn".
+product = differentiable(
+    _product, _backward, save=lambda cfg, x: (_product(cfg, x), x),
+    tangent=_tangent)

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// XLA FFI target of grouped products. Operands, results and attributes:
+// jax/_src/aiter/gmm/op.py.
+
+#include <cstdint>
+#include <string_view>
+
+#include "aiter/gmm.h"
+#include "jaxlib/gpu/ffi_util.h"
+#include "jaxlib/gpu/operation.h"
+#include "jaxlib/gpu/vendor.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax::JAX_GPU_NAMESPACE {
+
+struct GmmAttrs {
+  std::string_view layout;
+  std::string_view scaling;
+  bool lead;
+};
+
+}  // namespace jax::JAX_GPU_NAMESPACE
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::GmmAttrs,
+                                      StructMember<std::string_view>("layout"),
+                                      StructMember<std::string_view>("scaling"),
+                                      StructMember<bool>("lead"));
+
+namespace jax::JAX_GPU_NAMESPACE {
+namespace {
+
+constexpr Choice<aiter::GmmLayout> kLayouts[] = {
+    {"nn", aiter::GmmLayout::kNN},
+    {"nt", aiter::GmmLayout::kNT},
+    {"tn", aiter::GmmLayout::kTN},
+};
+
+constexpr Choice<aiter::GmmScaling> kScalings[] = {
+    {"none", aiter::GmmScaling::kNone},
+    {"row", aiter::GmmScaling::kRow},
+    {"block", aiter::GmmScaling::kBlock},
+};
+
+constexpr int64_t kScaleBlock = 128;
+
+struct Buffers : BufferList {
+  using BufferList::BufferList;
+  Buffer a = Operand("a");
+  Buffer b = Operand("b");
+  Buffer sizes = Operand("sizes");
+  Buffer a_scale = Operand("a_scale");
+  Buffer b_scale = Operand("b_scale");
+  Buffer out = Result("out");
+  Buffer plan = Result("plan");
+};
+
+int64_t Blocks(int64_t size) { return (size + kScaleBlock - 1) / kScaleBlock; }
+
+ffi::Error SetScales(const Buffers& in, aiter::gmm_args* args) {
+  if (args->scaling == aiter::GmmScaling::kNone) return ffi::Error::Success();
+  if (args->scaling == aiter::GmmScaling::kRow) {
+    AITER_FFI_RETURN_IF_ERROR(Check(in.a_scale, ffi::F32, {args->m}));
+    AITER_FFI_RETURN_IF_ERROR(
+        Check(in.b_scale, ffi::F32, {args->groups, args->n}));
+  } else {
+    AITER_FFI_RETURN_IF_ERROR(
+        Check(in.a_scale, ffi::F32, {args->m, Blocks(args->k)}));
+    AITER_FFI_RETURN_IF_ERROR(
+        Check(in.b_scale, ffi::F32,
+              {args->groups, Blocks(args->n), Blocks(args->k)}));
+  }
+  args->a_scale_ptr = Data(in.a_scale);
+  args->b_scale_ptr = Data(in.b_scale);
+  return ffi::Error::Success();
+}
+
+ffi::Error SetGmm(const Buffers& in, const GmmAttrs& attrs,
+                  aiter::gmm_args* args) {
+  AITER_FFI_RETURN_IF_ERROR(
+      Choose("layout", attrs.layout, kLayouts, &args->layout));
+  AITER_FFI_RETURN_IF_ERROR(
+      Choose("scaling", attrs.scaling, kScalings, &args->scaling));
+  args->lead = attrs.lead;
+  auto type_of =
+      args->scaling == aiter::GmmScaling::kNone ? FloatTypeOf : QuantTypeOf;
+  AITER_FFI_RETURN_IF_ERROR(type_of(in.a, &args->data_type));
+  AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(in.out, &args->out_type));
+  AITER_FFI_RETURN_IF_ERROR(CheckType(in.b, in.a.element_type()));
+
+  const bool by_group = args->layout == aiter::GmmLayout::kTN;
+  Buffer::Dimensions a = in.a.dimensions();
+  Buffer::Dimensions b = in.b.dimensions();
+  Buffer::Dimensions sizes = in.sizes.dimensions();
+  if (a.size() != 2) {
+    return Invalid(in.a, "has shape " + ShapeString(a), "have shape [m, k]");
+  }
+  if (b.size() != (by_group ? 2 : 3)) {
+    return Invalid(in.b, "has shape " + ShapeString(b),
+                   by_group ? "have shape [m, n]" : "have rank 3");
+  }
+  if (sizes.size() != 1 || sizes[0] < (args->lead ? 1 : 0)) {
+    return Invalid(in.sizes, "has shape " + ShapeString(sizes),
+                   "have shape [groups], one more with lead");
+  }
+  args->m = a[0];
+  args->k = a[1];
+  args->groups = sizes[0] - (args->lead ? 1 : 0);
+  AITER_FFI_RETURN_IF_ERROR(CheckType(in.sizes, ffi::S32));
+  if (by_group) {
+    args->n = b[1];
+    AITER_FFI_RETURN_IF_ERROR(CheckShape(in.b, {args->m, args->n}));
+    AITER_FFI_RETURN_IF_ERROR(
+        CheckShape(in.out, {args->groups, args->k, args->n}));
+  } else {
+    const bool transposed = args->layout == aiter::GmmLayout::kNT;
+    args->n = b[transposed ? 1 : 2];
+    AITER_FFI_RETURN_IF_ERROR(
+        transposed ? CheckShape(in.b, {args->groups, args->n, args->k})
+                   : CheckShape(in.b, {args->groups, args->k, args->n}));
+    AITER_FFI_RETURN_IF_ERROR(CheckShape(in.out, {args->m, args->n}));
+  }
+  AITER_FFI_RETURN_IF_ERROR(Check(
+      in.plan, ffi::S32, {aiter::gmm_plan_entries(args->m, args->groups), 4}));
+  AITER_FFI_RETURN_IF_ERROR(SetScales(in, args));
+  args->a_ptr = Data(in.a);
+  args->b_ptr = Data(in.b);
+  args->sizes_ptr = Data(in.sizes);
+  args->out_ptr = Data(in.out);
+  args->plan_ptr = Data(in.plan);
+  return ffi::Error::Success();
+}
+
+const Family kGmm({TargetOf<SetGmm>()});
+
+}  // namespace
+}  // namespace jax::JAX_GPU_NAMESPACE

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel of grouped products for AMD GPUs runs on a simulated one.
+
+A call comes to a kernel by its dtype, how long its groups or how large their
+matrices are, and whether rows are aligned.
+"""
+
+import numpy as np
+from absl.testing import absltest, parameterized
+from gmm import numbers_test as gmm_test
+from gmm import oracle
+from harness import cases, simulator
+
+import jax
+from jax._src.aiter.gmm import op as gmm_op
+
+# Rows of a group that a kernel of any length is for, and sides of matrices.
+_MANY, _WIDE = 1025, 136
+
+
+class GmmKernelsTest(parameterized.TestCase):
+
+  @parameterized.parameters(*simulator.groups(
+      "gmm_(nn|nt|tn)", "op", "dtype", "dims", "aligned"))
+  def test_kernels(self, op, dtype, dims, aligned, symbols):
+    layout = op.removeprefix("gmm_")
+    plans = [s for _, s in simulator.groups("gmm_plan", "op")]
+    several = len({tuple(d) for o, t, d, ok, _ in simulator.groups(
+        "gmm_", "op", "dtype", "dims", "aligned")
+                   if (o, t, ok) == (op, dtype, aligned)}) > 1
+    bound = dims[0]
+    rng = np.random.default_rng(0)
+    short = 24 if aligned else 21
+    m, k, n = 60, 40 if aligned else 37, 72 if aligned else 69
+    sizes = [30, 0, 9]
+    if layout == "tn":
+      if not bound and several:
+        k, n = _WIDE, _WIDE
+    elif bound == 16:
+      m, sizes = short, [13, 0, 9]
+    elif not bound and several:
+      # One group of many rows, most of which are not there.
+      m, k, n, sizes = _MANY, 16, 24, [17]
+    a = gmm_test.integers(rng, m, k, dtype=dtype)
+    b = (gmm_test.integers(rng, m, n, dtype=dtype) if layout == "tn"
+         else gmm_test.integers(rng, len(sizes), k, n, dtype=dtype))
+    want = (oracle.rows_by_rows if layout == "tn" else oracle.rows_times)(
+        a, b, sizes)
+    given = b.swapaxes(1, 2) if layout == "nt" else b
+    for out in (dtype, "fp32"):
+      cfg = gmm_op.Config(np.dtype(cases.DTYPES[out]).name, layout)
+      with simulator.launched(self, symbols + sum(plans, [])):
+        got = jax.jit(lambda *x, cfg=cfg: gmm_op.product(
+            cfg, gmm_op.Operands(*x)))(a, given, np.array(sizes, np.int32))
+      np.testing.assert_array_equal(
+          np.asarray(got), want.astype(cases.DTYPES[out]))
+
+
+class ScaledKernelsTest(gmm_test.ScaledTestCase):
+
+  @parameterized.parameters(*simulator.groups(
+      "gmm_(row|block)", "op", "dtype", "dims"))
+  def test_kernels(self, op, dtype, dims, symbols):
+    own = [t for o, t, _ in simulator.groups(
+        "gmm_(row|block)", "op", "dtype") if o == op]
+    # Kernels for any float8 serve the type that no other does.
+    kinds = {"i8": "i8", "e4m3fn": "fn", "e4m3fnuz": "fnuz"}
+    other = next(t for t in ("e4m3fn", "e4m3fnuz") if t not in own)
+    m, sizes = (22, (13, 0, 5)) if dims[0] == 16 else (60, (40, 0, 17))
+    with simulator.launched(self, symbols):
+      self.check(kinds[other if dtype == "any" else dtype], m, 144, 160, sizes,
+                 op == "gmm_block")
+
+
+if __name__ == "__main__":
+  absltest.main()

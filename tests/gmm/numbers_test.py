@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grouped products against their oracle, on any machine.
+
+Operands are small integers: every sum is exact in float32, and what is rounded
+to a result's type has one right value, bit for bit.
+"""
+
+import functools
+
+import hypothesis
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from absl.testing import absltest, parameterized
+from gmm import oracle
+from harness import cases, errors, machine, sharding, transforms
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+
+import jax
+from jax import lax
+from jax.experimental import aiter
+
+SIZES = (
+    (5, 0, 19, 0, 8),        # of 32 rows: all of them
+    (0, 0, 0),               # none has any
+    (0, 17, 0, 3),           # twelve rows are left
+    (40, 9),                 # more than there are
+    (9, -4, 9),              # less than none
+    (1,) * 20,
+    (32,))
+
+
+def integers(rng, *shape, dtype="bf16"):
+  return rng.integers(-4, 5, shape).astype(cases.DTYPES[dtype])
+
+
+class GmmTestCase(parameterized.TestCase):
+
+  def check(self, m, k, n, sizes, dtype="bf16", out=None):
+    """A product and its two gradients, of both layouts of the matrices."""
+    rng = np.random.default_rng(m + k + n)
+    a = integers(rng, m, k, dtype=dtype)
+    b = integers(rng, len(sizes), k, n, dtype=dtype)
+    # Of few values: a sum of many rows is exact all the same.
+    g = rng.integers(-1, 2, (m, n)).astype(cases.DTYPES[out or dtype])
+    sizes = np.array(sizes, np.int32)
+    want = (oracle.rows_times(a, b, sizes),
+            oracle.rows_times(g, b.swapaxes(1, 2), sizes),
+            oracle.rows_by_rows(a, g, sizes))
+    for transposed in (False, True):
+      def run(a, b, g, transposed=transposed):
+        y, vjp = jax.vjp(lambda a, b: aiter.ragged_dot(
+            a, b, sizes, preferred_element_type=out and cases.DTYPES[out],
+            transpose_rhs=transposed), a, b)
+        return y, *vjp(g)
+
+      given = b.swapaxes(1, 2) if transposed else b
+      y, da, db = jax.jit(run)(a, given, g)
+      if transposed:
+        db = jnp.swapaxes(db, 1, 2)
+      for got, exact, kind in ((y, want[0], out or dtype),
+                               (da, want[1], dtype), (db, want[2], dtype)):
+        self.assertEqual(got.dtype, cases.DTYPES[kind])
+        np.testing.assert_array_equal(
+            np.asarray(got), exact.astype(cases.DTYPES[kind]),
+            f"{m} {k} {n} {sizes} {transposed}")
+
+
+class NumbersTest(GmmTestCase):
+
+  @parameterized.parameters(*machine.sample(SIZES, 3))
+  def test_sizes(self, *sizes):
+    k, n = machine.size((72, 136), (8, 24), (72, 40))
+    self.check(32, k, n, sizes)
+
+  @parameterized.parameters(*machine.sample([
+      (1, 1, 1, "bf16"), (33, 7, 5, "fp16"), (300, 64, 264, "bf16"),
+      (130, 200, 72, "fp16"), (260, 40, 8, "fp32")], 3))
+  def test_shapes(self, m, k, n, dtype):
+    for sizes in ((m // 3, 0, m - m // 3), (2,) * (m // 2)):
+      self.check(m, k, n, sizes or (1,), dtype)
+
+  @parameterized.parameters("bf16", "fp16")
+  def test_float32_result(self, dtype):
+    self.check(40, 16, 24, (30, 4), dtype, out="fp32")
+
+  @machine.where(machine.GPU and not machine.SIMULATED)
+  def test_large(self):
+    for m, k, n, sizes in (
+        (3000, 512, 768, (1000, 1, 0, 999, 0, 600)),
+        (4096, 264, 520, (4096, 0)), (4096, 520, 264, (32,) * 128),
+        (512, 1024, 256, (4,) * 128), (700, 256, 512, (7,) * 100),
+        (5000, 2048, 1024, (129, 127, 0, 2000, 64, 65, 1800, 1))):
+      self.check(m, k, n, sizes)
+
+  @cases.examples(60, 4, 2)
+  @hypothesis.given(st.data())
+  def test_random(self, data):
+    m = data.draw(st.integers(1, machine.size(2000, 40, 90)))
+    k, n = (8 * data.draw(st.integers(1, machine.size(60, 4, 12))) - odd
+            for odd in data.draw(st.sampled_from([(0, 0), (0, 0), (3, 1)])))
+    sizes = data.draw(st.lists(st.integers(0, m), min_size=1, max_size=9))
+    self.check(m, k, n, sizes)
+
+  def test_numbers(self):
+    """Of any numbers as near to float64's as the plain formula is."""
+    rng = np.random.default_rng(0)
+    m, k, n = machine.size((600, 512, 256), (60, 64, 32), (90, 64, 32))
+    a, b = (rng.standard_normal(s).astype(cases.DTYPES["bf16"])
+            for s in ((m, k), (3, k, n)))
+    sizes = np.array([m // 2, 0, m // 3], np.int32)
+    got = aiter.ragged_dot(a, b, sizes)
+    plain = sum(
+        np.where((np.arange(m) >= first)[:, None]
+                 & (np.arange(m) < end)[:, None],
+                 (a.astype(np.float32) @ w.astype(np.float32)).astype(a.dtype),
+                 np.zeros((), a.dtype))
+        for (first, end), w in zip(oracle.runs(sizes, m), b))
+    cases.check_error(self, got, oracle.rows_times(a, b, sizes), plain, "bf16")
+
+  def test_what_is_no_number(self):
+    """Rows of others, and those that nobody owns, change nothing."""
+    rng = np.random.default_rng(1)
+    a, b = integers(rng, 40, 16), integers(rng, 3, 16, 8)
+    sizes = np.array([9, 11, 13], np.int32)
+    a[9:20] = a[33:] = np.nan
+    g = np.ones((40, 8), a.dtype)
+    g[9:20] = g[33:] = np.inf
+    y, vjp = jax.vjp(lambda a, b: aiter.ragged_dot(a, b, sizes), a, b)
+    da, db = vjp(jnp.asarray(g))
+    for got in (y[:9], y[20:], da[:9], da[20:33], db[0], db[2]):
+      self.assertTrue(np.isfinite(np.asarray(got, np.float32)).all())
+    self.assertFalse(np.asarray(y[33:]).any())
+    self.assertFalse(np.asarray(da[33:]).any())
+
+  def test_group_offset(self):
+    rng = np.random.default_rng(2)
+    sizes = np.array([3, 10, 0, 7, 9], np.int32)
+    a, b = integers(rng, 32, 16), integers(rng, 5, 16, 24)
+    whole = np.asarray(oracle.rows_times(a, b, sizes))
+    by_rows = oracle.rows_by_rows(a, a, sizes)
+    call = jax.jit(functools.partial(
+        aiter.gmm, preferred_element_type=jnp.bfloat16))
+    for offset in (0, 1, 3):
+      window = slice(offset, offset + 2)
+      first, end = (f(sizes[:window.stop][slice(None, n)].sum()) for f, n in (
+          (int, offset), (int, None)))
+      got = call(a, b[window], sizes, group_offset=np.array([offset]))
+      want = np.zeros_like(whole)
+      want[first:end] = whole[first:end]
+      np.testing.assert_array_equal(got, want.astype(a.dtype))
+      kept = np.full(whole.shape, 7, a.dtype)
+      got = call(a, b[window], sizes, group_offset=np.int32(offset),
+                 existing_out=kept)
+      want = kept.astype(np.float64)
+      want[first:end] = whole[first:end]
+      np.testing.assert_array_equal(got, want.astype(a.dtype))
+      got = aiter.tgmm(a.T, a, sizes, group_offset=np.int32(offset),
+                       num_actual_groups=2)
+      np.testing.assert_array_equal(got, by_rows[window])
+    got = aiter.tgmm(a.T, a, sizes, existing_out=np.ones((5, 16, 16),
+                                                         np.float32))
+    np.testing.assert_array_equal(got, by_rows + 1)
+    got = aiter.gmm(a, b.swapaxes(1, 2), sizes, transpose_rhs=True)
+    np.testing.assert_array_equal(got, whole)
+
+
+class ScaledTestCase(parameterized.TestCase):
+  """Powers of two for scales: what is exact without them is with them."""
+
+  KINDS = {"i8": np.int8, "fn": ml_dtypes.float8_e4m3fn,
+           "fnuz": ml_dtypes.float8_e4m3fnuz}
+
+  def problem(self, kind, m, k, n, groups, blocks, seed=0):
+    """(arguments without sizes, a and b in float64)."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.integers(-4, 5, s).astype(np.float32).astype(self.KINDS[kind])
+            for s in ((m, k), (groups, n, k)))
+    along = lambda size: -(-size // 128)
+    shapes = (((m, along(k)), (groups, along(n), along(k))) if blocks
+              else ((m, 1), (groups, n, 1)))
+    scales = [np.exp2(rng.integers(-1, 2, s)).astype(np.float32)
+              for s in shapes]
+    spread = lambda t, axis, size: np.repeat(t, 128, axis).take(
+        range(size), axis) if blocks else t
+    wide_a = a.astype(np.float64) * spread(scales[0], 1, k)
+    wide_b = b.astype(np.float64) * spread(spread(scales[1], 1, n), 2, k)
+    return (a, b, *scales), wide_a, wide_b.swapaxes(1, 2)
+
+  def check(self, kind, m, k, n, sizes, blocks):
+    args, a, b = self.problem(kind, m, k, n, len(sizes), blocks)
+    call = aiter.grouped_gemm_i8 if kind == "i8" else aiter.grouped_gemm_fp8
+    want = oracle.rows_times(a, b, sizes)
+    for dtype in (np.float32, ml_dtypes.bfloat16):
+      got = jax.jit(functools.partial(call, preferred_element_type=dtype))(
+          *args, np.array(sizes, np.int32))
+      np.testing.assert_array_equal(got, want.astype(dtype))
+
+
+class ScaledTest(ScaledTestCase):
+
+  @parameterized.parameters(*machine.sample([
+      (kind, blocks, sizes)
+      for kind in ("i8", "fn", "fnuz") for blocks in (False, True)
+      if kind != "i8" or not blocks
+      for sizes in ((40, 0, 21), (3, 5))], 4))
+  def test_scaled(self, kind, blocks, sizes):
+    k, n = machine.size((272, 400), (144, 160), (144, 160))
+    self.check(kind, 70, k, n, sizes, blocks)
+    if not machine.SIMULATED:
+      self.check(kind, 9, 7, 5, sizes, blocks)
+
+  @machine.where(machine.GPU and not machine.SIMULATED)
+  def test_large(self):
+    for kind, blocks in (("i8", False), ("fn", False), ("fn", True)):
+      self.check(kind, 3000, 1024, 768, (1000, 1, 0, 999, 600), blocks)
+      self.check(kind, 300, 1024, 768, (3,) * 100, blocks)
+
+  def test_errors(self):
+    args, _, _ = self.problem("fn", 4, 144, 16, 2, True)
+    good = dict(zip(("a", "b", "a_scale", "b_scale"), args),
+                group_sizes=jnp.array([1, 2]))
+    for error, replaced, words in (
+        (TypeError, dict(a=jnp.ones((4, 144))), ["a's dtype", "float32"]),
+        (ValueError, dict(b=args[1][:, :, :9]), ["b", "[any, any, 144]"]),
+        (ValueError, dict(b_scale=jnp.ones((2, 16))),
+         ["a_scale", "[4, 2]", "b_scale", "[2, 16]", "[2, 1, 2]"]),
+        (ValueError, dict(group_sizes=jnp.array([1])), ["group_sizes"])):
+      errors.check(self, aiter.grouped_gemm_fp8, good, error, replaced, words)
+    with self.assertRaisesRegex(TypeError, "grouped_gemm_fp8.*no gradient"):
+      jax.grad(lambda s: aiter.grouped_gemm_fp8(
+          *args[:2], s, args[3], good["group_sizes"]).sum())(
+              jnp.asarray(args[2]))
+
+
+class TransformTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(3)
+    self.args = [jnp.asarray(rng.standard_normal(s), jnp.float32)
+                 for s in ((12, 8), (3, 8, 16))]
+    self.sizes = jnp.array([4, 0, 6])
+
+  def call(self, a, b):
+    return aiter.ragged_dot(a, b, self.sizes)
+
+  def loss(self, a, b):
+    return jnp.sum(jnp.sin(self.call(a, b)))
+
+  def plain(self, a, b):
+    # JAX's own ragged dot has no second derivative.
+    ends = jnp.cumsum(self.sizes)
+    row = jnp.arange(len(a))[:, None]
+    mine = (row >= ends - self.sizes) & (row < ends)
+    return jnp.sum(jnp.sin(jnp.einsum(
+        "mg,mk,gkn->mn", mine.astype(a.dtype), a, b, precision="highest")))
+
+  def test_derivatives(self):
+    """Backwards and forwards, once and twice."""
+    both = lambda f: jax.jit(jax.grad(f, (0, 1)))(*self.args)
+    transforms.assert_close(self, both(self.loss), both(self.plain))
+    twice = lambda f: lambda a, b: sum(
+        jnp.sum(jnp.cos(t)) for t in jax.grad(f, (0, 1))(a, b))
+    transforms.assert_close(
+        self, both(twice(self.loss)), both(twice(self.plain)), 1e-4)
+    tangents = lambda f: jax.jvp(f, self.args, self.args)
+    transforms.assert_close(self, tangents(self.loss), tangents(self.plain))
+
+  def test_vmap(self):
+    many = [jnp.stack([t, 2 * t]) for t in self.args]
+    sizes = jnp.array([[4, 0, 6], [1, 2, 3]])
+    got = jax.jit(jax.vmap(aiter.ragged_dot))(*many, sizes)
+    want = jnp.stack([lax.ragged_dot(*(t[i] for t in many), sizes[i],
+                                     precision=lax.Precision.HIGHEST)
+                      for i in range(2)])
+    transforms.assert_close(self, got, want)
+
+  def test_checkpoint_and_scan(self):
+    a, b = self.args
+    square = jnp.concatenate([b, b[:, :, :8]], 2)[:, :, :8]
+
+    @jax.checkpoint
+    def layer(h, w):
+      return h + jnp.tanh(self.call(h, w)), None
+
+    loss = lambda w, unroll: jnp.sum(lax.scan(
+        layer, a, jnp.stack([w] * 3), unroll=unroll)[0] ** 2)
+    transforms.assert_close(
+        self, jax.grad(loss)(square, 1), jax.grad(loss)(square, True))
+
+  @machine.where(not machine.GPU)
+  def test_columns_divide(self):
+    mesh = sharding.mesh((2, 4), ("x", "y"))
+    args = sharding.put(mesh, self.args, (P("x"), P(None, None, "y")))
+    compiled = jax.jit(jax.grad(self.loss, (0, 1))).lower(*args).compile()
+    transforms.assert_close(
+        self, compiled(*args), jax.grad(self.plain, (0, 1))(*self.args))
+    shards = jax.shard_map(
+        self.call, mesh=mesh, in_specs=(P(), P(None, None, "y")),
+        out_specs=P(None, "y"))
+    transforms.assert_close(self, jax.jit(shards)(*self.args),
+                            self.call(*self.args))
+
+
+class ErrorTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("lhs", TypeError, dict(lhs=[1.0]), ["lhs", "list"]),
+      ("lhs_dtype", TypeError, dict(lhs=jnp.ones((6, 8), jnp.int8)),
+       ["lhs's dtype", "int8"]),
+      ("rhs_dtype", TypeError, dict(rhs=jnp.ones((2, 8, 4), jnp.float16)),
+       ["rhs's dtype", "float16", "float32"]),
+      ("rhs_rank", ValueError, dict(rhs=jnp.ones((8, 4))), ["rhs", "rank 3"]),
+      ("rhs_shape", ValueError, dict(rhs=jnp.ones((2, 7, 4))),
+       ["rhs", "[2, 7, 4]", "[any, 8, any]"]),
+      ("sizes_dtype", TypeError, dict(group_sizes=jnp.ones(2)),
+       ["group_sizes's dtype", "float32"]),
+      ("sizes", ValueError, dict(group_sizes=jnp.ones(3, jnp.int32)),
+       ["group_sizes", "[3]", "[2]"]),
+      ("result", TypeError, dict(preferred_element_type=jnp.int8),
+       ["preferred_element_type", "int8"]),
+      ("offset", ValueError, dict(group_offset=jnp.ones(2, jnp.int32)),
+       ["group_offset", "int32[2]", "one integer"]),
+      ("transpose", TypeError, dict(transpose_rhs=1),
+       ["transpose_rhs", "bool"]))
+  def test_ragged_dot(self, error, replaced, words):
+    good = dict(lhs=jnp.ones((6, 8)), rhs=jnp.ones((2, 8, 4)),
+                group_sizes=jnp.array([2, 3]))
+    errors.check(self, aiter.ragged_dot, good, error, replaced, words)
+
+  @parameterized.named_parameters(
+      ("rhs", dict(rhs=jnp.ones((5, 4))), ["rhs", "[5, 4]", "[6, any]"]),
+      ("groups", dict(num_actual_groups=3), ["num_actual_groups", "3"]),
+      ("out", dict(existing_out=jnp.ones((2, 8, 5))),
+       ["existing_out", "[2, 8, 5]", "[2, 8, 4]"]))
+  def test_tgmm(self, replaced, words):
+    good = dict(lhs=jnp.ones((8, 6)), rhs=jnp.ones((6, 4)),
+                group_sizes=jnp.array([2, 3]))
+    errors.check(self, aiter.tgmm, good, ValueError, replaced, words)
+
+
+if __name__ == "__main__":
+  absltest.main()

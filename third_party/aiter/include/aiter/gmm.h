@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Grouped products: of runs of rows, each with a matrix of its own, on AMD and
+// NVIDIA GPUs. Sums are fp32.
+//
+// Calls are as in operation.h, streams and devices as in mha.h.
+#ifndef AITER_GMM_H_
+#define AITER_GMM_H_
+
+#include <cstdint>
+
+#include "aiter/kernel.h"
+#include "aiter/operation.h"
+
+namespace aiter {
+
+enum class GmmLayout : uint8_t {
+  kNN,  // a [m, k], b [groups, k, n] -> out [m, n]
+  kNT,  // a [m, k], b [groups, n, k] -> out [m, n]
+  kTN,  // a [m, k], b [m, n] -> out [groups, k, n]
+};
+
+enum class GmmScaling : uint8_t {
+  kNone,   // bf16 and fp16, in all layouts; what follows is in kNT alone.
+  kRow,    // i8 and fp8: a float32 scale a row of a, and of each row of b.
+  kBlock,  // fp8: float32 of 1 x 128 in a [m, ceil(k / 128)] and of 128 x 128
+           // in b [groups, ceil(n / 128), ceil(k / 128)].
+};
+
+// How many tiles of rows there can be at most, of any kernel: of kTN one a
+// group, else no tile has fewer than 16 rows.
+inline constexpr int64_t kGmmLeastRows = 16;
+
+// Group i has the next sizes[i] rows of a, from the first on. A negative size
+// is none, and what is beyond m is cut off. Rows of no group are 0 in out, and
+// a group without rows has a matrix of zeros there.
+//
+// Arrays are dense and start at a multiple of 16 bytes.
+struct gmm_args {
+  GmmLayout layout = GmmLayout::kNN;
+  GmmScaling scaling = GmmScaling::kNone;
+  DataType data_type = DataType::kBf16;  // Of a and b.
+  // kFp32, or data_type, of scaled products bf16.
+  DataType out_type = DataType::kBf16;
+
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  int64_t groups = 0;
+
+  const void* a_ptr = nullptr;
+  const void* b_ptr = nullptr;
+  const void* a_scale_ptr = nullptr;  // Both absent without scaling.
+  const void* b_scale_ptr = nullptr;
+  const void* sizes_ptr = nullptr;  // int32 [groups], with `lead` one more.
+  // Whether the first of the sizes counts rows that no group has.
+  bool lead = false;
+
+  void* out_ptr = nullptr;
+  // Scratch, int32 [gmm_plan_entries(m, groups), 4].
+  void* plan_ptr = nullptr;
+};
+
+inline int64_t gmm_plan_entries(int64_t m, int64_t groups) {
+  return (m + kGmmLeastRows - 1) / kGmmLeastRows + groups + 2;
+}
+
+struct GmmPlan {
+  ProblemKey key;
+  LoadedKernel plan;
+  LoadedKernel product;
+  int32_t multiprocessors = 0;
+};
+
+// The sizes of a problem are m, n, k and the number of groups; its features nt
+// or tn, and row or block.
+AITER_OPERATION(gmm, gmm_args, GmmPlan);
+
+}  // namespace aiter
+
+#endif  // AITER_GMM_H_

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grouped products' family, as the ahead-of-time compiler sees it."""
+
+from third_party.aiter.aot.archs import ARCHS
+from third_party.aiter.aot.family import (
+    Family,
+    Op,
+    flags,
+    named,
+    points_to,
+    selecting,
+)
+
+# What the matrix unit multiplies as it is; "any": one of the float8 types.
+_BYTES = {"i8": "i8", "e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8", "any": "u8"}
+
+FEATURES = {
+    # Without out_f32 the result has the operands' type, of bytes bf16. lead:
+    # the first of the sizes counts rows that no matrix is for. fnuz: operands
+    # are e4m3fnuz, for kernels of either float8 type.
+    **flags("out_f32 lead fnuz"),
+    # unaligned: rows that do not begin at multiples of 16 bytes. The layouts of
+    # a problem are their names, nn without one.
+    # float8: operands are of either such type.
+    **selecting("unaligned nt tn row block float8"),
+}
+
+
+def _alignment(row):
+  """Elements in 16 bytes."""
+  return 16 if row["dtype"] in _BYTES else 8
+
+
+def _constants(row):
+  tile_m, tile_n = int(row["tile_m"]), int(row["tile_n"])
+  arch = ARCHS[row["arch"]]
+  threads = int(row["num_warps"]) * arch.wave
+  return {
+      "TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": int(row["tile_k"]),
+      "GROUP_M": 4,
+      "XCDS": arch.xcds,
+      "ALIGN": _alignment(row) if "unaligned" in named(row, "excludes") else 1,
+      "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
+      "WALKS": "module=gmm.hopper" in row["options"],
+      # Hopper adds float8 products with fewer bits than float32 has.
+      "PROMOTE": arch.matrix == "wgmma" and row["dtype"] == "e4m3fn",
+  }
+
+
+# How many tiles of rows there are is known on the device alone: a grid has room
+# for as many as there could be.
+_ROWS = "tiles = tiles_of_rows * ceil(n / tile_n)"
+_GROUPS = "tiles = tiles_of_rows * ceil(k / tile_m) * ceil(n / tile_n)"
+_WALKING = {"WALKS": (
+    "blocks = min(multiprocessors, tiles_of_rows * ceil(n / tile_n))",)}
+_WALKING_GROUPS = {"WALKS": (
+    "blocks = min(multiprocessors,"
+    " tiles_of_rows * ceil(k / tile_m) * ceil(n / tile_n))",)}
+
+FAMILY = Family(
+    ops={
+        "gmm_plan": Op("gmm.gmm", ("parts = ceil((tiles_of_rows + 1) / tile_m)",
+                                   )),
+        "gmm_nn": Op("gmm.gmm", (_ROWS,), _WALKING),
+        "gmm_nt": Op("gmm.gmm", (_ROWS,), _WALKING),
+        "gmm_tn": Op("gmm.gmm", (_GROUPS,), _WALKING_GROUPS),
+        "gmm_row": Op("gmm.gmm", (_ROWS,)),
+        "gmm_block": Op("gmm.gmm", (_ROWS,)),
+    },
+    pointers={
+        **points_to("dtype", "a b out"),
+        **points_to("bf16", "out_bf16"),
+        **points_to("fp32", "out_f32 a_scale b_scale"),
+        **points_to("i32", "sizes plan"),
+    },
+    element=lambda row: _BYTES.get(row["dtype"], row["dtype"]),
+    aligned="[nk]$",
+    alignment=_alignment,
+    aligned_if="unaligned",
+    constants=_constants,
+    features=FEATURES,
+    messages={"unaligned": "rows that are not aligned"},
+    no_maps_if="unaligned",
+    tensors=("a", "b"),
+)

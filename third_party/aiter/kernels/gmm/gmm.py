@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of runs of rows, each with a matrix of its own.
+
+  gmm_plan  which tile of rows belongs to which group
+  gmm_nn    a [m, k], b [groups, k, n]  -> out [m, n]
+  gmm_nt    a [m, k], b [groups, n, k]  -> out [m, n], the first's gradient of a
+  gmm_tn    a [m, k], b [m, n]          -> out [groups, k, n], of its b
+  gmm_row   gmm_nt of int8 or float8, with a scale a row of a and of b
+  gmm_block gmm_nt of float8, scales of a a row and 128 of k, of b 128 of n and
+            128 of k
+
+Sizes of groups are on the device. gmm_plan makes a list of tiles of them, so
+that a block of the others finds its rows by one look. Such a list, `plan`, is
+int32 [tiles + 1, 4]. Its first entry has the number of tiles, and each other
+(group, first row, end of the rows, 0); group -1 owns no matrix, and its rows of
+the result are 0. For gmm_tn each group is one tile, and an empty one too.
+
+Rows past those of a tile are read again as its first one, and not written.
+"""
+
+import triton
+import triton.language as tl
+
+from third_party.aiter.kernels.gemm import gemm
+from third_party.aiter.kernels.gmm.family import FEATURES
+
+OUT_F32 = tl.constexpr(FEATURES["out_f32"])
+LEAD = tl.constexpr(FEATURES["lead"])
+FNUZ = tl.constexpr(FEATURES["fnuz"])
+
+
+@triton.jit
+def gmm_plan(
+    sizes, plan, m, groups, tile_rows, tiles_of_rows, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+):
+  """Writes TILE_M entries of the plan, looking at TILE_N groups at once.
+
+  sizes [groups], with LEAD one more in front. What is beyond m is cut off, and
+  rows that are left are a group that owns no matrix. tile_rows: rows of a tile;
+  0: each group is one tile.
+  """
+  lead = flags & LEAD
+  lead = tl.where(lead != 0, 1, 0)
+  listed = groups + lead
+  slot = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M) - 1
+  slot = slot[:, None]
+  group = tl.zeros([TILE_M], tl.int32)
+  first = tl.zeros([TILE_M], tl.int32)
+  end = tl.zeros([TILE_M], tl.int32)
+  rows_before = tl.zeros([], tl.int64)
+  tiles_before = tl.zeros([], tl.int32)
+  # The group behind the last one has what is left.
+  for g0 in range(0, listed + 1, TILE_N):
+    g = g0 + tl.arange(0, TILE_N)
+    size = tl.load(sizes + g, mask=g < listed, other=0)
+    size = tl.minimum(tl.maximum(size, 0), m).to(tl.int64)
+    size_end = rows_before + tl.cumsum(size, 0)
+    start = tl.minimum(size_end - size, m).to(tl.int32)
+    stop = tl.where(g < listed, tl.minimum(size_end, m).to(tl.int32), m)
+    start = tl.where(g > listed, m, start)
+    owner = tl.where((g < lead) | (g >= listed), -1, g - lead)
+    if tile_rows == 0:
+      rows = m
+      tiles = tl.where(owner >= 0, 1, 0)
+    else:
+      rows = tile_rows
+      tiles = (stop - start + tile_rows - 1) // tile_rows
+    tile_end = tiles_before + tl.cumsum(tiles, 0)
+    nth = slot - (tile_end - tiles)[None, :]
+    mine = (nth >= 0) & (nth < tiles[None, :])
+    group += tl.sum(tl.where(mine, owner[None, :], 0), 1)
+    first += tl.sum(tl.where(mine, start[None, :] + nth * rows, 0), 1)
+    end += tl.sum(tl.where(mine, stop[None, :], 0), 1)
+    rows_before += tl.sum(size, 0)
+    tiles_before += tl.sum(tiles, 0)
+  slot = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+  at = plan + 4 * slot
+  inside = slot <= tiles_of_rows
+  tl.store(at, tl.where(slot == 0, tiles_before, group), mask=inside)
+  tl.store(at + 1, first, mask=inside)
+  tl.store(at + 2, end, mask=inside)
+
+
+@triton.jit
+def _entry(plan, slot, AMD: tl.constexpr):
+  """(group, first row, end) of a tile of rows."""
+  at = plan + 4 * (slot + 1)
+  group, first, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+  if AMD:
+    # What all lanes share belongs in scalar registers: see gemm.tile_of.
+    group = gemm.first_lane(group)
+    first = gemm.first_lane(first)
+    end = gemm.first_lane(end)
+  return group, first, end
+
+
+@triton.jit
+def _product(
+    a, b, a_scale, b_scale, stride_a, stride_b, m_left, n_left, k, scales_k,
+    flags, KIND: tl.constexpr, A_K_LAST: tl.constexpr, B_K_LAST: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    ALIGN: tl.constexpr, PROMOTE: tl.constexpr,
+):
+  """The tile's sum over k, of operands that begin at it.
+
+  KIND: gemm.BLOCK with scales, scales_k to a row; gemm.PLAIN without. Float8 as
+  bytes is widened, which `flags` are about.
+  """
+  WIDEN: tl.constexpr = a.dtype.element_ty == tl.uint8
+  PACK: tl.constexpr = 2 if WIDEN else 1
+  fnuz = tl.where((flags & FNUZ) != 0, gemm.A_FNUZ | gemm.B_FNUZ, 0)
+  if WIDEN:
+    # See gemm._gemm: two float8 are widened side by side.
+    a = a.to(tl.pointer_type(tl.uint16))
+    b = b.to(tl.pointer_type(tl.uint16))
+    stride_a //= 2
+    stride_b //= 2
+  a_offsets = gemm.tile_offsets(
+      stride_a, m_left, TILE_M, TILE_K // PACK, A_K_LAST, ALIGN)
+  b_offsets = gemm.tile_offsets(
+      stride_b, n_left, TILE_N, TILE_K // PACK, B_K_LAST, ALIGN)
+  a_scales = 0
+  if KIND == gemm.BLOCK:
+    # A tile of b lies in one block of its rows.
+    tl.static_assert(TILE_N <= 128)
+    r = tl.arange(0, TILE_M)
+    a_scales = tl.where(r < m_left, r, 0) * scales_k
+  if a.dtype.element_ty == tl.int8:
+    acc = tl.zeros([TILE_M, TILE_N], tl.int32)
+  else:
+    acc = tl.zeros([TILE_M, TILE_N], tl.float32)
+  steps = k // TILE_K
+  begin = tl.zeros([], tl.int32)
+  if steps > 0:
+    # A pipelined loop reads its first slab before it knows that there is one.
+    for step in tl.range(0, steps):
+      acc = gemm.add_step(
+          acc, begin + step * TILE_K, TILE_K, a, b, a_offsets, b_offsets,
+          stride_a, stride_b, a_scale, b_scale, a_scales, 0, 1, 1, fnuz, KIND,
+          A_K_LAST, B_K_LAST, TILE_K, PACK, WIDEN, PROMOTE, False)
+  if k > steps * TILE_K:
+    acc = gemm.add_step(
+        acc, steps * TILE_K, k - steps * TILE_K, a, b, a_offsets, b_offsets,
+        stride_a, stride_b, a_scale, b_scale, a_scales, 0, 1, 1, fnuz, KIND,
+        A_K_LAST, B_K_LAST, TILE_K, PACK, WIDEN, PROMOTE, True)
+  return acc
+
+
+@triton.jit
+def _store(
+    acc, out, out_f32, matrix, matrix_stride, m0, n0, m, n, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, SLICES: tl.constexpr,
+):
+  """Stores a tile in parts, in the type that `flags` say."""
+  PART: tl.constexpr = TILE_N // SLICES
+  parts = gemm.columns(acc, SLICES)
+  for i in tl.static_range(SLICES):
+    if flags & OUT_F32:
+      gemm.store_tile(out_f32, parts[i], matrix, matrix_stride, m0,
+                      n0 + i * PART, m, n, TILE_M, PART)
+    else:
+      gemm.store_tile(out, parts[i].to(out.dtype.element_ty), matrix,
+                      matrix_stride, m0, n0 + i * PART, m, n, TILE_M, PART)
+
+
+@triton.jit
+def _rows(
+    a, b, a_scale, b_scale, plan, out, out_f32, n, k, flags,
+    KIND: tl.constexpr, ROW: tl.constexpr, B_K_LAST: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr, PROMOTE: tl.constexpr,
+):
+  """A tile of out [m, n]. ROW: sums are scaled by row and column."""
+  tiles = tl.load(plan)
+  if XCDS > 0:
+    tiles = gemm.first_lane(tiles)
+  if tl.program_id(0) < tiles * tl.cdiv(n, TILE_N):
+    slot, tile_n = gemm.tile_of(
+        tl.program_id(0), tiles * TILE_M, n, TILE_M, TILE_N, GROUP_M, XCDS,
+        XCDS > 0)
+    group, first, end = _entry(plan, slot, XCDS > 0)
+    n0 = tile_n * TILE_N
+    a += first.to(tl.int64) * k
+    matrix = tl.maximum(group, 0).to(tl.int64)
+    b += matrix * k * n
+    if B_K_LAST:
+      b += n0.to(tl.int64) * k
+    else:
+      b += n0
+    scales_k = tl.cdiv(k, 128)
+    if KIND == gemm.BLOCK:
+      a_scale += first.to(tl.int64) * scales_k
+      b_scale += (matrix * tl.cdiv(n, 128) + n0 // 128) * scales_k
+    acc = _product(
+        a, b, a_scale, b_scale, k, k if B_K_LAST else n, end - first, n - n0,
+        tl.where(group < 0, 0, k), scales_k, flags, KIND, True, B_K_LAST,
+        TILE_M, TILE_N, TILE_K, ALIGN, PROMOTE)
+    if ROW:
+      r = first + tl.arange(0, TILE_M)
+      c = n0 + tl.arange(0, TILE_N)
+      sa = tl.load(a_scale + r, mask=r < end, other=0.0)
+      sb = tl.load(b_scale + (matrix * n + c), mask=c < n, other=0.0)
+      x = acc.to(tl.float32) * sa[:, None] * sb[None, :]
+    else:
+      x = acc
+    _store(x, out, out_f32, 0, 0, first, n0, end, n, flags, TILE_M, TILE_N,
+           SLICES)
+
+
+@triton.jit
+def gmm_nn(
+    a, b, plan, out, out_f32, n, k, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+  """out [m, n] = a [m, k] b [group of the row, k, n]; all dense.
+
+  OUT_F32: out is out_f32. Grid: (tiles, as many as there could be).
+  """
+  _rows(a, b, a, b, plan, out, out_f32, n, k, flags, gemm.PLAIN, False, False,
+        TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, SLICES, False)
+
+
+@triton.jit
+def gmm_nt(
+    a, b, plan, out, out_f32, n, k, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+  """gmm_nn with b [groups, n, k]."""
+  _rows(a, b, a, b, plan, out, out_f32, n, k, flags, gemm.PLAIN, False, True,
+        TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, SLICES, False)
+
+
+@triton.jit
+def gmm_row(
+    a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr, PROMOTE: tl.constexpr,
+):
+  """gmm_nt of int8 or float8: a_scale[i] b_scale[group, j] (a b^T)[i, j].
+
+  a_scale [m], b_scale [groups, n].
+  """
+  _rows(a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
+        gemm.PLAIN, True, True, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN,
+        SLICES, PROMOTE)
+
+
+@triton.jit
+def gmm_block(
+    a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+  """gmm_row with a_scale [m, k / 128], b_scale [groups, n / 128, k / 128].
+
+  All rounded up. TILE_K divides 128.
+  """
+  _rows(a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
+        gemm.BLOCK, False, True, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN,
+        SLICES, False)
+
+
+@triton.jit
+def gmm_tn(
+    a, b, plan, out, out_f32, n, k, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+  """out [groups, k, n]: of each group's rows the product of a^T and b.
+
+  The sum is over rows, in their order; TILE_M is of k. Grid: (tiles of all
+  groups).
+  """
+  tiles = tl.cdiv(k, TILE_M) * tl.cdiv(n, TILE_N)
+  index = tl.program_id(0) // tiles
+  if XCDS > 0:
+    index = gemm.first_lane(index)
+  tile_m, tile_n = gemm.tile_of(
+      tl.program_id(0) - index * tiles, k, n, TILE_M, TILE_N, GROUP_M, 1,
+      XCDS > 0)
+  group, first, end = _entry(plan, index, XCDS > 0)
+  m0 = tile_m * TILE_M
+  n0 = tile_n * TILE_N
+  acc = _product(
+      a + (first.to(tl.int64) * k + m0), b + (first.to(tl.int64) * n + n0), a,
+      b, k, n, k - m0, n - n0, end - first, 0, 0, gemm.PLAIN, False, False,
+      TILE_M, TILE_N, TILE_K, ALIGN, False)
+  _store(acc, out, out_f32, group.to(tl.int64), k.to(tl.int64) * n, m0, n0, k,
+         n, flags, TILE_M, TILE_N, SLICES)

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grouped products for Hopper (sm_90) in Gluon: gmm.py's by gemm.hopper's ring.
+
+A block stays on its multiprocessor and takes tile after tile. A slab of rows
+that a group shares with the next one is copied whole: rows of a result are not
+written past a tile's end, and gmm_tn, whose sum is over rows, clears those that
+are not the group's in shared memory.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma_wait,
+)
+
+from third_party.aiter.aot.family import TensorMap
+from third_party.aiter.kernels.core import hopper
+from third_party.aiter.kernels.gemm import hopper as gemm
+from third_party.aiter.kernels.gmm import gmm
+
+# What a slab has first: rows of out, or what is summed.
+NN = gl.constexpr(0)
+NT = gl.constexpr(1)
+TN = gl.constexpr(2)
+
+
+def tensor_maps(function, constants):
+  """TMA maps of a kernel, of [1 or group, row, column]."""
+  rows_m = constants["TILE_M"] if constants["SKINNY"] else 64
+  n, k = constants["TILE_N"], constants["TILE_K"]
+  a = (1, k, rows_m) if function == "gmm_tn" else (1, rows_m, k)
+  b = (1, n, k) if function == "gmm_nt" else (1, k, n)
+  return {"a_desc": TensorMap("a", a), "b_desc": TensorMap("b", b)}
+
+
+@gluon.jit
+def _tile_at(t, walk, LAYOUT: gl.constexpr, GROUP_M: gl.constexpr):
+  """(group, first row, end, row of tiles, column of tiles) of tile t.
+
+  Past the last one it is that of the last: a consumer asks for its next tile
+  before it computes one, which hides how long that takes.
+  """
+  plan, tiles, tiles_m, tiles_n, k = walk
+  t = gl.minimum(t, tiles * tiles_m * tiles_n - 1)
+  if LAYOUT == TN:
+    slot = t // (tiles_m * tiles_n)
+    row, col = gemm.tile_at(t - slot * (tiles_m * tiles_n), tiles_m, tiles_n,
+                            GROUP_M)
+  else:
+    row, col = gemm.tile_at(t, tiles, tiles_n, GROUP_M)
+    slot = row
+  at = plan + 4 * (slot + 1)
+  return gl.load(at), gl.load(at + 1), gl.load(at + 2), row, col
+
+
+@gluon.jit
+def _summed(group, first, end, k, LAYOUT: gl.constexpr):
+  """How many there are to sum: of k, or rows of a group."""
+  if LAYOUT == TN:
+    return end - first
+  else:
+    return gl.where(group < 0, 0, k)
+
+
+@gluon.jit
+def _produce(ring, walk, maps, LAYOUT: gl.constexpr, SKINNY: gl.constexpr,
+             TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+             STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """Copies the slabs of a and b of one tile after the other."""
+  a_smem, b_smem, full, empty = ring
+  plan, tiles, tiles_m, tiles_n, k = walk
+  a_desc, b_desc = maps
+  PARTS: gl.constexpr = 1 if SKINNY else TILE_M // 64
+  i = 0
+  phase = 1
+  for t in range(gl.program_id(0), tiles * tiles_m * tiles_n,
+                 gl.num_programs(0)):
+    group, first, end, tile_m, tile_n = _tile_at(t, walk, LAYOUT, GROUP_M)
+    col = tile_n * TILE_N
+    for s in range(0, _summed(group, first, end, k, LAYOUT), TILE_K):
+      mbarrier.wait(empty.index(i), phase)
+      mbarrier.expect(full.index(i),
+                      PARTS * a_desc.nbytes_per_cta + b_desc.nbytes_per_cta)
+      if LAYOUT == NT:
+        tma.async_load(b_desc, [group, col, s], full.index(i), b_smem.index(i))
+      elif LAYOUT == NN:
+        tma.async_load(b_desc, [group, s, col], full.index(i), b_smem.index(i))
+      else:
+        tma.async_load(b_desc, [0, first + s, col], full.index(i),
+                       b_smem.index(i))
+      for p in gl.static_range(PARTS):
+        part = a_smem.index(PARTS * i + p)
+        if LAYOUT == TN:
+          tma.async_load(a_desc, [0, first + s, tile_m * TILE_M + p * 64],
+                         full.index(i), part)
+        else:
+          tma.async_load(a_desc, [0, first + p * 64, s], full.index(i), part)
+      i, phase = gemm.next_slab(i, phase, STAGES)
+
+
+@gluon.jit
+def _clear(slab, rows_left):
+  """Clears the rows of a slab [1, rows, columns] from rows_left on."""
+  CHUNK: gl.constexpr = 16
+  ROWS: gl.constexpr = slab.shape[1]
+  LAYOUT: gl.constexpr = hopper.rows_layout(slab.shape[2])
+  slab = slab.reshape([ROWS, slab.shape[2]])
+  rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))
+  for j in gl.static_range(ROWS // CHUNK):
+    part = slab.slice(j * CHUNK, CHUNK)
+    x = part.load(LAYOUT)
+    part.store(gl.where((rows < rows_left - j * CHUNK)[:, None], x,
+                        gl.zeros_like(x)))
+
+
+@gluon.jit
+def _sum_rows(acc, ring, rows, i, phase, w: gl.constexpr, TILE_K: gl.constexpr,
+              STAGES: gl.constexpr):
+  """gemm.sum_slabs of gmm_tn, whose last slab may have rows of others.
+
+  Both warpgroups clear b's and write the same, so neither waits for the other.
+  """
+  a_smem, b_smem, full, empty = ring
+  PARTS: gl.constexpr = a_smem.shape[0] // b_smem.shape[0]
+  steps = rows // TILE_K
+  acc, i, phase = gemm.sum_slabs(acc, ring, steps, i, phase, w, True, True,
+                                 False, STAGES)
+  left = rows - steps * TILE_K
+  if left > 0:
+    mbarrier.wait(full.index(i), phase)
+    _clear(a_smem.index(PARTS * i + w), left)
+    _clear(b_smem.index(i), left)
+    fence_async_shared()
+    gl.barrier()
+    acc = gemm.multiply(acc, steps > 0, ring, i, phase, w, True, True, False)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(empty.index(i))
+    i, phase = gemm.next_slab(i, phase, STAGES)
+  return acc, i, phase
+
+
+@gluon.jit
+def _store_transposed(ptr, x, row0, col0, row_end, n):
+  """Stores a part that has columns of the result in its rows."""
+  LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+  x = gl.convert_layout(x, LAYOUT)
+  rows = row0 + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
+  cols = col0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
+  at = cols[:, None] + rows[None, :].to(gl.int64) * n
+  gl.store(ptr + at, x.to(ptr.dtype.element_ty),
+           mask=(cols < n)[:, None] & (rows < row_end)[None, :])
+
+
+@gluon.jit
+def _consume(w: gl.constexpr, ring, walk, out, LAYOUT: gl.constexpr,
+             SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+             TILE_K: gl.constexpr, STAGES: gl.constexpr,
+             GROUP_M: gl.constexpr):
+  """Computes a warpgroup's part of one tile after the other."""
+  plan, tiles, tiles_m, tiles_n, k = walk
+  out, out_f32, n, flags = out
+  ELEMENT: gl.constexpr = ring[0].dtype
+  N: gl.constexpr = TILE_M if SKINNY else TILE_N
+  ACC: gl.constexpr = gemm.accumulator(N, ELEMENT)
+  i = 0
+  phase = 0
+  group, first, end, tile_m, tile_n = _tile_at(gl.program_id(0), walk, LAYOUT,
+                                               GROUP_M)
+  for t in range(gl.program_id(0), tiles * tiles_m * tiles_n,
+                 gl.num_programs(0)):
+    ahead = _tile_at(t + gl.num_programs(0), walk, LAYOUT, GROUP_M)
+    acc = gl.zeros([64, N], gl.float32, ACC)
+    col0 = tile_n * TILE_N
+    offset = gl.to_tensor(0).to(gl.int64)
+    if LAYOUT == TN:
+      row0 = tile_m * TILE_M + w * 64
+      row_end = k
+      # So written, the compiler knows that 8 divides it.
+      offset = group.to(gl.int64) * k * (n // 8 * 8)
+      acc, i, phase = _sum_rows(acc, ring, end - first, i, phase, w, TILE_K,
+                                STAGES)
+    else:
+      row0 = first + w * 64
+      row_end = end
+      steps = (_summed(group, first, end, k, LAYOUT) + TILE_K - 1) // TILE_K
+      acc, i, phase = gemm.sum_slabs(acc, ring, steps, i, phase, w, False,
+                                     LAYOUT == NN, SKINNY, STAGES)
+    if SKINNY:
+      if (flags & gmm.OUT_F32) != 0:
+        _store_transposed(out_f32, acc, row0, col0, row_end, n)
+      else:
+        _store_transposed(out, acc, row0, col0, row_end, n)
+    elif (flags & gmm.OUT_F32) != 0:
+      gemm.store(out_f32 + offset, acc, row0, col0, row_end, n // 8 * 8,
+                 ELEMENT)
+    else:
+      gemm.store(out + offset, acc.to(ELEMENT), row0, col0, row_end,
+                 n // 8 * 8, ELEMENT)
+    group, first, end, tile_m, tile_n = ahead
+
+
+@gluon.jit
+def _gmm(a_desc, b_desc, plan, out, out_f32, n, k, flags, LAYOUT: gl.constexpr,
+         SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+         TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """A block's tiles. SKINNY: one warpgroup computes a tile's transpose."""
+  PARTS: gl.constexpr = 1 if SKINNY else TILE_M // 64
+  dtype: gl.constexpr = a_desc.dtype
+  a_smem = gl.allocate_shared_memory(
+      dtype, hopper.stack(PARTS * STAGES, a_desc.block_type.shape),
+      a_desc.layout)
+  b_smem = gl.allocate_shared_memory(
+      dtype, hopper.stack(STAGES, b_desc.block_type.shape), b_desc.layout)
+  full = mbarrier.allocate_mbarrier(batch=STAGES)
+  empty = mbarrier.allocate_mbarrier(batch=STAGES)
+  for i in gl.static_range(STAGES):
+    mbarrier.init(full.index(i), count=1)
+    mbarrier.init(empty.index(i), count=1 if SKINNY else 2)
+
+  ring = (a_smem, b_smem, full, empty)
+  # Rows of tiles are the plan's, but gmm_tn has as many for each group.
+  tiles_m = gl.to_tensor(1)
+  if LAYOUT == TN:
+    tiles_m = (k + TILE_M - 1) // TILE_M
+  walk = (plan, gl.load(plan), tiles_m, (n + TILE_N - 1) // TILE_N, k)
+  maps = (a_desc, b_desc)
+  result = (out, out_f32, n, flags)
+  if SKINNY:
+    gl.warp_specialize([
+        (_consume, (0, ring, walk, result, LAYOUT, SKINNY, TILE_M, TILE_N,
+                    TILE_K, STAGES, GROUP_M)),
+        (_produce, (ring, walk, maps, LAYOUT, SKINNY, TILE_M, TILE_N, TILE_K,
+                    STAGES, GROUP_M)),
+    ], [1])
+  else:
+    gl.warp_specialize([
+        (_consume, (0, ring, walk, result, LAYOUT, SKINNY, TILE_M, TILE_N,
+                    TILE_K, STAGES, GROUP_M)),
+        (_consume, (1, ring, walk, result, LAYOUT, SKINNY, TILE_M, TILE_N,
+                    TILE_K, STAGES, GROUP_M)),
+        (_produce, (ring, walk, maps, LAYOUT, SKINNY, TILE_M, TILE_N, TILE_K,
+                    STAGES, GROUP_M)),
+    ], [4, 1], [224, 24])
+
+
+@gluon.jit
+def gmm_nn(a_desc, b_desc, plan, out, out_f32, n, k, flags,
+           SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+           TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """gmm.gmm_nn. Grid: (multiprocessors, or tiles if fewer)."""
+  _gmm(a_desc, b_desc, plan, out, out_f32, n, k, flags, NN, SKINNY, TILE_M,
+       TILE_N, TILE_K, STAGES, GROUP_M)
+
+
+@gluon.jit
+def gmm_nt(a_desc, b_desc, plan, out, out_f32, n, k, flags,
+           SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+           TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """gmm.gmm_nt."""
+  _gmm(a_desc, b_desc, plan, out, out_f32, n, k, flags, NT, SKINNY, TILE_M,
+       TILE_N, TILE_K, STAGES, GROUP_M)
+
+
+@gluon.jit
+def gmm_tn(a_desc, b_desc, plan, out, out_f32, n, k, flags,
+           SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+           TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """gmm.gmm_tn."""
+  _gmm(a_desc, b_desc, plan, out, out_f32, n, k, flags, TN, SKINNY, TILE_M,
+       TILE_N, TILE_K, STAGES, GROUP_M)

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "aiter/gmm.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "third_party/aiter/src/core/check.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
+#include "third_party/aiter/src/core/kernel_table.h"
+#include "third_party/aiter/src/core/launch.h"
+#include "third_party/aiter/src/core/operation.h"
+#include "third_party/aiter/src/core/steps.h"
+#include "third_party/aiter/src/gemm_select.h"
+#include "third_party/aiter/src/gmm_params.h"
+
+namespace aiter {
+namespace {
+
+// The kernels count rows of all groups, cut off at m, in 31 bits.
+constexpr int64_t kMaxSize = INT32_MAX / 2;
+// Offsets in a tile have 32 bits.
+constexpr int64_t kMaxAlignedRow = 4194303;
+constexpr int64_t kWideBytes = 16;
+
+uint32_t If(bool condition, uint32_t feature) {
+  return condition ? feature : 0;
+}
+
+bool IsAlignedRow(int64_t elements, DataType type) {
+  return elements * ElementBytes(type) % kWideBytes == 0 &&
+         elements <= kMaxAlignedRow;
+}
+
+bool IsFp8(DataType type) {
+  return type == DataType::kE4m3fn || type == DataType::kE4m3fnuz;
+}
+
+// What selects a kernel: rows of a group on average; of kTN the shorter side of
+// a group's matrix.
+ProblemKey KeyFor(GmmLayout layout, GmmScaling scaling, DataType type,
+                  int64_t m, int64_t n, int64_t k, int64_t groups) {
+  ProblemKey key;
+  key.data_type = type;
+  key.features =
+      If(layout == GmmLayout::kNT, kGmmNt) |
+      If(layout == GmmLayout::kTN, kGmmTn) |
+      If(scaling == GmmScaling::kRow, kGmmRow) |
+      If(scaling == GmmScaling::kBlock, kGmmBlock) |
+      If(type == DataType::kE4m3fnuz, kGmmFnuz) | If(IsFp8(type), kGmmFloat8) |
+      If(!IsAlignedRow(n, type) || !IsAlignedRow(k, type), kGmmUnaligned);
+  key.dims[0] = static_cast<int32_t>(layout == GmmLayout::kTN
+                                         ? std::min(n, k)
+                                         : CeilDiv(m, std::max(groups, 1L)));
+  return key;
+}
+
+// Whether there is nothing to multiply, so that the result is 0.
+bool IsZero(const gmm_args& a) {
+  return a.m == 0 || a.n == 0 || a.k == 0 || a.groups == 0;
+}
+
+int64_t ResultBytes(const gmm_args& a) {
+  return (a.layout == GmmLayout::kTN ? a.groups * a.k : a.m) * a.n *
+         ElementBytes(a.out_type);
+}
+
+MappedTensor Mapped(const TensorMapSpec& spec, const gmm_args& a) {
+  MappedTensor t;
+  const bool is_b = spec.tensor == kGmmTensorB;
+  const bool by_group = is_b && a.layout != GmmLayout::kTN;
+  t.address = is_b ? a.b_ptr : a.a_ptr;
+  t.type = a.data_type;
+  t.rank = spec.rank;
+  t.dims[0] = is_b && a.layout != GmmLayout::kNT ? a.n : a.k;
+  t.dims[1] = !by_group ? a.m : a.layout == GmmLayout::kNT ? a.n : a.k;
+  t.dims[2] = by_group ? a.groups : 1;
+  t.strides[0] = t.dims[0];
+  t.strides[1] = t.dims[0] * t.dims[1];
+  return t;
+}
+
+Status CheckTypes(const gmm_args& a) {
+  const bool scaled = a.scaling != GmmScaling::kNone;
+  bool known = a.data_type == DataType::kBf16 || a.data_type == DataType::kFp16;
+  const char* accepted = "bf16 or fp16 without scaling";
+  if (scaled) {
+    known = IsFp8(a.data_type) ||
+            (a.scaling == GmmScaling::kRow && a.data_type == DataType::kI8);
+    accepted = "fp8, or i8 with scales of rows, with scaling";
+    if (a.layout != GmmLayout::kNT) {
+      return Invalid("layout", "another", "kNT with scaling");
+    }
+  }
+  if (!known) return Invalid("data_type", "another", accepted);
+  if (a.out_type != (scaled ? DataType::kBf16 : a.data_type) &&
+      a.out_type != DataType::kFp32) {
+    return Invalid("out_type", "another",
+                   scaled ? "bf16 or fp32" : "data_type or fp32");
+  }
+  for (const NamedPointer& p : {NamedPointer{"a_scale_ptr", a.a_scale_ptr},
+                                NamedPointer{"b_scale_ptr", a.b_scale_ptr}}) {
+    if ((p.address != nullptr) == scaled) continue;
+    return Invalid(p.name, scaled ? "null" : "given",
+                   scaled ? "given with scaling" : "null without scaling");
+  }
+  return Status();
+}
+
+const char* OpOf(uint32_t features) {
+  if (features & kGmmRow) return "gmm_row";
+  if (features & kGmmBlock) return "gmm_block";
+  if (features & kGmmTn) return "gmm_tn";
+  return features & kGmmNt ? "gmm_nt" : "gmm_nn";
+}
+
+struct Gmm {
+  using Args = gmm_args;
+  using Plan = GmmPlan;
+
+  static Status Check(const Args& a) {
+    AITER_RETURN_IF_ERROR(CheckRange("m", a.m, 0, kMaxSize));
+    AITER_RETURN_IF_ERROR(CheckRange("n", a.n, 0, kMaxSize));
+    AITER_RETURN_IF_ERROR(CheckRange("k", a.k, 0, kMaxSize));
+    AITER_RETURN_IF_ERROR(CheckRange("groups", a.groups, 0, kMaxSize));
+    AITER_RETURN_IF_ERROR(CheckTypes(a));
+    return CheckAligned({{"a_ptr", a.a_ptr},
+                         {"b_ptr", a.b_ptr},
+                         {"a_scale_ptr", a.a_scale_ptr},
+                         {"b_scale_ptr", a.b_scale_ptr},
+                         {"sizes_ptr", a.sizes_ptr},
+                         {"out_ptr", a.out_ptr},
+                         {"plan_ptr", a.plan_ptr}});
+  }
+
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key =
+        KeyFor(a.layout, a.scaling, a.data_type, a.m, a.n, a.k, a.groups);
+    key.features |=
+        If(a.out_type == DataType::kFp32, kGmmOutF32) | If(a.lead, kGmmLead);
+    return key;
+  }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    AITER_RETURN_IF_ERROR(ProblemKeyOf("gmm", problem, 4, key));
+    GmmLayout layout = key->features & kGmmTn   ? GmmLayout::kTN
+                       : key->features & kGmmNt ? GmmLayout::kNT
+                                                : GmmLayout::kNN;
+    // What serves one group of a size that is not known, and odd, serves all.
+    GmmScaling scaling = key->features & kGmmRow     ? GmmScaling::kRow
+                         : key->features & kGmmBlock ? GmmScaling::kBlock
+                                                     : GmmScaling::kNone;
+    *key = KeyFor(layout, scaling, key->data_type, key->dims[0], key->dims[1],
+                  key->dims[2], key->dims[3] == INT32_MAX ? 1 : key->dims[3]);
+    return Status();
+  }
+
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    ProblemKey any;
+    AITER_RETURN_IF_ERROR(steps->Add("gmm_plan", any, &plan->plan));
+    AITER_RETURN_IF_ERROR(steps->Add(OpOf(key.features), key, &plan->product));
+    if (plan->product.info != nullptr) {
+      plan->multiprocessors =
+          Multiprocessors(steps->device(), *plan->product.info);
+    }
+    return Status();
+  }
+
+  static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
+                       void* stream) {
+    if (IsZero(a)) {
+      return FillZero(driver, a.out_ptr, ResultBytes(a), stream);
+    }
+    const KernelInfo& kernel = *plan.product.info;
+    GmmParams p;
+    p.a_ptr = a.a_ptr;
+    p.b_ptr = a.b_ptr;
+    p.a_scale_ptr = a.a_scale_ptr;
+    p.b_scale_ptr = a.b_scale_ptr;
+    p.sizes_ptr = a.sizes_ptr;
+    p.plan_ptr = a.plan_ptr;
+    p.out_ptr = a.out_ptr;
+    p.out_bf16_ptr = a.out_ptr;
+    p.out_f32_ptr = a.out_ptr;
+    p.m = static_cast<int32_t>(a.m);
+    p.n = static_cast<int32_t>(a.n);
+    p.k = static_cast<int32_t>(a.k);
+    p.groups = static_cast<int32_t>(a.groups);
+    const bool by_group = a.layout == GmmLayout::kTN;
+    p.tile_rows = by_group ? 0 : kernel.tile_m;
+    p.tiles_of_rows = static_cast<int32_t>(
+        by_group ? a.groups : CeilDiv(a.m, kernel.tile_m) + a.groups + 1);
+    p.multiprocessors = plan.multiprocessors;
+    p.flags = static_cast<int32_t>(plan.key.features & kKernelFlags);
+    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.plan, &p, stream));
+    TensorMap maps[kMaxTensorMaps];
+    for (int i = 0; i < kernel.num_tensor_maps; ++i) {
+      const TensorMapSpec& spec = kernel.tensor_maps[i];
+      AITER_RETURN_IF_ERROR(
+          EncodeTensorMap(driver, kernel, spec, Mapped(spec, a), &maps[i]));
+    }
+    return LaunchKernel(driver, plan.product, &p, stream, maps);
+  }
+};
+
+}  // namespace
+
+AITER_DEFINE_OPERATION(gmm, Gmm);
+
+}  // namespace aiter
