@@ -263,11 +263,10 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
     s = parts_hopper.product(
         q_tile, parts_hopper.tile(keys.k, 0, N, HEAD, 0), 64, N, 0)
     s = warpgroup_mma_wait(0, deps=[s])
-    mbarrier.arrive(keys.k_empty.index(0))
     tile = last_tile - 1
     e, m, _ = fwd_hopper._exponentials(
-        s, m, 0, tile, _window_of(seen, table, absent, tile, N, BOX), terms, N,
-        True, 0)
+        s, m, 0, tile, _window_of(seen, table, absent, tile, N, BOX), terms,
+        keys, 0, N, True, 0)
     norm = gl.sum(e, 1)
     p = parts_hopper.operand(e, q_smem.dtype, HEAD)
     # Tiles that the diagonal or the end crosses, or all if a page is absent,
@@ -418,7 +417,8 @@ def paged_attend(
     mbarrier.init(v_empty.index(i), count=2)
   keys = fwd_hopper.Keys(
       parts_hopper.Parts(k_smem, k_smem), parts_hopper.Parts(v_smem, v_smem),
-      k_full, k_empty, v_full, v_empty)
+      k_full, k_empty, v_full, v_empty,
+      scores_hopper.allocate_planes(terms, STAGES, 2, 64, TILE_N, 0))
 
   produce = (k_desc, v_desc, keys, k_boxes, v_boxes, pages_of, values, head,
              last_tile, steps, stop)
