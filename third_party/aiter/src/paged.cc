@@ -33,7 +33,8 @@ constexpr int64_t kLargePage = 64;
 // Rows that a tensor map's boxes of the smallest kernel have.
 constexpr int64_t kTinyPage = 16;
 // Programs of a multiprocessor, below which keys are divided; and how often the
-// grid has room for them, of which a long sequence may take more than its share.
+// grid has room for them, of which a long sequence may take more than its
+// share.
 constexpr int64_t kPrograms = 2;
 constexpr int64_t kRoom = 4;
 
