@@ -70,7 +70,7 @@ def _scale_strides(scale, layout):
 class PagedKernelTest(parameterized.TestCase):
 
   def run_kernels(self, case: Case, splits=1, kind=None, flags=_ALL, csr=False,
-                  large_pages=False, own=False):
+                  large_pages=False, own=False, programs=99):
     """Runs them and compares with the oracle.
 
     own: sinks and slopes are an array of [batch, hq].
@@ -127,7 +127,8 @@ class PagedKernelTest(parameterized.TestCase):
           Tensor(slopes), Tensor(table), Tensor(indptr), Tensor(p.lengths),
           Tensor(p.cu), *k_side, *ks, *v_side, *vs, run, tokens,
           b, 1, hq, case.hk, group, d, dv, p.k.shape[axis], case.page,
-          case.page.bit_length() - 1, width, splits, *window, *steps, scale,
+          case.page.bit_length() - 1, width, splits, programs, *window, *steps,
+          scale,
           float(case.soft_cap),
           names.index(case.cache) if in_bytes else 0, bits, TILE_M=_TILE_M,
           TILE_N=_TILE_N, HEAD=head, FLAGS=flags, KIND=kind, NATIVE=-1,
@@ -153,6 +154,15 @@ class PagedKernelTest(parameterized.TestCase):
       splits=[1, 3])
   def test_plain(self, case, splits):
     self.run_kernels(case, splits)
+
+  @parameterized.parameters(4, 9, 30)
+  def test_shares(self, programs):
+    """Long sequences are divided, short ones not, and no key is lost."""
+    for decode, lengths in ((True, ((1, 300), (1, 9), (1, 90))),
+                            (False, ((5, 200), (1, 40), (0, 12), (9, 33)))):
+      for window in ((-1, -1), (70, -1)):
+        self.run_kernels(Case(d=32, decode=decode, lengths=lengths,
+                              window=window), splits=5, programs=programs)
 
   @parameterized.parameters(*family.KINDS)
   def test_bytes(self, cache):

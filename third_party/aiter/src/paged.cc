@@ -33,8 +33,11 @@ constexpr int64_t kManyRows = 32;
 constexpr int64_t kLargePage = 64;
 // Rows that a tensor map's boxes of the smallest kernel have.
 constexpr int64_t kTinyPage = 16;
-// Programs of a multiprocessor, below which keys are divided.
-constexpr int64_t kPrograms = 8;
+// Programs of a multiprocessor, below which keys are divided; and how often the
+// grid has room for them, of which a long sequence may take more than its
+// share.
+constexpr int64_t kPrograms = 2;
+constexpr int64_t kRoom = 4;
 
 constexpr uint32_t kKernelFlags = (1u << 16) - 1;
 
@@ -252,7 +255,8 @@ struct Attend {
     int64_t tiles =
         a.nhead_k * (a.tokens * p.group / plan.attend.info->tile_m + a.batch);
     p.splits = static_cast<int32_t>(std::clamp<int64_t>(
-        plan.programs / std::max<int64_t>(tiles, 1), 1, a.splits));
+        kRoom * plan.programs / std::max<int64_t>(tiles, 1), 1, a.splits));
+    p.programs = static_cast<int32_t>(plan.programs);
     TensorMap maps[kMaxTensorMaps];
     const KernelInfo& kernel = *plan.attend.info;
     for (int i = 0; i < kernel.num_tensor_maps; ++i) {

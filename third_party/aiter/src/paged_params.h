@@ -68,6 +68,7 @@ struct PagedParams {
   int32_t page_shift = 0;
   int32_t width = 0;
   int32_t splits = 1;
+  int32_t programs = 1;
   int32_t window_left = 0;
   int32_t window_right = 0;
   int32_t sinks_step = 0;

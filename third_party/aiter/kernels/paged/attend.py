@@ -4,9 +4,10 @@
 A sequence's rows are its queries, each with all query heads of one KV head:
 row r is query r // group with head r % group. So keys and values are read once
 for the whole group, and any group fills a tile. One program takes TILE_M rows
-and a part of the keys that they see; parts are of equal size in each tile of
-rows, so that a long sequence is divided and a short one is not. With more than
-one, a program leaves its result and lse in scratch, and merge.py joins them.
+and a part of the keys that they see. Parts are of about the same size in the
+whole batch, so that a long sequence is divided and a short one is not, and as
+many as the device has room for. Where there may be more than one, a program
+leaves its result and lse in scratch, and merge.py joins them.
 
 A key is read at page * page stride + place in the page, for any strides. One
 whose page is absent (an id out of range, a table too short) is hidden, and in
@@ -46,6 +47,9 @@ INT8 = tl.constexpr(_KINDS.index("int8"))
 E4M3FN = tl.constexpr(_KINDS.index("e4m3fn"))
 E4M3FNUZ = tl.constexpr(_KINDS.index("e4m3fnuz"))
 E5M2 = tl.constexpr(_KINDS.index("e5m2"))
+# Sequences that are looked at together.
+LANES = tl.constexpr(128)
+
 ANY_BYTES = tl.constexpr(-1)
 NO_BYTES = tl.constexpr(-2)
 
@@ -266,9 +270,39 @@ def find_rows(
 
 
 @triton.jit
+def tiles_of_batch(
+    lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
+    window_right, flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    FLAGS: tl.constexpr,
+):
+  """Tiles of rows times tiles of keys that a row may see, of all sequences.
+
+  lanes: 0 to LANES - 1; the result is one of their sums each.
+  """
+  total = (lanes * 0).to(tl.float32)
+  for i in range(0, batch, LANES):
+    at = i + lanes
+    inside = at < batch
+    length = tl.load(lengths + at, mask=inside, other=0)
+    length = tl.minimum(tl.maximum(length, 0), 1 << 30)
+    len_q = lanes * 0 + seqlen_q
+    if CU_SEQLENS & FLAGS and flags & CU_SEQLENS:
+      len_q = tl.load(cu_seqlens + at + 1, mask=inside, other=0)
+      len_q -= tl.load(cu_seqlens + at, mask=inside, other=0)
+    if WINDOW & FLAGS and flags & WINDOW:
+      length = tl.minimum(
+          length, tl.minimum(window_left, 1 << 29)
+          + tl.minimum(window_right, 1 << 29) + TILE_M)
+    rows = (tl.maximum(len_q, 0) * group + TILE_M - 1) // TILE_M
+    tiles = (length + TILE_N - 1) // TILE_N
+    total += tl.where(inside, rows.to(tl.float32) * tiles.to(tl.float32), 0.0)
+  return total
+
+
+@triton.jit
 def find_keys(
     index, row0, rows, len_q, lengths, indptr, batch, width, pages, page_size,
-    group, window_left, window_right, split, splits, flags,
+    group, window_left, window_right, split, splits, share, flags,
     TILE_N: tl.constexpr, FLAGS: tl.constexpr,
 ):
   """The keys of sequence `index` that rows row0 to row0 + rows - 1 see.
@@ -276,7 +310,8 @@ def find_keys(
   Returns:
     (first, count, offset, low, stop, first_tile, last_tile): pages table[first]
     to table[first + count - 1]; query i is at key i + offset; keys low to
-    stop - 1; tiles of keys first_tile to last_tile - 1 of this split.
+    stop - 1; tiles of keys first_tile to last_tile - 1 of this split. A tile of
+    keys is worth `share` programs.
   """
   length = 0
   count = 0
@@ -299,7 +334,9 @@ def find_keys(
     low = tl.maximum(offset + row0 // group - window_left, 0)
   low_tile = low // TILE_N
   tiles_of_keys = tl.maximum((stop + TILE_N - 1) // TILE_N - low_tile, 0)
-  each = (tiles_of_keys + splits - 1) // splits
+  parts = (tiles_of_keys.to(tl.float32) * share + 0.7).to(tl.int32)
+  parts = tl.minimum(tl.maximum(parts, 1), splits)
+  each = (tiles_of_keys + parts - 1) // parts
   first_tile = low_tile + split * each
   last_tile = tl.minimum(first_tile + each, low_tile + tiles_of_keys)
   return first, count, offset, low, stop, first_tile, last_tile
@@ -314,7 +351,7 @@ def paged_attend(
     v_start, v_page, v_head, v_token, v_split, v_run_token, v_run, v_col,
     v_scale_page, v_scale_head, v_scale_token,
     run, tokens, batch, seqlen_q, nhead_q, nhead_k, group, hdim, hdim_v, pages,
-    page_size, page_shift, width, splits, window_left, window_right,
+    page_size, page_shift, width, splits, programs, window_left, window_right,
     sinks_step, slopes_step, softmax_scale, logits_soft_cap, kind, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, HEAD: tl.constexpr,
     FLAGS: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr,
@@ -338,6 +375,13 @@ def paged_attend(
   slot = tl.program_id(0) // nhead_k
   split = tl.program_id(1)
 
+  # Parts are of about the same size in all sequences: as many as programs.
+  share = 0.0
+  if splits > 1:
+    share = programs / (nhead_k * tl.maximum(tl.sum(tiles_of_batch(
+        tl.arange(0, LANES), cu_seqlens, lengths, batch, seqlen_q, group,
+        window_left, window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
+
   # The rows.
   index, start, len_q, row0 = find_rows(
       slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
@@ -354,7 +398,7 @@ def paged_attend(
   first_page, count, offset, _, stop, first_tile, last_tile = find_keys(
       index, row0, tl.minimum(TILE_M, rows_left), len_q, lengths, indptr, batch,
       width, pages, page_size, group, window_left, window_right, split, splits,
-      flags, TILE_N, FLAGS)
+      share, flags, TILE_N, FLAGS)
   part = split.to(tl.int64) * tokens * nhead_q + row
   if (split > 0) & (first_tile >= last_tile):
     tl.store(parts_lse + part, tl.full([TILE_M], float("-inf"), tl.float32),

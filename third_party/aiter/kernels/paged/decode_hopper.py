@@ -19,6 +19,7 @@ from third_party.aiter.kernels.paged import attend
 # A Gluon function calls none of Triton's; of one source it may be either.
 _find_rows = gluon.jit(attend.find_rows.fn)
 _find_keys = gluon.jit(attend.find_keys.fn)
+_tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
 
 MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, MMA.value, 2))
@@ -142,7 +143,7 @@ def paged_attend(
     table, indptr, lengths, cu_seqlens, k_start, k_page, k_head, k_token,
     k_scale_head, v_start, v_page, v_head, v_token, v_scale_head, tokens, batch,
     seqlen_q, nhead_q, nhead_k, group, pages, page_size, width, splits,
-    window_left, window_right, softmax_scale, flags,
+    programs, window_left, window_right, softmax_scale, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, FLAGS: gl.constexpr,
     KIND: gl.constexpr, BOX: gl.constexpr,
 ):
@@ -154,14 +155,27 @@ def paged_attend(
   head = gl.program_id(0) % nhead_k
   slot = gl.program_id(0) // nhead_k
   split = gl.program_id(1)
+  share = 0.0
+  if splits > 1:
+    lanes = gl.arange(0, attend.LANES,
+                      gl.BlockedLayout([1], [32], [1], [0]))
+    share = programs / (nhead_k * gl.maximum(gl.sum(_tiles_of_batch(
+        lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
+        window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
   index, start, len_q, row0 = _find_rows(
       slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
   rows_left = len_q * group - row0
-  if rows_left > 0:
-    first, _, offset, _, stop, first_tile, last_tile = _find_keys(
-        index, row0, gl.minimum(TILE_M, rows_left), len_q, lengths, indptr,
-        batch, width, pages, page_size, group, window_left, window_right, split,
-        splits, flags, TILE_N, FLAGS)
+  first, _, offset, _, stop, first_tile, last_tile = _find_keys(
+      index, row0, gl.minimum(TILE_M, rows_left), len_q, lengths, indptr, batch,
+      width, pages, page_size, group, window_left, window_right, split, splits,
+      share, flags, TILE_N, FLAGS)
+  if (rows_left > 0) & (split > 0) & (first_tile >= last_tile):
+    r = row0 + gl.arange(0, TILE_M, COLUMN)
+    at = (start + r // group).to(gl.int64) * nhead_q + head * group + r % group
+    gl.store(parts_lse + split.to(gl.int64) * tokens * nhead_q + at,
+             gl.full([TILE_M], float("-inf"), gl.float32, COLUMN),
+             mask=r < len_q * group)
+  elif rows_left > 0:
     table += first
     # Words, which stay together in a register from one round to the next.
     WORD: gl.constexpr = gl.pointer_type(gl.int32)

@@ -40,6 +40,7 @@ CHUNK = gl.constexpr(16)
 # A Gluon function calls none of Triton's; of one source it may be either.
 _find_rows = gluon.jit(attend.find_rows.fn)
 _find_keys = gluon.jit(attend.find_keys.fn)
+_tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
 
 
 class Rows(NamedTuple):
@@ -345,7 +346,7 @@ def paged_attend(
     k_desc, v_desc, q, v_cache, out, lse, parts, parts_lse, k_scale, v_scale,
     sinks, table, indptr, lengths, cu_seqlens, k_scale_head, v_start, v_page,
     v_head, v_token, v_scale_head, tokens, batch, seqlen_q, nhead_q, nhead_k,
-    group, pages, page_size, width, splits, window_left, window_right,
+    group, pages, page_size, width, splits, programs, window_left, window_right,
     softmax_scale, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     FLAGS: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
@@ -359,13 +360,20 @@ def paged_attend(
   slot = gl.num_programs(0) // nhead_k - 1 - gl.program_id(0) // nhead_k
   split = gl.program_id(1)
 
+  share = 0.0
+  if splits > 1:
+    lanes = gl.arange(0, attend.LANES,
+                      gl.BlockedLayout([1], [32], [4], [0]))
+    share = programs / (nhead_k * gl.maximum(gl.sum(_tiles_of_batch(
+        lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
+        window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
   index, start, len_q, row0 = _find_rows(
       slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
   left = gl.maximum(len_q * group - row0, 0)
   first, _, offset, low, stop, first_tile, last_tile = _find_keys(
       index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
       width, pages, page_size, group, window_left, window_right, split, splits,
-      flags, TILE_N, FLAGS)
+      share, flags, TILE_N, FLAGS)
   steps = gl.where(left > 0, gl.maximum(last_tile - first_tile, 0), 0)
   full_lo = 0
   full_hi = stop
