@@ -203,6 +203,7 @@ void TestPacking() {
   a.lse_ptr = At(0xa000);
   a.sinks_ptr = At(0xb000);
   a.slopes_ptr = At(0xc000);
+  a.slopes_step = 8;
   a.indptr_ptr = At(0xd000);
   a.window_left = 9;
   a.logits_soft_cap = 3.0f;
@@ -224,6 +225,7 @@ void TestPacking() {
   CHECK(p.tokens == 8 && p.batch == 8 && p.seqlen_q == 1 && p.group == 4);
   CHECK(p.pages == kPages && p.page_size == 16 && p.page_shift == 4);
   CHECK(p.width == 20 && p.splits == 1);
+  CHECK(p.sinks_step == 0 && p.slopes_step == 8);
   CHECK(p.window_left == 9 && p.window_right == 1 << 30);
   CHECK(p.softmax_scale == 0.5f && p.logits_soft_cap == 3.0f);
   CHECK(p.flags == (kPagedIndptr | kPagedWindow | kPagedSoftCap | kPagedAlibi |
@@ -324,6 +326,7 @@ void TestInvalidArguments() {
        "k.scales is beyond"},
       {[](paged_attend_args* a) { a->v.scale_ptr = nullptr; },
        "v.scales is absent"},
+      {[](paged_attend_args* a) { a->sinks_step = 7; }, "sinks_step is 7"},
       {[](paged_attend_args* a) { a->q_ptr = At(0x18); },
        "q_ptr is not aligned"},
   };
