@@ -337,7 +337,9 @@ CASES = (
           block_size=16),
     _case("moe_sorting", ("table t,3", "share t,3"), ("moe_sort",),
           num_experts=4, model_dim=8, moebuf_dtype="bfloat16"),
-    Case("moe_permute", lambda x, ids, w: (
+    Case("moe_permute", lambda x, ids: aiter.moe_permute(x, ids, 4)[:2],
+         ("bf16 t,8", "table t,3"), ("moe_sort",)),
+    Case("moe_unpermute", lambda x, ids, w: (
         lambda found: aiter.moe_unpermute(found.rows, found.places, w))(
             aiter.moe_permute(x, ids, 4)), ("bf16 t,8", "table t,3",
                                             "share t,3"), ("moe_sort",)),
