@@ -4,9 +4,10 @@
 A program is one warp, so that no key passes through shared memory: a thread
 loads 16 bytes of a token at a time and has then what its matrix instructions
 take, if the columns of queries and of the result are counted in the order that
-falls out (_K_COLS, _V_COLS). Numbers of 8 bits are exact in float16, and so are
-queries once a power of two has brought a row's largest to 2^14: all products
-are float16's. Weights are taken 2^10 times, away from its subnormal numbers.
+falls out. Numbers of 8 bits are exact in float16, and so are queries, but for
+what is 2^-38 of their row's largest, once a power of two has brought that to
+2^14: all products are float16's. Weights are taken 2^10 times, away from its
+subnormal numbers.
 """
 
 from triton.experimental import gluon
