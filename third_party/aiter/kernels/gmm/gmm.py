@@ -292,7 +292,7 @@ def gmm_tn(
   n0 = tile_n * TILE_N
   acc = _product(
       a + (first.to(tl.int64) * k + m0), b + (first.to(tl.int64) * n + n0), a,
-      b, k, n, k - m0, n - n0, end - first, 0, 0, gemm.PLAIN, False, False,
+      b, k, n, k - m0, n - n0, end - first, 0, flags, gemm.PLAIN, False, False,
       TILE_M, TILE_N, TILE_K, ALIGN, False)
   _store(acc, out, out_f32, group.to(tl.int64), k.to(tl.int64) * n, m0, n0, k,
          n, flags, TILE_M, TILE_N, SLICES)
