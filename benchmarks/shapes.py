@@ -546,6 +546,74 @@ PAGED_SMOKE = [
 ]
 
 
+class Mla(NamedTuple):
+  """Queries against latent vectors; `lengths` as of Paged.
+
+  `topk`: keys that each query attends to, if not to all.
+  """
+
+  name: str
+  batch: int
+  context: int
+  heads: int
+  queries: int = 1
+  page: int = 64
+  cache: str = "bfloat16"
+  topk: int = 0
+  lengths: tuple[int, ...] = ()
+  lora: int = 512
+  rope: int = 64
+
+  @property
+  def contexts(self) -> tuple[int, ...]:
+    return self.lengths or (self.context,) * self.batch
+
+  @property
+  def keys(self) -> int:
+    """Rows of the cache that must be read."""
+    if self.topk:
+      return self.batch * self.queries * self.topk
+    return sum(self.contexts)
+
+  def bytes(self, itemsize: int) -> int:
+    return self.keys * (self.lora + self.rope) * itemsize
+
+  @property
+  def flops(self) -> float:
+    pairs = self.keys
+    if not self.topk:
+      pairs = self.queries * (pairs - self.batch * (self.queries - 1) / 2)
+    return 2.0 * pairs * self.heads * (2 * self.lora + self.rope)
+
+
+MLA = [
+  Mla("tp8", 64, 8192, 16),
+  Mla("tp8", 16, 8192, 16),
+  Mla("tp8", 1, 131072, 16),
+  *(Mla("tp8", 64, 8192, 16, page=n) for n in (1, 16)),
+  Mla("tp8_mtp2", 64, 8192, 16, queries=2),
+  Mla("tp8_mtp4", 64, 8192, 16, queries=4),
+  Mla("tp8_fp8", 64, 8192, 16, cache="float8_e4m3fn"),
+  Mla("heads_12", 64, 8192, 12),
+  Mla("heads_20", 64, 8192, 20),
+  Mla("heads_32", 64, 8192, 32),
+  Mla("heads_64", 64, 8192, 64),
+  Mla("dp", 64, 8192, 128),
+  Mla("dp", 128, 4096, 128),
+  Mla("dp_mtp2", 64, 8192, 128, queries=2),
+  Mla("dp_fp8", 64, 8192, 128, cache="float8_e4m3fn"),
+  Mla("chunk", 4, 8192, 16, queries=512),
+  Mla("sparse", 64, 65536, 128, topk=2048),
+  Mla("sparse_tp8", 64, 65536, 16, topk=2048),
+  Mla("sparse_prefill", 1, 65536, 128, queries=1024, topk=2048),
+]
+MLA_SMOKE = [
+  Mla("smoke", 2, 40, 4),
+  Mla("smoke_fp8", 3, 17, 4, queries=2, page=8, cache="float8_e4m3fn"),
+  Mla("smoke_sparse", 2, 50, 4, topk=20),
+]
+
+
 def markdown() -> str:
   """Returns ATTENTION as a Markdown table."""
   rows = [

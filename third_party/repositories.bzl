@@ -76,6 +76,7 @@ def repositories():
             "cache",
             "gemm",
             "mha",
+            "mla",
             "norm",
             "paged",
             "quant",

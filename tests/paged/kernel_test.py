@@ -129,7 +129,7 @@ class PagedKernelTest(parameterized.TestCase):
       if splits > 1:
         merge.paged_merge[(-(-tokens * hq // 4),)](
             parts, parts_lse, out, lse, tokens, hq, dv, splits, bits, TILE_M=4,
-            HEAD=head)
+            TILE_N=2, HEAD=head)
     if csr:
       for row, n in zip(p.table, counts):
         row[n:] = -1

@@ -17,6 +17,7 @@ from jax._src.aiter.cache import check as cache
 from jax._src.aiter.core import dispatch, operator
 from jax._src.aiter.core.check import Check
 from jax._src.aiter.gemm import check as gemm
+from jax._src.aiter.mla import check as mla
 from jax._src.aiter.norm import check as norm
 from jax._src.aiter.paged import check as paged
 from jax._src.aiter.quant import check as quant
@@ -25,7 +26,7 @@ from jax._src.aiter.sampling import check as sampling
 from jaxlib import gpu_aiter
 
 _FAMILIES = (attention, norm, gemm, quant, rope, activation, cache, paged,
-             sampling)
+             mla, sampling)
 _PACKAGES = ("jax", "jaxlib", "jax_aiter", "jax-rocm7-plugin",
              "jax-cuda13-plugin", "jax_aiter_rocm7", "jax_aiter_cuda13")
 

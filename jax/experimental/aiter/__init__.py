@@ -52,6 +52,11 @@ from jax._src.aiter.gemm.api import (
     gemm_fp8_mi350,
     gemm_i8,
 )
+from jax._src.aiter.mla.api import mla_decode_fwd, sparse_mla_fwd
+from jax._src.aiter.mla.ragged import (
+    get_mla_kv_cache_shape,
+    mla_ragged_paged_attention,
+)
 from jax._src.aiter.norm.api import (
     layer_norm,
     layer_norm_quant,
@@ -170,6 +175,7 @@ __all__ = [
     "gemm_i8",
     "get_kv_cache_shape",
     "get_kv_cache_shape_hd64",
+    "get_mla_kv_cache_shape",
     "get_rope",
     "greedy_sample",
     "indexer_k_quant_and_cache",
@@ -182,6 +188,8 @@ __all__ = [
     "mha_batch_prefill_func",
     "mixed_sample",
     "mixed_sample_outer_exponential",
+    "mla_decode_fwd",
+    "mla_ragged_paged_attention",
     "mx_dequant",
     "mx_quant",
     "pack_e2m1",
@@ -235,6 +243,7 @@ __all__ = [
     "silu_and_mul",
     "silu_and_mul_quant",
     "smooth_quant",
+    "sparse_mla_fwd",
     "swap_blocks",
     "swiglu_and_mul",
     "swiglu_and_mul_quant",

@@ -78,7 +78,7 @@ class Table(NamedTuple):
 
 
 @triton.jit
-def _soft_cap(s, cap):
+def soft_cap(s, cap):
   """cap * tanh(s / cap)."""
   x = tl.abs(s) * (1.0 / cap)
   e = tl.exp2(x * (-2.0 * LOG2E))
@@ -136,8 +136,8 @@ def _number(x, dtype: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def _numbers(x, kind, dtype: tl.constexpr, KIND: tl.constexpr,
-             NATIVE: tl.constexpr):
+def numbers(x, kind, dtype: tl.constexpr, KIND: tl.constexpr,
+            NATIVE: tl.constexpr):
   """What was loaded, in the queries' type."""
   if KIND == NO_BYTES:
     y = x
@@ -169,7 +169,7 @@ def _side(data, bytes_, start, page, token, head_stride, split, run_token, run,
 
 
 @triton.jit
-def _pages_at(table, keys, FLAGS: tl.constexpr):
+def pages_at(table, keys, FLAGS: tl.constexpr):
   """The pages of keys, -1 where there is none, and their places in them.
 
   Of many keys, or of the first of a tile that lies in one page.
@@ -252,6 +252,50 @@ def find_tile(slot, cu_seqlens, batch, tokens, group, TILE_M: tl.constexpr):
 
 
 @triton.jit
+def rows_of(slot, cu_seqlens, batch, tokens, seqlen_q, group, flags,
+            FLAGS: tl.constexpr, TILE_M: tl.constexpr):
+  """A slot's sequence, tile of its rows, first query and number of queries."""
+  tiles_each = (seqlen_q * group + TILE_M - 1) // TILE_M
+  index = slot
+  tile = slot
+  start = slot
+  end = slot
+  if CU_SEQLENS & FLAGS and flags & CU_SEQLENS:
+    index, tile = find_tile(slot, cu_seqlens, batch, tokens, group, TILE_M)
+    start = _cumulative(cu_seqlens, index, tokens)
+    end = tokens
+    if index < batch:
+      end = _cumulative(cu_seqlens, index + 1, tokens)
+  else:
+    index = slot // tiles_each
+    tile = slot - index * tiles_each
+    start = index * seqlen_q
+    end = start + seqlen_q
+  return index, tile, start, end - start
+
+
+@triton.jit
+def keys_of(index, batch, lengths, indptr, width, page_size, flags,
+            FLAGS: tl.constexpr):
+  """Where a sequence's pages begin in the table, how many, and its keys."""
+  length = 0
+  first_page = tl.zeros([], tl.int64)
+  count = 0
+  if index < batch:
+    # No length is beyond what memory holds; sums with windows stay in 32 bits.
+    length = tl.minimum(tl.maximum(tl.load(lengths + index), 0), 1 << 30)
+    if INDPTR & FLAGS and flags & INDPTR:
+      begin = tl.minimum(tl.maximum(tl.load(indptr + index), 0), width)
+      count = tl.minimum(tl.load(indptr + index + 1), width) - begin
+      first_page += begin
+    else:
+      first_page += index.to(tl.int64) * width
+      count = width
+  count = tl.minimum(tl.maximum(count, 0), length // page_size + 1)
+  return first_page, count, length
+
+
+@triton.jit
 def paged_attend(
     q, k_cache, v_cache, k_bytes, v_bytes, out, lse, parts, parts_lse,
     k_scale, v_scale, sinks, slopes, table, indptr, lengths, cu_seqlens,
@@ -283,24 +327,8 @@ def paged_attend(
   slot = tl.program_id(0) // nhead_k
   split = tl.program_id(1)
 
-  # The rows.
-  tiles_each = (seqlen_q * group + TILE_M - 1) // TILE_M
-  index = slot
-  tile = slot
-  start = slot
-  end = slot
-  if CU_SEQLENS & FLAGS and flags & CU_SEQLENS:
-    index, tile = find_tile(slot, cu_seqlens, batch, tokens, group, TILE_M)
-    start = _cumulative(cu_seqlens, index, tokens)
-    end = tokens
-    if index < batch:
-      end = _cumulative(cu_seqlens, index + 1, tokens)
-  else:
-    index = slot // tiles_each
-    tile = slot - index * tiles_each
-    start = index * seqlen_q
-    end = start + seqlen_q
-  len_q = end - start
+  index, tile, start, len_q = rows_of(
+      slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, FLAGS, TILE_M)
   row0 = tile * TILE_M
   rows_left = len_q * group - row0
   if rows_left <= 0:
@@ -312,21 +340,8 @@ def paged_attend(
   head_q = head * group + r % group
   row = (start + query).to(tl.int64) * nhead_q + head_q
 
-  # The keys that they see.
-  length = 0
-  first_page = tl.zeros([], tl.int64)
-  count = 0
-  if index < batch:
-    # No length is beyond what memory holds; sums with windows stay in 32 bits.
-    length = tl.minimum(tl.maximum(tl.load(lengths + index), 0), 1 << 30)
-    if INDPTR & FLAGS and flags & INDPTR:
-      begin = tl.minimum(tl.maximum(tl.load(indptr + index), 0), width)
-      count = tl.minimum(tl.load(indptr + index + 1), width) - begin
-      first_page += begin
-    else:
-      first_page += index.to(tl.int64) * width
-      count = width
-  count = tl.minimum(tl.maximum(count, 0), length // page_size + 1)
+  first_page, count, length = keys_of(
+      index, batch, lengths, indptr, width, page_size, flags, FLAGS)
   offset = length - len_q
   stop = tl.where(pages > 0, tl.minimum(length, count * page_size), 0)
   low = 0
@@ -383,7 +398,7 @@ def paged_attend(
   first_key = n
   if LARGE_PAGES:
     first_key = first_tile * TILE_N
-  page, place = _pages_at(pages_of, first_key, FLAGS)
+  page, place = pages_at(pages_of, first_key, FLAGS)
   for _ in range(first_tile, last_tile):
     if LARGE_PAGES:
       shown = n < tl.where(page >= 0, stop, 0)
@@ -393,12 +408,12 @@ def paged_attend(
     # What lies behind a sequence, or in a page that is not its own, may be NaN.
     v_raw = _load(
         values, page, place, shown, KIND, HEAD, FLAGS, TOGETHER, True)
-    k_tile = _numbers(k_raw, kind, q_tile.dtype, KIND, NATIVE)
+    k_tile = numbers(k_raw, kind, q_tile.dtype, KIND, NATIVE)
     s = tl.dot(q_tile, tl.trans(k_tile))
     if TOKEN_SCALES & FLAGS and flags & TOKEN_SCALES:
       s *= _scales(keys, page, place, shown)[None, :]
     if SOFT_CAP & FLAGS and flags & SOFT_CAP:
-      s = _soft_cap(s * scale, logits_soft_cap) * LOG2E
+      s = soft_cap(s * scale, logits_soft_cap) * LOG2E
     else:
       s *= scale * LOG2E
     if ALIBI & FLAGS and flags & ALIBI:
@@ -418,12 +433,12 @@ def paged_attend(
     acc = acc * alpha[:, None]
     if TOKEN_SCALES & FLAGS and flags & TOKEN_SCALES:
       p *= _scales(values, page, place, shown)[None, :]
-    v_tile = _numbers(v_raw, kind, q_tile.dtype, KIND, NATIVE)
+    v_tile = numbers(v_raw, kind, q_tile.dtype, KIND, NATIVE)
     acc = tl.dot(tiles.cast(p, v_tile.dtype, CHEAP_CAST), v_tile, acc)
     m = m_new
     n += TILE_N
     first_key += TILE_N
-    page, place = _pages_at(pages_of, first_key, FLAGS)
+    page, place = pages_at(pages_of, first_key, FLAGS)
 
   any_key = l != 0
   l_safe = tl.where(any_key, l, 1.0)

@@ -10,11 +10,12 @@ from third_party.aiter.kernels.paged.attend import LSE
 @triton.jit
 def paged_merge(
     parts, parts_lse, out, lse, tokens, nhead_q, hdim_v, splits, flags,
-    TILE_M: tl.constexpr, HEAD: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, HEAD: tl.constexpr,
 ):
   """out = sum of exp(lse of a part) * part / sum of exp(lse of a part).
 
   Layouts are those of paged_attend. A part whose lse is -inf is not read.
+  TILE_N parts are read at a time.
 
   Grid: tiles of rows, tokens * nhead_q in all.
   """
@@ -26,20 +27,21 @@ def paged_merge(
   m = tl.full([TILE_M], float("-inf"), tl.float32)
   l = tl.zeros([TILE_M], tl.float32)
   acc = tl.zeros([TILE_M, HEAD], tl.float32)
-  at = rows
-  for _ in range(0, splits):
-    part_lse = tl.load(parts_lse + at, mask=live, other=float("-inf"))
+  for first in range(0, splits, TILE_N):
+    split = first + tl.arange(0, TILE_N)[:, None]
+    at = split.to(tl.int64) * count + rows[None, :]
+    part_lse = tl.load(parts_lse + at, mask=live[None, :] & (split < splits),
+                       other=float("-inf"))
     there = part_lse != float("-inf")
-    part = tl.load(parts + at[:, None] * hdim_v + cols,
-                   mask=there[:, None] & (cols < hdim_v), other=0.0)
-    m_new = tl.maximum(m, part_lse)
+    part = tl.load(parts + at[:, :, None] * hdim_v + cols[None],
+                   mask=there[:, :, None] & (cols < hdim_v)[None], other=0.0)
+    m_new = tl.maximum(m, tl.max(part_lse, 0))
     m_exp = tl.where(m_new == float("-inf"), 0.0, m_new)
-    weight = tl.exp(part_lse - m_exp)
+    weight = tl.exp(part_lse - m_exp[None, :])
     alpha = tl.exp(m - m_exp)
-    l = l * alpha + weight
-    acc = acc * alpha[:, None] + part * weight[:, None]
+    l = l * alpha + tl.sum(weight, 0)
+    acc = acc * alpha[:, None] + tl.sum(part * weight[:, :, None], 0)
     m = m_new
-    at += count
   any_key = l != 0
   l_safe = tl.where(any_key, l, 1.0)
   acc = acc / l_safe[:, None]

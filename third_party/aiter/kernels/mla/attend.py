@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of many heads to one latent vector a token, in paged caches.
+
+A token's row of the cache is [latent | rope]. All heads of a query have the
+whole row as their key, and its latent part as their value: a tile of keys is
+read once and is both factors. DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434,
+section 2.1, with the projections absorbed into queries and outputs.
+
+Rows, parts of the keys and pages are as in paged/attend.py; a tile's rows are
+heads of one query and of the queries behind it.
+"""
+
+import triton
+import triton.language as tl
+
+from third_party.aiter.kernels.core import tiles
+from third_party.aiter.kernels.mha.scores import LN2, LOG2E
+from third_party.aiter.kernels.paged import attend as paged
+from third_party.aiter.kernels.paged.attend import (
+    LSE,
+    NO_BYTES,
+    SINK,
+    SOFT_CAP,
+    WINDOW,
+)
+
+
+@triton.jit
+def _load(ptr, keys, first, count, shown, COLS: tl.constexpr,
+          PARTIAL: tl.constexpr, ONLY_SHOWN: tl.constexpr):
+  """Columns first:first + count of keys, [keys, COLS]."""
+  cols = tl.arange(0, COLS)[None, :]
+  at = ptr + first + keys[:, None] + cols
+  if ONLY_SHOWN and PARTIAL:
+    return tl.load(at, mask=shown[:, None] & (cols < count), other=0)
+  elif ONLY_SHOWN:
+    return tl.load(at, mask=shown[:, None], other=0)
+  elif PARTIAL:
+    return tl.load(at, mask=cols < count, other=0)
+  else:
+    return tl.load(at)
+
+
+@triton.jit
+def mla_attend(
+    q, k_cache, k_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
+    table, indptr, lengths, cu_seqlens, k_start, k_page, k_token, tokens, batch,
+    seqlen_q, nhead_q, group, hdim, hdim_v, pages, page_size, page_shift, width,
+    splits, window_left, window_right, softmax_scale, logits_soft_cap, kind,
+    flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, HEAD: tl.constexpr,
+    ROPE: tl.constexpr, FLAGS: tl.constexpr, KIND: tl.constexpr,
+    NATIVE: tl.constexpr, CHEAP_CAST: tl.constexpr, PARTIAL: tl.constexpr,
+):
+  """As paged_attend of one KV head, whose values are k_cache's hdim_v columns.
+
+  Grid: (tiles of rows, splits).
+  """
+  slot = tl.program_id(0)
+  split = tl.program_id(1)
+  index, tile, start, len_q = paged.rows_of(
+      slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, FLAGS, TILE_M)
+  row0 = tile * TILE_M
+  rows_left = len_q * group - row0
+  if rows_left <= 0:
+    return
+  r = row0 + tl.arange(0, TILE_M)
+  live = tl.arange(0, TILE_M) < rows_left
+  query = tl.where(live, r // group, len_q - 1)
+  head = r % group
+  row = (start + query).to(tl.int64) * nhead_q + head
+
+  first_page, count, length = paged.keys_of(
+      index, batch, lengths, indptr, width, page_size, flags, FLAGS)
+  offset = length - len_q
+  stop = tl.where(pages > 0, tl.minimum(length, count * page_size), 0)
+  low = 0
+  if WINDOW & FLAGS and flags & WINDOW:
+    stop = tl.minimum(
+        stop, offset + (row0 + tl.minimum(TILE_M, rows_left) - 1) // group
+        + window_right + 1)
+    low = tl.maximum(offset + row0 // group - window_left, 0)
+  low_tile = low // TILE_N
+  tiles_of_keys = tl.maximum((stop + TILE_N - 1) // TILE_N - low_tile, 0)
+  each = (tiles_of_keys + splits - 1) // splits
+  first_tile = low_tile + split * each
+  last_tile = tl.minimum(first_tile + each, low_tile + tiles_of_keys)
+  part = split.to(tl.int64) * tokens * nhead_q + row
+  if (split > 0) & (first_tile >= last_tile):
+    tl.store(parts_lse + part, tl.full([TILE_M], float("-inf"), tl.float32),
+             mask=live)
+    return
+
+  cols = tl.arange(0, HEAD)[None, :]
+  q_row = q + row[:, None] * hdim
+  hdim_rope = hdim - hdim_v
+  q_mask = live[:, None]
+  rope_mask = live[:, None]
+  if PARTIAL:
+    q_mask &= cols < hdim_v
+    rope_mask &= tl.arange(0, ROPE)[None, :] < hdim_rope
+  q_tile = tl.load(q_row + cols, mask=q_mask, other=0.0)
+  q_rope = tl.load(q_row + hdim_v + tl.arange(0, ROPE)[None, :],
+                   mask=rope_mask, other=0.0)
+  data = (k_cache if KIND == NO_BYTES else k_bytes) + k_start
+  pages_of = paged.Table(table + first_page, count, pages, page_size,
+                         page_shift)
+  scale = softmax_scale * tl.load(k_scale)
+  position = query + offset
+
+  # A sink is a key without a value: it opens m and l of the first part.
+  m = tl.full([TILE_M], float("-inf"), tl.float32)
+  if SINK & FLAGS and flags & SINK:
+    sink = tl.load(sinks + head, mask=live, other=float("-inf")) * LOG2E
+    m = tl.where((split == 0) & (index < batch), sink, m)
+  l = tl.where(m == float("-inf"), 0.0, 1.0)
+  acc = tl.zeros([TILE_M, HEAD], tl.float32)
+  n = first_tile * TILE_N + tl.arange(0, TILE_N)
+  page, place = paged.pages_at(pages_of, n, FLAGS)
+  for _ in range(first_tile, last_tile):
+    shown = (page >= 0) & (n < stop)
+    keys = (tl.maximum(page, 0).to(tl.int64) * k_page.to(tl.int64)
+            + place * k_token)
+    # What lies behind a sequence, or in a page that is not its own, may be NaN,
+    # and a weight of 0 would not hide it.
+    k_raw = _load(data, keys, 0, hdim_v, shown, HEAD, PARTIAL, True)
+    r_raw = _load(data, keys, hdim_v, hdim_rope, shown, ROPE, PARTIAL, False)
+    k_tile = paged.numbers(k_raw, kind, q_tile.dtype, KIND, NATIVE)
+    r_tile = paged.numbers(r_raw, kind, q_tile.dtype, KIND, NATIVE)
+    s = tl.dot(q_rope, tl.trans(r_tile))
+    s = tl.dot(q_tile, tl.trans(k_tile), s)
+    if SOFT_CAP & FLAGS and flags & SOFT_CAP:
+      s = paged.soft_cap(s * scale, logits_soft_cap) * LOG2E
+    else:
+      s *= scale * LOG2E
+    s = tl.where(shown[None, :], s, float("-inf"))
+    if WINDOW & FLAGS and flags & WINDOW:
+      ahead = n[None, :] - position[:, None]
+      s = tl.where((ahead <= window_right) & (ahead >= -window_left), s,
+                   float("-inf"))
+    m_new = tl.maximum(m, tl.max(s, 1))
+    # A row that has seen no key yet: anything finite keeps the NaN away.
+    m_exp = tl.where(m_new == float("-inf"), 0.0, m_new)
+    p = tl.exp2(s - m_exp[:, None])
+    alpha = tl.exp2(m - m_exp)
+    l = l * alpha + tl.sum(p, 1)
+    acc = acc * alpha[:, None]
+    acc = tl.dot(tiles.cast(p, k_tile.dtype, CHEAP_CAST), k_tile, acc)
+    m = m_new
+    n += TILE_N
+    page, place = paged.pages_at(pages_of, n, FLAGS)
+
+  any_key = l != 0
+  l_safe = tl.where(any_key, l, 1.0)
+  acc = acc * (tl.load(v_scale) / l_safe)[:, None]
+  row_lse = tl.where(any_key, m * LN2 + tl.log(l_safe), float("-inf"))
+  o_mask = live[:, None]
+  if PARTIAL:
+    o_mask &= cols < hdim_v
+  if splits > 1:
+    tl.store(parts_lse + part, row_lse, mask=live)
+    tl.store(parts + part[:, None] * hdim_v + cols, acc, mask=o_mask)
+  else:
+    if LSE & FLAGS and flags & LSE:
+      tl.store(lse + head.to(tl.int64) * tokens + start + query, row_lse,
+               mask=live)
+    tl.store(out + row[:, None] * hdim_v + cols,
+             acc.to(out.dtype.element_ty), mask=o_mask)
