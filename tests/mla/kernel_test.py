@@ -51,7 +51,7 @@ class MlaKernelTest(parameterized.TestCase):
           Tensor(p.indptr), Tensor(np.array([k for _, k in case.lengths],
                                             np.int32)),
           Tensor(p.cu), 0, case.page * stride, stride, tokens, b, 0, heads,
-          heads, cols, lora, p.cache.shape[0], case.page,
+          cols, lora, p.cache.shape[0], case.page,
           case.page.bit_length() - 1, len(p.indices), splits, 2**30,
           0 if case.causal else 2**30, case.sm_scale, float(case.logit_cap),
           KINDS.index(case.cache) if case.cache else 0, bits, TILE_M=_TILE_M,

@@ -175,7 +175,7 @@ class RaggedTest(parameterized.TestCase):
   @parameterized.parameters(
       dict(), dict(layout="htd"), dict(sglang_order=True),
       dict(lora=96, rope=16),
-      dict(cache="e4m3fn", q_scale=0.05, k_scale=0.5, v_scale=0.25),
+      dict(cache="e4m3fn", q_scale=0.0625, k_scale=0.5, v_scale=0.25),
       dict(soft_cap=3.0, sliding_window=5))
   def test_ragged(self, layout="thd", sglang_order=False, lora=512, rope=64,
                   cache="", soft_cap=None, sliding_window=None, **scales):

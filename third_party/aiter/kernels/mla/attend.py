@@ -45,9 +45,8 @@ def _load(ptr, keys, first, count, shown, COLS: tl.constexpr,
 def mla_attend(
     q, k_cache, k_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
     table, indptr, lengths, cu_seqlens, k_start, k_page, k_token, tokens, batch,
-    seqlen_q, nhead_q, group, hdim, hdim_v, pages, page_size, page_shift, width,
-    splits, window_left, window_right, softmax_scale, logits_soft_cap, kind,
-    flags,
+    seqlen_q, group, hdim, hdim_v, pages, page_size, page_shift, width, splits,
+    window_left, window_right, softmax_scale, logits_soft_cap, kind, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, HEAD: tl.constexpr,
     ROPE: tl.constexpr, FLAGS: tl.constexpr, KIND: tl.constexpr,
     NATIVE: tl.constexpr, CHEAP_CAST: tl.constexpr, PARTIAL: tl.constexpr,
@@ -64,11 +63,12 @@ def mla_attend(
   rows_left = len_q * group - row0
   if rows_left <= 0:
     return
-  r = row0 + tl.arange(0, TILE_M)
-  live = tl.arange(0, TILE_M) < rows_left
-  query = tl.where(live, r // group, len_q - 1)
-  head = r % group
-  row = (start + query).to(tl.int64) * nhead_q + head
+  # Of one KV head all rows of a sequence lie one behind the other.
+  rows = tl.arange(0, TILE_M)
+  live = rows < rows_left
+  query = (row0 + rows) // group
+  head = (row0 + rows) % group
+  first_row = start.to(tl.int64) * group + row0
 
   first_page, count, length = paged.keys_of(
       index, batch, lengths, indptr, width, page_size, flags, FLAGS)
@@ -85,14 +85,17 @@ def mla_attend(
   each = (tiles_of_keys + splits - 1) // splits
   first_tile = low_tile + split * each
   last_tile = tl.minimum(first_tile + each, low_tile + tiles_of_keys)
-  part = split.to(tl.int64) * tokens * nhead_q + row
+  first_part = split.to(tl.int64) * tokens * group + first_row
   if (split > 0) & (first_tile >= last_tile):
-    tl.store(parts_lse + part, tl.full([TILE_M], float("-inf"), tl.float32),
-             mask=live)
+    tl.store(parts_lse + first_part + rows,
+             tl.full([TILE_M], float("-inf"), tl.float32), mask=live)
     return
 
   cols = tl.arange(0, HEAD)[None, :]
-  q_row = q + row[:, None] * hdim
+  if not PARTIAL:
+    hdim = HEAD + ROPE
+    hdim_v = HEAD
+  q_row = q + first_row * hdim + rows[:, None] * hdim
   hdim_rope = hdim - hdim_v
   q_mask = live[:, None]
   rope_mask = live[:, None]
@@ -115,9 +118,9 @@ def mla_attend(
     m = tl.where((split == 0) & (index < batch), sink, m)
   l = tl.where(m == float("-inf"), 0.0, 1.0)
   acc = tl.zeros([TILE_M, HEAD], tl.float32)
-  n = first_tile * TILE_N + tl.arange(0, TILE_N)
-  page, place = paged.pages_at(pages_of, n, FLAGS)
-  for _ in range(first_tile, last_tile):
+  for i in range(first_tile, last_tile):
+    n = i * TILE_N + tl.arange(0, TILE_N)
+    page, place = paged.pages_at(pages_of, n, FLAGS)
     shown = (page >= 0) & (n < stop)
     keys = (tl.maximum(page, 0).to(tl.int64) * k_page.to(tl.int64)
             + place * k_token)
@@ -147,8 +150,6 @@ def mla_attend(
     acc = acc * alpha[:, None]
     acc = tl.dot(tiles.cast(p, k_tile.dtype, CHEAP_CAST), k_tile, acc)
     m = m_new
-    n += TILE_N
-    page, place = paged.pages_at(pages_of, n, FLAGS)
 
   any_key = l != 0
   l_safe = tl.where(any_key, l, 1.0)
@@ -157,12 +158,13 @@ def mla_attend(
   o_mask = live[:, None]
   if PARTIAL:
     o_mask &= cols < hdim_v
+  at = rows[:, None] * hdim_v + cols
   if splits > 1:
-    tl.store(parts_lse + part, row_lse, mask=live)
-    tl.store(parts + part[:, None] * hdim_v + cols, acc, mask=o_mask)
+    tl.store(parts_lse + first_part + rows, row_lse, mask=live)
+    tl.store(parts + first_part * hdim_v + at, acc, mask=o_mask)
   else:
     if LSE & FLAGS and flags & LSE:
       tl.store(lse + head.to(tl.int64) * tokens + start + query, row_lse,
                mask=live)
-    tl.store(out + row[:, None] * hdim_v + cols,
-             acc.to(out.dtype.element_ty), mask=o_mask)
+    tl.store(out + first_row * hdim_v + at, acc.to(out.dtype.element_ty),
+             mask=o_mask)
