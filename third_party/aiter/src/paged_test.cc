@@ -250,7 +250,7 @@ mla_attend_args LatentArgs(int64_t batch, int64_t heads) {
   a.nhead_q = heads;
   a.nhead_k = 1;
   a.hdim_v = 512;
-  a.k.cache_size = kPages * kPage * kCols;
+  a.k.cache_size = kPages * kPage * kCols + 2 * kCols;
   a.k.side.page = kPage * kCols;
   a.k.side.run_offset = kCols;
   a.v = a.k;

@@ -27,18 +27,17 @@ from third_party.aiter.kernels.paged.attend import (
 
 @triton.jit
 def _load(ptr, keys, first, count, shown, COLS: tl.constexpr,
-          PARTIAL: tl.constexpr, ONLY_SHOWN: tl.constexpr):
-  """Columns first:first + count of keys, [keys, COLS]."""
+          PARTIAL: tl.constexpr):
+  """Columns first:first + count of the keys that are shown, [keys, COLS].
+
+  What lies behind a sequence, or in a page that is not its own, may be NaN, and
+  a weight of 0 would not hide it.
+  """
   cols = tl.arange(0, COLS)[None, :]
-  at = ptr + first + keys[:, None] + cols
-  if ONLY_SHOWN and PARTIAL:
-    return tl.load(at, mask=shown[:, None] & (cols < count), other=0)
-  elif ONLY_SHOWN:
-    return tl.load(at, mask=shown[:, None], other=0)
-  elif PARTIAL:
-    return tl.load(at, mask=cols < count, other=0)
-  else:
-    return tl.load(at)
+  mask = shown[:, None]
+  if PARTIAL:
+    mask &= cols < count
+  return tl.load(ptr + first + keys[:, None] + cols, mask=mask, other=0)
 
 
 @triton.jit
@@ -90,6 +89,9 @@ def mla_attend(
     tl.store(parts_lse + first_part + rows,
              tl.full([TILE_M], float("-inf"), tl.float32), mask=live)
     return
+  # Without a key there is a tile of none: a loop whose loads are ahead of it
+  # would read, of no tile at all, what nobody wrote.
+  last_tile = tl.maximum(last_tile, first_tile + 1)
 
   cols = tl.arange(0, HEAD)[None, :]
   if not PARTIAL:
@@ -124,10 +126,8 @@ def mla_attend(
     shown = (page >= 0) & (n < stop)
     keys = (tl.maximum(page, 0).to(tl.int64) * k_page.to(tl.int64)
             + place * k_token)
-    # What lies behind a sequence, or in a page that is not its own, may be NaN,
-    # and a weight of 0 would not hide it.
-    k_raw = _load(data, keys, 0, hdim_v, shown, HEAD, PARTIAL, True)
-    r_raw = _load(data, keys, hdim_v, hdim_rope, shown, ROPE, PARTIAL, False)
+    k_raw = _load(data, keys, 0, hdim_v, shown, HEAD, PARTIAL)
+    r_raw = _load(data, keys, hdim_v, hdim_rope, shown, ROPE, PARTIAL)
     k_tile = paged.numbers(k_raw, kind, q_tile.dtype, KIND, NATIVE)
     r_tile = paged.numbers(r_raw, kind, q_tile.dtype, KIND, NATIVE)
     s = tl.dot(q_rope, tl.trans(r_tile))
