@@ -18,7 +18,6 @@ keys and values of its contexts; of prefill it is also a rate of operations.
 """
 
 import functools
-import itertools
 import math
 import sys
 
@@ -32,7 +31,7 @@ from jax.experimental import aiter
 
 OURS = "aiter"
 IMPLEMENTATIONS = (OURS, "pallas", "cudnn", "xla")
-SETS = 2
+SETS, CALLS = 2, 8  # arguments, and calls of a program
 _ROOM = 2**33  # Bytes that a plain formula may gather or score.
 
 
@@ -143,9 +142,11 @@ def implementation(name: str, shape: Paged):
 
 def time_of(call, sets, seconds: float):
   """(the result of the first arguments, seconds of a call)."""
-  turns = itertools.cycle(sets)
-  return np.asarray(call(*sets[0]), np.float32), report.median_time(
-    lambda: call(*next(turns)), jax.block_until_ready, seconds)
+  program = report.in_turn(call)
+  turns = [tuple(args) for args in sets] * (CALLS // SETS)
+  result = np.asarray(program(turns)[0], np.float32)
+  return result, report.median_time(
+    lambda: program(turns), jax.block_until_ready, seconds) / len(turns)
 
 
 def measure(shape: Paged, names, dtype, seconds: float):
@@ -159,7 +160,7 @@ def measure(shape: Paged, names, dtype, seconds: float):
     try:
       function, prepare = implementation(name, shape)
       own = [jax.block_until_ready(prepare(*args)) for args in sets]
-      results[name], time = time_of(jax.jit(function), own, seconds)
+      results[name], time = time_of(function, own, seconds)
     except Exception as e:  # of memory, or of a launch, has any type
       if name == OURS:
         raise

@@ -127,9 +127,9 @@ class PagedKernelTest(parameterized.TestCase):
           TILE_N=_TILE_N, HEAD=head, FLAGS=flags, KIND=kind, NATIVE=-1,
           CHEAP_CAST=False, LARGE_PAGES=large_pages)
       if splits > 1:
-        merge.paged_merge[(-(-tokens * hq // 4),)](
-            parts, parts_lse, out, lse, tokens, hq, dv, splits, bits, TILE_M=4,
-            TILE_N=2, HEAD=head)
+        merge.paged_merge[(tokens * hq,)](
+            parts, parts_lse, out, lse, tokens, hq, dv, splits, bits, TILE_N=2,
+            HEAD=head)
     if csr:
       for row, n in zip(p.table, counts):
         row[n:] = -1

@@ -71,7 +71,8 @@ class TransformTest(parameterized.TestCase):
                  k_descale=P("h"), v_descale=P("h"))
     names = sorted(arrays)
     call = lambda *args: fn(**dict(zip(names, args)), **options)
-    want = jax.jit(call)(*(arrays[n] for n in names))
+    want = jax.jit(call)(
+        *(jax.device_put(arrays[n], machine.CPUS[0]) for n in names))
     placed = sharding.put(mesh, [arrays[n] for n in names],
                           [specs.get(n, P()) for n in names])
     compiled = jax.jit(call).lower(*placed).compile()
@@ -92,7 +93,7 @@ class TransformTest(parameterized.TestCase):
     out, lse = jax.jit(jax.shard_map(
         lambda *args: jax.tree.map(lambda t: t[None], call(*args)), mesh=mesh,
         in_specs=P("x"), out_specs=P("x")))(*(stacked[n] for n in names))
-    want = fn(**arrays, **options)
+    want = fn(**jax.device_put(arrays, machine.CPUS[0]), **options)
     for i in range(2):
       transforms.assert_close(self, (out[i], lse[i]), want)
 
