@@ -161,7 +161,7 @@ def measure(shape: Mla, names, dtype, seconds: float):
     try:
       function, prepare = implementation(name, shape)
       own = [jax.block_until_ready(prepare(*args)) for args in sets]
-      results[name], time = time_of(jax.jit(function), own, seconds)
+      results[name], time = time_of(function, own, seconds)
     except Exception as e:  # of memory, or of a launch, has any type
       if name == OURS:
         raise

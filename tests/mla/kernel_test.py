@@ -60,7 +60,7 @@ class MlaKernelTest(parameterized.TestCase):
       if splits > 1:
         merge.paged_merge[(tokens * heads,)](
             parts, parts_lse, out, lse, tokens, heads, lora, splits, bits,
-            TILE_M=1, TILE_N=4, HEAD=head)
+            TILE_N=4, HEAD=head)
     exact, exact_lse = p.exact()
     plain, _ = p.exact(DTYPES[case.dtype])
     check_error(self, out.array, exact, plain, case.dtype, str(case))

@@ -87,7 +87,7 @@ class MlaTest(MlaTestCase):
     for one, other in zip(call(arrays), call(arrays)):
       np.testing.assert_array_equal(one, other)
 
-  @machine.where(not machine.SIMULATED)
+  @machine.where(not machine.GPU)  # Whose float32 products are not as exact.
   def test_as_plain(self):
     """Absorbed, it is attention of every head to keys of its own."""
     rng = np.random.default_rng(0)
@@ -136,7 +136,9 @@ def _ragged(case: Case, sglang_order=False, dtype=None):
   The oracle's cache has every token; the call's has none of the new ones.
   """
   p = cases.Problem(case)
-  tokens, heads, _ = p.q.shape
+  # What it is rounded to: where it is, XLA may leave the rounding out.
+  p.q = p.q.astype(p.cache.dtype).astype(p.q.dtype)
+  tokens = p.q.shape[0]
   width = -(-case.lora // 128) * 128
   pages, size, _ = p.cache.shape
   rng = np.random.default_rng(1)
@@ -197,17 +199,13 @@ class RaggedTest(parameterized.TestCase):
       out = out.swapaxes(0, 1)
     used = lambda t: np.asarray(t).view(np.uint8)
     np.testing.assert_array_equal(used(kv), used(want_cache))
-    q_scale = scales.get("q_scale")
-    if q_scale is not None:
-      q = (np.float32(p.q) / np.float32(q_scale)).astype(p.cache.dtype)
-      p.q = q.astype(p.q.dtype)
     kinds = []
     for dtype in (np.float64, p.q.dtype):
       want, _ = cases.oracle.paged(
           p.q, p.cache, p.cu, p.sequences, lora, softmax_scale=0.05,
           soft_cap=soft_cap or 0.0, dtype=dtype,
           window=(-1 if sliding_window is None else sliding_window - 1, 0),
-          k_scale=(q_scale or 1) * scales.get("k_scale", 1),
+          k_scale=scales.get("k_scale", 1),
           v_scale=scales.get("v_scale", 1))
       kinds.append(want)
     check_error(self, out, *kinds, "bf16", str(case))

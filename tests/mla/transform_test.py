@@ -3,7 +3,7 @@
 
 import jax.numpy as jnp
 from absl.testing import absltest, parameterized
-from harness import sharding, transforms
+from harness import machine, sharding, transforms
 from jax.sharding import PartitionSpec as P
 from mla import cases
 from mla.cases import Case
@@ -40,7 +40,8 @@ class TransformTest(parameterized.TestCase):
     specs = dict(q=P(None, "h"), sink=P("h"))
     names = sorted(arrays)
     call = lambda *args: fn(**dict(zip(names, args)), **options)
-    want = jax.jit(call)(*(arrays[n] for n in names))
+    want = jax.jit(call)(
+        *(jax.device_put(arrays[n], machine.CPUS[0]) for n in names))
     placed = sharding.put(mesh, [arrays[n] for n in names],
                           [specs.get(n, P()) for n in names])
     compiled = jax.jit(call).lower(*placed).compile()

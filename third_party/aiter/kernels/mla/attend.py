@@ -120,12 +120,14 @@ def mla_attend(
     m = tl.where((split == 0) & (index < batch), sink, m)
   l = tl.where(m == float("-inf"), 0.0, 1.0)
   acc = tl.zeros([TILE_M, HEAD], tl.float32)
-  for i in range(first_tile, last_tile):
-    n = i * TILE_N + tl.arange(0, TILE_N)
-    page, place = paged.pages_at(pages_of, n, FLAGS)
+  n = first_tile * TILE_N + tl.arange(0, TILE_N)
+  # A page is looked up a tile ahead, in registers: copies to shared memory are
+  # waited for in their order, and it would wait for all rows before it.
+  page, _ = paged.pages_at(pages_of, n, FLAGS)
+  for _ in range(first_tile, last_tile):
+    place = paged.place_of(pages_of, n, FLAGS)
     shown = (page >= 0) & (n < stop)
-    keys = (tl.maximum(page, 0).to(tl.int64) * k_page.to(tl.int64)
-            + place * k_token)
+    keys = page.to(tl.int64) * k_page.to(tl.int64) + place * k_token
     k_raw = _load(data, keys, 0, hdim_v, shown, HEAD, PARTIAL)
     r_raw = _load(data, keys, hdim_v, hdim_rope, shown, ROPE, PARTIAL)
     k_tile = paged.numbers(k_raw, kind, q_tile.dtype, KIND, NATIVE)
@@ -150,6 +152,8 @@ def mla_attend(
     acc = acc * alpha[:, None]
     acc = tl.dot(tiles.cast(p, k_tile.dtype, CHEAP_CAST), k_tile, acc)
     m = m_new
+    n += TILE_N
+    page, _ = paged.pages_at(pages_of, n, FLAGS)
 
   any_key = l != 0
   l_safe = tl.where(any_key, l, 1.0)

@@ -169,6 +169,15 @@ def _side(data, bytes_, start, page, token, head_stride, split, run_token, run,
 
 
 @triton.jit
+def place_of(table, keys, FLAGS: tl.constexpr):
+  """Where keys lie in their pages."""
+  if ODD_PAGES & FLAGS:
+    return keys % table.page_size
+  else:
+    return keys & (table.page_size - 1)
+
+
+@triton.jit
 def pages_at(table, keys, FLAGS: tl.constexpr):
   """The pages of keys, -1 where there is none, and their places in them.
 
@@ -176,10 +185,9 @@ def pages_at(table, keys, FLAGS: tl.constexpr):
   """
   if ODD_PAGES & FLAGS:
     place = keys // table.page_size
-    offset = keys % table.page_size
   else:
     place = keys >> table.page_shift
-    offset = keys & (table.page_size - 1)
+  offset = place_of(table, keys, FLAGS)
   page = tl.load(table.first + place, mask=place < table.count, other=-1)
   return tl.where((page >= 0) & (page < table.pages), page, -1), offset
 
