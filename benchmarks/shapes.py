@@ -614,6 +614,30 @@ MLA_SMOKE = [
 ]
 
 
+class FusedQk(NamedTuple):
+  """Tokens whose latent queries and rows of the cache are made."""
+
+  tokens: int
+  heads: int
+  cache: str = "bfloat16"
+  lora: int = 512
+  rope: int = 64
+
+  def bytes(self, itemsize: int) -> int:
+    """Of queries and rows, which are read, and of them where they go."""
+    cols = self.lora + self.rope
+    return self.tokens * cols * (4 * self.heads + 2 + itemsize)
+
+
+FUSED_QK = [
+  *(FusedQk(t, 16) for t in (1, 16, 64, 256, 8192)),
+  *(FusedQk(t, 128) for t in (1, 64, 256, 8192)),
+  FusedQk(256, 128, "float8_e4m3fn"),
+  FusedQk(8192, 128, "float8_e4m3fn"),
+]
+FUSED_QK_SMOKE = [FusedQk(3, 4), FusedQk(5, 2, "float8_e4m3fn")]
+
+
 def markdown() -> str:
   """Returns ATTENTION as a Markdown table."""
   rows = [

@@ -74,6 +74,7 @@ def repositories():
         families = [
             "activation",
             "cache",
+            "fused_qk",
             "gemm",
             "mha",
             "mla",

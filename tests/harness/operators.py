@@ -301,6 +301,10 @@ CASES = (
              *args[:-1], jnp.array([0, 1, 2]), args[-1]),
          (*_RAGGED[:3], "bf16 6,16,1,2,128", *_RAGGED[4:], "f32 4"),
          (*_PAGED, "cache_copy")),
+    _case("fused_qk_rope_concat_and_cache_mla", (
+        "bf16 t,4,32", "bf16 t,4,16", "bf16 t,32", "bf16 t,16",
+        "bf16 3,16,1,48", "slots t", "lengths t", "f32 s,8", "f32 s,8"),
+          ("fused_qk_latent",)),
     _case("mla_decode_fwd", ("bf16 t,4,48", "bf16 6,16,1,48", "ends_t b+1",
                              *_PAGES), _MLA, kv_lora_rank=32),
     _case("sparse_mla_fwd", ("bf16 t,4,48", "bf16 6,16,48", "table t,7"), _MLA,

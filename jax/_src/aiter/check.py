@@ -16,6 +16,7 @@ from jax._src.aiter.attention import check as attention
 from jax._src.aiter.cache import check as cache
 from jax._src.aiter.core import dispatch, operator
 from jax._src.aiter.core.check import Check
+from jax._src.aiter.fused_qk import check as fused_qk
 from jax._src.aiter.gemm import check as gemm
 from jax._src.aiter.mla import check as mla
 from jax._src.aiter.norm import check as norm
@@ -26,7 +27,7 @@ from jax._src.aiter.sampling import check as sampling
 from jaxlib import gpu_aiter
 
 _FAMILIES = (attention, norm, gemm, quant, rope, activation, cache, paged,
-             mla, sampling)
+             mla, fused_qk, sampling)
 _PACKAGES = ("jax", "jaxlib", "jax_aiter", "jax-rocm7-plugin",
              "jax-cuda13-plugin", "jax_aiter_rocm7", "jax_aiter_cuda13")
 

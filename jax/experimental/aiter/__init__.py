@@ -44,6 +44,7 @@ from jax._src.aiter.core.layouts import (
     unshuffle_scale,
     unshuffle_weight,
 )
+from jax._src.aiter.fused_qk.api import fused_qk_rope_concat_and_cache_mla
 from jax._src.aiter.gemm.api import (
     flatmm_fp8,
     gemm,
@@ -162,6 +163,7 @@ __all__ = [
     "flax_attention_fn",
     "flatmm_fp8",
     "float8_dtype",
+    "fused_qk_rope_concat_and_cache_mla",
     "gather_kv_cache",
     "gelu_and_mul",
     "gelu_and_mul_quant",
