@@ -612,6 +612,96 @@ MOE_SMOKE = [
   Experts("route", 16, 20, 0, 0, 2),
   Experts("layer", 4, 20, 16, 24, 2, "random"),
 ]
+class Mla(NamedTuple):
+  """Queries against latent vectors; `lengths` as of Paged.
+
+  `topk`: keys that each query attends to, if not to all.
+  """
+
+  name: str
+  batch: int
+  context: int
+  heads: int
+  queries: int = 1
+  page: int = 64
+  cache: str = "bfloat16"
+  topk: int = 0
+  lengths: tuple[int, ...] = ()
+  lora: int = 512
+  rope: int = 64
+
+  @property
+  def contexts(self) -> tuple[int, ...]:
+    return self.lengths or (self.context,) * self.batch
+
+  @property
+  def keys(self) -> int:
+    """Rows of the cache that must be read."""
+    if self.topk:
+      return self.batch * self.queries * self.topk
+    return sum(self.contexts)
+
+  def bytes(self, itemsize: int) -> int:
+    return self.keys * (self.lora + self.rope) * itemsize
+
+  @property
+  def flops(self) -> float:
+    pairs = self.keys
+    if not self.topk:
+      pairs = self.queries * (pairs - self.batch * (self.queries - 1) / 2)
+    return 2.0 * pairs * self.heads * (2 * self.lora + self.rope)
+
+
+MLA = [
+  Mla("tp8", 64, 8192, 16),
+  Mla("tp8", 16, 8192, 16),
+  Mla("tp8", 1, 131072, 16),
+  *(Mla("tp8", 64, 8192, 16, page=n) for n in (1, 16)),
+  Mla("tp8_mtp2", 64, 8192, 16, queries=2),
+  Mla("tp8_mtp4", 64, 8192, 16, queries=4),
+  Mla("tp8_fp8", 64, 8192, 16, cache="float8_e4m3fn"),
+  Mla("heads_12", 64, 8192, 12),
+  Mla("heads_20", 64, 8192, 20),
+  Mla("heads_32", 64, 8192, 32),
+  Mla("heads_64", 64, 8192, 64),
+  Mla("dp", 64, 8192, 128),
+  Mla("dp", 128, 4096, 128),
+  Mla("dp_mtp2", 64, 8192, 128, queries=2),
+  Mla("dp_fp8", 64, 8192, 128, cache="float8_e4m3fn"),
+  Mla("chunk", 4, 8192, 16, queries=512),
+  Mla("sparse", 64, 65536, 128, topk=2048),
+  Mla("sparse_tp8", 64, 65536, 16, topk=2048),
+  Mla("sparse_prefill", 1, 65536, 128, queries=1024, topk=2048),
+]
+MLA_SMOKE = [
+  Mla("smoke", 2, 40, 4),
+  Mla("smoke_fp8", 3, 17, 4, queries=2, page=8, cache="float8_e4m3fn"),
+  Mla("smoke_sparse", 2, 50, 4, topk=20),
+]
+
+
+class FusedQk(NamedTuple):
+  """Tokens whose latent queries and rows of the cache are made."""
+
+  tokens: int
+  heads: int
+  cache: str = "bfloat16"
+  lora: int = 512
+  rope: int = 64
+
+  def bytes(self, itemsize: int) -> int:
+    """Of queries and rows, which are read, and of them where they go."""
+    cols = self.lora + self.rope
+    return self.tokens * cols * (4 * self.heads + 2 + itemsize)
+
+
+FUSED_QK = [
+  *(FusedQk(t, 16) for t in (1, 16, 64, 256, 8192)),
+  *(FusedQk(t, 128) for t in (1, 64, 256, 8192)),
+  FusedQk(256, 128, "float8_e4m3fn"),
+  FusedQk(8192, 128, "float8_e4m3fn"),
+]
+FUSED_QK_SMOKE = [FusedQk(3, 4), FusedQk(5, 2, "float8_e4m3fn")]
 
 
 def markdown() -> str:

@@ -74,11 +74,13 @@ def repositories():
         families = [
             "activation",
             "cache",
+            "fused_qk",
             "gemm",
             "gmm",
             "mha",
             "mha_fp8",
             "moe",
+            "mla",
             "norm",
             "paged",
             "quant",

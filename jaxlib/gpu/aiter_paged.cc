@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// XLA FFI target of attention over paged KV caches. Operands, results and
+// XLA FFI targets of attention over paged KV caches. Operands, results and
 // attributes: jax/_src/aiter/paged/op.py.
 
 #include <cstdint>
@@ -201,7 +201,12 @@ ffi::Error SetAttend(const AttendBuffers& b, const PagedAttrs& attrs,
   return SetResults(b, a);
 }
 
-const Family kPaged({TargetOf<SetAttend>()});
+ffi::Error SetLatent(const AttendBuffers& b, const PagedAttrs& attrs,
+                     aiter::mla_attend_args* a) {
+  return SetAttend(b, attrs, a);
+}
+
+const Family kPaged({TargetOf<SetAttend>(), TargetOf<SetLatent>()});
 
 }  // namespace
 }  // namespace jax::JAX_GPU_NAMESPACE

@@ -102,6 +102,7 @@ _TABLES, _FREQS, _PLACES = ("f32 s,8",) * 2, "f32 s,1,1,8", "lengths s,b"
 _AITER = dict(rotate_style=1, reuse_freqs_front_part=True, nope_first=False)
 _POOLS = ("bf16 6,16,2,16",) * 2
 _PAGED = ("paged_attend",)
+_MLA = ("mla_attend",)
 _PAGES = ("ends_12 b+1", "table 12", "lengths b")
 _RAGGED = ("bf16 t,4,16", *_TOKENS, "bf16 6,16,2,2,128", "lengths b",
            "table b*3", "ends_t b+1")
@@ -310,6 +311,19 @@ CASES = (
              *args[:-1], jnp.array([0, 1, 2]), args[-1]),
          (*_RAGGED[:3], "bf16 6,16,1,2,128", *_RAGGED[4:], "f32 4"),
          (*_PAGED, "cache_copy")),
+    _case("fused_qk_rope_concat_and_cache_mla", (
+        "bf16 t,4,32", "bf16 t,4,16", "bf16 t,32", "bf16 t,16",
+        "bf16 3,16,1,48", "slots t", "lengths t", "f32 s,8", "f32 s,8"),
+          ("fused_qk_latent",)),
+    _case("mla_decode_fwd", ("bf16 t,4,48", "bf16 6,16,1,48", "ends_t b+1",
+                             *_PAGES), _MLA, kv_lora_rank=32),
+    _case("sparse_mla_fwd", ("bf16 t,4,48", "bf16 6,16,48", "table t,7"), _MLA,
+          kv_lora_rank=32, return_lse=True),
+    Case("mla_ragged_paged_attention", lambda *args:
+         aiter.mla_ragged_paged_attention(*args, jnp.array([0, 1, 2])),
+         ("bf16 t,4,32", "bf16 t,4,16", "bf16 t,32", "bf16 t,16",
+          "bf16 6,8,2,256", "lengths b", "table b*3", "ends_t b+1"),
+         (*_MLA, "cache_copy")),
     _case("cp_gather_indexer_k_quant_cache", (
         "u8 4,16,132", "table b,3", "ends_t b+1"), (), total_tokens=40,
           head_dim=128),

@@ -184,27 +184,31 @@ OPTIONS = dict(
 )
 
 
-def pairs():
-  """Each value of each option, and each pair of values at least once."""
-  names = list(OPTIONS)
+def covering(options):
+  """Dicts with each pair of values of a dict of options at least once."""
+  names = list(options)
   rng = np.random.default_rng(0)
   left = {((a, x), (b, y))
           for a, b in itertools.combinations(names, 2)
-          for x in range(len(OPTIONS[a])) for y in range(len(OPTIONS[b]))}
+          for x in range(len(options[a])) for y in range(len(options[b]))}
   found = [dict.fromkeys(names, 0)]
   while left:
     best, most = None, -1
     (a, x), (b, y) = sorted(left)[0]
     for _ in range(20):
-      one = {n: int(rng.integers(len(OPTIONS[n]))) for n in names}
+      one = {n: int(rng.integers(len(options[n]))) for n in names}
       one |= {a: x, b: y}
       covers = sum(p in left for p in itertools.combinations(one.items(), 2))
       if covers > most:
         best, most = one, covers
     found.append(best)
     left -= set(itertools.combinations(best.items(), 2))
-  for one in found:
-    values = {n: OPTIONS[n][i] for n, i in one.items()}
+  return [{n: options[n][i] for n, i in one.items()} for one in found]
+
+
+def pairs():
+  """Each value of each option, and each pair of values at least once."""
+  for values in covering(OPTIONS):
     hq, hk = values.pop("hq_hk")
     if not values["decode"]:
       values["lengths"] = RAGGED

@@ -44,6 +44,7 @@ from jax._src.aiter.core.layouts import (
     unshuffle_scale,
     unshuffle_weight,
 )
+from jax._src.aiter.fused_qk.api import fused_qk_rope_concat_and_cache_mla
 from jax._src.aiter.gemm.api import (
     flatmm_fp8,
     gemm,
@@ -62,6 +63,11 @@ from jax._src.aiter.gmm.api import (
 from jax._src.aiter.mha_fp8.api import (
     flash_attn_fp8_pertensor_func,
     flash_attn_varlen_fp8_pertensor_func,
+)
+from jax._src.aiter.mla.api import mla_decode_fwd, sparse_mla_fwd
+from jax._src.aiter.mla.ragged import (
+    get_mla_kv_cache_shape,
+    mla_ragged_paged_attention,
 )
 from jax._src.aiter.moe.api import (
     biased_grouped_topk,
@@ -187,6 +193,7 @@ __all__ = [
     "flax_attention_fn",
     "float8_dtype",
     "fused_moe",
+    "fused_qk_rope_concat_and_cache_mla",
     "gather_kv_cache",
     "gelu_and_mul",
     "gelu_and_mul_quant",
@@ -200,6 +207,7 @@ __all__ = [
     "gemm_i8",
     "get_kv_cache_shape",
     "get_kv_cache_shape_hd64",
+    "get_mla_kv_cache_shape",
     "get_rope",
     "gmm",
     "greedy_sample",
@@ -216,6 +224,8 @@ __all__ = [
     "mha_batch_prefill_func",
     "mixed_sample",
     "mixed_sample_outer_exponential",
+    "mla_decode_fwd",
+    "mla_ragged_paged_attention",
     "moe_align_block_size",
     "moe_permute",
     "moe_sorting",
@@ -275,6 +285,7 @@ __all__ = [
     "silu_and_mul",
     "silu_and_mul_quant",
     "smooth_quant",
+    "sparse_mla_fwd",
     "swap_blocks",
     "swiglu_and_mul",
     "swiglu_and_mul_quant",

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged attention under sglang-jax's name, in its order."""
+"""Paged and latent attention under sglang-jax's names, in its order."""
 
+from jax._src.aiter.mla.ragged import (
+    sglang_mla_ragged_paged_attention as mla_ragged_paged_attention,
+)
 from jax._src.aiter.paged.ragged import (
     sglang_ragged_paged_attention as ragged_paged_attention,
 )
 
-__all__ = ["ragged_paged_attention"]
+__all__ = ["mla_ragged_paged_attention", "ragged_paged_attention"]

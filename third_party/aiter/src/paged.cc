@@ -24,6 +24,7 @@ namespace {
 // Kernels count rows, keys and pages in 32 bits, and add a tile.
 constexpr int64_t kMaxSize = INT32_MAX - 8192;
 constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kMaxLatentDim = 1024;
 constexpr int64_t kMaxSplits = 65535;
 constexpr int32_t kUnbounded = 1 << 30;
 constexpr int64_t kRunBytes = 16;
@@ -38,6 +39,11 @@ constexpr int64_t kTinyPage = 16;
 // share.
 constexpr int64_t kPrograms = 2;
 constexpr int64_t kRoom = 4;
+// The same of latent attention, whose tiles fill a multiprocessor, and whose
+// sequences are all divided alike.
+constexpr int64_t kLatentPrograms = 4;
+// Rows of its tiles; the last is for all that are more.
+constexpr int64_t kLatentRows[] = {16, 32, 64};
 
 constexpr uint32_t kKernelFlags = (1u << 16) - 1;
 
@@ -76,7 +82,7 @@ Status CheckHalf(const std::string& name, const paged_attend_args& a,
   return CheckAligned({{"cache_ptr", h.cache_ptr}});
 }
 
-Status CheckSizes(const paged_attend_args& a) {
+Status CheckSizes(const paged_attend_args& a, int64_t max_head_dim) {
   if (a.data_type != DataType::kFp16 && a.data_type != DataType::kBf16) {
     return Invalid("data_type", DataTypeName(a.data_type), "fp16 or bf16");
   }
@@ -90,8 +96,8 @@ Status CheckSizes(const paged_attend_args& a) {
   }
   AITER_RETURN_IF_ERROR(
       CheckRange("tokens * nhead_q", a.tokens * a.nhead_q, 0, kMaxSize));
-  AITER_RETURN_IF_ERROR(CheckRange("hdim", a.hdim, 1, kMaxHeadDim));
-  AITER_RETURN_IF_ERROR(CheckRange("hdim_v", a.hdim_v, 1, kMaxHeadDim));
+  AITER_RETURN_IF_ERROR(CheckRange("hdim", a.hdim, 1, max_head_dim));
+  AITER_RETURN_IF_ERROR(CheckRange("hdim_v", a.hdim_v, 1, max_head_dim));
   AITER_RETURN_IF_ERROR(CheckRange("pages", a.pages, 0, kMaxSize));
   AITER_RETURN_IF_ERROR(CheckRange("page_size", a.page_size, 1, kMaxSize));
   AITER_RETURN_IF_ERROR(CheckRange("width", a.width, 0, kMaxSize));
@@ -170,8 +176,10 @@ struct Attend {
   using Args = paged_attend_args;
   using Plan = PagedPlan;
 
-  static Status Check(const Args& a) {
-    AITER_RETURN_IF_ERROR(CheckSizes(a));
+  static Status Check(const Args& a) { return Check(a, kMaxHeadDim); }
+
+  static Status Check(const Args& a, int64_t max_head_dim) {
+    AITER_RETURN_IF_ERROR(CheckSizes(a, max_head_dim));
     if (a.cu_seqlens_ptr == nullptr && a.seqlen_q * a.batch != a.tokens) {
       return Invalid("seqlen_q", std::to_string(a.seqlen_q),
                      "tokens / batch without cu_seqlens");
@@ -251,11 +259,18 @@ struct Attend {
   static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
                        void* stream) {
     if (a.tokens == 0) return Status();
+    int64_t tiles = a.nhead_k * (a.tokens * (a.nhead_q / a.nhead_k) /
+                                     plan.attend.info->tile_m +
+                                 a.batch);
+    return Launch(driver, a, plan,
+                  kRoom * plan.programs / std::max<int64_t>(tiles, 1), stream);
+  }
+
+  // The same, of sequences in up to so many parts.
+  static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
+                       int64_t splits, void* stream) {
     PagedParams p = ParamsOf(a, plan.key);
-    int64_t tiles =
-        a.nhead_k * (a.tokens * p.group / plan.attend.info->tile_m + a.batch);
-    p.splits = static_cast<int32_t>(std::clamp<int64_t>(
-        kRoom * plan.programs / std::max<int64_t>(tiles, 1), 1, a.splits));
+    p.splits = static_cast<int32_t>(std::clamp<int64_t>(splits, 1, a.splits));
     p.programs = static_cast<int32_t>(plan.programs);
     TensorMap maps[kMaxTensorMaps];
     const KernelInfo& kernel = *plan.attend.info;
@@ -270,7 +285,6 @@ struct Attend {
     return LaunchKernel(driver, plan.merge, &p, stream);
   }
 
- private:
   // Whether a row of columns begins at a multiple of 16 bytes.
   static bool IsAligned(const paged_half& h, int64_t run) {
     const cache_side& s = h.side;
@@ -357,8 +371,83 @@ struct Attend {
   }
 };
 
+bool SamePlace(const cache_side& a, const cache_side& b) {
+  return a.start == b.start && a.page == b.page &&
+         a.run_offset == b.run_offset && a.offset == b.offset &&
+         a.split == b.split && a.run == b.run && a.col == b.col;
+}
+
+struct Latent {
+  using Args = mla_attend_args;
+  using Plan = PagedPlan;
+
+  static Status Check(const Args& a) {
+    AITER_RETURN_IF_ERROR(Attend::Check(a, kMaxLatentDim));
+    if (a.nhead_k != 1) {
+      return Invalid("nhead_k", std::to_string(a.nhead_k), "1");
+    }
+    if (a.hdim_v > a.hdim) {
+      return Invalid("hdim_v", std::to_string(a.hdim_v),
+                     "at most hdim, " + std::to_string(a.hdim));
+    }
+    if (a.v.cache_ptr != a.k.cache_ptr || !SamePlace(a.v.side, a.k.side)) {
+      return Invalid("v.side", "elsewhere", "k's");
+    }
+    if (IsShuffled(a.k, RunOf(a))) {
+      return Invalid("k.side", "shuffled", "of columns side by side");
+    }
+    if (HasTokenScales(a.k) || HasTokenScales(a.v)) {
+      return Invalid("k.scales", "of tokens", "one number");
+    }
+    if (a.slopes_ptr != nullptr) {
+      return Invalid("slopes_ptr", "given", "null");
+    }
+    return Status();
+  }
+
+  static ProblemKey KeyOf(const Args& a) {
+    // What a row of the table tells by its sizes.
+    constexpr uint32_t kBySize =
+        kPagedPartial | kPagedManyRows | kPagedSmallPages;
+    ProblemKey key = Attend::KeyOf(a);
+    key.features &= ~kBySize;
+    key.dims[0] = static_cast<int32_t>(a.hdim_v);
+    key.dims[1] = static_cast<int32_t>(a.hdim - a.hdim_v);
+    int64_t rows = a.tokens * a.nhead_q / std::max<int64_t>(a.batch, 1);
+    for (int64_t most : kLatentRows) {
+      key.dims[2] = static_cast<int32_t>(most);
+      if (rows <= most) break;
+    }
+    return key;
+  }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    return ProblemKeyOf("mla_attend", problem, 3, key);
+  }
+
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    AITER_RETURN_IF_ERROR(steps->Add("mla_attend", key, &plan->attend));
+    plan->programs =
+        kLatentPrograms * std::max(steps->device().multiprocessors, 1);
+    ProblemKey rows;
+    rows.data_type = key.data_type;
+    rows.dims[0] = key.dims[0];
+    return steps->Add("mla_merge", rows, &plan->merge);
+  }
+
+  static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
+                       void* stream) {
+    if (a.tokens == 0) return Status();
+    int64_t tiles =
+        std::max(a.tokens * a.nhead_q / plan.attend.info->tile_m, a.batch);
+    return Attend::Launch(driver, a, plan,
+                          plan.programs / std::max<int64_t>(tiles, 1), stream);
+  }
+};
+
 }  // namespace
 
 AITER_DEFINE_OPERATION(paged_attend, Attend);
+AITER_DEFINE_OPERATION(mla_attend, Latent);
 
 }  // namespace aiter

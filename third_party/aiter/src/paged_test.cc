@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Choice of kernels, argument packing, division of keys and failures of paged
-// attention, on a driver that only records what it is asked to do.
+// and latent attention, on a driver that only records what it is asked to do.
 
 #include "aiter/paged.h"
 
@@ -91,6 +91,28 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     merge.tile_m = 4;
     kernels.push_back(merge);
   }
+  auto add_latent = [&](const char* symbol, const char* grade, int rows,
+                        int tile_m, uint32_t excludes) {
+    KernelInfo k = FakeKernel<PagedParams>(blob, symbol, "mla_attend", "gfx942",
+                                           kMlaAttendGrid);
+    k.grade = grade;
+    k.num_dims = 3;
+    k.dims[0] = 512;
+    k.dims[1] = 64;
+    k.dims[2] = rows;
+    k.excludes = excludes;
+    k.tile_m = tile_m;
+    kernels.push_back(k);
+  };
+  add_latent("latent_16", "fast", 16, 16, kPagedOddPages | kPagedBytes);
+  add_latent("latent_64", "fast", 64, 64, kPagedOddPages | kPagedBytes);
+  add_latent("latent_any", "general", 0, 16, kPagedUnaligned | kPagedBytes);
+  KernelInfo merge = FakeKernel<PagedParams>(blob, "latent_merge", "mla_merge",
+                                             "gfx942", kPagedMergeGrid);
+  merge.num_dims = 1;
+  merge.dims[0] = 512;
+  merge.tile_m = 1;
+  kernels.push_back(merge);
   return kernels;
 }
 
@@ -282,6 +304,88 @@ void TestSplits() {
   CHECK(Run(one) == Names{"decode"});
 }
 
+// `batch` sequences of `heads` rows, in a cache [pages, page, 576].
+mla_attend_args LatentArgs(int64_t batch, int64_t heads) {
+  constexpr int64_t kCols = 576;
+  mla_attend_args a;
+  static_cast<paged_attend_args&>(a) = Args(batch, kCols);
+  a.nhead_q = heads;
+  a.nhead_k = 1;
+  a.hdim_v = 512;
+  a.k.cache_size = kPages * kPage * kCols + 2 * kCols;
+  a.k.side.page = kPage * kCols;
+  a.k.side.run_offset = kCols;
+  a.v = a.k;
+  return a;
+}
+
+Names Run(const mla_attend_args& args) {
+  g_recorder.launches.clear();
+  CHECK_OK(mla_attend(args, nullptr));
+  Names names;
+  for (const Launch& launch : g_recorder.launches) {
+    names.push_back(launch.kernel);
+  }
+  return names;
+}
+
+void TestLatent() {
+  New(1);
+  CHECK(Run(LatentArgs(8, 12)) == Names{"latent_16"});
+  CHECK(Run(LatentArgs(8, 128)) == Names{"latent_64"});
+  CHECK(Run(LatentArgs(8, 20)) == Names{"latent_any"});
+  mla_attend_args narrow = LatentArgs(8, 16);
+  narrow.hdim_v = 504;  // 72 columns beside it.
+  CHECK(mla_attend(narrow, nullptr).code() == StatusCode::kUnimplemented);
+  mla_attend_args odd = LatentArgs(8, 16);
+  odd.page_size = 12;
+  CHECK(Run(odd) == Names{"latent_any"});
+
+  New(64);  // 256 programs: two tiles of rows a sequence, in 4 parts.
+  CHECK((Run(LatentArgs(32, 128)) == Names{"latent_64", "latent_merge"}));
+  CHECK(g_recorder.launches[0].grid[0] == 64);
+  CHECK(g_recorder.launches[0].grid[1] == 4);
+  CHECK(g_recorder.launches[1].grid[0] == 32 * 128);
+  PagedParams p = g_recorder.launches[0].As<PagedParams>();
+  CHECK(p.hdim == 576 && p.hdim_v == 512 && p.group == 128 && p.splits == 4);
+
+  Names names;
+  CHECK_OK(mla_attend_kernels({"bf16", {512, 64, -1}, {}}, "gfx942", &names));
+  CHECK((names == Names{"latent_any", "latent_merge"}));
+
+  struct Bad {
+    void (*change)(mla_attend_args*);
+    const char* says;
+  };
+  constexpr Bad kCases[] = {
+      {[](mla_attend_args* a) { a->nhead_k = 2; }, "nhead_k is 2"},
+      {[](mla_attend_args* a) { a->hdim_v = 577; }, "hdim_v is 577"},
+      {[](mla_attend_args* a) { a->hdim = 1025; }, "hdim is 1025"},
+      {[](mla_attend_args* a) { a->v.side.start = 8; }, "v.side"},
+      {[](mla_attend_args* a) { a->v.cache_ptr = At(0x9000); }, "v.side"},
+      {[](mla_attend_args* a) { a->k.side.col = a->v.side.col = 2; }, "side"},
+      {[](mla_attend_args* a) {
+         a->k.scales.page = 1;
+         a->k.scale_size = kPages;
+       },
+       "k.scales is of tokens"},
+      {[](mla_attend_args* a) { a->slopes_ptr = At(0x9000); },
+       "slopes_ptr is given"},
+  };
+  g_recorder.launches.clear();
+  for (const Bad& c : kCases) {
+    mla_attend_args a = LatentArgs(8, 16);
+    c.change(&a);
+    Status status = mla_attend(a, nullptr);
+    if (status.code() != StatusCode::kInvalidArgument ||
+        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
+      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
+                   status.message().c_str());
+      std::exit(1);
+    }
+  }
+}
+
 void TestEmpty() {
   New(1);
   CHECK(Run(Args(0)).empty());
@@ -383,6 +487,7 @@ int main() {
   aiter::TestPacking();
   aiter::TestTensorMaps();
   aiter::TestSplits();
+  aiter::TestLatent();
   aiter::TestEmpty();
   aiter::TestInvalidArguments();
   aiter::TestFailures();

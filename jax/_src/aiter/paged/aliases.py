@@ -14,7 +14,7 @@ from jax._src.aiter.paged import api, op
 from jax._src.aiter.paged.api import Arrays, Names
 
 
-def _page_table(n: Names, indptr, last_page_lens, page_size: int):
+def lengths_of(n: Names, indptr, last_page_lens, page_size: int):
   """int32 lengths of sequences whose last pages hold so many tokens."""
   for name, t in ((n.indptr, indptr), (n.lengths, last_page_lens)):
     arguments.check_integers(n.function, name, t)
@@ -103,7 +103,7 @@ def paged_attention(
   _bound(n, "max_seq_len", max_seq_len)
   _own_dtype(n, k_pool, kv_cache_dtype)
   s = api.static(n, "NHD", scale, (-1, -1), logits_soft_cap, False)
-  lengths = _page_table(n, kv_indptr, kv_last_page_lens,
+  lengths = lengths_of(n, kv_indptr, kv_last_page_lens,
                         _page_size(n, "NHD", k_pool))
   return api.attend(s, Arrays(
       query, k_pool, v_pool, kv_page_indices, lengths, indptr=kv_indptr,
@@ -157,7 +157,7 @@ def paged_prefill(
   _bound(n, "max_seqlen_k", max_seqlen_k)
   s = api.static(n, "NHD", scale, window_size, logits_soft_cap, causal)
   api.check_cumulative(n, cu_seqlens_q, query)
-  lengths = _page_table(n, kv_indptr, kv_last_page_lens,
+  lengths = lengths_of(n, kv_indptr, kv_last_page_lens,
                         _page_size(n, "NHD", k_pool))
   return api.attend(s, Arrays(
       query, k_pool, v_pool, kv_page_indices, lengths, indptr=kv_indptr,
@@ -267,7 +267,7 @@ def mha_batch_prefill_func(
     if seqlen_k is not None:
       raise bad(function, "seqlen_k", "given", "None without block_table")
     table = kv_page_indices
-    lengths = _page_table(n, kv_indptr, kv_last_page_lens, size)
+    lengths = lengths_of(n, kv_indptr, kv_last_page_lens, size)
   else:
     for name, t in given.items():
       if t is not None:

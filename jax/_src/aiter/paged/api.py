@@ -289,10 +289,10 @@ def _attend(s: Static, a: Arrays):
       per_head(n, n.slopes, a.slopes, hq)))
 
 
-def run(function: str, cfg: Config, operands: Operands):
-  """op.attend of checked operands."""
+def run(function: str, cfg: Config, operands: Operands, attend=op.attend):
+  """An operator of op.attend's form, of checked operands."""
   call = arguments.no_gradient(function, NO_GRADIENT)(
-      lambda operands: op.attend(cfg, vary_together(operands)))
+      lambda operands: attend(cfg, vary_together(operands)))
   return call(operands)
 
 

@@ -29,8 +29,10 @@ LAYOUTS = {
        for name in ("NHD", "HND", "x", "asm", "interleaved")},
     # Pallas': all pages of a head lie together.
     "heads_first": (("head", "page", "offset", "col"),) * 2,
+    # Values are the first columns of keys, which are one head's.
+    "mla": (("page", "offset", "head", "col"),),
 }
-_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 # Caches of bytes -> the kernels' names of what they hold.
 KINDS = {"int8": "int8", "float8_e4m3fn": "e4m3fn",
          "float8_e4m3fnuz": "e4m3fnuz", "float8_e5m2": "e5m2"}
@@ -39,6 +41,8 @@ _FEW_ROWS, _MANY_ROWS = 16, 32
 # Programs that fill any device, among which few sequences' keys are divided;
 # parts are of so many keys at least, and there are so many at most.
 _PROGRAMS, _PART, _MAX_SPLITS = 2048, 256, 128
+# Of latent attention, one of whose rows of keys is as much as many heads'.
+_MAX_LATENT_SPLITS = 256
 # Pages of a multiple of so many tokens have kernels of their own.
 _LARGE_PAGE = 64
 # Positions, with a window added, are 32 bits.
@@ -61,6 +65,7 @@ class Config(NamedTuple):
       "head" in any order.
     v_scale: likewise.
     return_lse: whether lse is a result.
+    dv: columns of the values of layout mla; else 0.
   """
   layout: str
   page_size: int
@@ -72,6 +77,7 @@ class Config(NamedTuple):
   k_scale: tuple[str, ...] = ()
   v_scale: tuple[str, ...] = ()
   return_lse: bool = False
+  dv: int = 0
 
 
 class Operands(NamedTuple):
@@ -80,7 +86,7 @@ class Operands(NamedTuple):
   Attributes:
     q: [tokens, hq, d].
     k_cache: by the layout.
-    v_cache: likewise; None if it is k_cache.
+    v_cache: likewise; None if values are in k_cache.
     k_scale: float32, dimensions as Config names them; [1] if it names none.
     v_scale: likewise.
     table: int32 [b, n], or [pages of all sequences] with indptr.
@@ -104,7 +110,7 @@ class Operands(NamedTuple):
   slopes: jax.Array | None = None
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
   """Sizes of a call, and where K and V lie."""
   pages: int
   hk: int
@@ -113,18 +119,20 @@ class _Shape(NamedTuple):
   v_side: cache_op.Side
 
 
-def _shape(cfg: Config, x: Operands) -> _Shape:
+def shape_of(cfg: Config, x: Operands) -> Shape:
   names = LAYOUTS[cfg.layout]
   sizes = dict(zip(names[0], x.k_cache.shape))
   k_side = cache_op.side_of(names[0], x.k_cache)
-  if x.v_cache is None:
+  if cfg.dv:
+    dv, v_side = cfg.dv, k_side
+  elif x.v_cache is None:
     dv, v_side = x.q.shape[-1], k_side._replace(start=x.k_cache.shape[-1])
   else:
     dv = dict(zip(names[1], x.v_cache.shape))["col"]
     v_side = cache_op.side_of(names[1], x.v_cache)
     if cfg.layout == "asm":
       dv = x.v_cache.shape[-2]
-  return _Shape(sizes["page"], cfg.heads or sizes["head"], dv, k_side, v_side)
+  return Shape(sizes["page"], cfg.heads or sizes["head"], dv, k_side, v_side)
 
 
 # -----------------------------------------------------------------------------
@@ -141,14 +149,16 @@ def _scales(names, scale, page, offset, heads: int):
                           (page.shape[0], heads))
 
 
-def _keys_and_values(cfg: Config, x: Operands, shape: _Shape, page, offset):
+def _keys_and_values(cfg: Config, x: Operands, shape: Shape, page, offset):
   """Dequantised keys and values of tokens, [tokens, heads, d] in float32.
 
   Those of absent pages, which are past the end, are zeros.
   """
   names = LAYOUTS[cfg.layout]
   k = cache_op.tokens_of(names[0], x.k_cache, page, offset)
-  if x.v_cache is None:
+  if cfg.dv:
+    v = k
+  elif x.v_cache is None:
     k, v = k[:, :, 0], k[:, :, 1]
   else:
     v = cache_op.tokens_of(names[1], x.v_cache, page, offset)
@@ -162,7 +172,7 @@ def _keys_and_values(cfg: Config, x: Operands, shape: _Shape, page, offset):
 
 def reference(cfg: Config, x: Operands):
   """(out, lse) in jax.numpy; lse None if it is not asked for."""
-  shape = _shape(cfg, x)
+  shape = shape_of(cfg, x)
   tokens, hq, d = x.q.shape
   batch, hk, size = x.lengths.shape[0], shape.hk, cfg.page_size
   group = hq // hk
@@ -272,7 +282,7 @@ def reference(cfg: Config, x: Operands):
 # The kernel
 
 
-def _splits(cfg: Config, x: Operands, shape: _Shape) -> int:
+def _splits(cfg: Config, x: Operands, shape: Shape) -> int:
   """Parts that a sequence's keys are divided into at most, for scratch.
 
   With many programs there are none; the library may take fewer.
@@ -281,7 +291,8 @@ def _splits(cfg: Config, x: Operands, shape: _Shape) -> int:
   tiles = tokens * (hq // shape.hk) // _FEW_ROWS + x.lengths.shape[0]
   keys = x.table.shape[-1] * cfg.page_size
   least = jax.core.min_dim(
-      jax.core.min_dim(_PROGRAMS // (shape.hk * tiles), _MAX_SPLITS),
+      jax.core.min_dim(_PROGRAMS // (shape.hk * tiles),
+                       _MAX_LATENT_SPLITS if cfg.dv else _MAX_SPLITS),
       (keys + _PART - 1) // _PART)
   return jax.core.max_dim(least, 1)
 
@@ -295,7 +306,7 @@ def _strides(names, scale):
 
 
 def kernel(cfg: Config, call, x: Operands):
-  shape = _shape(cfg, x)
+  shape = shape_of(cfg, x)
   tokens, hq, _ = x.q.shape
   splits = _splits(cfg, x, shape)
   no_parts = is_known(splits) and splits == 1
@@ -322,7 +333,7 @@ def kernel(cfg: Config, call, x: Operands):
   return out, lse if cfg.return_lse else None
 
 
-def _features(cfg: Config, x: Operands, shape: _Shape):
+def features(cfg: Config, x: Operands, shape: Shape):
   """What the call asks of the kernels; src/paged.cc has the same of buffers."""
   d, size = x.q.shape[-1], cfg.page_size
   run = cache_op.run_of(x.k_cache)
@@ -347,12 +358,17 @@ def _features(cfg: Config, x: Operands, shape: _Shape):
   return tuple(name for name, holds in on.items() if holds)
 
 
+def is_empty(x: Operands) -> bool:
+  """Whether there is nothing for a kernel to do."""
+  return any(at_most(n, 0) for t in x if t is not None for n in t.shape)
+
+
 def serves(cfg: Config, x: Operands) -> Key | None:
-  if any(at_most(n, 0) for t in x if t is not None for n in t.shape):
+  if is_empty(x):
     return None
-  shape = _shape(cfg, x)
+  shape = shape_of(cfg, x)
   return Key("paged_attend", x.q.dtype.name,
-             (max(x.q.shape[-1], shape.dv),), _features(cfg, x, shape))
+             (max(x.q.shape[-1], shape.dv),), features(cfg, x, shape))
 
 
 # -----------------------------------------------------------------------------
@@ -361,7 +377,7 @@ def serves(cfg: Config, x: Operands) -> Key | None:
 
 
 def _specs(cfg: Config, x: Operands):
-  hk = _shape(cfg, x).hk
+  hk = shape_of(cfg, x).hk
   q_head = "h" if x.q.shape[1] == hk else "g"
   kv_head = "_" if cfg.heads else "h"
   names = LAYOUTS[cfg.layout]
@@ -387,9 +403,15 @@ def _plan(cfg: Config, run, mesh, args):
                             (x.k_cache, x.q))
   axes = found.get("h") or found.get("g") or ()
   parts = int(np.prod([mesh.shape[a] for a in axes]))
-  if _shape(cfg, x).hk % parts:
+  if shape_of(cfg, x).hk % parts:
     axes = ()
   return {"h": axes, "g": axes}, run
+
+
+def in_turn(cfg: Config, op, size, mapped, x):
+  """A mapped axis: one call after another."""
+  del cfg
+  return lax.map(op, with_axis(size, *mapped, x))
 
 
 _SPLIT = ("h", "g")
@@ -397,6 +419,4 @@ _SPLIT = ("h", "g")
 # (Config, Operands) -> (out [tokens, hq, dv], lse [hq, tokens] or None)
 attend = operator(
     target="paged_attend", kernel=kernel, reference=reference, specs=_specs,
-    split=_SPLIT, serves=serves, dtypes=_DTYPES, plan=_plan,
-    batch=lambda cfg, op, size, mapped, x: lax.map(
-        op, with_axis(size, *mapped, x)))
+    split=_SPLIT, serves=serves, dtypes=DTYPES, plan=_plan, batch=in_turn)

@@ -31,7 +31,7 @@ _NAMES = Names(
     soft_cap="soft_cap", sinks="attention_sink", q_scale="q_scale")
 
 
-def _packing(dtype) -> int:
+def packing(dtype) -> int:
   """Numbers in 32 bits."""
   return max(4 // jnp.dtype(dtype).itemsize, 1)
 
@@ -56,7 +56,7 @@ def get_kv_cache_shape(
     [pages, page_size, heads / p, p, d] with p numbers in 32 bits: twice the
     heads, rounded up to a multiple of p, and columns to one of 128.
   """
-  p = _packing(kv_dtype)
+  p = packing(kv_dtype)
   return (total_num_pages, page_size,
           round_up(2 * actual_num_kv_heads, p) // p, p,
           round_up(actual_head_dim, _LANES))
@@ -87,20 +87,24 @@ def get_kv_cache_shape_hd64(
   """
   arguments.number("get_kv_cache_shape_hd64", "actual_head_dim",
                    actual_head_dim, "1 to 64", lambda d: 1 <= d <= 64, int)
-  p = _packing(kv_dtype)
+  p = packing(kv_dtype)
   return (total_num_pages, page_size, round_up(actual_num_kv_heads, p) // p, p,
           _LANES)
+
+
+class Scores(NamedTuple):
+  """How scores are made: fields of Config."""
+  softmax_scale: float
+  window: tuple[int, int]
+  soft_cap: float
 
 
 class _Call(NamedTuple):
   """What a public function was called with, apart from arrays."""
   names: Names
   hd64: bool
-  causal: bool
   update: bool
-  sm_scale: float
-  sliding_window: int | None
-  soft_cap: float | None
+  scores: Scores
   out_dtype: Any
 
 
@@ -111,7 +115,7 @@ def _interleaved(c: _Call, kv_cache, heads: int, d: int):
   pages, size, groups, p, lanes = kv_cache.shape
   room = (lanes // 2 if c.hd64 else lanes)
   pairs = groups * p if c.hd64 else groups * p // 2
-  if (p != _packing(kv_cache.dtype) or room < d or pairs < heads
+  if (p != packing(kv_cache.dtype) or room < d or pairs < heads
       or (not c.hd64 and groups * p % 2) or (c.hd64 and lanes != _LANES)):
     shape = get_kv_cache_shape_hd64 if c.hd64 else get_kv_cache_shape
     wanted = (f"shape {list(shape(pages, size, heads, d, kv_cache.dtype))}"
@@ -121,7 +125,21 @@ def _interleaved(c: _Call, kv_cache, heads: int, d: int):
   return kv_cache.reshape(pages, size, pairs, 2, room)
 
 
-def _slots(tokens, cu, lengths, table, indptr, page_size: int):
+def sequences_of(n: Names, tokens, kv_lens, cu_q_lens, count):
+  """(where queries begin, keys) of sequences; those past `count` are empty."""
+  lengths = api.integers(n, n.lengths, kv_lens, 1)
+  sequences = lengths.shape[0]
+  cu = api.integers(n, n.cu_seqlens, cu_q_lens, 1)
+  api.check_shape(n, n.cu_seqlens, cu, (sequences + 1,),
+                  "where each sequence's queries begin")
+  # What is behind the last sequence is of none.
+  place = jnp.arange(sequences + 1, dtype=jnp.int32)
+  cu = jnp.where(place <= count, cu, cu[jnp.clip(count, 0, sequences)])
+  return (jnp.clip(cu, 0, tokens),
+          jnp.where(place[:-1] < count, lengths, 0))
+
+
+def slots_of(tokens, cu, lengths, table, indptr, page_size: int):
   """Where tokens go, the last of their sequences; -1 for those of none."""
   row = jnp.arange(tokens, dtype=jnp.int32)
   i = last_start(cu[:-1], row)
@@ -154,32 +172,21 @@ def _run(c: _Call, queries, keys, values, cache, heads: int, kv_lens, table,
   n = c.names
   tokens, hq, _ = queries.shape
   size = cache.shape[1]
-  lengths = api.integers(n, n.lengths, kv_lens, 1)
-  sequences = lengths.shape[0]
-  cu = api.integers(n, n.cu_seqlens, cu_q_lens, 1)
-  api.check_shape(n, n.cu_seqlens, cu, (sequences + 1,),
-                  "where each sequence's queries begin")
-  # What is behind the last sequence is of none.
-  place = jnp.arange(sequences + 1, dtype=jnp.int32)
-  cu = jnp.where(place <= count, cu, cu[jnp.clip(count, 0, sequences)])
-  cu = jnp.clip(cu, 0, tokens)
-  lengths = jnp.where(place[:-1] < count, lengths, 0)
+  cu, lengths = sequences_of(n, tokens, kv_lens, cu_q_lens, count)
   if c.update:
     rows = [_stored(n, name, t, cache, keys.shape)
             for name, t in (("keys", keys), ("values", values))]
-    slots = _slots(tokens, cu, lengths, table, indptr, size)
+    slots = slots_of(tokens, cu, lengths, table, indptr, size)
     write = arguments.no_gradient(n.function, api.NO_GRADIENT)(
         lambda operands: cache_op.write(
             cache_op.Config("interleaved", size), vary_together(operands)))
     cache = write(cache_op.Operands(
         cache, None, None, None, *rows, slots)).k_cache
-  q, scale = _quantised(n, queries, cache.dtype, q_scale)
+  q, scale = quantised(n, queries, cache.dtype, q_scale)
   api.check_cache_dtype(n, q, cache)
-  window = -1 if c.sliding_window is None else c.sliding_window - 1
   cfg = Config(
-      "interleaved", size, c.sm_scale,
-      heads=0 if heads == cache.shape[2] else heads,
-      window=(window, 0 if c.causal else -1), soft_cap=c.soft_cap or 0.0)
+      "interleaved", size, heads=0 if heads == cache.shape[2] else heads,
+      **c.scores._asdict())
   out, _ = api.run(n.function, cfg, Operands(
       q, cache, None, scale * api.number_scale(n, "k_scale", k_scale),
       api.number_scale(n, "v_scale", v_scale), table, indptr, lengths, cu,
@@ -187,7 +194,7 @@ def _run(c: _Call, queries, keys, values, cache, heads: int, kv_lens, table,
   return out.astype(c.out_dtype), cache
 
 
-def _quantised(n: Names, queries, dtype, q_scale):
+def quantised(n: Names, queries, dtype, q_scale):
   """Queries as the kernels take them, and their scale of dequantisation."""
   scale = api.number_scale(n, "q_scale", q_scale)
   if q_scale is None:
@@ -205,6 +212,25 @@ def _out_dtype(queries, out_dtype):
   return own if out_dtype is None else out_dtype
 
 
+def pages_of(n: Names, kv_lens, page_indices, indptr, cu_q_lens):
+  """(table, where each sequence's pages begin in it).
+
+  indptr: None if each sequence has as many pages.
+  """
+  table = api.integers(n, n.table, page_indices, 1)
+  if indptr is None:
+    api.check_array(n, n.lengths, kv_lens, 1)
+    sequences = kv_lens.shape[0]
+    if sequences < 1 or table.shape[0] % sequences:
+      raise bad(n.function, n.table, describe(table),
+                f"shape [{sequences} * pages of a sequence], as {n.lengths}")
+    indptr = jnp.arange(sequences + 1, dtype=jnp.int32) * (
+        table.shape[0] // sequences)
+  else:
+    api.check_shape(n, n.indptr, indptr, cu_q_lens.shape, f"as {n.cu_seqlens}")
+  return table, indptr
+
+
 def _write_and_attend(c: _Call, queries, keys, values, kv_cache, kv_lens,
                       page_indices, indptr, cu_q_lens, distribution, sink,
                       *scales):
@@ -217,57 +243,54 @@ def _write_and_attend(c: _Call, queries, keys, values, kv_cache, kv_lens,
   api.check_shape(n, "keys", keys, (queries.shape[0], heads, queries.shape[2]),
                   "as queries")
   cache = _interleaved(c, kv_cache, heads, queries.shape[2])
-  table = api.integers(n, n.table, page_indices, 1)
-  if indptr is None:
-    api.check_array(n, n.lengths, kv_lens, 1)
-    sequences = kv_lens.shape[0]
-    if sequences < 1 or table.shape[0] % sequences:
-      raise bad(n.function, n.table, describe(table),
-                f"shape [{sequences} * pages of a sequence], as {n.lengths}")
-    indptr = jnp.arange(sequences + 1, dtype=jnp.int32) * (
-        table.shape[0] // sequences)
-  else:
-    api.check_shape(n, n.indptr, indptr, cu_q_lens.shape, f"as {n.cu_seqlens}")
+  table, indptr = pages_of(n, kv_lens, page_indices, indptr, cu_q_lens)
   c = c._replace(out_dtype=_out_dtype(queries, c.out_dtype))
   out, cache = _run(c, queries, keys, values, cache, heads, kv_lens, table,
-                    indptr, cu_q_lens, _count(n, "distribution", distribution,
+                    indptr, cu_q_lens, count_of(n, "distribution", distribution,
                                               3), sink, *scales)
   return out, cache.reshape(kv_cache.shape)
 
 
 _TUNING = (
     "mask_value", "skip_kv_mask", "chunk_prefill_size", "d_block_sizes",
-    "p_block_sizes", "m_block_sizes", "num_kv_pages_per_block",
+    "p_block_sizes", "m_block_sizes", "decode_batch_size", "decode_block_sizes",
+    "prefill_block_sizes", "num_kv_pages_per_block",
     "num_queries_per_block", "vmem_limit_bytes", "softmax_dtype", "debug_mode",
     "disable_bounds_checks", "disable_semaphore_checks")
 
 
-def _check_tuning(n: Names, tuning) -> None:
+def check_tuning(n: Names, tuning) -> None:
   for name in tuning:
     if name not in _TUNING:
       raise TypeError(f"{n.function}: {name} is no argument; accepted beside"
                       f" its own are {', '.join(_TUNING)}")
 
 
-def _static(n: Names, hd64, causal, update, sm_scale, sliding_window, soft_cap,
-            out_dtype) -> _Call:
-  """Checks everything that is not an array."""
+def scores(n: Names, sm_scale, sliding_window, soft_cap, causal=True) -> Scores:
+  """Checks what scores are made with; None for no window and no cap."""
   number = lambda *args: arguments.number(n.function, *args)
+  left = -1
   if sliding_window is not None:
-    sliding_window = number("sliding_window", sliding_window,
-                            "None or an integer >= 1", lambda w: w >= 1, int)
+    left = number("sliding_window", sliding_window, "None or an integer >= 1",
+                  lambda w: w >= 1, int) - 1
   if soft_cap is not None:
     soft_cap = number("soft_cap", soft_cap, "None or a number > 0",
                       lambda s: 0 < s < float("inf"))
+  right = 0 if arguments.flag(n.function, "use_causal_mask", causal) else -1
+  return Scores(number("sm_scale", sm_scale, "a finite number",
+                       lambda s: abs(s) < float("inf")),
+                (left, right), soft_cap or 0.0)
+
+
+def _static(n: Names, hd64, causal, update, sm_scale, sliding_window, soft_cap,
+            out_dtype) -> _Call:
+  """Checks everything that is not an array."""
   return _Call(
-      n, hd64, arguments.flag(n.function, "use_causal_mask", causal),
-      arguments.flag(n.function, "update_kv_cache", update),
-      number("sm_scale", sm_scale, "a finite number",
-             lambda s: abs(s) < float("inf")),
-      sliding_window, soft_cap, out_dtype)
+      n, hd64, arguments.flag(n.function, "update_kv_cache", update),
+      scores(n, sm_scale, sliding_window, soft_cap, causal), out_dtype)
 
 
-def _count(n: Names, name: str, t, size: int):
+def count_of(n: Names, name: str, t, size: int):
   """The number of sequences, the last of an array of integers."""
   t = api.integers(n, name, t, 1)
   api.check_shape(n, name, t, (size,), "of which the last is how many"
@@ -340,7 +363,7 @@ def ragged_paged_attention(
     ValueError: a shape or value that cannot be; the message names it.
   """
   n = _NAMES
-  _check_tuning(n, tuning)
+  check_tuning(n, tuning)
   c = _static(n, False, use_causal_mask, update_kv_cache, sm_scale,
               sliding_window, soft_cap, out_dtype)
   return _write_and_attend(
@@ -395,7 +418,7 @@ def ragged_paged_attention_hd64(
     ValueError: as ragged_paged_attention.
   """
   n = _NAMES._replace(function="ragged_paged_attention_hd64")
-  _check_tuning(n, tuning)
+  check_tuning(n, tuning)
   c = _static(n, True, True, True, sm_scale, sliding_window, soft_cap, None)
   return _write_and_attend(
       c, queries, keys, values, kv_cache, kv_lens, page_indices, None,
@@ -441,7 +464,7 @@ def pallas_ragged_paged_attention(
     ValueError: as ragged_paged_attention.
   """
   n = _NAMES._replace(q="q", k="kv_pages")
-  _check_tuning(n, tuning)
+  check_tuning(n, tuning)
   api.check_array(n, "kv_pages", kv_pages, 4)
   pages, size, heads, d = kv_pages.shape
   if heads % 2:
@@ -462,7 +485,7 @@ def pallas_ragged_paged_attention(
   indptr = jnp.arange(table.shape[0] + 1, dtype=jnp.int32) * table.shape[1]
   return _run(c, q, None, None, kv_pages.reshape(pages, size, heads // 2, 2, d),
               heads // 2, kv_lens, table.reshape(-1), indptr, cu_q_lens,
-              _count(n, "num_seqs", num_seqs, 1), None, None, k_scale,
+              count_of(n, "num_seqs", num_seqs, 1), None, None, k_scale,
               v_scale)[0]
 
 
@@ -524,7 +547,7 @@ def sglang_ragged_paged_attention(
     ValueError: as ragged_paged_attention.
   """
   n = _NAMES._replace(k="kv_cache_fused", indptr="cu_kv_lens")
-  _check_tuning(n, tuning)
+  check_tuning(n, tuning)
   for name, t in (("custom_mask", custom_mask),
                   ("xai_temperature_len", xai_temperature_len)):
     if t is not None:

@@ -93,6 +93,15 @@ struct PagedPlan {
 // A problem's size is the larger head dimension.
 AITER_OPERATION(paged_attend, paged_attend_args, PagedPlan);
 
+// Multi-head latent attention: one KV head, whose values are the first hdim_v
+// columns of its keys. So v lies where k does. There are no slopes, and scales
+// are numbers.
+struct mla_attend_args : paged_attend_args {};
+
+// A problem's sizes are the columns of values, those that keys have beside them
+// and the rows of a sequence, which are its queries' heads.
+AITER_OPERATION(mla_attend, mla_attend_args, PagedPlan);
+
 }  // namespace aiter
 
 #endif  // AITER_PAGED_H_

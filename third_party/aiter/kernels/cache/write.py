@@ -58,7 +58,7 @@ def _to_e5m2(x):
 
 
 @triton.jit
-def _codes(x, kind, NATIVE: tl.constexpr):
+def codes(x, kind, NATIVE: tl.constexpr):
   """float32 -> uint8 of a kind."""
   if kind == E5M2:
     code = _to_e5m2(x)
@@ -222,7 +222,7 @@ def _cast(tile, rows_in, cache, scale, slots, side, scale_head, tokens, heads,
     x = divide_by_any(x, s)
   stored, page, offset = _place(slot, num_slots, page_size)
   base = _base(side, page, offset, head)
-  _store(cache, _codes(x, kind, NATIVE), side, base[:, None], c,
+  _store(cache, codes(x, kind, NATIVE), side, base[:, None], c,
          stored[:, None], cols, places, RUN)
 
 
@@ -289,7 +289,7 @@ def _write_token(tile, rows_in, cache, scale, slots, side, scale_side, tokens,
   x = _load_wide(rows_in, r, c, there, cols, flags, common, RUN)
   stored, page, offset = _place(slot, num_slots, page_size)
   s = _scale_of(tl.max(magnitude(x), 1), floor, kind, common)
-  x = _codes(divide(x, s[:, None]), kind, NATIVE)
+  x = codes(divide(x, s[:, None]), kind, NATIVE)
   base = _base(side, page, offset, head)
   _store(cache, x, side, base[:, None], c, stored[:, None], cols, flags, RUN)
   at = (scale_side[0] + page.to(tl.int64) * scale_side[1]
@@ -382,7 +382,7 @@ def _write_block(token, head, rows_in, cache, scale, slots, winners, side,
           before = _numbers(held, kind) * old[:, None]
           x = tl.where(written[:, None], x, before)
           written = inside
-        x = _codes(divide(x, s[:, None]), kind, NATIVE)
+        x = codes(divide(x, s[:, None]), kind, NATIVE)
         _store(cache, x, side, base, c, written[:, None], cols, flags, RUN)
 
 

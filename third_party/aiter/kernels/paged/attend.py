@@ -82,7 +82,7 @@ class Table(NamedTuple):
 
 
 @triton.jit
-def _soft_cap(s, cap):
+def soft_cap(s, cap):
   """cap * tanh(s / cap)."""
   x = tl.abs(s) * (1.0 / cap)
   e = tl.exp2(x * (-2.0 * LOG2E))
@@ -140,8 +140,8 @@ def _number(x, dtype: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def _numbers(x, kind, dtype: tl.constexpr, KIND: tl.constexpr,
-             NATIVE: tl.constexpr):
+def numbers(x, kind, dtype: tl.constexpr, KIND: tl.constexpr,
+            NATIVE: tl.constexpr):
   """What was loaded, in the queries' type."""
   if KIND == NO_BYTES:
     y = x
@@ -173,17 +173,25 @@ def _side(data, bytes_, start, page, token, head_stride, split, run_token, run,
 
 
 @triton.jit
-def _pages_at(table, keys, FLAGS: tl.constexpr):
+def place_of(table, keys, FLAGS: tl.constexpr):
+  """Where keys lie in their pages."""
+  if ODD_PAGES & FLAGS:
+    return keys % table.page_size
+  else:
+    return keys & (table.page_size - 1)
+
+
+@triton.jit
+def pages_at(table, keys, FLAGS: tl.constexpr):
   """The pages of keys, -1 where there is none, and their places in them.
 
   Of many keys, or of the first of a tile that lies in one page.
   """
   if ODD_PAGES & FLAGS:
     place = keys // table.page_size
-    offset = keys % table.page_size
   else:
     place = keys >> table.page_shift
-    offset = keys & (table.page_size - 1)
+  offset = place_of(table, keys, FLAGS)
   page = tl.load(table.first + place, mask=place < table.count, other=-1)
   return tl.where((page >= 0) & (page < table.pages), page, -1), offset
 
@@ -445,7 +453,7 @@ def paged_attend(
   first_key = n
   if LARGE_PAGES:
     first_key = first_tile * TILE_N
-  page, place = _pages_at(pages_of, first_key, FLAGS)
+  page, place = pages_at(pages_of, first_key, FLAGS)
   for _ in range(first_tile, last_tile):
     if LARGE_PAGES:
       shown = n < tl.where(page >= 0, stop, 0)
@@ -455,12 +463,12 @@ def paged_attend(
     # What lies behind a sequence, or in a page that is not its own, may be NaN.
     v_raw = _load(
         values, page, place, shown, KIND, HEAD, FLAGS, TOGETHER, True)
-    k_tile = _numbers(k_raw, kind, q_tile.dtype, KIND, NATIVE)
+    k_tile = numbers(k_raw, kind, q_tile.dtype, KIND, NATIVE)
     s = tl.dot(q_tile, tl.trans(k_tile))
     if TOKEN_SCALES & FLAGS and flags & TOKEN_SCALES:
       s *= _scales(keys, page, place, shown)[None, :]
     if SOFT_CAP & FLAGS and flags & SOFT_CAP:
-      s = _soft_cap(s * scale, logits_soft_cap) * LOG2E
+      s = soft_cap(s * scale, logits_soft_cap) * LOG2E
     else:
       s *= scale * LOG2E
     if ALIBI & FLAGS and flags & ALIBI:
@@ -480,12 +488,12 @@ def paged_attend(
     acc = acc * alpha[:, None]
     if TOKEN_SCALES & FLAGS and flags & TOKEN_SCALES:
       p *= _scales(values, page, place, shown)[None, :]
-    v_tile = _numbers(v_raw, kind, q_tile.dtype, KIND, NATIVE)
+    v_tile = numbers(v_raw, kind, q_tile.dtype, KIND, NATIVE)
     acc = tl.dot(tiles.cast(p, v_tile.dtype, CHEAP_CAST), v_tile, acc)
     m = m_new
     n += TILE_N
     first_key += TILE_N
-    page, place = _pages_at(pages_of, first_key, FLAGS)
+    page, place = pages_at(pages_of, first_key, FLAGS)
 
   any_key = l != 0
   l_safe = tl.where(any_key, l, 1.0)

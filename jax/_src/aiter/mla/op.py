@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention to latent vectors in paged caches, as an operator.
+
+It is paged/op.py's attention of one KV head, whose values are the first columns
+of its keys: the same arguments, formula and results, with kernels of its own.
+"""
+
+from __future__ import annotations
+
+from jax._src.aiter.core.operator import Key, operator
+from jax._src.aiter.paged import op as paged
+from jax._src.aiter.paged.op import Config, Operands
+
+# What a row of the kernels' table tells by its sizes.
+_BY_SIZE = ("partial", "many_rows", "small_pages")
+
+
+def _serves(cfg: Config, x: Operands) -> Key | None:
+  if paged.is_empty(x):
+    return None
+  asked = paged.features(cfg, x, paged.shape_of(cfg, x))
+  # Rows of a sequence choose among kernels, but there is one for any.
+  return Key("mla_attend", x.q.dtype.name, (cfg.dv, x.q.shape[-1] - cfg.dv, -1),
+             tuple(name for name in asked if name not in _BY_SIZE))
+
+
+def _specs(cfg: Config, x: Operands):
+  """Heads are divided; all of them need the whole cache."""
+  specs = Operands(*(None if t is None else ("_",) * t.ndim for t in x))
+  specs = specs._replace(
+      q=("_", "h", "_"), sinks=None if x.sinks is None else ("h",))
+  return (specs,), (("_", "h", "_"), ("h", "_") if cfg.return_lse else None)
+
+
+# (Config, Operands) -> (out [tokens, hq, dv], lse [hq, tokens] or None)
+attend = operator(
+    target="mla_attend", kernel=paged.kernel, reference=paged.reference,
+    specs=_specs, split=("h",), serves=_serves, dtypes=paged.DTYPES,
+    batch=paged.in_turn)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention as servers for TPUs call it: it writes and attends.
+
+tpu-inference's `mla_ragged_paged_attention`, versions 1 and 2, and sglang-jax's
+order of arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+import jax
+from jax._src.aiter.cache import api as cache
+from jax._src.aiter.core import arguments
+from jax._src.aiter.core.arguments import bad, describe
+from jax._src.aiter.core.dims import round_up
+from jax._src.aiter.mla import api, op
+from jax._src.aiter.paged import api as paged
+from jax._src.aiter.paged import ragged
+from jax._src.aiter.paged.api import Names
+from jax._src.aiter.paged.op import Config, Operands
+
+_LANES = 128
+_NAMES = Names(
+    "mla_ragged_paged_attention", q="ql_nope", k="cache_kv",
+    table="page_indices", lengths="kv_lens", cu_seqlens="cu_q_lens",
+    softmax_scale="sm_scale", soft_cap="soft_cap", indptr="cu_kv_lens")
+
+
+def get_mla_kv_cache_shape(
+    total_num_pages: int,
+    page_size: int,
+    kv_lora_rank: int,
+    qk_rope_head_dim: int,
+    kv_dtype: Any,
+) -> tuple[int, int, int, int]:
+  """The shape of `mla_ragged_paged_attention`'s cache.
+
+  Args:
+    total_num_pages: pages.
+    page_size: tokens of a page, a multiple of the numbers p in 32 bits.
+    kv_lora_rank: columns of a latent vector.
+    qk_rope_head_dim: columns of a rotated key.
+    kv_dtype: of the cache.
+
+  Returns:
+    [pages, page_size / p, p, cols], columns of either rounded up to multiples
+    of 128.
+
+  Raises:
+    ValueError: a page size that cannot be.
+  """
+  p = ragged.packing(kv_dtype)
+  arguments.number("get_mla_kv_cache_shape", "page_size", page_size,
+                   f"a multiple of {p}", lambda n: n > 0 and n % p == 0, int)
+  return (total_num_pages, page_size // p, p,
+          round_up(kv_lora_rank, _LANES) + round_up(qk_rope_head_dim, _LANES))
+
+
+def _check(n: Names, heads_first, ql_nope, q_pe, new_kv_c, new_k_pe, cache_kv):
+  """ql_nope as [tokens, heads, lora]; an error if shapes do not agree."""
+  for name, t, rank in ((n.q, ql_nope, 3), ("q_pe", q_pe, 3),
+                        ("new_kv_c", new_kv_c, 2), ("new_k_pe", new_k_pe, 2),
+                        (n.k, cache_kv, 4)):
+    paged.check_array(n, name, t, rank)
+  if heads_first:
+    ql_nope = jnp.swapaxes(ql_nope, 0, 1)
+  tokens, heads, lora = ql_nope.shape
+  rope = q_pe.shape[2]
+  paged.check_shape(n, "q_pe", q_pe, (tokens, heads, rope), f"as {n.q}")
+  paged.check_shape(n, "new_kv_c", new_kv_c, (tokens, lora), f"as {n.q}")
+  paged.check_shape(n, "new_k_pe", new_k_pe, (tokens, rope), "as q_pe")
+  for name, t, like, of in (("q_pe", q_pe, ql_nope, n.q),
+                            ("new_kv_c", new_kv_c, cache_kv, n.k),
+                            ("new_k_pe", new_k_pe, cache_kv, n.k)):
+    if t.dtype != like.dtype:
+      raise bad(n.function, f"{name}'s dtype", t.dtype,
+                f"{like.dtype}, as {of}", TypeError)
+  least = round_up(lora, _LANES) + rope
+  if cache_kv.shape[3] < least:
+    raise bad(n.function, n.k, describe(cache_kv), f"at least {least} columns:"
+              f" {lora}, rounded up to a multiple of {_LANES}, and {rope}")
+  return ql_nope
+
+
+def _attend(n: Names, heads_first: bool, ql_nope, q_pe, new_kv_c, new_k_pe,
+            cache_kv, kv_lens, page_indices, cu_q_lens, indptr, distribution, *,
+            sm_scale, sliding_window, soft_cap, q_scale, k_scale, v_scale,
+            **tuning):
+  """(out, cache); indptr None: as many pages for every sequence."""
+  ragged.check_tuning(n, tuning)
+  s = ragged.scores(n, sm_scale, sliding_window, soft_cap)
+  ql_nope = _check(n, heads_first, ql_nope, q_pe, new_kv_c, new_k_pe, cache_kv)
+  tokens, heads, lora = ql_nope.shape
+  pages, groups, p, cols = cache_kv.shape
+  size = groups * p
+  # In front of the rotated part a row is as wide as the cache has it.
+  wide = lambda t: jnp.pad(
+      t, (*[(0, 0)] * (t.ndim - 1), (0, round_up(lora, _LANES) - lora)))
+  latent, width = wide(new_kv_c), round_up(lora, _LANES)
+  table, indptr = ragged.pages_of(n, kv_lens, page_indices, indptr, cu_q_lens)
+  count = ragged.count_of(n, "distribution", distribution, 3)
+  cu, lengths = ragged.sequences_of(n, tokens, kv_lens, cu_q_lens, count)
+  kv = cache.concat_and_cache_mla(
+      latent, new_k_pe, cache_kv.reshape(pages, size, cols),
+      ragged.slots_of(tokens, cu, lengths, table, indptr, size))
+  q, scale = ragged.quantised(
+      n, jnp.concatenate([wide(ql_nope), q_pe], -1), kv.dtype, q_scale)
+  kv = kv[:, :, None]
+  api.check_columns(n, q, kv, width)
+  cfg = Config("mla", size, dv=width, **s._asdict())
+  out, _ = paged.run(n.function, cfg, Operands(
+      api.as_kernels_take(q), kv, None,
+      scale * paged.number_scale(n, "k_scale", k_scale),
+      paged.number_scale(n, "v_scale", v_scale), table, indptr, lengths, cu),
+                     op.attend)
+  out = out[..., :lora].astype(ql_nope.dtype)
+  return (jnp.swapaxes(out, 0, 1) if heads_first else out,
+          kv.reshape(cache_kv.shape))
+
+
+def mla_ragged_paged_attention(
+    ql_nope: jax.Array,
+    q_pe: jax.Array,
+    new_kv_c: jax.Array,
+    new_k_pe: jax.Array,
+    cache_kv: jax.Array,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array,
+    distribution: jax.Array,
+    *,
+    layout: str = "thd",
+    sm_scale: float = 1.0,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    q_scale: float | None = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    **tuning: Any,
+) -> tuple[jax.Array, jax.Array]:
+  """tpu-inference's `mla_ragged_paged_attention`, on any platform.
+
+  Stores new tokens' latent vectors and rotated keys in the cache and attends,
+  for a mixed batch of decoding and prefilling sequences. Sequences, pages, the
+  count of sequences and scales are as in `ragged_paged_attention`; causal.
+
+  Args:
+    ql_nope: [tokens, heads, lora], absorbed queries, float16, bfloat16 or
+      float32; [heads, tokens, lora] with layout "htd".
+    q_pe: [tokens, heads, rope], rotated queries.
+    new_kv_c: [tokens, lora] in the cache's dtype.
+    new_k_pe: [tokens, rope], likewise.
+    cache_kv: of get_mla_kv_cache_shape; ql_nope's dtype or one of 8 bits.
+      Donate it: it is written in place.
+    kv_lens: integers [sequences], with the new tokens.
+    page_indices: integers [sequences * n].
+    cu_q_lens: integers [sequences + 1].
+    distribution: integers [3]; the last is how many sequences there are.
+    layout: "thd", which is version 1's, or "htd", version 2's.
+    sm_scale: of the scores.
+    sliding_window: keys that a query sees, its own counted; None for all.
+    soft_cap: cap of cap * tanh(score / cap); None for none.
+    q_scale: as there.
+    k_scale: scale of dequantisation of the cache as keys.
+    v_scale: the same as values.
+    **tuning: as there; not used.
+
+  Returns:
+    (out, of ql_nope's shape and dtype, cache_kv).
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  n = _NAMES
+  arguments.choice(n.function, "layout", layout, ("thd", "htd"))
+  return _attend(
+      n, layout == "htd", ql_nope, q_pe, new_kv_c, new_k_pe, cache_kv, kv_lens,
+      page_indices, cu_q_lens, None, distribution, sm_scale=sm_scale,
+      sliding_window=sliding_window, soft_cap=soft_cap, q_scale=q_scale,
+      k_scale=k_scale, v_scale=v_scale, **tuning)
+
+
+def sglang_mla_ragged_paged_attention(
+    ql_nope: jax.Array,
+    q_pe: jax.Array,
+    new_kv_c: jax.Array,
+    new_k_pe: jax.Array,
+    cache_kv: jax.Array,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array,
+    cu_kv_lens: jax.Array,
+    distribution: jax.Array,
+    *,
+    sm_scale: float = 1.0,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    q_scale: float | None = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    **tuning: Any,
+) -> tuple[jax.Array, jax.Array]:
+  """`mla_ragged_paged_attention` with sglang-jax's packed pages, in its order.
+
+  Args:
+    ql_nope: [tokens, heads, lora], as there.
+    q_pe: as there.
+    new_kv_c: as there.
+    new_k_pe: as there.
+    cache_kv: as there.
+    kv_lens: as there.
+    page_indices: integers [pages of all sequences].
+    cu_q_lens: as there.
+    cu_kv_lens: integers [sequences + 1], multiples of the pages' size: the
+      pages of sequence i begin at page_indices[cu_kv_lens[i] // page_size].
+    distribution: as there.
+    sm_scale: as there.
+    sliding_window: as there.
+    soft_cap: as there.
+    q_scale: as there.
+    k_scale: as there.
+    v_scale: as there.
+    **tuning: as there.
+
+  Returns:
+    As mla_ragged_paged_attention.
+
+  Raises:
+    TypeError: as mla_ragged_paged_attention.
+    ValueError: as mla_ragged_paged_attention.
+  """
+  n = _NAMES
+  paged.check_array(n, n.k, cache_kv, 4)
+  size = max(cache_kv.shape[1] * cache_kv.shape[2], 1)
+  indptr = paged.integers(n, n.indptr, cu_kv_lens, 1)
+  return _attend(
+      n, False, ql_nope, q_pe, new_kv_c, new_k_pe, cache_kv, kv_lens,
+      page_indices, cu_q_lens, indptr // size, distribution, sm_scale=sm_scale,
+      sliding_window=sliding_window, soft_cap=soft_cap, q_scale=q_scale,
+      k_scale=k_scale, v_scale=v_scale, **tuning)

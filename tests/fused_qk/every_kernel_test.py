@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel of the family for AMD GPUs runs on a simulated one."""
+
+from absl.testing import absltest, parameterized
+from fused_qk import numbers_test as fused_test
+from fused_qk.cases import Case
+from harness import simulator
+
+
+class FusedKernelsTest(fused_test.FusedTestCase):
+
+  @parameterized.parameters(
+      *simulator.groups("fused_qk_latent", "dtype", "aligned"))
+  def test_kernels(self, dtype, aligned, symbols):
+    with simulator.launched(self, symbols):
+      self.check(Case(dtype=dtype, lora=512 if aligned else 500,
+                      cache="float8_e4m3fn", scaled=True, norm=True))
+
+
+if __name__ == "__main__":
+  absltest.main()

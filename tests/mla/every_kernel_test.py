@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel of latent attention for AMD GPUs runs on a simulated one.
+
+A call comes to a kernel by its dtypes, its columns, its rows (here of two
+queries for each of two sequences, half of them of none) and what else the
+kernel leaves to another.
+"""
+
+import re
+
+from absl.testing import absltest, parameterized
+from harness import simulator
+from mla import numbers_test as mla_test
+from mla.cases import Case
+
+
+class MlaKernelsTest(mla_test.MlaTestCase):
+
+  @parameterized.parameters(
+      *simulator.groups("mla_attend", "dtype", "dims", "symbol"))
+  def test_kernels(self, dtype, dims, symbol, symbols):
+    lora, rope, rows = dims
+    fast = "_fast_" in symbol
+    kind = re.search(r"_bytes_(e4m3\w+?)_no_", symbol)
+    cache = kind.group(1) if kind else "int8" if "_bytes_no" in symbol else ""
+    with simulator.launched(self, symbols):
+      self.check(Case(
+          dtype=dtype, lora=lora if fast else 96, rope=rope if fast else 16,
+          heads=rows // 2 or 3, lengths=((1, 60), (1, 33)), cache=cache))
+
+  @parameterized.parameters(*simulator.groups("mla_merge", "dtype", "symbol"))
+  def test_merge(self, dtype, symbol, symbols):
+    del symbol
+    with simulator.launched(self, symbols):
+      self.check(Case(dtype=dtype, lora=96, rope=16, lengths=((1, 530),),
+                      heads=2))
+
+
+if __name__ == "__main__":
+  absltest.main()

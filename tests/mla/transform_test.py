@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention under JAX's transformations."""
+
+import jax.numpy as jnp
+from absl.testing import absltest, parameterized
+from harness import machine, sharding, transforms
+from jax.sharding import PartitionSpec as P
+from mla import cases
+from mla.cases import Case
+
+import jax
+
+_CASES = (Case(lora=64, rope=16, heads=8, lengths=((2, 21), (1, 40)), sink=True,
+               cache="e4m3fn", scales=True),
+          Case(lora=64, rope=16, heads=8, topk=12))
+
+
+class TransformTest(parameterized.TestCase):
+
+  @parameterized.parameters(*_CASES)
+  def test_vmap(self, case):
+    fn, options, arrays = cases.call(cases.Problem(case))
+    mapped = [n for n in ("q", "kv_buffer", "sink") if n in arrays]
+    stacked = arrays | {n: jnp.stack([arrays[n], arrays[n][::-1]])
+                        for n in mapped}
+    names = sorted(stacked)
+    axes = [0 if n in mapped else None for n in names]
+    call = lambda *args: fn(**dict(zip(names, args)), **options)
+    args = [stacked[n] for n in names]
+    got = jax.jit(jax.vmap(call, axes))(*args)
+    transforms.assert_close(
+        self, got, transforms.loop_over(call, axes, 2)(*args))
+
+  @sharding.on_hosts
+  @parameterized.product(case=_CASES, explicit=[False, True])
+  def test_heads_partition(self, case, explicit):
+    """Each device has its heads of the queries, and nothing is sent."""
+    fn, options, arrays = cases.call(cases.Problem(case))
+    mesh = sharding.mesh((4,), ("h",), explicit=explicit)
+    specs = dict(q=P(None, "h"), sink=P("h"))
+    names = sorted(arrays)
+    call = lambda *args: fn(**dict(zip(names, args)), **options)
+    want = jax.jit(call)(
+        *(jax.device_put(arrays[n], machine.CPUS[0]) for n in names))
+    placed = sharding.put(mesh, [arrays[n] for n in names],
+                          [specs.get(n, P()) for n in names])
+    compiled = jax.jit(call).lower(*placed).compile()
+    got = compiled(*placed)
+    transforms.assert_close(self, got, want)
+    self.assertEqual(sharding.collectives(compiled), set())
+    self.assertEqual(got[0].sharding.spec[1], "h")
+
+  @sharding.on_hosts
+  def test_shard_map(self):
+    """Sequences and pages of their own on each device."""
+    fn, options, arrays = cases.call(cases.Problem(_CASES[0]))
+    stacked = {n: jnp.stack([t, t]) for n, t in arrays.items()}
+    names = sorted(stacked)
+    call = lambda *args: fn(**{n: t[0] for n, t in zip(names, args)}, **options)
+    mesh = sharding.mesh((2,), ("x",))
+    out, lse = jax.jit(jax.shard_map(
+        lambda *args: jax.tree.map(lambda t: t[None], call(*args)), mesh=mesh,
+        in_specs=P("x"), out_specs=P("x")))(*(stacked[n] for n in names))
+    want = fn(**arrays, **options)
+    for i in range(2):
+      transforms.assert_close(self, (out[i], lse[i]), want)
+
+
+if __name__ == "__main__":
+  absltest.main()

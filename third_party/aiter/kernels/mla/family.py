@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-head latent attention, as the ahead-of-time compiler sees it.
+
+It is paged attention whose values are the first columns of its only keys. So
+its features, arguments and merge are those of the family `paged`.
+"""
+
+import dataclasses
+
+from third_party.aiter.aot.family import Op
+from third_party.aiter.kernels.paged.family import FAMILY as _PAGED
+
+
+def _constants(row):
+  return {
+      **_PAGED.constants({**row, "dim": row["latent"]}),
+      "ROPE": int(row["rope"]),
+      # A fast row's calls have its columns, neither more nor fewer.
+      "PARTIAL": row["grade"] != "fast",
+  }
+
+
+FAMILY = dataclasses.replace(
+    _PAGED,
+    ops={
+        "mla_attend": Op("mla.attend", _PAGED.ops["paged_attend"].grid),
+        "mla_merge": Op("paged.merge", _PAGED.ops["paged_merge"].grid),
+    },
+    constants=_constants,
+)

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Choice of kernels, argument packing and failures of what stands between
+// projections and attention, on a driver that only records what it is asked.
+
+#include "aiter/fused_qk.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "aiter/status.h"
+#include "third_party/aiter/src/core/driver.h"
+#include "third_party/aiter/src/core/features.h"
+#include "third_party/aiter/src/core/grids.h"
+#include "third_party/aiter/src/core/kernel_table.h"
+#include "third_party/aiter/src/fake_driver_test.h"
+#include "third_party/aiter/src/fused_qk_params.h"
+
+namespace aiter {
+namespace {
+
+std::vector<KernelInfo> MakeKernels(const Blob& blob) {
+  std::vector<KernelInfo> kernels;
+  for (bool aligned : {true, false}) {
+    KernelInfo k = FakeKernel<FusedQkParams>(blob, aligned ? "aligned" : "any",
+                                             "fused_qk_latent", "gfx942",
+                                             kFusedQkLatentGrid);
+    k.num_dims = 2;
+    k.dims[0] = 512;
+    k.dims[1] = 64;
+    k.tile_m = 4;
+    k.excludes = aligned ? kFusedQkUnaligned : 0;
+    kernels.push_back(k);
+  }
+  return kernels;
+}
+
+fused_qk_latent_args Args() {
+  fused_qk_latent_args a;
+  a.tokens = 3;
+  a.heads = 10;
+  a.lora = a.first = 512;
+  a.rope = 64;
+  a.width = 576;
+  a.table_rows = 100;
+  a.slots = 80;
+  a.q_nope_ptr = At(0x1000);
+  a.q_pe_ptr = At(0x2000);
+  a.kv_c_ptr = At(0x3000);
+  a.k_pe_ptr = At(0x4000);
+  a.cos_ptr = At(0x5000);
+  a.sin_ptr = At(0x6000);
+  a.positions_ptr = At(0x7000);
+  a.slots_ptr = At(0x8000);
+  a.q_out_ptr = At(0x9000);
+  a.kv_cache_ptr = At(0xa000);
+  a.kv_cache_from_ptr = a.kv_cache_ptr;
+  return a;
+}
+
+// The kernel that a call launches, or nothing.
+std::string Run(const fused_qk_latent_args& args) {
+  g_recorder.launches.clear();
+  CHECK_OK(fused_qk_latent(args, nullptr));
+  return g_recorder.launches.empty() ? "" : g_recorder.launches[0].kernel;
+}
+
+void TestLaunch() {
+  NewContext("gfx942");
+  CHECK(Run(Args()) == "aligned");
+  CHECK(g_recorder.launches[0].grid[0] == 3 * (1 + 3));
+  fused_qk_latent_args a = Args();
+  a.kind = FusedKind::kE5m2;
+  a.q_kind = FusedKind::kE4m3fn;
+  a.k_scale_ptr = At(0xb000);
+  a.weight_ptr = At(0xc000);
+  a.is_gptj = true;
+  a.eps = 0.5f;
+  CHECK(Run(a) == "aligned");
+  FusedQkParams p = g_recorder.launches[0].As<FusedQkParams>();
+  CHECK(p.heads == 10 && p.lora == 512 && p.rope == 64 && p.width == 576);
+  CHECK(p.first == 512 && p.num_slots == 80 && p.table_rows == 100);
+  CHECK(p.kind == 4 && p.q_kind == 1 && p.eps == 0.5f);
+  CHECK(p.kv_bytes_ptr == a.kv_cache_ptr && p.q_out_bytes_ptr == a.q_out_ptr);
+  CHECK(p.flags == (kFusedQkGptj | kFusedQkNorm | kFusedQkCacheBytes |
+                    kFusedQkQBytes | kFusedQkKScaled));
+  a = Args();
+  a.width = 600;
+  CHECK(Run(a) == "any");
+  a.lora = 520;
+  a.first = 520;
+  CHECK(fused_qk_latent(a, nullptr).code() == StatusCode::kUnimplemented);
+  a = Args();
+  a.tokens = 0;
+  CHECK(Run(a).empty());
+}
+
+void TestInvalidArguments() {
+  struct Bad {
+    void (*change)(fused_qk_latent_args*);
+    const char* says;
+  };
+  constexpr Bad kCases[] = {
+      {[](fused_qk_latent_args* a) { a->data_type = DataType::kFp32; },
+       "data_type is fp32"},
+      {[](fused_qk_latent_args* a) { a->tokens = -1; }, "tokens is -1"},
+      {[](fused_qk_latent_args* a) { a->heads = 0; }, "heads is 0"},
+      {[](fused_qk_latent_args* a) { a->rope = 63; }, "rope is 63"},
+      {[](fused_qk_latent_args* a) { a->table_rows = 0; }, "table_rows is 0"},
+      {[](fused_qk_latent_args* a) { a->first = 500; }, "first is 500"},
+      {[](fused_qk_latent_args* a) { a->width = 570; }, "first is 512"},
+      {[](fused_qk_latent_args* a) { a->eps = -1; }, "eps is -1"},
+      {[](fused_qk_latent_args* a) { a->q_out_ptr = At(0x18); },
+       "q_out_ptr is not aligned"},
+  };
+  NewContext("gfx942");
+  g_recorder.launches.clear();
+  for (const Bad& c : kCases) {
+    fused_qk_latent_args a = Args();
+    c.change(&a);
+    Status status = fused_qk_latent(a, nullptr);
+    if (status.code() != StatusCode::kInvalidArgument ||
+        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
+      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
+                   status.message().c_str());
+      std::exit(1);
+    }
+  }
+}
+
+}  // namespace
+
+const KernelTable& GetKernelTable() {
+  static const Blob blob;
+  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
+  static const KernelTable table = {Platform::kHip, kernels.data(),
+                                    static_cast<int>(kernels.size()),
+                                    blob.bytes};
+  return table;
+}
+
+}  // namespace aiter
+
+int main() {
+  aiter::SetDriverForTesting(&aiter::FakeDriver());
+  aiter::TestLaunch();
+  aiter::TestInvalidArguments();
+  std::puts("PASS");
+  return 0;
+}
