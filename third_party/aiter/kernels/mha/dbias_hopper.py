@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient of attention's bias for Hopper (sm_90), in Gluon.
 
-A block owns tiles of the bias, side by side, and walks over the batches and
-heads that share each: so every sum has one owner here too, and one tile's end
-passes under the next one's begin. A producer warpgroup copies their
+A block owns a tile of the bias and walks over the batches and heads that share
+it: so every sum has one owner here too. A producer warpgroup copies their
 tiles of q, dout, k and v by TMA; each of two consumer warpgroups owns 64 rows.
 """
 
@@ -34,7 +33,7 @@ class Tiles(NamedTuple):
 
 
 class Share(NamedTuple):
-  """The batches and heads that share tiles of the bias, and the first tile."""
+  """The batches and heads that share a tile of the bias, and the tile."""
   first_batch: tl.tensor
   batches: tl.tensor
   first_head: tl.tensor
@@ -46,7 +45,7 @@ class Share(NamedTuple):
 def tensor_maps(function, constants):
   """TMA maps of a kernel by argument, of views [batch, head, row, dim]."""
   assert function == "mha_bwd_dbias", function
-  tile_n = constants["KEYS"]
+  tile_n = constants["TILE_N"]
   qk = constants["HEAD"], constants["TAIL"]
   dv = constants["BLOCK_DV"], constants["DV_TAIL"]
   return {**parts.tensor_map("q", 64, *qk),
@@ -78,40 +77,37 @@ def _meet(window, row0, col0, M: gl.constexpr, N: gl.constexpr):
 
 
 @gluon.jit
-def _produce(args, M: gl.constexpr, TILE_N: gl.constexpr, N: gl.constexpr,
-             HEAD: gl.constexpr, TAIL: gl.constexpr, DV: gl.constexpr,
-             DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
-             FEATURES: gl.constexpr):
-  """Copies the four tensors' tiles of every tile, batch and head."""
+def _produce(args, M: gl.constexpr, N: gl.constexpr, HEAD: gl.constexpr,
+             TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
+             STAGES: gl.constexpr, FEATURES: gl.constexpr):
+  """Copies the four tensors' tiles of every batch and head."""
   (q_desc, k_desc, v_desc, do_desc, ring, share, group, lengths, flags,
    planes) = args
   use = 0
-  for tile in range(TILE_N // N):
-    col0 = share.col0 + tile * N
-    for i in range(share.batches):
-      b = share.first_batch + i
-      window = _extents(lengths, b, flags)
-      if _meet(window, share.row0, col0, M, N):
-        heads = planes_of(planes, b, flags, FEATURES)
-        for j in range(share.heads):
-          head = share.first_head + j
-          at, phase = hopper.ring(use, STAGES)
-          full = ring.full.index(at)
-          mbarrier.wait(ring.empty.index(at), phase ^ 1)
-          for w in gl.static_range(2):
-            row = share.row0 + w * 64
-            parts.load(q_desc, b, head, row, full, ring.q, at * 2 + w, HEAD,
-                       TAIL)
-            parts.load(do_desc, b, head, row, full, ring.do, at * 2 + w, DV,
-                       DV_TAIL)
-          parts.load(k_desc, b, head // group, col0, full, ring.k, at, HEAD,
+  for i in range(share.batches):
+    b = share.first_batch + i
+    window = _extents(lengths, b, flags)
+    if _meet(window, share.row0, share.col0, M, N):
+      heads = planes_of(planes, b, flags, FEATURES)
+      for j in range(share.heads):
+        head = share.first_head + j
+        at, phase = hopper.ring(use, STAGES)
+        full = ring.full.index(at)
+        mbarrier.wait(ring.empty.index(at), phase ^ 1)
+        for w in gl.static_range(2):
+          row = share.row0 + w * 64
+          parts.load(q_desc, b, head, row, full, ring.q, at * 2 + w, HEAD,
                      TAIL)
-          parts.load(v_desc, b, head // group, col0, full, ring.v, at, DV,
+          parts.load(do_desc, b, head, row, full, ring.do, at * 2 + w, DV,
                      DV_TAIL)
-          scores_hopper.copy_planes(
-              scores_hopper.terms_of(heads, head, FEATURES), ring.planes, at,
-              full, share.row0, col0, 64, 0, window, 2, 64, N, FEATURES)
-          use += 1
+        parts.load(k_desc, b, head // group, share.col0, full, ring.k, at,
+                   HEAD, TAIL)
+        parts.load(v_desc, b, head // group, share.col0, full, ring.v, at, DV,
+                   DV_TAIL)
+        scores_hopper.copy_planes(
+            scores_hopper.terms_of(heads, head, FEATURES), ring.planes, at,
+            full, share.row0, share.col0, 64, 0, window, 2, 64, N, FEATURES)
+        use += 1
 
 
 @gluon.jit
@@ -158,9 +154,9 @@ def _add(acc, ring, use, w: gl.constexpr, lse, delta, row0, col0, window,
 
 
 @gluon.jit
-def _consume(w: gl.constexpr, args, M: gl.constexpr, TILE_N: gl.constexpr,
-             N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
-             DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
+def _consume(w: gl.constexpr, args, M: gl.constexpr, N: gl.constexpr,
+             HEAD: gl.constexpr, TAIL: gl.constexpr, DV: gl.constexpr,
+             DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
              FEATURES: gl.constexpr):
   """Computes 64 rows of the bias's gradient."""
   (ring, share, lengths, flags, planes, lse, delta, nhead_stride_lse,
@@ -168,29 +164,27 @@ def _consume(w: gl.constexpr, args, M: gl.constexpr, TILE_N: gl.constexpr,
   LAYOUT: gl.constexpr = hopper.accumulator(N)
   ring = Tiles(ring.q, ring.k, ring.v, ring.do, ring.full, ring.empty,
                scores_hopper.own_planes(ring.planes, w))
+  acc = gl.zeros([64, N], gl.float32, LAYOUT)
   row0 = share.row0 + w * 64
-  rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
-  dbias += rows[:, None].to(gl.int64) * stride_dbias
-  _, _, seqlen_q, seqlen_k, _, _, _, _ = lengths
   use = 0
-  for tile in range(TILE_N // N):
-    col0 = share.col0 + tile * N
-    acc = gl.zeros([64, N], gl.float32, LAYOUT)
-    for i in range(share.batches):
-      b = share.first_batch + i
-      window = _extents(lengths, b, flags)
-      if _meet(window, share.row0, col0, M, N):
-        heads = planes_of(planes, b, flags, FEATURES)
-        for j in range(share.heads):
-          head = share.first_head + j
-          first = b.to(gl.int64) * batch_stride_lse + head * nhead_stride_lse
-          acc = _add(acc, ring, use, w, lse + first, delta + first, row0, col0,
-                     window, scores_hopper.terms_of(heads, head, FEATURES), N,
-                     HEAD, TAIL, DV, DV_TAIL, STAGES, FEATURES)
-          use += 1
-    cols = col0 + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
-    gl.store(dbias + cols[None, :], acc,
-             mask=(rows < seqlen_q)[:, None] & (cols < seqlen_k)[None, :])
+  for i in range(share.batches):
+    b = share.first_batch + i
+    window = _extents(lengths, b, flags)
+    if _meet(window, share.row0, share.col0, M, N):
+      heads = planes_of(planes, b, flags, FEATURES)
+      for j in range(share.heads):
+        head = share.first_head + j
+        first = b.to(gl.int64) * batch_stride_lse + head * nhead_stride_lse
+        acc = _add(acc, ring, use, w, lse + first, delta + first, row0,
+                   share.col0, window,
+                   scores_hopper.terms_of(heads, head, FEATURES), N, HEAD,
+                   TAIL, DV, DV_TAIL, STAGES, FEATURES)
+        use += 1
+  rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+  cols = share.col0 + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
+  _, _, seqlen_q, seqlen_k, _, _, _, _ = lengths
+  gl.store(dbias + rows[:, None].to(gl.int64) * stride_dbias + cols[None, :],
+           acc, mask=(rows < seqlen_q)[:, None] & (cols < seqlen_k)[None, :])
 
 
 @gluon.jit
@@ -228,11 +222,11 @@ def mha_bwd_dbias(
     bias_batch, bias_nhead,
     softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, KEYS: gl.constexpr,
-    HEAD: gl.constexpr, TAIL: gl.constexpr, BLOCK_DV: gl.constexpr,
-    DV_TAIL: gl.constexpr, STAGES: gl.constexpr, FEATURES: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+    TAIL: gl.constexpr, BLOCK_DV: gl.constexpr, DV_TAIL: gl.constexpr,
+    STAGES: gl.constexpr, FEATURES: gl.constexpr,
 ):
-  """dbias of 128 rows and TILE_N keys, KEYS at a time; dense batches only.
+  """A tile of dbias: 128 rows and TILE_N keys of one plane; dense batches only.
 
   Arguments: bwd_hopper.mha_bwd_dkdv's. Grid: (tiles of keys, tiles of rows,
   planes: batches times heads of the bias).
@@ -266,7 +260,7 @@ def mha_bwd_dbias(
                parts.allocate(STAGES, k_desc, TAIL),
                parts.allocate(STAGES, v_desc, DV_TAIL),
                parts.allocate(2 * STAGES, do_desc, DV_TAIL), full, empty,
-               scores_hopper.allocate_planes(heads, STAGES, 2, 64, KEYS,
+               scores_hopper.allocate_planes(heads, STAGES, 2, 64, TILE_N,
                                              FEATURES))
   for i in gl.static_range(STAGES):
     mbarrier.init(full.index(i), count=6 + scores_hopper.arrivals(FEATURES))
@@ -277,10 +271,10 @@ def mha_bwd_dbias(
   consume = (ring, share, lengths, flags, planes, lse, delta,
              nhead_stride_lse, batch_stride_lse, dbias, stride_dbias)
   gl.warp_specialize([
-      (_consume, (0, consume, TILE_M, TILE_N, KEYS, HEAD, TAIL, BLOCK_DV,
-                  DV_TAIL, STAGES, FEATURES)),
-      (_consume, (1, consume, TILE_M, TILE_N, KEYS, HEAD, TAIL, BLOCK_DV,
-                  DV_TAIL, STAGES, FEATURES)),
-      (_produce, (produce, TILE_M, TILE_N, KEYS, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+      (_consume, (0, consume, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+                  STAGES, FEATURES)),
+      (_consume, (1, consume, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+                  STAGES, FEATURES)),
+      (_produce, (produce, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL,
                   STAGES, FEATURES)),
   ], [4, 4], scores_hopper.registers(FEATURES))
