@@ -364,6 +364,7 @@ def paged_attend(
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, HEAD: tl.constexpr,
     FLAGS: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr,
     CHEAP_CAST: tl.constexpr, LARGE_PAGES: tl.constexpr,
+    ONE_LANE: tl.constexpr,
 ):
   """Attention of packed or even queries; semantics in include/aiter/paged.h.
 
@@ -376,6 +377,8 @@ def paged_attend(
   sinks and slopes are [nhead_q], or with a step of nhead_q [batch, nhead_q].
 
   LARGE_PAGES: no tile of keys is of two pages.
+  ONE_LANE: AMD's compiler is told that a sum over lanes is one number, or else
+    all that follows from it, pages and the loop, is computed in every lane.
 
   Grid: (tiles of rows and KV heads, these fastest, splits).
   """
@@ -407,6 +410,11 @@ def paged_attend(
       index, row0, tl.minimum(TILE_M, rows_left), len_q, lengths, indptr, batch,
       width, pages, page_size, group, window_left, window_right, split, splits,
       share, flags, TILE_N, FLAGS)
+  if ONE_LANE:
+    first_tile = tl.inline_asm_elementwise(
+        "v_readfirstlane_b32 $0, $1", "=s,v", [first_tile], tl.int32, True, 1)
+    last_tile = tl.inline_asm_elementwise(
+        "v_readfirstlane_b32 $0, $1", "=s,v", [last_tile], tl.int32, True, 1)
   part = split.to(tl.int64) * tokens * nhead_q + row
   if (split > 0) & (first_tile >= last_tile):
     tl.store(parts_lse + part, tl.full([TILE_M], float("-inf"), tl.float32),

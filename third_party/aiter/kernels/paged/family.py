@@ -40,6 +40,7 @@ def _constants(row):
       "NATIVE": KINDS.index(arch.fp8) if arch.fp8 else -1,
       "CHEAP_CAST": "bf16" not in arch.casts,
       "LARGE_PAGES": "small_pages" in left,
+      "ONE_LANE": arch.platform == "rocm",
       # Keys of which none lie in two pages.
       "BOX": 64 if "small_pages" in left else 16,
   }
