@@ -37,7 +37,7 @@ constexpr int64_t kTinyPage = 16;
 // Programs of a multiprocessor, below which keys are divided; and how often the
 // grid has room for them, of which a long sequence may take more than its
 // share.
-constexpr int64_t kPrograms = 2;
+constexpr int64_t kPrograms = 3;
 constexpr int64_t kRoom = 4;
 // The same of latent attention, whose tiles fill a multiprocessor, and whose
 // sequences are all divided alike.

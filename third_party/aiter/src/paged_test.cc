@@ -295,8 +295,8 @@ void TestSplits() {
   CHECK(g_recorder.launches[0].grid[1] == 8);
   CHECK(g_recorder.launches[1].grid[0] == 2);  // 8 rows of 4 a block.
   CHECK((Run(Args(64)) == Names{"decode", "merge"}));
-  // 128 programs, and 32 more that packed tiles might need, in 512.
-  CHECK(g_recorder.launches[0].grid[1] == 3);
+  // 128 programs, and 32 more that packed tiles might need, in 768.
+  CHECK(g_recorder.launches[0].grid[1] == 4);
   CHECK(Run(Args(256)) == Names{"decode"});
   paged_attend_args one = Args(1);
   one.splits = 1;

@@ -342,7 +342,8 @@ def find_keys(
     low = tl.maximum(offset + row0 // group - window_left, 0)
   low_tile = low // TILE_N
   tiles_of_keys = tl.maximum((stop + TILE_N - 1) // TILE_N - low_tile, 0)
-  parts = (tiles_of_keys.to(tl.float32) * share + 0.7).to(tl.int32)
+  # Rather fewer: a few programs too many wait until the others have ended.
+  parts = (tiles_of_keys.to(tl.float32) * share + 0.3).to(tl.int32)
   parts = tl.minimum(tl.maximum(parts, 1), splits)
   each = (tiles_of_keys + parts - 1) // parts
   first_tile = low_tile + split * each
