@@ -58,7 +58,7 @@ def sim_asan_test(name, module, srcs = [], **kwargs):
         **kwargs
     )
 
-def _family(name, kernels = None, uses = [], cpu_only = [], shards = {}, sanitized = {}):
+def _family(name, kernels = None, simulated = ARCHS, uses = [], cpu_only = [], shards = {}, sanitized = {}):
     """Declares the tests of a family; see families."""
     kernels = kernels or name
     tests = native.glob([name + "/*_test.py"])
@@ -82,9 +82,9 @@ def _family(name, kernels = None, uses = [], cpu_only = [], shards = {}, sanitiz
         if file in ("every_kernel_test.py", "hopper_test.py"):
             # Cases of the numbers' tests, at sizes of the kernels' own.
             common["srcs"] = [test] + native.glob([name + "/numbers_test.py"])
-            archs = ARCHS if file == "every_kernel_test.py" else []
+            archs = simulated if file == "every_kernel_test.py" else []
         elif file in ("numbers_test.py", "handler_test.py"):
-            archs = ARCHS
+            archs = simulated
         elif file == "kernel_test.py" or file in cpu_only:
             archs = []
         else:
@@ -163,6 +163,7 @@ def families(families):
     Args:
       families: name of the folder -> dict of what a family says, if anything:
         kernels: the family's name in those of tests and kernels, if another;
+        simulated: architectures that it has kernels for, if not all;
         uses: other families' libraries that its files import;
         cpu_only: other tests' files that do not run on a simulated GPU;
         shards: target -> how many, where it is not 1;
