@@ -267,6 +267,7 @@ void TestTensorMaps() {
   paged_attend_args a = Args(64);
   a.batch = 1;
   a.seqlen_q = 64;
+  a.splits = 1;
   a.k.side.start = 128;
   a.k.cache_size += 128;
   CHECK(Run(a) == Names{"mapped"});
