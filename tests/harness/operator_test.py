@@ -41,7 +41,8 @@ write = operator(
     target="write_of_a_test", kernel=_kernel,
     reference=lambda _, x: x.pool.at[x.slots].set(x.rows, mode="drop"),
     specs=lambda _, x: ((Write(("s", "d"), ("n", "d"), ("n",)),), ("s", "d")),
-    split=("d",), serves=lambda _, x: Key("write", x.pool.dtype.name, ()),
+    split=("d",),
+    serves=lambda _, x: Key("write_of_a_test", x.pool.dtype.name, ()),
     dtypes={"float32": "fp32"}, batch=_batch, aliases={0: 0})
 
 
