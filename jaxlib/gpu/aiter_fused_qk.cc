@@ -49,33 +49,6 @@ struct LatentBuffers : BufferList {
   Buffer q_out = Result("q_out");
 };
 
-ffi::Error SetKind(const Buffer& out, const Buffer& like,
-                   aiter::FusedKind* kind) {
-  switch (out.element_type()) {
-    case ffi::S8:
-      *kind = aiter::FusedKind::kInt8;
-      return ffi::Error::Success();
-    case ffi::F8E4M3FN:
-      *kind = aiter::FusedKind::kE4m3fn;
-      return ffi::Error::Success();
-    case ffi::F8E4M3FNUZ:
-      *kind = aiter::FusedKind::kE4m3fnuz;
-      return ffi::Error::Success();
-    case ffi::F8E5M2:
-      *kind = aiter::FusedKind::kE5m2;
-      return ffi::Error::Success();
-    default:
-      *kind = aiter::FusedKind::kSame;
-      return CheckType(out, like.element_type());
-  }
-}
-
-ffi::Error CheckRank(const Buffer& buffer, size_t rank, const char* shape) {
-  if (buffer.dimensions().size() == rank) return ffi::Error::Success();
-  return Invalid(buffer, "has shape " + ShapeString(buffer.dimensions()),
-                 std::string("have shape ") + shape);
-}
-
 ffi::Error SetLatent(const LatentBuffers& b, const FusedQkAttrs& attrs,
                      aiter::fused_qk_latent_args* a) {
   AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(b.q_nope, &a->data_type));
@@ -109,8 +82,8 @@ ffi::Error SetLatent(const LatentBuffers& b, const FusedQkAttrs& attrs,
   AITER_FFI_RETURN_IF_ERROR(
       Optional(b.k_scale, ffi::F32, {1}, &a->k_scale_ptr));
   AITER_FFI_RETURN_IF_ERROR(CheckLike(b.kv_cache_out, b.kv_cache));
-  AITER_FFI_RETURN_IF_ERROR(SetKind(b.kv_cache, b.q_nope, &a->kind));
-  AITER_FFI_RETURN_IF_ERROR(SetKind(b.q_out, b.q_nope, &a->q_kind));
+  AITER_FFI_RETURN_IF_ERROR(KindOf(b.kv_cache, type, &a->kind));
+  AITER_FFI_RETURN_IF_ERROR(KindOf(b.q_out, type, &a->q_kind));
   AITER_FFI_RETURN_IF_ERROR(
       CheckShape(b.q_out, {a->tokens, a->heads, a->lora + a->rope}));
   a->first = attrs.first;

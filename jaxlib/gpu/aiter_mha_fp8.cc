@@ -42,12 +42,6 @@ struct FwdBuffers : BufferList {
   Buffer lse = Result("lse");
 };
 
-ffi::Error CheckRank(const Buffer& buffer, size_t rank, const char* shape) {
-  if (buffer.dimensions().size() == rank) return ffi::Error::Success();
-  return Invalid(buffer, "has shape " + ShapeString(buffer.dimensions()),
-                 std::string("have shape ") + shape);
-}
-
 // q, k and out, whose rows are those of a batch or of packed sequences.
 ffi::Error SetRows(const FwdBuffers& b, bool packed,
                    aiter::mha_fp8_fwd_args* a) {

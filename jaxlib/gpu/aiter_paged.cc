@@ -67,27 +67,6 @@ struct AttendBuffers : BufferList {
   Buffer parts_lse = Result("parts_lse");
 };
 
-ffi::Error SetKind(const Buffer& q, const Buffer& cache,
-                   aiter::PagedKind* kind) {
-  switch (cache.element_type()) {
-    case ffi::S8:
-      *kind = aiter::PagedKind::kInt8;
-      return ffi::Error::Success();
-    case ffi::F8E4M3FN:
-      *kind = aiter::PagedKind::kE4m3fn;
-      return ffi::Error::Success();
-    case ffi::F8E4M3FNUZ:
-      *kind = aiter::PagedKind::kE4m3fnuz;
-      return ffi::Error::Success();
-    case ffi::F8E5M2:
-      *kind = aiter::PagedKind::kE5m2;
-      return ffi::Error::Success();
-    default:
-      *kind = aiter::PagedKind::kSame;
-      return CheckType(cache, q.element_type());
-  }
-}
-
 ffi::Error SetHalf(const Buffer& cache, const Buffer& scale,
                    ffi::Span<const int64_t> side,
                    ffi::Span<const int64_t> scales, const char* side_name,
@@ -100,12 +79,6 @@ ffi::Error SetHalf(const Buffer& cache, const Buffer& scale,
   h->scale_ptr = Data(scale);
   h->scale_size = static_cast<int64_t>(scale.element_count());
   return ffi::Error::Success();
-}
-
-ffi::Error CheckRank(const Buffer& buffer, size_t rank, const char* shape) {
-  if (buffer.dimensions().size() == rank) return ffi::Error::Success();
-  return Invalid(buffer, "has shape " + ShapeString(buffer.dimensions()),
-                 std::string("have shape ") + shape);
 }
 
 ffi::Error SetTable(const AttendBuffers& b, aiter::paged_attend_args* a) {
@@ -164,7 +137,7 @@ ffi::Error SetAttend(const AttendBuffers& b, const PagedAttrs& attrs,
   AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(b.q, &a->data_type));
   AITER_FFI_RETURN_IF_ERROR(CheckRank(b.q, 3, "[tokens, heads, d]"));
   AITER_FFI_RETURN_IF_ERROR(CheckRank(b.out, 3, "[tokens, heads, d]"));
-  AITER_FFI_RETURN_IF_ERROR(SetKind(b.q, b.k_cache, &a->kind));
+  AITER_FFI_RETURN_IF_ERROR(KindOf(b.k_cache, b.q.element_type(), &a->kind));
   a->tokens = b.q.dimensions()[0];
   a->nhead_q = b.q.dimensions()[1];
   a->hdim = b.q.dimensions()[2];

@@ -53,12 +53,6 @@ struct RotateBuffers : BufferList {
   Buffer y_out = Result("y_out");
 };
 
-ffi::Error CheckRank(const Buffer& buffer, size_t rank, const char* shape) {
-  if (buffer.dimensions().size() == rank) return ffi::Error::Success();
-  return Invalid(buffer, "has shape " + ShapeString(buffer.dimensions()),
-                 std::string("have shape ") + shape);
-}
-
 // The tables, and how their rows are found.
 ffi::Error SetTables(const RotateBuffers& b, const RopeAttrs& attrs,
                      aiter::rope_rotate_args* a) {

@@ -5,6 +5,7 @@
 #define JAXLIB_GPU_FFI_UTIL_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
@@ -157,6 +158,37 @@ inline ffi::Error Check(const Buffer& buffer, ffi::DataType type, Shape shape) {
 inline ffi::Error CheckLike(const Buffer& buffer, const Buffer& like) {
   AITER_FFI_RETURN_IF_ERROR(CheckType(buffer, like.element_type()));
   return CheckShape(buffer, like.dimensions());
+}
+
+// `shape` says in words what the dimensions are.
+inline ffi::Error CheckRank(const Buffer& buffer, size_t rank,
+                            const char* shape) {
+  if (buffer.dimensions().size() == rank) return ffi::Error::Success();
+  return Invalid(buffer, "has shape " + ShapeString(buffer.dimensions()),
+                 std::string("have shape ") + shape);
+}
+
+// What a tensor holds: one of a family's kinds of bytes, or else numbers of
+// `type`, Kind::kSame.
+template <typename Kind>
+ffi::Error KindOf(const Buffer& buffer, ffi::DataType type, Kind* kind) {
+  switch (buffer.element_type()) {
+    case ffi::S8:
+      *kind = Kind::kInt8;
+      return ffi::Error::Success();
+    case ffi::F8E4M3FN:
+      *kind = Kind::kE4m3fn;
+      return ffi::Error::Success();
+    case ffi::F8E4M3FNUZ:
+      *kind = Kind::kE4m3fnuz;
+      return ffi::Error::Success();
+    case ffi::F8E5M2:
+      *kind = Kind::kE5m2;
+      return ffi::Error::Success();
+    default:
+      *kind = Kind::kSame;
+      return CheckType(buffer, type);
+  }
 }
 
 // The type of a tensor of numbers that are not quantised.
