@@ -24,7 +24,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import report
-from paged import time_of
+from paged import apart, timed
 from shapes import MLA, MLA_SMOKE, Mla
 
 import jax
@@ -157,17 +157,8 @@ def measure(shape: Mla, names, dtype, seconds: float):
   sets = [arrays(shape, dtype, seed) for seed in range(SETS)]
   size = shape.bytes(sets[0][1].dtype.itemsize)
   rows, results = [], {}
-  for name in names:
-    try:
-      function, prepare = implementation(name, shape)
-      own = [jax.block_until_ready(prepare(*args)) for args in sets]
-      results[name], time = time_of(function, own, seconds)
-    except Exception as e:  # of memory, or of a launch, has any type
-      if name == OURS:
-        raise
-      print(f"{shape.name}: no {name}: "
-            f"{(str(e).splitlines() or [''])[0][:90]}")
-      continue
+  for name, result, time in timed(shape, names, sets, implementation, seconds):
+    results[name] = result
     row = {
       **shape._replace(lengths=len(shape.lengths))._asdict(),
       "implementation": name, "us": time * 1e6, "gb_per_s": size / time / 1e9,
@@ -178,13 +169,7 @@ def measure(shape: Mla, names, dtype, seconds: float):
           f"{row['us']:>11.1f} us{row['gb_per_s']:>8.0f} GB/s"
           + (f"{row['tflops']:>8.1f} TFLOP/s" if name != "paged" else ""),
           flush=True)
-  wrong = []
-  if OURS in results and "xla" in results:
-    want = results["xla"]
-    error = np.abs(results[OURS] - want).max() / np.abs(want).max()
-    if not error < 0.03:
-      wrong.append(f"{shape}: error {error:.1e} of the largest number")
-  return rows, wrong
+  return rows, apart(shape, results, (OURS,))
 
 
 def table(found: list[dict]) -> list[list[str]]:

@@ -152,6 +152,43 @@ def time_of(call, sets, seconds: float):
     lambda: program(turns), jax.block_until_ready, seconds) / len(turns)
 
 
+def timed(shape, names, sets, implementation, seconds: float):
+  """Yields (name, result, seconds of a call) of the implementations that run.
+
+  Args:
+    shape: what `implementation` makes a function of.
+    names: of implementations, of which OURS must run.
+    sets: arguments of ours.
+    implementation: (name, shape) -> (function, what makes its arguments).
+    seconds: as of report.median_time.
+  """
+  for name in names:
+    try:
+      function, prepare = implementation(name, shape)
+      own = [jax.block_until_ready(prepare(*args)) for args in sets]
+      result, time = time_of(function, own, seconds)
+    except Exception as e:  # of memory, or of a launch, has any type
+      if name == OURS:
+        raise
+      print(f"{shape.name}: no {name}: "
+            f"{(str(e).splitlines() or [''])[0][:90]}")
+      continue
+    yield name, result, time
+
+
+def apart(shape, results, names) -> list[str]:
+  """Which results are not those of jax.numpy, in words."""
+  wrong = []
+  for name in names:
+    if name in results and "xla" in results:
+      want = results["xla"]
+      error = np.abs(results[name] - want).max() / np.abs(want).max()
+      if not error < 0.03:
+        wrong.append(
+          f"{shape}, {name}: error {error:.1e} of the largest number")
+  return wrong
+
+
 def measure(shape: Paged, names, dtype, seconds: float):
   """Rows of the CSV file, and what is wrong in words."""
   sets = [arrays(shape, dtype, seed) for seed in range(SETS)]
@@ -159,17 +196,8 @@ def measure(shape: Paged, names, dtype, seconds: float):
   flops = 4 * shape.q_heads * shape.head_dim * shape.queries * sum(
     n - (shape.queries - 1) / 2 for n in shape.contexts)
   rows, results = [], {}
-  for name in names:
-    try:
-      function, prepare = implementation(name, shape)
-      own = [jax.block_until_ready(prepare(*args)) for args in sets]
-      results[name], time = time_of(function, own, seconds)
-    except Exception as e:  # of memory, or of a launch, has any type
-      if name == OURS:
-        raise
-      print(f"{shape.name}: no {name}: "
-            f"{(str(e).splitlines() or [''])[0][:90]}")
-      continue
+  for name, result, time in timed(shape, names, sets, implementation, seconds):
+    results[name] = result
     row = {
       **shape._replace(lengths=len(shape.lengths))._asdict(),
       "implementation": name, "us": time * 1e6, "gb_per_s": size / time / 1e9,
@@ -179,15 +207,7 @@ def measure(shape: Paged, names, dtype, seconds: float):
     print(f"{shape.name:<18}{shape.batch:>4} x {shape.context:<7}{name:<7}"
           f"{row['us']:>11.1f} us{row['gb_per_s']:>8.0f} GB/s"
           f"{row['tflops']:>8.1f} TFLOP/s", flush=True)
-  wrong = []
-  for name in (OURS, "dense"):
-    if name in results and "xla" in results:
-      want = results["xla"]
-      error = np.abs(results[name] - want).max() / np.abs(want).max()
-      if not error < 0.03:
-        wrong.append(
-          f"{shape}, {name}: error {error:.1e} of the largest number")
-  return rows, wrong
+  return rows, apart(shape, results, (OURS, "dense"))
 
 
 def table(found: list[dict]) -> list[list[str]]:
