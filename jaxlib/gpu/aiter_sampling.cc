@@ -54,7 +54,9 @@ struct DrawBuffers : BufferList {
   Buffer exponentials = Operand("exponentials");
   Buffer tokens = Result("tokens");
   Buffer best = Result("best");
+  Buffer maxima = Result("maxima");
   Buffer histogram = Result("histogram");
+  Buffer sums = Result("sums");
   Buffer candidates = Result("candidates");
   Buffer state = Result("state");
 };
@@ -65,7 +67,9 @@ struct TopKBuffers : BufferList {
   Buffer values = Result("values");
   Buffer columns = Result("places");
   Buffer best = Result("best");
+  Buffer maxima = Result("maxima");
   Buffer histogram = Result("histogram");
+  Buffer sums = Result("sums");
   Buffer candidates = Result("candidates");
   Buffer state = Result("state");
 };
@@ -76,7 +80,9 @@ struct SelectBuffers : BufferList {
   Buffer spans = Operand("spans");
   Buffer columns = Result("columns");
   Buffer best = Result("best");
+  Buffer maxima = Result("maxima");
   Buffer histogram = Result("histogram");
+  Buffer sums = Result("sums");
   Buffer candidates = Result("candidates");
   Buffer state = Result("state");
 };
@@ -97,9 +103,15 @@ ffi::Error SetRows(const Buffers& b, aiter::sampling_args* a) {
   a->parts = best.size() == 4 ? best[2] : 0;
   AITER_FFI_RETURN_IF_ERROR(Check(b.best, ffi::U32, {a->rows, 2, a->parts, 2}));
   a->best_ptr = Data(b.best);
+  AITER_FFI_RETURN_IF_ERROR(
+      Optional(b.maxima, ffi::U32,
+               {a->rows, a->parts, aiter::kSamplingMaxima, 2}, &a->maxima_ptr));
   AITER_FFI_RETURN_IF_ERROR(Optional(
       b.histogram, ffi::U32, {a->rows, a->parts, aiter::kSamplingBins, 2},
       &a->histogram_ptr));
+  AITER_FFI_RETURN_IF_ERROR(
+      Optional(b.sums, ffi::U32, {a->rows, a->parts, aiter::kSamplingSums, 2},
+               &a->sums_ptr));
   AITER_FFI_RETURN_IF_ERROR(Optional(b.candidates, ffi::S32,
                                      {a->rows, aiter::kSamplingCandidates},
                                      &a->candidates_ptr));

@@ -15,15 +15,17 @@ from jax.experimental import aiter
 class SamplingKernelsTest(sampling_test.SamplingTestCase):
 
   @parameterized.parameters(*simulator.groups(
-      "sampling_(largest|histogram|bracket|collect|threshold|race|pick)",
-      "dtype"))
+      "sampling_(largest|bound|gather|weigh|histogram|bracket|collect|threshold"
+      "|race|pick)", "dtype"))
   def test_draw(self, dtype, symbols):
     with simulator.launched(self, symbols):
       self.check(sampling_test.normal(2, 2500, dtype), top_k=30, top_p=0.8,
                  min_p=0.01, order="top_k_first")
+      # More than is listed at once.
+      self.check(sampling_test.normal(1, 2500, dtype, 0.5), top_p=0.9)
 
   @parameterized.parameters(*simulator.groups(
-      "sampling_(take|rank)", "dtype", "dims"))
+      "sampling_(gather|rank)", "dtype", "dims"))
   def test_top_k(self, dtype, dims, symbols):
     x = sampling_test.normal(2, 1500, dtype)
     k = dims[0] - 3 if dims[0] else 9

@@ -32,16 +32,20 @@ class Call:
     self.flags = sum(family.FEATURES[f] for f in features)
     self.arrays = dict(
         logits=logits, best=np.full((b, 2, parts), 77, np.int64),
+        maxima=np.full((b, parts, tile // 8), 77, np.int64),
         histogram=np.full((b, parts, 2048), 77, np.int64),
+        sums=np.full((b, parts, 16), 77, np.int64),
         candidates=np.full((b, 16384), 1 << 30, np.int32),
-        state=np.full((b, 8), 77, np.int64), tokens=np.full(b, 77, np.int32),
+        state=np.full((b, 16), 77, np.int64), tokens=np.full(b, 77, np.int32),
         **{n: np.zeros(1, t) for n, t in dict(
             mask=np.int32, exponentials=_F32, keys=np.uint32, temperature=_F32,
             top_k=np.int32, top_p=_F32, min_p=_F32).items()})
     self.arrays |= operands
     self.arrays = {n: Tensor(t) for n, t in self.arrays.items()}
     self.numbers = dict(rows=b, cols=v, parts=parts, per_part=self.per_part,
-                        k=0, flags=self.flags)
+                        k=0, flags=self.flags, MAXIMA=tile // 8,
+                        WIDTH=8, TILES=2,
+                        BITS=16 if logits.dtype == _BF16 else 32)
 
   def __getitem__(self, name):
     return self.arrays[name].array
@@ -51,20 +55,24 @@ class Call:
     with gpu_arithmetic(), np.errstate(all="ignore"):
       kernel[grid](**{n: given[n] for n in kernel.arg_names if n in given})
 
-  def limits(self, k=0):
+  def gather(self, **k):
+    """The kernels that list the columns from a bound on."""
+    self.run(threshold.sampling_bound, (self.b,), STEP=2, **k)
+    self.run(threshold.sampling_gather, (self.b, self.parts))
+
+  def limits(self):
     """The kernels that find from which composite on columns are kept."""
     per_part = (self.b, self.parts)
+    self.run(threshold.sampling_weigh, per_part, TILE=self.tile)
     self.run(threshold.sampling_histogram, per_part, TILE=self.tile,
              RETURNS=self.b % 2 == 0)
     for phase in range(1 + bool(self.flags & family.FEATURES["k_first"])):
-      self.run(threshold.sampling_bracket, (self.b,), STEP=2, phase=phase,
-               k=k)
+      self.run(threshold.sampling_bracket, (self.b,), STEP=2, phase=phase)
       self.run(threshold.sampling_collect, per_part, TILE=self.tile)
-      self.run(threshold.sampling_threshold, (self.b,), TILE=1024,
-               BITS=16 if self["logits"].dtype == _BF16 else 32)
+      self.run(threshold.sampling_threshold, (self.b,), TILE=1024)
 
   def largest(self):
-    self.run(sampling.sampling_largest, (self.b, self.parts), TILE=self.tile)
+    self.run(sampling.sampling_largest, (self.b, self.parts))
 
   def pick(self, plane):
     self.run(sampling.sampling_pick, (self.b,), plane=plane)
@@ -106,6 +114,7 @@ def _draw(logits, features=(), parts=2, tile=128, **options):
               parts, tile, **operands)
   call.largest()
   if "top_k" in options or "top_p" in options:
+    call.gather()
     call.limits()
   call.run(sampling.sampling_race, (b, parts), TILE=tile)
   want, _ = oracle.sample(
@@ -213,19 +222,23 @@ class SamplingKernelTest(parameterized.TestCase):
         x, ["ranked", "top_k"],
         values=np.full((7, k), 77, dtype), tokens=np.full((7, k), 77, np.int32))
     call.largest()
-    call.limits(k)
-    call.run(sampling.sampling_take, (7, call.parts), TILE=call.tile)
-    call.run(sampling.sampling_rank, (7,), COLS=64, k=k)
+    call.gather(k=k)
     wide = x.astype(_F32)
     order = np.where(wide.view(np.int32) < 0,
                      wide.view(np.int32) ^ 0x7FFFFFFF, wide.view(np.int32))
     want = np.argsort(-order.astype(np.int64), 1, "stable")[:, :k]
-    np.testing.assert_array_equal(call["tokens"], want)
-    np.testing.assert_array_equal(
-        call["values"].astype(_F32), np.take_along_axis(wide, want, 1))
+    listed = call["state"][:, 7].copy()
+    # Of more than the list holds the row itself is read.
+    for found in (listed, 1 << 20)[:1 + (k == 16)]:
+      call["state"][:, 7] = found
+      call.run(sampling.sampling_rank, (7,), COLS=128, k=k)
+      np.testing.assert_array_equal(call["tokens"], want)
+      np.testing.assert_array_equal(
+          call["values"].astype(_F32), np.take_along_axis(wide, want, 1))
 
-  @parameterized.parameters(20, 400)
-  def test_select(self, k):
+  # Of more than the list holds the columns are counted by bins.
+  @parameterized.parameters((20, None), (20, 1 << 20), (400, None))
+  def test_select(self, k, found):
     x = _normal(4, 300, _F32)
     x[1] = x[1].round()
     x[2, [4, 9]], x[2, [5, 6]] = _NAN, _INF
@@ -234,7 +247,10 @@ class SamplingKernelTest(parameterized.TestCase):
     call = Call(x, ["span", "top_k"], mask=spans,
                 tokens=np.full((4, k), 77, np.int32))
     call.largest()
-    call.limits(k)
+    call.gather(k=k)
+    if found is not None:
+      call["state"][:, 7] = found
+    call.limits()
     for kernel in (sampling.sampling_count, sampling.sampling_list):
       call.run(kernel, (4, call.parts), TILE=call.tile, k=k)
     for got, v, (begin, end) in zip(call["tokens"], x, spans):

@@ -40,21 +40,32 @@ Status CheckGiven(const char* name, const void* address) {
   return address != nullptr ? Status() : Invalid(name, "null", "given");
 }
 
-Status CheckRows(const sampling_args& a, bool limits) {
+// What of the scratch a call needs.
+enum class Scratch : uint8_t { kBest, kMaxima, kList, kAll };
+
+Status CheckRows(const sampling_args& a, Scratch scratch) {
   AITER_RETURN_IF_ERROR(CheckRange("rows", a.rows, 0, kMaxRows));
   AITER_RETURN_IF_ERROR(CheckRange("cols", a.cols, 1, kMaxCols));
   AITER_RETURN_IF_ERROR(CheckRange("parts", a.parts, 1, kMaxParts));
   AITER_RETURN_IF_ERROR(
       CheckRange("columns of a part", PerPart(a), 1, kMaxPart));
   AITER_RETURN_IF_ERROR(CheckGiven("best_ptr", a.best_ptr));
-  if (limits) {
-    AITER_RETURN_IF_ERROR(CheckGiven("histogram_ptr", a.histogram_ptr));
+  if (scratch >= Scratch::kMaxima) {
+    AITER_RETURN_IF_ERROR(CheckGiven("maxima_ptr", a.maxima_ptr));
+  }
+  if (scratch >= Scratch::kList) {
     AITER_RETURN_IF_ERROR(CheckGiven("candidates_ptr", a.candidates_ptr));
     AITER_RETURN_IF_ERROR(CheckGiven("state_ptr", a.state_ptr));
   }
+  if (scratch == Scratch::kAll) {
+    AITER_RETURN_IF_ERROR(CheckGiven("histogram_ptr", a.histogram_ptr));
+    AITER_RETURN_IF_ERROR(CheckGiven("sums_ptr", a.sums_ptr));
+  }
   return CheckAligned({{"logits_ptr", a.logits_ptr},
                        {"best_ptr", a.best_ptr},
+                       {"maxima_ptr", a.maxima_ptr},
                        {"histogram_ptr", a.histogram_ptr},
+                       {"sums_ptr", a.sums_ptr},
                        {"candidates_ptr", a.candidates_ptr},
                        {"state_ptr", a.state_ptr}});
 }
@@ -63,7 +74,9 @@ SamplingParams ParamsOf(const sampling_args& a, const ProblemKey& key) {
   SamplingParams p;
   p.logits_ptr = a.logits_ptr;
   p.best_ptr = a.best_ptr;
+  p.maxima_ptr = a.maxima_ptr;
   p.histogram_ptr = a.histogram_ptr;
+  p.sums_ptr = a.sums_ptr;
   p.candidates_ptr = a.candidates_ptr;
   p.state_ptr = a.state_ptr;
   p.rows = static_cast<int32_t>(a.rows);
@@ -76,7 +89,23 @@ SamplingParams ParamsOf(const sampling_args& a, const ProblemKey& key) {
   return p;
 }
 
+// The list of columns that limits are found in, or the k largest.
+Status AddList(const ProblemKey& key, Steps* steps, SamplingPlan* plan) {
+  AITER_RETURN_IF_ERROR(steps->Add("sampling_largest", key, &plan->largest));
+  AITER_RETURN_IF_ERROR(steps->Add("sampling_bound", key, &plan->bound));
+  return steps->Add("sampling_gather", key, &plan->gather);
+}
+
+Status LaunchList(const Driver& driver, const SamplingParams& p,
+                  const SamplingPlan& plan, void* stream) {
+  AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.largest, &p, stream));
+  AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.bound, &p, stream));
+  return LaunchKernel(driver, plan.gather, &p, stream);
+}
+
 Status AddLimits(const ProblemKey& key, Steps* steps, SamplingPlan* plan) {
+  AITER_RETURN_IF_ERROR(AddList(key, steps, plan));
+  AITER_RETURN_IF_ERROR(steps->Add("sampling_weigh", key, &plan->weigh));
   AITER_RETURN_IF_ERROR(
       steps->Add("sampling_histogram", key, &plan->histogram));
   AITER_RETURN_IF_ERROR(steps->Add("sampling_bracket", key, &plan->bracket));
@@ -86,6 +115,8 @@ Status AddLimits(const ProblemKey& key, Steps* steps, SamplingPlan* plan) {
 
 Status LaunchLimits(const Driver& driver, SamplingParams p,
                     const SamplingPlan& plan, void* stream) {
+  AITER_RETURN_IF_ERROR(LaunchList(driver, p, plan, stream));
+  AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.weigh, &p, stream));
   AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.histogram, &p, stream));
   const int phases = plan.key.features & kSamplingKFirst ? 2 : 1;
   for (p.phase = 0; p.phase < phases; ++p.phase) {
@@ -101,12 +132,15 @@ struct Draw {
   using Plan = SamplingPlan;
 
   static Status Check(const Args& a) {
-    AITER_RETURN_IF_ERROR(
-        CheckRows(a, a.top_k_ptr != nullptr || a.top_p_ptr != nullptr));
+    const bool limits = a.top_k_ptr != nullptr || a.top_p_ptr != nullptr;
+    AITER_RETURN_IF_ERROR(CheckRows(a, limits ? Scratch::kAll
+                                       : a.of == SamplingOf::kLargest
+                                           ? Scratch::kBest
+                                           : Scratch::kMaxima));
     const bool draws = a.of == SamplingOf::kDraw;
     if (a.of == SamplingOf::kLimit) {
       AITER_RETURN_IF_ERROR(CheckGiven("state_ptr", a.state_ptr));
-      if (a.top_k_ptr == nullptr && a.top_p_ptr == nullptr) {
+      if (!limits) {
         return Invalid("top_k_ptr", "null", "given, or top_p_ptr, for a limit");
       }
     } else {
@@ -151,9 +185,11 @@ struct Draw {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    AITER_RETURN_IF_ERROR(steps->Add("sampling_largest", key, &plan->largest));
     if (key.features & (kSamplingTopK | kSamplingTopP)) {
       AITER_RETURN_IF_ERROR(AddLimits(key, steps, plan));
+    } else {
+      AITER_RETURN_IF_ERROR(
+          steps->Add("sampling_largest", key, &plan->largest));
     }
     if (key.features & kSamplingLimitOnly) return Status();
     if (!(key.features & kSamplingGreedy)) {
@@ -173,9 +209,10 @@ struct Draw {
     p.min_p_ptr = a.min_p_ptr;
     p.mask_ptr = a.mask_ptr;
     p.tokens_ptr = a.tokens_ptr;
-    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.largest, &p, stream));
     if (plan.histogram.info != nullptr) {
       AITER_RETURN_IF_ERROR(LaunchLimits(driver, p, plan, stream));
+    } else {
+      AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.largest, &p, stream));
     }
     if (plan.race.info != nullptr) {
       AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.race, &p, stream));
@@ -191,7 +228,7 @@ struct TopK {
   using Plan = SamplingPlan;
 
   static Status Check(const Args& a) {
-    AITER_RETURN_IF_ERROR(CheckRows(a, true));
+    AITER_RETURN_IF_ERROR(CheckRows(a, Scratch::kList));
     AITER_RETURN_IF_ERROR(CheckRange("k", a.k, 1, kMaxK));
     AITER_RETURN_IF_ERROR(CheckRange("k", a.k, 1, a.cols));
     return CheckAligned(
@@ -213,9 +250,7 @@ struct TopK {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    AITER_RETURN_IF_ERROR(steps->Add("sampling_largest", key, &plan->largest));
-    AITER_RETURN_IF_ERROR(AddLimits(key, steps, plan));
-    AITER_RETURN_IF_ERROR(steps->Add("sampling_take", key, &plan->take));
+    AITER_RETURN_IF_ERROR(AddList(key, steps, plan));
     return steps->Add("sampling_rank", key, &plan->rank);
   }
 
@@ -225,9 +260,7 @@ struct TopK {
     p.k = static_cast<int32_t>(a.k);
     p.values_ptr = a.values_ptr;
     p.tokens_ptr = a.columns_ptr;
-    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.largest, &p, stream));
-    AITER_RETURN_IF_ERROR(LaunchLimits(driver, p, plan, stream));
-    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.take, &p, stream));
+    AITER_RETURN_IF_ERROR(LaunchList(driver, p, plan, stream));
     return LaunchKernel(driver, plan.rank, &p, stream);
   }
 };
@@ -237,7 +270,7 @@ struct Select {
   using Plan = SamplingPlan;
 
   static Status Check(const Args& a) {
-    AITER_RETURN_IF_ERROR(CheckRows(a, true));
+    AITER_RETURN_IF_ERROR(CheckRows(a, Scratch::kAll));
     AITER_RETURN_IF_ERROR(CheckRange("k", a.k, 1, kMaxCols));
     AITER_RETURN_IF_ERROR(CheckGiven("spans_ptr", a.spans_ptr));
     return CheckAligned(
@@ -258,7 +291,6 @@ struct Select {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    AITER_RETURN_IF_ERROR(steps->Add("sampling_largest", key, &plan->largest));
     AITER_RETURN_IF_ERROR(AddLimits(key, steps, plan));
     AITER_RETURN_IF_ERROR(steps->Add("sampling_count", key, &plan->count));
     return steps->Add("sampling_list", key, &plan->list);
@@ -270,7 +302,6 @@ struct Select {
     p.k = static_cast<int32_t>(a.k);
     p.mask_ptr = a.spans_ptr;
     p.tokens_ptr = a.columns_ptr;
-    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.largest, &p, stream));
     AITER_RETURN_IF_ERROR(LaunchLimits(driver, p, plan, stream));
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.count, &p, stream));
     return LaunchKernel(driver, plan.list, &p, stream);

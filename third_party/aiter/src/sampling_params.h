@@ -22,7 +22,9 @@ struct SamplingParams {
   const void* top_p_ptr = nullptr;
   const void* min_p_ptr = nullptr;
   const void* best_ptr = nullptr;
+  const void* maxima_ptr = nullptr;
   const void* histogram_ptr = nullptr;
+  const void* sums_ptr = nullptr;
   const void* candidates_ptr = nullptr;
   const void* state_ptr = nullptr;
   const void* values_ptr = nullptr;

@@ -31,13 +31,15 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     kernels.push_back(k);
   };
   add("largest", "sampling_largest", kSamplingLargestGrid, 0);
+  add("bound", "sampling_bound", kSamplingBoundGrid, 0);
+  add("gather", "sampling_gather", kSamplingGatherGrid, 0);
+  add("weigh", "sampling_weigh", kSamplingWeighGrid, 0);
   add("histogram", "sampling_histogram", kSamplingHistogramGrid, 0);
   add("bracket", "sampling_bracket", kSamplingBracketGrid, 0);
   add("collect", "sampling_collect", kSamplingCollectGrid, 0);
   add("threshold", "sampling_threshold", kSamplingThresholdGrid, 0);
   add("race", "sampling_race", kSamplingRaceGrid, 0);
   add("pick", "sampling_pick", kSamplingPickGrid, 0);
-  add("take", "sampling_take", kSamplingTakeGrid, 0);
   add("rank_64", "sampling_rank", kSamplingRankGrid, 64);
   add("rank_1024", "sampling_rank", kSamplingRankGrid, 1024);
   add("count", "sampling_count", kSamplingCountGrid, 0);
@@ -55,6 +57,8 @@ void SetRows(Args* a, int64_t rows, int64_t cols, int64_t parts) {
   a->histogram_ptr = At(0x3000);
   a->candidates_ptr = At(0x4000);
   a->state_ptr = At(0x5000);
+  a->maxima_ptr = At(0x11000);
+  a->sums_ptr = At(0x12000);
 }
 
 sampling_draw_args Draw(int64_t rows = 3, int64_t cols = 10000,
@@ -122,30 +126,30 @@ void TestSelection() {
   CHECK(Run(a) == (Names{"largest", "pick"}));
   a = Draw();
   a.top_p_ptr = At(0x9000);
-  CHECK(Run(a) == (Names{"largest", "histogram", "bracket", "collect",
-                         "threshold", "race", "pick"}));
+  CHECK(Run(a) == (Names{"largest", "bound", "gather", "weigh", "histogram",
+                         "bracket", "collect", "threshold", "race", "pick"}));
   a.top_k_ptr = At(0xa000);
   a.is_k_first = true;
-  CHECK(Run(a) ==
-        (Names{"largest", "histogram", "bracket", "collect", "threshold",
-               "bracket", "collect", "threshold", "race", "pick"}));
+  CHECK(Run(a) == (Names{"largest", "bound", "gather", "weigh", "histogram",
+                         "bracket", "collect", "threshold", "bracket",
+                         "collect", "threshold", "race", "pick"}));
   a.of = SamplingOf::kLimit;
   a.is_k_first = false;
-  CHECK(Run(a) ==
-        (Names{"largest", "histogram", "bracket", "collect", "threshold"}));
-  const Names ranked = {"largest",   "histogram", "bracket", "collect",
-                        "threshold", "take",      "rank_64"};
+  CHECK(Run(a) == (Names{"largest", "bound", "gather", "weigh", "histogram",
+                         "bracket", "collect", "threshold"}));
+  const Names ranked = {"largest", "bound", "gather", "rank_64"};
   CHECK(Run(TopK(64)) == ranked);
   CHECK(Run(TopK(65)).back() == "rank_1024");
   // There may be fewer columns.
-  CHECK(Run(Select(2048)) == (Names{"largest", "histogram", "bracket",
-                                    "collect", "threshold", "count", "list"}));
+  CHECK(Run(Select(2048)) ==
+        (Names{"largest", "bound", "gather", "weigh", "histogram", "bracket",
+               "collect", "threshold", "count", "list"}));
   CHECK(Run(Draw(0)).empty());
 
   Names names;
   CHECK_OK(sampling_draw_kernels({"bf16", {0}, {"top_k", "mask"}}, "gfx942",
                                  &names));
-  CHECK(names.size() == 7);
+  CHECK(names.size() == 10);
   CHECK_OK(sampling_top_k_kernels({"bf16", {50}, {}}, "gfx942", &names));
   CHECK(names == ranked);
   CHECK(sampling_top_k_kernels({"bf16", {2000}, {}}, "gfx942", &names).code() ==
@@ -166,23 +170,25 @@ void TestPacking() {
   Run(a);
   const std::vector<Launch>& launches = g_recorder.launches;
   CHECK(launches[0].grid[0] == 3 && launches[0].grid[1] == 4);
-  CHECK(launches[2].grid[0] == 3 && launches[2].grid[1] == 1);
-  SamplingParams p = launches[8].As<SamplingParams>();
+  CHECK(launches[1].grid[0] == 3 && launches[1].grid[1] == 1);
+  CHECK(launches[2].grid[0] == 3 && launches[2].grid[1] == 4);
+  SamplingParams p = launches[11].As<SamplingParams>();
   CHECK(p.logits_ptr == a.logits_ptr && p.mask_ptr == a.mask_ptr);
   CHECK(p.keys_ptr == a.keys_ptr && p.tokens_ptr == a.tokens_ptr);
   CHECK(p.temperature_ptr == a.temperature_ptr && p.top_k_ptr == a.top_k_ptr);
   CHECK(p.top_p_ptr == a.top_p_ptr && p.min_p_ptr == a.min_p_ptr);
   CHECK(p.exponentials_ptr == a.exponentials_ptr && p.best_ptr == a.best_ptr);
   CHECK(p.histogram_ptr == a.histogram_ptr && p.state_ptr == a.state_ptr);
-  CHECK(p.candidates_ptr == a.candidates_ptr);
+  CHECK(p.candidates_ptr == a.candidates_ptr && p.sums_ptr == a.sums_ptr);
+  CHECK(p.maxima_ptr == a.maxima_ptr);
   CHECK(p.rows == 3 && p.cols == 10000 && p.parts == 4 && p.per_part == 4096);
   CHECK(p.flags ==
         (kSamplingAligned | kSamplingTopK | kSamplingTopP | kSamplingMinP |
          kSamplingMask | kSamplingGiven | kSamplingKFirst));
   // Phases, and which plane of `best` has the winners.
-  CHECK(launches[2].As<SamplingParams>().phase == 0);
-  CHECK(launches[5].As<SamplingParams>().phase == 1);
-  CHECK(launches[9].As<SamplingParams>().plane == 1);
+  CHECK(launches[5].As<SamplingParams>().phase == 0);
+  CHECK(launches[8].As<SamplingParams>().phase == 1);
+  CHECK(launches[12].As<SamplingParams>().plane == 1);
   a = Draw(3, 9999, 5);
   a.of = SamplingOf::kLargest;
   Run(a);
@@ -190,12 +196,12 @@ void TestPacking() {
   CHECK(p.plane == 0 && p.per_part == 2048 && p.flags == kSamplingGreedy);
 
   Run(TopK(50));
-  p = launches[6].As<SamplingParams>();
+  p = launches[3].As<SamplingParams>();
   CHECK(p.k == 50 && p.values_ptr == At(0x6000) && p.tokens_ptr == At(0x7000));
   CHECK(p.flags == (kSamplingAligned | kSamplingRanked | kSamplingTopK));
 
   Run(Select(70));
-  p = launches[6].As<SamplingParams>();
+  p = launches[9].As<SamplingParams>();
   CHECK(p.k == 70 && p.mask_ptr == At(0x6000) && p.tokens_ptr == At(0x7000));
   CHECK(p.flags == (kSamplingAligned | kSamplingSpan | kSamplingTopK));
 }
@@ -228,6 +234,11 @@ void TestInvalidArguments() {
   a.is_k_first = false;
   a.state_ptr = nullptr;
   Refuses(a, "state_ptr is null");
+  a = Draw();
+  a.maxima_ptr = nullptr;
+  Refuses(a, "maxima_ptr is null");
+  a.of = SamplingOf::kLargest;
+  CHECK(Run(a).size() == 2);
   a = Draw();
   a.of = SamplingOf::kLimit;
   Refuses(a, "top_k_ptr is null");

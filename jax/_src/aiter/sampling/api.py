@@ -302,7 +302,9 @@ def exponential(
     lambd: the rate, above 0.
 
   Returns:
-    float32 of that shape, at least 2^-32 / lambd.
+    float32 of that shape, at least 2^-32 / lambd. Those of a lambd of 1 are the
+    same on every platform; the others are their quotients, which on a GPU may
+    be off by a unit in the last place.
 
   Raises:
     TypeError: an argument has a wrong type.
@@ -405,6 +407,15 @@ def top_k_renorm_probs(
   return (rows / jnp.sum(rows, -1, keepdims=True)).astype(probs.dtype)
 
 
+def _of_float16(x):
+  """In float32, which holds them in the same order."""
+  # The sign of NaN, which that order knows, does not outlive a GPU's cast.
+  sign = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) >> 15
+  nan = lax.bitcast_convert_type((sign << 31) | np.uint32(0x7FC00000),
+                                 jnp.float32)
+  return jnp.where(jnp.isnan(x), nan, x.astype(jnp.float32))
+
+
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def _ranked(k: int, logits):
   return sampling_op.rank(k, Rows(logits))
@@ -447,8 +458,8 @@ def top_k(
   if x.dtype.name not in _DTYPES[:3]:
     return tuple(lax.top_k(x, k, axis=axis))
   rows = jnp.moveaxis(x, axis, -1)
-  if x.dtype == jnp.float16:  # Which float32 holds in the same order.
-    rows = rows.astype(jnp.float32)
+  if x.dtype == jnp.float16:
+    rows = _of_float16(rows)
   lead = rows.shape[:-1]
   values, places = (
       jnp.moveaxis(t.reshape(*lead, k), -1, axis)

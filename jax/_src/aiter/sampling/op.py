@@ -30,9 +30,14 @@ _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _MAX_PARTS = 64
 _MIN_PART, _MAX_PART = 4096, 32768
 _BLOCKS = 528  # Of a device's multiprocessors, some each.
+# Parts with enough maxima to bound from what lists begin with: the k largest up
+# to 1024, and those of spans up to 4096.
+_BOUNDING, _BOUNDING_OF_SPAN = 8, 16
+_MAXIMA = 256
 _BINS = 2048
+_SUMS = 16
 _CANDIDATES = 16384
-_STATE = 8
+_STATE = 16
 
 
 class Config(NamedTuple):
@@ -207,23 +212,27 @@ def reference(cfg: Config, rows: Rows) -> Drawn:
 # The operators
 
 
-def _parts(b, v) -> int:
+def _parts(b, v, bounding: int) -> int:
   """Blocks that share a row."""
   if not dims.is_known(v):
     return _MAX_PARTS
   least, most = -(-v // _MAX_PART), min(_MAX_PARTS, -(-v // _MIN_PART))
+  least = max(least, min(bounding, most))
   return min(max(-(-_BLOCKS // b) if dims.is_known(b) else most, least), most)
 
 
-def _scratch(x, limits: bool):
-  """Types of the results that are scratch."""
+def _scratch(x, draws: bool, limits: bool, bounding: int):
+  """Types of the results that are scratch; bounding: parts that lists ask."""
   b, v = x.shape
-  parts = _parts(b, v)
+  parts, lists = _parts(b, v, bounding), bounding > 0
   # Pairs are int64, which there is none of without x64.
-  of = lambda dtype, *shape: like(x, shape if limits else (0,), dtype)
-  return (like(x, (b, 2, parts, 2), jnp.uint32),
-          of(jnp.uint32, b, parts, _BINS, 2), of(jnp.int32, b, _CANDIDATES),
-          of(jnp.uint32, b, _STATE, 2))
+  of = lambda there, dtype, *shape: like(x, shape if there else (0,), dtype)
+  return (of(True, jnp.uint32, b, 2, parts, 2),
+          of(draws, jnp.uint32, b, parts, _MAXIMA, 2),
+          of(limits, jnp.uint32, b, parts, _BINS, 2),
+          of(limits, jnp.uint32, b, parts, _SUMS, 2),
+          of(lists, jnp.int32, b, _CANDIDATES),
+          of(lists, jnp.uint32, b, _STATE, 2))
 
 
 def _kernel(cfg: Config, call, rows: Rows) -> Drawn:
@@ -232,7 +241,7 @@ def _kernel(cfg: Config, call, rows: Rows) -> Drawn:
   limits = rows.top_k is not None or rows.top_p is not None
   tokens, *_, state = call(
       (like(x, (0,) if cfg.of == "limit" else (b,), jnp.int32),
-       *_scratch(x, limits)),
+       *_scratch(x, cfg.of != "largest", limits, _BOUNDING * limits)),
       x, absent(rows.keys, jnp.uint32),
       *(absent(t, dtype) for t, dtype in (
           (rows.temperature, jnp.float32), (rows.top_k, jnp.int32),
@@ -287,7 +296,7 @@ def _rank_kernel(k: int, call, rows: Rows):
   b = x.shape[0]
   values, tokens, *_ = call(
       (like(x, (b, k), x.dtype), like(x, (b, k), jnp.int32),
-       *_scratch(x, True)), x, k=np.int32(k))
+       *_scratch(x, True, False, _BOUNDING)), x, k=np.int32(k))
   return values, tokens
 
 
@@ -332,7 +341,8 @@ def _select_reference(k: int, rows: Rows):
 def _select_kernel(k: int, call, rows: Rows):
   x = rows.logits
   columns, *_ = call(
-      (like(x, (x.shape[0], k), jnp.int32), *_scratch(x, True)), x, rows.mask,
+      (like(x, (x.shape[0], k), jnp.int32),
+       *_scratch(x, True, True, _BOUNDING_OF_SPAN)), x, rows.mask,
       k=np.int32(k))
   return columns
 

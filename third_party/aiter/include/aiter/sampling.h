@@ -14,11 +14,13 @@
 
 namespace aiter {
 
-// Of the scratch of a row: int64 of a part's histogram and of its state, and
-// int32 in the list of candidates.
+// Of the scratch of a row: int64 of a part's maxima, histogram and sums, int32
+// in the list of candidates, and int64 of its state.
+inline constexpr int64_t kSamplingMaxima = 256;
 inline constexpr int64_t kSamplingBins = 2048;
+inline constexpr int64_t kSamplingSums = 16;
 inline constexpr int64_t kSamplingCandidates = 16384;
-inline constexpr int64_t kSamplingState = 8;
+inline constexpr int64_t kSamplingState = 16;
 // The field of the state that says from which number on columns are kept: its
 // high 32 bits are the number's, in an order that is that of int32.
 inline constexpr int64_t kSamplingLimit = 5;
@@ -35,9 +37,12 @@ struct sampling_args {
   // for 32768 columns, and at most 64.
   int64_t parts = 0;
 
-  // Scratch; only that of the first is needed by a call without limits.
+  // Scratch. The largest columns need the first, a draw the second too, the k
+  // largest columns all but the histogram and the sums, limits and spans all.
   void* best_ptr = nullptr;        // int64 [rows, 2, parts]
+  void* maxima_ptr = nullptr;      // int64 [rows, parts, kSamplingMaxima]
   void* histogram_ptr = nullptr;   // int64 [rows, parts, kSamplingBins]
+  void* sums_ptr = nullptr;        // int64 [rows, parts, kSamplingSums]
   void* candidates_ptr = nullptr;  // int32 [rows, kSamplingCandidates]
   void* state_ptr = nullptr;       // int64 [rows, kSamplingState]
 };
@@ -87,13 +92,15 @@ struct sampling_select_args : sampling_args {
 struct SamplingPlan {
   ProblemKey key;
   LoadedKernel largest;
+  LoadedKernel bound;
+  LoadedKernel gather;
+  LoadedKernel weigh;
   LoadedKernel histogram;
   LoadedKernel bracket;
   LoadedKernel collect;
   LoadedKernel threshold;
   LoadedKernel race;
   LoadedKernel pick;
-  LoadedKernel take;
   LoadedKernel rank;
   LoadedKernel count;
   LoadedKernel list;

@@ -17,7 +17,8 @@ FEATURES = flags(
 
 
 def _constants(row):
-  return {"TILE": int(row["tile_n"]), "COLS": int(row["cols"]),
+  return {"TILE": int(row["tile_n"]), "COLS": int(row["cols"]), "MAXIMA": 256,
+          "WIDTH": 8,
           "BITS": {"bf16": 16, "fp32": 32}[row["dtype"]],
           "RETURNS": ARCHS[row["arch"]].xcds > 1}
 
@@ -28,13 +29,15 @@ _ROWS = ("rows",)
 FAMILY = Family(
     ops={
         "sampling_largest": Op("sampling.sampling", _PARTS),
+        "sampling_bound": Op("sampling.threshold", _ROWS),
+        "sampling_gather": Op("sampling.threshold", _PARTS),
+        "sampling_weigh": Op("sampling.threshold", _PARTS),
         "sampling_histogram": Op("sampling.threshold", _PARTS),
         "sampling_bracket": Op("sampling.threshold", _ROWS),
         "sampling_collect": Op("sampling.threshold", _PARTS),
         "sampling_threshold": Op("sampling.threshold", _ROWS),
         "sampling_race": Op("sampling.sampling", _PARTS),
         "sampling_pick": Op("sampling.sampling", _ROWS),
-        "sampling_take": Op("sampling.sampling", _PARTS),
         "sampling_rank": Op("sampling.sampling", _ROWS),
         "sampling_count": Op("sampling.sampling", _PARTS),
         "sampling_list": Op("sampling.sampling", _PARTS),
@@ -44,7 +47,7 @@ FAMILY = Family(
         **points_to("fp32", "temperature top_p min_p exponentials"),
         **points_to("i32", "top_k mask candidates tokens"),
         **points_to("u32", "keys"),
-        **points_to("i64", "best histogram state"),
+        **points_to("i64", "best maxima histogram sums state"),
     },
     aligned=r"per_part$",
     constants=_constants,

@@ -10,6 +10,7 @@ order.
 import triton
 import triton.language as tl
 
+from third_party.aiter.kernels.core import rounding
 from third_party.aiter.kernels.sampling import exact
 from third_party.aiter.kernels.sampling.family import FEATURES
 
@@ -21,6 +22,7 @@ K_FIRST = tl.constexpr(FEATURES["k_first"])
 PROBS = tl.constexpr(FEATURES["probs"])
 MIN_P = tl.constexpr(FEATURES["min_p"])
 GIVEN = tl.constexpr(FEATURES["given"])
+GREEDY = tl.constexpr(FEATURES["greedy"])
 RANKED = tl.constexpr(FEATURES["ranked"])
 SPAN = tl.constexpr(FEATURES["span"])
 
@@ -33,39 +35,69 @@ _NEGATIVE_INFINITY = tl.constexpr(-2139095041)  # Its key.
 order_key = exact.order_key
 from_order_key = exact.from_order_key
 exp_minus = exact.exp_minus
+divide = rounding.divide
+
+
+@triton.jit
+def load_raw(logits, row, c, end, cols, flags):
+  """Columns c of a row, -inf from `end` on."""
+  if flags & ALIGNED:
+    # Said so that the compiler sees it: loads may be of 16 bytes.
+    raw = tl.load(logits + row * (cols // 8 * 8) + c, c < end // 8 * 8,
+                  float("-inf"))
+  else:
+    raw = tl.load(logits + row * cols + c, c < end, float("-inf"))
+  return raw
+
+
+@triton.jit
+def allowed(raw, mask, row, c, end, cols, flags):
+  """Columns of load_raw in float32, -inf where the mask forbids them."""
+  v = raw.to(tl.float32)
+  if flags & MASK:
+    words = (cols + 31) // 32
+    bits = tl.load(mask + row * words + (c >> 5), c < end, 0)
+    v = tl.where(((bits >> (c & 31)) & 1) != 0, v, float("-inf"))
+  return v
+
+
+@triton.jit
+def lowest(flags):
+  """What a column has to be above, or it may not be drawn."""
+  return tl.where((flags & PROBS) != 0, 0.0, float("-inf"))
+
+
+@triton.jit
+def span_of(mask, row):
+  """A row's first column, and the one behind its last."""
+  return tl.load(mask + row * 2), tl.load(mask + row * 2 + 1)
+
+
+@triton.jit
+def keys_of(raw, mask, row, c, end, cols, flags):
+  """Columns of load_raw in float32, and their keys.
+
+  DEAD is the key of what may not be drawn: NaN, -inf, what the mask forbids; of
+  probabilities what is not positive. All of a ranked row may be, and of a row
+  with a span what is in it: mask is int32 [rows, 2] then.
+  """
+  v = allowed(raw, mask, row, c, end, cols, flags)
+  live = c < end
+  if flags & SPAN:
+    first, behind = span_of(mask, row)
+    live &= (c >= first) & (c < behind)
+    v = tl.where(v == 0.0, 0.0, tl.where(v != v, float("nan"), v))
+  elif (flags & RANKED) == 0:
+    v = tl.where(v == 0.0, 0.0, v)  # No zero is negative.
+    live = v > lowest(flags)
+  return v, tl.where(live, order_key(v), DEAD)
 
 
 @triton.jit
 def load_keys(logits, mask, row, c, end, cols, flags):
-  """Columns c of a row, those before `end`, in float32, and their keys.
-
-  DEAD is the key of what may not be drawn: NaN, -inf, what the mask forbids; of
-  probabilities what is not positive. All of a ranked row may be, and of a row
-  with a span what is in it: mask is int32 [rows, 2] then, its first column and
-  the one behind its last.
-  """
-  inside = c < end
-  if flags & ALIGNED:
-    # Said so that the compiler sees it: loads may be of 16 bytes.
-    v = tl.load(logits + row * (cols // 8 * 8) + c, c < end // 8 * 8, 0.0)
-  else:
-    v = tl.load(logits + row * cols + c, inside, 0.0)
-  v = v.to(tl.float32)
-  live = inside
-  if flags & SPAN:
-    live &= (c >= tl.load(mask + row * 2)) & (c < tl.load(mask + row * 2 + 1))
-    v = tl.where(v == 0.0, 0.0, tl.where(v != v, float("nan"), v))
-  elif (flags & RANKED) == 0:
-    v = tl.where(v == 0.0, 0.0, v)  # No zero is negative.
-    if flags & PROBS:
-      live &= v > 0.0
-    else:
-      live &= v > float("-inf")
-    if flags & MASK:
-      words = (cols + 31) // 32
-      bits = tl.load(mask + row * words + (c >> 5), inside, 0)
-      live &= ((bits >> (c & 31)) & 1) != 0
-  return v, tl.where(live, order_key(v), DEAD)
+  """Columns c of a row, those before `end`, in float32, and their keys."""
+  raw = load_raw(logits, row, c, end, cols, flags)
+  return keys_of(raw, mask, row, c, end, cols, flags)
 
 
 @triton.jit
@@ -79,6 +111,22 @@ def largest_of(best, row, plane, parts):
   p = tl.arange(0, MAX_PARTS)
   return tl.max(
       tl.load(best + (row * 2 + plane) * parts + p, p < parts, NOTHING), 0)
+
+
+@triton.jit
+def largest_of_groups(maxima, row, parts, MAXIMA: tl.constexpr,
+                      STEP: tl.constexpr):
+  """The largest composites of STEP * MAXIMA groups of columns, or fewer.
+
+  maxima: int64 [rows, parts, MAXIMA], of groups of the columns of a part.
+  """
+  i = tl.arange(0, STEP * MAXIMA)
+  found = tl.full([STEP * MAXIMA], NOTHING, tl.int64)
+  for p0 in range(0, parts, STEP):
+    here = p0 + i // MAXIMA < parts
+    at = maxima + (row * parts + p0) * MAXIMA + i
+    found = tl.maximum(found, tl.load(at, here, NOTHING))
+  return found
 
 
 @triton.jit
@@ -108,7 +156,12 @@ def weights(v, top, temperature, flags):
     whole = (weight * 2147483648.0).to(tl.uint32)
   else:
     d = tl.minimum(tl.where(v == top, 0.0, top - v), 3e38)
-    weight, whole = exp_minus(tl.div_rn(d, d * 0.0 + temperature))
+    if (temperature >= 1e-15) & (temperature <= 1e15):
+      # From 64 on quotients count as that.
+      x = divide(tl.minimum(d, temperature * 128.0), temperature)
+    else:
+      x = tl.div_rn(d, d * 0.0 + temperature)
+    weight, whole = exp_minus(x)
   return weight, whole.to(tl.int64)
 
 
