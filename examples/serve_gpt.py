@@ -1,39 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves the GPT of train_gpt.py: continuous batching over a paged KV cache.
 
-Requests come with prompts of different lengths and leave when they are done.
-Each step takes the next token of every running sequence, and of new ones as
-much of the prompt as there is room for: one program of one shape, which writes
-the new keys and values into the cache's pages, attends over them and samples,
-all with `jax.experimental.aiter`. The pages of a finished sequence go to the
-next one.
+Requests come with prompts of different lengths and leave when they are done;
+the pages of a finished one go to the next. While there is a prompt to read, a
+step takes of it as much as there is room for, and the next token of every
+sequence that writes. Else all write a few tokens in one program. Both are of
+one shape each, whatever comes and goes, and their caches are written in place,
+all with `jax.experimental.aiter`. A step begins with the tokens that the one
+before has left on the device, so the host never waits for it: it plans ahead,
+and reads texts some steps later.
 
   python train_gpt.py --out OUT && python serve_gpt.py --weights OUT/weights.npz
-  python serve_gpt.py                   without weights: those that training
-                                        begins with
+  python serve_gpt.py                   without weights: random ones
+  python serve_gpt.py --preset gpu      a larger model in bfloat16, for a GPU
+  python serve_gpt.py --mla             with DeepSeek's latent attention
 
-The same requests are then answered by plain JAX, in one batch with a dense
-cache; the exit code is 1 if the two write different text.
+The same requests are then answered by plain JAX: all prompts in one batch,
+padded, and all tokens in one scan, with a dense cache. The exit code is 1 if
+the two write different text; in bfloat16, where two formulas round differently
+and one token more or less likely changes all that follow, it is only counted.
 """
 
 import argparse
 import collections
 import dataclasses
 import functools
+import math
 import pathlib
 import sys
 import time
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import train_gpt
-from train_gpt import Config
 
 import jax
 from jax.experimental import aiter
 
-PAGE = 16  # tokens of a page
-EMPTY = -1  # the slot of a token that is not there
+EMPTY = -1  # the slot of a token, or the page of a sequence, that is not there
+NEXT = -1  # the token that the sequence's last step has written
+AHEAD = 2  # programs that are started before the first one's tokens are read
+# Of each preset: sequences at once, tokens of a step, tokens of a page.
+SERVING = {"small": (8, 64, 16), "gpu": (64, 1024, 64)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(train_gpt.Config):
+  """train_gpt.py's model, perhaps with latent attention in its place."""
+
+  mla: bool = False
+
+  @property
+  def latent(self) -> int:
+    """Columns of a token's latent vector."""
+    return self.width // 2
+
+  @property
+  def rope(self) -> int:
+    """Columns of a query and a key that are rotated, if it is latent."""
+    return self.head_dim // 2
 
 
 @dataclasses.dataclass
@@ -44,215 +70,501 @@ class Request:
   new_tokens: int  # to be written
   text: list[int] = dataclasses.field(default_factory=list)
   pages: list[int] = dataclasses.field(default_factory=list)
-  stored: int = 0  # tokens in the cache
+  stored: int = 0  # tokens in the cache, when what is planned is done
+  planned: int = 0  # tokens of the text, likewise
 
   @property
-  def tokens(self) -> list[int]:
-    return [*self.prompt, *self.text]
+  def unread(self) -> int:
+    """Tokens of the prompt that are not in the cache."""
+    return max(len(self.prompt) - self.stored, 0)
+
+  def pages_needed(self, page_size: int) -> int:
+    return -(-(len(self.prompt) + self.new_tokens) // page_size)
+
+
+# -----------------------------------------------------------------------------
+# The model
+
+
+def init(cfg: Config, key: jax.Array) -> dict:
+  """Random weights, so strong that they do not write one byte for ever."""
+  params = train_gpt.init(cfg, key)
+  if cfg.mla:
+    n, w, h, d = cfg.layers, cfg.width, cfg.q_heads, cfg.head_dim
+    shapes = {
+      "q": (n, w, h, d + cfg.rope),
+      "kv": (n, w, cfg.latent + cfg.rope),
+      "k_up": (n, cfg.latent, h, d),
+      "v_up": (n, cfg.latent, h, d),
+    }
+    keys = jax.random.split(key, len(shapes))
+    for k, (name, shape) in zip(keys, shapes.items(), strict=True):
+      params[name] = jax.random.normal(k, shape) * 0.02
+    params["kv_norm"] = jnp.ones((n, cfg.latent))
+    params = {name: params[name] for name in params if name not in ("k", "v")}
+  strong = 3 if cfg.width > 256 else 6
+  return {
+    name: x if "norm" in name else x * (2 if name == "embed" else strong)
+    for name, x in params.items()
+  }
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def prepared(params: dict, cfg: Config) -> dict:
+  """Weights as they are used: in cfg.dtype, by layer, q, k and v in one."""
+  params = {name: x.astype(cfg.dtype) for name, x in params.items()}
+  if not cfg.mla:
+    params["qkv"] = jnp.concatenate([params.pop(n) for n in "qkv"], 2)
+  ends = {name: params.pop(name) for name in ("embed", "norm")}
+  return ends | {
+    "layers": [
+      {name: x[i] for name, x in params.items()} for i in range(cfg.layers)
+    ]
+  }
+
+
+class Places(NamedTuple):
+  """Where packed tokens [t] of sequences go, and what they attend to.
+
+  Attributes:
+    positions: [t], in their sequences.
+    slots: [t], in the cache: page * page_size + offset, or EMPTY.
+    cu_seqlens: [s + 1], where each sequence's tokens begin.
+    lengths: [s], how long each is with them; 0 of one that is not there.
+    table: [s, n], the pages of each.
+    page_size: tokens of a page.
+  """
+
+  positions: jax.Array
+  slots: jax.Array
+  cu_seqlens: jax.Array
+  lengths: jax.Array
+  table: jax.Array
+  page_size: int
 
   @property
-  def pages_needed(self) -> int:
-    return -(-(len(self.prompt) + self.new_tokens) // PAGE)
+  def rotary(self) -> dict:
+    return dict(layout="thd", positions=self.positions)
 
-  @property
-  def done(self) -> bool:
-    return len(self.text) == self.new_tokens
-
-
-def layer(params: dict, i: int, cfg: Config) -> dict:
-  """The weights of one layer."""
-  names = params.keys() - {"embed", "norm"}
-  return {name: params[name][i].astype(cfg.dtype) for name in names}
+  def tables(self, dim: int) -> tuple[jax.Array, jax.Array]:
+    return aiter.rotary_embedding(dim, self.page_size * self.table.shape[1])
 
 
-@functools.partial(jax.jit, static_argnames="cfg", donate_argnames="caches")
-def step(params, caches, tokens, places, cu_seqlens, lengths, table, cfg):
+def grouped(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
+  """Attention of tokens [t, width] by pages of keys and values."""
+  q, k, v = jnp.split(
+    jnp.einsum("tw,whd->thd", x, p["qkv"]),
+    (cfg.q_heads, cfg.q_heads + cfg.kv_heads),
+    1,
+  )
+  q, k = aiter.rope_2c(q, k, *at.tables(cfg.head_dim), **at.rotary)
+  cache = aiter.reshape_and_cache_flash(k, v, *cache, at.slots)
+  if len(x) == len(at.lengths):  # one token of each
+    y = aiter.paged_attention_decode(q, *cache, at.table, at.lengths)
+  else:
+    y = aiter.unified_attention(
+      q, *cache, at.cu_seqlens, at.lengths, at.table
+    )
+  return jnp.einsum("thd,hdw->tw", y, p["o"]), cache
+
+
+def latent(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
+  """The same by pages of latent vectors: queries and outputs are absorbed."""
+  q = jnp.einsum("tw,whd->thd", x, p["q"])
+  q_nope, q_pe = jnp.split(q, (cfg.head_dim,), 2)
+  c, k_pe = jnp.split(x @ p["kv"], (cfg.latent,), 1)
+  c = aiter.rms_norm(c, p["kv_norm"])
+  q_pe, k_pe = aiter.rope_2c(
+    q_pe, k_pe[:, None], *at.tables(cfg.rope), **at.rotary
+  )
+  y, pages = aiter.mla_ragged_paged_attention(
+    jnp.einsum("thd,chd->thc", q_nope, p["k_up"]),
+    q_pe,
+    c,
+    k_pe[:, 0],
+    cache[0],
+    at.lengths,
+    at.table.reshape(-1),
+    at.cu_seqlens,
+    jnp.full(3, len(at.lengths), jnp.int32),
+    sm_scale=1 / math.sqrt(cfg.head_dim + cfg.rope),
+  )
+  y = jnp.einsum("thc,chd->thd", y, p["v_up"])
+  return jnp.einsum("thd,hdw->tw", y, p["o"]), (pages,)
+
+
+def empty_caches(cfg: Config, pages: int, page_size: int) -> list[tuple]:
+  """Of each layer, what `grouped` or `latent` takes."""
+  if cfg.mla:
+    shapes = [
+      aiter.get_mla_kv_cache_shape(
+        pages, page_size, cfg.latent, cfg.rope, jnp.dtype(cfg.dtype)
+      )
+    ]
+  else:
+    shapes = [(pages, page_size, cfg.kv_heads, cfg.head_dim)] * 2
+  return [
+    tuple(jnp.zeros(shape, cfg.dtype) for shape in shapes)
+    for _ in range(cfg.layers)
+  ]
+
+
+def forward(params: dict, caches: list, tokens, at: Places, cfg: Config):
+  """Takes tokens into the cache; returns them after all layers, and it."""
+  attend = latent if cfg.mla else grouped
+  x = params["embed"][tokens]
+  written = []
+  for p, cache in zip(params["layers"], caches, strict=True):
+    y, cache = attend(p, aiter.rms_norm(x, p["norm1"]), cache, at, cfg)
+    y, x = aiter.rms_norm_with_add(y, x, p["norm2"])
+    x += jnp.square(jax.nn.relu(y @ p["up"])) @ p["down"]
+    written.append(cache)
+  return x, written
+
+
+def following(params: dict, x: jax.Array) -> jax.Array:
+  """The next token [s] of each sequence, whose last one is x [s, width]."""
+  logits = aiter.rms_norm(x, params["norm"]) @ params["embed"].T
+  return aiter.greedy_sample(logits.astype(jnp.float32))
+
+
+# -----------------------------------------------------------------------------
+# The engine
+
+
+class State(NamedTuple):
+  """What stays on the device."""
+
+  caches: list[tuple]
+  last: jax.Array  # [s], the token that each sequence has written last
+
+
+def unpacked(sheet: jax.Array, sequences: int, *lengths: int) -> list:
+  """The parts of a plan, and the table of pages behind them."""
+  *parts, table = jnp.split(sheet, np.cumsum(lengths))
+  return [*parts, table.reshape(sequences, -1)]
+
+
+@functools.partial(
+  jax.jit, static_argnames=("cfg", "page_size"), donate_argnames="state"
+)
+def step(params, state, sheet, cfg: Config, page_size: int):
   """Takes packed tokens into the cache and continues each sequence.
 
   Args:
-    params: the model's.
-    caches: of each layer, keys and values [pages, PAGE, kv_heads, head_dim].
-    tokens: [t], of each sequence those that are not in the cache yet.
-    places: [t], where they go: page * PAGE + offset, or EMPTY.
-    cu_seqlens: [s + 1], where each sequence's tokens begin.
-    lengths: [s], how long it then is; 0 of one that is not there.
-    table: [s, n], its pages.
+    params: of `prepared`.
+    state: donated.
+    sheet: the plan, one array of integers: tokens or NEXT [t]; how many of each
+      sequence, and its length with them [s]; its pages [s, n].
     cfg: the model.
+    page_size: tokens of a page.
 
   Returns:
-    (the next token of each sequence [s], caches).
+    (the next token of each sequence [s], state).
   """
-  count = jnp.diff(cu_seqlens)
-  sequence = jnp.searchsorted(cu_seqlens, jnp.arange(len(tokens)), "right") - 1
-  sequence = jnp.minimum(sequence, len(lengths) - 1)
-  positions = (lengths - count - cu_seqlens[:-1])[sequence]
-  positions = jnp.maximum(positions + jnp.arange(len(tokens)), 0)
-  cos, sin = aiter.rotary_embedding(cfg.head_dim, PAGE * table.shape[1])
-  rope = lambda x: aiter.rope(x[None], cos, sin, positions=positions[None])[
-    0
-  ].astype(x.dtype)
+  s = len(state.last)
+  room = -(-cfg.seq // page_size)
+  width = len(sheet) - s * (room + 2)
+  tokens, count, lengths, table = unpacked(sheet, s, width, s, s)
+  cu_seqlens = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(count)])
+  i = jnp.arange(width)
+  sequence = jnp.searchsorted(cu_seqlens, i, "right") - 1
+  there, sequence = sequence < s, jnp.minimum(sequence, s - 1)
+  at = jnp.where(there, lengths[sequence] - cu_seqlens[sequence + 1] + i, 0)
+  slots = table[sequence, at // page_size] * page_size + at % page_size
+  x, caches = forward(
+    params,
+    state.caches,
+    jnp.where(tokens == NEXT, state.last[sequence], tokens),
+    Places(at, jnp.where(there, slots, EMPTY), cu_seqlens, lengths, table,
+           page_size),
+    cfg,
+  )
+  found = following(params, x[jnp.maximum(cu_seqlens[1:] - 1, 0)])
+  return found, State(caches, jnp.where(count > 0, found, state.last))
 
-  x = params["embed"][tokens].astype(cfg.dtype)
-  written = []
-  for i, (k_cache, v_cache) in enumerate(caches):
-    p = layer(params, i, cfg)
-    y = aiter.rms_norm(x, p["norm1"])
-    q, k, v = (jnp.einsum("tw,whd->thd", y, p[n]) for n in "qkv")
-    k_cache, v_cache = aiter.reshape_and_cache_flash(
-      rope(k), v, k_cache, v_cache, places
+
+@functools.partial(
+  jax.jit,
+  static_argnames=("cfg", "page_size", "count"),
+  donate_argnames="state",
+)
+def burst(params, state, sheet, cfg: Config, page_size: int, count: int):
+  """`count` tokens of each sequence that has so many left to write.
+
+  Args:
+    params: as of `step`.
+    state: donated.
+    sheet: the plan: how many tokens each sequence writes, and how many it has
+      in the cache [s]; its pages [s, n].
+    cfg: as of `step`.
+    page_size: as of `step`.
+    count: of tokens.
+
+  Returns:
+    (tokens [count, s], state).
+  """
+  s = len(state.last)
+  left, stored, table = unpacked(sheet, s, s, s)
+
+  def body(state, j):
+    live = j < left
+    at = jnp.where(live, stored + j, 0)
+    slots = table[jnp.arange(s), at // page_size] * page_size + at % page_size
+    places = Places(
+      at,
+      jnp.where(live, slots, EMPTY),
+      jnp.arange(s + 1),
+      jnp.where(live, at + 1, 0),
+      table,
+      page_size,
     )
-    y = aiter.unified_attention(
-      rope(q), k_cache, v_cache, cu_seqlens, lengths, table
-    )
-    y = jnp.einsum("thd,hdw->tw", y, p["o"])
-    y, x = aiter.rms_norm_with_add(y, x, p["norm2"])
-    x += jnp.square(jax.nn.relu(y @ p["up"])) @ p["down"]
-    written.append((k_cache, v_cache))
-  last = x[jnp.maximum(cu_seqlens[1:] - 1, 0)]
-  last = aiter.rms_norm(last, params["norm"].astype(cfg.dtype))
-  logits = last @ params["embed"].T.astype(cfg.dtype)
-  return aiter.greedy_sample(logits.astype(jnp.float32)), written
+    x, caches = forward(params, state.caches, state.last, places, cfg)
+    last = jnp.where(live, following(params, x), state.last)
+    return State(caches, last), last
+
+  state, tokens = jax.lax.scan(body, state, jnp.arange(count))
+  return tokens, state
 
 
 class Engine:
   """Runs requests, up to `sequences` at once, `width` tokens a step."""
 
   def __init__(
-    self, params, cfg: Config, sequences: int, width: int, pages: int
+    self,
+    params: dict,
+    cfg: Config,
+    sequences: int,
+    width: int,
+    pages: int,
+    page_size: int = 16,
+    burst_tokens: int = 8,
   ):
-    self.params, self.cfg, self.width = params, cfg, width
-    shape = (pages, PAGE, cfg.kv_heads, cfg.head_dim)
-    self.caches = [
-      (jnp.zeros(shape, cfg.dtype), jnp.zeros(shape, cfg.dtype))
-      for _ in range(cfg.layers)
-    ]
+    self.params = prepared(params, cfg)
+    self.cfg, self.width, self.page_size = cfg, width, page_size
+    self.burst_tokens = burst_tokens
+    self.programs = {
+      step: functools.partial(step, cfg=cfg, page_size=page_size),
+      burst: functools.partial(
+        burst, cfg=cfg, page_size=page_size, count=burst_tokens
+      ),
+    }
+    self.state = State(
+      empty_caches(cfg, pages, page_size), jnp.zeros(sequences, jnp.int32)
+    )
     self.free = list(range(pages))
     self.running: list[Request | None] = [None] * sequences
     self.waiting: collections.deque[Request] = collections.deque()
-    self.steps = 0
+    self.unread: collections.deque[tuple[jax.Array, list]] = collections.deque()
+    self.table = np.full(
+      (sequences, -(-cfg.seq // page_size)), EMPTY, np.int32
+    )
+    self.steps = {step: 0, burst: 0}
 
   def _admit(self) -> None:
     """Gives waiting requests a place and all the pages that they will need."""
     for i, request in enumerate(self.running):
       if request is None and self.waiting:
-        needed = self.waiting[0].pages_needed
+        needed = self.waiting[0].pages_needed(self.page_size)
         if needed > len(self.free):
           return
-        self.running[i] = self.waiting.popleft()
-        self.running[i].pages = [self.free.pop() for _ in range(needed)]
+        request = self.running[i] = self.waiting.popleft()
+        request.pages = [self.free.pop() for _ in range(needed)]
+        self.table[i, :needed] = request.pages
 
-  def _batch(self):
-    """The arguments of `step`; sequences that decode come before prompts."""
-    count = [0] * len(self.running)
+  def _plan_step(self) -> tuple[list, list]:
+    """Parts of a sheet, and who gets a token; those that write come first."""
+    s = len(self.running)
+    count, lengths = np.zeros((2, s), np.int32)
+    tokens, found = [[] for _ in range(s)], []
     room = self.width
-    ready = [i for i, r in enumerate(self.running) if r]
-    left = {
-      i: len(self.running[i].tokens) - self.running[i].stored for i in ready
-    }
-    for i in sorted(ready, key=lambda i: left[i] > 1):
-      count[i] = min(left[i], room)
+    ready = [(r.unread, i, r) for i, r in enumerate(self.running) if r]
+    for unread, i, r in sorted(ready, key=lambda t: t[:2]):
+      count[i] = min(unread or 1, room)
+      if not count[i]:
+        break
       room -= count[i]
-    longest = self.cfg.seq // PAGE
-    table = np.full((len(self.running), longest), EMPTY, np.int32)
-    tokens = np.zeros(self.width, np.int32)
-    places = np.full(self.width, EMPTY, np.int32)
-    lengths = np.zeros(len(self.running), np.int32)
-    starts = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
-    for i in ready:
-      r, new = self.running[i], slice(starts[i], starts[i + 1])
-      at = np.arange(r.stored, r.stored + count[i])
-      table[i, : len(r.pages)] = r.pages
-      tokens[new] = r.tokens[r.stored : r.stored + count[i]]
-      places[new] = np.take(r.pages, at // PAGE) * PAGE + at % PAGE
-      r.stored += count[i]
-      lengths[i] = r.stored if count[i] else 0
-    return tokens, places, starts, lengths, table
+      tokens[i] = r.prompt[r.stored : r.stored + count[i]] if unread else [NEXT]
+      r.stored += int(count[i])
+      lengths[i] = r.stored
+      if not r.unread:
+        found.append((r, (i,)))
+        r.planned += 1
+    packed = np.zeros(self.width, np.int32)
+    packed[: self.width - room] = np.concatenate(tokens)
+    return [packed, count, lengths], found
+
+  def _plan_burst(self) -> tuple[list, list]:
+    left, stored = np.zeros((2, len(self.running)), np.int32)
+    found = []
+    for i, r in enumerate(self.running):
+      if r:
+        left[i] = min(r.new_tokens - r.planned, self.burst_tokens)
+        stored[i] = r.stored
+        found.append((r, (slice(left[i]), i)))
+        r.planned += int(left[i])
+        r.stored += int(left[i])
+    return [left, stored], found
+
+  def _read(self) -> None:
+    tokens, found = self.unread.popleft()
+    tokens = np.asarray(tokens)
+    for request, place in found:
+      request.text += np.atleast_1d(tokens[place]).tolist()
 
   def run(self, requests) -> None:
     """Answers all requests."""
     self.waiting.extend(requests)
     while self.waiting or any(self.running):
       self._admit()
-      arguments = self._batch()
-      next_tokens, self.caches = step(
-        self.params, self.caches, *arguments, cfg=self.cfg
+      prompts = any(r and r.unread for r in self.running)
+      program = step if prompts else burst
+      parts, found = self._plan_step() if prompts else self._plan_burst()
+      sheet = np.concatenate([*parts, self.table.reshape(-1)])
+      tokens, self.state = self.programs[program](
+        self.params, self.state, sheet
       )
-      self.steps += 1
-      next_tokens = np.asarray(next_tokens)
+      tokens.copy_to_host_async()
+      self.steps[program] += 1
+      self.unread.append((tokens, found))
+      # Programs run one after the other: pages are free for the next one.
       for i, r in enumerate(self.running):
-        if r is None or r.stored < len(r.tokens):
-          continue  # Of a prompt that is not all in the cache, nothing follows.
-        r.text.append(int(next_tokens[i]))
-        if r.done:
+        if r and r.planned == r.new_tokens:
           self.free += r.pages
+          self.table[i] = EMPTY
           self.running[i] = None
+      if len(self.unread) > AHEAD:
+        self._read()
+    while self.unread:
+      self._read()
 
 
-@functools.partial(jax.jit, static_argnames="cfg", donate_argnames="caches")
-def dense_step(params, caches, tokens, positions, cfg):
-  """Plain JAX: one token [b] of each sequence, at its position [b]."""
-  b, width = len(tokens), caches[0][0].shape[1]
-  norm, add = train_gpt.plain_rms_norm, train_gpt.plain_rms_norm_with_add
-  half = cfg.head_dim // 2
-  angle = positions[:, None] * 1e4 ** -(jnp.arange(half) / half)
-  cos, sin = (f(angle)[:, None].astype(cfg.dtype) for f in (jnp.cos, jnp.sin))
+# -----------------------------------------------------------------------------
+# Plain JAX
 
-  def rope(x):
-    first, second = x[..., :half], x[..., half:]
-    return jnp.concatenate(
-      [first * cos - second * sin, second * cos + first * sin], -1
+
+def rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
+  """Pairs of x [b, t, h, d] turned by their positions [b, t]."""
+  half = x.shape[-1] // 2
+  angle = positions[..., None] * 1e4 ** -(jnp.arange(half) / half)
+  cos, sin = (f(angle)[:, :, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+  a, b = x[..., :half], x[..., half:]
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def dense_attention(p: dict, x, cache: tuple, positions, cfg: Config):
+  """Attention of x [b, t, width] by caches [b, seq, ...], which it writes."""
+  if cfg.mla:
+    q = jnp.einsum("btw,whd->bthd", x, p["q"])
+    q_nope, q_pe = jnp.split(q, (cfg.head_dim,), 3)
+    q = jnp.concatenate([q_nope, rotated(q_pe, positions)], 3)
+    c, k_pe = jnp.split(x @ p["kv"], (cfg.latent,), 2)
+    c = train_gpt.plain_rms_norm(c, p["kv_norm"])
+    new = c, rotated(k_pe[:, :, None], positions)[:, :, 0]
+  else:
+    q, *new = jnp.split(
+      jnp.einsum("btw,whd->bthd", x, p["qkv"]),
+      (cfg.q_heads, cfg.q_heads + cfg.kv_heads),
+      2,
     )
+    q, new[0] = rotated(q, positions), rotated(new[0], positions)
+  rows = jnp.arange(len(x))[:, None]
+  cache = tuple(
+    t.at[rows, positions].set(n) for t, n in zip(cache, new, strict=True)
+  )
+  # Prompts see themselves, and whoever writes what it has written too.
+  k, v = cache if x.shape[1] == 1 else new
+  if cfg.mla:
+    c, k_pe = k, v
+    k = jnp.einsum("bsc,chd->bshd", c, p["k_up"])
+    v = jnp.einsum("bsc,chd->bshd", c, p["v_up"])
+    k_pe = jnp.broadcast_to(k_pe[:, :, None], (*k.shape[:3], cfg.rope))
+    k = jnp.concatenate([k, k_pe], 3)
+    v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, cfg.rope)))
+  seen = jnp.arange(k.shape[1]) <= positions[:, :, None]
+  y = jax.nn.dot_product_attention(q, k, v, mask=seen[:, None])
+  y = y[..., : cfg.head_dim]
+  return jnp.einsum("bthd,hdw->btw", y, p["o"]), cache
 
-  x = params["embed"][tokens].astype(cfg.dtype)
+
+def dense_forward(params: dict, caches: list, tokens, positions, cfg: Config):
+  """`forward` of tokens [b, t]."""
+  norm = train_gpt.plain_rms_norm
+  x = params["embed"][tokens]
   written = []
-  for i, (k_cache, v_cache) in enumerate(caches):
-    p = layer(params, i, cfg)
-    y = norm(x, p["norm1"])
-    q, k, v = (jnp.einsum("bw,whd->bhd", y, p[n]) for n in "qkv")
-    k_cache = k_cache.at[jnp.arange(b), positions].set(rope(k))
-    v_cache = v_cache.at[jnp.arange(b), positions].set(v)
-    seen = jnp.arange(width) <= positions[:, None]
-    y = jax.nn.dot_product_attention(
-      rope(q)[:, None], k_cache, v_cache, mask=seen[:, None, None]
-    )[:, 0]
-    y = jnp.einsum("bhd,hdw->bw", y, p["o"])
-    y, x = add(y, x, p["norm2"])
+  for p, cache in zip(params["layers"], caches, strict=True):
+    y, cache = dense_attention(
+      p, norm(x, p["norm1"]), cache, positions, cfg
+    )
+    y, x = train_gpt.plain_rms_norm_with_add(y, x, p["norm2"])
     x += jnp.square(jax.nn.relu(y @ p["up"])) @ p["down"]
-    written.append((k_cache, v_cache))
-  x = norm(x, params["norm"].astype(cfg.dtype))
-  return jnp.argmax(x @ params["embed"].T.astype(cfg.dtype), -1), written
+    written.append(cache)
+  return x, written
 
 
-def dense(params, requests, cfg: Config) -> list[list[int]]:
-  """Answers all requests in one batch with a dense cache."""
-  shape = (len(requests), cfg.seq, cfg.kv_heads, cfg.head_dim)
+@functools.partial(jax.jit, static_argnames=("cfg", "count"))
+def dense(params, prompts, lengths, cfg: Config, count: int):
+  """What follows prompts [b, t] of such lengths [b]: tokens [b, count]."""
+  b, t = prompts.shape
+  columns = (cfg.latent,), (cfg.rope,)
+  if not cfg.mla:
+    columns = [(cfg.kv_heads, cfg.head_dim)] * 2
   caches = [
-    (jnp.zeros(shape, cfg.dtype), jnp.zeros(shape, cfg.dtype))
+    tuple(jnp.zeros((b, t + count, *c), cfg.dtype) for c in columns)
     for _ in range(cfg.layers)
   ]
-  texts = [list(r.prompt) for r in requests]
-  ends = [len(r.prompt) + r.new_tokens for r in requests]
-  for at in range(max(ends) - 1):
-    tokens = np.array([t[min(at, len(t) - 1)] for t in texts], np.int32)
-    positions = np.array([min(at, end - 1) for end in ends], np.int32)
-    following, caches = dense_step(params, caches, tokens, positions, cfg)
-    following = np.asarray(following)
-    for i, text in enumerate(texts):
-      if len(text) == at + 1 < ends[i]:
-        text.append(int(following[i]))
-  return [t[len(r.prompt) :] for t, r in zip(texts, requests, strict=True)]
+
+  def next_token(x):
+    x = train_gpt.plain_rms_norm(x, params["norm"])
+    logits = (x @ params["embed"].T).astype(jnp.float32)
+    return jnp.argmax(logits, -1).astype(jnp.int32)
+
+  def write(carry, _):
+    caches, last, at = carry
+    x, caches = dense_forward(
+      params, caches, last[:, None], at[:, None], cfg
+    )
+    return (caches, next_token(x[:, 0]), at + 1), last
+
+  positions = jnp.broadcast_to(jnp.arange(t), (b, t))
+  x, caches = dense_forward(params, caches, prompts, positions, cfg)
+  first = next_token(x[jnp.arange(b), lengths - 1])
+  _, tokens = jax.lax.scan(write, (caches, first, lengths), length=count)
+  return tokens.T
 
 
-def model(weights: pathlib.Path | None, seed: int) -> tuple[dict, Config]:
-  """A model of train_gpt.py: as trained, or as the small one begins."""
-  if weights is None:
-    cfg = train_gpt.PRESETS["small"]
-    return train_gpt.init(cfg, jax.random.key(seed)), cfg
-  params = {name: jnp.asarray(x) for name, x in np.load(weights).items()}
-  for cfg in train_gpt.PRESETS.values():
+def dense_texts(params: dict, requests: list, cfg: Config) -> list[list[int]]:
+  """Answers all requests in one batch."""
+  prompts = np.zeros(
+    (len(requests), max(len(r.prompt) for r in requests)), np.int32
+  )
+  for row, r in zip(prompts, requests, strict=True):
+    row[: len(r.prompt)] = r.prompt
+  lengths = np.array([len(r.prompt) for r in requests], np.int32)
+  tokens = np.asarray(
+    dense(params, prompts, lengths, cfg, max(r.new_tokens for r in requests))
+  )
+  return [t[: r.new_tokens].tolist() for t, r in zip(tokens, requests)]
+
+
+# -----------------------------------------------------------------------------
+
+
+def model(args: argparse.Namespace) -> tuple[dict, Config, str]:
+  """A model of train_gpt.py, and which: as trained, or random."""
+  key = jax.random.key(args.seed)
+  as_config = lambda preset, mla=False: Config(
+    **dataclasses.asdict(train_gpt.PRESETS[preset]), mla=mla
+  )
+  if args.weights is None:
+    cfg = as_config(args.preset, args.mla)
+    return jax.jit(init, static_argnums=0)(cfg, key), cfg, args.preset
+  params = {name: jnp.asarray(x) for name, x in np.load(args.weights).items()}
+  for preset in train_gpt.PRESETS:
+    cfg = as_config(preset)
     if params["q"].shape == (cfg.layers, cfg.width, cfg.q_heads, cfg.head_dim):
-      return params, cfg
-  raise SystemExit(f"{weights} is of none of train_gpt.py's presets")
+      return params, cfg, preset
+  raise SystemExit(f"{args.weights} is of none of train_gpt.py's presets")
 
 
 def draw_requests(count: int, cfg: Config, seed: int) -> list[Request]:
@@ -261,12 +573,12 @@ def draw_requests(count: int, cfg: Config, seed: int) -> list[Request]:
   rng = np.random.default_rng(seed)
   requests = []
   for _ in range(count):
-    prompt = int(rng.integers(4, cfg.seq // 2))
+    prompt = int(rng.integers(max(cfg.seq // 128, 4), cfg.seq // 2 + 1))
     start = rng.integers(0, len(text) - prompt)
     requests.append(
       Request(
         text[start : start + prompt].astype(np.int32),
-        int(rng.integers(8, cfg.seq // 3)),
+        int(rng.integers(max(cfg.seq // 64, 8), cfg.seq // 8 + 1)),
       )
     )
   return requests
@@ -277,59 +589,75 @@ def main() -> int:
   parser.add_argument(
     "--weights", type=pathlib.Path, help="weights.npz that train_gpt.py wrote"
   )
+  parser.add_argument(
+    "--preset", choices=SERVING, default="small", help="of random weights"
+  )
+  parser.add_argument(
+    "--mla", action="store_true", help="latent attention, of random weights"
+  )
   parser.add_argument("--requests", type=int, default=16)
-  parser.add_argument("--sequences", type=int, default=8, help="at once")
-  parser.add_argument("--width", type=int, default=64, help="tokens a step")
+  parser.add_argument("--sequences", type=int, help="at once")
+  parser.add_argument("--width", type=int, help="tokens a step")
   parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args()
   for name in ("requests", "sequences", "width"):
-    if getattr(args, name) < 1:
+    if getattr(args, name) is not None and getattr(args, name) < 1:
       parser.error(f"--{name} must be at least 1")
-  params, cfg = model(args.weights, args.seed)
+  if args.mla and args.weights is not None:
+    parser.error("--mla is of random weights, not of --weights")
+  params, cfg, preset = model(args)
+  sequences, width, page_size = SERVING[preset]
+  sequences, width = args.sequences or sequences, args.width or width
+  if width < sequences:
+    parser.error(f"--width must be at least {sequences}, as --sequences")
 
   # Room for half of what could run at once: pages are needed again.
-  pages = max(args.sequences // 2, 1) * cfg.seq // PAGE
-  engine = Engine(params, cfg, args.sequences, args.width, pages)
-  engine.run(draw_requests(1, cfg, args.seed + 1))  # compiles the step
+  pages = max(sequences // 2, 1) * cfg.seq // page_size
+  engine = Engine(params, cfg, sequences, width, pages, page_size)
+  engine.run(draw_requests(1, cfg, args.seed + 1))  # compiles both programs
   requests = draw_requests(args.requests, cfg, args.seed)
-  engine.steps = 0
+  engine.steps = {step: 0, burst: 0}
   start = time.perf_counter()
   engine.run(requests)
   seconds = time.perf_counter() - start
   written = sum(r.new_tokens for r in requests)
+  shown = requests[0]
   print(
     f"{args.requests} requests, prompts of "
     f"{min(len(r.prompt) for r in requests)} to "
     f"{max(len(r.prompt) for r in requests)} bytes, {written} written, "
+    f"{cfg.layers} layers of {cfg.width} channels, {cfg.dtype}, "
     f"{jax.devices()[0].device_kind}"
   )
   print(
-    f"  paged, {args.sequences} at once: {engine.steps} steps, "
-    f"{written / seconds:,.0f} tokens/s, {step._cache_size()} program"
+    f"  paged, {sequences} at once: {engine.steps[step]} steps of {width} "
+    f"tokens and {engine.steps[burst]} of {engine.burst_tokens} a sequence, "
+    f"{written / seconds:,.0f} tokens/s, "
+    f"{step._cache_size() + burst._cache_size()} programs"
   )
 
-  dense(params, requests[:1] * args.requests, cfg)
+  answer: Any = functools.partial(dense_texts, engine.params, requests, cfg)
+  answer()
   start = time.perf_counter()
-  expected = dense(params, requests, cfg)
+  expected = answer()
   seconds = time.perf_counter() - start
   print(
     f"  plain JAX, dense cache, all at once: {written / seconds:,.0f} tokens/s"
   )
-  shown = requests[0]
   print("\nThe first prompt, and | what follows:\n")
   print(
     bytes(shown.prompt.tolist()).decode("utf-8", "replace")
     + "|"
     + bytes(shown.text).decode("utf-8", "replace")
   )
-  different = sum(r.text != e for r, e in zip(requests, expected, strict=True))
   if len(engine.free) != pages:
     print(
       f"{pages - len(engine.free)} pages were not given back", file=sys.stderr
     )
     return 1
+  different = sum(r.text != e for r, e in zip(requests, expected, strict=True))
   print(f"\ntexts that differ between the two: {different} of {args.requests}")
-  return 1 if different else 0
+  return 1 if different and cfg.dtype == "float32" else 0
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ import train_gpt
 
 import jax
 
-CONFIG = train_gpt.Config(1, 64, 4, 2, 64, 2, 8, 0.1, "bfloat16", 0.02)
+CONFIG = serve_gpt.Config(1, 64, 4, 2, 64, 2, 8, 0.1, "bfloat16", 0.02)
 PROMPTS = (3, 20, 9)  # in bytes
 NEW_TOKENS = 5
 
 
-def train(cfg: train_gpt.Config) -> list[float]:
+def train(cfg: serve_gpt.Config) -> list[float]:
   """Returns each step's loss."""
   ops = train_gpt.operators("aiter")
   text, _ = train_gpt.corpus()
@@ -49,22 +49,21 @@ def train(cfg: train_gpt.Config) -> list[float]:
   return losses
 
 
-def serve(cfg: train_gpt.Config) -> list[bytes]:
-  """Returns what follows each prompt, by a model of strong random weights.
+def serve(cfg: serve_gpt.Config) -> list[bytes]:
+  """Returns what follows each prompt, by a model of random weights.
 
   One that has learned for a few steps writes nothing but spaces.
   """
-  layers = {"q", "k", "v", "o", "up", "down"}
-  params = {name: x * (6 if name in layers else 2)
-            for name, x in train_gpt.init(cfg, jax.random.key(0)).items()}
+  params = serve_gpt.init(cfg, jax.random.key(0))
   _, text = train_gpt.corpus()
   requests = [
     serve_gpt.Request(text[1000 * n : 1000 * n + n].astype(np.int32),
                       NEW_TOKENS)
     for n in PROMPTS
   ]
-  pages = sum(r.pages_needed for r in requests[:2])
-  serve_gpt.Engine(params, cfg, 2, 16, pages).run(requests)
+  pages = sum(r.pages_needed(16) for r in requests[:2])
+  engine = serve_gpt.Engine(params, cfg, 2, 16, pages, burst_tokens=4)
+  engine.run(requests)
   return [bytes(r.text) for r in requests]
 
 

@@ -49,10 +49,19 @@ class ExamplesTest(parameterized.TestCase):
       *("--sequences", "3", "--width", "24"),
     )
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-    self.assertIn(" 1 program\n", done.stdout)
+    self.assertIn(" 2 programs\n", done.stdout)
     self.assertIn("differ between the two: 0 of 5", done.stdout)
     if "matplotlib is not installed" not in done.stdout:
       self.assertTrue((out / "loss.png").exists())
+
+  def test_serve_gpt_with_latent_attention(self):
+    done = run(
+      "examples/serve_gpt.py",
+      *("--mla", "--requests", "4", "--sequences", "2", "--width", "24"),
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    self.assertIn(" 2 programs\n", done.stdout)
+    self.assertIn("differ between the two: 0 of 4", done.stdout)
 
   def test_tiny_gpt(self):
     done = run("examples/tiny_gpt.py", "--steps", "2")
