@@ -28,7 +28,7 @@ _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 
 # What scratch is sized by; src/sampling.cc and the kernels have the same.
 _MAX_PARTS = 64
-_MIN_PART, _MAX_PART = 4096, 32768
+_LEAST_PART, _USUAL_PART, _MAX_PART = 2048, 4096, 32768
 _BLOCKS = 528  # Of a device's multiprocessors, some each.
 # Parts with enough maxima to bound from what lists begin with: the k largest up
 # to 1024, and those of spans up to 4096.
@@ -216,9 +216,10 @@ def _parts(b, v, bounding: int) -> int:
   """Blocks that share a row."""
   if not dims.is_known(v):
     return _MAX_PARTS
-  least, most = -(-v // _MAX_PART), min(_MAX_PARTS, -(-v // _MIN_PART))
-  least = max(least, min(bounding, most))
-  return min(max(-(-_BLOCKS // b) if dims.is_known(b) else most, least), most)
+  usual = min(_MAX_PARTS, -(-v // _USUAL_PART))
+  if dims.is_known(b):
+    usual = min(usual, -(-_BLOCKS // b))
+  return max(usual, -(-v // _MAX_PART), min(bounding, -(-v // _LEAST_PART)))
 
 
 def _scratch(x, draws: bool, limits: bool, bounding: int):
