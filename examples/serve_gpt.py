@@ -414,6 +414,13 @@ class Engine:
 
   def run(self, requests) -> None:
     """Answers all requests."""
+    most = min(len(self.free), self.table.shape[1])
+    for r in requests:
+      if (needed := r.pages_needed(self.page_size)) > most:
+        raise ValueError(
+          f"{len(r.prompt)} tokens and {r.new_tokens} new ones need {needed} "
+          f"pages of {self.page_size}; there are {most}"
+        )
     self.waiting.extend(requests)
     while self.waiting or any(self.running):
       self._admit()
