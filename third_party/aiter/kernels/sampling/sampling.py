@@ -217,7 +217,8 @@ def sampling_race(logits, mask, temperature, min_p, keys, exponentials, best,
     else:
       about = tl.exp2(tl.maximum(tl.minimum(top - v, 3e38) * scale, -92.4))
     # Said by what is not, for where one is no number.
-    over = (v >= lowest_kept) & (((about * reach < by) == 0) | (v == top))
+    over = (v >= lowest_kept) & (
+        ((about * reach < by) == 0) | (v == float("inf")))
     if tl.max(over.to(tl.int32), 0) > 0:
       exact = by
       if (flags & GIVEN) == 0:

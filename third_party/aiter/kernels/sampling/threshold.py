@@ -508,6 +508,55 @@ def _reach(columns, weight, pivot, flags):
 
 
 @triton.jit
+def _search(logits, mask, temperature, best, candidates, at, row, cols, parts,
+            of, many, flags, TILE: tl.constexpr, BITS: tl.constexpr):
+  """Finds the limit among the columns listed, TILE of them in registers."""
+  top = _top(best, row, parts)
+  t, _ = load_temperature(temperature, row, flags)
+  bound = tl.load(at + BOUND)
+  number_above = tl.load(at + NUMBER_ABOVE)
+  weight_above = tl.load(at + WEIGHT_ABOVE)
+  number_limit = tl.load(at + NUMBER_LIMIT)
+  weight_limit = tl.load(at + WEIGHT_LIMIT)
+  end = tl.where(many <= CANDIDATES, many, cols)
+  digit = tl.arange(0, 4)
+  i = tl.arange(0, TILE)
+  columns, weight = _candidates(
+      logits, mask, candidates, row, i, many, cols, top, t, of, bound, flags)
+  limit = tl.full([], NOTHING, tl.int64)
+  kept = weight_above
+  last = 64 - BITS
+  if flags & SPAN:
+    last = 0
+  shift = 62
+  if of == LISTED:
+    # Digits that the bound and the largest column begin with are the limit's.
+    largest = largest_of(best, row, 0, parts)
+    while (shift > last) & ((bound >> shift) == (largest >> shift)):
+      limit = (bound >> shift) << shift
+      shift = tl.where(shift == 32, 20, shift - 2)
+  while shift >= last:
+    pivot = limit + (digit.to(tl.int64) << shift)
+    number, total = _reach(columns, weight, pivot, flags)
+    for i0 in range(TILE, end, TILE):
+      more, weight_of = _candidates(
+          logits, mask, candidates, row, i0 + i, many, cols, top, t, of, bound,
+          flags)
+      n, w = _reach(more, weight_of, pivot, flags)
+      number += n
+      total += w
+    number += number_above
+    total += weight_above
+    good = (number >= number_limit) | (total >= weight_limit)
+    step = tl.max(tl.where(good, digit, 0), 0)
+    limit += step.to(tl.int64) << shift
+    kept = tl.sum(tl.where(digit == step, total, 0), 0)
+    shift = tl.where(shift == 32, 20, shift - 2)
+  tl.store(at + LIMIT, limit)
+  tl.store(at + KEPT, kept)
+
+
+@triton.jit
 def sampling_threshold(logits, mask, temperature, best, candidates, state, rows,
                        cols, parts, flags, TILE: tl.constexpr,
                        BITS: tl.constexpr):
@@ -520,41 +569,10 @@ def sampling_threshold(logits, mask, temperature, best, candidates, state, rows,
   at = state + row * STATE
   of = tl.load(at + BIN)
   if of >= 0:
-    top = _top(best, row, parts)
-    t, _ = load_temperature(temperature, row, flags)
-    bound = tl.load(at + BOUND)
-    number_above = tl.load(at + NUMBER_ABOVE)
-    weight_above = tl.load(at + WEIGHT_ABOVE)
-    number_limit = tl.load(at + NUMBER_LIMIT)
-    weight_limit = tl.load(at + WEIGHT_LIMIT)
     many = tl.load(at + tl.where(of == LISTED, FOUND, COLLECTED)).to(tl.int32)
-    end = tl.where(many <= CANDIDATES, many, cols)
-    digit = tl.arange(0, 4)
-    i = tl.arange(0, TILE)
-    columns, weight = _candidates(
-        logits, mask, candidates, row, i, many, cols, top, t, of, bound, flags)
-    limit = tl.full([], NOTHING, tl.int64)
-    kept = weight_above
-    last = 64 - BITS
-    if flags & SPAN:
-      last = 0
-    shift = 62
-    while shift >= last:
-      pivot = limit + (digit.to(tl.int64) << shift)
-      number, total = _reach(columns, weight, pivot, flags)
-      for i0 in range(TILE, end, TILE):
-        more, weight_of = _candidates(
-            logits, mask, candidates, row, i0 + i, many, cols, top, t, of,
-            bound, flags)
-        n, w = _reach(more, weight_of, pivot, flags)
-        number += n
-        total += w
-      number += number_above
-      total += weight_above
-      good = (number >= number_limit) | (total >= weight_limit)
-      step = tl.max(tl.where(good, digit, 0), 0)
-      limit += step.to(tl.int64) << shift
-      kept = tl.sum(tl.where(digit == step, total, 0), 0)
-      shift = tl.where(shift == 32, 20, shift - 2)
-    tl.store(at + LIMIT, limit)
-    tl.store(at + KEPT, kept)
+    if many <= TILE // 4:
+      _search(logits, mask, temperature, best, candidates, at, row, cols, parts,
+              of, many, flags, TILE // 4, BITS)
+    else:
+      _search(logits, mask, temperature, best, candidates, at, row, cols, parts,
+              of, many, flags, TILE, BITS)
