@@ -44,7 +44,7 @@ NEXT = -1  # the token that the sequence's last step has written
 LIMIT = 0.5  # how far below the likeliest a token's logit may be, in bfloat16
 AHEAD = 2  # programs that are started before the first one's tokens are read
 # Of each preset: sequences at once, tokens of a step, tokens of a page.
-SERVING = {"small": (8, 64, 16), "gpu": (64, 1024, 64)}
+SERVING = {"small": (8, 64, 16), "gpu": (64, 2048, 64)}
 
 
 @dataclasses.dataclass(frozen=True)
