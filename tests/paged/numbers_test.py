@@ -2,7 +2,9 @@
 """Attention over paged caches against the oracle, on any machine."""
 
 import dataclasses
+import functools
 import itertools
+import os
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,12 +20,23 @@ import jax
 from jax.experimental import aiter
 
 
+# Random batches, and how many go through one program. More of them:
+#   AITER_BATCHES=1000 python3 paged/numbers_test.py BatchesTest
+BATCHES = int(os.environ.get("AITER_BATCHES", machine.size(40, 6, 2)))
+_EACH = machine.size(10, 2, 1)
+
+
+@functools.cache
+def _program(fn, options):
+  return jax.jit(functools.partial(fn, **dict(options)))
+
+
 class PagedTestCase(parameterized.TestCase):
 
   def check(self, case: Case, seed: int = 0):
     problem = cases.Problem(case, seed)
     fn, options, arrays = cases.call(problem)
-    got = jax.jit(lambda arrays: fn(**arrays, **options))(arrays)
+    got = _program(fn, tuple(options.items()))(**arrays)
     out, lse = got if case.lse else (got, None)
     exact, exact_lse = problem.exact()
     plain, _ = problem.exact(DTYPES[case.dtype])
@@ -166,6 +179,16 @@ class PagedTest(PagedTestCase):
     np.testing.assert_allclose(np.float32(out[:rows]), np.float32(dense),
                                **close)
     np.testing.assert_allclose(lse[:, :rows], dense_lse, rtol=1e-3, atol=1e-3)
+
+
+class BatchesTest(PagedTestCase):
+
+  @parameterized.parameters(*range(-(-BATCHES // _EACH)))
+  def test_mixed(self, seed):
+    """Prefill, chunks and decoding together, by programs made once."""
+    for i, case in enumerate(cases.batches(
+        seed, _EACH, *machine.size((100, 700), (40, 200), (12, 60)))):
+      self.check(case, 1000 * seed + i)
 
 
 if __name__ == "__main__":
