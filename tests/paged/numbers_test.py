@@ -19,7 +19,6 @@ from paged.cases import Case
 import jax
 from jax.experimental import aiter
 
-
 # Random batches, and how many go through one program. More of them:
 #   AITER_BATCHES=1000 python3 paged/numbers_test.py BatchesTest
 BATCHES = int(os.environ.get("AITER_BATCHES", machine.size(40, 6, 2)))

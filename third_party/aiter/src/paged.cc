@@ -34,10 +34,11 @@ constexpr int64_t kManyRows = 32;
 constexpr int64_t kLargePage = 64;
 // Rows that a tensor map's boxes of the smallest kernel have.
 constexpr int64_t kTinyPage = 16;
-// Programs of a multiprocessor, below which keys are divided; and how often the
-// grid has room for them, of which a long sequence may take more than its
-// share.
+// Programs of a multiprocessor, below which keys are divided, or so many of
+// their threads; and how often the grid has room for them, of which a long
+// sequence may take more than its share.
 constexpr int64_t kPrograms = 3;
+constexpr int64_t kThreads = 256;
 constexpr int64_t kRoom = 4;
 // The same of latent attention, whose tiles fill a multiprocessor, and whose
 // sequences are all divided alike.
@@ -249,7 +250,9 @@ struct Attend {
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     AITER_RETURN_IF_ERROR(steps->Add("paged_attend", key, &plan->attend));
-    plan->programs = kPrograms * std::max(steps->device().multiprocessors, 1);
+    plan->programs =
+        std::max(kPrograms, kThreads / plan->attend.info->threads) *
+        std::max(steps->device().multiprocessors, 1);
     ProblemKey rows;
     rows.data_type = key.data_type;
     rows.dims[0] = key.dims[0];
