@@ -184,7 +184,7 @@ class PagedTest(PagedTestCase):
 
 class BatchesTest(PagedTestCase):
 
-  @parameterized.parameters(*range(-(-BATCHES // _EACH)))
+  @parameterized.parameters(*((i,) for i in range(-(-BATCHES // _EACH))))
   def test_mixed(self, seed):
     """Prefill, chunks and decoding together, by programs made once."""
     for i, case in enumerate(cases.batches(
