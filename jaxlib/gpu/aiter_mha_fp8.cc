@@ -40,13 +40,14 @@ struct FwdBuffers : BufferList {
   Buffer cu_seqlens_k = Operand("cu_seqlens_k");
   Buffer out = Result("out");
   Buffer lse = Result("lse");
+  Buffer v_columns = Result("v_columns");
 };
 
-// q, k and out, whose rows are those of a batch or of packed sequences.
+// q, k, v and out, whose rows are those of a batch or of packed sequences.
 ffi::Error SetRows(const FwdBuffers& b, bool packed,
                    aiter::mha_fp8_fwd_args* a) {
   const size_t rank = packed ? 3 : 4;
-  for (const Buffer* t : {&b.q, &b.k, &b.out}) {
+  for (const Buffer* t : {&b.q, &b.k, &b.v, &b.out}) {
     AITER_FFI_RETURN_IF_ERROR(CheckRank(
         *t, rank, packed ? "[rows, heads, dim]" : "[batch, rows, heads, dim]"));
   }
@@ -58,10 +59,14 @@ ffi::Error SetRows(const FwdBuffers& b, bool packed,
   a->hdim = q[rank - 1];
   a->hdim_v = b.out.dimensions()[rank - 1];
   AITER_FFI_RETURN_IF_ERROR(CheckType(b.out, ffi::BF16));
-  AITER_FFI_RETURN_IF_ERROR(CheckType(b.k, b.q.element_type()));
+  for (const Buffer* t : {&b.k, &b.v}) {
+    AITER_FFI_RETURN_IF_ERROR(CheckType(*t, b.q.element_type()));
+  }
   if (packed) {
     AITER_FFI_RETURN_IF_ERROR(
         CheckShape(b.k, {a->seqlen_k, a->nhead_k, a->hdim}));
+    AITER_FFI_RETURN_IF_ERROR(
+        CheckShape(b.v, {a->seqlen_k, a->nhead_k, a->hdim_v}));
     AITER_FFI_RETURN_IF_ERROR(
         CheckShape(b.out, {a->seqlen_q, a->nhead_q, a->hdim_v}));
     return Check(b.lse, ffi::F32, {a->nhead_q, a->seqlen_q});
@@ -70,6 +75,8 @@ ffi::Error SetRows(const FwdBuffers& b, bool packed,
       CheckShape(b.q, {a->batch, a->seqlen_q, a->nhead_q, a->hdim}));
   AITER_FFI_RETURN_IF_ERROR(
       CheckShape(b.k, {a->batch, a->seqlen_k, a->nhead_k, a->hdim}));
+  AITER_FFI_RETURN_IF_ERROR(
+      CheckShape(b.v, {a->batch, a->seqlen_k, a->nhead_k, a->hdim_v}));
   AITER_FFI_RETURN_IF_ERROR(
       CheckShape(b.out, {a->batch, a->seqlen_q, a->nhead_q, a->hdim_v}));
   return Check(b.lse, ffi::F32, {a->batch, a->nhead_q, a->seqlen_q});
@@ -91,10 +98,11 @@ ffi::Error SetFwd(const FwdBuffers& b, const MhaFp8Attrs& attrs,
   AITER_FFI_RETURN_IF_ERROR(
       Check(b.scales, ffi::F32, {a->batch, a->nhead_k, a->blocks}));
   AITER_FFI_RETURN_IF_ERROR(CheckLike(b.v_scales, b.scales));
-  AITER_FFI_RETURN_IF_ERROR(CheckRank(b.v, 4, "[batch, heads, dim, columns]"));
-  a->columns = b.v.dimensions()[3];
   AITER_FFI_RETURN_IF_ERROR(
-      Check(b.v, b.q.element_type(),
+      CheckRank(b.v_columns, 4, "[batch, heads, dim, columns]"));
+  a->columns = b.v_columns.dimensions()[3];
+  AITER_FFI_RETURN_IF_ERROR(
+      Check(b.v_columns, b.q.element_type(),
             {packed ? 1 : a->batch, a->nhead_k, a->hdim_v, a->columns}));
   AITER_FFI_RETURN_IF_ERROR(
       Optional(b.sinks, ffi::F32, {a->batch, a->nhead_q}, &a->sinks_ptr));
@@ -105,6 +113,7 @@ ffi::Error SetFwd(const FwdBuffers& b, const MhaFp8Attrs& attrs,
   a->q_ptr = Data(b.q);
   a->k_ptr = Data(b.k);
   a->v_ptr = Data(b.v);
+  a->v_columns_ptr = Data(b.v_columns);
   a->scales_ptr = Data(b.scales);
   a->v_scales_ptr = Data(b.v_scales);
   a->out_ptr = Data(b.out);

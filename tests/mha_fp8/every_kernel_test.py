@@ -22,6 +22,13 @@ class Fp8KernelsTest(fp8_test.Fp8TestCase):
             **dict(kind=dtype, d=d, dv=d - 8, scale=scale,
                    lengths=((150, 300),), hq=2, hk=1), **options}))
 
+  @parameterized.parameters(
+      *simulator.groups("mha_fp8_columns", "dtype", "symbol"))
+  def test_columns(self, dtype, symbol, symbols):
+    del symbol
+    with simulator.launched(self, symbols):
+      self.check(Case(kind=dtype, d=64, lengths=((150, 300),), hq=2, hk=1))
+
 
 if __name__ == "__main__":
   absltest.main()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of float8 attention without a GPU, in Triton's interpreter.
+"""The kernels of float8 attention without a GPU, in Triton's interpreter.
 
 Tiles are small, so that rows and keys fill some, cut others and leave none of
 the rest.
@@ -13,7 +13,7 @@ from harness.triton_interpreter import Tensor, gpu_arithmetic
 from mha_fp8.cases import KINDS, Case, Problem
 
 # isort: split
-from third_party.aiter.kernels.mha_fp8 import family, fwd
+from third_party.aiter.kernels.mha_fp8 import columns, family, fwd
 
 _TILE_M, _TILE_N, _BLOCK = 16, 32, 128
 _CASE = Case(lengths=((37, 150),) * 2, d=32)
@@ -21,8 +21,23 @@ _RAGGED = Case(lengths=((5, 21), (20, 170), (0, 9), (20, 4), (7, 0)), d=32,
                packed=True, gap=3)
 
 
-def _columns(p: Problem):
-  """Values transposed: [b or 1, hk, dv, columns]."""
+def _columns(p: Problem, ordered=False):
+  """Values transposed by the kernel: [b or 1, hk, dv, columns]."""
+  c = p.case
+  b = len(c.lengths)
+  rows, hk, dv = p.v.shape
+  keys = rows if c.packed else c.lengths[0][1]
+  size = -(-keys // _BLOCK) * _BLOCK + (b * _BLOCK if c.packed else 0)
+  out = Tensor(np.full((1 if c.packed else b, hk, dv, size), 77, np.uint8))
+  columns.mha_fp8_columns[(size // _BLOCK, hk, out.array.shape[0])](
+      Tensor(p.v.view(np.uint8)), out, Tensor(p.cu[1]), b, keys, hk, dv, size,
+      family.FLAGS["packed"] if c.packed else 0, TILE_N=_BLOCK,
+      HEAD=max(16, 1 << (dv - 1).bit_length()), ORDERED=ordered)
+  return out.array.view(p.v.dtype)
+
+
+def _transposed(p: Problem):
+  """The same by NumPy, in order."""
   c = p.case
   starts = p.cu[1]
   count = len(c.lengths)
@@ -92,6 +107,17 @@ class KernelTest(parameterized.TestCase):
           dict(scale="block"), dict(scale="head", dv=16)])
   def test_options(self, case, options):
     self.run_kernel(dataclasses.replace(case, **options))
+
+  @parameterized.product(case=[_CASE, _RAGGED], ordered=[False, True])
+  def test_columns(self, case, ordered):
+    p = Problem(case)
+    want = _transposed(p)
+    if ordered:
+      t, j = np.divmod(np.arange(16), 4)
+      want = want.reshape(-1, 16)[:, 2 * t + j % 2 + j // 2 * 8].reshape(
+          want.shape)
+    np.testing.assert_array_equal(
+        _columns(p, ordered).view(np.uint8), want.view(np.uint8))
 
   def test_other_kind(self):
     self.run_kernel(dataclasses.replace(_CASE, kind="e4m3fnuz"), True)

@@ -23,7 +23,11 @@ BYTES = {"int8": np.int8, "e4m3fn": ml_dtypes.float8_e4m3fn,
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A call. lengths: (queries, keys) of each sequence."""
+  """A call.
+
+  lengths: (queries, keys) of each sequence. tokens, pages, width: sizes of the
+  arrays, where other lengths are to have the same; else as they need.
+  """
   dtype: str = "bf16"
   lengths: tuple[tuple[int, int], ...] = ((1, 37), (1, 1), (1, 64), (1, 0))
   hq: int = 4
@@ -43,7 +47,9 @@ class Case:
   decode: bool = True
   holes: bool = False
   softmax_scale: float | None = None
+  tokens: int = 0
   pages: int = 0
+  width: int = 0
 
 
 def cache_of(shape, dtype, rng):
@@ -64,11 +70,12 @@ class Problem:
     sq, sk = (np.array(t) for t in zip(*c.lengths))
     self.lengths = sk.astype(np.int32)
     self.cu = np.concatenate([[0], np.cumsum(sq)]).astype(np.int32)
-    extra = 0 if c.decode else 3  # Rows of no sequence.
+    # Some rows are of no sequence.
+    tokens = c.tokens or int(self.cu[-1]) + (0 if c.decode else 3)
     self.q = rng.standard_normal(
-        (self.cu[-1] + extra, c.hq, c.d), np.float32).astype(own)
+        (tokens, c.hq, c.d), np.float32).astype(own)
     count = -(-np.maximum(sk, 0) // c.page)
-    width = int(count.max()) + 1
+    width = c.width or int(count.max()) + 1
     pages = c.pages or int(count.sum()) + 3
     order = rng.permutation(pages)
     self.table = rng.integers(-9, 2 * pages, (len(sq), width)).astype(np.int32)
@@ -110,13 +117,13 @@ class Problem:
         page = row[j // case.page] if j // case.page < len(row) else -1
         if 0 <= page < pages:
           own[page, j % case.page] = True
-    nan = {np.dtype(ml_dtypes.float8_e4m3fnuz): 0x80}.get(self.k.dtype, 0x7F)
-    for page, offset in zip(*np.nonzero(~own)):
-      for view in oracle.views(case.layout)(self.k, self.v, page, offset):
-        if view.dtype.itemsize == 1:
-          view.view(np.uint8)[...] = nan
-        else:
-          view[...] = np.nan
+    nan = self.k.dtype.type(np.nan)
+    # Where they are: as those of arrays of places.
+    places = (None if t is None else np.arange(t.size).reshape(t.shape)
+              for t in (self.k, self.v))
+    at_k, at_v = oracle.views(case.layout)(*places, *np.nonzero(~own))
+    self.k.reshape(-1)[at_k] = nan
+    (self.k if self.v is None else self.v).reshape(-1)[at_v] = nan
 
   def scores(self):
     c = self.case
@@ -206,16 +213,70 @@ def covering(options):
   return [{n: options[n][i] for n, i in one.items()} for one in found]
 
 
+def _of_options(values):
+  """A Case of values of OPTIONS, of some that go together."""
+  hq, hk = values.pop("hq_hk")
+  if values["cache"] == "" and values["scale"] != "none":
+    values["cache"] = "e4m3fn"
+  if values["layout"] in ("x", "asm") and values["d"] % 16:
+    values["d"] = 64
+  if values["layout"] == "asm" and values["page"] % 16:
+    values["page"] = 16
+  return Case(hq=hq, hk=hk, **values)
+
+
 def pairs():
   """Each value of each option, and each pair of values at least once."""
   for values in covering(OPTIONS):
-    hq, hk = values.pop("hq_hk")
     if not values["decode"]:
       values["lengths"] = RAGGED
-    if values["cache"] == "" and values["scale"] != "none":
-      values["cache"] = "e4m3fn"
-    if values["layout"] in ("x", "asm") and values["d"] % 16:
-      values["d"] = 64
-    if values["layout"] == "asm" and values["page"] % 16:
-      values["page"] = 16
-    yield Case(hq=hq, hk=hk, **values)
+    yield _of_options(values)
+
+
+def _sequence(rng, tokens: int, keys: int):
+  """(queries, keys): any share of a step's tokens, any context."""
+  few = min(tokens, int(rng.integers(2, 5)))
+  many = int(rng.integers(0, tokens + 1))
+  context = int(rng.integers(0, keys + 1))
+  whole = min(many, keys)
+  kinds = {
+      "decode": (min(tokens, 1), context), "verify": (few, context),
+      "prefill": (whole, whole), "chunk": (many, max(many, context)),
+      "idle": (0, context), "empty": (many, 0),
+      "more queries than keys": (many, int(rng.integers(0, whole + 1)))}
+  queries, context = list(kinds.values())[rng.choice(
+      len(kinds), p=(0.3, 0.1, 0.2, 0.2, 0.1, 0.05, 0.05))]
+  return queries, min(context, keys)
+
+
+def batches(seed: int, count: int, tokens: int, keys: int):
+  """Calls of mixed batches that differ in nothing but lengths, and arrays.
+
+  Args:
+    seed: of all that is drawn.
+    count: of batches.
+    tokens: at most, of a step.
+    keys: at most, of a sequence.
+  """
+  rng = np.random.default_rng(seed)
+  values = {
+      name: options[0 if rng.random() < 0.5 else rng.integers(len(options))]
+      for name, options in OPTIONS.items()}
+  values |= dict(dtype=("bf16", "fp16")[seed % 2], decode=rng.random() < 0.25,
+                 lse=True)
+  case = _of_options(values)
+  batch = int(rng.integers(1, 8))
+  tokens = batch if case.decode else int(rng.integers(1, tokens + 1))
+  keys = int(rng.integers(1, keys + 1))
+  width = -(-keys // case.page)
+  for _ in range(count):
+    left, lengths = tokens, []
+    for _ in range(batch):
+      one = ((1, int(rng.integers(0, keys + 1))) if case.decode else
+             _sequence(rng, left, keys))
+      lengths.append(one)
+      left -= one[0]
+    order = rng.permutation(batch)
+    yield dataclasses.replace(
+        case, lengths=tuple(lengths[i] for i in order), tokens=tokens,
+        pages=batch * width + 1, width=width)

@@ -2,7 +2,9 @@
 """Attention over paged caches against the oracle, on any machine."""
 
 import dataclasses
+import functools
 import itertools
+import os
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,13 +19,23 @@ from paged.cases import Case
 import jax
 from jax.experimental import aiter
 
+# Random batches, and how many go through one program. More of them:
+#   AITER_BATCHES=1000 python3 paged/numbers_test.py BatchesTest
+BATCHES = int(os.environ.get("AITER_BATCHES", machine.size(40, 6, 2)))
+_EACH = machine.size(10, 2, 1)
+
+
+@functools.cache
+def _program(fn, options):
+  return jax.jit(functools.partial(fn, **dict(options)))
+
 
 class PagedTestCase(parameterized.TestCase):
 
   def check(self, case: Case, seed: int = 0):
     problem = cases.Problem(case, seed)
     fn, options, arrays = cases.call(problem)
-    got = jax.jit(lambda arrays: fn(**arrays, **options))(arrays)
+    got = _program(fn, tuple(options.items()))(**arrays)
     out, lse = got if case.lse else (got, None)
     exact, exact_lse = problem.exact()
     plain, _ = problem.exact(DTYPES[case.dtype])
@@ -100,14 +112,16 @@ class PagedTest(PagedTestCase):
     check_error(self, out, p.exact()[0], p.exact(DTYPES[case.dtype])[0], "bf16")
 
   @parameterized.parameters(*machine.sample(itertools.product(
-      cases.BYTES, ["bf16", "fp16"], [64, 16]), 6))
-  def test_every_code(self, kind, dtype, d):
+      cases.BYTES, ["bf16", "fp16"], [(128, 16), (16, 1)]), 6))
+  def test_every_code(self, kind, dtype, d_page):
     """A sequence of one key has its value, in every bit and NaN for NaN."""
+    d, page = d_page
     codes = np.arange(256, dtype=np.uint8).view(cases.BYTES[kind])
-    v = jnp.asarray(codes.reshape(-1, 1, 1, d))
-    b = v.shape[0]
+    b = 256 // d
+    v = np.zeros((b, page, 1, d), codes.dtype)
+    v[:, 0, 0] = codes.reshape(b, d)
     out = aiter.paged_attention_decode(
-        jnp.zeros((b, 4, d), DTYPES[dtype]), jnp.zeros_like(v), v,
+        jnp.zeros((b, 4, d), DTYPES[dtype]), jnp.zeros_like(v), jnp.asarray(v),
         jnp.arange(b)[:, None], jnp.ones(b, jnp.int32))
     want = np.broadcast_to(codes.astype(np.float32).reshape(b, 1, d), out.shape)
     if machine.ARCH == "gfx90a" and dtype == "fp16":
@@ -166,6 +180,16 @@ class PagedTest(PagedTestCase):
     np.testing.assert_allclose(np.float32(out[:rows]), np.float32(dense),
                                **close)
     np.testing.assert_allclose(lse[:, :rows], dense_lse, rtol=1e-3, atol=1e-3)
+
+
+class BatchesTest(PagedTestCase):
+
+  @parameterized.parameters(*((i,) for i in range(-(-BATCHES // _EACH))))
+  def test_mixed(self, seed):
+    """Prefill, chunks and decoding together, by programs made once."""
+    for i, case in enumerate(cases.batches(
+        seed, _EACH, *machine.size((80, 600), (40, 200), (12, 60)))):
+      self.check(case, 1000 * seed + i)
 
 
 if __name__ == "__main__":

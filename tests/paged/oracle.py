@@ -10,9 +10,13 @@ from cache import oracle as cache_oracle
 
 
 def views(layout):
-  """(k_cache, v_cache, page, offset) -> a token's keys and values."""
+  """(k_cache, v_cache, page, offset) -> a token's keys and values.
+
+  Of many pages and offsets, those of so many tokens.
+  """
   if layout == "heads_first":
-    return lambda k, v, p, o: (k[:, p, o], v[:, p, o])
+    return lambda k, v, p, o: tuple(
+        np.moveaxis(t[:, p, o], -2, 0) for t in (k, v))
   return lambda k, v, p, o: (cache_oracle.k_view(layout, k, p, o),
                              cache_oracle.v_view(layout, k, v, p, o))
 
@@ -25,12 +29,12 @@ def numbers(t):
 
 
 def _scale_at(scale, layout, page, offset, heads):
-  """Scales of a token's heads, [heads]."""
+  """Scales of tokens' heads, [tokens, heads]."""
   scale = np.asarray(scale, np.float64)
   if layout == "heads_first" and scale.ndim == 3:
-    return scale[:, page, offset]
+    return scale[:, page, offset].T
   at = {2: (page,), 3: (page, slice(None), offset)}.get(scale.ndim, ())
-  return np.broadcast_to(scale[at], (heads,))
+  return np.broadcast_to(scale[at], (len(page), heads))
 
 
 def keys_and_values(k_cache, v_cache, layout, table, length, d, heads,
@@ -40,25 +44,22 @@ def keys_and_values(k_cache, v_cache, layout, table, length, d, heads,
       "NHD": (0, 1), "HND": (0, 2), "heads_first": (1, 2), "x": (0, 3),
       "asm": (0, 3), "interleaved": (0, 1)}[layout]
   pages, size = k_cache.shape[pages], k_cache.shape[size]
-  view, found = views(layout), []
-  for j in range(length):
-    page = table[j // size] if j // size < len(table) else -1
-    if not 0 <= page < pages:
-      found.append(None)
-      continue
-    k, v = view(k_cache, v_cache, page, j % size)
-    k = numbers(np.ascontiguousarray(k)).reshape(k.shape[0], -1)[:heads, :d]
-    v = numbers(np.ascontiguousarray(v))[:heads]
-    scaled = lambda t, scale: t * _scale_at(
-        scale, layout, page, j % size, heads)[:, None]
-    found.append((scaled(k, k_scale), scaled(v, v_scale)))
-  there = np.array([t is not None for t in found], bool)
-  some = next((t for t in found if t is not None), None)
-  if some is None:
+  j = np.arange(length)
+  page = np.array([*table, -1])[np.minimum(j // size, len(table))]
+  there = (0 <= page) & (page < pages)
+  if not there.any():
     return None, None, there
-  none = tuple(np.zeros_like(t) for t in some)
-  k, v = (np.stack(t) for t in zip(*(none if t is None else t for t in found)))
-  return k, v, there
+  page, offset = page[there], j[there] % size
+  found = []
+  for t, columns, scale in zip(
+      views(layout)(k_cache, v_cache, page, offset), (d, None),
+      (k_scale, v_scale)):
+    t = numbers(np.ascontiguousarray(t)).reshape(*t.shape[:2], -1)
+    t = t[:, :heads, :columns]
+    out = np.zeros((length, *t.shape[1:]))
+    out[there] = t * _scale_at(scale, layout, page, offset, heads)[..., None]
+    found.append(out)
+  return *found, there
 
 
 def attend(q, k, v, there, softmax_scale, window=(-1, -1), soft_cap=0.0,
@@ -69,7 +70,9 @@ def attend(q, k, v, there, softmax_scale, window=(-1, -1), soft_cap=0.0,
   sk = len(there)
   group = hq // k.shape[1]
   k, v = (np.repeat(t, group, 1) for t in (k, v))
-  s = rounded(rounded(np.einsum("ihd,jhd->hij", q, k)) * softmax_scale)
+  # Products of matrices, which NumPy computes faster than it sums.
+  s = np.moveaxis(q, 1, 0) @ np.moveaxis(k, 0, 2)
+  s = rounded(rounded(s) * softmax_scale)
   if soft_cap:
     s = rounded(soft_cap * np.tanh(s / soft_cap))
   i = np.arange(sq)[:, None] + sk - sq
@@ -91,7 +94,7 @@ def attend(q, k, v, there, softmax_scale, window=(-1, -1), soft_cap=0.0,
   with np.errstate(divide="ignore"):
     lse = m + np.log(l)
   p = rounded(p / np.where(l == 0, 1, l)[..., None])
-  return rounded(np.einsum("hij,jhd->ihd", p, v)), lse.T
+  return rounded(np.moveaxis(p @ np.moveaxis(v, 1, 0), 0, 1)), lse.T
 
 
 def paged(q, k_cache, v_cache, layout, tables, lengths, cu_seqlens, heads,

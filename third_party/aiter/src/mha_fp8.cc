@@ -60,7 +60,7 @@ bool IsPacked(const mha_fp8_fwd_args& a) {
 
 struct Forward {
   using Args = mha_fp8_fwd_args;
-  using Plan = KernelPlan;
+  using Plan = MhaFp8Plan;
 
   static Status Check(const Args& a) {
     AITER_RETURN_IF_ERROR(CheckSizes(a));
@@ -77,6 +77,7 @@ struct Forward {
     return CheckAligned({{"q_ptr", a.q_ptr},
                          {"k_ptr", a.k_ptr},
                          {"v_ptr", a.v_ptr},
+                         {"v_columns_ptr", a.v_columns_ptr},
                          {"out_ptr", a.out_ptr},
                          {"lse_ptr", a.lse_ptr},
                          {"scales_ptr", a.scales_ptr},
@@ -99,7 +100,8 @@ struct Forward {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    return steps->Add("mha_fp8_fwd", key, &plan->kernel);
+    AITER_RETURN_IF_ERROR(steps->Add("mha_fp8_columns", key, &plan->columns));
+    return steps->Add("mha_fp8_fwd", key, &plan->attend);
   }
 
   static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
@@ -113,7 +115,8 @@ struct Forward {
     };
     p.q_ptr = a.q_ptr;
     p.k_ptr = a.k_ptr;
-    p.v_ptr = a.v_ptr;
+    p.v_rows_ptr = a.v_ptr;
+    p.v_ptr = p.v_columns_ptr = a.v_columns_ptr;
     p.out_ptr = a.out_ptr;
     p.lse_ptr = a.lse_ptr;
     p.scales_ptr = a.scales_ptr;
@@ -133,14 +136,15 @@ struct Forward {
     p.window_left = bound(a.window_left);
     p.window_right = bound(a.window_right);
     p.flags = static_cast<int32_t>(plan.key.features & kKernelFlags);
-    const KernelInfo& kernel = *plan.kernel.info;
+    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.columns, &p, stream));
+    const KernelInfo& kernel = *plan.attend.info;
     TensorMap maps[kMaxTensorMaps];
     for (int i = 0; i < kernel.num_tensor_maps; ++i) {
       const TensorMapSpec& spec = kernel.tensor_maps[i];
       AITER_RETURN_IF_ERROR(EncodeTensorMap(driver, kernel, spec,
                                             Mapped(spec.tensor, a), &maps[i]));
     }
-    return LaunchKernel(driver, plan.kernel, &p, stream, maps);
+    return LaunchKernel(driver, plan.attend, &p, stream, maps);
   }
 
  private:
@@ -163,7 +167,7 @@ struct Forward {
     } else if (id == kMhaFp8TensorK) {
       t = rows(a.k_ptr, a.seqlen_k, a.nhead_k);
     } else {
-      t.address = a.v_ptr;
+      t.address = a.v_columns_ptr;
       t.dims[0] = a.columns;
       t.dims[1] = a.hdim_v;
       t.dims[2] = a.nhead_k;

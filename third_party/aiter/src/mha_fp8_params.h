@@ -16,6 +16,8 @@ struct MhaFp8Params {
   const void* q_ptr = nullptr;
   const void* k_ptr = nullptr;
   const void* v_ptr = nullptr;
+  const void* v_rows_ptr = nullptr;
+  const void* v_columns_ptr = nullptr;
   const void* out_ptr = nullptr;
   const void* lse_ptr = nullptr;
   const void* scales_ptr = nullptr;

@@ -48,6 +48,16 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("mapped", "sm_90", DataType::kE4m3fn, 128, 0, kMhaFp8FwdGrid);
   kernels.back().tensor_maps = kMaps;
   kernels.back().num_tensor_maps = 2;
+  for (const char* arch : {"gfx942", "sm_90"}) {
+    KernelInfo k = FakeKernel<MhaFp8Params>(blob, "columns", "mha_fp8_columns",
+                                            arch, kMhaFp8ColumnsGrid);
+    k.any_data_type = true;
+    k.grade = "padded";
+    k.num_dims = 1;
+    k.dims[0] = 128;
+    k.tile_n = 128;
+    kernels.push_back(k);
+  }
   return kernels;
 }
 
@@ -65,6 +75,7 @@ mha_fp8_fwd_args Args(bool packed = false) {
   a.q_ptr = At(0x1000);
   a.k_ptr = At(0x2000);
   a.v_ptr = At(0x3000);
+  a.v_columns_ptr = At(0xb000);
   a.out_ptr = At(0x4000);
   a.lse_ptr = At(0x5000);
   a.scales_ptr = At(0x6000);
@@ -76,10 +87,13 @@ mha_fp8_fwd_args Args(bool packed = false) {
   return a;
 }
 
+// Attention's launch, which is behind that of its values' transposition.
 const Launch& Run(const mha_fp8_fwd_args& args) {
   g_recorder.Clear();
   CHECK_OK(mha_fp8_fwd(args, nullptr));
-  return g_recorder.launches.at(0);
+  CHECK(g_recorder.launches.size() == 2);
+  CHECK(g_recorder.launches[0].kernel == "columns");
+  return g_recorder.launches[1];
 }
 
 void TestSelection() {
@@ -107,7 +121,12 @@ void TestPacking() {
   CHECK(dense.grid[0] == 4 && dense.grid[1] == 2 && dense.grid[2] == 2);
   const auto p = dense.As<MhaFp8Params>();
   CHECK(p.q_ptr == At(0x1000) && p.v_scales_ptr == At(0x7000));
+  CHECK(p.v_rows_ptr == At(0x3000) && p.v_columns_ptr == At(0xb000));
+  CHECK(p.v_ptr == At(0xb000));
   CHECK(p.batch == 2 && p.seqlen_k == 300 && p.columns == 384);
+  const Launch& columns = g_recorder.launches[0];
+  // Tiles of 128 columns, KV heads, sequences.
+  CHECK(columns.grid[0] == 3 && columns.grid[1] == 2 && columns.grid[2] == 2);
   CHECK(p.window_left == 1 << 30 && p.window_right == 0 && p.flags == 0);
 
   a = Args(/*packed=*/true);
@@ -115,6 +134,8 @@ void TestPacking() {
   const Launch& packed = Run(a);
   // 200 / 128 slots, one a sequence and one for the rows of none.
   CHECK(packed.grid[1] == 4 && packed.grid[2] == 1);
+  CHECK(g_recorder.launches[0].grid[0] == 5);
+  CHECK(g_recorder.launches[0].grid[2] == 1);
   CHECK(packed.As<MhaFp8Params>().flags == (kMhaFp8Packed | kMhaFp8Sink));
 
   a = Args();
@@ -135,7 +156,7 @@ void TestTensorMaps() {
   CHECK(q.dims[3] == 2 && q.strides[0] == 512 && q.strides[1] == 128);
   CHECK(q.strides[2] == 200 * 512);
   const TensorMapCall v = g_recorder.maps.at(1);
-  CHECK(v.address == At(0x3000) && v.dims[0] == 384 && v.dims[1] == 64);
+  CHECK(v.address == At(0xb000) && v.dims[0] == 384 && v.dims[1] == 64);
   CHECK(v.dims[2] == 2 && v.strides[0] == 384 && v.strides[1] == 64 * 384);
   a = Args(/*packed=*/true);
   a.data_type = DataType::kE4m3fn;

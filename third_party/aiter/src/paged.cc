@@ -34,10 +34,11 @@ constexpr int64_t kManyRows = 32;
 constexpr int64_t kLargePage = 64;
 // Rows that a tensor map's boxes of the smallest kernel have.
 constexpr int64_t kTinyPage = 16;
-// Programs of a multiprocessor, below which keys are divided; and how often the
-// grid has room for them, of which a long sequence may take more than its
-// share.
+// Programs of a multiprocessor, below which keys are divided, or of small ones
+// so many threads; and how often the grid has room for them, of which a long
+// sequence may take more than its share.
 constexpr int64_t kPrograms = 3;
+constexpr int64_t kThreads = 256;
 constexpr int64_t kRoom = 4;
 // The same of latent attention, whose tiles fill a multiprocessor, and whose
 // sequences are all divided alike.
@@ -249,11 +250,21 @@ struct Attend {
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     AITER_RETURN_IF_ERROR(steps->Add("paged_attend", key, &plan->attend));
-    plan->programs = kPrograms * std::max(steps->device().multiprocessors, 1);
+    const DeviceInfo& device = steps->device();
+    plan->programs = ProgramsOf(*plan->attend.info, device.max_shared_bytes) *
+                     std::max(device.multiprocessors, 1);
     ProblemKey rows;
     rows.data_type = key.data_type;
     rows.dims[0] = key.dims[0];
     return steps->Add("paged_merge", rows, &plan->merge);
+  }
+
+  // Programs of a kernel that a multiprocessor is to have at a time.
+  static int64_t ProgramsOf(const KernelInfo& kernel, int64_t shared_bytes) {
+    constexpr int64_t kReserved = 1024;  // The driver's, of each block.
+    return std::max(kPrograms,
+                    std::min(kThreads / kernel.threads,
+                             shared_bytes / (kernel.shared_bytes + kReserved)));
   }
 
   static Status Launch(const Driver& driver, const Args& a, const Plan& plan,

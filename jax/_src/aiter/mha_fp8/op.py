@@ -117,48 +117,24 @@ def _padded(t):
   return jnp.pad(t, [(0, 0)] * (t.ndim - 1) + [(0, missing)])
 
 
-def _columns(x: Operands, ordered: bool):
-  """V transposed, [b or 1, hk, dv, keys], as include/aiter/mha_fp8.h has it.
-
-  ordered: among each 16 the keys 2t, 2t + 1, 2t + 8 and 2t + 9 are side by
-    side, from 4t on, as Hopper's tensor cores leave weights in registers.
-  """
-  v = _padded(x.v)
-  rows, hk, dv = v.shape[-3:]
-  if x.packed:
-    cu = jnp.clip(x.cu_seqlens_k, 0, rows)
-    b = cu.shape[0] - 1
-    starts = (cu[:-1] // BLOCK + jnp.arange(b, dtype=jnp.int32)) * BLOCK
-    columns = jnp.arange(round_up(rows, BLOCK) + b * BLOCK, dtype=jnp.int32)
-    index = jnp.maximum(last_start(starts, columns), 0)
-    key = cu[index] + columns - starts[index]
-    key = jnp.where(key < cu[index + 1], key, rows)
-    # By rows of words: XLA gathers an element at a time.
-    words = lax.bitcast_convert_type(v.reshape(rows, -1, 4), jnp.uint32)
-    words = words.at[key].get(mode="fill", fill_value=0)
-    v = lax.bitcast_convert_type(words, v.dtype).reshape(1, -1, hk, dv)
-  else:
-    v = jnp.pad(v, ((0, 0), (0, round_up(rows, BLOCK) - rows), (0, 0), (0, 0)))
-  b, keys = v.shape[:2]
-  if ordered:
-    v = v.reshape(b, keys // 16, 2, 4, 2, hk, dv).swapaxes(2, 3)
-  return v.reshape(b, keys, hk, dv).transpose(0, 2, 3, 1)
-
-
 def _kernel(cfg: Config, call, x: Operands):
-  q, k, v = _padded(x.q), _padded(x.k), _columns(x, call.platform == "cuda")
-  dv = x.v.shape[-1]
-  rows = x.q.shape[:-2]
+  q, k, v = _padded(x.q), _padded(x.k), _padded(x.v)
+  rows, (keys, hk, dv) = x.q.shape[:-2], v.shape[-3:]
   lse_shape = ((x.q.shape[1], rows[0]) if x.packed else
                (rows[0], x.q.shape[2], rows[1]))
-  out, lse = call(
-      (like(q, (*x.q.shape[:-1], v.shape[2]), jnp.bfloat16),
-       like(q, lse_shape, jnp.float32)),
+  # Scratch: values transposed. Packed sequences begin at multiples of a block.
+  columns = round_up(keys, BLOCK)
+  if x.packed:
+    columns += (x.cu_seqlens_k.shape[0] - 1) * BLOCK
+  out, lse, _ = call(
+      (like(q, (*x.q.shape[:-1], dv), jnp.bfloat16),
+       like(q, lse_shape, jnp.float32),
+       like(v, (1 if x.packed else rows[0], hk, dv, columns), v.dtype)),
       q, k, v, x.k_scale * np.float32(cfg.softmax_scale / math.log(2)),
       x.v_scale, absent(x.sink, jnp.float32),
       absent(x.cu_seqlens_q, jnp.int32), absent(x.cu_seqlens_k, jnp.int32),
       window_left=np.int64(cfg.window[0]), window_right=np.int64(cfg.window[1]))
-  return out[..., :dv], lse
+  return out[..., :x.v.shape[-1]], lse
 
 
 def _serves(cfg: Config, x: Operands) -> Key | None:

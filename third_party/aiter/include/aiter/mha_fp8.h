@@ -25,10 +25,10 @@ inline constexpr int64_t kMhaFp8Block = 128;
 // Dense, every sequence has seqlen_q queries and seqlen_k keys. Packed (with
 // cu_seqlens), these are of all sequences, which lie one behind the other.
 //
-// v is transposed: [batch, nhead_k, hdim_v, columns], packed of batch 1; key j
-// of sequence i is in column j, packed in
+// v is transposed first, to v_columns: [batch, nhead_k, hdim_v, columns],
+// packed of batch 1; key j of sequence i is in column j, packed in
 //   (cu_seqlens_k[i] / kMhaFp8Block + i) * kMhaFp8Block + j,
-// on sm_90 in an order of its own among each 16 (jax/_src/aiter/mha_fp8/op.py).
+// on sm_90 in an order of its own among each 16 (kernels/mha_fp8/columns.py).
 // Up to a multiple of kMhaFp8Block what is behind the last key is 0.
 struct mha_fp8_fwd_args {
   DataType data_type = DataType::kE4m3fn;  // Of q, k and v; or kE4m3fnuz.
@@ -43,7 +43,8 @@ struct mha_fp8_fwd_args {
   int64_t blocks = 1;           // Of scales: 1, or one for kMhaFp8Block keys.
   const void* q_ptr = nullptr;  // [batch, seqlen_q, nhead_q, hdim]
   const void* k_ptr = nullptr;  // [batch, seqlen_k, nhead_k, hdim]
-  const void* v_ptr = nullptr;
+  const void* v_ptr = nullptr;  // [batch, seqlen_k, nhead_k, hdim_v]
+  void* v_columns_ptr = nullptr;
   void* out_ptr = nullptr;  // bf16 [batch, seqlen_q, nhead_q, hdim_v]
   void* lse_ptr = nullptr;  // float32 [batch, nhead_q, seqlen_q]
   // float32 [batch, nhead_k, blocks]: of scores, which are powers of two then,
@@ -57,8 +58,14 @@ struct mha_fp8_fwd_args {
   int64_t window_right = -1;
 };
 
+struct MhaFp8Plan {
+  ProblemKey key;
+  LoadedKernel columns;
+  LoadedKernel attend;
+};
+
 // A problem's size is the larger head dimension.
-AITER_OPERATION(mha_fp8_fwd, mha_fp8_fwd_args, KernelPlan);
+AITER_OPERATION(mha_fp8_fwd, mha_fp8_fwd_args, MhaFp8Plan);
 
 }  // namespace aiter
 

@@ -26,6 +26,7 @@ def _constants(row):
       "HEAD": int(row["dim"]), "BLOCKS": "blocks" in named(row, "features"),
       "WEIGHT_BITS": _WEIGHT_BITS[row["dtype"]],
       "HEADS_FIRST": ARCHS[row["arch"]].matrix == "mfma",
+      "ORDERED": ARCHS[row["arch"]].platform == "cuda",
   }
 
 
@@ -36,10 +37,15 @@ _TILES = ("tiles_of_rows = seqlen_q // tile_m + batch + 1 if flags & PACKED"
 _BATCH = "batch = 1 if flags & PACKED else batch"
 
 FAMILY = Family(
-    ops={"mha_fp8_fwd": Op("mha_fp8.fwd", (_TILES, "nhead_q", _BATCH),
-                           {"HEADS_FIRST": ("nhead_q", _TILES, _BATCH)})},
+    ops={
+        "mha_fp8_columns": Op("mha_fp8.columns", (
+            "tiles_of_columns = columns // tile_n", "nhead_k", _BATCH)),
+        "mha_fp8_fwd": Op("mha_fp8.fwd", (_TILES, "nhead_q", _BATCH),
+                          {"HEADS_FIRST": ("nhead_q", _TILES, _BATCH)}),
+    },
     pointers={
         **points_to("dtype", "q k v"), "out": "bf16",
+        **points_to("u8", "v_rows v_columns"),
         **points_to("fp32", "lse scales v_scales sinks"),
         **points_to("i32", "cu_seqlens_q cu_seqlens_k"),
     },

@@ -59,14 +59,9 @@ class Seen(NamedTuple):
 
 
 class Scales(NamedTuple):
-  """A head's scales of scores, in powers of two, and of values.
-
-  Of blocks of keys, where they are; and the first ones.
-  """
+  """Where a head's scales are: of scores, in powers of two, and of values."""
   of_scores: tl.tensor
   of_values: tl.tensor
-  first_score: tl.tensor
-  first_value: tl.tensor
   last_block: tl.tensor
 
 
@@ -182,11 +177,11 @@ def _next_scores(q, keys, step, TILE_N: gl.constexpr, HEAD: gl.constexpr,
 
 
 @gluon.jit
-def _scale_at(ptr, tile, scales, first, BLOCKS: gl.constexpr):
+def _scale_at(ptr, tile, scales, only, BLOCKS: gl.constexpr):
   """A tile's scale."""
   if BLOCKS:
-    first = gl.load(ptr + gl.minimum(tile, scales.last_block))
-  return first
+    only = gl.load(ptr + gl.minimum(tile, scales.last_block))
+  return only
 
 
 @gluon.jit
@@ -239,7 +234,14 @@ def _consume(w: gl.constexpr, args, TILE_N: gl.constexpr, HEAD: gl.constexpr,
   acc = gl.zeros([64, HEAD], gl.float32, _accumulator(HEAD))
   m = gl.full([64], float("-inf"), gl.float32, ROWS)
   norm = gl.zeros([64], gl.float32, ROWS)
+  # Asked for here, and not before there are partitions to hand them to: they
+  # are under way while tiles are.
+  value_scale = 1.0
+  if not BLOCKS:
+    value_scale = gl.load(scales.of_values)
   if steps > 0:
+    scale = gl.load(scales.of_scores + gl.minimum(tile_hi - 1,
+                                                  scales.last_block))
     q = q_smem.index(w).reshape([64, HEAD])
     mbarrier.wait(q_full.index(w), 0)
     mbarrier.wait(keys.k_full.index(0), 0)
@@ -249,8 +251,6 @@ def _consume(w: gl.constexpr, args, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     # Tiles that the diagonal or the end crosses, whole ones, then those that
     # the window's left edge crosses. After the last there is none to begin.
     last = steps - 1
-    scale = _scale_at(scales.of_scores, tile_hi - 1, scales,
-                      scales.first_score, BLOCKS)
     right = gl.minimum(gl.maximum(tile_hi - full_hi, 0), last)
     whole = gl.minimum(gl.maximum(tile_hi - full_lo, right), last)
     for step in range(0, right):
@@ -265,13 +265,15 @@ def _consume(w: gl.constexpr, args, TILE_N: gl.constexpr, HEAD: gl.constexpr,
       acc, s, scale, m, norm = _step(
           acc, s, scale, m, norm, q, keys, step, tile_hi - 1 - step, row0, seen,
           scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, True, BLOCKS, True)
-    acc, s, scale, m, norm = _step(
-        acc, s, scale, m, norm, q, keys, last, tile_hi - steps, row0, seen,
-        scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, True, BLOCKS, False)
+    if (last < tile_hi - full_hi) | (last >= tile_hi - full_lo):
+      acc, s, scale, m, norm = _step(
+          acc, s, scale, m, norm, q, keys, last, tile_hi - steps, row0, seen,
+          scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, True, BLOCKS, False)
+    else:
+      acc, s, scale, m, norm = _step(
+          acc, s, scale, m, norm, q, keys, last, tile_hi - steps, row0, seen,
+          scales, TILE_N, HEAD, STAGES, WEIGHT_BITS, False, BLOCKS, False)
 
-  value_scale = 1.0
-  if not BLOCKS:
-    value_scale = scales.first_value
   # In units of 2^WEIGHT_BITS, as the exponentials are.
   m -= WEIGHT_BITS
   if has_sink:
@@ -354,8 +356,7 @@ def mha_fp8_fwd(q_desc, k_desc, v_desc, out, lse, scales, v_scales, sinks,
   scale_at = (index_b * nhead_k + head_k) * blocks
   scales += scale_at
   v_scales += scale_at
-  scales = Scales(scales, v_scales, gl.load(scales), gl.load(v_scales),
-                  blocks - 1)
+  scales = Scales(scales, v_scales, blocks - 1)
 
   # Tiles lo to hi - 1 are seen, full_lo to full_hi - 1 by every row.
   last = gl.minimum(row0 + TILE_M, seqlen_q) - 1

@@ -59,35 +59,35 @@ _INT8 = """
 _E4M3FN = """
       mov.b32 {c, d}, $4;
       cvt.rn.f16x2.e4m3x2 t, PICK;"""
+# What would be -0 is NaN: bit 7 of the bytes of n.
+_FNUZ_NAN = """
+      and.b32 n, $4, 0x7f7f7f7f;
+      add.u32 n, n, 0x7f7f7f7f;
+      lop3.b32 n, $4, n, 0, 0x30;"""
 _E4M3FNUZ = """
-      // Exponents count from 8, float16's from 15; what would be -0 is NaN.
-      mov.b32 k, 0x58005800;
+      // Times 2^-7: exponents count from 8, float16's from 15.
       prmt.b32 w, $4, 0, PICK;
-      and.b32 s, w, 0x80008000;
-      and.b32 w, w, 0x7fff7fff;
-      sub.u32 t, 0x80008000, w;
-      and.b32 t, t, s;
-      shr.u32 t, t, 15;
-      mul.lo.u32 t, t, 0x7e00;
-      shr.u32 w, w, 1;
-      or.b32 w, w, s;
-      mul.f16x2 w, w, k;
-      or.b32 t, t, w;"""
+      shr.u32 t, w, 1;
+      lop3.b32 t, w, t, 0x80008000, 0xe4;
+      prmt.b32 w, n, 0, PICK | 0x8080;
+      lop3.b32 t, t, 0xbfffbfff, w, 0xea;"""
 _E5M2 = """
       prmt.b32 t, $4, 0, PICK;"""
 
 
-def _pairs(ptx, low, high):
+def _pairs(ptx, low, high, first=""):
   """The assembly of a word: $0 to $3 are its bytes as float16."""
-  return ("{ .reg .b16 c, d; .reg .b32 t, w, s, k;"
+  return ("{ .reg .b16 c, d; .reg .b32 t, w, n, k;" + first
           + ptx.replace("PICK", low) + "\n mov.b32 {$0, $1}, t;"
           + ptx.replace("PICK", high) + "\n mov.b32 {$2, $3}, t; }")
 
 
-# In the order of KINDS.
+# In the order of KINDS; and what float16 has in the place of 1.
 _TO_HALF = gl.constexpr((
     _pairs(_INT8, "0x4140", "0x4342"), _pairs(_E4M3FN, "c", "d"),
-    _pairs(_E4M3FNUZ, "0x1404", "0x3424"), _pairs(_E5M2, "0x1404", "0x3424")))
+    _pairs(_E4M3FNUZ, "0x1404", "0x3424", _FNUZ_NAN),
+    _pairs(_E5M2, "0x1404", "0x3424")))
+_ONE = gl.constexpr((1.0, 1.0, 2.0**-7, 1.0))
 
 
 @gluon.jit
@@ -182,8 +182,10 @@ def paged_attend(
     WORD: gl.constexpr = gl.pointer_type(gl.int32)
     k_words = k_bytes.to(WORD) + (k_start + head.to(gl.int64) * k_head) // 4
     v_words = v_bytes.to(WORD) + (v_start + head.to(gl.int64) * v_head) // 4
-    scale = softmax_scale * gl.load(k_scale + head.to(gl.int64) * k_scale_head)
-    out_scale = gl.load(v_scale + head.to(gl.int64) * v_scale_head)
+    TIMES: gl.constexpr = 1.0 / _ONE[KIND]
+    scale = gl.load(k_scale + head.to(gl.int64) * k_scale_head)
+    scale *= softmax_scale * TIMES
+    out_scale = gl.load(v_scale + head.to(gl.int64) * v_scale_head) * TIMES
 
     # Queries, their columns in the order of the keys'.
     r = gl.arange(0, TILE_M, gl.SliceLayout(1, ROWS))

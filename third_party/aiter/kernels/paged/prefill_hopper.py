@@ -212,18 +212,21 @@ def _copy_tile(desc, boxes, empty, full, i, phase, table, values, head, first,
 
 @gluon.jit
 def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
-             STAGES: gl.constexpr):
-  """Copies the K and V tile of every step."""
+             STAGES: gl.constexpr, KEYS: gl.constexpr, VALUES: gl.constexpr):
+  """Copies the tile of keys, of values, or both, of every step."""
   (k_desc, v_desc, keys, k_boxes, v_boxes, table, values, head, last_tile,
    steps, stop) = args
   for step in range(steps):
     first = (last_tile - 1 - step) * N
     i, phase = hopper.ring(step, STAGES)
-    _copy_tile(k_desc, k_boxes, keys.k_empty.index(i), keys.k_full.index(i), i,
-               phase, table, values, head, first, stop, N, HEAD, BOX, False)
-    # What lies behind the last key may be NaN, and 0 * NaN is NaN.
-    _copy_tile(v_desc, v_boxes, keys.v_empty.index(i), keys.v_full.index(i), i,
-               phase, table, values, head, first, stop, N, HEAD, BOX, True)
+    if KEYS:
+      _copy_tile(k_desc, k_boxes, keys.k_empty.index(i), keys.k_full.index(i),
+                 i, phase, table, values, head, first, stop, N, HEAD, BOX,
+                 False)
+    if VALUES:
+      # What lies behind the last key may be NaN, and 0 * NaN is NaN.
+      _copy_tile(v_desc, v_boxes, keys.v_empty.index(i), keys.v_full.index(i),
+                 i, phase, table, values, head, first, stop, N, HEAD, BOX, True)
 
 
 @gluon.jit
@@ -434,8 +437,17 @@ def paged_attend(
              lse + start + query, parts + part * HEAD, parts_lse + part, sinks,
              window, low, last_tile, steps, full_lo, full_hi, scale < 0, terms,
              out_scale, has_sink, tokens, splits, flags)
-  gl.warp_specialize([
-      (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES)),
-      (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES)),
-      (_produce, (produce, TILE_N, HEAD, BOX, STAGES)),
-  ], [4, 1], [232, 40])
+  if BOX < 64:
+    # So many boxes are more than one warp asks for in time.
+    gl.warp_specialize([
+        (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES)),
+        (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES)),
+        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, False)),
+        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, False, True)),
+    ], [4, 1, 1], [232, 40, 40])
+  else:
+    gl.warp_specialize([
+        (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES)),
+        (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES)),
+        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, True)),
+    ], [4, 1], [232, 40])
