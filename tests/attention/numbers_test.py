@@ -316,7 +316,7 @@ class FeatureTest(MhaTestCase):
 # AITER_CASES=2000 in the environment asks for so many random calls.
 CASES = int(os.environ.get(
     "AITER_CASES", machine.size(200, 25, 6) * (20 if machine.ALL else 1)))
-CASES_A_TEST = 25
+CASES_A_TEST = 10
 
 
 def drawn(seed: int) -> Case:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient of attention's bias for Hopper (sm_90), in Gluon.
 
-A block owns TILE_N keys of 128 rows of the bias, a box of BOX keys after the
-other, and walks over the batches and heads that share them: so every sum has one
-owner here too. A producer warpgroup copies their tiles of q, dout, k and v by
-TMA, on into the next box; each of two consumer warpgroups owns 64 rows.
+A block owns TILE_N keys of 128 rows of the bias, one box of BOX keys after the
+other, and walks over the batches and heads that share them: so every sum has
+one owner here too. A producer warpgroup copies their tiles of q, dout, k and v
+by TMA, on into the next box; each of two consumer warpgroups owns 64 rows.
 """
 
 from typing import NamedTuple
