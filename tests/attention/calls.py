@@ -11,7 +11,7 @@ from jaxlib import gpu_aiter
 
 DTYPES = ("bf16", "fp16")
 DIMS = ((32, 32), (64, 64), (80, 72), (96, 96), (128, 128), (160, 160),
-        (192, 128), (184, 192), (256, 256))
+        (192, 128), (184, 192), (256, 256), (40, 48))
 # Options of a call, and the features that choose its kernels.
 CALLS = {
     "short": (dict(), ("short",)),
@@ -20,7 +20,8 @@ CALLS = {
     "long_causal": (dict(sq=1600, causal=True), ("window",)),
     "soft_cap": (dict(cap=3.0), ("soft_cap",)),
     "alibi": (dict(alibi="h"), ("alibi",)),
-    "bias": (dict(bias="1hqk"), ("bias", "dbias")),
+    "bias": (dict(bias="1hqk"), ("bias", "dbias", "short")),
+    "long_bias": (dict(sq=600, bias="1hqk"), ("bias", "dbias")),
     "bias_f32": (dict(bias="b1qk", bias_fp32=True),
                  ("bias", "bias_f32", "dbias")),
     "mask": (dict(mask="b1qk"), ("mask",)),

@@ -202,13 +202,16 @@ bool Unaligned(const void* ptr, int64_t seqlen_k, int64_t key_stride,
           reinterpret_cast<uintptr_t>(ptr) % kAlignment != 0);
 }
 
-// Whether sequences are so short that blocks of few rows serve them better, by
-// measurement on an H200. Of a packed batch only the mean length is known.
+// Whether sequences are so short, or what a row sees of them, that blocks of
+// few rows serve them better, by measurement on an H200. Of a packed batch only
+// the mean length is known.
 bool Short(const mha_args& a) {
   bool window = a.window_size_left >= 0 || a.window_size_right >= 0;
+  bool near = a.window_size_left >= 0 && a.window_size_right >= 0 &&
+              a.window_size_left <= 1024 - a.window_size_right;
   int64_t rows = a.seqlen_q;
   if (a.is_group_mode && a.batch > 0) rows /= a.batch;
-  return rows <= (window ? 1536 : 512);
+  return near || rows <= (window ? 1536 : 512);
 }
 
 uint32_t Flag(bool condition, uint32_t feature) {

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient of attention's bias for Hopper (sm_90), in Gluon.
 
-A block owns a tile of the bias and walks over the batches and heads that share
-it: so every sum has one owner here too. A producer warpgroup copies their
-tiles of q, dout, k and v by TMA; each of two consumer warpgroups owns 64 rows.
+A block owns TILE_N keys of 128 rows of the bias, one box of BOX keys after the
+other, and walks over the batches and heads that share them: so every sum has
+one owner here too. A producer warpgroup copies their tiles of q, dout, k and v
+by TMA, on into the next box; each of two consumer warpgroups owns 64 rows.
 """
 
 from typing import NamedTuple
@@ -33,24 +34,25 @@ class Tiles(NamedTuple):
 
 
 class Share(NamedTuple):
-  """The batches and heads that share a tile of the bias, and the tile."""
+  """The batches and heads that share a block's keys, which end with col_end."""
   first_batch: tl.tensor
   batches: tl.tensor
   first_head: tl.tensor
   heads: tl.tensor
   row0: tl.tensor
   col0: tl.tensor
+  col_end: tl.tensor
 
 
 def tensor_maps(function, constants):
   """TMA maps of a kernel by argument, of views [batch, head, row, dim]."""
   assert function == "mha_bwd_dbias", function
-  tile_n = constants["TILE_N"]
+  box = constants["BOX"]
   qk = constants["HEAD"], constants["TAIL"]
   dv = constants["BLOCK_DV"], constants["DV_TAIL"]
   return {**parts.tensor_map("q", 64, *qk),
-          **parts.tensor_map("k", tile_n, *qk),
-          **parts.tensor_map("v", tile_n, *dv),
+          **parts.tensor_map("k", box, *qk),
+          **parts.tensor_map("v", box, *dv),
           **parts.tensor_map("do", 64, *dv)}
 
 
@@ -84,30 +86,31 @@ def _produce(args, M: gl.constexpr, N: gl.constexpr, HEAD: gl.constexpr,
   (q_desc, k_desc, v_desc, do_desc, ring, share, group, lengths, flags,
    planes) = args
   use = 0
-  for i in range(share.batches):
-    b = share.first_batch + i
-    window = _extents(lengths, b, flags)
-    if _meet(window, share.row0, share.col0, M, N):
-      heads = planes_of(planes, b, flags, FEATURES)
-      for j in range(share.heads):
-        head = share.first_head + j
-        at, phase = hopper.ring(use, STAGES)
-        full = ring.full.index(at)
-        mbarrier.wait(ring.empty.index(at), phase ^ 1)
-        for w in gl.static_range(2):
-          row = share.row0 + w * 64
-          parts.load(q_desc, b, head, row, full, ring.q, at * 2 + w, HEAD,
+  for col0 in range(share.col0, share.col_end, N):
+    for i in range(share.batches):
+      b = share.first_batch + i
+      window = _extents(lengths, b, flags)
+      if _meet(window, share.row0, col0, M, N):
+        heads = planes_of(planes, b, flags, FEATURES)
+        for j in range(share.heads):
+          head = share.first_head + j
+          at, phase = hopper.ring(use, STAGES)
+          full = ring.full.index(at)
+          mbarrier.wait(ring.empty.index(at), phase ^ 1)
+          for w in gl.static_range(2):
+            row = share.row0 + w * 64
+            parts.load(q_desc, b, head, row, full, ring.q, at * 2 + w, HEAD,
+                       TAIL)
+            parts.load(do_desc, b, head, row, full, ring.do, at * 2 + w, DV,
+                       DV_TAIL)
+          parts.load(k_desc, b, head // group, col0, full, ring.k, at, HEAD,
                      TAIL)
-          parts.load(do_desc, b, head, row, full, ring.do, at * 2 + w, DV,
+          parts.load(v_desc, b, head // group, col0, full, ring.v, at, DV,
                      DV_TAIL)
-        parts.load(k_desc, b, head // group, share.col0, full, ring.k, at,
-                   HEAD, TAIL)
-        parts.load(v_desc, b, head // group, share.col0, full, ring.v, at, DV,
-                   DV_TAIL)
-        scores_hopper.copy_planes(
-            scores_hopper.terms_of(heads, head, FEATURES), ring.planes, at,
-            full, share.row0, share.col0, 64, 0, window, 2, 64, N, FEATURES)
-        use += 1
+          scores_hopper.copy_planes(
+              scores_hopper.terms_of(heads, head, FEATURES), ring.planes, at,
+              full, share.row0, col0, 64, 0, window, 2, 64, N, FEATURES)
+          use += 1
 
 
 @gluon.jit
@@ -164,27 +167,28 @@ def _consume(w: gl.constexpr, args, M: gl.constexpr, N: gl.constexpr,
   LAYOUT: gl.constexpr = hopper.accumulator(N)
   ring = Tiles(ring.q, ring.k, ring.v, ring.do, ring.full, ring.empty,
                scores_hopper.own_planes(ring.planes, w))
-  acc = gl.zeros([64, N], gl.float32, LAYOUT)
   row0 = share.row0 + w * 64
-  use = 0
-  for i in range(share.batches):
-    b = share.first_batch + i
-    window = _extents(lengths, b, flags)
-    if _meet(window, share.row0, share.col0, M, N):
-      heads = planes_of(planes, b, flags, FEATURES)
-      for j in range(share.heads):
-        head = share.first_head + j
-        first = b.to(gl.int64) * batch_stride_lse + head * nhead_stride_lse
-        acc = _add(acc, ring, use, w, lse + first, delta + first, row0,
-                   share.col0, window,
-                   scores_hopper.terms_of(heads, head, FEATURES), N, HEAD,
-                   TAIL, DV, DV_TAIL, STAGES, FEATURES)
-        use += 1
   rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
-  cols = share.col0 + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
+  cols = gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
   _, _, seqlen_q, seqlen_k, _, _, _, _ = lengths
-  gl.store(dbias + rows[:, None].to(gl.int64) * stride_dbias + cols[None, :],
-           acc, mask=(rows < seqlen_q)[:, None] & (cols < seqlen_k)[None, :])
+  dbias += rows[:, None].to(gl.int64) * stride_dbias + cols[None, :]
+  use = 0
+  for col0 in range(share.col0, share.col_end, N):
+    acc = gl.zeros([64, N], gl.float32, LAYOUT)
+    for i in range(share.batches):
+      b = share.first_batch + i
+      window = _extents(lengths, b, flags)
+      if _meet(window, share.row0, col0, M, N):
+        heads = planes_of(planes, b, flags, FEATURES)
+        for j in range(share.heads):
+          head = share.first_head + j
+          first = b.to(gl.int64) * batch_stride_lse + head * nhead_stride_lse
+          acc = _add(acc, ring, use, w, lse + first, delta + first, row0, col0,
+                     window, scores_hopper.terms_of(heads, head, FEATURES), N,
+                     HEAD, TAIL, DV, DV_TAIL, STAGES, FEATURES)
+          use += 1
+    inside = (rows < seqlen_q)[:, None] & (cols < seqlen_k - col0)[None, :]
+    gl.store(dbias + col0, acc, mask=inside)
 
 
 @gluon.jit
@@ -224,9 +228,9 @@ def mha_bwd_dbias(
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     TAIL: gl.constexpr, BLOCK_DV: gl.constexpr, DV_TAIL: gl.constexpr,
-    STAGES: gl.constexpr, FEATURES: gl.constexpr,
+    STAGES: gl.constexpr, BOX: gl.constexpr, FEATURES: gl.constexpr,
 ):
-  """A tile of dbias: 128 rows and TILE_N keys of one plane; dense batches only.
+  """128 rows and TILE_N keys of one plane of dbias; dense batches only.
 
   Arguments: bwd_hopper.mha_bwd_dkdv's. Grid: (tiles of keys, tiles of rows,
   planes: batches times heads of the bias).
@@ -235,10 +239,11 @@ def mha_bwd_dbias(
   plane = gl.program_id(2)
   of_batch = plane // bias_nhead
   of_head = plane % bias_nhead
+  col0 = gl.program_id(0) * TILE_N
   share = Share(
       of_batch, gl.where(bias_batch == 1, batch, 1), of_head,
-      gl.where(bias_nhead == 1, nhead_q, 1), gl.program_id(1) * TILE_M,
-      gl.program_id(0) * TILE_N)
+      gl.where(bias_nhead == 1, nhead_q, 1), gl.program_id(1) * TILE_M, col0,
+      gl.minimum(col0 + TILE_N, seqlen_k))
   lengths = (cu_seqlens_q, cu_seqlens_k, seqlen_q, seqlen_k, min_seqlen_q,
              window_left, window_right, sink_tokens)
   planes = (nhead_q, bias, bias_f32, stride_bias, key_stride_bias,
@@ -260,7 +265,7 @@ def mha_bwd_dbias(
                parts.allocate(STAGES, k_desc, TAIL),
                parts.allocate(STAGES, v_desc, DV_TAIL),
                parts.allocate(2 * STAGES, do_desc, DV_TAIL), full, empty,
-               scores_hopper.allocate_planes(heads, STAGES, 2, 64, TILE_N,
+               scores_hopper.allocate_planes(heads, STAGES, 2, 64, BOX,
                                              FEATURES))
   for i in gl.static_range(STAGES):
     mbarrier.init(full.index(i), count=6 + scores_hopper.arrivals(FEATURES))
@@ -271,10 +276,10 @@ def mha_bwd_dbias(
   consume = (ring, share, lengths, flags, planes, lse, delta,
              nhead_stride_lse, batch_stride_lse, dbias, stride_dbias)
   gl.warp_specialize([
-      (_consume, (0, consume, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+      (_consume, (0, consume, TILE_M, BOX, HEAD, TAIL, BLOCK_DV, DV_TAIL,
                   STAGES, FEATURES)),
-      (_consume, (1, consume, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+      (_consume, (1, consume, TILE_M, BOX, HEAD, TAIL, BLOCK_DV, DV_TAIL,
                   STAGES, FEATURES)),
-      (_produce, (produce, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+      (_produce, (produce, TILE_M, BOX, HEAD, TAIL, BLOCK_DV, DV_TAIL,
                   STAGES, FEATURES)),
   ], [4, 4], scores_hopper.registers(FEATURES))
