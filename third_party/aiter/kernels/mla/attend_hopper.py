@@ -40,6 +40,8 @@ COLS = gl.constexpr(HEAD.value + ROPE.value)
 # Programs that the library counts where there is one of this kernel, which
 # fills a multiprocessor: so many more parts than fill the device there may be.
 PROGRAMS = gl.constexpr(2)
+# More than any key.
+ABSENT = gl.constexpr(2**31 - 1)
 # Less than any score, and finite: no difference of two maxima is NaN.
 LEAST = gl.constexpr(-3e38)
 
@@ -47,11 +49,12 @@ LEAST = gl.constexpr(-3e38)
 class Ring(NamedTuple):
   """Tiles of keys: halves [2 * stages, keys, HALF], rope [stages, keys, ROPE].
 
-  shown: float32 [stages, keys], 0 where there is no key.
+  key: int32 [stages, keys], which they are; ABSENT where there is none. Halves
+  come and go by themselves; with the second that comes come rope and key.
   """
   halves: tl.tensor
   rope: tl.tensor
-  shown: tl.tensor
+  key: tl.tensor
   full: tl.tensor
   empty: tl.tensor
 
@@ -59,12 +62,12 @@ class Ring(NamedTuple):
 class Weights(NamedTuple):
   """What warpgroups tell each other of the tiles that each has scored.
 
-  tile: [2, 64, keys], maximum: float32 [2, 64], in base 2.
+  tile: [64, keys], maximum: float32 [64], in base 2. Who writes them has read
+  those before.
   """
   tile: tl.tensor
   maximum: tl.tensor
   full: tl.tensor
-  empty: tl.tensor
 
 
 @gluon.jit
@@ -99,22 +102,26 @@ def _produce(args, N: gl.constexpr, STAGES: gl.constexpr):
   page = _page_of(table, n, pages, page_size, stop)
   for step in range(steps):
     there = page >= 0
+    key = gl.where(there, n, ABSENT)
     at = data + _row_at(page, n, page_size, k_page, k_token)[:, None]
     # Where the next tile is, is known when its turn comes.
     n += N
     page = _page_of(table, n, pages, page_size, stop)
     i, phase = hopper.ring(step, STAGES)
-    mbarrier.wait(ring.empty.index(i), phase ^ 1)
-    for h in gl.static_range(2):
+    # First the half of the warpgroup that scores the tile.
+    for other in gl.static_range(2):
+      h = (step + other) % 2
+      place = 2 * i + h
+      mbarrier.wait(ring.empty.index(place), phase ^ 1)
       async_copy.async_load(
-          ring.halves.index(2 * i + h), at + (half + h * HALF),
+          ring.halves.index(place), at + (half + h * HALF),
           mask=there[:, None] & (half >= 0))
-    async_copy.async_load(ring.rope.index(i), at + (rope + HEAD),
-                          mask=there[:, None] & (rope >= 0))
-    async_copy.mbarrier_arrive(ring.full.index(i), increment_count=False)
-    ring.shown.index(i).store(there.to(gl.float32))
-    gl.barrier()
-    mbarrier.arrive(ring.full.index(i))
+      if other:
+        async_copy.async_load(ring.rope.index(i), at + (rope + HEAD),
+                              mask=there[:, None] & (rope >= 0))
+        ring.key.index(i).store(key)
+      async_copy.mbarrier_arrive(ring.full.index(place), increment_count=False)
+      mbarrier.arrive(ring.full.index(place))
 
 
 @gluon.jit
@@ -127,10 +134,9 @@ def _load_words(data, row, first: gl.constexpr, COUNT: gl.constexpr, there,
 
 
 @gluon.jit
-def _store_half(smem, words, KIND: gl.constexpr):
+def _store_words(smem, words, KIND: gl.constexpr):
   """Stores words of bytes as float16."""
-  x = decode_hopper._half(words, KIND)
-  smem.store(x.reshape(smem.shape))
+  smem.store(decode_hopper._half(words, KIND).reshape(smem.shape))
 
 
 @gluon.jit
@@ -150,25 +156,26 @@ def _produce_bytes(args, N: gl.constexpr, STAGES: gl.constexpr,
   low = _load_words(data, row, 0, HALF // 4, there, LAYOUT)
   high = _load_words(data, row, HALF // 4, HALF // 4, there, LAYOUT)
   rope = _load_words(data, row, HEAD // 4, ROPE // 4, there, LAYOUT)
-  n += N
-  page = _page_of(table, n, pages, page_size, stop)
+  page = _page_of(table, n + N, pages, page_size, stop)
   for step in range(steps):
     i, phase = hopper.ring(step, STAGES)
-    mbarrier.wait(ring.empty.index(i), phase ^ 1)
-    ring.shown.index(i).store(there.to(gl.float32))
+    mbarrier.wait(ring.empty.index(2 * i), phase ^ 1)
+    mbarrier.wait(ring.empty.index(2 * i + 1), phase ^ 1)
+    ring.key.index(i).store(gl.where(there, n, ABSENT))
+    n += N
     there = page >= 0
     row = _row_at(page, n, page_size, k_page, k_token)
-    n += N
-    page = _page_of(table, n, pages, page_size, stop)
-    _store_half(ring.halves.index(2 * i), low, KIND)
+    page = _page_of(table, n + N, pages, page_size, stop)
+    # The next tile's words come as this one's go.
+    _store_words(ring.halves.index(2 * i), low, KIND)
     low = _load_words(data, row, 0, HALF // 4, there, LAYOUT)
-    _store_half(ring.halves.index(2 * i + 1), high, KIND)
+    _store_words(ring.halves.index(2 * i + 1), high, KIND)
     high = _load_words(data, row, HALF // 4, HALF // 4, there, LAYOUT)
-    _store_half(ring.rope.index(i), rope, KIND)
+    _store_words(ring.rope.index(i), rope, KIND)
     rope = _load_words(data, row, HEAD // 4, ROPE // 4, there, LAYOUT)
     fence_async_shared()
-    gl.barrier()
-    mbarrier.arrive(ring.full.index(i))
+    mbarrier.arrive(ring.full.index(2 * i))
+    mbarrier.arrive(ring.full.index(2 * i + 1))
 
 
 @gluon.jit
@@ -230,61 +237,58 @@ def _convert_queries(q, left, q_halves, q_rope, ups, w: gl.constexpr):
 
 
 @gluon.jit
-def _score(q_halves, q_rope, ring, step, N: gl.constexpr,
+def _score(q_halves, q_rope, ring, step, w: gl.constexpr, N: gl.constexpr,
            STAGES: gl.constexpr):
   """Waits for a tile of keys and starts its product with the queries."""
   i, phase = hopper.ring(step, STAGES)
-  mbarrier.wait(ring.full.index(i), phase)
-  # What others copied, for the matrix instructions to read.
-  fence_async_shared()
-  # Where queries lie is found once more, rather than kept in registers.
+  # Where tiles lie is found once more, rather than kept in registers.
   zero = gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,r", [step],
                                    gl.int32, False, 1)
-  s = warpgroup_mma(
-      q_halves.index(zero), ring.halves.index(2 * i).permute([1, 0]),
-      gl.zeros([64, N], gl.float32, hopper.accumulator(N)), use_acc=False,
-      is_async=True)
-  s = warpgroup_mma(q_halves.index(zero + 1),
-                    ring.halves.index(2 * i + 1).permute([1, 0]), s,
-                    is_async=True)
+  s = gl.zeros([64, N], gl.float32, hopper.accumulator(N))
+  for other in gl.static_range(2):
+    h = (w + other) % 2
+    mbarrier.wait(ring.full.index(2 * i + h), phase)
+    # What others copied, for the matrix instructions to read.
+    fence_async_shared()
+    s = warpgroup_mma(q_halves.index(zero + h),
+                      ring.halves.index(2 * i + h + zero).permute([1, 0]), s,
+                      use_acc=other > 0, is_async=True)
   return warpgroup_mma(q_rope.index(zero),
-                       ring.rope.index(i).permute([1, 0]), s, is_async=True)
+                       ring.rope.index(i + zero).permute([1, 0]), s,
+                       is_async=True)
 
 
 @gluon.jit
-def _weigh(s, m, l, ring, weights, step, terms, w: gl.constexpr,
-           N: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr):
-  """Weights of a tile's keys, for this warpgroup and for the other one.
+def _weigh(s, m, l, ring, step, terms, N: gl.constexpr, STAGES: gl.constexpr,
+           KIND: gl.constexpr):
+  """Weights of a tile's keys.
 
   Returns:
-    (the left operand of their product, maximum, sum, factor of what was summed
-    before).
+    (weights, maximum, sum, factor of what was summed before).
   """
-  scale, place, first, window_left, window_right, early, late = terms
-  COLUMN: gl.constexpr = gl.SliceLayout(0, hopper.accumulator(N))
+  scale, low, high, first, early = terms
   i, _ = hopper.ring(step, STAGES)
-  shown = ring.shown.index(i).load(COLUMN)
-  s = gl.where((shown != 0.0)[None, :], s * scale, float("-inf"))
-  key = first + step * N
-  if (key < early) | (key + N > late):
-    ahead = (key + gl.arange(0, N, COLUMN))[None, :] - place[:, None]
-    s = gl.where((ahead <= window_right) & (ahead >= -window_left), s,
-                 float("-inf"))
+  key = ring.key.index(i).load(gl.SliceLayout(0, hopper.accumulator(N)))
+  s = gl.where(key[None, :] <= high[:, None], s * scale, float("-inf"))
+  if first + step * N < early:
+    s = gl.where(key[None, :] >= low[:, None], s, float("-inf"))
   m_new = gl.maximum(m, gl.max(s, 1))
   UP: gl.constexpr = 0.0 if KIND == attend.NO_BYTES else 10.0
   p = gl.exp2(s - (m_new - UP)[:, None])
   alpha = gl.exp2(m - m_new)
   l = l * alpha + gl.sum(p, 1)
-  p = p.to(weights.tile.dtype)
-  mbarrier.wait(weights.empty.index(w), ((step // 2) & 1) ^ 1)
-  weights.tile.index(w).store(p)
-  weights.maximum.index(w).store(m_new)
+  return p.to(ring.halves.dtype), m_new, l, alpha
+
+
+@gluon.jit
+def _tell(p, m, weights, w: gl.constexpr):
+  """Leaves weights to the other warpgroup; returns them as an operand."""
+  weights.tile.store(p)
+  weights.maximum.store(m)
   fence_async_shared()
-  gl.barrier()
   mbarrier.arrive(weights.full.index(w))
-  p = gl.convert_layout(
+  return gl.convert_layout(
       p, gl.DotOperandLayout(0, hopper.accumulator(HALF), 2))
-  return p, m_new, l, alpha
 
 
 @gluon.jit
@@ -298,23 +302,23 @@ def _take(acc, m, l, ring, weights, step, w: gl.constexpr,
           STAGES: gl.constexpr):
   """Starts to add a tile that the other warpgroup has scored."""
   mbarrier.wait(weights.full.index(1 - w), (step // 2) & 1)
-  m_new = weights.maximum.index(1 - w).load(m.type.layout)
+  m_new = weights.maximum.load(m.type.layout)
   alpha = gl.exp2(m - m_new)
   acc = _scaled(acc, alpha)
-  i, phase = hopper.ring(step, STAGES)
-  mbarrier.wait(ring.full.index(i), phase)
-  fence_async_shared()
-  acc = warpgroup_mma(weights.tile.index(1 - w), ring.halves.index(2 * i + w),
-                      acc, is_async=True)
+  # Whoever scored the tile has seen that it is there.
+  i, _ = hopper.ring(step, STAGES)
+  acc = warpgroup_mma(weights.tile, ring.halves.index(2 * i + w), acc,
+                      is_async=True)
   return acc, m_new, l * alpha
 
 
 @gluon.jit
-def _taken(ring, weights, step, w: gl.constexpr, STAGES: gl.constexpr):
-  """Gives back what _take has read."""
-  i, _ = hopper.ring(step, STAGES)
-  mbarrier.arrive(ring.empty.index(i))
-  mbarrier.arrive(weights.empty.index(1 - w))
+def _row(row0, left, group, LAYOUT: gl.constexpr):
+  """A block's 64 rows: (live, query, head)."""
+  r = gl.arange(0, 64, LAYOUT)
+  live = r < left
+  r = row0 + gl.where(live, r, 0)
+  return live, r // group, r % group
 
 
 @gluon.jit
@@ -324,62 +328,61 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, STAGES: gl.constexpr,
   (q, q_halves, q_rope, q_full, ups, ring, weights, sums, sums_full, left,
    out, lse, parts, parts_lse, sinks, scale, out_scale, has_sink, begin,
    cp_world_size, first, row0, group, tokens, splits, window_left, window_right,
-   early, late, flags, steps) = args
+   bounded, early, divided, flags, steps) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   if KIND == attend.NO_BYTES:
     _copy_queries(q, left, q_halves, q_rope, w)
   else:
     _convert_queries(q, left, q_halves, q_rope, ups, w)
   fence_async_shared()
-  gl.barrier()
   mbarrier.arrive(q_full)
   mbarrier.wait(q_full, 0)
   fence_async_shared()
 
-  r = gl.arange(0, 64, ROWS)
-  live = r < left
-  query = (row0 + gl.where(live, r, 0)) // group
-  head = (row0 + gl.where(live, r, 0)) % group
+  live, query, head = _row(row0, left, group, ROWS)
   row_scale = scale
   if KIND != attend.NO_BYTES:
     row_scale = (scale * ups.load(ROWS))[:, None]
-  terms = (row_scale, _key_of(query, begin, cp_world_size), first, window_left,
-           window_right, early, late)
+  place = _key_of(query, begin, cp_world_size)
+  high = gl.where(bounded, place + window_right, ABSENT - 1)
+  terms = (row_scale, place - window_left, high, first, early)
   ONE: gl.constexpr = 1.0 if KIND == attend.NO_BYTES else 1024.0
   m = gl.full([64], LEAST, gl.float32, ROWS)
   l = gl.zeros([64], gl.float32, ROWS)
   if w == 0:
     if has_sink:
-      m = gl.maximum(gl.load(sinks + head) * scores.LOG2E, LEAST)
+      m = gl.load(sinks + head) * scores.LOG2E
+      m = gl.minimum(gl.maximum(m, LEAST), -LEAST)
       l = gl.where(m == LEAST, 0.0, ONE)
   acc = gl.zeros([64, HALF], gl.float32, hopper.accumulator(HALF))
   if steps > w:
-    s = _score(q_halves, q_rope, ring, w, N, STAGES)
+    s = _score(q_halves, q_rope, ring, w, w, N, STAGES)
     if w == 1:
       acc, m, l = _take(acc, m, l, ring, weights, 0, w, STAGES)
       s = warpgroup_mma_wait(1, deps=[s])
-      p, m, l, alpha = _weigh(s, m, l, ring, weights, w, terms, w, N, STAGES,
-                              KIND)
+      p, m, l, alpha = _weigh(s, m, l, ring, w, terms, N, STAGES, KIND)
       acc = warpgroup_mma_wait(0, deps=[acc])
-      _taken(ring, weights, 0, w, STAGES)
+      mbarrier.arrive(ring.empty.index(w))
+      p = _tell(p, m, weights, w)
       acc = _scaled(acc, alpha)
     else:
       s = warpgroup_mma_wait(0, deps=[s])
-      p, m, l, alpha = _weigh(s, m, l, ring, weights, w, terms, w, N, STAGES,
-                              KIND)
+      p, m, l, alpha = _weigh(s, m, l, ring, w, terms, N, STAGES, KIND)
+      p = _tell(p, m, weights, w)
     for step in range(w, steps - 2, 2):
       i, _ = hopper.ring(step, STAGES)
       acc = warpgroup_mma(p, ring.halves.index(2 * i + w), acc, is_async=True)
-      s = _score(q_halves, q_rope, ring, step + 2, N, STAGES)
+      s = _score(q_halves, q_rope, ring, step + 2, w, N, STAGES)
       # Scores are three products.
       acc = warpgroup_mma_wait(3, deps=[acc])
-      mbarrier.arrive(ring.empty.index(i))
+      mbarrier.arrive(ring.empty.index(2 * i + w))
       acc, m, l = _take(acc, m, l, ring, weights, step + 1, w, STAGES)
       s = warpgroup_mma_wait(1, deps=[s])
-      p, m, l, alpha = _weigh(s, m, l, ring, weights, step + 2, terms, w, N,
-                              STAGES, KIND)
+      p, m, l, alpha = _weigh(s, m, l, ring, step + 2, terms, N, STAGES, KIND)
       acc = warpgroup_mma_wait(0, deps=[acc])
-      _taken(ring, weights, step + 1, w, STAGES)
+      i, _ = hopper.ring(step + 1, STAGES)
+      mbarrier.arrive(ring.empty.index(2 * i + w))
+      p = _tell(p, m, weights, w)
       acc = _scaled(acc, alpha)
     last = steps - 1 - ((steps - 1 - w) & 1)
     i, _ = hopper.ring(last, STAGES)
@@ -390,7 +393,6 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, STAGES: gl.constexpr,
     acc = warpgroup_mma_wait(0, deps=[acc])
 
   sums.index(w).store(l)
-  gl.barrier()
   mbarrier.arrive(sums_full)
   mbarrier.wait(sums_full, 0)
   l += sums.index(1 - w).load(ROWS)
@@ -403,12 +405,19 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, STAGES: gl.constexpr,
         + gl.arange(0, HALF, gl.SliceLayout(0, LAYOUT))[None, :])
   row_lse = m * scores.LN2 + gl.log(l * (1.0 / ONE))
   row_lse = gl.where(any_key, row_lse, float("-inf"))
-  if splits > 1:
+  # Found once more, rather than kept in registers all the while.
+  again = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row0],
+                                    gl.int32, False, 1)
+  live, query, head = _row(again, left, group, ROWS)
+  r = gl.arange(0, 64, ROWS)
+  if divided:
     if w == 0:
       gl.store(parts_lse + r, row_lse, mask=live)
     gl.store(parts + at, acc, mask=(at_r < left)[:, None])
   else:
     if w == 0:
+      if splits > 1:
+        gl.store(parts_lse + r, gl.where(live, float("inf"), 0.0), mask=live)
       if (flags & attend.LSE) != 0:
         gl.store(lse + (head * tokens + query), row_lse, mask=live)
     gl.store(out + at, acc.to(out.dtype.element_ty),
@@ -457,13 +466,11 @@ def _attend(
   scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
   out_scale = gl.load(v_scale)
   has_sink = ((flags & attend.SINK) != 0) & (split == 0) & (index < batch)
-  # Tiles before `early` or past `late` are cut by a row's window.
-  early = 0
-  late = 1 << 30
-  if (flags & attend.WINDOW) != 0:
-    last = (row0 + gl.minimum(64, left) - 1) // group
-    early = _key_of(last, begin, cp_world_size) - window_left
-    late = _key_of(row0 // group, begin, cp_world_size) + window_right + 1
+  # Tiles before `early` are cut by a row's window.
+  bounded = (flags & attend.WINDOW) != 0
+  last = (row0 + gl.minimum(64, left) - 1) // group
+  early = gl.where(
+      bounded, _key_of(last, begin, cp_world_size) - window_left, 0)
 
   dtype: gl.constexpr = (q.dtype.element_ty if KIND == attend.NO_BYTES
                          else gl.float16)
@@ -476,37 +483,36 @@ def _attend(
   ups = gl.allocate_shared_memory(gl.float32, [64], PLAIN)
   halves = gl.allocate_shared_memory(dtype, [2 * STAGES, TILE_N, HALF], WIDE)
   rope = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, ROPE], WIDE)
-  shown = gl.allocate_shared_memory(gl.float32, [STAGES, TILE_N], PLAIN)
-  tile = gl.allocate_shared_memory(dtype, [2, 64, TILE_N], NARROW)
-  maximum = gl.allocate_shared_memory(gl.float32, [2, 64], PLAIN)
+  key = gl.allocate_shared_memory(gl.int32, [STAGES, TILE_N], PLAIN)
+  tile = gl.allocate_shared_memory(dtype, [64, TILE_N], NARROW)
+  maximum = gl.allocate_shared_memory(gl.float32, [64], PLAIN)
   sums = gl.allocate_shared_memory(gl.float32, [2, 64], PLAIN)
   q_full = mbarrier.allocate_mbarrier()
   sums_full = mbarrier.allocate_mbarrier()
-  full = mbarrier.allocate_mbarrier(batch=STAGES)
-  empty = mbarrier.allocate_mbarrier(batch=STAGES)
+  full = mbarrier.allocate_mbarrier(batch=2 * STAGES)
+  empty = mbarrier.allocate_mbarrier(batch=2 * STAGES)
   w_full = mbarrier.allocate_mbarrier(batch=2)
-  w_empty = mbarrier.allocate_mbarrier(batch=2)
   mbarrier.init(q_full, count=2)
   mbarrier.init(sums_full, count=2)
-  # Each thread's copies arrive, and one that has said which keys are shown.
-  for i in gl.static_range(STAGES):
-    mbarrier.init(full.index(i),
-                  count=129 if KIND == attend.NO_BYTES else 1)
-    mbarrier.init(empty.index(i), count=2)
+  # Each thread's copies arrive, and one that has said which keys they are.
+  for i in gl.static_range(2 * STAGES):
+    mbarrier.init(full.index(i), count=129 if KIND == attend.NO_BYTES else 1)
+    mbarrier.init(empty.index(i), count=1)
   for i in gl.static_range(2):
     mbarrier.init(w_full.index(i), count=1)
-    mbarrier.init(w_empty.index(i), count=1)
-  ring = Ring(halves, rope, shown, full, empty)
-  weights = Weights(tile, maximum, w_full, w_empty)
+  ring = Ring(halves, rope, key, full, empty)
+  weights = Weights(tile, maximum, w_full)
 
   first = first_tile * TILE_N
+  # All keys in one part: there is nothing to join.
+  divided = (splits > 1) & ((split > 0) | (first + steps * TILE_N < stop))
   produce = (data, ring, table + first_page, pages, page_size, k_page, k_token,
              first, stop, steps)
   consume = (q + first_row * COLS, q_halves, q_rope, q_full, ups, ring, weights,
              sums, sums_full, left, out + first_row * HEAD, lse + start,
              parts + part * HEAD, parts_lse + part, sinks, scale, out_scale,
              has_sink, begin, cp_world_size, first, row0, group, tokens, splits,
-             window_left, window_right, early, late, flags, steps)
+             window_left, window_right, bounded, early, divided, flags, steps)
   if KIND == attend.NO_BYTES:
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, STAGES, KIND)),
@@ -571,3 +577,63 @@ def mla_attend(
           softmax_scale, flags, split, index, start, row0, left, first_page,
           begin, stop, first_tile,
           gl.maximum(last_tile - first_tile, 1), TILE_N, KIND, STAGES)
+
+
+@gluon.jit
+def mla_merge(parts, parts_lse, out, lse, tokens, nhead_q, splits, flags):
+  """Joins the parts of a row, as merge.py does; a row of one is skipped.
+
+  Its lse in scratch is inf. Grid: tokens * nhead_q rows.
+  """
+  PARTS: gl.constexpr = 16
+  LANES: gl.constexpr = 256
+  LAYOUT: gl.constexpr = gl.BlockedLayout([8, 4], [1, 32], [2, 4], [1, 0])
+  ROW: gl.constexpr = gl.BlockedLayout([2], [32], [8], [0])
+  row = gl.program_id(0).to(gl.int64)
+  count = tokens.to(gl.int64) * nhead_q
+  p = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [8], [0]))
+  top = gl.full([LANES], float("-inf"), gl.float32, p.type.layout)
+  past = p * 0
+  for p0 in range(0, splits, LANES):
+    part_lse = gl.load(parts_lse + (p0 + p).to(gl.int64) * count + row,
+                       mask=p0 + p < splits, other=float("-inf"))
+    top = gl.maximum(top, part_lse)
+    past = gl.maximum(
+        past, gl.where(part_lse != float("-inf"), p0 + p + 1, 0))
+  top = gl.max(top, 0)
+  past = gl.max(past, 0)
+  if top != float("inf"):
+    top = gl.where(top == float("-inf"), 0.0, top)
+    acc, l = _some_parts(parts, parts_lse, row, count, 0, past, top, PARTS,
+                         LAYOUT)
+    for p0 in range(PARTS, past, PARTS):
+      more, weight = _some_parts(parts, parts_lse, row, count, p0, past, top,
+                                 PARTS, LAYOUT)
+      acc += more
+      l += weight
+    total = gl.sum(l, 0)
+    any_key = total != 0
+    safe = gl.where(any_key, total, 1.0)
+    if (flags & attend.LSE) != 0:
+      gl.store(lse + row % nhead_q * tokens + row // nhead_q,
+               gl.where(any_key, top + gl.log(safe), float("-inf")))
+    acc = gl.convert_layout(gl.sum(acc, 0) / safe, ROW)
+    gl.store(out + row * HEAD + gl.arange(0, HEAD, ROW),
+             acc.to(out.dtype.element_ty))
+
+
+@gluon.jit
+def _some_parts(parts, parts_lse, row, count, first, past, top,
+                PARTS: gl.constexpr, LAYOUT: gl.constexpr):
+  """Sums of parts from `first` on, [2, HEAD], and their weights."""
+  part = first + gl.arange(0, PARTS, gl.SliceLayout(1, LAYOUT))
+  cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))[None, :]
+  at = part.to(gl.int64) * count + row
+  # Those before the last that has keys are all written.
+  there = part < past
+  x = gl.load(parts + at[:, None] * HEAD + cols,
+              mask=there[:, None] & (cols >= 0), other=0.0)
+  weight = gl.exp(gl.load(parts_lse + at, mask=there, other=float("-inf"))
+                  - top)
+  x *= weight[:, None]
+  return gl.sum(x.reshape([2, PARTS // 2, HEAD]), 1), weight
