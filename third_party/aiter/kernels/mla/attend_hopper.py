@@ -6,9 +6,9 @@ warpgroup copies rows of the cache, wherever they lie, into a ring of tiles of
 keys; two consumer warpgroups hold half of the output's columns each. A tile is
 scored by one of them, in turn: while it computes weights, the other one's
 products run. It leaves weights and its new maximum in shared memory, and both
-warpgroups add the tile's values, which are its keys' first columns. Schedule:
-DeepSeek-AI, FlashMLA, "A Deep Dive Into The Flash MLA FP8 Decoding Kernel on
-Hopper" and the notes on its predecessor of April 2025.
+warpgroups add the tile's values, which are its keys' first columns.
+DeepSeek-AI, FlashMLA, "A Deep-Dive Into the New Flash MLA Kernel", April 2025,
+has halves of the output in two warpgroups too, and scores two tiles at a time.
 """
 
 from typing import NamedTuple
@@ -453,7 +453,7 @@ def _find_rows(slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags,
 @gluon.jit
 def _attend(
     q, data, out, lse, parts, parts_lse, k_scale, v_scale, sinks, table,
-    lengths, cu_seqlens, k_page, k_token, tokens, batch, group, pages,
+    k_page, k_token, tokens, batch, group, pages,
     page_size, splits, cp_world_size, window_left, window_right, softmax_scale,
     flags, split, index, start, row0, left, first_page, begin, stop, first_tile,
     steps,
@@ -572,7 +572,7 @@ def mla_attend(
       # Without a key there is a tile of none.
       _attend(
           q, data, out, lse, parts, parts_lse, k_scale, v_scale, sinks, table,
-          lengths, cu_seqlens, k_page, k_token, tokens, batch, group, pages,
+          k_page, k_token, tokens, batch, group, pages,
           page_size, splits, cp_world_size, window_left, window_right,
           softmax_scale, flags, split, index, start, row0, left, first_page,
           begin, stop, first_tile,
