@@ -21,6 +21,7 @@ struct PagedAttrs {
   int64_t page_axis;
   int64_t nhead_k;
   int64_t seqlen_q;
+  int64_t cp_world_size;
   int64_t window_left;
   int64_t window_right;
   float softmax_scale;
@@ -36,8 +37,9 @@ struct PagedAttrs {
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::jax::JAX_GPU_NAMESPACE::PagedAttrs, StructMember<int64_t>("page_size"),
     StructMember<int64_t>("page_axis"), StructMember<int64_t>("nhead_k"),
-    StructMember<int64_t>("seqlen_q"), StructMember<int64_t>("window_left"),
-    StructMember<int64_t>("window_right"), StructMember<float>("softmax_scale"),
+    StructMember<int64_t>("seqlen_q"), StructMember<int64_t>("cp_world_size"),
+    StructMember<int64_t>("window_left"), StructMember<int64_t>("window_right"),
+    StructMember<float>("softmax_scale"),
     StructMember<float>("logits_soft_cap"),
     StructMember<::xla::ffi::Span<const int64_t>>("k_side"),
     StructMember<::xla::ffi::Span<const int64_t>>("v_side"),
@@ -61,6 +63,7 @@ struct AttendBuffers : BufferList {
   Buffer cu_seqlens = Operand("cu_seqlens");
   Buffer sinks = Operand("sinks");
   Buffer slopes = Operand("slopes");
+  Buffer places = Operand("places");
   Buffer out = Result("out");
   Buffer lse = Result("lse");
   Buffer parts = Result("parts");
@@ -152,6 +155,7 @@ ffi::Error SetAttend(const AttendBuffers& b, const PagedAttrs& attrs,
   }
   a->pages = pool[attrs.page_axis];
   a->seqlen_q = attrs.seqlen_q;
+  a->cp_world_size = attrs.cp_world_size;
   a->window_left = attrs.window_left;
   a->window_right = attrs.window_right;
   a->softmax_scale = attrs.softmax_scale;
@@ -170,6 +174,8 @@ ffi::Error SetAttend(const AttendBuffers& b, const PagedAttrs& attrs,
       SetPerHead(b.sinks, *a, &a->sinks_ptr, &a->sinks_step));
   AITER_FFI_RETURN_IF_ERROR(
       SetPerHead(b.slopes, *a, &a->slopes_ptr, &a->slopes_step));
+  AITER_FFI_RETURN_IF_ERROR(
+      Optional(b.places, ffi::S32, {a->batch}, &a->places_ptr));
   a->q_ptr = Data(b.q);
   return SetResults(b, a);
 }

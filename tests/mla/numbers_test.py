@@ -112,22 +112,35 @@ class MlaTest(MlaTestCase):
     got = jnp.einsum("nhl,hld->nhd", out, w_v)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
-  def test_parts_of_a_context(self):
-    """Two devices' halves of the keys, joined."""
-    case = Case(lengths=((1, 64), (1, 30)), page=1, causal=False)
+  @parameterized.parameters((True, 16), (False, 5))
+  def test_parts_of_a_context(self, causal, heads):
+    """Three devices' parts of the keys, joined."""
+    case = Case(lengths=((4, 64), (1, 30), (9, 31), (3, 2), (1, 1)), page=1,
+                causal=causal, heads=heads)
+    ranks = 3
     p = cases.Problem(case)
     fn, options, arrays = cases.call(p)
-    whole, _ = fn(**arrays, **options)
-    parts = []
-    for i in range(2):
-      ends = [np.flatnonzero(np.arange(a, b) % 2 == i) + a
-              for a, b in zip(p.indptr, p.indptr[1:])]
-      parts += fn(**(arrays | dict(
-          kv_indptr=jnp.asarray(np.cumsum([0, *map(len, ends)]), _INTS),
-          kv_indices=arrays["kv_indices"][np.concatenate(ends)])), **options)
-    joined = aiter.merge_attn_states(*parts)
-    np.testing.assert_allclose(np.float32(joined), np.float32(whole), rtol=2e-2,
-                               atol=2e-2)
+
+    @jax.jit
+    def part(arrays, rank):
+      return fn(**arrays, **options, g_kv_indptr=jnp.asarray(p.indptr),
+                cp_world_size=ranks, cp_rank=rank)
+
+    out, lse = None, None
+    for rank in range(ranks):
+      own = [np.arange(a + rank, b, ranks)
+             for a, b in zip(p.indptr, p.indptr[1:])]
+      one = part(arrays | dict(
+          kv_indptr=jnp.asarray(np.cumsum([0, *map(len, own)]), _INTS),
+          kv_indices=arrays["kv_indices"][np.concatenate(own)]), rank)
+      out, lse = one if out is None else aiter.merge_attn_states(
+          out, lse, *one, return_lse=True)
+    exact, exact_lse = p.exact()
+    np.testing.assert_allclose(np.float32(out), exact, rtol=3e-2, atol=3e-2)
+    empty = exact_lse == -np.inf
+    np.testing.assert_array_equal(np.asarray(lse) == -np.inf, empty)
+    np.testing.assert_allclose(np.where(empty, 0, lse),
+                               np.where(empty, 0, exact_lse), atol=1e-2)
 
 
 def _ragged(case: Case, sglang_order=False, dtype=None):
@@ -249,6 +262,11 @@ class ErrorsTest(parameterized.TestCase):
       ("mla_decode_fwd", TypeError, dict(q=jnp.ones((5, 4, 48), _INTS)),
        "q's dtype is int32"),
       ("mla_decode_fwd", ValueError, dict(kv_lora_rank=0), "kv_lora_rank is 0"),
+      ("mla_decode_fwd", ValueError, dict(cp_world_size=0), "cp_world_size"),
+      ("mla_decode_fwd", ValueError, dict(cp_rank=1), "cp_rank is 1"),
+      ("mla_decode_fwd", TypeError, dict(cp_world_size=2), "g_kv_indptr"),
+      ("mla_decode_fwd", ValueError, dict(
+          cp_world_size=2, g_kv_indptr=jnp.zeros(9, _INTS)), "g_kv_indptr"),
       ("mla_decode_fwd", ValueError, dict(kv_lora_rank=64),
        "kv_lora_rank is 64"),
       ("mla_decode_fwd", ValueError, dict(

@@ -40,9 +40,11 @@ constexpr int64_t kTinyPage = 16;
 constexpr int64_t kPrograms = 3;
 constexpr int64_t kThreads = 256;
 constexpr int64_t kRoom = 4;
-// The same of latent attention, whose tiles fill a multiprocessor, and whose
-// sequences are all divided alike.
+// The same of latent attention: of AMD's kernels, whose sequences are all
+// divided alike, and of CUDA's, where one fills a multiprocessor and a sequence
+// gets its share of half as many (PROGRAMS of mla/attend_hopper.py).
 constexpr int64_t kLatentPrograms = 4;
+constexpr int64_t kLatentProgramsCuda = 2;
 // Rows of its tiles; the last is for all that are more.
 constexpr int64_t kLatentRows[] = {16, 32, 64};
 
@@ -177,7 +179,12 @@ struct Attend {
   using Args = paged_attend_args;
   using Plan = PagedPlan;
 
-  static Status Check(const Args& a) { return Check(a, kMaxHeadDim); }
+  static Status Check(const Args& a) {
+    if (a.cp_world_size != 1) {
+      return Invalid("cp_world_size", std::to_string(a.cp_world_size), "1");
+    }
+    return Check(a, kMaxHeadDim);
+  }
 
   static Status Check(const Args& a, int64_t max_head_dim) {
     AITER_RETURN_IF_ERROR(CheckSizes(a, max_head_dim));
@@ -203,6 +210,12 @@ struct Attend {
       if (step != 0 && step != a.nhead_q) {
         return Invalid(name, std::to_string(step), "0 or nhead_q");
       }
+    }
+    AITER_RETURN_IF_ERROR(
+        CheckRange("cp_world_size", a.cp_world_size, 1, kMaxSplits));
+    if ((a.cp_world_size > 1) != (a.places_ptr != nullptr)) {
+      return Invalid("places_ptr", a.places_ptr ? "given" : "null",
+                     "given if cp_world_size is more than 1");
     }
     AITER_RETURN_IF_ERROR(
         CheckRange("batch * nhead_q", a.batch * a.nhead_q, 0, kMaxSize));
@@ -339,6 +352,7 @@ struct Attend {
     p.indptr_ptr = a.indptr_ptr;
     p.lengths_ptr = a.lengths_ptr;
     p.cu_seqlens_ptr = a.cu_seqlens_ptr;
+    p.places_ptr = a.places_ptr;
     SetHalf(
         a.k,
         {&PagedParams::k_cache_ptr, &PagedParams::k_bytes_ptr,
@@ -370,6 +384,7 @@ struct Attend {
     p.page_size = number(a.page_size);
     for (int64_t n = a.page_size; n > 1; n /= 2) ++p.page_shift;
     p.width = number(a.width);
+    p.cp_world_size = number(a.cp_world_size);
     p.window_left = bound(a.window_left);
     p.window_right = bound(a.window_right);
     p.sinks_step = number(a.sinks_step);
@@ -438,8 +453,10 @@ struct Latent {
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     AITER_RETURN_IF_ERROR(steps->Add("mla_attend", key, &plan->attend));
-    plan->programs =
-        kLatentPrograms * std::max(steps->device().multiprocessors, 1);
+    const DeviceInfo& device = steps->device();
+    plan->programs = (device.platform == Platform::kCuda ? kLatentProgramsCuda
+                                                         : kLatentPrograms) *
+                     std::max(device.multiprocessors, 1);
     ProblemKey rows;
     rows.data_type = key.data_type;
     rows.dims[0] = key.dims[0];

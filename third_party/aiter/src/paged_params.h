@@ -30,6 +30,7 @@ struct PagedParams {
   const void* indptr_ptr = nullptr;
   const void* lengths_ptr = nullptr;
   const void* cu_seqlens_ptr = nullptr;
+  const void* places_ptr = nullptr;
 
   int64_t k_start = 0;
   int64_t k_head = 0;
@@ -67,6 +68,7 @@ struct PagedParams {
   int32_t page_size = 1;
   int32_t page_shift = 0;
   int32_t width = 0;
+  int32_t cp_world_size = 1;
   int32_t splits = 1;
   int32_t programs = 1;
   int32_t window_left = 0;

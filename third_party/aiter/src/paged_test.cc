@@ -372,6 +372,8 @@ void TestLatent() {
        "k.scales is of tokens"},
       {[](mla_attend_args* a) { a->slopes_ptr = At(0x9000); },
        "slopes_ptr is given"},
+      {[](mla_attend_args* a) { a->cp_world_size = 2; }, "places_ptr is null"},
+      {[](mla_attend_args* a) { a->cp_world_size = 0; }, "cp_world_size is 0"},
   };
   g_recorder.launches.clear();
   for (const Bad& c : kCases) {

@@ -36,6 +36,7 @@ class _Static(NamedTuple):
   """What a public function was called with, apart from arrays; hashable."""
   names: Names
   lora: int
+  cp_world_size: int
   scores: paged.Static
 
 
@@ -50,6 +51,8 @@ class _Arrays(NamedTuple):
   q_scale: jax.Array | None
   kv_scale: jax.Array | None
   sink: jax.Array | None
+  g_kv_indptr: jax.Array | None = None
+  cp_rank: jax.Array | int = 0
 
 
 def check_columns(n: Names, q, kv, lora: int) -> None:
@@ -71,12 +74,26 @@ def as_kernels_take(q):
   return q.astype(jnp.bfloat16) if q.dtype.name in _FP8 else q
 
 
-def _static(n: Names, sm_scale, logit_cap, causal, return_lse, lora) -> _Static:
+def _static(n: Names, sm_scale, logit_cap, causal, return_lse, lora,
+            cp_world_size=1) -> _Static:
   scores = paged.static(n, "mla", sm_scale, (-1, -1), logit_cap, causal,
                         return_lse)
   return _Static(n, arguments.number(
       n.function, "kv_lora_rank", lora, "an integer >= 1", lambda r: r >= 1,
-      int), scores)
+      int), arguments.number(
+          n.function, "cp_world_size", cp_world_size, "an integer >= 1",
+          lambda r: r >= 1, int), scores)
+
+
+def _places(s: _Static, a: _Arrays, cu):
+  """Where sequences' queries stand, or None: op.Operands.places."""
+  n = s.names
+  if s.cp_world_size == 1 or s.scores.window[1] < 0:
+    return None
+  ends = paged.integers(n, "g_kv_indptr", a.g_kv_indptr, 1)
+  paged.check_shape(n, "g_kv_indptr", ends, cu.shape, "as kv_indptr")
+  rank = paged.integers(n, "cp_rank", jnp.asarray(a.cp_rank), 0)
+  return jnp.diff(ends) - jnp.diff(cu) - rank
 
 
 @functools.partial(jax.jit, static_argnums=(0,), inline=True)
@@ -108,15 +125,17 @@ def _attend(s: _Static, a: _Arrays):
                       f"where each sequence's queries begin, as {n.indptr}")
   v_scale = paged.number_scale(n, n.k_scale, a.kv_scale)
   scale = s.scores.softmax_scale
+  places = _places(s, a, cu)
   cfg = Config(
       "mla", size, 1 / math.sqrt(cols) if scale is None else scale,
       seqlen_q=int(cu is None), window=s.scores.window,
-      soft_cap=s.scores.soft_cap, return_lse=s.scores.return_lse, dv=s.lora)
+      soft_cap=s.scores.soft_cap, return_lse=s.scores.return_lse, dv=s.lora,
+      cp_world_size=1 if places is None else s.cp_world_size)
   return paged.run(n.function, cfg, Operands(
       as_kernels_take(a.q), kv, None,
       v_scale * paged.number_scale(n, n.q_scale, a.q_scale), v_scale, table,
-      indptr, lengths, cu, paged.per_head(n, n.sinks, a.sink, heads), None),
-                   op.attend)
+      indptr, lengths, cu, paged.per_head(n, n.sinks, a.sink, heads), None,
+      places), op.attend)
 
 
 def _call(s: _Static, a: _Arrays, needed: tuple[str, ...]):
@@ -145,6 +164,9 @@ def mla_decode_fwd(
     sink: jax.Array | None = None,
     kv_lora_rank: int = 512,
     return_lse: bool = False,
+    g_kv_indptr: jax.Array | None = None,
+    cp_world_size: int = 1,
+    cp_rank: jax.Array | int = 0,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """AITER's attention of absorbed queries to a paged latent cache.
 
@@ -155,9 +177,10 @@ def mla_decode_fwd(
   the device's: nothing is read by the host, and the keys of long sequences are
   divided over the device and joined in an order that is always the same.
 
-  Where a context is divided over devices, each attends to its part with
-  return_lse (one query a sequence, causal=False) and `merge_attn_states` joins
-  them.
+  Where contexts are divided over devices, token p of a sequence lies in the
+  cache of rank p % cp_world_size, behind those before it; pages and lengths are
+  of the rank's own. Each attends to its part with return_lse, and
+  `merge_attn_states` joins them; a sink is for one of the ranks alone.
 
   Args:
     q: [tokens, heads, lora + rope], float16, bfloat16, float32 or a float8
@@ -180,6 +203,11 @@ def mla_decode_fwd(
     sink: [heads], the logit of a key without a value.
     kv_lora_rank: lora, the columns that are values too.
     return_lse: whether to return the logarithms of the sums too.
+    g_kv_indptr: integers [b + 1], where causal and of several ranks: sequence i
+      has g_kv_indptr[i + 1] - g_kv_indptr[i] tokens on all of them.
+    cp_world_size: ranks that tokens are dealt to.
+    cp_rank: whose cache this is; an integer, which may be traced
+      (`jax.lax.axis_index`).
 
   Returns:
     [tokens, heads, lora] in q's dtype (bfloat16 of float8); with return_lse
@@ -192,10 +220,17 @@ def mla_decode_fwd(
   n = Names("mla_decode_fwd", k="kv_buffer", table="kv_indices",
             lengths="kv_last_page_lens", softmax_scale="sm_scale",
             soft_cap="logit_cap", q_scale="q_scale", k_scale="kv_scale")
-  s = _static(n, sm_scale, logit_cap, causal, return_lse, kv_lora_rank)
+  s = _static(n, sm_scale, logit_cap, causal, return_lse, kv_lora_rank,
+              cp_world_size)
   paged.check_cumulative(n, cu_seqlens_q, q)
+  if isinstance(cp_rank, int) and not 0 <= cp_rank < s.cp_world_size:
+    raise bad(n.function, "cp_rank", cp_rank,
+              f"from 0 to cp_world_size - 1, {s.cp_world_size - 1}")
+  if s.cp_world_size > 1 and causal:
+    arguments.check_is_array(n.function, "g_kv_indptr", g_kv_indptr,
+                             optional=False)
   a = _Arrays(q, kv_buffer, cu_seqlens_q, kv_indptr, kv_indices,
-              kv_last_page_lens, q_scale, kv_scale, sink)
+              kv_last_page_lens, q_scale, kv_scale, sink, g_kv_indptr, cp_rank)
   return _call(s, a, (n.q, n.k, n.cu_seqlens, n.indptr, n.table, n.lengths))
 
 

@@ -66,6 +66,8 @@ class Config(NamedTuple):
     v_scale: likewise.
     return_lse: whether lse is a result.
     dv: columns of the values of layout mla; else 0.
+    cp_world_size: of layout mla: so many caches have a sequence's tokens, each
+      of which is the next one's.
   """
   layout: str
   page_size: int
@@ -78,6 +80,7 @@ class Config(NamedTuple):
   v_scale: tuple[str, ...] = ()
   return_lse: bool = False
   dv: int = 0
+  cp_world_size: int = 1
 
 
 class Operands(NamedTuple):
@@ -96,6 +99,8 @@ class Operands(NamedTuple):
       every sequence has Config.seqlen_q.
     sinks: float32 [hq]; the kernel takes [b, hq] too.
     slopes: likewise.
+    places: int32 [b], of several caches: query i of sequence b stands at key
+      (places[b] + i) // cp_world_size of this one's, rounded down.
   """
   q: jax.Array
   k_cache: jax.Array
@@ -108,6 +113,7 @@ class Operands(NamedTuple):
   cu_seqlens: jax.Array | None = None
   sinks: jax.Array | None = None
   slopes: jax.Array | None = None
+  places: jax.Array | None = None
 
 
 class Shape(NamedTuple):
@@ -213,9 +219,11 @@ def reference(cfg: Config, x: Operands):
     live = row < ends[i]
     length = jnp.clip(x.lengths[i], 0, _MAX_LENGTH)
     first, count = sequence(i)
-    own = row - starts[i] + length - (ends[i] - starts[i])  # Key of the query.
+    # Keys of the queries.
+    begin = length - (ends[i] - starts[i]) if x.places is None else x.places[i]
+    own = (row - starts[i] + begin) // cfg.cp_world_size
     stop = jnp.minimum(length, jnp.clip(count, 0, length // size + 1) * size)
-    last = ends[i] - starts[i] - 1 + length - (ends[i] - starts[i])
+    last = (ends[i] - starts[i] - 1 + begin) // cfg.cp_world_size
     if right >= 0:
       stop = jnp.minimum(stop, jnp.minimum(own[-1], last) + right + 1)
     low = jnp.maximum(own[0] - left, 0) if left >= 0 else jnp.int32(0)
@@ -320,9 +328,10 @@ def kernel(cfg: Config, call, x: Operands):
       x.q, x.k_cache, absent(x.v_cache, x.k_cache.dtype), x.k_scale, x.v_scale,
       x.table, absent(x.indptr, jnp.int32), x.lengths,
       absent(x.cu_seqlens, jnp.int32), absent(x.sinks, jnp.float32),
-      absent(x.slopes, jnp.float32),
+      absent(x.slopes, jnp.float32), absent(x.places, jnp.int32),
       page_size=np.int64(cfg.page_size), nhead_k=np.int64(shape.hk),
       seqlen_q=np.int64(cfg.seqlen_q),
+      cp_world_size=np.int64(cfg.cp_world_size),
       page_axis=np.int64(LAYOUTS[cfg.layout][0].index("page")),
       k_side=numbers(shape.k_side), v_side=numbers(shape.v_side),
       k_scales=numbers(_strides(cfg.k_scale, x.k_scale)),

@@ -75,6 +75,9 @@ struct paged_attend_args {
   const void* slopes_ptr = nullptr;      // float32 [nhead_q], or null.
   int64_t sinks_step = 0;   // Of nhead_q: sinks are [batch, nhead_q].
   int64_t slopes_step = 0;  // Likewise.
+  // Of latent attention alone.
+  int64_t cp_world_size = 1;
+  const void* places_ptr = nullptr;  // int32 [batch], or null: one cache.
   paged_half k;
   paged_half v;
   int64_t window_left = -1;
@@ -96,6 +99,10 @@ AITER_OPERATION(paged_attend, paged_attend_args, PagedPlan);
 // Multi-head latent attention: one KV head, whose values are the first hdim_v
 // columns of its keys. So v lies where k does. There are no slopes, and scales
 // are numbers.
+//
+// Where cp_world_size caches have a sequence's tokens, each of which is the
+// next one's, lengths are of this cache's keys, and query i of sequence b
+// stands at key (places[b] + i) / cp_world_size, rounded down.
 struct mla_attend_args : paged_attend_args {};
 
 // A problem's sizes are the columns of values, those that keys have beside them

@@ -43,14 +43,17 @@ def _load(ptr, keys, first, count, shown, COLS: tl.constexpr,
 @triton.jit
 def mla_attend(
     q, k_cache, k_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
-    table, indptr, lengths, cu_seqlens, k_start, k_page, k_token, tokens, batch,
-    seqlen_q, group, hdim, hdim_v, pages, page_size, page_shift, width, splits,
-    window_left, window_right, softmax_scale, logits_soft_cap, kind, flags,
+    table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
+    tokens, batch, seqlen_q, group, hdim, hdim_v, pages, page_size, page_shift,
+    width, splits, cp_world_size, window_left, window_right, softmax_scale,
+    logits_soft_cap, kind, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, HEAD: tl.constexpr,
     ROPE: tl.constexpr, FLAGS: tl.constexpr, KIND: tl.constexpr,
     NATIVE: tl.constexpr, CHEAP_CAST: tl.constexpr, PARTIAL: tl.constexpr,
 ):
   """As paged_attend of one KV head, whose values are k_cache's hdim_v columns.
+
+  places, cp_world_size: include/aiter/paged.h.
 
   Grid: (tiles of rows, splits).
   """
@@ -68,11 +71,19 @@ def mla_attend(
   head = (row0 + rows) % group
   first_row = start.to(tl.int64) * group + row0
 
+  # Where a query stands among this cache's keys, of which some are others'.
+  begin = 0
+  right = window_right
+  left = window_left
+  if cp_world_size > 1:
+    begin = tl.load(places + index, mask=index < batch, other=0)
+    right = 1 << 30
+    left = 1 << 30
   # All sequences are divided alike: a tile of keys is worth all parts.
   first_page, count, offset, low, stop, first_tile, last_tile = paged.find_keys(
       index, row0, tl.minimum(TILE_M, rows_left), len_q, lengths, indptr, batch,
-      width, pages, page_size, group, window_left, window_right, split, splits,
-      splits, flags, TILE_N, FLAGS)
+      width, pages, page_size, group, left, right, split, splits, splits, flags,
+      TILE_N, FLAGS)
   first_part = split.to(tl.int64) * tokens * group + first_row
   if (split > 0) & (first_tile >= last_tile):
     tl.store(parts_lse + first_part + rows,
@@ -101,6 +112,8 @@ def mla_attend(
                          page_shift)
   scale = softmax_scale * tl.load(k_scale)
   position = query + offset
+  if cp_world_size > 1:
+    position = (begin + query + cp_world_size) // cp_world_size - 1
 
   # A sink is a key without a value: it opens m and l of the first part.
   m = tl.full([TILE_M], float("-inf"), tl.float32)

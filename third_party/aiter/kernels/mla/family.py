@@ -7,7 +7,7 @@ its features, arguments and merge are those of the family `paged`.
 
 import dataclasses
 
-from third_party.aiter.aot.family import Op
+from third_party.aiter.aot.family import Op, points_to
 from third_party.aiter.kernels.paged.family import FAMILY as _PAGED
 
 
@@ -22,6 +22,7 @@ def _constants(row):
 
 FAMILY = dataclasses.replace(
     _PAGED,
+    pointers={**_PAGED.pointers, **points_to("i32", "places")},
     ops={
         "mla_attend": Op("mla.attend", _PAGED.ops["paged_attend"].grid),
         "mla_merge": Op("paged.merge", _PAGED.ops["paged_merge"].grid),

@@ -35,12 +35,13 @@ struct TensorMapSpec {
 struct KernelInfo {
   const char* symbol;
   const char* op;
-  // "fast" wants the exact sizes, "padded" and "general" up to them.
+  // "fast" wants the exact sizes, "padded" and "general" up to them; 0 is no
+  // bound in any.
   const char* grade;
   const char* arch;
   DataType data_type;
   bool any_data_type;  // The same for every type.
-  // The sizes that it is for, as a ProblemKey has them; 0 is no bound.
+  // The sizes that it is for, as a ProblemKey has them.
   int num_dims;
   int32_t dims[kMaxDims];
   // Features (features.h) that the kernel cannot serve, and those that it must

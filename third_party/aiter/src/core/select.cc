@@ -37,9 +37,10 @@ bool Serves(const KernelInfo& kernel, const ProblemKey& key) {
   if (!kernel.any_data_type && kernel.data_type != key.data_type) return false;
   bool exact = GradeOf(kernel) == kFast;
   for (int i = 0; i < kMaxDims; ++i) {
-    bool holds = exact ? kernel.dims[i] == key.dims[i]
-                       : kernel.dims[i] == 0 || kernel.dims[i] >= key.dims[i];
-    if (!holds) return false;
+    bool any = kernel.dims[i] == 0 && (!exact || i < kernel.num_dims);
+    bool holds =
+        exact ? kernel.dims[i] == key.dims[i] : kernel.dims[i] >= key.dims[i];
+    if (!any && !holds) return false;
   }
   return (key.features & kernel.excludes) == 0 &&
          (~key.features & kernel.needs) == 0;

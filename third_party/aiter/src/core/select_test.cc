@@ -58,6 +58,7 @@ const std::vector<Row>& Rows() {
       // Four sizes, the last of which alone tells them apart.
       {"four_8", "rope_fwd", "fast", {64, 2, 4, 8}, 0},
       {"four_16", "rope_fwd", "fast", {64, 2, 4, 16}, 0},
+      {"four_any", "rope_fwd", "fast", {32, 2, 4, 0}, 0},
       {"four_up_to", "rope_fwd", "general", {128, 4, 0, 32}, 0},
       {"four_more", "rope_fwd", "general", {128, 4, 0, 64}, 0},
       {"old", "quant_row", "general", {0}, 0, "sm_80"},
@@ -135,6 +136,9 @@ void TestFourSizes() {
   CHECK(Choice("rope_fwd", {64, 2, 4, 17}) == "four_up_to");
   CHECK(Choice("rope_fwd", {64, 2, 9999, 32}) == "four_up_to");
   CHECK(Choice("rope_fwd", {64, 2, 4, 33}) == "four_more");
+  // Nor is it one of the fast grade, where it is a size of the row.
+  CHECK(Choice("rope_fwd", {32, 2, 4, 9999}) == "four_any");
+  CHECK(Choice("rope_fwd", {32, 2, 3, 8}) == "four_up_to");
   CHECK(Contains(Choice("rope_fwd", {64, 2, 4, 65}),
                  "No rope_fwd kernel on gfx942 for bf16 with sizes "
                  "(64, 2, 4, 65)"));

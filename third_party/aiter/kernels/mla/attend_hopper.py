@@ -1,0 +1,639 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention for Hopper (sm_90), in Gluon.
+
+A block has 64 rows, which are heads and queries of one sequence. A producer
+warpgroup copies rows of the cache, wherever they lie, into a ring of tiles of
+keys; two consumer warpgroups hold half of the output's columns each. A tile is
+scored by one of them, in turn: while it computes weights, the other one's
+products run. It leaves weights and its new maximum in shared memory, and both
+warpgroups add the tile's values, which are its keys' first columns.
+DeepSeek-AI, FlashMLA, "A Deep-Dive Into the New Flash MLA Kernel", April 2025,
+has halves of the output in two warpgroups too, and scores two tiles at a time.
+"""
+
+from typing import NamedTuple
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from third_party.aiter.kernels.core import hopper
+from third_party.aiter.kernels.mha import scores
+from third_party.aiter.kernels.paged import attend, decode_hopper
+
+# A Gluon function calls none of Triton's; of one source it may be either.
+_find_keys = gluon.jit(attend.find_keys.fn)
+_tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
+
+# Columns of the values, of a warpgroup's half of them, and of the keys' rest.
+HEAD = gl.constexpr(512)
+HALF = gl.constexpr(256)
+ROPE = gl.constexpr(64)
+COLS = gl.constexpr(HEAD.value + ROPE.value)
+# Programs that the library counts where there is one of this kernel, which
+# fills a multiprocessor: so many more parts than fill the device there may be.
+PROGRAMS = gl.constexpr(2)
+# More than any key.
+ABSENT = gl.constexpr(2**31 - 1)
+# Less than any score, and finite: no difference of two maxima is NaN.
+LEAST = gl.constexpr(-3e38)
+
+
+class Ring(NamedTuple):
+  """Tiles of keys: halves [2 * stages, keys, HALF], rope [stages, keys, ROPE].
+
+  key: int32 [stages, keys], which they are; ABSENT where there is none. Halves
+  come and go by themselves; with the second that comes come rope and key.
+  """
+  halves: tl.tensor
+  rope: tl.tensor
+  key: tl.tensor
+  full: tl.tensor
+  empty: tl.tensor
+
+
+class Weights(NamedTuple):
+  """What warpgroups tell each other of the tiles that each has scored.
+
+  tile: [64, keys], maximum: float32 [64], in base 2. Who writes them has read
+  those before.
+  """
+  tile: tl.tensor
+  maximum: tl.tensor
+  full: tl.tensor
+
+
+@gluon.jit
+def _key_of(query, begin, cp_world_size):
+  """The key at which a query stands; include/aiter/paged.h."""
+  return (begin + query + cp_world_size) // cp_world_size - 1
+
+
+@gluon.jit
+def _page_of(table, n, pages, page_size, stop):
+  """The pages of keys, -1 where there is none."""
+  page = gl.load(table + n // page_size, mask=n < stop, other=-1)
+  return gl.where((page >= 0) & (page < pages), page, -1)
+
+
+@gluon.jit
+def _row_at(page, n, page_size, k_page, k_token):
+  """Where the rows of keys begin."""
+  place = n - n // page_size * page_size
+  return gl.maximum(page, 0).to(gl.int64) * k_page + place * k_token
+
+
+@gluon.jit
+def _produce(args, N: gl.constexpr, STAGES: gl.constexpr):
+  """Copies the tiles of keys; what is no key becomes 0."""
+  (data, ring, table, pages, page_size, k_page, k_token, first, stop,
+   steps) = args
+  LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+  half = gl.arange(0, HALF, gl.SliceLayout(0, LAYOUT))[None, :]
+  rope = gl.arange(0, ROPE, gl.SliceLayout(0, LAYOUT))[None, :]
+  n = first + gl.arange(0, N, gl.SliceLayout(1, LAYOUT))
+  page = _page_of(table, n, pages, page_size, stop)
+  for step in range(steps):
+    there = page >= 0
+    key = gl.where(there, n, ABSENT)
+    at = data + _row_at(page, n, page_size, k_page, k_token)[:, None]
+    # Where the next tile is, is known when its turn comes.
+    n += N
+    page = _page_of(table, n, pages, page_size, stop)
+    i, phase = hopper.ring(step, STAGES)
+    # First the half of the warpgroup that scores the tile.
+    for other in gl.static_range(2):
+      h = (step + other) % 2
+      place = 2 * i + h
+      mbarrier.wait(ring.empty.index(place), phase ^ 1)
+      async_copy.async_load(
+          ring.halves.index(place), at + (half + h * HALF),
+          mask=there[:, None] & (half >= 0))
+      if other:
+        async_copy.async_load(ring.rope.index(i), at + (rope + HEAD),
+                              mask=there[:, None] & (rope >= 0))
+        ring.key.index(i).store(key)
+      async_copy.mbarrier_arrive(ring.full.index(place), increment_count=False)
+      mbarrier.arrive(ring.full.index(place))
+
+
+@gluon.jit
+def _load_words(data, row, first: gl.constexpr, COUNT: gl.constexpr, there,
+                LAYOUT: gl.constexpr):
+  """COUNT words of each row from `first` on."""
+  cols = gl.arange(0, COUNT, gl.SliceLayout(0, LAYOUT))[None, :]
+  return gl.load(data + row[:, None] + (cols + first),
+                 mask=there[:, None] & (cols >= 0), other=0)
+
+
+@gluon.jit
+def _store_words(smem, words, KIND: gl.constexpr):
+  """Stores words of bytes as float16."""
+  smem.store(decode_hopper._half(words, KIND).reshape(smem.shape))
+
+
+@gluon.jit
+def _produce_bytes(args, N: gl.constexpr, STAGES: gl.constexpr,
+                   KIND: gl.constexpr):
+  """_produce of a cache of bytes, which become float16 on their way."""
+  (data, ring, table, pages, page_size, k_page, k_token, first, stop,
+   steps) = args
+  data = data.to(gl.pointer_type(gl.int32))
+  k_page //= 4
+  k_token //= 4
+  LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])
+  n = first + gl.arange(0, N, gl.SliceLayout(1, LAYOUT))
+  page = _page_of(table, n, pages, page_size, stop)
+  there = page >= 0
+  row = _row_at(page, n, page_size, k_page, k_token)
+  low = _load_words(data, row, 0, HALF // 4, there, LAYOUT)
+  high = _load_words(data, row, HALF // 4, HALF // 4, there, LAYOUT)
+  rope = _load_words(data, row, HEAD // 4, ROPE // 4, there, LAYOUT)
+  page = _page_of(table, n + N, pages, page_size, stop)
+  for step in range(steps):
+    i, phase = hopper.ring(step, STAGES)
+    mbarrier.wait(ring.empty.index(2 * i), phase ^ 1)
+    mbarrier.wait(ring.empty.index(2 * i + 1), phase ^ 1)
+    ring.key.index(i).store(gl.where(there, n, ABSENT))
+    n += N
+    there = page >= 0
+    row = _row_at(page, n, page_size, k_page, k_token)
+    page = _page_of(table, n + N, pages, page_size, stop)
+    # The next tile's words come as this one's go.
+    _store_words(ring.halves.index(2 * i), low, KIND)
+    low = _load_words(data, row, 0, HALF // 4, there, LAYOUT)
+    _store_words(ring.halves.index(2 * i + 1), high, KIND)
+    high = _load_words(data, row, HALF // 4, HALF // 4, there, LAYOUT)
+    _store_words(ring.rope.index(i), rope, KIND)
+    rope = _load_words(data, row, HEAD // 4, ROPE // 4, there, LAYOUT)
+    fence_async_shared()
+    mbarrier.arrive(ring.full.index(2 * i))
+    mbarrier.arrive(ring.full.index(2 * i + 1))
+
+
+@gluon.jit
+def _copy_queries(q, left, q_halves, q_rope, w: gl.constexpr):
+  """Copies a warpgroup's columns of the 64 rows, from its half on."""
+  CHUNK: gl.constexpr = 16
+  LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+  rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))
+  half = gl.arange(0, HALF, gl.SliceLayout(0, LAYOUT))[None, :]
+  rope = gl.arange(0, ROPE, gl.SliceLayout(0, LAYOUT))[None, :]
+  for row in gl.static_range(0, 64, CHUNK):
+    live = (rows + row < left)[:, None]
+    at = q + ((rows + row) * COLS)[:, None]
+    async_copy.async_load(
+        q_halves.index(w).slice(row, CHUNK), at + (half + w * HALF),
+        mask=live & (half >= 0))
+    if w == 1:
+      async_copy.async_load(
+          q_rope.index(0).slice(row, CHUNK), at + (rope + HEAD),
+          mask=live & (rope >= 0))
+  async_copy.commit_group()
+  async_copy.wait_group(0)
+
+
+@gluon.jit
+def _convert_queries(q, left, q_halves, q_rope, ups, w: gl.constexpr):
+  """Half of the 64 rows in float16, each times a power of two.
+
+  ups: float32 [64], what undoes that.
+  """
+  CHUNK: gl.constexpr = 8
+  LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+  ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
+  WIDE: gl.constexpr = hopper.rows_layout(HALF)
+  rows = gl.arange(0, CHUNK, gl.SliceLayout(1, WIDE))
+  rows_n = gl.arange(0, CHUNK, ROWS)
+  half = gl.arange(0, HALF, gl.SliceLayout(0, WIDE))[None, :]
+  rope = gl.arange(0, ROPE, gl.SliceLayout(0, LAYOUT))[None, :]
+  for row in gl.static_range(w * 32, w * 32 + 32, CHUNK):
+    live = (rows + row < left)[:, None]
+    at = q + ((rows + row) * COLS)[:, None]
+    a = gl.load(at + half, mask=live, other=0.0).to(gl.float32)
+    b = gl.load(at + (half + HALF), mask=live, other=0.0).to(gl.float32)
+    c = gl.load(q + ((rows_n + row) * COLS)[:, None] + (rope + HEAD),
+                mask=(rows_n + row < left)[:, None], other=0.0).to(gl.float32)
+    top = gl.max(gl.maximum(gl.abs(a), gl.abs(b)), 1)
+    top = gl.maximum(top, gl.convert_layout(gl.max(gl.abs(c), 1),
+                                            gl.SliceLayout(1, WIDE)))
+    exponent = top.to(gl.int32, bitcast=True) >> 23
+    up = gl.minimum(127 + 14 + 127 - exponent, 253)
+    factor = (up << 23).to(gl.float32, bitcast=True)
+    q_halves.index(0).slice(row, CHUNK).store(
+        (a * factor[:, None]).to(gl.float16))
+    q_halves.index(1).slice(row, CHUNK).store(
+        (b * factor[:, None]).to(gl.float16))
+    q_rope.index(0).slice(row, CHUNK).store(
+        (c * gl.convert_layout(factor, ROWS)[:, None]).to(gl.float16))
+    ups.slice(row, CHUNK).store(((254 - up) << 23).to(gl.float32, bitcast=True))
+
+
+@gluon.jit
+def _score(q_halves, q_rope, ring, step, w: gl.constexpr, N: gl.constexpr,
+           STAGES: gl.constexpr):
+  """Waits for a tile of keys and starts its product with the queries."""
+  i, phase = hopper.ring(step, STAGES)
+  # Where tiles lie is found once more, rather than kept in registers.
+  zero = gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,r", [step],
+                                   gl.int32, False, 1)
+  s = gl.zeros([64, N], gl.float32, hopper.accumulator(N))
+  for other in gl.static_range(2):
+    h = (w + other) % 2
+    mbarrier.wait(ring.full.index(2 * i + h), phase)
+    # What others copied, for the matrix instructions to read.
+    fence_async_shared()
+    s = warpgroup_mma(q_halves.index(zero + h),
+                      ring.halves.index(2 * i + h + zero).permute([1, 0]), s,
+                      use_acc=other > 0, is_async=True)
+  return warpgroup_mma(q_rope.index(zero),
+                       ring.rope.index(i + zero).permute([1, 0]), s,
+                       is_async=True)
+
+
+@gluon.jit
+def _weigh(s, m, l, ring, step, terms, N: gl.constexpr, STAGES: gl.constexpr,
+           KIND: gl.constexpr):
+  """Weights of a tile's keys.
+
+  Returns:
+    (weights, maximum, sum, factor of what was summed before).
+  """
+  scale, low, high, first, early = terms
+  i, _ = hopper.ring(step, STAGES)
+  key = ring.key.index(i).load(gl.SliceLayout(0, hopper.accumulator(N)))
+  s = gl.where(key[None, :] <= high[:, None], s * scale, float("-inf"))
+  if first + step * N < early:
+    s = gl.where(key[None, :] >= low[:, None], s, float("-inf"))
+  m_new = gl.maximum(m, gl.max(s, 1))
+  UP: gl.constexpr = 0.0 if KIND == attend.NO_BYTES else 10.0
+  p = gl.exp2(s - (m_new - UP)[:, None])
+  alpha = gl.exp2(m - m_new)
+  l = l * alpha + gl.sum(p, 1)
+  return p.to(ring.halves.dtype), m_new, l, alpha
+
+
+@gluon.jit
+def _tell(p, m, weights, w: gl.constexpr):
+  """Leaves weights to the other warpgroup; returns them as an operand."""
+  weights.tile.store(p)
+  weights.maximum.store(m)
+  fence_async_shared()
+  mbarrier.arrive(weights.full.index(w))
+  return gl.convert_layout(
+      p, gl.DotOperandLayout(0, hopper.accumulator(HALF), 2))
+
+
+@gluon.jit
+def _scaled(acc, alpha):
+  LAYOUT: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(HALF))
+  return acc * gl.convert_layout(alpha, LAYOUT)[:, None]
+
+
+@gluon.jit
+def _take(acc, m, l, ring, weights, step, w: gl.constexpr,
+          STAGES: gl.constexpr):
+  """Starts to add a tile that the other warpgroup has scored."""
+  mbarrier.wait(weights.full.index(1 - w), (step // 2) & 1)
+  m_new = weights.maximum.load(m.type.layout)
+  alpha = gl.exp2(m - m_new)
+  acc = _scaled(acc, alpha)
+  # Whoever scored the tile has seen that it is there.
+  i, _ = hopper.ring(step, STAGES)
+  acc = warpgroup_mma(weights.tile, ring.halves.index(2 * i + w), acc,
+                      is_async=True)
+  return acc, m_new, l * alpha
+
+
+@gluon.jit
+def _row(row0, left, group, LAYOUT: gl.constexpr):
+  """A block's 64 rows: (live, query, head)."""
+  r = gl.arange(0, 64, LAYOUT)
+  live = r < left
+  r = row0 + gl.where(live, r, 0)
+  return live, r // group, r % group
+
+
+@gluon.jit
+def _consume(w: gl.constexpr, args, N: gl.constexpr, STAGES: gl.constexpr,
+             KIND: gl.constexpr):
+  """Computes a half of the columns, and scores every other tile."""
+  (q, q_halves, q_rope, q_full, ups, ring, weights, sums, sums_full, left,
+   out, lse, parts, parts_lse, sinks, scale, out_scale, has_sink, begin,
+   cp_world_size, first, row0, group, tokens, splits, window_left, window_right,
+   bounded, early, divided, flags, steps) = args
+  ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
+  if KIND == attend.NO_BYTES:
+    _copy_queries(q, left, q_halves, q_rope, w)
+  else:
+    _convert_queries(q, left, q_halves, q_rope, ups, w)
+  fence_async_shared()
+  mbarrier.arrive(q_full)
+  mbarrier.wait(q_full, 0)
+  fence_async_shared()
+
+  live, query, head = _row(row0, left, group, ROWS)
+  row_scale = scale
+  if KIND != attend.NO_BYTES:
+    row_scale = (scale * ups.load(ROWS))[:, None]
+  place = _key_of(query, begin, cp_world_size)
+  high = gl.where(bounded, place + window_right, ABSENT - 1)
+  terms = (row_scale, place - window_left, high, first, early)
+  ONE: gl.constexpr = 1.0 if KIND == attend.NO_BYTES else 1024.0
+  m = gl.full([64], LEAST, gl.float32, ROWS)
+  l = gl.zeros([64], gl.float32, ROWS)
+  if w == 0:
+    if has_sink:
+      m = gl.load(sinks + head) * scores.LOG2E
+      m = gl.minimum(gl.maximum(m, LEAST), -LEAST)
+      l = gl.where(m == LEAST, 0.0, ONE)
+  acc = gl.zeros([64, HALF], gl.float32, hopper.accumulator(HALF))
+  if steps > w:
+    s = _score(q_halves, q_rope, ring, w, w, N, STAGES)
+    if w == 1:
+      acc, m, l = _take(acc, m, l, ring, weights, 0, w, STAGES)
+      s = warpgroup_mma_wait(1, deps=[s])
+      p, m, l, alpha = _weigh(s, m, l, ring, w, terms, N, STAGES, KIND)
+      acc = warpgroup_mma_wait(0, deps=[acc])
+      mbarrier.arrive(ring.empty.index(w))
+      p = _tell(p, m, weights, w)
+      acc = _scaled(acc, alpha)
+    else:
+      s = warpgroup_mma_wait(0, deps=[s])
+      p, m, l, alpha = _weigh(s, m, l, ring, w, terms, N, STAGES, KIND)
+      p = _tell(p, m, weights, w)
+    for step in range(w, steps - 2, 2):
+      i, _ = hopper.ring(step, STAGES)
+      acc = warpgroup_mma(p, ring.halves.index(2 * i + w), acc, is_async=True)
+      s = _score(q_halves, q_rope, ring, step + 2, w, N, STAGES)
+      # Scores are three products.
+      acc = warpgroup_mma_wait(3, deps=[acc])
+      mbarrier.arrive(ring.empty.index(2 * i + w))
+      acc, m, l = _take(acc, m, l, ring, weights, step + 1, w, STAGES)
+      s = warpgroup_mma_wait(1, deps=[s])
+      p, m, l, alpha = _weigh(s, m, l, ring, step + 2, terms, N, STAGES, KIND)
+      acc = warpgroup_mma_wait(0, deps=[acc])
+      i, _ = hopper.ring(step + 1, STAGES)
+      mbarrier.arrive(ring.empty.index(2 * i + w))
+      p = _tell(p, m, weights, w)
+      acc = _scaled(acc, alpha)
+    last = steps - 1 - ((steps - 1 - w) & 1)
+    i, _ = hopper.ring(last, STAGES)
+    acc = warpgroup_mma(p, ring.halves.index(2 * i + w), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+  if (steps - 1) % 2 != w:
+    acc, m, l = _take(acc, m, l, ring, weights, steps - 1, w, STAGES)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+
+  sums.index(w).store(l)
+  mbarrier.arrive(sums_full)
+  mbarrier.wait(sums_full, 0)
+  l += sums.index(1 - w).load(ROWS)
+  any_key = l != 0.0
+  l = gl.where(any_key, l, 1.0)
+  acc = _scaled(acc, out_scale / l)
+  LAYOUT: gl.constexpr = hopper.accumulator(HALF)
+  at_r = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+  at = ((at_r * HEAD)[:, None] + w * HALF
+        + gl.arange(0, HALF, gl.SliceLayout(0, LAYOUT))[None, :])
+  row_lse = m * scores.LN2 + gl.log(l * (1.0 / ONE))
+  row_lse = gl.where(any_key, row_lse, float("-inf"))
+  # Found once more, rather than kept in registers all the while.
+  again = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row0],
+                                    gl.int32, False, 1)
+  live, query, head = _row(again, left, group, ROWS)
+  r = gl.arange(0, 64, ROWS)
+  if divided:
+    if w == 0:
+      gl.store(parts_lse + r, row_lse, mask=live)
+    gl.store(parts + at, acc, mask=(at_r < left)[:, None])
+  else:
+    if w == 0:
+      if splits > 1:
+        gl.store(parts_lse + r, gl.where(live, float("inf"), 0.0), mask=live)
+      if (flags & attend.LSE) != 0:
+        gl.store(lse + (head * tokens + query), row_lse, mask=live)
+    gl.store(out + at, acc.to(out.dtype.element_ty),
+             mask=(at_r < left)[:, None])
+
+
+@gluon.jit
+def _find_rows(slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags,
+               TILE_M: gl.constexpr):
+  """attend.py's find_rows, which looks at many sequences at a time."""
+  tiles_each = (seqlen_q * group + TILE_M - 1) // TILE_M
+  index = slot // gl.maximum(tiles_each, 1)
+  first = index * tiles_each
+  start = index * seqlen_q
+  end = start + seqlen_q
+  if (flags & attend.CU_SEQLENS) != 0:
+    before = lanes * 0
+    for i in range(1, batch + 1, attend.LANES):
+      at = i + lanes
+      of_lane = gl.load(cu_seqlens + at, mask=at <= batch, other=0)
+      of_lane = gl.minimum(gl.maximum(of_lane, 0), tokens)
+      before += gl.where(
+          (at <= batch) & (of_lane * group // TILE_M + at <= slot), 1, 0)
+    index = gl.sum(before, 0)
+    start = gl.load(cu_seqlens + index)
+    start = gl.minimum(gl.maximum(start, 0), tokens)
+    first = start * group // TILE_M + index
+    end = gl.load(cu_seqlens + index + 1, mask=index < batch, other=tokens)
+    end = gl.minimum(gl.maximum(end, 0), tokens)
+  return index, start, end - start, (slot - first) * TILE_M
+
+
+@gluon.jit
+def _attend(
+    q, data, out, lse, parts, parts_lse, k_scale, v_scale, sinks, table,
+    k_page, k_token, tokens, batch, group, pages,
+    page_size, splits, cp_world_size, window_left, window_right, softmax_scale,
+    flags, split, index, start, row0, left, first_page, begin, stop, first_tile,
+    steps,
+    TILE_N: gl.constexpr, KIND: gl.constexpr, STAGES: gl.constexpr,
+):
+  """A block that has rows and keys."""
+  # One KV head: all rows of a sequence lie one behind the other.
+  first_row = start.to(gl.int64) * group + row0
+  part = split.to(gl.int64) * tokens * group + first_row
+  scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
+  out_scale = gl.load(v_scale)
+  has_sink = ((flags & attend.SINK) != 0) & (split == 0) & (index < batch)
+  # Tiles before `early` are cut by a row's window.
+  bounded = (flags & attend.WINDOW) != 0
+  last = (row0 + gl.minimum(64, left) - 1) // group
+  early = gl.where(
+      bounded, _key_of(last, begin, cp_world_size) - window_left, 0)
+
+  dtype: gl.constexpr = (q.dtype.element_ty if KIND == attend.NO_BYTES
+                         else gl.float16)
+  WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+  NARROW: gl.constexpr = gl.NVMMASharedLayout(
+      min(2 * TILE_N, 128), 16, rank=2)
+  PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+  q_halves = gl.allocate_shared_memory(dtype, [2, 64, HALF], WIDE)
+  q_rope = gl.allocate_shared_memory(dtype, [1, 64, ROPE], WIDE)
+  ups = gl.allocate_shared_memory(gl.float32, [64], PLAIN)
+  halves = gl.allocate_shared_memory(dtype, [2 * STAGES, TILE_N, HALF], WIDE)
+  rope = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, ROPE], WIDE)
+  key = gl.allocate_shared_memory(gl.int32, [STAGES, TILE_N], PLAIN)
+  tile = gl.allocate_shared_memory(dtype, [64, TILE_N], NARROW)
+  maximum = gl.allocate_shared_memory(gl.float32, [64], PLAIN)
+  sums = gl.allocate_shared_memory(gl.float32, [2, 64], PLAIN)
+  q_full = mbarrier.allocate_mbarrier()
+  sums_full = mbarrier.allocate_mbarrier()
+  full = mbarrier.allocate_mbarrier(batch=2 * STAGES)
+  empty = mbarrier.allocate_mbarrier(batch=2 * STAGES)
+  w_full = mbarrier.allocate_mbarrier(batch=2)
+  mbarrier.init(q_full, count=2)
+  mbarrier.init(sums_full, count=2)
+  # Each thread's copies arrive, and one that has said which keys they are.
+  for i in gl.static_range(2 * STAGES):
+    mbarrier.init(full.index(i), count=129 if KIND == attend.NO_BYTES else 1)
+    mbarrier.init(empty.index(i), count=1)
+  for i in gl.static_range(2):
+    mbarrier.init(w_full.index(i), count=1)
+  ring = Ring(halves, rope, key, full, empty)
+  weights = Weights(tile, maximum, w_full)
+
+  first = first_tile * TILE_N
+  # All keys in one part: there is nothing to join.
+  divided = (splits > 1) & ((split > 0) | (first + steps * TILE_N < stop))
+  produce = (data, ring, table + first_page, pages, page_size, k_page, k_token,
+             first, stop, steps)
+  consume = (q + first_row * COLS, q_halves, q_rope, q_full, ups, ring, weights,
+             sums, sums_full, left, out + first_row * HEAD, lse + start,
+             parts + part * HEAD, parts_lse + part, sinks, scale, out_scale,
+             has_sink, begin, cp_world_size, first, row0, group, tokens, splits,
+             window_left, window_right, bounded, early, divided, flags, steps)
+  if KIND == attend.NO_BYTES:
+    gl.warp_specialize([
+        (_consume, (0, consume, TILE_N, STAGES, KIND)),
+        (_consume, (1, consume, TILE_N, STAGES, KIND)),
+        (_produce, (produce, TILE_N, STAGES)),
+    ], [4, 4], [224, 56])
+  else:
+    gl.warp_specialize([
+        (_consume, (0, consume, TILE_N, STAGES, KIND)),
+        (_consume, (1, consume, TILE_N, STAGES, KIND)),
+        (_produce_bytes, (produce, TILE_N, STAGES, KIND)),
+    ], [4, 4], [208, 88])
+
+
+@gluon.jit
+def mla_attend(
+    q, k_cache, k_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
+    table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
+    tokens, batch, seqlen_q, group, pages, page_size, width, splits, programs,
+    cp_world_size, window_left, window_right, softmax_scale, flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, FLAGS: gl.constexpr,
+    KIND: gl.constexpr, STAGES: gl.constexpr,
+):
+  """attend.py's mla_attend, of 512 columns of values and 64 beside them.
+
+  Parts of sequences are of about the same size, as paged_attend's.
+  """
+  gl.static_assert(TILE_M == 64)
+  slot = gl.program_id(0)
+  split = gl.program_id(1)
+  share = 0.0
+  lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [4], [0]))
+  if splits > 1:
+    share = programs / PROGRAMS / gl.maximum(gl.sum(_tiles_of_batch(
+        lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
+        window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0)
+  index, start, len_q, row0 = _find_rows(
+      slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M)
+  left = len_q * group - row0
+  # What of another cache's keys is behind a query is found key by key.
+  one = cp_world_size == 1
+  first_page, _, begin, _, stop, first_tile, last_tile = _find_keys(
+      index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
+      width, pages, page_size, group, gl.where(one, window_left, 1 << 30),
+      gl.where(one, window_right, 1 << 30), split, splits, share, flags, TILE_N,
+      FLAGS)
+  if left > 0:
+    if (split > 0) & (first_tile >= last_tile):
+      at = (split.to(gl.int64) * tokens * group + start.to(gl.int64) * group
+            + row0)
+      gl.store(parts_lse + at + lanes, lanes * 0.0 + float("-inf"),
+               mask=lanes < gl.minimum(left, TILE_M))
+    else:
+      if not one:
+        begin = gl.load(places + index, mask=index < batch, other=0)
+      data = (k_cache if KIND == attend.NO_BYTES else k_bytes) + k_start
+      # Without a key there is a tile of none.
+      _attend(
+          q, data, out, lse, parts, parts_lse, k_scale, v_scale, sinks, table,
+          k_page, k_token, tokens, batch, group, pages,
+          page_size, splits, cp_world_size, window_left, window_right,
+          softmax_scale, flags, split, index, start, row0, left, first_page,
+          begin, stop, first_tile,
+          gl.maximum(last_tile - first_tile, 1), TILE_N, KIND, STAGES)
+
+
+@gluon.jit
+def mla_merge(parts, parts_lse, out, lse, tokens, nhead_q, splits, flags):
+  """Joins the parts of a row, as merge.py does; a row of one is skipped.
+
+  Its lse in scratch is inf. Grid: tokens * nhead_q rows.
+  """
+  PARTS: gl.constexpr = 16
+  LANES: gl.constexpr = 256
+  LAYOUT: gl.constexpr = gl.BlockedLayout([8, 4], [1, 32], [2, 4], [1, 0])
+  ROW: gl.constexpr = gl.BlockedLayout([2], [32], [8], [0])
+  row = gl.program_id(0).to(gl.int64)
+  count = tokens.to(gl.int64) * nhead_q
+  p = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [8], [0]))
+  top = gl.full([LANES], float("-inf"), gl.float32, p.type.layout)
+  past = p * 0
+  for p0 in range(0, splits, LANES):
+    part_lse = gl.load(parts_lse + (p0 + p).to(gl.int64) * count + row,
+                       mask=p0 + p < splits, other=float("-inf"))
+    top = gl.maximum(top, part_lse)
+    past = gl.maximum(
+        past, gl.where(part_lse != float("-inf"), p0 + p + 1, 0))
+  top = gl.max(top, 0)
+  past = gl.max(past, 0)
+  if top != float("inf"):
+    top = gl.where(top == float("-inf"), 0.0, top)
+    acc, l = _some_parts(parts, parts_lse, row, count, 0, past, top, PARTS,
+                         LAYOUT)
+    for p0 in range(PARTS, past, PARTS):
+      more, weight = _some_parts(parts, parts_lse, row, count, p0, past, top,
+                                 PARTS, LAYOUT)
+      acc += more
+      l += weight
+    total = gl.sum(l, 0)
+    any_key = total != 0
+    safe = gl.where(any_key, total, 1.0)
+    if (flags & attend.LSE) != 0:
+      gl.store(lse + row % nhead_q * tokens + row // nhead_q,
+               gl.where(any_key, top + gl.log(safe), float("-inf")))
+    acc = gl.convert_layout(gl.sum(acc, 0) / safe, ROW)
+    gl.store(out + row * HEAD + gl.arange(0, HEAD, ROW),
+             acc.to(out.dtype.element_ty))
+
+
+@gluon.jit
+def _some_parts(parts, parts_lse, row, count, first, past, top,
+                PARTS: gl.constexpr, LAYOUT: gl.constexpr):
+  """Sums of parts from `first` on, [2, HEAD], and their weights."""
+  part = first + gl.arange(0, PARTS, gl.SliceLayout(1, LAYOUT))
+  cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))[None, :]
+  at = part.to(gl.int64) * count + row
+  # Those before the last that has keys are all written.
+  there = part < past
+  x = gl.load(parts + at[:, None] * HEAD + cols,
+              mask=there[:, None] & (cols >= 0), other=0.0)
+  weight = gl.exp(gl.load(parts_lse + at, mask=there, other=float("-inf"))
+                  - top)
+  x *= weight[:, None]
+  return gl.sum(x.reshape([2, PARTS // 2, HEAD]), 1), weight
