@@ -33,7 +33,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     k.dims[0] = 64;
     k.dims[1] = 128;
     k.tile_m = paged ? 1 : 2;
-    k.features = paged ? kIndexerPaged : 0;
+    k.needs = paged ? kIndexerPaged : 0;
     k.excludes = paged ? 0 : kIndexerPaged | kIndexerTiles;
     kernels.push_back(k);
   }
