@@ -193,12 +193,14 @@ class HeadsTest(HeadsTestCase):
   def test_pairs(self, **options):
     self.check(HeadCase(tokens=4, hq=2, **options))
 
-  @parameterized.parameters(*machine.sample(
-      itertools.product(_LAYOUTS, _KINDS), 8))
-  def test_caches(self, layout, cache):
-    self.check(HeadCase(layout=layout, cache=cache, hk=1, hq=1, tokens=4))
-    if cache:
-      self.check(HeadCase(layout=layout, cache=cache, token=True, tokens=4))
+  @parameterized.parameters(*machine.sample(itertools.product(
+      enumerate(_LAYOUTS), ("as they are", "given", "found")), 8))
+  def test_caches(self, layout, scales):
+    i, layout = layout
+    cache = "" if scales == "as they are" else cases.KINDS[
+        (i + (scales == "found")) % 4]
+    self.check(HeadCase(layout=layout, cache=cache, token=scales == "found",
+                        hk=1, hq=1, tokens=4))
 
   @parameterized.parameters(
       dict(dtype="fp16"), dict(dim=64), dict(dim=80, turned=20),
@@ -228,8 +230,8 @@ class HeadsTest(HeadsTestCase):
                             sum(t.nbytes for t in held))
 
   @machine.where(not machine.SIMULATED)
-  @parameterized.parameters(dict(packed=True), dict(joint=True, turned=32),
-                            dict(neox=False, gemma=True))
+  @parameterized.parameters(dict(packed=True, neox=False),
+                            dict(joint=True, turned=32, gemma=True))
   def test_gradients(self, **options):
     """The same both ways, and as a difference of float64 results."""
     p = cases.Heads(HeadCase(dtype="fp32", dim=64, **options))
@@ -286,7 +288,7 @@ class HeadsOnAMeshTest(parameterized.TestCase):
   """Heads partition with those of the caches; without caches tokens too."""
 
   @sharding.on_hosts
-  @parameterized.product(explicit=[False, True], layout=["", "asm"])
+  @parameterized.parameters((False, ""), (True, ""), (True, "asm"))
   def test_mesh(self, explicit, layout):
     p = cases.Heads(HeadCase(
         layout=layout, cache="int8" if layout else "", token=bool(layout),
