@@ -300,7 +300,8 @@ class HeadsOnAMeshTest(parameterized.TestCase):
                             "v_token_scales"), P(None, "h"))
     if not layout:
       where["positions"] = P("t")
-    want = jax.jit(lambda a: fn(**a, **options))(arrays)
+    want = jax.jit(lambda a: fn(**a, **options))(
+        jax.device_put(arrays, machine.CPUS[0]))
     mesh = sharding.mesh((2, 2), ("t", "h"), explicit=explicit)
     with jax.set_mesh(mesh):
       placed = dict(zip(arrays, sharding.put(

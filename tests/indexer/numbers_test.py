@@ -113,7 +113,8 @@ class IndexerTest(IndexerTestCase):
     fn, arrays, options = cases.call(p)
     where = dict.fromkeys(("q", "weights", "cu_starts", "cu_ends",
                            "context_lens", "block_tables"), P("x"))
-    want = jax.jit(lambda a: fn(**a, **options))(arrays)
+    want = jax.jit(lambda a: fn(**a, **options))(
+        jax.device_put(arrays, machine.CPUS[0]))
     mesh = sharding.mesh((4,), ("x",), explicit=explicit)
     with jax.set_mesh(mesh):
       placed = dict(zip(arrays, sharding.put(
