@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times latent attention's fused rotation, norm and write into the cache.
+"""Times what stands between projections and attention, fused.
 
-  python fused_qk.py            shapes.FUSED_QK
-  python fused_qk.py --smoke    tiny sizes, on any platform
+  python fused_qk.py                          shapes.FUSED_HEADS and FUSED_QK
+  python fused_qk.py --smoke                  tiny sizes, on any platform
+  python fused_qk.py --only heads             or latent
+  python fused_qk.py --random 20 --seed 3     so many drawn ones, behind them
 
 Prints a table and writes fused_qk.csv to --out. The exit code is 1 if our
 numbers are not those of jax.numpy. The figure is the rate at which a call reads
 its operands and writes its results.
 
-  aiter    fused_qk_rope_concat_and_cache_mla
-  apart    our rms_norm, rope of both, and concat_and_cache_mla
-  xla      the formula in jax.numpy, whose write is a scatter
+  aiter    fused_qk_norm_rope_cache; fused_qk_rope_concat_and_cache_mla
+  apart    our rms_norm and rope of both, and write_kv_cache or
+           concat_and_cache_mla
+  xla      the formula in jax.numpy, whose write is a scatter; of heads, of
+           layout "NHD" alone
 """
 
 import functools
@@ -19,7 +23,8 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import report
-from shapes import FUSED_QK, FUSED_QK_SMOKE, FusedQk
+import shapes
+from shapes import FusedHeads, FusedQk
 
 import jax
 from jax.experimental import aiter
@@ -80,48 +85,145 @@ def plain(kv, q_nope, q_pe, kv_c, k_pe, weight, slots, positions, cos, sin):
   return flat.reshape(kv.shape), q
 
 
-def measure(shape: FusedQk, names, dtype, seconds: float):
+def heads_arrays(shape: FusedHeads, dtype):
+  """(k_cache, v_cache, qkv, weights, slots, positions, cos, sin)."""
+  t, d = shape.tokens, shape.dim
+  keys = iter(jax.random.split(jax.random.key(0), 8))
+  normal = lambda *size: jax.random.normal(next(keys), size, jnp.dtype(dtype))
+  pages = 2 * t // _PAGE + 2
+  own = jnp.dtype(dtype if shape.cache == "bfloat16" else shape.cache)
+  x = 16 // own.itemsize
+  k, v = {
+    "NHD": ((pages, _PAGE, shape.k_heads, d),) * 2,
+    "HND": ((pages, shape.k_heads, _PAGE, d),) * 2,
+    "x": ((pages, shape.k_heads, d // x, _PAGE, x),
+          (pages, shape.k_heads, d, _PAGE)),
+    "asm": ((pages, shape.k_heads, d // x, _PAGE, x),
+            (pages, shape.k_heads, _PAGE // x, d, x)),
+  }[shape.layout]
+  angles = jax.random.uniform(next(keys), (4096, d // 2), maxval=7.0)
+  rng = np.random.default_rng(0)
+  return (jnp.zeros(k, own), jnp.zeros(v, own),
+          normal(t, (shape.heads + 2 * shape.k_heads) * d), normal(d),
+          normal(d), jnp.asarray(rng.permutation(pages * _PAGE)[:t], jnp.int32),
+          jnp.asarray(rng.integers(0, 4096, t), jnp.int32), jnp.cos(angles),
+          jnp.sin(angles))
+
+
+def heads_ours(shape: FusedHeads, k_cache, v_cache, qkv, q_weight, k_weight,
+               slots, positions, cos, sin):
+  q, *caches = aiter.fused_qk_norm_rope_cache(
+    qkv, None, None, k_cache, v_cache, slots, positions, cos, sin,
+    q_weight=q_weight, k_weight=k_weight, layout=shape.layout,
+    num_heads=(shape.heads, shape.k_heads))
+  return *caches, q
+
+
+def _parts(shape: FusedHeads, qkv):
+  whole = qkv.reshape(shape.tokens, -1, shape.dim)
+  return jnp.split(whole, (shape.heads, shape.heads + shape.k_heads), 1)
+
+
+def heads_apart(shape: FusedHeads, k_cache, v_cache, qkv, q_weight, k_weight,
+                slots, positions, cos, sin):
+  q, k, v = _parts(shape, qkv)
+  q, k = aiter.rope_2c(
+    aiter.rms_norm(q, q_weight), aiter.rms_norm(k, k_weight), cos, sin,
+    layout="thd", positions=positions)
+  return *aiter.write_kv_cache(
+    k, v, k_cache, v_cache, slots, layout=shape.layout), q
+
+
+def heads_plain(shape: FusedHeads, k_cache, v_cache, qkv, q_weight, k_weight,
+                slots, positions, cos, sin):
+  q, k, v = _parts(shape, qkv)
+  cos, sin = cos[positions][:, None], sin[positions][:, None]
+
+  def made(x, weight):
+    x = x.astype(jnp.float32)
+    x *= jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * (
+      weight.astype(jnp.float32))
+    a, b = jnp.split(x, 2, -1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+  def stored(cache, rows):
+    if cache.dtype.itemsize == 1:
+      largest = float(jnp.finfo(cache.dtype).max)
+      rows = jnp.clip(rows.astype(jnp.float32), -largest, largest)
+    flat = cache.reshape(-1, *rows.shape[1:])
+    return flat.at[slots].set(rows.astype(cache.dtype)).reshape(cache.shape)
+
+  return (stored(k_cache, made(k, k_weight)), stored(v_cache, v),
+          made(q, q_weight).astype(q.dtype))
+
+
+def calls(shape):
+  """(name -> function, arguments' maker, how many of them are caches)."""
+  if isinstance(shape, FusedQk):
+    return {OURS: ours, "apart": apart, "xla": plain}, arrays, 1
+  found = {OURS: heads_ours, "apart": heads_apart}
+  if shape.layout == "NHD":
+    found["xla"] = heads_plain
+  return ({name: functools.partial(fn, shape) for name, fn in found.items()},
+          heads_arrays, 2)
+
+
+def named(shape) -> dict:
+  """What a line says of a shape."""
+  if isinstance(shape, FusedQk):
+    return {"kind": "latent", "tokens": shape.tokens, "heads": shape.heads,
+            "cache": shape.cache}
+  return {"kind": "heads", "tokens": shape.tokens,
+          "heads": f"{shape.heads}/{shape.k_heads} x {shape.dim}",
+          "cache": f"{shape.cache} {shape.layout}"}
+
+
+def measure(shape, names, dtype, seconds: float):
   """Rows of the CSV file, and what is wrong in words."""
-  functions = {OURS: ours, "apart": apart, "xla": plain}
+  functions, make, caches = calls(shape)
   rows, results = [], {}
   for name in names:
-    args = arrays(shape, dtype)
-    call = jax.jit(functions[name], donate_argnums=0)
-    kv, q = call(*args)
-    results[name] = [np.asarray(t, np.float32) for t in (kv, q)]
-    rest = args[1:]
-    held = [kv]
+    if name not in functions:
+      continue
+    args = make(shape, dtype)
+    call = jax.jit(functions[name], donate_argnums=tuple(range(caches)))
+    itemsize = args[0].dtype.itemsize
+    out = call(*args)
+    results[name] = [np.asarray(t, np.float32) for t in out]
+    rest, held = args[caches:], [out[:caches]]
 
     def step(call=call, held=held, rest=rest):
-      held[0], q = call(held[0], *rest)
+      *held[0], q = call(*held[0], *rest)
       return q
 
     time = report.median_time(step, jax.block_until_ready, seconds)
-    row = {**shape._asdict(), "implementation": name, "us": time * 1e6,
-           "gb_per_s": shape.bytes(kv.dtype.itemsize) / time / 1e9}
+    row = {**named(shape), "implementation": name, "us": time * 1e6,
+           "gb_per_s": shape.bytes(itemsize) / time / 1e9}
     rows.append(row)
-    print(f"{shape.tokens:>6} x {shape.heads:<5}{shape.cache:<15}{name:<7}"
+    print(f"{row['tokens']:>6} x {row['heads']:<14}{row['cache']:<20}{name:<7}"
           f"{row['us']:>10.1f} us{row['gb_per_s']:>8.0f} GB/s", flush=True)
   wrong = []
-  if OURS in results and "xla" in results:
-    for what, one, other in zip(("the cache", "queries"), results[OURS],
-                                results["xla"]):
-      error = np.abs(one - other).max() / np.abs(other).max()
-      if not error < (0.08 if shape.cache != "bfloat16" else 0.01):
-        wrong.append(f"{shape}: {what} by {error:.1e} of the largest number")
+  other = "xla" if "xla" in results else "apart"
+  if OURS in results and other in results:
+    for i, (one, two) in enumerate(zip(results[OURS], results[other])):
+      error = np.abs(one - two).max() / np.abs(two).max()
+      # Of 8 bits a number may be the next one; those of "apart" are rounded
+      # three times.
+      if not error < (0.08 if itemsize == 1 else 0.02):
+        wrong.append(f"{shape}: result {i} by {error:.1e} of the largest")
   return rows, wrong
 
 
 def table(found: list[dict]) -> list[list[str]]:
   """The header and a line a shape: microseconds, and our rate."""
-  lines = [["tokens x heads", "cache", *(f"{n} us" for n in IMPLEMENTATIONS),
-            "GB/s"]]
-  fields = ("tokens", "heads", "cache")
+  lines = [["what", "tokens x heads", "cache",
+            *(f"{n} us" for n in IMPLEMENTATIONS), "GB/s"]]
+  fields = ("kind", "tokens", "heads", "cache")
   for key in dict.fromkeys(tuple(r[f] for f in fields) for r in found):
     mine = {r["implementation"]: r for r in found
             if tuple(r[f] for f in fields) == key}
     lines.append([
-      f"{key[0]} x {key[1]}", key[2],
+      key[0], f"{key[1]} x {key[2]}", key[3],
       *(f"{mine[n]['us']:.1f}" if n in mine else "-" for n in IMPLEMENTATIONS),
       f"{mine[OURS]['gb_per_s']:.0f}" if OURS in mine else "-"])
   return lines
@@ -130,10 +232,20 @@ def table(found: list[dict]) -> list[list[str]]:
 def main() -> int:
   parser = report.parser(__doc__, "fused_qk", IMPLEMENTATIONS,
                          ("bfloat16", "float16"))
+  parser.add_argument("--only", choices=("heads", "latent"))
+  parser.add_argument("--random", type=int, default=0, metavar="N")
+  parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args()
   print(report.title(args.dtype))
+  listed = {"heads": shapes.FUSED_HEADS, "latent": shapes.FUSED_QK}
+  if args.smoke:
+    listed = {"heads": shapes.FUSED_HEADS_SMOKE,
+              "latent": shapes.FUSED_QK_SMOKE}
+  if args.only:
+    listed = {args.only: listed[args.only]}
   found, wrong = [], []
-  for shape in FUSED_QK_SMOKE if args.smoke else FUSED_QK:
+  for shape in (*(s for some in listed.values() for s in some),
+                *shapes.random_fused_heads(args.random, args.seed)):
     rows, errors = measure(shape, args.implementations, args.dtype,
                            0.02 if args.smoke else args.seconds)
     found += rows

@@ -704,6 +704,80 @@ FUSED_QK = [
 FUSED_QK_SMOKE = [FusedQk(3, 4), FusedQk(5, 2, "float8_e4m3fn")]
 
 
+class FusedHeads(NamedTuple):
+  """Tokens whose queries, keys and values are made and stored."""
+
+  tokens: int
+  heads: int
+  k_heads: int
+  cache: str = "bfloat16"
+  layout: str = "NHD"
+  dim: int = 128
+
+  def bytes(self, itemsize: int) -> int:
+    """Of the projection, of queries and of what is stored."""
+    read = 2 * (self.heads + 2 * self.k_heads)
+    written = 2 * self.heads + 2 * self.k_heads * itemsize
+    return self.tokens * self.dim * (read + written)
+
+
+# Qwen3 32B and 235B, 8B, and one device's part of eight.
+FUSED_HEADS = [
+  *(FusedHeads(t, 64, 8) for t in (1, 64, 256, 8192)),
+  *(FusedHeads(t, 32, 8) for t in (1, 16, 256, 2048, 8192, 32768)),
+  *(FusedHeads(t, 8, 1) for t in (64, 256, 8192)),
+  *(FusedHeads(t, 32, 8, "float8_e4m3fn") for t in (256, 8192)),
+  *(FusedHeads(t, 32, 8, layout="asm") for t in (256, 8192)),
+  *(FusedHeads(t, 32, 8, "float8_e4m3fn", "asm") for t in (256, 8192)),
+]
+FUSED_HEADS_SMOKE = [
+  FusedHeads(3, 4, 2),
+  FusedHeads(5, 2, 1, "float8_e4m3fn", "asm"),
+]
+
+
+def random_fused_heads(count: int, seed: int) -> list[FusedHeads]:
+  """Returns so many shapes, drawn by a seed."""
+  rng = random.Random(seed)
+  return [
+    FusedHeads(
+      int(2 ** rng.uniform(0, 15)),
+      k * rng.choice((1, 2, 4, 8, 16)),
+      k,
+      rng.choice(("bfloat16", "float8_e4m3fn")),
+      rng.choice(("NHD", "HND", "x", "asm")),
+      rng.choice((64, 128)),
+    )
+    for k in (rng.choice((1, 2, 4, 8)) for _ in range(count))
+  ]
+
+
+class Indexer(NamedTuple):
+  """An indexer's logits; of `sequences` in pages, or of shared keys if 0."""
+
+  rows: int
+  keys: int
+  sequences: int = 0
+  heads: int = 64
+  dim: int = 128
+
+  def flops(self) -> int:
+    return 2 * self.rows * self.keys * self.heads * self.dim
+
+
+INDEXER = [
+  Indexer(1024, 8192),
+  Indexer(4096, 8192),
+  Indexer(4096, 32768),
+  Indexer(2048, 65536),
+  Indexer(4, 65536, 4),
+  Indexer(64, 8192, 64),
+  Indexer(128, 8192, 64),
+  Indexer(128, 32768, 128),
+]
+INDEXER_SMOKE = [Indexer(8, 200), Indexer(4, 100, 2)]
+
+
 def markdown() -> str:
   """Returns ATTENTION as a Markdown table."""
   rows = [

@@ -58,7 +58,8 @@ rope/numbers_test 3
 activation/numbers_test 3
 cache/numbers_test 3
 cache/alias_test 1
-fused_qk/numbers_test 1
+fused_qk/numbers_test 2
+indexer/numbers_test 1
 mla/numbers_test 3
 paged/numbers_test 3
 gmm/numbers_test 3
@@ -85,7 +86,8 @@ racecheck fast 0 attention/numbers_test $features 4
 memcheck rope_ 1 rope/numbers_test all 2
 memcheck activation_ 1 activation/numbers_test all 2
 memcheck cache_ 1 cache/numbers_test all 2
-memcheck fused_qk_ 1 fused_qk/numbers_test all 1
+memcheck fused_qk_ 1 fused_qk/numbers_test all 2
+memcheck indexer_ 1 indexer/numbers_test all 1
 memcheck mla_ 1 mla/numbers_test all 2
 memcheck paged_ 1 paged/numbers_test all 2
 "

@@ -77,6 +77,7 @@ def repositories():
             "fused_qk",
             "gemm",
             "gmm",
+            "indexer",
             "mha",
             "mha_fp8",
             "moe",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of fused_qk_rope_concat_and_cache_mla, and their float64 oracle."""
+"""Calls of the fused functions, and their float64 oracles."""
 
 import dataclasses
 
@@ -70,22 +70,14 @@ class Problem:
     row = np.clip(self.positions, 0, len(self.cos) - 1)
     cos, sin = wide(self.cos[row]), wide(self.sin[row])
 
-    def rotated(x, cos, sin):
-      x, half = wide(x), c.rope // 2
-      out = np.empty_like(x)
-      for i in range(half):
-        a, b = (i, i + half) if c.neox else (2 * i, 2 * i + 1)
-        out[..., a] = x[..., a] * cos[..., i] - x[..., b] * sin[..., i]
-        out[..., b] = x[..., b] * cos[..., i] + x[..., a] * sin[..., i]
-      return out
-
+    turned = lambda x, *tables: rotated(wide(x), *tables, c.neox)
     latent = wide(self.kv_c)
     if c.norm:
       latent = latent / np.sqrt(
           (latent**2).mean(-1, keepdims=True) + 1e-6) * wide(self.weight)
-    q = np.concatenate([wide(self.q_nope), rotated(
+    q = np.concatenate([wide(self.q_nope), turned(
         self.q_pe, cos[:, None], sin[:, None])], -1)
-    return q, latent, rotated(self.k_pe, cos, sin)
+    return q, latent, turned(self.k_pe, cos, sin)
 
 
 def call(p: Problem):
@@ -99,6 +91,16 @@ def call(p: Problem):
   arrays |= {n: t for n, t in given.items() if t is not None}
   return (aiter.fused_qk_rope_concat_and_cache_mla, options,
           {n: jnp.asarray(t) for n, t in arrays.items()})
+
+
+def rotated(x, cos, sin, neox: bool):
+  """Float64 of a rotated last axis, whose pairs cos and sin are of."""
+  half, out = x.shape[-1] // 2, np.empty(x.shape)
+  for i in range(half):
+    a, b = (i, i + half) if neox else (2 * i, 2 * i + 1)
+    out[..., a] = x[..., a] * cos[..., i] - x[..., b] * sin[..., i]
+    out[..., b] = x[..., b] * cos[..., i] + x[..., a] * sin[..., i]
+  return out
 
 
 def check_rounded(test, got, exact, kind, scale, message):
@@ -122,3 +124,139 @@ def check_rounded(test, got, exact, kind, scale, message):
   test.assertTrue((same | close).all(), message)
   if got.dtype.itemsize < 4:
     test.assertGreater(same.mean(), 0.98, message)
+
+
+# -----------------------------------------------------------------------------
+# Heads
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadCase:
+  """A call of fused_qk_norm_rope, or with a layout of ..._cache.
+
+  `tables` are "float32", "own" (q's dtype) or "one", cosines and sines together
+  in q's dtype; `cache` is empty for q's dtype.
+  """
+  dtype: str = "bf16"
+  tokens: int = 5
+  hq: int = 3
+  hk: int = 2
+  dim: int = 128
+  turned: int = 0
+  neox: bool = True
+  norm: bool = True
+  gemma: bool = False
+  joint: bool = False
+  packed: bool = False
+  sections: tuple[int, ...] = ()
+  interleaved: bool = False
+  nope_first: bool = False
+  tables: str = "float32"
+  layout: str = ""
+  page: int = 16
+  cache: str = ""
+  token: bool = False
+  scaled: bool = False
+  q_out: str = ""
+  return_kv: bool = False
+
+
+class Heads:
+  """The arrays of a case."""
+
+  def __init__(self, case: HeadCase, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    c, own = case, np.dtype(DTYPES[case.dtype])
+    self.case = c
+    normal = lambda *shape: rng.standard_normal(shape, np.float32).astype(own)
+    self.q, self.k, self.v = (
+        normal(c.tokens, h, c.dim) for h in (c.hq, c.hk, c.hk))
+    size = lambda h: h * c.dim if c.joint else c.dim
+    self.q_weight, self.k_weight = (
+        normal(size(h)) if c.norm else None for h in (c.hq, c.hk))
+    turned = c.turned or c.dim
+    angles = rng.uniform(0, 7, (20, turned // 2))
+    self.cos, self.sin = (f(angles).astype(
+        np.float32 if c.tables == "float32" else own)
+        for f in (np.cos, np.sin))
+    lead = (3,) if c.sections else ()
+    self.positions = rng.integers(-2, 23, (*lead, c.tokens)).astype(np.int32)
+    if c.layout:
+      kind = _numpy_dtype(c.cache, own)
+      pages = c.tokens // c.page + 2
+      self.pages, count = pages, pages * c.page
+      self.k_cache, self.v_cache = (
+          rng.integers(0, 100, shape).astype(kind) for shape in
+          cache_oracle.shapes(c.layout, pages, c.page, c.hk, c.dim, c.dim,
+                              kind))
+      self.slots = rng.permutation(count)[:c.tokens].astype(np.int32)
+      if c.tokens > 3:
+        self.slots[0], self.slots[c.tokens // 2] = count, -1
+      self.k_scale, self.v_scale = (
+          np.float32(rng.uniform(0.02, 0.05, n))
+          if c.scaled and c.cache else None for n in (c.hk, 1))
+      self.k_found, self.v_found = (
+          rng.random((pages, c.hk, c.page), np.float32) for _ in range(2))
+    self.q_scale = np.float32(0.03) if c.scaled and c.q_out else None
+
+  def exact(self):
+    """Float64 (q, k), before they are rounded."""
+    c = self.case
+    wide = lambda t: np.asarray(t).astype(np.float64)
+    row = np.clip(self.positions, 0, len(self.cos) - 1)
+    pairs = self.cos.shape[1]
+    if c.sections:
+      turn = [i % 3 if i < 3 * c.sections[i % 3] else 0
+              for i in range(pairs)] if c.interleaved else [
+                  0 if i < c.sections[0] else 1 if i < sum(c.sections[:2])
+                  else 2 for i in range(pairs)]
+      tables = [np.stack([wide(t)[row[turn[i]], i] for i in range(pairs)], -1)
+                for t in (self.cos, self.sin)]
+    else:
+      tables = [wide(t[row]) for t in (self.cos, self.sin)]
+    first = c.dim - 2 * pairs if c.nope_first else 0
+    at = slice(first, first + 2 * pairs)
+
+    def made(x, weight):
+      x = wide(x)
+      if c.norm:
+        mean = (x**2).mean((1, 2) if c.joint else 2, keepdims=True)
+        w = wide(weight).reshape((-1, c.dim) if c.joint else -1)
+        x = x / np.sqrt(mean + 1e-6) * (w + c.gemma)
+      x[..., at] = rotated(x[..., at], *(t[:, None] for t in tables), c.neox)
+      return x
+
+    return made(self.q, self.q_weight), made(self.k, self.k_weight)
+
+
+def heads_call(p: Heads):
+  """(function, options, arrays) of a problem's call."""
+  c = p.case
+  options = dict(
+      is_neox=c.neox, gemma_norm=c.gemma, joint_norm=c.joint,
+      nope_first=c.nope_first, mrope_interleaved=c.interleaved,
+      mrope_section=c.sections or None)
+  cos, sin = p.cos, p.sin
+  if c.tables == "one":
+    cos, sin = np.concatenate([cos, sin], -1), None
+  arrays = dict(q=p.q, k=p.k, positions=p.positions, cos=cos, sin=sin,
+                q_weight=p.q_weight, k_weight=p.k_weight)
+  if c.layout:
+    options |= dict(layout=c.layout, q_out_dtype=c.q_out or None,
+                    return_kv=c.return_kv)
+    arrays |= dict(v=p.v, k_cache=p.k_cache, v_cache=p.v_cache,
+                   slot_mapping=p.slots, k_scale=p.k_scale, v_scale=p.v_scale,
+                   q_scale=p.q_scale)
+    if c.token:
+      arrays |= dict(k_token_scales=p.k_found, v_token_scales=p.v_found)
+  if c.packed:
+    options["num_heads"] = (c.hq, c.hk)
+    arrays["q"] = np.concatenate([p.q, p.k, p.v], 1).reshape(c.tokens, -1)
+    arrays["k"] = None
+    if c.layout:
+      arrays["v"] = None
+  needed = ("k", "v", "sin")
+  return (aiter.fused_qk_norm_rope_cache if c.layout
+          else aiter.fused_qk_norm_rope, options,
+          {n: None if t is None else jnp.asarray(t) for n, t in arrays.items()
+           if t is not None or n in needed})

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family's kernel in Triton's interpreter, without a GPU."""
+"""The family's kernels in Triton's interpreter, without a GPU."""
 
 import dataclasses
 
 import numpy as np
 from absl.testing import absltest, parameterized
 from fused_qk import cases
-from fused_qk.cases import Case
+from fused_qk.cases import Case, HeadCase
 from harness.triton_interpreter import Tensor, gpu_arithmetic
 
 # isort: split
-from third_party.aiter.kernels.fused_qk import family, latent
+from third_party.aiter.kernels.fused_qk import family, heads, latent
 
 _NUMBERS = {"": 0, "int8": 0, "float8_e4m3fn": 1, "float8_e4m3fnuz": 2,
             "float8_e5m2": 4}
@@ -66,6 +66,80 @@ class FusedKernelTest(parameterized.TestCase):
       dict(width=160), dict(lora=17, rope=6), dict(heads=1), dict(dtype="fp16"))
   def test_shapes(self, **options):
     self.run_kernel(dataclasses.replace(_SMALL, **options))
+
+
+class HeadsKernelTest(parameterized.TestCase):
+  """Without a cache, and with one of layout "NHD"."""
+
+  def run_kernel(self, case: HeadCase):
+    c, p = case, cases.Heads(case)
+    half, rest, tile = 8, 16, 2
+    pairs = p.cos.shape[1]
+    like = lambda t: Tensor(np.full(t.shape, 7, t.dtype))
+    q_out, k_out, v_out = map(like, (p.q, p.k, p.v))
+    none = Tensor(np.ones(1, np.float32))
+    kind = c.cache or p.q.dtype.name
+    pools, slots, sides = [like(p.q)] * 2, none, (0,) * 8
+    if c.layout:
+      pools = [Tensor(t.copy().view(np.uint8) if c.cache else t.copy())
+               for t in (p.k_cache, p.v_cache)]
+      slots = Tensor(p.slots)
+      sides = (0, c.page * c.hk * c.dim, c.hk * c.dim, 0, 1, c.dim,
+               16 if c.cache else 8, 1)
+    found = [Tensor(t.copy()) if c.layout else none for t in (
+        getattr(p, "k_found", none), getattr(p, "v_found", none))]
+    on = dict(gptj=not c.neox, norm=c.norm, gemma=c.gemma, joint=c.joint,
+              sections=bool(c.sections), interleaved=c.interleaved,
+              f32_tables=True, kv_out=True, cache_bytes=bool(c.cache),
+              token=c.token)
+    ends = [3 * m for m in c.sections[1:]] if c.interleaved else [
+        sum(c.sections[:1]), sum(c.sections[:2])]
+    tiles = sum(-(-h // tile) for h in (c.hq, c.hk, c.hk))
+    weight = lambda t: none if t is None else Tensor(t)
+    with gpu_arithmetic(), np.errstate(all="ignore"):
+      heads.fused_qk_heads[(c.tokens * tiles,)](
+          Tensor(p.q), Tensor(p.k), Tensor(p.v), weight(p.q_weight),
+          weight(p.k_weight), Tensor(p.cos), Tensor(p.sin), none, none,
+          Tensor(p.positions), slots, none, *found, q_out, q_out, k_out, v_out,
+          *(pools[i // 2] for i in range(4)), *sides, *sides,
+          *(0, c.hk * c.page, 1, c.page) * 2, c.tokens, c.hq, c.hk, c.hk,
+          c.hq * c.dim, c.hk * c.dim, c.hk * c.dim, c.dim, pairs,
+          c.dim - 2 * pairs if c.nope_first else 0, len(p.cos), pairs, *ends,
+          p.pages * c.page if c.layout else 0, c.page, _NUMBERS[c.cache], 0,
+          1e-6, sum(family.FLAGS[n] for n, holds in on.items() if holds),
+          TILE_M=tile, HALF=half, REST=rest, ALIGN=1, FLAGS=(1 << 16) - 1,
+          NATIVE=False)
+    q, k = p.exact()
+    cases.check_rounded(self, q_out.array, q, "", None, str(c))
+    cases.check_rounded(self, k_out.array, k, "", None, str(c))
+    np.testing.assert_array_equal(v_out.array, p.v)
+    if not c.layout:
+      return
+    there = (p.slots >= 0) & (p.slots < p.pages * c.page)
+    k_cache, v_cache = (
+        t.array.view(kind).reshape(-1, c.hk, c.dim)[p.slots[there]]
+        for t in pools)
+    for head in range(c.hk):
+      scales = np.ones((2, len(k)), np.float32)
+      if c.token:
+        page, offset = p.slots // c.page, p.slots % c.page
+        scales[:, there] = [t.array[page[there], head, offset[there]]
+                            for t in found]
+      for i, token in enumerate(np.flatnonzero(there)):
+        for got, exact, scale in ((k_cache, k, scales[0]),
+                                  (v_cache, p.v, scales[1])):
+          cases.check_rounded(self, got[i, head], exact[token, head], c.cache,
+                              scale[token], str(c))
+
+  @parameterized.parameters(
+      dict(), dict(neox=False), dict(norm=False), dict(gemma=True, joint=True),
+      dict(turned=6), dict(turned=10, nope_first=True, neox=False),
+      dict(sections=(2, 3, 1), turned=12),
+      dict(sections=(3, 3, 2), interleaved=True), dict(layout="NHD"),
+      dict(layout="NHD", cache="int8", turned=8),
+      dict(layout="NHD", cache="float8_e4m3fn", token=True, turned=8))
+  def test_options(self, **options):
+    self.run_kernel(HeadCase(dim=16, page=4, **options))
 
 
 if __name__ == "__main__":

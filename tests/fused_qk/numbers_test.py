@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries and rows of a latent cache, made in one launch: against float64."""
+"""What stands between projections and attention: against float64."""
 
 import itertools
 
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from cache import oracle as cache_oracle
 from fused_qk import cases
-from fused_qk.cases import Case
-from harness import machine
+from fused_qk.cases import Case, HeadCase
+from harness import machine, sharding
+from jax.sharding import PartitionSpec as P
 
 import jax
 from jax.experimental import aiter
@@ -98,6 +100,309 @@ class FusedTest(FusedTestCase):
       want = call(*(t[i] for t in args))
       for one, other in zip(got, want):
         np.testing.assert_array_equal(np.float32(one[i]), np.float32(other))
+
+
+class HeadsTestCase(parameterized.TestCase):
+
+  def check(self, case: HeadCase, seed: int = 0):
+    p = cases.Heads(case, seed)
+    fn, options, arrays = cases.heads_call(p)
+    out = jax.jit(lambda arrays: fn(**arrays, **options))(arrays)
+    exact_q, exact_k = p.exact()
+    self.assertEqual(out[0].dtype, case.q_out or p.q.dtype)
+    cases.check_rounded(self, out[0], exact_q, case.q_out, p.q_scale, str(case))
+    if case.return_kv or not case.layout:
+      k, *v = out[-2:] if case.layout or case.packed else out[1:]
+      cases.check_rounded(self, k, exact_k, "", None, str(case))
+      for t in v:
+        np.testing.assert_array_equal(np.asarray(t), p.v)
+    if case.layout:
+      self.check_caches(p, exact_k, [np.asarray(t) for t in out[1:]])
+
+  def check_caches(self, p, exact_k, out):
+    """Of what is written the numbers; of all else every bit."""
+    c, (k_cache, v_cache, *rest) = p.case, out
+    found = rest[:2] if c.token else []
+    want = [t.copy() for t in (p.k_cache, p.v_cache, p.k_found, p.v_found)]
+    kind = c.cache if c.cache in cases.KINDS else ""
+    for token, page, offset in cache_oracle.places(p.slots, p.pages, c.page):
+      k = cache_oracle.k_view(c.layout, k_cache, page, offset)
+      k_want = cache_oracle.k_view(c.layout, want[0], page, offset)
+      v_want = cache_oracle.v_view(c.layout, *want[:2], page, offset)
+      scales = [np.ones(c.hk, np.float32) if s is None else
+                np.broadcast_to(s, c.hk) for s in (p.k_scale, p.v_scale)]
+      if c.token:
+        scales = [t[page, :, offset] for t in found]
+        amax = np.abs(exact_k[token]).max(-1)
+        np.testing.assert_allclose(
+            scales[0], amax / cache_oracle.LARGEST[kind], rtol=1e-5)
+        np.testing.assert_array_equal(
+            scales[1], [cache_oracle.scale_of(x, kind) for x in p.v[token]])
+        for t, scale in zip(want[2:], scales):
+          t[page, :, offset] = scale
+      for head in range(c.hk):
+        cases.check_rounded(self, k[head].reshape(-1), exact_k[token, head],
+                            kind, scales[0][head] if kind else None, str(c))
+        v_want[head] = cache_oracle.encoded(
+            p.v[token, head], v_cache,
+            scales[1][head] if kind else None)
+      k_want[...] = k
+    for got, t in zip((k_cache, v_cache, *found), want):
+      np.testing.assert_array_equal(
+          got.view(np.uint8), t.view(np.uint8), str(c))
+
+
+_LAYOUTS = ("NHD", "HND", "x", "asm")
+# Options of which each is tried alone and with each other.
+_OPTIONS = (
+    dict(neox=False), dict(norm=False), dict(gemma=True), dict(joint=True),
+    dict(packed=True), dict(turned=64), dict(sections=(8, 12, 12), turned=64),
+    dict(nope_first=True, turned=32), dict(tables="one"), dict(tables="own"),
+    dict(layout="NHD"), dict(layout="asm", cache="float8_e4m3fn"),
+    dict(layout="x", cache="int8", scaled=True),
+    dict(layout="HND", cache="float8_e4m3fnuz", token=True, return_kv=True),
+    dict(q_out="float8_e4m3fn", scaled=True, layout="NHD"))
+
+
+def _agree(one, other):
+  """Whether a call may have both options."""
+  both = one | other
+  return not set(one) & set(other) and not (
+      both.get("norm") is False and (both.get("gemma") or both.get("joint")))
+
+
+def _together():
+  """Calls of many options each, in which every two are that may be."""
+  left = [p for p in itertools.combinations(_OPTIONS, 2) if _agree(*p)]
+  while left:
+    some = list(left[0])
+    for option in _OPTIONS:
+      if all(_agree(option, other) for other in some):
+        some.append(option)
+    left = [p for p in left if not all(option in some for option in p)]
+    yield {name: value for option in some for name, value in option.items()}
+
+
+class HeadsTest(HeadsTestCase):
+
+  @parameterized.parameters(*machine.sample(_OPTIONS, 15))
+  def test_options(self, **options):
+    self.check(HeadCase(**options))
+
+  @parameterized.parameters(*machine.sample(_together(), 12))
+  def test_pairs(self, **options):
+    self.check(HeadCase(tokens=4, hq=2, **options))
+
+  @parameterized.parameters(*machine.sample(itertools.product(
+      enumerate(_LAYOUTS), ("as they are", "given", "found")), 8))
+  def test_caches(self, layout, scales):
+    i, layout = layout
+    cache = "" if scales == "as they are" else cases.KINDS[
+        (i + (scales == "found")) % 4]
+    self.check(HeadCase(layout=layout, cache=cache, token=scales == "found",
+                        hk=1, hq=1, tokens=4))
+
+  @parameterized.parameters(
+      dict(dtype="fp16"), dict(dim=64), dict(dim=80, turned=20),
+      dict(dim=6, turned=2), dict(dim=256, turned=64, neox=False),
+      dict(hq=17, hk=9), dict(tokens=1, hq=1, hk=1), dict(tokens=33, hk=8),
+      dict(sections=(24, 20, 20), interleaved=True),
+      dict(sections=(0, 64, 0), neox=False), dict(dim=20, layout="NHD", page=3),
+      dict(dim=72, turned=24, nope_first=True, layout="HND", cache="int8"),
+      dict(dtype="fp16", layout="asm", cache="float8_e5m2", token=True))
+  def test_shapes(self, **options):
+    self.check(HeadCase(**options))
+
+  @machine.where(not machine.GPU)
+  def test_float32(self):
+    self.check(HeadCase(dtype="fp32", layout="NHD", gemma=True))
+
+  def test_in_place(self):
+    """Donated caches are written where they are."""
+    fn, options, arrays = cases.heads_call(cases.Heads(HeadCase(
+        layout="NHD", cache="float8_e4m3fn", token=True, tokens=64, page=64)))
+    pools = ("k_cache", "v_cache", "k_token_scales", "v_token_scales")
+    held = [arrays.pop(n) for n in pools]
+    step = jax.jit(lambda held, arrays: fn(
+        **dict(zip(pools, held)), **arrays, **options)[1:], donate_argnums=0)
+    memory = step.lower(held, arrays).compile().memory_analysis()
+    self.assertGreaterEqual(memory.alias_size_in_bytes,
+                            sum(t.nbytes for t in held))
+
+  @machine.where(not machine.SIMULATED)
+  @parameterized.parameters(dict(packed=True, neox=False),
+                            dict(joint=True, turned=32, gemma=True))
+  def test_gradients(self, **options):
+    """The same both ways, and as a difference of float64 results."""
+    p = cases.Heads(HeadCase(dtype="fp32", dim=64, **options))
+    fn, options, arrays = cases.heads_call(p)
+    given = {n: arrays[n] for n in ("q", "k", "q_weight", "k_weight")
+             if arrays[n] is not None}
+    rng = np.random.default_rng(1)
+    random = lambda t: rng.standard_normal(t.shape).astype(np.float32)
+    g = [random(p.q), random(p.k)]
+    call = lambda given: fn(**{**arrays, **given}, **options)[:2]
+    dots = {n: jnp.asarray(random(t)) for n, t in given.items()}
+    out, tangents = jax.jit(lambda x, d: jax.jvp(call, (x,), (d,)))(given, dots)
+    grads = jax.jit(lambda x: jax.vjp(call, x)[1](tuple(
+        jnp.asarray(t, o.dtype) for t, o in zip(g, out))))(given)[0]
+    forward = sum(np.vdot(np.float64(t), np.float64(o))
+                  for t, o in zip(g, tangents))
+    backward = sum(np.vdot(np.float64(grads[n]), np.float64(dots[n]))
+                   for n in given)
+    step, total = 1e-3, []
+    for sign in (1, -1):
+      moved = cases.Heads(p.case)
+      for n, dot in dots.items():
+        t = np.float64(getattr(p, n))
+        if n == "q" and p.case.packed:
+          parts = np.split(np.asarray(dot).reshape(p.case.tokens, -1,
+                                                   p.case.dim), (
+              p.case.hq, p.case.hq + p.case.hk), 1)
+          moved.q = np.float64(p.q) + sign * step * parts[0]
+          moved.k = np.float64(p.k) + sign * step * parts[1]
+        else:
+          setattr(moved, n, t + sign * step * np.float64(dot))
+      total.append(sum(np.vdot(np.float64(t), o)
+                       for t, o in zip(g, moved.exact())))
+    want = (total[0] - total[1]) / (2 * step)
+    np.testing.assert_allclose(forward, want, rtol=1e-3)
+    np.testing.assert_allclose(backward, want, rtol=1e-3)
+
+  @machine.where(not machine.SIMULATED)
+  @parameterized.parameters(dict(), dict(sections=(8, 12, 12), turned=64),
+                            dict(layout="NHD", cache="int8", token=True))
+  def test_vmap(self, **options):
+    fn, options, arrays = cases.heads_call(cases.Heads(HeadCase(**options)))
+    two = lambda t: jnp.stack([t, t[::-1]])
+    names = [n for n in ("q", "positions", "k_cache") if n in arrays]
+    call = lambda *given: fn(**(arrays | dict(zip(names, given))), **options)
+    args = [two(arrays[n]) for n in names]
+    got = jax.jit(jax.vmap(call))(*args)
+    for i in range(2):
+      for one, other in zip(got, call(*(t[i] for t in args))):
+        np.testing.assert_array_equal(np.float32(one[i]), np.float32(other))
+
+
+class HeadsOnAMeshTest(parameterized.TestCase):
+  """Heads partition with those of the caches; without caches tokens too."""
+
+  @sharding.on_hosts
+  @parameterized.parameters((False, ""), (True, ""), (True, "asm"))
+  def test_mesh(self, explicit, layout):
+    p = cases.Heads(HeadCase(
+        layout=layout, cache="int8" if layout else "", token=bool(layout),
+        tokens=8, hq=8, hk=4, dim=32, page=16))
+    fn, options, arrays = cases.heads_call(p)
+    by_head = P(None if layout else "t", "h")
+    where = dict(q=by_head, k=by_head, v=by_head)
+    where |= dict.fromkeys(("k_cache", "v_cache", "k_token_scales",
+                            "v_token_scales"), P(None, "h"))
+    if not layout:
+      where["positions"] = P("t")
+    want = jax.jit(lambda a: fn(**a, **options))(
+        jax.device_put(arrays, machine.CPUS[0]))
+    mesh = sharding.mesh((2, 2), ("t", "h"), explicit=explicit)
+    with jax.set_mesh(mesh):
+      placed = dict(zip(arrays, sharding.put(
+          mesh, list(arrays.values()), [where.get(n, P()) for n in arrays])))
+      run = jax.jit(lambda a: fn(**a, **options)).lower(placed).compile()
+      got = run(placed)
+    self.assertEqual(sharding.collectives(run), set())
+    for one, other in zip(got, want):
+      self.assertIn("h", str(one.sharding.spec))
+      np.testing.assert_array_equal(np.float32(one), np.float32(other))
+
+
+@machine.where(not machine.GPU)
+class AliasesTest(parameterized.TestCase):
+  """AITER's names and orders of arguments."""
+
+  def same(self, got, want):
+    self.assertEqual(len(got), len(want))
+    for one, other in zip(got, want):
+      np.testing.assert_array_equal(np.float32(one), np.float32(other))
+
+  @parameterized.parameters(("x", ""), ("asm", "float8_e4m3fn"))
+  def test_by_token(self, layout, cache):
+    c = HeadCase(layout=layout, cache=cache, token=bool(cache), packed=True,
+                 tables="one", return_kv=True)
+    fn, options, a = cases.heads_call(cases.Heads(c))
+    q, *pools, k, _ = fn(**a, **options)
+    scales = [a[n] for n in ("k_token_scales", "v_token_scales") if n in a]
+    got = aiter.fused_qk_norm_rope_cache_quant_shuffle(
+        a["q"], c.hq, c.hk, c.hk, c.dim, 1e-6, a["q_weight"], a["k_weight"],
+        a["cos"], True, a["positions"], a["k_cache"], a["v_cache"],
+        a["slot_mapping"], "fp8" if cache else "auto", *scales)
+    self.same(got, (q, k, *pools))
+
+  @parameterized.parameters(("NHD", False), ("asm", True))
+  def test_by_tensor(self, layout, sections):
+    c = HeadCase(layout=layout, cache="int8", scaled=True, packed=True, hk=1,
+                 tables="one", sections=(24, 20, 20) if sections else (),
+                 interleaved=sections)
+    fn, options, a = cases.heads_call(cases.Heads(c))
+    first = (a["q"], a["q_weight"], a["k_weight"], a["cos"], a["positions"],
+             c.tokens, c.hq, c.hk, c.hk, c.dim, True)
+    rest = (1e-6, a["k_cache"], a["v_cache"], a["slot_mapping"], a["k_scale"],
+            a["v_scale"], False, layout == "asm", c.page, 16, c.dim)
+    if sections:
+      got = aiter.fused_qk_norm_mrope_3d_cache_pts_quant_shuffle(
+          *first, c.sections, True, *rest)
+    else:
+      got = aiter.fused_qk_norm_rope_cache_pts_quant_shuffle(*first, *rest)
+    self.same(got, fn(**a, **options))
+
+  def test_errors(self):
+    p = cases.Heads(HeadCase(layout="x", packed=True, tables="one"))
+    a = cases.heads_call(p)[2]
+    call = lambda hv=2, dim=128, kind="auto": (
+        aiter.fused_qk_norm_rope_cache_quant_shuffle(
+            a["q"], 3, 2, hv, dim, 1e-6, a["q_weight"], a["k_weight"], a["cos"],
+            True, a["positions"], a["k_cache"], a["v_cache"], a["slot_mapping"],
+            kind))
+    for wrong, message in ((dict(hv=1), "num_heads_v is 1"),
+                           (dict(dim=64), "qkv is"),
+                           (dict(kind="fp8"), "kv_cache_dtype")):
+      with self.assertRaisesRegex(ValueError, message):
+        call(**wrong)
+
+
+@machine.where(not machine.GPU)
+class HeadsErrorsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (TypeError, dict(q=3), "q is a int"),
+      (TypeError, dict(k=None), "k is a NoneType"),
+      (TypeError, dict(v=jnp.ones((5, 2, 128))), "v's dtype"),
+      (ValueError, dict(k=jnp.ones((5, 2, 64), jnp.bfloat16)), "k is"),
+      (ValueError, dict(cos=jnp.ones((20, 65))), "at most 128"),
+      (ValueError, dict(sin=jnp.ones((19, 64))), "sin"),
+      (ValueError, dict(q_weight=None), "one of q_weight"),
+      (ValueError, dict(k_weight=jnp.ones(64)), "k_weight"),
+      (ValueError, dict(joint_norm=True), "q_weight"),
+      (ValueError, dict(mrope_section=(1, 2, 3)), "sum is 64"),
+      (ValueError, dict(mrope_interleaved=True), "without mrope_section"),
+      (ValueError, dict(positions=jnp.ones(6, jnp.int32)), "positions"),
+      (TypeError, dict(slot_mapping=jnp.ones(5)), "slot_mapping's dtype"),
+      (ValueError, dict(layout="mla"), "layout"),
+      (ValueError, dict(v_cache=jnp.ones((2, 16, 3, 128), jnp.bfloat16)),
+       "v_cache"),
+      (ValueError, dict(k_scale=2.0), "k_scale"),
+      (ValueError, dict(k_token_scales=jnp.ones((2, 2, 16))), "one of k_token"),
+      (TypeError, dict(q_out_dtype="float32"), "q_out_dtype"),
+      (ValueError, dict(num_heads=(3, 2)), "q is"),
+      (ValueError, dict(eps=-1.0), "eps is -1"))
+  def test_errors(self, kind, wrong, message):
+    fn, options, arrays = cases.heads_call(cases.Heads(HeadCase(layout="NHD")))
+    with self.assertRaisesRegex(kind, message):
+      fn(**{**arrays, **options, **wrong})
+
+  def test_no_gradient(self):
+    fn, options, arrays = cases.heads_call(cases.Heads(HeadCase(layout="NHD")))
+    with self.assertRaisesRegex(TypeError, "has no gradient"):
+      jax.grad(lambda q: fn(**{**arrays, "q": q}, **options)[0].astype(
+          jnp.float32).sum())(arrays["q"])
 
 
 @machine.where(not machine.GPU)

@@ -101,6 +101,9 @@ _SBHD, _KEYS = "bf16 s,b,4,16", "bf16 s,b,2,16"
 _TABLES, _FREQS, _PLACES = ("f32 s,8",) * 2, "f32 s,1,1,8", "lengths s,b"
 _AITER = dict(rotate_style=1, reuse_freqs_front_part=True, nope_first=False)
 _POOLS = ("bf16 6,16,2,16",) * 2
+_X_POOLS = ("bf16 6,2,2,16,8", "bf16 6,2,16,16")
+_PROJECTED = ("bf16 t,128", "bf16 16", "bf16 s,16")
+_HEADS = ("fused_qk_heads",)
 _PAGED = ("paged_attend",)
 _MLA = ("mla_attend",)
 _PAGES = ("ends_12 b+1", "table 12", "lengths b")
@@ -315,6 +318,39 @@ CASES = (
         "bf16 t,4,32", "bf16 t,4,16", "bf16 t,32", "bf16 t,16",
         "bf16 3,16,1,48", "slots t", "lengths t", "f32 s,8", "f32 s,8"),
           ("fused_qk_latent",)),
+    _case("fused_qk_norm_rope", (
+        "bf16 t,4,16", "bf16 t,2,16", "lengths t", "f32 s,8", "f32 s,8"),
+          _HEADS, 2),
+    Case("fused_qk_norm_rope_joint", lambda qkv, q, k, *rest:
+         aiter.fused_qk_norm_rope(
+             qkv, None, *rest, q_weight=q, k_weight=k, num_heads=(4, 2),
+             joint_norm=True),
+         ("bf16 t,128", "bf16 64", "bf16 32", "lengths t", "f32 s,8",
+          "f32 s,8"), _HEADS, 3),
+    _case("fused_qk_norm_rope_cache", (
+        *_TOKENS, "bf16 t,2,16", *_POOLS, "slots t", "lengths t", "f32 s,8",
+        "f32 s,8"), _HEADS),
+    Case("fused_qk_norm_rope_cache_quant_shuffle", lambda qkv, w, *rest:
+         aiter.fused_qk_norm_rope_cache_quant_shuffle(
+             qkv, 4, 2, 2, 16, 1e-6, w, w, rest[0], True, *rest[1:]),
+         (*_PROJECTED, "lengths t", *_X_POOLS, "slots t"), _HEADS),
+    Case("fused_qk_norm_rope_cache_pts_quant_shuffle", lambda qkv, w, *rest:
+         aiter.fused_qk_norm_rope_cache_pts_quant_shuffle(
+             qkv, w, w, *rest[:2], qkv.shape[0], 4, 2, 2, 16, True, 1e-6,
+             *rest[2:]),
+         (*_PROJECTED, "lengths t", *_POOLS, "slots t"), _HEADS),
+    Case("fused_qk_norm_mrope_3d_cache_pts_quant_shuffle",
+         lambda qkv, w, *rest:
+         aiter.fused_qk_norm_mrope_3d_cache_pts_quant_shuffle(
+             qkv, w, w, *rest[:2], qkv.shape[0], 4, 2, 2, 16, True, (2, 3, 3),
+             True, 1e-6, *rest[2:], use_shuffle_layout=True),
+         (*_PROJECTED, "lengths 3,t", *_X_POOLS, "slots t"), _HEADS),
+    _case("fp8_mqa_logits", ("e4m3fn m,4,16", "e4m3fn n,16", "share n",
+                             "f32 m,4", "lengths m", "lengths m"),
+          ("indexer_logits",)),
+    _case("fp8_paged_mqa_logits", (
+        "e4m3fn b,2,4,16", "u8 4,16,20", "f32 b,2,4", "lengths b", "table b,3"),
+          ("indexer_logits",), max_model_len=40),
     _case("mla_decode_fwd", ("bf16 t,4,48", "bf16 6,16,1,48", "ends_t b+1",
                              *_PAGES), _MLA, kv_lora_rank=32),
     _case("sparse_mla_fwd", ("bf16 t,4,48", "bf16 6,16,48", "table t,7"), _MLA,

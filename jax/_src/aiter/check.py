@@ -19,6 +19,7 @@ from jax._src.aiter.core.check import Check
 from jax._src.aiter.fused_qk import check as fused_qk
 from jax._src.aiter.gemm import check as gemm
 from jax._src.aiter.gmm import check as gmm
+from jax._src.aiter.indexer import check as indexer
 from jax._src.aiter.mha_fp8 import check as mha_fp8
 from jax._src.aiter.mla import check as mla
 from jax._src.aiter.moe import check as moe
@@ -30,7 +31,7 @@ from jax._src.aiter.sampling import check as sampling
 from jaxlib import gpu_aiter
 
 _FAMILIES = (attention, mha_fp8, norm, gemm, quant, rope, activation, cache,
-             paged, mla, fused_qk, sampling, gmm, moe)
+             paged, mla, indexer, fused_qk, sampling, gmm, moe)
 _PACKAGES = ("jax", "jaxlib", "jax_aiter", "jax-rocm7-plugin",
              "jax-cuda13-plugin", "jax_aiter_rocm7", "jax_aiter_cuda13")
 

@@ -44,7 +44,16 @@ from jax._src.aiter.core.layouts import (
     unshuffle_scale,
     unshuffle_weight,
 )
-from jax._src.aiter.fused_qk.api import fused_qk_rope_concat_and_cache_mla
+from jax._src.aiter.fused_qk.aliases import (
+    fused_qk_norm_mrope_3d_cache_pts_quant_shuffle,
+    fused_qk_norm_rope_cache_pts_quant_shuffle,
+    fused_qk_norm_rope_cache_quant_shuffle,
+)
+from jax._src.aiter.fused_qk.api import (
+    fused_qk_norm_rope,
+    fused_qk_norm_rope_cache,
+    fused_qk_rope_concat_and_cache_mla,
+)
 from jax._src.aiter.gemm.api import (
     flatmm_fp8,
     gemm,
@@ -60,6 +69,7 @@ from jax._src.aiter.gmm.api import (
     ragged_dot,
     tgmm,
 )
+from jax._src.aiter.indexer.api import fp8_mqa_logits, fp8_paged_mqa_logits
 from jax._src.aiter.mha_fp8.api import (
     flash_attn_fp8_pertensor_func,
     flash_attn_varlen_fp8_pertensor_func,
@@ -192,7 +202,14 @@ __all__ = [
     "flatmm_fp8",
     "flax_attention_fn",
     "float8_dtype",
+    "fp8_mqa_logits",
+    "fp8_paged_mqa_logits",
     "fused_moe",
+    "fused_qk_norm_mrope_3d_cache_pts_quant_shuffle",
+    "fused_qk_norm_rope",
+    "fused_qk_norm_rope_cache",
+    "fused_qk_norm_rope_cache_pts_quant_shuffle",
+    "fused_qk_norm_rope_cache_quant_shuffle",
     "fused_qk_rope_concat_and_cache_mla",
     "gather_kv_cache",
     "gelu_and_mul",

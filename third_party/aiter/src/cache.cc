@@ -19,8 +19,8 @@
 namespace aiter {
 namespace {
 
-// Kernels count rows, columns and what is in a page in 32 bits, and add a tile.
-constexpr int64_t kMaxSize = INT32_MAX - 8192;
+// Kernels count rows and columns in 32 bits, and add a tile.
+constexpr int64_t kMaxSize = kMaxPage;
 constexpr int64_t kRunBytes = 16;
 constexpr int64_t kManyPrograms = 4096;  // A device has no more at a time.
 
@@ -29,57 +29,19 @@ int64_t RunOf(DataType type) { return kRunBytes / ElementBytes(type); }
 
 bool IsPresent(const cache_half& h) { return h.rows_ptr != nullptr; }
 
-// Whether runs of columns lie together, at multiples of 16 bytes.
-bool IsOfRuns(const cache_half& h, int64_t run) {
-  const cache_side& s = h.side;
-  return s.col == 1 && h.cols % run == 0 && s.start % run == 0 &&
-         s.page % run == 0 && s.run_offset % run == 0 && s.offset % run == 0 &&
-         s.head % run == 0 && s.run % run == 0;
-}
-
 Status CheckHalf(const std::string& name, const cache_args& a,
                  const cache_half& h, int64_t run) {
-  const cache_side& s = h.side;
   if (!IsPresent(h)) return Status();
-  AITER_RETURN_IF_ERROR(
-      CheckRange((name + ".cols").c_str(), h.cols, 1, kMaxSize));
-  std::string side = name + ".side";
-  AITER_RETURN_IF_ERROR(CheckCoefficients(side, {s.head}, INT32_MAX));
-  AITER_RETURN_IF_ERROR(CheckSide(side, s, INT64_MAX));
-  if (a.tokens == 0 || a.heads == 0 || a.pages == 0) return Status();
-  double in_page = Reach(a.page_size, s.split, s.run_offset, s.offset) +
-                   Reach(a.heads, 1, s.head, 0) +
-                   Reach(h.cols, run, s.run, s.col);
-  if (in_page > static_cast<double>(kMaxSize)) {
-    return Invalid(side, "a page of more than 2^31 elements", "smaller");
-  }
-  AITER_RETURN_IF_ERROR(CheckReach(side, s.start, a.pages, s.page,
-                                   static_cast<int64_t>(in_page),
-                                   h.cache_size));
-  return CheckAligned({{"rows_ptr", h.rows_ptr}, {"cache_ptr", h.cache_ptr}});
+  AITER_RETURN_IF_ERROR(CheckAligned({{"rows_ptr", h.rows_ptr}}));
+  return CheckPlaces(name, h, a.tokens == 0 ? 0 : a.heads, a.pages, a.page_size,
+                     run);
 }
 
 // Scales that a call writes, `blocks` of `size` places each.
 Status CheckScales(const std::string& name, const cache_args& a,
                    const cache_half& h, int64_t blocks, int64_t size) {
-  const cache_scales& s = h.scales;
-  if (!IsPresent(h) || a.tokens == 0 || a.heads == 0 || blocks == 0) {
-    return Status();
-  }
-  std::string field = name + ".scales";
-  if (h.scale_ptr == nullptr) return Invalid(field, "absent", "given");
-  AITER_RETURN_IF_ERROR(
-      CheckCoefficients(field, {s.start, s.page, s.head}, INT64_MAX));
-  AITER_RETURN_IF_ERROR(CheckCoefficients(field, {s.offset}, INT32_MAX));
-  double in_block = static_cast<double>(size - 1) * s.offset +
-                    static_cast<double>(a.heads - 1) * s.head;
-  if (in_block > static_cast<double>(INT64_MAX / 2)) {
-    return Invalid(field, "beyond the array", "inside");
-  }
-  return CheckReach(
-      field, s.start, blocks, s.page,
-      static_cast<int64_t>(size - 1) * s.offset + (a.heads - 1) * s.head,
-      h.scale_size);
+  if (!IsPresent(h) || a.tokens == 0) return Status();
+  return CheckScalePlaces(name, h, a.heads, blocks, size);
 }
 
 Status CheckCommon(const cache_args& a, int64_t run) {
@@ -136,31 +98,6 @@ static_assert(kCacheVRuns == kValues * kCacheRuns);
 static_assert(kCacheVScaled == kValues * kCacheScaled);
 static_assert(kCacheVBeside == kValues * kCacheBeside);
 
-struct SideFields {
-  int64_t CacheParams::* start;
-  int64_t CacheParams::* page;
-  int32_t CacheParams::* run_offset;
-  int32_t CacheParams::* offset;
-  int32_t CacheParams::* split;
-  int32_t CacheParams::* head;
-  int32_t CacheParams::* run;
-  int32_t CacheParams::* col;
-};
-
-void SetSide(const cache_half& h, int64_t run, const SideFields& fields,
-             CacheParams* p) {
-  const cache_side& s = h.side;
-  int64_t unit = IsOfRuns(h, run) ? run : 1;
-  p->*fields.start = s.start / unit;
-  p->*fields.page = s.page / unit;
-  p->*fields.run_offset = static_cast<int32_t>(s.run_offset / unit);
-  p->*fields.offset = static_cast<int32_t>(s.offset / unit);
-  p->*fields.split = static_cast<int32_t>(s.split);
-  p->*fields.head = static_cast<int32_t>(s.head / unit);
-  p->*fields.run = static_cast<int32_t>(s.run / unit);
-  p->*fields.col = static_cast<int32_t>(s.col);
-}
-
 CacheParams ParamsOf(const cache_args& a, int64_t run) {
   CacheParams p;
   p.key_ptr = a.k.rows_ptr;
@@ -170,13 +107,13 @@ CacheParams ParamsOf(const cache_args& a, int64_t run) {
   p.k_scale_ptr = a.k.scale_ptr;
   p.v_scale_ptr = a.v.scale_ptr;
   p.slots_ptr = a.slots_ptr;
-  SetSide(
+  SetSide<CacheParams>(
       a.k, run,
       {&CacheParams::k_start, &CacheParams::k_page, &CacheParams::k_run_offset,
        &CacheParams::k_offset, &CacheParams::k_split, &CacheParams::k_head,
        &CacheParams::k_run, &CacheParams::k_col},
       &p);
-  SetSide(
+  SetSide<CacheParams>(
       a.v, run,
       {&CacheParams::v_start, &CacheParams::v_page, &CacheParams::v_run_offset,
        &CacheParams::v_offset, &CacheParams::v_split, &CacheParams::v_head,
@@ -208,20 +145,9 @@ bool IsEmpty(const cache_args& a) {
   return a.tokens == 0 || a.heads == 0 || a.pages == 0;
 }
 
-// Copies what is to be written in another place than it was.
 Status Bring(const Driver& driver, const cache_args& a, void* stream) {
-  for (const cache_half* h : {&a.k, &a.v}) {
-    if (h->cache_from_ptr != nullptr) {
-      AITER_RETURN_IF_ERROR(CopyBytes(driver, h->cache_ptr, h->cache_from_ptr,
-                                      h->cache_bytes, stream));
-    }
-    if (h->scale_from_ptr != nullptr) {
-      AITER_RETURN_IF_ERROR(CopyBytes(
-          driver, h->scale_ptr, h->scale_from_ptr,
-          h->scale_size * static_cast<int64_t>(sizeof(float)), stream));
-    }
-  }
-  return Status();
+  AITER_RETURN_IF_ERROR(BringHalf(driver, a.k, stream));
+  return BringHalf(driver, a.v, stream);
 }
 
 // Heads of a token as one where they lie together: wider rows, and fewer.

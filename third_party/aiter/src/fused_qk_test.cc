@@ -35,6 +35,16 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     k.excludes = aligned ? kFusedQkUnaligned : 0;
     kernels.push_back(k);
   }
+  for (bool plain : {true, false}) {
+    KernelInfo k = FakeKernel<FusedQkParams>(blob, plain ? "plain" : "heads",
+                                             "fused_qk_heads", "gfx942",
+                                             kFusedQkHeadsGrid);
+    k.num_dims = 2;
+    k.dims[0] = k.dims[1] = plain ? 128 : 256;
+    k.tile_m = plain ? 8 : 4;
+    k.excludes = plain ? kFusedQkUnaligned | kFusedQkPartial | kFusedQkGptj : 0;
+    kernels.push_back(k);
+  }
   return kernels;
 }
 
@@ -131,6 +141,122 @@ void TestInvalidArguments() {
   }
 }
 
+// Heads of 128 columns; a cache of 5 pages of 16 tokens, [.., 2, 128].
+fused_qk_heads_args Heads() {
+  fused_qk_heads_args a;
+  a.tokens = 3;
+  a.heads = 10;
+  a.k_heads = a.v_heads = 2;
+  a.dim = 128;
+  a.pairs = a.table_stride = 64;
+  a.q_stride = 1280;
+  a.k_stride = a.v_stride = 256;
+  a.table_rows = 100;
+  a.pages = 5;
+  a.page_size = 16;
+  a.q_ptr = At(0x1000);
+  a.k_ptr = At(0x2000);
+  a.v_ptr = At(0x3000);
+  a.cos_ptr = At(0x5000);
+  a.sin_ptr = At(0x6000);
+  a.positions_ptr = At(0x7000);
+  a.slots_ptr = At(0x8000);
+  a.q_out_ptr = At(0x9000);
+  for (cache_half* h : {&a.k_half, &a.v_half}) {
+    h->cols = 128;
+    h->cache_ptr = At(h == &a.k_half ? 0xa000 : 0xb000);
+    h->cache_from_ptr = h->cache_ptr;
+    h->cache_size = 5 * 16 * 256;
+    h->side = {0, 16 * 256, 256, 0, 1, 128, 8, 1};
+  }
+  return a;
+}
+
+std::string Run(const fused_qk_heads_args& args) {
+  g_recorder.launches.clear();
+  CHECK_OK(fused_qk_heads(args, nullptr));
+  return g_recorder.launches.empty() ? "" : g_recorder.launches[0].kernel;
+}
+
+void TestHeads() {
+  NewContext("gfx942");
+  CHECK(Run(Heads()) == "plain");
+  CHECK(g_recorder.launches[0].grid[0] == 3 * (2 + 1 + 1));
+  FusedQkParams p = g_recorder.launches[0].As<FusedQkParams>();
+  // Coefficients count in runs of 8 numbers.
+  CHECK(p.k_page == 16 * 32 && p.k_run_offset == 32 && p.k_head == 16);
+  CHECK(p.num_slots == 80 && p.page_size == 16 && p.v_heads == 2);
+  CHECK(p.flags == (kFusedQkKRuns | kFusedQkVRuns));
+  fused_qk_heads_args a = Heads();
+  a.is_gptj = a.is_gemma = a.token = true;
+  a.kind = FusedKind::kE4m3fn;
+  a.q_weight_ptr = a.k_weight_ptr = At(0xc000);
+  for (cache_half* h : {&a.k_half, &a.v_half}) {
+    h->side.run = 16;
+    h->scale_ptr = At(0xd000);
+    h->scale_size = 5 * 2 * 16;
+    h->scales = {0, 32, 1, 16};
+  }
+  CHECK(Run(a) == "heads");
+  p = g_recorder.launches[0].As<FusedQkParams>();
+  CHECK(p.k_page == 16 * 16 && p.k_scale_page == 32 && p.v_scale_head == 16);
+  CHECK(p.kind == 1 &&
+        p.flags == (kFusedQkGptj | kFusedQkNorm | kFusedQkCacheBytes |
+                    kFusedQkKScaled | kFusedQkVScaled | kFusedQkGemma |
+                    kFusedQkToken | kFusedQkKRuns | kFusedQkVRuns));
+  a = Heads();
+  a.pages = a.page_size = a.v_heads = 0;
+  a.k_out_ptr = At(0xe000);
+  a.pairs = 32;
+  CHECK(Run(a) == "heads");
+  CHECK(g_recorder.launches[0].grid[0] == 3 * (3 + 1));
+  a.dim = 300;
+  CHECK(fused_qk_heads(a, nullptr).code() == StatusCode::kUnimplemented);
+  a.tokens = 0;
+  a.dim = 128;
+  CHECK(Run(a).empty());
+}
+
+void TestInvalidHeads() {
+  struct Bad {
+    void (*change)(fused_qk_heads_args*);
+    const char* says;
+  };
+  constexpr Bad kCases[] = {
+      {[](fused_qk_heads_args* a) { a->data_type = DataType::kFp32; },
+       "data_type is fp32"},
+      {[](fused_qk_heads_args* a) { a->pairs = 65; }, "pairs is 65"},
+      {[](fused_qk_heads_args* a) { a->first = 1; }, "first is 1"},
+      {[](fused_qk_heads_args* a) { a->v_heads = 3; }, "v_heads is 3"},
+      {[](fused_qk_heads_args* a) { a->table_stride = 63; },
+       "table_stride is 63"},
+      {[](fused_qk_heads_args* a) { a->token = true; }, "token is true"},
+      {[](fused_qk_heads_args* a) { a->pages = 6; },
+       "k.side is beyond the array"},
+      {[](fused_qk_heads_args* a) {
+         a->kind = FusedKind::kInt8;
+         a->token = true;
+       },
+       "k.scales is absent"},
+      {[](fused_qk_heads_args* a) { a->eps = -1; }, "eps is -1"},
+      {[](fused_qk_heads_args* a) { a->v_half.cache_ptr = At(0x18); },
+       "cache_ptr is not aligned"},
+  };
+  NewContext("gfx942");
+  g_recorder.launches.clear();
+  for (const Bad& c : kCases) {
+    fused_qk_heads_args a = Heads();
+    c.change(&a);
+    Status status = fused_qk_heads(a, nullptr);
+    if (status.code() != StatusCode::kInvalidArgument ||
+        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
+      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
+                   status.message().c_str());
+      std::exit(1);
+    }
+  }
+}
+
 }  // namespace
 
 const KernelTable& GetKernelTable() {
@@ -148,6 +274,8 @@ int main() {
   aiter::SetDriverForTesting(&aiter::FakeDriver());
   aiter::TestLaunch();
   aiter::TestInvalidArguments();
+  aiter::TestHeads();
+  aiter::TestInvalidHeads();
   std::puts("PASS");
   return 0;
 }

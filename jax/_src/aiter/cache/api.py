@@ -85,7 +85,7 @@ def _cache_shape(layout: str, side: int, cache, page_size, heads, cols):
   return [sizes[n] for n in names]
 
 
-def _check_caches(function: str, layout: str, key, value, caches) -> None:
+def check_caches(function: str, layout: str, key, value, caches) -> None:
   """Caches of a layout with names for their dimensions."""
   k_name, k_cache = caches[0]
   for i, (name, cache) in enumerate(caches):
@@ -127,7 +127,7 @@ def _mode(function: str, cache, rows) -> str:
                       f"{given}, which is what it is given", TypeError)
 
 
-def _static_scale(function: str, name: str, scale, mode: str, heads: int, like):
+def static_scale(function: str, name: str, scale, mode: str, heads: int, like):
   """A scale of dequantisation as float32 [1] or [heads], or None."""
   if scale is None:
     return None
@@ -161,8 +161,8 @@ def _store(function: str, layout: str, page_size: int, key, value, k_cache,
   """"copy" or "cast" of checked rows into checked caches."""
   mode = _mode(function, k_cache, key)
   heads = key.shape[1]
-  k_scale = _static_scale(function, "k_scale", k_scale, mode, heads, k_cache)
-  v_scale = _static_scale(function, "v_scale", v_scale, mode, heads, k_cache)
+  k_scale = static_scale(function, "k_scale", k_scale, mode, heads, k_cache)
+  v_scale = static_scale(function, "v_scale", v_scale, mode, heads, k_cache)
   kind = jnp.dtype(k_cache.dtype).name if mode == "cast" else ""
   if mode == "copy":
     key = key.astype(k_cache.dtype)
@@ -240,7 +240,7 @@ def _write_kv(function, key, value, k_cache, v_cache, slot_mapping, layout,
   elif v_cache is not None:
     raise arguments.bad(function, "v_cache", "given",
                         f"None with layout {layout}")
-  _check_caches(function, layout, key, value, caches)
+  check_caches(function, layout, key, value, caches)
   slots = _integers(function, "slot_mapping", slot_mapping, 1)
   _check_shape(function, "slot_mapping", slots, key.shape[:1], "a slot a token")
   return _store(function, layout, op.page_size(layout, k_cache), key, value,
@@ -407,7 +407,7 @@ def _quantised(function, key, value, k_cache, v_cache, k_scales, v_scales,
   if key.dtype.name not in _FLOATS:
     raise arguments.bad(function, "key's dtype", key.dtype,
                         " or ".join(_FLOATS), TypeError)
-  _check_caches(function, layout, key, value,
+  check_caches(function, layout, key, value,
                 [("k_cache", k_cache), ("v_cache", v_cache)])
   kind = jnp.dtype(k_cache.dtype).name
   if kind not in _BYTES:

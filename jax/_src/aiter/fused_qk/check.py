@@ -36,8 +36,33 @@ def _formula(q_nope, q_pe, kv_c, k_pe):
   return q, jnp.pad(rows, ((0, 2), (0, 0))).reshape(2, 4, -1)
 
 
+def _heads(q, k, q_weight, k_weight):
+  pools = [jnp.zeros((2, 4, k.shape[1], _ROPE), q.dtype)] * 2
+  q, keys, values = api.fused_qk_norm_rope_cache(
+      q, k, k, *pools, jnp.arange(_TOKENS), jnp.arange(_TOKENS), *_tables(),
+      q_weight=q_weight, k_weight=k_weight)
+  return q, keys, values
+
+
+def _heads_formula(q, k, q_weight, k_weight):
+  cos, sin = (jnp.concatenate([t, t], -1)[:, None] for t in _tables())
+
+  def made(x, weight):
+    x = x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * weight
+    a, b = jnp.split(x, 2, -1)
+    return x * cos + jnp.concatenate([-b, a], -1) * sin
+
+  stored = lambda t: jnp.pad(t, ((0, 2), (0, 0), (0, 0))).reshape(
+      2, 4, *t.shape[1:])
+  return made(q, q_weight), stored(made(k, k_weight)), stored(k)
+
+
 def checks() -> list[Check]:
-  return [Check(
-      "fused_qk_rope_concat_and_cache_mla", _fused, _formula,
-      normal((_TOKENS, _HEADS, _LORA), (_TOKENS, _HEADS, _ROPE),
-             (_TOKENS, _LORA), (_TOKENS, _ROPE)))]
+  return [
+      Check("fused_qk_rope_concat_and_cache_mla", _fused, _formula,
+            normal((_TOKENS, _HEADS, _LORA), (_TOKENS, _HEADS, _ROPE),
+                   (_TOKENS, _LORA), (_TOKENS, _ROPE))),
+      Check("fused_qk_norm_rope_cache", _heads, _heads_formula,
+            normal((_TOKENS, _HEADS, _ROPE), (_TOKENS, 4, _ROPE), (_ROPE,),
+                   (_ROPE,))),
+  ]

@@ -20,7 +20,7 @@ from jax._src.aiter.core.dims import at_most
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, with_axis
 
-_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 # What divides the columns of calls for the fast kernels.
 _ALIGNED = 16
 
@@ -71,15 +71,15 @@ class Operands(NamedTuple):
   k_scale: jax.Array | None
 
 
-def _rotated(cfg: Config, x, cos, sin):
-  """float32 of the rotated last axis; cos and sin broadcast to its pairs."""
-  x = x.astype(jnp.float32)
-  if cfg.gptj:
+def rotated(gptj: bool, x, cos, sin):
+  """The rotated last axis in float32 or wider; cos and sin of its pairs."""
+  x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  if gptj:
     x1, x2 = x[..., 0::2], x[..., 1::2]
   else:
     x1, x2 = jnp.split(x, 2, -1)
   turned = x1 * cos - x2 * sin, x2 * cos + x1 * sin
-  if cfg.gptj:
+  if gptj:
     return jnp.stack(turned, -1).reshape(x.shape)
   return jnp.concatenate(turned, -1)
 
@@ -99,10 +99,10 @@ def reference(cfg: Config, x: Operands):
       kind if kind in cache.KINDS else "", value_col=cfg.first)
   stored = cache.reference(as_cache, cache.Operands(
       x.kv_cache, None, x.k_scale, x.k_scale, latent[:, None],
-      _rotated(cfg, x.k_pe, cos, sin)[:, None], x.slots)).k_cache
+      rotated(cfg.gptj, x.k_pe, cos, sin)[:, None], x.slots)).k_cache
   q = jnp.concatenate(
       [x.q_nope.astype(jnp.float32),
-       _rotated(cfg, x.q_pe, cos[:, None], sin[:, None])], -1)
+       rotated(cfg.gptj, x.q_pe, cos[:, None], sin[:, None])], -1)
   if not cfg.q_kind:
     return stored, q.astype(x.q_nope.dtype)
   if x.q_scale is not None:
@@ -148,6 +148,6 @@ def _specs(cfg: Config, x: Operands):
 # (Config, Operands) -> (kv_cache, q_out)
 latent = operator(
     target="fused_qk_latent", kernel=_kernel, reference=reference,
-    specs=_specs, split=("h",), serves=_serves, dtypes=_DTYPES,
+    specs=_specs, split=("h",), serves=_serves, dtypes=DTYPES,
     batch=lambda cfg, op, size, mapped, x: lax.map(
         op, with_axis(size, *mapped, x)))

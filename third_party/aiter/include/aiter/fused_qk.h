@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "aiter/cache.h"
 #include "aiter/kernel.h"
 #include "aiter/operation.h"
 
@@ -67,6 +68,71 @@ struct fused_qk_latent_args {
 
 // A problem's sizes are lora and rope.
 AITER_OPERATION(fused_qk_latent, fused_qk_latent_args, KernelPlan);
+
+// Heads of queries, keys and values. With R the rotation of a head's pairs by a
+// token's row of the tables, and N an RMSNorm with a weight, or nothing,
+//
+//   q_out[t, h] = R N q[t, h]
+//   k_out[t, h], k_cache[slots[t], h] = R N k[t, h]
+//   v_out[t, h], v_cache[slots[t], h] = v[t, h]
+//
+// A head has `dim` columns; from `first` on there are `pairs` pairs, all others
+// are as they are. Caches, slots and what is stored are as in cache.h; numbers
+// of 8 bits are divided by scales that are given or, `token`, found and written
+// for each token and head. Arithmetic is of float32, and each number is rounded
+// once. Positions are held inside the tables.
+struct fused_qk_heads_args {
+  DataType data_type = DataType::kBf16;  // fp16 or bf16.
+  FusedKind kind = FusedKind::kSame;     // Of the caches.
+  FusedKind q_kind = FusedKind::kSame;   // Of q_out.
+  bool token = false;
+  int64_t tokens = 0;
+  int64_t heads = 0;
+  int64_t k_heads = 0;
+  int64_t v_heads = 0;  // k_heads, or 0 without values.
+  int64_t dim = 0;
+  int64_t pairs = 0;
+  int64_t first = 0;
+  int64_t q_stride = 0;  // From token to token.
+  int64_t k_stride = 0;
+  int64_t v_stride = 0;
+  int64_t table_rows = 0;
+  int64_t table_stride = 0;
+  int64_t pages = 0;  // 0 without caches.
+  int64_t page_size = 0;
+  bool is_gptj = false;   // Pairs are neighbours; else halves.
+  bool is_gemma = false;  // Weights are 1 + weight.
+  bool is_joint = false;  // A norm is of all heads of a token.
+  bool has_f32_tables = false;
+  // Pairs have positions of three rows: those before section_0 of the first,
+  // those before section_1 of the second. Interleaved, of each three pairs the
+  // second is of the second row before section_0, and the third of the third
+  // before section_1; all others are of the first.
+  bool has_sections = false;
+  bool is_interleaved = false;
+  int64_t section_0 = 0;
+  int64_t section_1 = 0;
+  float eps = 0;
+  const void* q_ptr = nullptr;
+  const void* k_ptr = nullptr;
+  const void* v_ptr = nullptr;
+  const void* q_weight_ptr = nullptr;   // [dim] or [heads * dim], or null.
+  const void* k_weight_ptr = nullptr;   // likewise
+  const void* cos_ptr = nullptr;        // [table_rows, pairs]
+  const void* sin_ptr = nullptr;        // likewise
+  const void* positions_ptr = nullptr;  // int32 [1 or 3, tokens]
+  const void* slots_ptr = nullptr;      // int32 [tokens]
+  const void* q_scale_ptr = nullptr;    // float32 [1], or null: 1.
+  void* q_out_ptr = nullptr;            // [tokens, heads, dim]
+  void* k_out_ptr = nullptr;            // [tokens, k_heads, dim], or null.
+  void* v_out_ptr = nullptr;            // likewise
+  // Where keys and values go; their rows are not looked at.
+  cache_half k_half;
+  cache_half v_half;
+};
+
+// A problem's sizes are dim and 2 * pairs.
+AITER_OPERATION(fused_qk_heads, fused_qk_heads_args, KernelPlan);
 
 }  // namespace aiter
 

@@ -11,30 +11,48 @@ from third_party.aiter.aot.family import (
     selecting,
 )
 
-# Of the kernels' argument `flags`; latent.py says what each is.
-FLAGS = flags("gptj norm cache_bytes q_bytes k_scaled q_scaled")
+# Of the kernels' argument `flags`; latent.py and heads.py say what each is.
+FLAGS = flags("gptj norm cache_bytes q_bytes k_scaled q_scaled v_scaled gemma"
+              " joint sections f32_tables token kv_out k_runs v_runs"
+              " interleaved")
 
 
 def _constants(row):
-  return {"TILE_M": int(row["tile_m"]), "HEAD": int(row["latent"]),
-          "HALF": int(row["rope"]) // 2,
+  excludes = named(row, "excludes")
+  return {"TILE_M": int(row["tile_m"]),
+          "HEAD": int(row["head"]), "HALF": int(row["rope"]) // 2,
+          # Of fused_qk_heads: columns that are not rotated, if a call may have
+          # them.
+          "REST": 0 if "partial" in excludes else int(row["head"]),
+          "ALIGN": 16 if "unaligned" in excludes else 1,
+          "FLAGS": sum(bit for name, bit in FLAGS.items()
+                       if name not in excludes),
           "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
 
 
 FAMILY = Family(
-    ops={"fused_qk_latent": Op("fused_qk.latent", (
-        "tiles = tokens * (ceil(heads / tile_m) + 1)",))},
+    ops={
+        "fused_qk_latent": Op("fused_qk.latent", (
+            "tiles = tokens * (ceil(heads / tile_m) + 1)",)),
+        "fused_qk_heads": Op("fused_qk.heads", (
+            "tiles = tokens * (ceil(heads / tile_m) + ceil(k_heads / tile_m)"
+            " + ceil(v_heads / tile_m))",)),
+    },
     pointers={
-        **points_to("dtype", "q_nope q_pe kv_c k_pe weight q_out kv_cache"),
-        **points_to("fp32", "cos sin q_scale k_scale"),
-        **points_to("u8", "q_out_bytes kv_bytes"),
+        **points_to("dtype", "q_nope q_pe kv_c k_pe weight q_out kv_cache q k v"
+                    " q_weight k_weight cos_own sin_own k_out v_out k_cache"
+                    " v_cache"),
+        **points_to("fp32", "cos sin q_scale k_scale v_scale"),
+        **points_to("u8", "q_out_bytes kv_bytes k_bytes v_bytes"),
         **points_to("i32", "positions slots"),
     },
     constants=_constants,
     floats=frozenset({"eps"}),
-    aligned=r"(lora|rope|width|first)$",
+    int64=r"(k|v)_(start|page|scale_start|scale_page|scale_head)$",
+    aligned=r"(lora|rope|width|first|dim|pairs|(q|k|v|table)_stride)$",
     alignment=lambda row: 16 if "unaligned" in named(row, "excludes") else 1,
     aligned_if="unaligned",
-    features={**FLAGS, **selecting("unaligned")},
-    messages={"unaligned": "columns that are no multiples of 16"},
+    features={**FLAGS, **selecting("unaligned partial")},
+    messages={"unaligned": "columns that are no multiples of 16",
+              "partial": "columns that are not rotated"},
 )

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AITER's names for the fused norm, rotation and write into the cache.
+
+They take AITER's arguments but for what it writes its results into, and return
+new arrays. qkv is one projection, [tokens, (heads of q, k and v) * head_dim];
+cos_sin_cache has a row a position, cosines and then sines.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from jax._src.aiter.core import arguments
+from jax._src.aiter.fused_qk import api
+
+_SHUFFLED = {4: "x", 5: "asm"}
+
+
+def _heads(function, num_heads_q, num_heads_k, num_heads_v):
+  accepted = "an integer >= 1"
+  heads = tuple(
+      arguments.number(function, name, n, accepted, lambda n: n >= 1, int)
+      for name, n in (("num_heads_q", num_heads_q),
+                      ("num_heads_k", num_heads_k),
+                      ("num_heads_v", num_heads_v)))
+  if heads[1] != heads[2]:
+    raise arguments.bad(function, "num_heads_v", heads[2],
+                        f"{heads[1]}, as num_heads_k")
+  return heads[:2]
+
+
+def _checked(function, qkv, heads, name, head_dim):
+  """qkv [tokens, columns], whose heads have head_dim columns."""
+  arguments.check_is_array(function, "qkv", qkv, optional=False)
+  size = arguments.number(function, name, head_dim, "an integer >= 1",
+                          lambda n: n >= 1, int)
+  width = (heads[0] + 2 * heads[1]) * size
+  if qkv.ndim != 2 or qkv.shape[1] != width:
+    raise arguments.bad(function, "qkv", arguments.describe(qkv),
+                        f"shape [tokens, {width}]")
+  return qkv
+
+
+def _layout(function, v_cache):
+  arguments.check_is_array(function, "v_cache", v_cache, optional=False)
+  if v_cache.ndim not in _SHUFFLED:
+    raise arguments.bad(
+        function, "v_cache", arguments.describe(v_cache),
+        "[pages, heads, head_dim, page_size] or [pages, heads, page_size / x,"
+        " head_dim, x]")
+  return _SHUFFLED[v_cache.ndim]
+
+
+def fused_qk_norm_rope_cache_quant_shuffle(
+    qkv, num_heads_q, num_heads_k, num_heads_v, head_dim, eps, qw, kw,
+    cos_sin_cache, is_neox_style, pos_ids, k_cache, v_cache, slot_mapping,
+    kv_cache_dtype="auto", k_scale=None, v_scale=None):
+  """AITER's fused_qk_norm_rope_cache_quant_shuffle.
+
+  `fused_qk_norm_rope_cache` of layout "x" or, of a v_cache of rank 5, "asm".
+  k_scale and v_scale are float32 [pages, heads, page_size], and each token and
+  head has a scale of its own; or None, of a cache that keeps numbers as they
+  are. kv_cache_dtype: "auto", or what k_cache is: "fp8", "int8" or its name.
+
+  Returns:
+    (q, k, k_cache, v_cache), and with scales then both of them; q and k are
+    what AITER writes into qkv.
+  """
+  function = "fused_qk_norm_rope_cache_quant_shuffle"
+  heads = _heads(function, num_heads_q, num_heads_k, num_heads_v)
+  arguments.check_is_array(function, "k_cache", k_cache, optional=False)
+  own = jnp.dtype(k_cache.dtype).name
+  arguments.choice(function, "kv_cache_dtype", kv_cache_dtype, (
+      "auto", own, *(("fp8", "fp8_e4m3") if own.startswith("float8") else ())))
+  q, *caches, k, _ = api.fused_qk_norm_rope_cache(
+      _checked(function, qkv, heads, "head_dim", head_dim), None, None, k_cache,
+      v_cache, slot_mapping, pos_ids, cos_sin_cache, q_weight=qw, k_weight=kw,
+      eps=eps, is_neox=is_neox_style, num_heads=heads,
+      layout=_layout(function, v_cache), k_token_scales=k_scale,
+      v_token_scales=v_scale, return_kv=True)
+  return q, k, *caches
+
+
+def _by_tensor(function, qkv, qw, kw, cos_sin, positions, num_tokens,
+               num_heads_q, num_heads_k, num_heads_v, head_size, is_neox_style,
+               eps, k_cache, v_cache, slot_mapping, per_tensor_k_scale,
+               per_tensor_v_scale, return_kv, use_shuffle_layout, block_size, x,
+               rotary_dim, **sections):
+  heads = _heads(function, num_heads_q, num_heads_k, num_heads_v)
+  qkv = _checked(function, qkv, heads, "head_size", head_size)
+  shuffled = arguments.flag(function, "use_shuffle_layout", use_shuffle_layout)
+  arguments.check_is_array(function, "k_cache", k_cache, optional=False)
+  arguments.check_is_array(function, "cos_sin", cos_sin, optional=False)
+  layout = _layout(function, v_cache) if shuffled else "NHD"
+  # Said twice: here it must be what the arrays say.
+  size, run = k_cache.shape[3 if shuffled else 1], 16 // k_cache.dtype.itemsize
+  for name, given, own in (
+      ("block_size", block_size or size, size), ("x", x or run, run),
+      ("rotary_dim", rotary_dim or cos_sin.shape[-1], cos_sin.shape[-1])):
+    if given != own:
+      raise arguments.bad(function, name, given, f"{own}, as of the arrays")
+  if num_tokens != qkv.shape[0]:
+    raise arguments.bad(function, "num_tokens", num_tokens,
+                        f"{qkv.shape[0]}, as of qkv")
+  scales = {}
+  if k_cache.dtype != qkv.dtype:
+    scales = dict(k_scale=per_tensor_k_scale, v_scale=per_tensor_v_scale)
+  return api.fused_qk_norm_rope_cache(
+      qkv, None, None, k_cache, v_cache, slot_mapping, positions, cos_sin,
+      q_weight=qw, k_weight=kw, eps=eps, is_neox=is_neox_style, num_heads=heads,
+      layout=layout, return_kv=return_kv, **scales, **sections)
+
+
+def fused_qk_norm_rope_cache_pts_quant_shuffle(
+    qkv, qw, kw, cos_sin, positions, num_tokens, num_heads_q, num_heads_k,
+    num_heads_v, head_size, is_neox_style, eps, k_cache, v_cache, slot_mapping,
+    per_tensor_k_scale=None, per_tensor_v_scale=None, return_kv=False,
+    use_shuffle_layout=False, block_size=0, x=0, rotary_dim=0):
+  """AITER's fused_qk_norm_rope_cache_pts_quant_shuffle.
+
+  `fused_qk_norm_rope_cache` of layout "NHD" or, with use_shuffle_layout, "x" or
+  "asm"; scales count for caches of 8 bits. block_size, x and rotary_dim are
+  those of the arrays, or 0.
+
+  Returns:
+    (q, k_cache, v_cache), and with return_kv then k and v.
+  """
+  return _by_tensor(
+      "fused_qk_norm_rope_cache_pts_quant_shuffle", qkv, qw, kw, cos_sin,
+      positions, num_tokens, num_heads_q, num_heads_k, num_heads_v, head_size,
+      is_neox_style, eps, k_cache, v_cache, slot_mapping, per_tensor_k_scale,
+      per_tensor_v_scale, return_kv, use_shuffle_layout, block_size, x,
+      rotary_dim)
+
+
+def fused_qk_norm_mrope_3d_cache_pts_quant_shuffle(
+    qkv, qw, kw, cos_sin, positions, num_tokens, num_heads_q, num_heads_k,
+    num_heads_v, head_size, is_neox_style, mrope_section, is_interleaved, eps,
+    k_cache, v_cache, slot_mapping, per_tensor_k_scale=None,
+    per_tensor_v_scale=None, return_kv=False, use_shuffle_layout=False,
+    block_size=0, x=0, rotary_dim=0):
+  """AITER's fused_qk_norm_mrope_3d_cache_pts_quant_shuffle.
+
+  As fused_qk_norm_rope_cache_pts_quant_shuffle, with positions [3, tokens] and
+  numbers of pairs that turn by each.
+
+  Returns:
+    As there.
+  """
+  return _by_tensor(
+      "fused_qk_norm_mrope_3d_cache_pts_quant_shuffle", qkv, qw, kw, cos_sin,
+      positions, num_tokens, num_heads_q, num_heads_k, num_heads_v, head_size,
+      is_neox_style, eps, k_cache, v_cache, slot_mapping, per_tensor_k_scale,
+      per_tensor_v_scale, return_kv, use_shuffle_layout, block_size, x,
+      rotary_dim, mrope_section=mrope_section, mrope_interleaved=is_interleaved)
