@@ -123,8 +123,8 @@ def measure(shape: Shape, ways, dtype, seconds: float):
       for f in (aiter.reorder_causal_load_balancing,
                 aiter.inverse_reorder_causal_load_balancing)
     )
-    rows = NamedSharding(mesh, P(None, "x"))
-    own = [jax.device_put(order(t), rows) for t in arrays]
+    by_rows = NamedSharding(mesh, P(None, "x"))
+    own = [jax.device_put(order(t), by_rows) for t in arrays]
     run = trained(divided(shape, way, mesh))
     for got, want in zip(jax.tree.leaves(run(*own)), wanted):
       got = jax.device_get(back(got)).astype(np.float32)
