@@ -106,6 +106,38 @@ class DevicesTest(parameterized.TestCase):
         out_specs=P())
     self.check(fn, (*qkv(b=1), w), specs, sharded)
 
+  @parameterized.parameters(
+      ("ring", "striped"), ("ring", "zigzag"), ("ulysses", None))
+  def test_divided_sequence(self, strategy, balance):
+    """Keys go round, or heads are exchanged; kernels do the rest."""
+    args = qkv(b=1, s=128)
+    attend = functools.partial(aiter.flash_attn_func, causal=True)
+    order, back = (
+        functools.partial(f, strategy=balance, size=4) if balance
+        else lambda t: t
+        for f in (aiter.reorder_causal_load_balancing,
+                  aiter.inverse_reorder_causal_load_balancing))
+    mesh = Mesh(np.array(DEVICES), ("x",))
+    rows = P(None, "x")
+    local = jax.shard_map(
+        functools.partial(
+            aiter.context_parallel_attention, causal=True, axis_name="x",
+            strategy=strategy, load_balance=balance),
+        mesh=mesh, in_specs=(rows,) * 3, out_specs=rows)
+    before = [simulator.launches(kernel) for kernel in (FORWARD, BACKWARD)]
+    placed = [jax.device_put(order(t), NamedSharding(mesh, rows)) for t in args]
+    out, vjp = jax.vjp(jax.jit(local), *placed)
+    weights = jnp.sin(jnp.arange(out.size, dtype=jnp.float32)).reshape(
+        out.shape).astype(out.dtype)
+    grads = vjp(jax.device_put(order(weights), NamedSharding(mesh, rows)))
+    for kernel, count in zip((FORWARD, BACKWARD), before):
+      # On every device, and in every step of a ring.
+      self.assertGreaterEqual(simulator.launches(kernel) - count,
+                              4 * (4 if strategy == "ring" else 1))
+    want, want_vjp = jax.vjp(jax.jit(attend), *args)
+    self.assert_close([back(t) for t in (out, *grads)],
+                      [want, *want_vjp(weights)])
+
   def test_each_device_alone(self):
     """The same call, placed on one device after the other."""
     fn = results(functools.partial(aiter.flash_attn_func, window_size=(40, 9)))

@@ -118,6 +118,11 @@ from jax._src.aiter.paged.ragged import (
     ragged_paged_attention,
     ragged_paged_attention_hd64,
 )
+from jax._src.aiter.parallel.context import context_parallel_attention
+from jax._src.aiter.parallel.order import (
+    inverse_reorder_causal_load_balancing,
+    reorder_causal_load_balancing,
+)
 from jax._src.aiter.quant.api import (
     dequant,
     mx_dequant,
@@ -190,6 +195,7 @@ __all__ = [
     "biased_grouped_topk",
     "concat_and_cache_mla",
     "concat_and_cache_mla_seg",
+    "context_parallel_attention",
     "copy_blocks",
     "cp_gather_indexer_k_quant_cache",
     "dequant",
@@ -232,6 +238,7 @@ __all__ = [
     "grouped_gemm_i8",
     "grouped_topk",
     "indexer_k_quant_and_cache",
+    "inverse_reorder_causal_load_balancing",
     "kv_cache_update",
     "layer_norm",
     "layer_norm_quant",
@@ -263,6 +270,7 @@ __all__ = [
     "ragged_paged_attention_hd64",
     "random_sample",
     "random_sample_outer_exponential",
+    "reorder_causal_load_balancing",
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "reshape_and_cache_with_block_quant",

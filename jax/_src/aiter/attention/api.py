@@ -149,7 +149,7 @@ def _check_planes(call: Call, name: str, t, q, k):
   return t.reshape(shape)
 
 
-def _check_bias(call: Call, bias, q, k):
+def check_bias(call: Call, bias, q, k):
   """Bias as [1 | b, 1 | hq, 1 | sq, 1 | sk] in q's dtype or float32."""
   if bias is None:
     return None
@@ -226,19 +226,16 @@ def _config(call: Call, x: Operands) -> Config:
       precision=call.precision)
 
 
-@functools.partial(jax.jit, static_argnums=0, inline=True)
-def _attend(call: Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
-            cu_seqlens_k, bias, mask, alibi_slopes, sink):
-  """Everything that happens while tracing; arguments as the user gave them.
+def operands(call: Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
+             cu_seqlens_k, bias, mask, alibi_slopes,
+             sink) -> tuple[Config, Operands]:
+  """The operator's form of a call; arguments as the user gave them.
 
   Args:
     call: what is not an array.
     packed_cu: None for a dense call, else the pair of padded cu_seqlens.
     dropout_key: a PRNG key or None.
     q: queries; k, v, and so on likewise.
-
-  Returns:
-    out, or the tuple that the caller asked for.
   """
   packed = packed_cu is not None
   q, k, v = arguments.agreeing(q, k, v)
@@ -257,14 +254,25 @@ def _attend(call: Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
     b, padded_q, padded_k = q.shape[0], None, None
     cu_seqlens_q = _check_lengths(call, name_q, cu_seqlens_q, b + 1)
     cu_seqlens_k = _check_lengths(call, name_k, cu_seqlens_k, b + 1)
-  bias = _check_bias(call, bias, q, k)
+  bias = check_bias(call, bias, q, k)
   x = Operands(
       q, k, v, cu_seqlens_q, cu_seqlens_k, padded_q, padded_k, bias,
       _check_mask(call, mask, bias, q, k),
       _check_per_head(call, "alibi_slopes", alibi_slopes, b, hq),
       _check_per_head(call, "sink", sink, b, hq),
       _dropout_state(call, dropout_key, b, hq))
-  out, lse = mha_op.mha(_config(call, x), vary_together(x))
+  return _config(call, x), x
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _attend(call: Call, *arrays):
+  """Everything that happens while tracing, of the arguments of `operands`.
+
+  Returns:
+    out, or the tuple that the caller asked for.
+  """
+  cfg, x = operands(call, *arrays)
+  out, lse = mha_op.mha(cfg, vary_together(x))
   results = (out,)
   if call.return_lse:
     results += (lse,)
@@ -287,7 +295,7 @@ def _keep_mask(call: Call, x: Operands):
   return keep[..., :sk].astype(jnp.uint8)
 
 
-def _check_arrays(function, required, optional):
+def check_arrays(function, required, optional):
   for name, t in required.items():
     check_is_array(function, name, t, optional=False)
   for name, t in optional.items():
@@ -365,7 +373,7 @@ def flash_attn_func(
     ValueError: a shape or value is not accepted.
   """
   name = "flash_attn_func"
-  _check_arrays(name, dict(q=q, k=k, v=v), dict(
+  check_arrays(name, dict(q=q, k=k, v=v), dict(
       bias=bias, alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q,
       cu_seqlens_kv=cu_seqlens_kv, dropout_key=dropout_key, sink=sink,
       mask=mask))
@@ -447,7 +455,7 @@ def flash_attn_varlen(
     ValueError: a shape or value is not accepted.
   """
   name = "flash_attn_varlen"
-  _check_arrays(
+  check_arrays(
       name, dict(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q,
                  cu_seqlens_k=cu_seqlens_k),
       dict(alibi_slopes=alibi_slopes, dropout_key=dropout_key, sink=sink,
@@ -593,7 +601,7 @@ def dot_product_attention(
   query, key, value = (
       t if t is None or isinstance(t, (list, tuple)) else jnp.asarray(t)
       for t in (query, key, value))
-  _check_arrays(
+  check_arrays(
       name, dict(query=query, key=key, value=value),
       dict(bias=bias, mask=mask, query_seq_lengths=query_seq_lengths,
            key_value_seq_lengths=key_value_seq_lengths))

@@ -13,6 +13,7 @@ import numpy as np
 
 import jax
 from jax import lax
+from jax._src.aiter.core.partition import vary_together
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -50,7 +51,9 @@ def philox4x32(key: tuple[jax.Array, jax.Array],
     return words, (k0 + np.uint32(_KEY_STEPS[0]), k1 + np.uint32(_KEY_STEPS[1]))
 
   # A loop, not ten copies: XLA's CPU compiler takes seconds for the latter.
-  words, _ = lax.fori_loop(0, _ROUNDS, step, (words, tuple(key)))
+  # In a shard_map a loop's values vary over the same axes from the first.
+  words, _ = lax.fori_loop(
+      0, _ROUNDS, step, vary_together((words, tuple(key))))
   return words
 
 
