@@ -52,7 +52,8 @@ def activate(name, gate, up, limit=None, alpha=1.702):
   if name == "swiglu":
     return gate * _sigmoid(alpha * gate) * (up + 1)
   y = {"silu": lambda g: g * _sigmoid(g),
-       "gelu": lambda g: g * 0.5 * (1 + np.vectorize(math.erf)(g / 2**0.5)),
+       "gelu": lambda g: g * 0.5 * (
+           1 + np.vectorize(math.erf, [float])(g / 2**0.5)),
        "gelu_tanh": lambda g: g * 0.5 * (1 + np.tanh(
            (2 / math.pi)**0.5 * (g + 0.044715 * g**3)))}[name](gate)
   return y if up is None else y * up
