@@ -7,8 +7,8 @@
 Peers of a product are jax.lax.ragged_dot, "xla", and torch._grouped_mm; of
 routing (topk_softmax and the sort of its ids) lax.top_k and a stable argsort;
 of a layer the same with lax.ragged_dot. A peer that has no room for a problem
-is left out. Products of bytes have none. Weights' bytes are those of groups
-that have rows.
+is left out. Products of eight and of four bits have none. Weights' bytes are
+those of groups that have rows.
 """
 
 import argparse
@@ -30,6 +30,10 @@ from jax.experimental import aiter
 OURS = "aiter"
 BYTES = {"i8": jnp.int8, "fp8": jnp.float8_e4m3fn,
          "fp8_block": jnp.float8_e4m3fn}
+# Products whose matrices have four bits, and their scales' dtypes.
+FOUR_BITS = {"mx": jnp.uint8, "i4": jnp.bfloat16}
+# Bytes of a weight, where it has not two.
+WEIGHT_BYTES = dict.fromkeys(BYTES, 1) | dict.fromkeys(FOUR_BITS, 0.5)
 # What a copy of the operands that XLA's own product makes may take.
 ROOM = 24 << 30
 
@@ -66,6 +70,11 @@ def arrays_of(shape: shapes.Experts, seed: int):
     scales = ((m, along(k)), (g, along(n), along(k))) if (
         shape.what == "fp8_block") else ((m, 1), (g, n, 1))
     return (a, b, *map(jnp.ones, scales), jnp.asarray(sizes_of(shape)))
+  if shape.what in FOUR_BITS:
+    b = jax.random.bits(keys[1], (g, n, k // 2), jnp.uint8)
+    one = jnp.full((g, n, k // 32), 127 if shape.what == "mx" else 1,
+                   FOUR_BITS[shape.what])
+    return normal(keys[0], m, k), b, one, jnp.asarray(sizes_of(shape))
   b = {"nn": (g, k, n), "nt": (g, n, k), "tn": (m, n)}[shape.what]
   return normal(keys[0], m, k), normal(keys[1], *b), jnp.asarray(
       sizes_of(shape))
@@ -108,6 +117,11 @@ def functions(shape: shapes.Experts):
   if shape.what in BYTES:
     return {OURS: aiter.grouped_gemm_i8 if shape.what == "i8"
             else aiter.grouped_gemm_fp8}
+  if shape.what == "mx":
+    return {OURS: lambda a, b, scale, sizes: aiter.grouped_gemm_fp4(
+        a, b, None, scale, sizes)}
+  if shape.what == "i4":
+    return {OURS: aiter.grouped_gemm_i4}
   if shape.what == "tn":
     def xla_tn(a, b, sizes):
       dims = lax.RaggedDotDimensionNumbers(
@@ -184,7 +198,7 @@ def measure(shape: shapes.Experts, seconds: float):
       3 * shape.topk if shape.what == "layer" else 1)
   used = int((sizes_of(shape) > 0).sum())
   weights = used * shape.n * shape.k * (
-      1 if shape.what in BYTES else 6 if shape.what == "layer" else 2)
+      6 if shape.what == "layer" else WEIGHT_BYTES.get(shape.what, 2))
   rows = [{**shape._asdict(), "implementation": name, "us": t * 1e6,
            "tflop_per_s": flops / t / 1e12, "gb_per_s": weights / t / 1e9}
           for name, t in times.items()]

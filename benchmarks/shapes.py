@@ -567,7 +567,8 @@ class Experts(NamedTuple):
   Attributes:
     what: "nn" and "nt", rows times matrices [g, k, n] and [g, n, k], "tn", the
       gradient of such matrices; "i8", "fp8" and "fp8_block", "nt" of bytes with
-      scales a row, or of blocks; "route", choice and order of experts; "layer".
+      scales a row, or of blocks; "mx" and "i4", "nt" with matrices of MXFP4 and
+      int4; "route", choice and order of experts; "layer".
     experts: groups.
     m: rows; of "route" and "layer" tokens.
     n: columns; of a layer the width between its products.
@@ -598,6 +599,9 @@ MOE = [
     for what in ("i8", "fp8", "fp8_block")
     for g, m, n, k, sizes in ((64, 32768, 2048, 7168, "even"),
                               (128, 512, 1536, 4096, "random"))),
+  *(Experts(what, 128, m, 5760, 2880, sizes=sizes)
+    for what in ("mx", "i4")
+    for m, sizes in ((512, "random"), (32768, "even"))),
   Experts("route", 256, 8192, 0, 0, 8),
   Experts("route", 128, 64, 0, 0, 8),
   Experts("layer", 64, 4096, 1408, 2048, 6, "random"),
@@ -609,6 +613,8 @@ MOE_SMOKE = [
   Experts("tn", 3, 40, 16, 24, sizes="random"),
   Experts("i8", 3, 40, 16, 32, sizes="skewed"),
   Experts("fp8_block", 3, 40, 160, 144, sizes="skewed"),
+  Experts("mx", 3, 40, 32, 64, sizes="skewed"),
+  Experts("i4", 3, 40, 32, 64, sizes="skewed"),
   Experts("route", 16, 20, 0, 0, 2),
   Experts("layer", 4, 20, 16, 24, 2, "random"),
 ]

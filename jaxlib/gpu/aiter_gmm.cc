@@ -37,12 +37,13 @@ constexpr Choice<aiter::GmmLayout> kLayouts[] = {
 };
 
 constexpr Choice<aiter::GmmScaling> kScalings[] = {
-    {"none", aiter::GmmScaling::kNone},
-    {"row", aiter::GmmScaling::kRow},
-    {"block", aiter::GmmScaling::kBlock},
+    {"none", aiter::GmmScaling::kNone},   {"row", aiter::GmmScaling::kRow},
+    {"block", aiter::GmmScaling::kBlock}, {"mx", aiter::GmmScaling::kMx},
+    {"i4", aiter::GmmScaling::kI4},
 };
 
 constexpr int64_t kScaleBlock = 128;
+constexpr int64_t kPackedBlock = 32;
 
 struct Buffers : BufferList {
   using BufferList::BufferList;
@@ -63,6 +64,16 @@ ffi::Error SetScales(const Buffers& in, aiter::gmm_args* args) {
     AITER_FFI_RETURN_IF_ERROR(Check(in.a_scale, ffi::F32, {args->m}));
     AITER_FFI_RETURN_IF_ERROR(
         Check(in.b_scale, ffi::F32, {args->groups, args->n}));
+  } else if (args->scaling != aiter::GmmScaling::kBlock) {
+    bool mx = args->scaling == aiter::GmmScaling::kMx;
+    int64_t along_k = args->k / kPackedBlock;
+    AITER_FFI_RETURN_IF_ERROR(Check(in.b_scale, mx ? ffi::U8 : ffi::BF16,
+                                    {args->groups, args->n, along_k}));
+    args->b_scale_ptr = Data(in.b_scale);
+    if (args->data_type == aiter::DataType::kBf16) {
+      return ffi::Error::Success();
+    }
+    AITER_FFI_RETURN_IF_ERROR(Check(in.a_scale, ffi::U8, {args->m, along_k}));
   } else {
     AITER_FFI_RETURN_IF_ERROR(
         Check(in.a_scale, ffi::F32, {args->m, Blocks(args->k)}));
@@ -82,11 +93,15 @@ ffi::Error SetGmm(const Buffers& in, const GmmAttrs& attrs,
   AITER_FFI_RETURN_IF_ERROR(
       Choose("scaling", attrs.scaling, kScalings, &args->scaling));
   args->lead = attrs.lead;
-  auto type_of =
-      args->scaling == aiter::GmmScaling::kNone ? FloatTypeOf : QuantTypeOf;
+  const bool packed = args->scaling == aiter::GmmScaling::kMx ||
+                      args->scaling == aiter::GmmScaling::kI4;
+  const bool is_float = args->scaling == aiter::GmmScaling::kNone ||
+                        (packed && in.a.element_type() == ffi::BF16);
+  auto type_of = is_float ? FloatTypeOf : QuantTypeOf;
   AITER_FFI_RETURN_IF_ERROR(type_of(in.a, &args->data_type));
   AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(in.out, &args->out_type));
-  AITER_FFI_RETURN_IF_ERROR(CheckType(in.b, in.a.element_type()));
+  AITER_FFI_RETURN_IF_ERROR(
+      CheckType(in.b, packed ? ffi::U8 : in.a.element_type()));
 
   const bool by_group = args->layout == aiter::GmmLayout::kTN;
   Buffer::Dimensions a = in.a.dimensions();
@@ -104,7 +119,11 @@ ffi::Error SetGmm(const Buffers& in, const GmmAttrs& attrs,
                    "have shape [groups], one more with lead");
   }
   args->m = a[0];
-  args->k = a[1];
+  args->k = args->data_type == aiter::DataType::kE2m1 ? 2 * a[1] : a[1];
+  if (packed && args->k % kPackedBlock != 0) {
+    return Invalid(in.a, "has shape " + ShapeString(a),
+                   "have a multiple of 32 columns");
+  }
   args->groups = sizes[0] - (args->lead ? 1 : 0);
   AITER_FFI_RETURN_IF_ERROR(CheckType(in.sizes, ffi::S32));
   if (by_group) {
@@ -116,7 +135,8 @@ ffi::Error SetGmm(const Buffers& in, const GmmAttrs& attrs,
     const bool transposed = args->layout == aiter::GmmLayout::kNT;
     args->n = b[transposed ? 1 : 2];
     AITER_FFI_RETURN_IF_ERROR(
-        transposed ? CheckShape(in.b, {args->groups, args->n, args->k})
+        transposed ? CheckShape(in.b, {args->groups, args->n,
+                                       packed ? args->k / 2 : args->k})
                    : CheckShape(in.b, {args->groups, args->k, args->n}));
     AITER_FFI_RETURN_IF_ERROR(CheckShape(in.out, {args->m, args->n}));
   }

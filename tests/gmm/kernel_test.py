@@ -136,5 +136,36 @@ class GmmTest(parameterized.TestCase):
     np.testing.assert_array_equal(out_f32.array, want.astype(np.float32))
 
 
+  @parameterized.parameters(
+      ("mx", False, (17, 0, 20)), ("mx", True, (40,)), ("i4", True, (40,)))
+  def test_packed(self, kind, unpack, sizes):
+    m, k, n, groups = 40, 96, 48, len(sizes)
+    rng = np.random.default_rng(0)
+    a = rng.integers(-4, 5, (m, k)).astype(_BF16)
+    b = rng.integers(0, 16, (groups, n, k)).astype(np.uint8)
+    power = rng.integers(-1, 2, (groups, n, k // 32))
+    halves = np.array([0, 1, 2, 3, 4, 6, 8, 12]) / 2
+    wide = (np.where(b & 8, -1, 1) * halves[b & 7] if kind == "mx"
+            else (b.astype(np.int64) ^ 8) - 8)
+    want = oracle.rows_times(
+        a, (wide * np.exp2(np.repeat(power, 32, 2))).swapaxes(1, 2), sizes)
+    packed = b[..., ::2] | b[..., 1::2] << 4
+    plan = plan_of(sizes, m, 16)
+    out, out_f32 = (Tensor(np.full(want.shape, np.nan, t))
+                    for t in (_BF16, np.float32))
+    if kind == "mx":
+      scales = np.zeros(1, np.uint8), (power + 127).astype(np.uint8)
+      more = dict(FORMAT="bf16", UNPACK=unpack)
+    else:
+      scales = np.exp2(power).astype(_BF16),
+      more = {}
+    with gpu_arithmetic(), np.errstate(all="ignore"):
+      getattr(gmm, f"gmm_{kind}")[((len(plan) - 1) * 2,)](
+          Tensor(a), Tensor(packed), *map(Tensor, scales), Tensor(plan), out,
+          out_f32, n, k, family.FEATURES["out_f32"], TILE_M=16, TILE_N=32,
+          TILE_K=64, GROUP_M=2, XCDS=0, SLICES=1, **more)
+    np.testing.assert_array_equal(out_f32.array, want.astype(np.float32))
+
+
 if __name__ == "__main__":
   absltest.main()

@@ -234,6 +234,98 @@ class ScaledTest(ScaledTestCase):
               jnp.asarray(args[2]))
 
 
+class PackedTestCase(parameterized.TestCase):
+  """Numbers of four bits: sums of few powers of two are exact."""
+
+  HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12]) / 2
+
+  def e2m1(self, rng, *shape):
+    """(bytes, scales, values) of random numbers."""
+    codes = rng.integers(0, 16, shape).astype(np.uint8)
+    scale = rng.integers(126, 129, (*shape[:-1], shape[-1] // 32)).astype(
+        np.uint8)
+    wide = np.where(codes & 8, -1, 1) * self.HALVES[codes & 7]
+    return (codes[..., ::2] | codes[..., 1::2] << 4, scale,
+            wide * np.exp2(np.repeat(scale, 32, -1) - 127.0))
+
+  def check(self, kind, m, k, n, sizes):
+    """kind: of a, in MXFP4 products; or "i4"."""
+    rng = np.random.default_rng(m + k + n)
+    a_scale = None
+    if kind == "e2m1":
+      a, a_scale, wide_a = self.e2m1(rng, m, k)
+    else:
+      a = wide_a = rng.integers(-4, 5, (m, k)).astype(np.float64)
+      if kind == "e4m3fn":
+        a_scale = rng.integers(126, 129, (m, k // 32)).astype(np.uint8)
+        wide_a = a * np.exp2(np.repeat(a_scale, 32, 1) - 127.0)
+      a = a.astype(ml_dtypes.float8_e4m3fn if kind == "e4m3fn"
+                   else ml_dtypes.bfloat16)
+    shape = (len(sizes), n, k)
+    if kind == "i4":
+      b = rng.integers(-8, 8, shape)
+      scale = np.exp2(rng.integers(-1, 2, (*shape[:2], k // 32)))
+      wide_b = b * np.repeat(scale, 32, 2)
+      args = (a, jnp.asarray(b, jnp.int4), scale.astype(ml_dtypes.bfloat16))
+      call = aiter.grouped_gemm_i4
+    else:
+      b, b_scale, wide_b = self.e2m1(rng, *shape)
+      args = a, b, a_scale, b_scale
+      call = aiter.grouped_gemm_fp4
+    want = oracle.rows_times(wide_a, wide_b.swapaxes(1, 2), sizes)
+    for dtype in (np.float32, ml_dtypes.bfloat16):
+      got = jax.jit(functools.partial(call, preferred_element_type=dtype))(
+          *args, np.array(sizes, np.int32))
+      np.testing.assert_array_equal(got, want.astype(dtype))
+
+
+class PackedTest(PackedTestCase):
+
+  @parameterized.parameters(machine.sample(
+      ["bf16", "e4m3fn", "e2m1", "i4"], 2))
+  def test_packed(self, kind):
+    k, n = machine.size((288, 416), (96, 64), (288, 160))
+    self.check(kind, 70, k, n, (40, 0, 21))
+    if not machine.SIMULATED:
+      self.check(kind, 9, 32, 5, (3, 5))
+
+  @machine.where(machine.GPU and not machine.SIMULATED)
+  def test_large(self):
+    for kind in ("bf16", "e4m3fn", "e2m1", "i4"):
+      self.check(kind, 3000, 1024, 768, (1000, 1, 0, 999, 600))
+      self.check(kind, 300, 1024, 768, (3,) * 100)
+
+  def test_scale_of_more(self):
+    """int4 with a scale every 64 and 128."""
+    rng = np.random.default_rng(0)
+    a = rng.integers(-4, 5, (9, 256)).astype(ml_dtypes.bfloat16)
+    b = rng.integers(0, 256, (2, 32, 128)).astype(np.uint8)
+    sizes = np.array([4, 5], np.int32)
+    for block in (64, 128):
+      scale = np.exp2(rng.integers(-1, 2, (2, 32, 256 // block))).astype(
+          ml_dtypes.bfloat16)
+      np.testing.assert_array_equal(
+          aiter.grouped_gemm_i4(a, b, scale, sizes),
+          aiter.grouped_gemm_i4(a, b, np.repeat(scale, block // 32, 2), sizes))
+
+  def test_errors(self):
+    good = dict(a=jnp.ones((4, 64), jnp.bfloat16),
+                b=jnp.ones((2, 16, 32), jnp.uint8), a_scale=None,
+                b_scale=jnp.ones((2, 16, 2), jnp.uint8),
+                group_sizes=jnp.array([1, 2]))
+    for error, replaced, words in (
+        (TypeError, dict(a=jnp.ones((4, 64), jnp.int8)), ["a's dtype", "int8"]),
+        (ValueError, dict(a=jnp.ones((4, 32), jnp.bfloat16)),
+         ["a", "[4, 32]", "[any, 64]"]),
+        (TypeError, dict(b=jnp.ones((2, 16, 32), jnp.int8)), ["b's dtype"]),
+        (ValueError, dict(b_scale=jnp.ones((2, 16, 3), jnp.uint8)),
+         ["b_scale", "[2, 16, 3]", "64 / 32"]),
+        (ValueError, dict(a=jnp.ones((4, 64), jnp.float8_e4m3fn),
+                          a_scale=jnp.ones((4, 3), jnp.uint8)),
+         ["a_scale", "[4, 3]", "[4, 2]"])):
+      errors.check(self, aiter.grouped_gemm_fp4, good, error, replaced, words)
+
+
 class TransformTest(parameterized.TestCase):
 
   def setUp(self):

@@ -370,6 +370,11 @@ CASES = (
     _case("tgmm", ("bf16 16,m", "bf16 m,n", "sizes_m b"), _GMM, 2),
     _case("grouped_gemm_i8", ("i8 m,32", "i8 b,n,32", "f32 m,1", "f32 b,n,1",
                               "sizes_m b"), _GMM),
+    Case("grouped_gemm_fp4", lambda a, b, scale, sizes: aiter.grouped_gemm_fp4(
+        a, b, None, scale, sizes),
+         ("bf16 m,32", "u8 b,n,16", "e8m0 b,n,1", "sizes_m b"), _GMM),
+    _case("grouped_gemm_i4", ("bf16 m,32", "u8 b,n,16", "bf16 b,n,1",
+                              "sizes_m b"), _GMM),
     _case("grouped_gemm_fp8", ("e4m3fn m,128", "e4m3fn b,128,128", "f32 m,1",
                                "f32 b,1,1", "sizes_m b"), _GMM),
     *(Case(name, lambda x, name=name: getattr(aiter, name)(x, 4),

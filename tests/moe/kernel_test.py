@@ -46,11 +46,11 @@ class SortTest(parameterized.TestCase):
         -1, experts + 1, entries).astype(np.int32)
     parts = -(-entries // 8)
     counts, place, partial = _new(experts), _new(entries), _new(parts, experts)
-    order = Tensor(np.zeros(entries + experts * (block - 1), np.int32))
+    order = Tensor(np.full(entries + experts * (block - 1), 9, np.int32))
     given = Tensor(ids)
     with gpu_arithmetic():
       sort.moe_count[(parts,)](
-          given, partial, entries, experts, TILE_M=8, TILE_N=4)
+          given, partial, order, entries, experts, block, TILE_M=8, TILE_N=4)
       sort.moe_scan[(-(-experts // 4),)](
           partial, counts, parts, experts, TILE_M=2, TILE_N=4)
       sort.moe_place[(parts,)](

@@ -7,13 +7,12 @@ formula in the same type does.
 
 import functools
 
-import hypothesis
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from absl import flags
 from absl.testing import absltest, parameterized
-from harness import cases, errors, machine, sharding, transforms
-from hypothesis import strategies as st
+from harness import errors, machine, sharding, transforms
 from jax.sharding import PartitionSpec as P
 from moe import oracle
 
@@ -22,6 +21,7 @@ from jax._src.aiter.moe import op as moe_op
 from jax.experimental import aiter
 
 BF16 = ml_dtypes.bfloat16
+_DRAWS = flags.DEFINE_integer("draws", 0, "Calls of each random layer.")
 
 
 def logits_of(m, experts, dtype=np.float32, seed=0, levels=None):
@@ -249,6 +249,29 @@ class SortTest(parameterized.TestCase):
         x.reshape(3, 3, 8).sum(1), rtol=1e-6)
 
 
+def renamed(options):
+  """The oracle's options of a layer, as fused_moe's."""
+  return {
+      {"early": "doweight_stage1", "limit": "swiglu_limit",
+       "alpha": "swiglu_alpha"}.get(n, n): t
+      for n, t in options.items() if n != "interleaved"} | dict(
+          gate_mode="interleaved" if options.get("interleaved")
+          else "separated")
+
+
+def four_bits(kind, w):
+  """(numbers, scales, values in float64) of MXFP4 or int4 weights."""
+  if kind == "mx":
+    q, scale = aiter.mx_quant(w)
+    return q, scale, np.asarray(aiter.mx_dequant(q, scale), np.float64)
+  blocks = w.reshape(*w.shape[:2], -1, 32)
+  scale = (np.abs(blocks).max(-1) / 7).astype(BF16)
+  wide = scale.astype(np.float32)[..., None]
+  q = np.clip(np.round(blocks / wide), -8, 7)
+  return (jnp.asarray(q.reshape(w.shape), jnp.int4), scale,
+          (q * wide).reshape(w.shape).astype(np.float64))
+
+
 class FusedTest(parameterized.TestCase):
 
   def layer(self, m, d, i, experts, k, gated=True, dtype=BF16, seed=0):
@@ -269,6 +292,7 @@ class FusedTest(parameterized.TestCase):
       ("plain", {}), ("gelu", dict(activation="gelu")),
       ("tanh", dict(activation="gelu_tanh")),
       ("swiglu", dict(activation="swiglu", interleaved=True, bias=True)),
+      ("alpha", dict(activation="swiglu", alpha=1.1, limit=3.0)),
       ("limit", dict(limit=0.5)), ("alone", dict(gated=False, bias=True)),
       ("early", dict(early=True, k=1)),
       ("early_bias", dict(early=True, bias=True)),
@@ -282,12 +306,7 @@ class FusedTest(parameterized.TestCase):
       options["bias1"] = logits_of(6, w1.shape[1], seed=5)
       options["bias2"] = logits_of(6, d, seed=6)
     want = oracle.fused_moe(x, w1, w2, weights, ids, **options)
-    options = {
-        {"early": "doweight_stage1", "limit": "swiglu_limit"}.get(n, n): t
-        for n, t in options.items() if n != "interleaved"} | dict(
-            gate_mode="interleaved" if options.get("interleaved")
-            else "separated")
-    call = functools.partial(aiter.fused_moe, **options)
+    call = functools.partial(aiter.fused_moe, **renamed(options))
     self.close(jax.jit(call)(x, w1, w2, weights, ids), want)
     other = functools.partial(call, weight_layout="ekn")
     self.close(jax.jit(other)(x, w1.swapaxes(1, 2), w2.swapaxes(1, 2), weights,
@@ -350,9 +369,65 @@ class FusedTest(parameterized.TestCase):
     want = oracle.fused_moe(x.astype(BF16), e1, e2, weights, ids)
     error = np.asarray(got, np.float64) - want
     # Of normal numbers' rows rounding to int8 is off by 0.7 % of all, of those
-    # that are activated by more: their largest is larger. To float8 by 2.7 %.
-    bound = 0.03 if dtype == "int8" else 0.045
+    # that are activated by more: their largest is larger. To float8 by 2.7 %;
+    # of rows that is in both factors of what is activated: 4.6 % in all.
+    bound = 0.03 if dtype == "int8" else 0.055
     self.assertLess(np.sqrt((error**2).sum() / (want**2).sum()), bound)
+
+  @parameterized.parameters(machine.sample([
+      ("mx", None), ("mx", "float8_e4m3fn"), ("mx", "mxfp4"), ("i4", None)], 1))
+  def test_four_bits(self, kind, quant):
+    """Weights are exact; rows as test_bytes has them, or in bfloat16."""
+    m, d, i = machine.size((200, 512, 256), (9, 64, 96), (9, 64, 96))
+    x, w1, w2, weights, ids = self.layer(m, d, i, 4, 2, True, np.float32)
+    (q1, s1, e1), (q2, s2, e2) = (four_bits(kind, w) for w in (w1, w2))
+    bias1, bias2 = (logits_of(4, w.shape[1], seed=5) for w in (w1, w2))
+    got = jax.jit(lambda x, q1, q2, s1, s2: aiter.fused_moe(
+        x, q1, q2, weights, ids, activation="swiglu", w1_scale=s1,
+        w2_scale=s2, quant_dtype=quant, bias1=bias1, bias2=bias2))(
+            x.astype(BF16), q1, q2, s1, s2)
+    want = oracle.fused_moe(x.astype(BF16), e1, e2, weights, ids, "swiglu",
+                            bias1=bias1, bias2=bias2)
+    error = np.asarray(got, np.float64) - want
+    bound = {None: 0.008, "float8_e4m3fn": 0.055, "mxfp4": 0.3}[quant]
+    self.assertLess(np.sqrt((error**2).sum() / (want**2).sum()), bound)
+
+  @machine.where(not machine.SIMULATED)
+  def test_one_scale(self):
+    """A scale an expert, and one that all rows share: AITER's per_Tensor."""
+    x, w1, w2, weights, ids = self.layer(9, 32, 16, 4, 2, dtype=np.float32)
+    q, scales, exact = [], [], []
+    for w in (w1, w2):
+      s = (np.abs(w).max((1, 2)) / 448).astype(np.float32)
+      q.append((w / s[:, None, None]).astype(jnp.float8_e4m3fn))
+      scales.append(s)
+      exact.append(q[-1].astype(np.float64) * s[:, None, None])
+    want = oracle.fused_moe(x, *exact, weights, ids)
+    for of_rows in ({}, dict(a1_scale=np.float32([0.01]),
+                             a2_scale=np.float32(0.02))):
+      got = aiter.fused_moe(x, *q, weights, ids, w1_scale=scales[0],
+                            w2_scale=scales[1], **of_rows)
+      error = np.asarray(got, np.float64) - want
+      self.assertLess(np.sqrt((error**2).sum() / (want**2).sum()), 0.06)
+
+  @machine.where(not machine.SIMULATED)
+  def test_shared_experts(self):
+    """They are the last experts, of every token, wherever the others are."""
+    x, w1, w2, weights, ids = self.layer(9, 16, 8, 7, 2, dtype=np.float32)
+    ids %= 5
+    own = logits_of(9, 2, seed=3)
+    last = np.tile(np.array([5, 6]), (9, 1))
+    mask = np.array([1, 0, 0, 1, 1, 0, 1])
+    for more, weight in ((np.ones((9, 2)), weights),
+                         (own, np.concatenate([weights, own], 1))):
+      whole = oracle.fused_moe(x, w1, w2, np.concatenate([weights, more], 1),
+                               np.concatenate([ids, last], 1))
+      call = functools.partial(aiter.fused_moe, num_shared_experts=2)
+      np.testing.assert_allclose(call(x, w1, w2, weight, ids), whole,
+                                 rtol=1e-4, atol=1e-5)
+      total = sum(np.asarray(call(x, w1[here > 0], w2[here > 0], weight, ids,
+                                  here)) for here in (mask, 1 - mask))
+      np.testing.assert_allclose(total, whole, rtol=1e-4, atol=1e-5)
 
   @machine.where(not machine.SIMULATED)
   def test_gradients(self):
@@ -385,19 +460,41 @@ class FusedTest(parameterized.TestCase):
       self.assertLess(np.abs(np.asarray(got, np.float32) - exact).max(),
                       0.04 * scale)
 
-  @cases.examples(60, 3, 1)
-  @hypothesis.given(st.data())
-  def test_random(self, data):
-    draw = lambda low, high: data.draw(st.integers(low, high))
+  @parameterized.parameters(range(machine.size(25, 3, 1)))
+  def test_random(self, seed):
+    """A layer drawn at random, compiled once and called with drawn tokens."""
+    rng = np.random.default_rng(seed)
+    draw = lambda low, high: int(rng.integers(low, high + 1))
     m = draw(1, machine.size(700, 20, 20))
     experts = draw(1, machine.size(64, 7, 5))
     k = draw(1, min(experts, 8))
-    d, i = (8 * draw(1, machine.size(40, 3, 3)) for _ in range(2))
-    activation = data.draw(st.sampled_from(["silu", "gelu", "swiglu"]))
-    layer = self.layer(m, d, i, experts, k, seed=m)
-    got = jax.jit(functools.partial(
-        aiter.fused_moe, activation=activation))(*layer)
-    self.close(got, oracle.fused_moe(*layer, activation))
+    kind = rng.choice(["none", "none", "mx", "i4"])
+    step = 8 if kind == "none" else 32
+    d, i = (step * draw(1, machine.size(320, 64, 32) // step)
+            for _ in range(2))
+    gated = draw(0, 3) > 0
+    activation = str(rng.choice(["silu", "gelu", "swiglu"][:2 + gated]))
+    options = dict(early=draw(0, 3) == 0, interleaved=draw(0, 3) == 0 and gated)
+    _, w1, w2, _, _ = self.layer(m, d, i, experts, k, gated)
+    if draw(0, 1):
+      options |= dict(bias1=logits_of(experts, w1.shape[1], seed=5),
+                      bias2=logits_of(experts, d, seed=6))
+    given, scales = [w1, w2], {}
+    if kind != "none":
+      found = [four_bits(kind, w.astype(np.float32)) for w in (w1, w2)]
+      (q1, s1, w1), (q2, s2, w2) = found
+      given, scales = [q1, q2], dict(w1_scale=s1, w2_scale=s2)
+    call = jax.jit(lambda x, weights, ids, w, scales: aiter.fused_moe(
+        x, *w, weights, ids, activation=activation,
+        **renamed(options), **scales))
+    for _ in range(_DRAWS.value or machine.size(20, 2, 1)):
+      x = rng.standard_normal((m, d)).astype(BF16)
+      weights = rng.random((m, k), np.float32)
+      ids = np.argsort(rng.random((m, experts)) * rng.choice(
+          [1, 9], experts), 1)[:, :k].astype(np.int32)
+      ids = np.where(rng.random((m, k)) < draw(0, 1) / 4, -1, ids)
+      self.close(call(x, weights, ids, given, scales), oracle.fused_moe(
+          x, w1, w2, weights, ids, activation, **options))
 
   @machine.where(not machine.SIMULATED)
   def test_checkpoint_and_scan(self):
@@ -452,6 +549,15 @@ class ErrorTest(parameterized.TestCase):
       ("gate_mode", dict(gate_mode="both"), ["gate_mode", "both"]),
       ("layout", dict(weight_layout="nk"), ["weight_layout", "nk"]),
       ("limit", dict(swiglu_limit=0.0), ["swiglu_limit", "0"]),
+      ("quant", dict(quant_dtype="mxfp4"), ["quant_dtype", "MXFP4"]),
+      ("a1_scale", dict(a1_scale=jnp.ones(1)), ["a1_scale"]),
+      ("alpha", dict(swiglu_alpha=1.0), ["swiglu_alpha", "swiglu"]),
+      ("shared", dict(num_shared_experts=4), ["num_shared_experts", "4"]),
+      ("packed", dict(w1=jnp.ones((3, 8, 32), jnp.uint8),
+                      w2=jnp.ones((3, 64, 2), jnp.uint8),
+                      w1_scale=jnp.ones((3, 8, 2), jnp.uint8),
+                      w2_scale=jnp.ones((3, 64, 1), jnp.uint8)),
+       ["w2_scale", "[3, 64, 1]"]),
       ("mask", dict(expert_mask=jnp.ones(2, jnp.int32)), ["expert_mask",
                                                           "at least 3"]),
       ("scale", dict(w1=jnp.ones((3, 8, 6), jnp.int8),

@@ -43,42 +43,43 @@ def _sigmoid(x):
   return 1 / (1 + np.exp(-x))
 
 
-def activate(name, gate, up, limit=None):
+def activate(name, gate, up, limit=None, alpha=1.702):
   """In float64; without an up that of the gate alone."""
   if name == "swiglu":
     limit = 7.0 if limit is None else limit
   if limit is not None:
     gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
   if name == "swiglu":
-    return gate * _sigmoid(1.702 * gate) * (up + 1)
+    return gate * _sigmoid(alpha * gate) * (up + 1)
   y = {"silu": lambda g: g * _sigmoid(g),
-       "gelu": lambda g: g * 0.5 * (1 + np.vectorize(math.erf)(g / 2**0.5)),
+       "gelu": lambda g: g * 0.5 * (
+           1 + np.vectorize(math.erf, [float])(g / 2**0.5)),
        "gelu_tanh": lambda g: g * 0.5 * (1 + np.tanh(
            (2 / math.pi)**0.5 * (g + 0.044715 * g**3)))}[name](gate)
   return y if up is None else y * up
 
 
 def fused_moe(x, w1, w2, weights, ids, activation="silu", *, early=False,
-              interleaved=False, bias1=None, bias2=None, limit=None):
+              interleaved=False, bias1=None, bias2=None, limit=None,
+              alpha=1.702):
   """[m, d] of w1 [e, 2 i, d] or [e, i, d], w2 [e, d, i], local ids."""
   x, w1, w2, weights = (np.asarray(t, np.float64)
                         for t in (x, w1, w2, weights))
   out = np.zeros_like(x)
   gated = w1.shape[1] == 2 * w2.shape[2]
-  for token, row in enumerate(x):
-    for weight, e in zip(weights[token], ids[token]):
-      if not 0 <= e < len(w1):
-        continue
-      h = w1[e] @ row
-      if bias1 is not None:
-        h = h + np.asarray(bias1[e], np.float64)
-      if early:
-        h = h * weight
-      gate, up = h, None
-      if gated:
-        gate, up = (h[::2], h[1::2]) if interleaved else np.split(h, 2)
-      y = w2[e] @ activate(activation, gate, up, limit)
-      if bias2 is not None:
-        y = y + np.asarray(bias2[e], np.float64)
-      out[token] += y if early else weight * y
+  for e in range(len(w1)):
+    token, choice = np.nonzero(np.asarray(ids) == e)
+    weight = weights[token, choice][:, None]
+    h = x[token] @ w1[e].T
+    if bias1 is not None:
+      h = h + np.asarray(bias1[e], np.float64)
+    if early:
+      h = h * weight
+    gate, up = h, None
+    if gated:
+      gate, up = (h[:, ::2], h[:, 1::2]) if interleaved else np.split(h, 2, 1)
+    y = activate(activation, gate, up, limit, alpha) @ w2[e].T
+    if bias2 is not None:
+      y = y + np.asarray(bias2[e], np.float64)
+    np.add.at(out, token, y if early else weight * y)
   return out

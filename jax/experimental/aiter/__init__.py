@@ -64,7 +64,9 @@ from jax._src.aiter.gemm.api import (
 )
 from jax._src.aiter.gmm.api import (
     gmm,
+    grouped_gemm_fp4,
     grouped_gemm_fp8,
+    grouped_gemm_i4,
     grouped_gemm_i8,
     ragged_dot,
     tgmm,
@@ -234,7 +236,9 @@ __all__ = [
     "get_rope",
     "gmm",
     "greedy_sample",
+    "grouped_gemm_fp4",
     "grouped_gemm_fp8",
+    "grouped_gemm_i4",
     "grouped_gemm_i8",
     "grouped_topk",
     "indexer_k_quant_and_cache",

@@ -24,6 +24,8 @@ constexpr int64_t kMaxSize = INT32_MAX / 2;
 // Offsets in a tile have 32 bits.
 constexpr int64_t kMaxAlignedRow = 4194303;
 constexpr int64_t kWideBytes = 16;
+// Numbers of four bits that share a scale, and that are so many bytes.
+constexpr int64_t kPackedBlock = 32;
 
 uint32_t If(bool condition, uint32_t feature) {
   return condition ? feature : 0;
@@ -38,19 +40,33 @@ bool IsFp8(DataType type) {
   return type == DataType::kE4m3fn || type == DataType::kE4m3fnuz;
 }
 
+bool HasFourBits(GmmScaling scaling) {
+  return scaling == GmmScaling::kMx || scaling == GmmScaling::kI4;
+}
+
+bool AreAligned(int64_t n, int64_t k, DataType type, GmmScaling scaling) {
+  if (HasFourBits(scaling)) {
+    return n % kPackedBlock == 0 && k % kPackedBlock == 0 &&
+           std::max(n, k) <= kMaxAlignedRow;
+  }
+  return IsAlignedRow(n, type) && IsAlignedRow(k, type);
+}
+
 // What selects a kernel: rows of a group on average; of kTN the shorter side of
 // a group's matrix.
 ProblemKey KeyFor(GmmLayout layout, GmmScaling scaling, DataType type,
                   int64_t m, int64_t n, int64_t k, int64_t groups) {
   ProblemKey key;
   key.data_type = type;
-  key.features =
-      If(layout == GmmLayout::kNT, kGmmNt) |
-      If(layout == GmmLayout::kTN, kGmmTn) |
-      If(scaling == GmmScaling::kRow, kGmmRow) |
-      If(scaling == GmmScaling::kBlock, kGmmBlock) |
-      If(type == DataType::kE4m3fnuz, kGmmFnuz) | If(IsFp8(type), kGmmFloat8) |
-      If(!IsAlignedRow(n, type) || !IsAlignedRow(k, type), kGmmUnaligned);
+  key.features = If(layout == GmmLayout::kNT, kGmmNt) |
+                 If(layout == GmmLayout::kTN, kGmmTn) |
+                 If(scaling == GmmScaling::kRow, kGmmRow) |
+                 If(scaling == GmmScaling::kBlock, kGmmBlock) |
+                 If(scaling == GmmScaling::kMx, kGmmMx) |
+                 If(scaling == GmmScaling::kI4, kGmmI4) |
+                 If(type == DataType::kE4m3fnuz, kGmmFnuz) |
+                 If(IsFp8(type), kGmmFloat8) |
+                 If(!AreAligned(n, k, type, scaling), kGmmUnaligned);
   key.dims[0] = static_cast<int32_t>(layout == GmmLayout::kTN
                                          ? std::min(n, k)
                                          : CeilDiv(m, std::max(groups, 1L)));
@@ -90,6 +106,13 @@ Status CheckTypes(const gmm_args& a) {
     known = IsFp8(a.data_type) ||
             (a.scaling == GmmScaling::kRow && a.data_type == DataType::kI8);
     accepted = "fp8, or i8 with scales of rows, with scaling";
+    if (HasFourBits(a.scaling)) {
+      known =
+          a.data_type == DataType::kBf16 ||
+          (a.scaling == GmmScaling::kMx && (a.data_type == DataType::kE4m3fn ||
+                                            a.data_type == DataType::kE2m1));
+      accepted = "bf16, or e4m3fn or e2m1 of kMx, with a b of four bits";
+    }
     if (a.layout != GmmLayout::kNT) {
       return Invalid("layout", "another", "kNT with scaling");
     }
@@ -100,10 +123,14 @@ Status CheckTypes(const gmm_args& a) {
     return Invalid("out_type", "another",
                    scaled ? "bf16 or fp32" : "data_type or fp32");
   }
-  for (const NamedPointer& p : {NamedPointer{"a_scale_ptr", a.a_scale_ptr},
-                                NamedPointer{"b_scale_ptr", a.b_scale_ptr}}) {
-    if ((p.address != nullptr) == scaled) continue;
-    return Invalid(p.name, scaled ? "null" : "given",
+  const bool a_scaled = scaled && a.data_type != DataType::kBf16;
+  if ((a.a_scale_ptr != nullptr) != a_scaled) {
+    return Invalid("a_scale_ptr", a_scaled ? "null" : "given",
+                   a_scaled ? "given with an a that is scaled"
+                            : "null with an a that is not scaled");
+  }
+  if ((a.b_scale_ptr != nullptr) != scaled) {
+    return Invalid("b_scale_ptr", scaled ? "null" : "given",
                    scaled ? "given with scaling" : "null without scaling");
   }
   return Status();
@@ -112,6 +139,8 @@ Status CheckTypes(const gmm_args& a) {
 const char* OpOf(uint32_t features) {
   if (features & kGmmRow) return "gmm_row";
   if (features & kGmmBlock) return "gmm_block";
+  if (features & kGmmMx) return "gmm_mx";
+  if (features & kGmmI4) return "gmm_i4";
   if (features & kGmmTn) return "gmm_tn";
   return features & kGmmNt ? "gmm_nt" : "gmm_nn";
 }
@@ -151,6 +180,8 @@ struct Gmm {
     // What serves one group of a size that is not known, and odd, serves all.
     GmmScaling scaling = key->features & kGmmRow     ? GmmScaling::kRow
                          : key->features & kGmmBlock ? GmmScaling::kBlock
+                         : key->features & kGmmMx    ? GmmScaling::kMx
+                         : key->features & kGmmI4    ? GmmScaling::kI4
                                                      : GmmScaling::kNone;
     *key = KeyFor(layout, scaling, key->data_type, key->dims[0], key->dims[1],
                   key->dims[2], key->dims[3] == INT32_MAX ? 1 : key->dims[3]);
@@ -179,6 +210,9 @@ struct Gmm {
     p.b_ptr = a.b_ptr;
     p.a_scale_ptr = a.a_scale_ptr;
     p.b_scale_ptr = a.b_scale_ptr;
+    p.b_packed_ptr = a.b_ptr;
+    p.a_scale_e8m0_ptr = a.a_scale_ptr;
+    p.b_scale_e8m0_ptr = p.b_scale_bf16_ptr = a.b_scale_ptr;
     p.sizes_ptr = a.sizes_ptr;
     p.plan_ptr = a.plan_ptr;
     p.out_ptr = a.out_ptr;

@@ -17,6 +17,11 @@ struct GmmParams {
   const void* b_ptr = nullptr;
   const void* a_scale_ptr = nullptr;
   const void* b_scale_ptr = nullptr;
+  // The same, of numbers of four bits.
+  const void* b_packed_ptr = nullptr;
+  const void* a_scale_e8m0_ptr = nullptr;
+  const void* b_scale_e8m0_ptr = nullptr;
+  const void* b_scale_bf16_ptr = nullptr;
   const void* sizes_ptr = nullptr;
   const void* plan_ptr = nullptr;
   const void* out_ptr = nullptr;

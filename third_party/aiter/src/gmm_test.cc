@@ -51,6 +51,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("tn", "gmm_tn", kGmmTnGrid, 0, kGmmUnaligned, 64);
   add("row", "gmm_row", kGmmRowGrid, 0, 0, 128);
   add("block", "gmm_block", kGmmBlockGrid, 0, 0, 128);
+  add("mx", "gmm_mx", kGmmMxGrid, 0, kGmmUnaligned, 32);
+  add("i4", "gmm_i4", kGmmI4Grid, 0, kGmmUnaligned, 32);
   for (KernelInfo& k : kernels) {
     if (k.tile_m == 128 && k.excludes == 0) k.data_type = DataType::kE4m3fnuz;
   }
@@ -120,6 +122,17 @@ void TestSelection() {
   a.scaling = GmmScaling::kBlock;
   CHECK(Run(a, &blocks, &p) == "block");
 
+  // Four bits: rows of b have k / 2 bytes.
+  a = Args(1300, 96, 64, 10, GmmLayout::kNT);
+  a.scaling = GmmScaling::kMx;
+  a.b_scale_ptr = At(0x7000);
+  CHECK(Run(a, &blocks, &p) == "mx");
+  CHECK(p.b_packed_ptr == a.b_ptr && p.b_scale_e8m0_ptr == At(0x7000));
+  a.scaling = GmmScaling::kI4;
+  CHECK(Run(a, &blocks, &p) == "i4" && p.b_scale_bf16_ptr == At(0x7000));
+  a.k = 48;
+  CHECK(gmm(a, nullptr).code() == StatusCode::kUnimplemented);
+
   std::vector<std::string> names;
   CHECK_OK(gmm_kernels({"bf16", {1300, 104, 32, 10}, {}}, "gfx942", &names));
   CHECK(names == (std::vector<std::string>{"plan", "many"}));
@@ -170,6 +183,14 @@ void TestFailures() {
   CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
   a.layout = GmmLayout::kNT;
   CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);  // No scales.
+  a = Args(5, 32, 32, 3, GmmLayout::kNT);
+  a.scaling = GmmScaling::kMx;
+  a.b_scale_ptr = At(0x7000);
+  a.a_scale_ptr = At(0x6000);  // Of a bf16 a.
+  CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
+  a.data_type = DataType::kE2m1;
+  a.scaling = GmmScaling::kI4;
+  CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
   a = Args(-1, 16, 8, 3);
   CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
   a = Args(5, 16, 8, 3);

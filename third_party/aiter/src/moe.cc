@@ -106,9 +106,11 @@ struct Sort {
     p.experts = static_cast<int32_t>(a.experts);
     p.parts = static_cast<int32_t>(CeilDiv(a.entries, kMoePart));
     p.block = static_cast<int32_t>(a.block);
-    AITER_RETURN_IF_ERROR(FillZero(
-        driver, a.order_ptr,
-        (a.entries + a.experts * (a.block - 1)) * sizeof(int32_t), stream));
+    if (a.entries == 0) {  // Nothing counts, and so nothing clears.
+      AITER_RETURN_IF_ERROR(
+          FillZero(driver, a.order_ptr,
+                   a.experts * (a.block - 1) * sizeof(int32_t), stream));
+    }
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.count, &p, stream));
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.scan, &p, stream));
     return LaunchKernel(driver, plan.place, &p, stream);

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
+from jax import lax
 from jax._src.aiter.core import dims
 
 
@@ -134,6 +135,17 @@ def check_integers(function, name, value):
   if not jnp.issubdtype(value.dtype, jnp.integer):
     raise bad(function, f"{name}'s dtype", value.dtype, "an integer type",
               TypeError)
+
+
+def packed(function, name, t, four_bits):
+  """Numbers of four bits, of that dtype, two a byte; or such bytes."""
+  check_dtype(function, name, t, ("uint8", four_bits))
+  if t.dtype == jnp.uint8:
+    return t
+  if t.ndim < 1 or t.shape[-1] % 2:
+    raise bad(function, name, describe(t), "an even last dimension")
+  return lax.bitcast_convert_type(
+      t.reshape(*t.shape[:-1], t.shape[-1] // 2, 2), jnp.uint8)
 
 
 def int32(t):

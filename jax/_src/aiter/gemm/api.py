@@ -351,18 +351,6 @@ def flatmm_fp8(
                            "float16")
 
 
-def _packed(function: str, name: str, t):
-  """e2m1 numbers, two a byte."""
-  arguments.check_dtype(function, name, t, ("uint8", "float4_e2m1fn"))
-  if t.dtype == jnp.uint8:
-    return t
-  if t.ndim < 1 or t.shape[-1] % 2:
-    raise arguments.bad(function, name, arguments.describe(t),
-                        "an even last dimension")
-  return lax.bitcast_convert_type(
-      t.reshape(*t.shape[:-1], t.shape[-1] // 2, 2), jnp.uint8)
-
-
 def gemm_fp4(
     a: jax.Array,
     b: jax.Array,
@@ -404,7 +392,8 @@ def gemm_fp4(
     ValueError: a shape or value that cannot be; the message names it.
   """
   function = "gemm_fp4"
-  a, b = _packed(function, "a", a), _packed(function, "b", b)
+  a, b = (arguments.packed(function, name, t, "float4_e2m1fn")
+          for name, t in (("a", a), ("b", b)))
   _check_matrices(function, a, b)
   shuffled = arguments.flag(function, "scales_shuffled", scales_shuffled)
   scales = []

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 import jax
+from jax import lax
 from jax._src.aiter.core import arguments
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.gmm import op
@@ -169,12 +170,16 @@ def _scaled(function: str, a, b, a_scale, b_scale, group_sizes, dtype,
   scaling = fits[0]
   if scaling == "row":
     a_scale, b_scale = a_scale.reshape(m), b_scale.reshape(groups, n)
+  return _run_scaled(function, scaling, Operands(
+      a, b, _sizes(function, group_sizes, groups), a_scale, b_scale), dtype)
+
+
+def _run_scaled(function: str, scaling: str, x: Operands, dtype) -> jax.Array:
+  """The scaled product of checked arrays."""
   cfg = Config(_result_dtype(function, dtype), "nt", scaling=scaling)
-  sizes = _sizes(function, group_sizes, groups)
   run = arguments.no_gradient(
       function, "where nothing is to be learned through it, apply"
       " jax.lax.stop_gradient to its floating-point arguments")
-  x = Operands(a, b, sizes, a_scale, b_scale)
   return run(lambda x: op.scaled(cfg, vary_together(x)))(
       jax.tree.map(jnp.asarray, x))
 
@@ -251,6 +256,124 @@ def grouped_gemm_fp8(
                           ("float8_e4m3fn", "float8_e4m3fnuz"))
   return _scaled(function, a, b, a_scale, b_scale, group_sizes,
                  preferred_element_type, blocks=True)
+
+
+def check_packed(function: str, name: str, w, scale, four_bits: str):
+  """Weights of four bits [g, n, k] as bytes, and scales of PACKED_BLOCK.
+
+  four_bits: their dtype: float4_e2m1fn, whose scales are e8m0, or int4.
+  """
+  mx = four_bits == "float4_e2m1fn"
+  w = arguments.packed(function, name, w, four_bits)
+  _matrix(function, name, w, (None, None, None), w)
+  name += "_scale"
+  arguments.check_dtype(function, name, scale, ("uint8", "float8_e8m0fnu")
+                        if mx else ("bfloat16",))
+  k = 2 * w.shape[2]
+  accepted = [op.PACKED_BLOCK] if mx else [
+      op.PACKED_BLOCK * i for i in (1, 2, 4)]
+  fits = [block for block in accepted if k % block == 0
+          and scale.shape == (*w.shape[:2], k // block)]
+  if not fits:
+    raise arguments.bad(function, name, arguments.describe(scale), " or ".join(
+        f"shape {[*w.shape[:2], f'{k} / {block}']}" for block in accepted))
+  if scale.dtype == jnp.float8_e8m0fnu:
+    scale = lax.bitcast_convert_type(scale, jnp.uint8)
+  return w, jnp.repeat(scale, fits[0] // op.PACKED_BLOCK, 2)
+
+
+def grouped_gemm_fp4(
+    a: jax.Array,
+    b: jax.Array,
+    a_scale: jax.Array | None,
+    b_scale: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    preferred_element_type: Any = jnp.bfloat16,
+) -> jax.Array:
+  """`ragged_dot` with matrices of MXFP4 (AITER's a16w4, a8w4 and a4w4).
+
+  The formats are those of the OCP Microscaling specification (v1.0): e2m1 and
+  e4m3 numbers, every 32 of which share a power of two. Sums are float32. There
+  is no gradient.
+
+  Args:
+    a: bfloat16 [m, k], and by the formula float16 or float32; or with scales
+      float8_e4m3fn [m, k], float4_e2m1fn [m, k], or uint8 [m, k / 2], two e2m1
+      a byte, the first in the low four bits.
+    b: uint8 [g, n, k / 2] or float4_e2m1fn [g, n, k], k a multiple of 32.
+    a_scale: uint8 or float8_e8m0fnu [m, k / 32]: a byte s stands for 2 ** (s -
+      127), and 255 for NaN; None of an a without scales.
+    b_scale: the same [g, n, k / 32].
+    group_sizes: as in ragged_dot.
+    preferred_element_type: dtype of the result.
+
+  Returns:
+    [m, n].
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype, or a gradient.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  function = "grouped_gemm_fp4"
+  b, b_scale = check_packed(function, "b", b, b_scale, "float4_e2m1fn")
+  k = 2 * b.shape[2]
+  if a_scale is None:
+    arguments.check_dtype(function, "a", a, _FLOATS[:3])
+    _matrix(function, "a", a, (None, k))
+  else:
+    arguments.check_dtype(function, "a", a,
+                          ("uint8", "float4_e2m1fn", "float8_e4m3fn"))
+    if a.dtype != jnp.float8_e4m3fn:
+      a = arguments.packed(function, "a", a, "float4_e2m1fn")
+    _matrix(function, "a", a, (None, k // (2 if a.dtype == jnp.uint8 else 1)),
+            a)
+    arguments.check_dtype(function, "a_scale", a_scale,
+                          ("uint8", "float8_e8m0fnu"))
+    _matrix(function, "a_scale", a_scale, (a.shape[0], k // op.PACKED_BLOCK),
+            a_scale)
+    if a_scale.dtype != jnp.uint8:
+      a_scale = lax.bitcast_convert_type(a_scale, jnp.uint8)
+  return _run_scaled(function, "mx", Operands(
+      a, b, _sizes(function, group_sizes, b.shape[0]), a_scale, b_scale),
+                     preferred_element_type)
+
+
+def grouped_gemm_i4(
+    a: jax.Array,
+    b: jax.Array,
+    b_scale: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    preferred_element_type: Any = jnp.bfloat16,
+) -> jax.Array:
+  """`ragged_dot` with matrices of int4, scaled by groups (AITER's a16wi4).
+
+  A number times its scale is rounded to bfloat16; sums are float32. There is no
+  gradient.
+
+  Args:
+    a: bfloat16 [m, k], and by the formula float16 or float32.
+    b: int4 [g, n, k], or uint8 [g, n, k / 2], two a byte, the first in the low
+      four bits; k a multiple of 32.
+    b_scale: bfloat16 [g, n, k / 32], or one every 64 or 128 of k.
+    group_sizes: as in ragged_dot.
+    preferred_element_type: dtype of the result.
+
+  Returns:
+    [m, n].
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype, or a gradient.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  function = "grouped_gemm_i4"
+  arguments.check_dtype(function, "a", a, _FLOATS[:3])
+  b, b_scale = check_packed(function, "b", b, b_scale, "int4")
+  _matrix(function, "a", a, (None, 2 * b.shape[2]))
+  return _run_scaled(function, "i4", Operands(
+      a, b, _sizes(function, group_sizes, b.shape[0]), None, b_scale),
+                     preferred_element_type)
 
 
 def gmm(

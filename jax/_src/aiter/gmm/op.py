@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 import jax
 from jax import lax
-from jax._src.aiter.core import dims
+from jax._src.aiter.core import dims, rounding
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, with_axis
@@ -23,8 +23,11 @@ from jax._src.aiter.core.partition import vary_like
 
 _DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "int8": "i8",
-    "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz"}
+    "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz", "uint8": "e2m1"}
 BLOCK = 128  # columns of a, and rows and columns of b, that share a scale
+PACKED_BLOCK = 32  # elements of k that share a scale of a b of four bits
+# Of a row of a that share a scale, where not a whole row does.
+SCALED_COLUMNS = {"block": BLOCK, "mx": PACKED_BLOCK}
 _LEAST_ROWS = 16  # kGmmLeastRows: of a kernel's tile
 
 
@@ -37,7 +40,9 @@ class Config(NamedTuple):
       a[m,k] b[m,n], whose result is [g,k,n].
     lead: whether the first of the sizes counts rows that no group has.
     scaling: "none"; of "nt", "row", a number a row of a and of b, or "block",
-      one every BLOCK columns of a and BLOCK x BLOCK of b.
+      one every BLOCK columns of a and BLOCK x BLOCK of b; "mx", b is e2m1 with
+      e8m0 every PACKED_BLOCK elements, and so may a be; "i4", b is int4 with
+      bfloat16 every PACKED_BLOCK elements. These two pack two numbers a byte.
   """
   out_dtype: str
   layout: str = "nn"
@@ -49,12 +54,14 @@ class Operands(NamedTuple):
   """Arrays of a call; scales are None without scaling.
 
   Attributes:
-    a: [m, k].
-    b: see Config.layout; a's dtype.
+    a: [m, k]; of e2m1 uint8 [m, k / 2].
+    b: see Config.layout; a's dtype, or uint8 [g, n, k / 2].
     sizes: int32 [g], or [1 + g] with a lead. A negative one counts as 0, and
       rows beyond m as not there.
-    a_scale: float32 [m], or [m, k / BLOCK].
-    b_scale: float32 [g, n], or [g, n / BLOCK, k / BLOCK].
+    a_scale: float32 [m], or [m, k / BLOCK]; of "mx" uint8 [m, k /
+      PACKED_BLOCK], or None of an a that is not scaled.
+    b_scale: float32 [g, n], or [g, n / BLOCK, k / BLOCK]; uint8 or bfloat16 [g,
+      n, k / PACKED_BLOCK].
   """
   a: jax.Array
   b: jax.Array
@@ -65,6 +72,13 @@ class Operands(NamedTuple):
 
 def _groups(cfg: Config, x: Operands):
   return x.sizes.shape[0] - cfg.lead
+
+
+def _sizes(cfg: Config, x: Operands):
+  """(m, n, k)."""
+  m, k = x.a.shape
+  n = x.b.shape[1 if cfg.layout in ("nt", "tn") else 2]
+  return m, n, 2 * k if x.a.dtype == jnp.uint8 else k
 
 
 # -----------------------------------------------------------------------------
@@ -86,9 +100,24 @@ def runs(cfg: Config, sizes, m):
   return starts[cfg.lead:], ends[cfg.lead:]
 
 
-def _spread(scale, axis: int, size: int):
-  """Each scale for the BLOCK elements that share it, `size` in all."""
-  return lax.slice_in_dim(jnp.repeat(scale, BLOCK, axis), 0, size, axis=axis)
+def _spread(scale, axis: int, size: int, block: int = BLOCK):
+  """Each scale for the `block` elements that share it, `size` in all."""
+  return lax.slice_in_dim(jnp.repeat(scale, block, axis), 0, size, axis=axis)
+
+
+def _unpacked(cfg: Config, t, scale):
+  """Numbers of four bits, or MXFP8, times their scales, in float32."""
+  if t.dtype == jnp.uint8:
+    t = rounding.unpack(t)
+    t = rounding.from_e2m1(t) if cfg.scaling == "mx" else (
+        lax.bitcast_convert_type(t << 4, jnp.int8) >> 4)
+  if cfg.scaling == "mx":
+    scale = rounding.from_e8m0(scale)
+  wide = t.astype(jnp.float32) * _spread(
+      scale.astype(jnp.float32), -1, t.shape[-1], PACKED_BLOCK)
+  if cfg.scaling == "mx":
+    return wide
+  return lax.reduce_precision(wide, exponent_bits=8, mantissa_bits=7)
 
 
 def reference(cfg: Config, x: Operands) -> jax.Array:
@@ -101,7 +130,12 @@ def reference(cfg: Config, x: Operands) -> jax.Array:
   wide = jnp.float32 if cfg.scaling != "none" else jnp.promote_types(
       x.a.dtype, jnp.float32)
   exact = x.a.dtype == jnp.int8  # Sums of int8 are, in int32.
-  a = x.a if exact else x.a.astype(wide)
+  packed = cfg.scaling in ("mx", "i4")
+  a = x.a
+  if x.a_scale is not None and packed:
+    a = _unpacked(cfg, a, x.a_scale)
+  # XLA's own products of int8 are not exact on every GPU.
+  a = a.astype(jnp.int32 if exact else wide)
   if cfg.scaling == "block":
     a *= _spread(x.a_scale, 1, x.a.shape[1])
   row = jnp.arange(m, dtype=jnp.int32)[:, None]
@@ -115,11 +149,12 @@ def reference(cfg: Config, x: Operands) -> jax.Array:
   else:
     def add(out, group):
       run, b, scale = group
-      b = b if exact else b.astype(wide)
+      if packed:
+        b = _unpacked(cfg, b, scale)
+      b = b.astype(a.dtype)
       if cfg.scaling == "block":
         b *= _spread(_spread(scale, 0, b.shape[0]), 1, b.shape[1])
-      product = dot(a, b if cfg.layout == "nn" else b.T,
-                    preferred_element_type=jnp.int32 if exact else None)
+      product = dot(a, b if cfg.layout == "nn" else b.T)
       if cfg.scaling == "row":
         product = product.astype(wide) * x.a_scale[:, None] * scale
       return jnp.where(mine(run), product, out), None
@@ -135,20 +170,18 @@ def reference(cfg: Config, x: Operands) -> jax.Array:
 
 
 def _serves(cfg: Config, x: Operands) -> Key | None:
-  if (x.a.dtype.name not in _DTYPES or x.a.dtype != x.b.dtype
+  known = x.a.dtype == x.b.dtype or x.b.dtype == jnp.uint8
+  if (x.a.dtype.name not in _DTYPES or not known
       or 0 in (x.a.size, x.b.size, _groups(cfg, x))):
     return None
-  m, k = x.a.shape
-  n = x.b.shape[1 if cfg.layout in ("nt", "tn") else 2]
-  return Key("gmm", x.a.dtype.name, (m, n, k, _groups(cfg, x)),
+  return Key("gmm", x.a.dtype.name, (*_sizes(cfg, x), _groups(cfg, x)),
              tuple(t for t in (cfg.layout, cfg.scaling)
                    if t not in ("nn", "none")))
 
 
 def _kernel(cfg: Config, call, x: Operands) -> jax.Array:
   groups = _groups(cfg, x)
-  m, k = x.a.shape
-  n = x.b.shape[1 if cfg.layout in ("nt", "tn") else 2]
+  m, n, k = _sizes(cfg, x)
   shape = (groups, k, n) if cfg.layout == "tn" else (m, n)
   whole = x.a.dtype if cfg.scaling == "none" else jnp.dtype(jnp.bfloat16)
   own = cfg.out_dtype == whole.name
@@ -162,7 +195,6 @@ def _kernel(cfg: Config, call, x: Operands) -> jax.Array:
 
 def _specs(cfg: Config, x: Operands):
   """Names of dimensions; what a product is summed over is gathered."""
-  del x
   sizes = ("_",) if cfg.lead else ("g",)
   if cfg.layout == "tn":
     return (Operands(("m", "k"), ("m", "n"), sizes),), ("g", "k", "n")
@@ -175,6 +207,9 @@ def _specs(cfg: Config, x: Operands):
     # Blocks are cut by a mesh where columns are; those of c are gathered.
     b, n = ("g", "w", "c"), "w"
     scales = ("m", "_"), ("g", "_", "_")
+  elif cfg.scaling in ("mx", "i4"):
+    b = ("g", "n", "d")
+    scales = None if x.a_scale is None else ("m", "_"), ("g", "n", "_")
   return (Operands(("m", "c"), b, sizes, *scales),), ("m", n)
 
 

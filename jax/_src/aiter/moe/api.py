@@ -33,6 +33,14 @@ _SCORES = {"softmax": functools.partial(jax.nn.softmax, axis=-1),
            "sigmoid": jax.nn.sigmoid, "sqrtsoftplus": _softplus_root}
 
 
+def _along(combine, t):
+  """The reduction of a short last axis, kept.
+
+  Step by step: so XLA makes one kernel of it and what is before and behind.
+  """
+  return functools.reduce(combine, jnp.split(t, t.shape[-1], -1))
+
+
 def _positive(function: str, name: str, value, most: int | None = None):
   accepted = "an integer of at least 1"
   if most is not None:
@@ -83,11 +91,13 @@ def _route(function: str, x, score: str, topk, *, bias=None, groups=1,
     weights = _SCORES[score](taken)
   elif renormalise:
     # What all others add to the sum would be divided out again.
-    weights = jax.nn.softmax(taken, -1)
+    largest = lax.stop_gradient(_along(jnp.maximum, taken))
+    weights = jnp.exp(taken - largest)
+    weights /= _along(jnp.add, weights)
   else:
     weights = jnp.exp(taken - jax.nn.logsumexp(x, -1, keepdims=True))
   if renormalise and score != "softmax":
-    weights /= jnp.maximum(jnp.sum(weights, -1, keepdims=True), 1e-20)
+    weights /= jnp.maximum(_along(jnp.add, weights), 1e-20)
   return (weights * factor).astype(x.dtype), ids
 
 

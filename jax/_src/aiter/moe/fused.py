@@ -12,6 +12,7 @@ import jax
 from jax._src.aiter.activation import api as activation_api
 from jax._src.aiter.core import arguments
 from jax._src.aiter.core.partition import vary_together
+from jax._src.aiter.gmm import api as gmm_api
 from jax._src.aiter.gmm import op as gmm_op
 from jax._src.aiter.moe import api
 from jax._src.aiter.moe.move import combine, rows_of, spread
@@ -30,8 +31,9 @@ _ACTIVATIONS = {
     "swiglu": (activation_api.swiglu_and_mul,
                activation_api.swiglu_and_mul_quant, None),
 }
-# Weights' dtypes that have scales.
+# Weights' dtypes that have scales: of eight bits, and of four.
 _BYTES = ("int8", "float8_e4m3fn", "float8_e4m3fnuz")
+_PACKED = ("uint8", "float4_e2m1fn", "int4")
 # What the gated activations of these names take a limit as.
 _LIMITED = ("silu", "swiglu")
 
@@ -46,9 +48,10 @@ class Config(NamedTuple):
     interleaved: whether these are neighbours, not halves.
     early: whether tokens' weights multiply what is activated, not the result.
     limit: of the activation, or None.
+    alpha: of "swiglu", or None.
     dtype: name of the result's dtype.
-    scaling: of weights: "none", "row" or "block", as gmm's Config has it. Rows
-      are quantised alike.
+    scaling: of weights, as gmm's Config has it.
+    quant: what rows are quantised to, alike; or None.
   """
   layout: str
   activation: str
@@ -56,8 +59,10 @@ class Config(NamedTuple):
   interleaved: bool
   early: bool
   limit: float | None
+  alpha: float | None
   dtype: str
   scaling: str = "none"
+  quant: str | None = None
 
 
 class Layer(NamedTuple):
@@ -71,6 +76,8 @@ class Layer(NamedTuple):
   bias2: jax.Array | None
   w1_scale: jax.Array | None = None
   w2_scale: jax.Array | None = None
+  a1_scale: jax.Array | None = None
+  a2_scale: jax.Array | None = None
 
 
 def _of_expert(bias, ids, like):
@@ -79,28 +86,31 @@ def _of_expert(bias, ids, like):
       mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-def _quantised(cfg: Config, x, dtype):
-  """x as weights of a dtype want it: (numbers, scales)."""
+def _quantised(cfg: Config, x, scale):
+  """x as the weights want it: (numbers, scales or None). scale: of all rows."""
+  if cfg.quant is None:
+    return x, None
+  if cfg.scaling == "mx":
+    return quant_api.mx_quant(x, quant_dtype=cfg.quant)
   if cfg.scaling == "block":
-    return quant_api.per_group_quant(x, quant_dtype=dtype)
-  return quant_api.per_token_quant(x, quant_dtype=dtype)
+    return quant_api.per_group_quant(x, quant_dtype=cfg.quant)
+  if scale is not None:
+    return quant_api.per_tensor_quant(x, scale, quant_dtype=cfg.quant)
+  return quant_api.per_token_quant(x, quant_dtype=cfg.quant)
 
 
-def _activate(cfg: Config, h, row_ids, bias1, w2):
-  """What w2 multiplies, and its scales if there are any."""
+def _activate(cfg: Config, h, row_ids, bias1, scale, dtype):
+  """What w2 multiplies, of a dtype or quantised, and its scales or None."""
   gated, quantised, alone = _ACTIVATIONS[cfg.activation]
-  options = {}
-  if cfg.limit is not None:
-    options["limit"] = cfg.limit
+  options = {name: value for name, value in (
+      ("limit", cfg.limit), ("alpha", cfg.alpha)) if value is not None}
   if not cfg.gated:
     wide = jnp.promote_types(h.dtype, jnp.float32)
     h = h.astype(wide)
     if bias1 is not None:
       h += _of_expert(bias1, row_ids, wide)
     y = alone(h)
-    if cfg.scaling != "none":
-      return _quantised(cfg, y, w2.dtype)
-    return y.astype(w2.dtype), None
+    return _quantised(cfg, y if cfg.quant else y.astype(dtype), scale)
   if cfg.interleaved:
     pairs = h.reshape(h.shape[0], -1, 2)
     if bias1 is not None:
@@ -109,10 +119,15 @@ def _activate(cfg: Config, h, row_ids, bias1, w2):
     h, options["up"] = pairs[..., 0], pairs[..., 1]
   if bias1 is not None:
     options |= dict(expert_ids=row_ids, bias=bias1)
-  if cfg.scaling != "none":
-    return quantised(h, **options, quant_dtype=w2.dtype,
-                     group_size=128 if cfg.scaling == "block" else None)
-  return gated(h, **options).astype(w2.dtype), None
+  if cfg.quant is None:
+    return gated(h, **options).astype(dtype), None
+  if cfg.scaling == "row":
+    options["scale"] = scale
+  else:
+    options["group_size"] = gmm_op.SCALED_COLUMNS[cfg.scaling]
+  if cfg.scaling == "mx":
+    options["scale_dtype"] = jnp.uint8
+  return quantised(h, **options, quant_dtype=cfg.quant)
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
@@ -127,7 +142,7 @@ def _layer(cfg: Config, x: Layer) -> jax.Array:
       return gmm_op.product(gmm_op.Config(w.dtype.name, cfg.layout),
                             gmm_op.Operands(rows, w, counts))
     if cfg.scaling == "row":
-      scales = scales.reshape(-1)
+      scales = jnp.broadcast_to(scales.reshape(-1), rows.shape[:1])
     return gmm_op.scaled(
         gmm_op.Config(x.hidden.dtype.name, "nt", scaling=cfg.scaling),
         gmm_op.Operands(rows, w, counts, scales, w_scale))
@@ -136,8 +151,10 @@ def _layer(cfg: Config, x: Layer) -> jax.Array:
     rows, scales = spread(None, x.hidden, places), None
   else:
     # Once a token, not once for each of its experts.
-    rows, scales = (rows_of(t, places)
-                    for t in _quantised(cfg, x.hidden, x.w1.dtype))
+    rows, scales = _quantised(cfg, x.hidden, x.a1_scale)
+    rows = rows_of(rows, places)
+    if scales is not None and x.a1_scale is None:
+      scales = rows_of(scales, places)
   by_row = lambda t: t.reshape(-1).at[places.entry].get(
       mode="fill", fill_value=0, wrap_negative_indices=False)
   row_ids = None
@@ -151,12 +168,21 @@ def _layer(cfg: Config, x: Layer) -> jax.Array:
     if bias1 is not None:
       h, bias1 = h + _of_expert(bias1, row_ids, wide), None
     h = (h * by_row(x.weights.astype(wide))[:, None]).astype(x.hidden.dtype)
-  h, scales = _activate(cfg, h, row_ids, bias1, x.w2)
+  h, scales = _activate(cfg, h, row_ids, bias1, x.a2_scale, x.hidden.dtype)
   y = times(h, scales, x.w2, x.w2_scale)
   if x.bias2 is not None:
     y = (y + _of_expert(x.bias2, row_ids, jnp.float32)).astype(y.dtype)
   return combine(None, y, None if cfg.early else x.weights, places).astype(
       cfg.dtype)
+
+
+def _packed(function: str, w1, w2, w1_scale, w2_scale):
+  """(kind of scaling, weights as bytes, scales) of checked dtypes."""
+  i4 = w1.dtype == jnp.int4 or getattr(w1_scale, "dtype", None) == jnp.bfloat16
+  pairs = [gmm_api.check_packed(
+      function, name, w, scale, "int4" if i4 else "float4_e2m1fn")
+           for name, w, scale in (("w1", w1, w1_scale), ("w2", w2, w2_scale))]
+  return "i4" if i4 else "mx", *zip(*pairs)
 
 
 def _scales(function: str, w1, w2, w1_scale, w2_scale):
@@ -168,13 +194,15 @@ def _scales(function: str, w1, w2, w1_scale, w2_scale):
     arguments.check_dtype(function, name, scale, ("float32",))
     experts, n, k = w.shape
     rows, blocks = (experts, n), (experts, along(n), along(k))
+    if scale.shape == (experts,):
+      scale = jnp.broadcast_to(scale[:, None], rows)
     if scale.shape in (rows, (*rows, 1)):
       kinds.append("row")
       scale = scale.reshape(rows)
     elif scale.shape == blocks and w.dtype != jnp.int8:
       kinds.append("block")
     else:
-      words = f"shape {list(rows)}"
+      words = f"shape {[experts]} or {list(rows)}"
       if w.dtype != jnp.int8:
         words += f" or {list(blocks)}"
       raise arguments.bad(function, name, arguments.describe(scale), words)
@@ -198,12 +226,17 @@ def fused_moe(
     num_local_tokens: jax.Array | None = None,
     w1_scale: jax.Array | None = None,
     w2_scale: jax.Array | None = None,
+    a1_scale: jax.Array | None = None,
+    a2_scale: jax.Array | None = None,
+    quant_dtype: Any = None,
     dtype: Any = None,
     bias1: jax.Array | None = None,
     bias2: jax.Array | None = None,
     swiglu_limit: float | None = None,
+    swiglu_alpha: float | None = None,
     gate_mode: str = "separated",
     weight_layout: str = "enk",
+    num_shared_experts: int = 0,
 ) -> jax.Array:
   """A layer of experts: the sum over a token's experts of weight times
   `w2 @ activation(w1 @ x)`.
@@ -211,17 +244,18 @@ def fused_moe(
   Rows are sorted by expert, multiplied by grouped products, and each token's
   results are added in the order of its choices, in float32: the result is the
   same in every run, and so are the gradients of hidden_states, w1, w2,
-  topk_weight and the biases. Nothing waits for the host. Shared experts are
-  experts that every token's ids have.
+  topk_weight and the biases. Nothing waits for the host.
 
   Args:
     hidden_states: [tokens, d], bfloat16 or float16; float32 and float64 by the
       formulas.
     w1: [e, 2 i, d], a gate and an up for each of i columns, or [e, i, d]
       without gates; hidden_states' dtype, or, with scales, int8, float8_e4m3fn
-      or float8_e4m3fnuz.
+      or float8_e4m3fnuz, float4_e2m1fn or int4. Of the last two also uint8 with
+      half the columns: two numbers a byte, the first in the low four bits.
     w2: [e, d, i], w1's dtype.
-    topk_weight: [tokens, topk], any floating dtype.
+    topk_weight: [tokens, topk], any floating dtype; with shared experts also
+      [tokens, topk + num_shared_experts].
     topk_ids: integers [tokens, topk]. One that is no expert's adds nothing.
     expert_mask: integers [experts] of all experts, of which those that are not
       0 are here, as w1 and w2 have them; e of them. By default all are.
@@ -230,21 +264,33 @@ def fused_moe(
     doweight_stage1: topk_weight multiplies `w1 @ x + bias1` (Llama 4), and not
       the result.
     num_local_tokens: integer [1]: later tokens have the result 0.
-    w1_scale: float32, of weights of bytes: one a row, [e, n] or [e, n, 1] of a
-      w1 [e, n, d]; or, of float8, one every 128 x 128, [e, ceil(n / 128),
-      ceil(d / 128)]. Hidden states, and what is activated, are then quantised
-      to the weights' dtype, by row or by 128 columns, as per_token_quant and
-      per_group_quant do, and there is no gradient.
+    w1_scale: of weights that have scales; there is then no gradient. Of eight
+      bits float32: one an expert, [e]; one a row, [e, n] or [e, n, 1] of a w1
+      [e, n, d]; or, of float8, one every 128 x 128, [e, ceil(n / 128), ceil(d /
+      128)]. Hidden states, and what is activated, are quantised to the weights'
+      dtype, by row or by 128 columns, as per_token_quant and per_group_quant
+      do. Of MXFP4 uint8 or float8_e8m0fnu [e, n, d / 32]; of int4 bfloat16 of
+      every 32, 64 or 128 columns: see grouped_gemm_fp4 and grouped_gemm_i4.
     w2_scale: of w2 alike.
+    a1_scale: float32 [] or [1], of weights of eight bits with a scale an expert
+      or a row: that of all hidden states, in the place of their own.
+    a2_scale: of what is activated alike.
+    quant_dtype: of MXFP4 weights: float8_e4m3fn or "mxfp4", to which hidden
+      states, and what is activated, are quantised as mx_quant does; by default
+      they are not.
     dtype: of the result; hidden_states' by default.
     bias1: [e, 2 i] or [e, i], any floating dtype.
     bias2: [e, d], any floating dtype.
     swiglu_limit: gates are clipped to at most the limit, ups to at most it on
       both sides, of "silu" and "swiglu"; by default "swiglu" clips at 7 and
       "silu" does not.
+    swiglu_alpha: in the place of "swiglu"'s 1.702.
     gate_mode: "separated", w1's first i rows are the gates; or "interleaved",
       gates and ups take turns.
     weight_layout: "enk" as above, or "ekn": w1 [e, d, 2 i], w2 [e, i, d].
+    num_shared_experts: how many of the last experts (of expert_mask, if there
+      is one) every token goes to beside those of its ids: with the last columns
+      of topk_weight, as topk_softmax has them, or with 1 where it has none.
 
   Returns:
     [tokens, d].
@@ -257,6 +303,7 @@ def fused_moe(
   bad = functools.partial(arguments.bad, function)
   hidden_states, w1, w2 = arguments.agreeing(hidden_states, w1, w2)
   scaled = w1_scale is not None or w2_scale is not None
+  scaling = "none"
   ids = api.check_ids(function, topk_ids)
   api.check_rows(function, "hidden_states", hidden_states, ids.shape[0])
   d = hidden_states.shape[1]
@@ -266,15 +313,23 @@ def fused_moe(
   for name, w in (("w1", w1), ("w2", w2)):
     arguments.check_dtype(
         function, name, w, (hidden_states.dtype.name,) if not scaled
-        else _BYTES if name == "w1" else (w1.dtype.name,))
+        else _BYTES + _PACKED if name == "w1" else (w1.dtype.name,))
     if w.ndim != 3:
       raise bad(name, arguments.describe(w), "an array of rank 3")
-  experts, n = w1.shape[0], w1.shape[inner]
-  columns = w2.shape[3 - inner]
+  if scaled and layout != "nt":
+    raise bad("weight_layout", repr(weight_layout), "'enk' with w1_scale")
+  four_bits = scaled and w1.dtype.name in _PACKED
+  if four_bits:
+    scaling, (w1, w2), (w1_scale, w2_scale) = _packed(
+        function, w1, w2, w1_scale, w2_scale)
+  shape = lambda w: (*w.shape[:2], w.shape[2] * (2 if four_bits else 1))
+  shape1, shape2 = shape(w1), shape(w2)
+  experts, n = shape1[0], shape1[inner]
+  columns = shape2[3 - inner]
   of = lambda a, b: (experts, *((a, b) if layout == "nt" else (b, a)))
-  if w1.shape != of(n, d):
+  if shape1 != of(n, d):
     raise bad("w1", arguments.describe(w1), f"shape {list(of('n', d))}")
-  if w2.shape != of(d, columns) or n not in (columns, 2 * columns):
+  if shape2 != of(d, columns) or n not in (columns, 2 * columns):
     raise bad("w2", arguments.describe(w2),
               f"shape {list(of(d, f'{n} / 2'))} with gates or"
               f" {list(of(d, n))} without, for w1 {arguments.describe(w1)}")
@@ -291,21 +346,32 @@ def fused_moe(
     limit = arguments.number(function, "swiglu_limit", limit,
                              "a finite number above 0",
                              lambda t: 0 < t < float("inf"))
-  arguments.check_dtype(function, "topk_weight", topk_weight, _FLOATS)
-  if topk_weight.shape != ids.shape:
-    raise bad("topk_weight", arguments.describe(topk_weight),
-              f"shape {list(ids.shape)}")
+  alpha = swiglu_alpha
+  if alpha is not None:
+    if activation != "swiglu":
+      raise bad("swiglu_alpha", repr(alpha), "None but of swiglu")
+    alpha = arguments.number(function, "swiglu_alpha", alpha, "a finite number",
+                             lambda t: abs(t) < float("inf"))
   for name, bias, width in (("bias1", bias1, n), ("bias2", bias2, d)):
     if bias is not None:
       arguments.check_dtype(function, name, bias, _FLOATS)
       if bias.shape != (experts, width):
         raise bad(name, arguments.describe(bias), f"shape [{experts}, {width}]")
-  scaling = "none"
-  if scaled:
-    if layout != "nt":
-      raise bad("weight_layout", repr(weight_layout), "'enk' with w1_scale")
+  if scaled and not four_bits:
     scaling, w1_scale, w2_scale = _scales(
         function, w1, w2, w1_scale, w2_scale)
+  quant = w1.dtype.name if scaling in ("row", "block") else None
+  if quant_dtype is not None:
+    quant = arguments.dtype_name(
+        function, "quant_dtype", quant_dtype, ("float8_e4m3fn", "mxfp4"))
+    if scaling != "mx":
+      raise bad("quant_dtype", quant, "None but with weights of MXFP4")
+  for name, scale in (("a1_scale", a1_scale), ("a2_scale", a2_scale)):
+    if scale is not None:
+      arguments.check_dtype(function, name, scale, ("float32",))
+      if scaling != "row" or scale.shape not in ((), (1,)):
+        raise bad(name, arguments.describe(scale), "None, or one number with"
+                  " weights that have a scale an expert or a row")
   everywhere = experts
   if expert_mask is not None:
     arguments.check_is_array(function, "expert_mask", expert_mask, False)
@@ -313,16 +379,32 @@ def fused_moe(
       raise bad("expert_mask", arguments.describe(expert_mask),
                 f"shape [n] of at least {experts}")
     everywhere = expert_mask.shape[0]
+  shared = arguments.number(
+      function, "num_shared_experts", num_shared_experts,
+      f"an integer from 0 to {everywhere}", lambda t: 0 <= t <= everywhere, int)
+  arguments.check_dtype(function, "topk_weight", topk_weight, _FLOATS)
+  tokens, topk = ids.shape
+  if topk_weight.shape not in ((tokens, topk), (tokens, topk + shared)):
+    raise bad("topk_weight", arguments.describe(topk_weight),
+              f"shape {[tokens, topk]}" + (
+                  f" or {[tokens, topk + shared]}" if shared else ""))
+  if shared:
+    last = jnp.arange(everywhere - shared, everywhere, dtype=jnp.int32)
+    ids = jnp.concatenate([ids, jnp.broadcast_to(last, (tokens, shared))], 1)
+    topk_weight = jnp.pad(
+        topk_weight, ((0, 0), (0, topk + shared - topk_weight.shape[1])),
+        constant_values=1)
   ids = api.local_ids(function, ids, everywhere, expert_mask, num_local_tokens)
+  dtype = hidden_states.dtype.name if dtype is None else arguments.dtype_name(
+      function, "dtype", dtype, _FLOATS)
   cfg = Config(
       layout, activation, gated,
       arguments.choice(function, "gate_mode", gate_mode,
                        ("separated", "interleaved")) == "interleaved",
       arguments.flag(function, "doweight_stage1", doweight_stage1), limit,
-      hidden_states.dtype.name if dtype is None else arguments.dtype_name(
-          function, "dtype", dtype, _FLOATS), scaling)
+      alpha, dtype, scaling, quant)
   x = Layer(hidden_states, w1, w2, topk_weight, ids, bias1, bias2, w1_scale,
-            w2_scale)
+            w2_scale, a1_scale, a2_scale)
   if not scaled:
     return _layer(cfg, x)
   return arguments.no_gradient(

@@ -25,6 +25,11 @@ enum class GmmScaling : uint8_t {
   kRow,    // i8 and fp8: a float32 scale a row of a, and of each row of b.
   kBlock,  // fp8: float32 of 1 x 128 in a [m, ceil(k / 128)] and of 128 x 128
            // in b [groups, ceil(n / 128), ceil(k / 128)].
+  kMx,  // b is e2m1 [groups, n, k / 2], two numbers a byte, with a power of two
+        // (e8m0) a row and 32 of k, [groups, n, k / 32]. a is bf16, or e4m3fn
+        // or e2m1 with such scales [m, k / 32]. k is a multiple of 32.
+  kI4,  // b is int4 [groups, n, k / 2] with bf16 scales [groups, n, k / 32],
+        // and a bf16. k is a multiple of 32.
 };
 
 // How many tiles of rows there can be at most, of any kernel: of kTN one a
@@ -39,7 +44,7 @@ inline constexpr int64_t kGmmLeastRows = 16;
 struct gmm_args {
   GmmLayout layout = GmmLayout::kNN;
   GmmScaling scaling = GmmScaling::kNone;
-  DataType data_type = DataType::kBf16;  // Of a and b.
+  DataType data_type = DataType::kBf16;  // Of a, and of b if it has no 4 bits.
   // kFp32, or data_type, of scaled products bf16.
   DataType out_type = DataType::kBf16;
 
@@ -50,9 +55,9 @@ struct gmm_args {
 
   const void* a_ptr = nullptr;
   const void* b_ptr = nullptr;
-  const void* a_scale_ptr = nullptr;  // Both absent without scaling.
-  const void* b_scale_ptr = nullptr;
-  const void* sizes_ptr = nullptr;  // int32 [groups], with `lead` one more.
+  const void* a_scale_ptr = nullptr;  // Absent without scaling; of kMx and kI4
+  const void* b_scale_ptr = nullptr;  // a_scale where a is bf16.
+  const void* sizes_ptr = nullptr;    // int32 [groups], with `lead` one more.
   // Whether the first of the sizes counts rows that no group has.
   bool lead = false;
 
@@ -73,7 +78,7 @@ struct GmmPlan {
 };
 
 // The sizes of a problem are m, n, k and the number of groups; its features nt
-// or tn, and row or block.
+// or tn, and row, block, mx or i4.
 AITER_OPERATION(gmm, gmm_args, GmmPlan);
 
 }  // namespace aiter

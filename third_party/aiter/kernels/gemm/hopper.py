@@ -148,7 +148,7 @@ def sum_slabs(acc, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
 
 
 @gluon.jit
-def _scales_at(scales, m, row0, col0, slab, ROWS_: gl.constexpr,
+def scales_at(scales, m, row0, col0, slab, ROWS_: gl.constexpr,
                LAYOUT: gl.constexpr):
   """Returns where a tile's scales of the first slab are."""
   (a_scale, b_scale, stride_a_scale_m, stride_a_scale_k, stride_b_scale_n,
@@ -189,7 +189,7 @@ def _add(acc, part, scale_a, scale_b, KIND: gl.constexpr,
 
 
 @gluon.jit
-def _promoted_sum(acc, at, ring, steps, i, phase, w: gl.constexpr,
+def promoted_sum(acc, at, ring, steps, i, phase, w: gl.constexpr,
                   KIND: gl.constexpr, SKINNY: gl.constexpr,
                   STAGES: gl.constexpr):
   """sum_slabs in float32, of nt. Two slabs take turns: one is multiplied while
@@ -305,13 +305,13 @@ def _to_bf16(x, flags):
 
 
 @gluon.jit
-def _scale_rows(acc, scale_a, scale_b, ELEMENT: gl.constexpr):
+def scale_rows(acc, scale_a, scale_b, ELEMENT: gl.constexpr):
   """Returns sums as float32, times a scale a row and one a column."""
   N: gl.constexpr = acc.shape[1]
   if N > 64:
     low, high = _halves(acc, ELEMENT)
-    low = _scale_rows(low, scale_a, scale_b[:N // 128], ELEMENT)
-    high = _scale_rows(high, scale_a, scale_b[N // 128:], ELEMENT)
+    low = scale_rows(low, scale_a, scale_b[:N // 128], ELEMENT)
+    high = scale_rows(high, scale_a, scale_b[N // 128:], ELEMENT)
     return _join(low, high, ELEMENT)
   else:
     LAYOUT: gl.constexpr = acc.type.layout
@@ -367,7 +367,7 @@ def _finish(acc, ends, out, row0, col0, whole, KIND: gl.constexpr,
   x = acc.to(gl.float32)
   if KIND == ROWS or KIND == PROMOTED_ROWS:
     if whole:
-      x = _scale_rows(acc, scale_a, scale_b, ELEMENT)
+      x = scale_rows(acc, scale_a, scale_b, ELEMENT)
     elif acc.dtype == gl.int32:
       x = acc.to(gl.float32, bitcast=True)
   if ((flags & gemm.HAS_BIAS) != 0) | (activation != 0):
@@ -433,9 +433,9 @@ def _consume(w: gl.constexpr, ring, tiles, scales, out, whole,
     ends = _load_ends(scales, out, rows, cols, whole, KIND, TILE_N // 64)
     acc = gl.zeros([64, N], SUM, LAYOUT)
     if KIND == PROMOTED_ROWS or KIND == BLOCKS:
-      at = _scales_at(scales, out[4], row0, col0, k_first // TILE_K, ROWS_M,
+      at = scales_at(scales, out[4], row0, col0, k_first // TILE_K, ROWS_M,
                       gl.SliceLayout(0 if SKINNY else 1, LAYOUT))
-      acc, i, phase = _promoted_sum(acc, at, ring, steps, i, phase, w, KIND,
+      acc, i, phase = promoted_sum(acc, at, ring, steps, i, phase, w, KIND,
                                     SKINNY, STAGES)
     else:
       acc, i, phase = sum_slabs(acc, ring, steps, i, phase, w, A_T, B_T, SKINNY,

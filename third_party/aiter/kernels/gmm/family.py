@@ -12,7 +12,10 @@ from third_party.aiter.aot.family import (
 )
 
 # What the matrix unit multiplies as it is; "any": one of the float8 types.
-_BYTES = {"i8": "i8", "e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8", "any": "u8"}
+_BYTES = {"i8": "i8", "e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8",
+          "e2m1": "u8", "any": "u8"}
+# Of gmm_mx' first operand, in Triton's words.
+_FORMATS = {"e4m3fn": "e4m3", "e2m1": "e2m1"}
 
 FEATURES = {
     # Without out_f32 the result has the operands' type, of bytes bf16. lead:
@@ -21,13 +24,15 @@ FEATURES = {
     **flags("out_f32 lead fnuz"),
     # unaligned: rows that do not begin at multiples of 16 bytes. The layouts of
     # a problem are their names, nn without one.
-    # float8: operands are of either such type.
-    **selecting("unaligned nt tn row block float8"),
+    # float8: operands are of either such type. mx, i4: b has four bits.
+    **selecting("unaligned nt tn row block float8 mx i4"),
 }
 
 
 def _alignment(row):
-  """Elements in 16 bytes."""
+  """Elements in 16 bytes of what has the fewest bits."""
+  if row["op"] in ("gmm_mx", "gmm_i4"):
+    return 32
   return 16 if row["dtype"] in _BYTES else 8
 
 
@@ -42,6 +47,9 @@ def _constants(row):
       "ALIGN": _alignment(row) if "unaligned" in named(row, "excludes") else 1,
       "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
       "WALKS": "module=gmm.hopper" in row["options"],
+      # Triton's own way is slow on Hopper.
+      "UNPACK": arch.matrix == "wgmma" and row["dtype"] == "bf16",
+      "FORMAT": _FORMATS.get(row["dtype"], "bf16"),
       # Hopper adds float8 products with fewer bits than float32 has.
       "PROMOTE": arch.matrix == "wgmma" and row["dtype"] == "e4m3fn",
   }
@@ -64,12 +72,15 @@ FAMILY = Family(
         "gmm_nn": Op("gmm.gmm", (_ROWS,), _WALKING),
         "gmm_nt": Op("gmm.gmm", (_ROWS,), _WALKING),
         "gmm_tn": Op("gmm.gmm", (_GROUPS,), _WALKING_GROUPS),
-        "gmm_row": Op("gmm.gmm", (_ROWS,)),
-        "gmm_block": Op("gmm.gmm", (_ROWS,)),
+        "gmm_row": Op("gmm.gmm", (_ROWS,), _WALKING),
+        "gmm_block": Op("gmm.gmm", (_ROWS,), _WALKING),
+        "gmm_mx": Op("gmm.gmm", (_ROWS,)),
+        "gmm_i4": Op("gmm.gmm", (_ROWS,)),
     },
     pointers={
         **points_to("dtype", "a b out"),
-        **points_to("bf16", "out_bf16"),
+        **points_to("bf16", "out_bf16 b_scale_bf16"),
+        **points_to("u8", "b_packed a_scale_e8m0 b_scale_e8m0"),
         **points_to("fp32", "out_f32 a_scale b_scale"),
         **points_to("i32", "sizes plan"),
     },

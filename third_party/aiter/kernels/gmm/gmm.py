@@ -8,6 +8,9 @@
   gmm_row   gmm_nt of int8 or float8, with a scale a row of a and of b
   gmm_block gmm_nt of float8, scales of a a row and 128 of k, of b 128 of n and
             128 of k
+  gmm_mx    gmm_nt of float4 with powers of two a row and 32 of k for scales,
+            and a in bfloat16, or likewise in float8 or float4
+  gmm_i4    gmm_nt of int4 and a in bfloat16, scales a row and 32 of k
 
 Sizes of groups are on the device. gmm_plan makes a list of tiles of them, so
 that a block of the others finds its rows by one look. Such a list, `plan`, is
@@ -27,6 +30,8 @@ from third_party.aiter.kernels.gmm.family import FEATURES
 OUT_F32 = tl.constexpr(FEATURES["out_f32"])
 LEAD = tl.constexpr(FEATURES["lead"])
 FNUZ = tl.constexpr(FEATURES["fnuz"])
+
+SCALE_BLOCK = gemm.SCALE_BLOCK
 
 
 @triton.jit
@@ -93,6 +98,25 @@ def _entry(plan, slot, AMD: tl.constexpr):
     first = gemm.first_lane(first)
     end = gemm.first_lane(end)
   return group, first, end
+
+
+@triton.jit
+def _tiles_of_rows(plan, AMD: tl.constexpr):
+  tiles = tl.load(plan)
+  if AMD:
+    tiles = gemm.first_lane(tiles)
+  return tiles
+
+
+@triton.jit
+def _tile(plan, tiles, n, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+          GROUP_M: tl.constexpr, XCDS: tl.constexpr):
+  """(group, first row, end of the rows, first column) of a program's tile."""
+  slot, tile_n = gemm.tile_of(
+      tl.program_id(0), tiles * TILE_M, n, TILE_M, TILE_N, GROUP_M, XCDS,
+      XCDS > 0)
+  group, first, end = _entry(plan, slot, XCDS > 0)
+  return group, first, end, tile_n * TILE_N
 
 
 @triton.jit
@@ -173,15 +197,10 @@ def _rows(
     SLICES: tl.constexpr, PROMOTE: tl.constexpr,
 ):
   """A tile of out [m, n]. ROW: sums are scaled by row and column."""
-  tiles = tl.load(plan)
-  if XCDS > 0:
-    tiles = gemm.first_lane(tiles)
+  tiles = _tiles_of_rows(plan, XCDS > 0)
   if tl.program_id(0) < tiles * tl.cdiv(n, TILE_N):
-    slot, tile_n = gemm.tile_of(
-        tl.program_id(0), tiles * TILE_M, n, TILE_M, TILE_N, GROUP_M, XCDS,
-        XCDS > 0)
-    group, first, end = _entry(plan, slot, XCDS > 0)
-    n0 = tile_n * TILE_N
+    group, first, end, n0 = _tile(
+        plan, tiles, n, TILE_M, TILE_N, GROUP_M, XCDS)
     a += first.to(tl.int64) * k
     matrix = tl.maximum(group, 0).to(tl.int64)
     b += matrix * k * n
@@ -200,8 +219,10 @@ def _rows(
     if ROW:
       r = first + tl.arange(0, TILE_M)
       c = n0 + tl.arange(0, TILE_N)
-      sa = tl.load(a_scale + r, mask=r < end, other=0.0)
-      sb = tl.load(b_scale + (matrix * n + c), mask=c < n, other=0.0)
+      # What no matrix is for is 0, whatever its scale.
+      there = group >= 0
+      sa = tl.load(a_scale + r, mask=(r < end) & there, other=0.0)
+      sb = tl.load(b_scale + (matrix * n + c), mask=(c < n) & there, other=0.0)
       x = acc.to(tl.float32) * sa[:, None] * sb[None, :]
     else:
       x = acc
@@ -266,6 +287,155 @@ def gmm_block(
   _rows(a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
         gemm.BLOCK, False, True, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN,
         SLICES, False)
+
+
+@triton.jit
+def _load_along(ptr, offsets, at, left, SIZE: tl.constexpr,
+                CHECK: tl.constexpr):
+  """Rows' next SIZE elements; with CHECK those past `left` are 0."""
+  if CHECK:
+    inside = tl.arange(0, SIZE)[None, :] < left
+    return tl.load(ptr + at + offsets, mask=inside, other=0.0)
+  else:
+    return tl.load(ptr + at + offsets)
+
+
+@triton.jit
+def _unpack(packed, scale):
+  """Numbers, the lower k in the low nibble, times scales a row and 32 of k.
+
+  e8m0 scales are of e2m1, bfloat16 of int4. Returns bfloat16.
+  """
+  ROWS: tl.constexpr = packed.shape[0]
+  COLS: tl.constexpr = 2 * packed.shape[1]
+  x = packed.to(tl.uint32)
+  # The low one in bits 28 to 31, the high one in the same of the other.
+  x = tl.reshape(tl.join(x << 28, x << 24), [ROWS, COLS // 32, 32])
+  if scale.dtype == tl.uint8:
+    # The places of float32, whose exponent then is 2^126 too low, subnormals
+    # included. The scale has its places too; of 2^-127, a subnormal, half.
+    x = (x & 0x80000000) | ((x & 0x70000000) >> 6)
+    bits = scale.to(tl.uint32) << 23
+    bits = tl.where(scale == 0, 0x400000, bits)
+    bits = tl.where(scale == 255, 0x7FC00000, bits)
+    scale = bits.to(tl.float32, bitcast=True)
+    x = x.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
+  else:
+    # 2^23 + 8 + the number, without a conversion.
+    x = ((x >> 28) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
+  x = x * scale.to(tl.float32)[:, :, None]
+  return tl.reshape(x, [ROWS, COLS]).to(tl.bfloat16)
+
+
+@triton.jit
+def _add_packed(
+    acc, k0, k_left, a, b, a_scale, b_scale, a_offsets, b_offsets,
+    a_scale_offsets, b_scale_offsets, FORMAT: tl.constexpr,
+    UNPACK: tl.constexpr, TILE_K: tl.constexpr, CHECK: tl.constexpr,
+):
+  """acc [columns, rows] plus the product of the tiles at k0.
+
+  The weights come first: what is unpacked stays in registers on Hopper, whose
+  first operand alone may.
+  """
+  A_PACK: tl.constexpr = 2 if FORMAT == "e2m1" else 1
+  BLOCKS: tl.constexpr = TILE_K // 32
+  a_tile = _load_along(
+      a, a_offsets, k0 // A_PACK, k_left // A_PACK, TILE_K // A_PACK, CHECK)
+  b_tile = _load_along(b, b_offsets, k0 // 2, k_left // 2, TILE_K // 2, CHECK)
+  sb = _load_along(
+      b_scale, b_scale_offsets, k0 // 32, k_left // 32, BLOCKS, CHECK)
+  if UNPACK:
+    return tl.dot(_unpack(b_tile, sb), tl.trans(a_tile), acc)
+  elif FORMAT == "bf16":
+    return tl.dot_scaled(
+        b_tile, sb, "e2m1", tl.trans(a_tile), None, "bf16", acc)
+  else:
+    sa = _load_along(
+        a_scale, a_scale_offsets, k0 // 32, k_left // 32, BLOCKS, CHECK)
+    return tl.dot_scaled(
+        b_tile, sb, "e2m1", tl.trans(a_tile), sa, FORMAT, acc)
+
+
+@triton.jit
+def _packed_rows(
+    a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
+    FORMAT: tl.constexpr, UNPACK: tl.constexpr, TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP_M: tl.constexpr,
+    XCDS: tl.constexpr, SLICES: tl.constexpr,
+):
+  """_rows of matrices whose numbers have four bits; k is a multiple of 32.
+
+  FORMAT: of a: "bf16", "e4m3" or "e2m1". UNPACK: of bf16, whether b is unpacked
+  here, and not by Triton.
+  """
+  tiles = _tiles_of_rows(plan, XCDS > 0)
+  if tl.program_id(0) < tiles * tl.cdiv(n, TILE_N):
+    group, first, end, n0 = _tile(
+        plan, tiles, n, TILE_M, TILE_N, GROUP_M, XCDS)
+    # So written, the compiler knows what divides them.
+    bytes_b = k // 32 * 16
+    bytes_a = bytes_b if FORMAT == "e2m1" else k // 32 * 32
+    row = tl.maximum(group, 0).to(tl.int64) * n + n0
+    a += first.to(tl.int64) * bytes_a
+    a_scale += first.to(tl.int64) * (k // 32)
+    b += row * bytes_b
+    b_scale += row * (k // 32)
+    r = tl.arange(0, TILE_M)
+    c = tl.arange(0, TILE_N)
+    r = tl.where(r < end - first, r, 0)[:, None]
+    c = tl.where(c < n - n0, c, 0)[:, None]
+    A_PACK: tl.constexpr = 2 if FORMAT == "e2m1" else 1
+    blocks = tl.arange(0, TILE_K // 32)[None, :]
+    a_offsets = r * bytes_a + tl.arange(0, TILE_K // A_PACK)[None, :]
+    b_offsets = c * bytes_b + tl.arange(0, TILE_K // 2)[None, :]
+    a_scale_offsets = r * (k // 32) + blocks
+    b_scale_offsets = c * (k // 32) + blocks
+    acc = tl.zeros([TILE_N, TILE_M], tl.float32)
+    summed = tl.where(group < 0, 0, k)
+    steps = summed // TILE_K
+    if steps > 0:
+      for step in tl.range(0, steps):
+        acc = _add_packed(
+            acc, step * TILE_K, TILE_K, a, b, a_scale, b_scale, a_offsets,
+            b_offsets, a_scale_offsets, b_scale_offsets, FORMAT, UNPACK, TILE_K,
+            False)
+    if summed > steps * TILE_K:
+      acc = _add_packed(
+          acc, steps * TILE_K, summed - steps * TILE_K, a, b, a_scale, b_scale,
+          a_offsets, b_offsets, a_scale_offsets, b_scale_offsets, FORMAT,
+          UNPACK, TILE_K, True)
+    _store(tl.trans(acc), out_bf16, out_f32, 0, 0, first, n0, end, n, flags,
+           TILE_M, TILE_N, SLICES)
+
+
+@triton.jit
+def gmm_mx(
+    a, b_packed, a_scale_e8m0, b_scale_e8m0, plan, out_bf16, out_f32, n, k,
+    flags, FORMAT: tl.constexpr, UNPACK: tl.constexpr, TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP_M: tl.constexpr,
+    XCDS: tl.constexpr, SLICES: tl.constexpr,
+):
+  """gmm_nt of b [groups, n, k / 2]: two float4 e2m1 a byte, the lower k first.
+
+  Scales are 2^(byte - 127), one a row and 32 of k: b's [groups, n, k / 32], and
+  a's [m, k / 32] if a is float8, or float4 [m, k / 2].
+  """
+  _packed_rows(
+      a, b_packed, a_scale_e8m0, b_scale_e8m0, plan, out_bf16, out_f32, n, k,
+      flags, FORMAT, UNPACK, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, SLICES)
+
+
+@triton.jit
+def gmm_i4(
+    a, b_packed, b_scale_bf16, plan, out_bf16, out_f32, n, k, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, SLICES: tl.constexpr,
+):
+  """gmm_mx of int4 and scales in bfloat16; a number times its scale is too."""
+  _packed_rows(
+      a, b_packed, b_packed, b_scale_bf16, plan, out_bf16, out_f32, n, k, flags,
+      "bf16", True, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, SLICES)
 
 
 @triton.jit

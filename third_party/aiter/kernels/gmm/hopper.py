@@ -32,7 +32,7 @@ def tensor_maps(function, constants):
   rows_m = constants["TILE_M"] if constants["SKINNY"] else 64
   n, k = constants["TILE_N"], constants["TILE_K"]
   a = (1, k, rows_m) if function == "gmm_tn" else (1, rows_m, k)
-  b = (1, n, k) if function == "gmm_nt" else (1, k, n)
+  b = (1, k, n) if function in ("gmm_nn", "gmm_tn") else (1, n, k)
   return {"a_desc": TensorMap("a", a), "b_desc": TensorMap("b", b)}
 
 
@@ -155,14 +155,57 @@ def _store_transposed(ptr, x, row0, col0, row_end, n):
 
 
 @gluon.jit
-def _consume(w: gl.constexpr, ring, walk, out, LAYOUT: gl.constexpr,
-             SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
-             TILE_K: gl.constexpr, STAGES: gl.constexpr,
+def _load_ends(scales, rows, row_end, col0, n, group, LAYOUT: gl.constexpr,
+               PARTS: gl.constexpr):
+  """The scales of rows of a, and of each 64 rows of b: 0 of no matrix."""
+  a_scale, b_scale, _ = scales
+  there = group >= 0
+  scale_a = gl.load(a_scale + rows, mask=(rows < row_end) & there, other=0.0)
+  b_scale += gl.maximum(group, 0).to(gl.int64) * n
+  scale_b = ()
+  for p in gl.static_range(PARTS):
+    cols = col0 + p * 64 + gl.arange(0, 64, LAYOUT)
+    scale_b += (gl.load(b_scale + cols, mask=(cols < n) & there, other=0.0),)
+  return scale_a, scale_b
+
+
+@gluon.jit
+def _scaled_sum(acc, ring, scales, steps, i, phase, w: gl.constexpr, row0,
+                row_end, col0, n, group, KIND: gl.constexpr,
+                STAGES: gl.constexpr):
+  """A tile's scaled sum in float32, and the ring's state."""
+  a_scale, b_scale, scales_k = scales
+  LAYOUT: gl.constexpr = acc.type.layout
+  if KIND != gemm.BLOCKS:
+    rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    scale_a, scale_b = _load_ends(
+        scales, rows, row_end, col0, n, group,
+        gl.BlockedLayout([1], [32], [4], [0]), acc.shape[1] // 64)
+  if KIND == gemm.ROWS:
+    acc, i, phase = gemm.sum_slabs(acc, ring, steps, i, phase, w, False, False,
+                                   False, STAGES)
+  else:
+    b_scale += (gl.maximum(group, 0).to(gl.int64)
+                * ((n + gmm.SCALE_BLOCK - 1) // gmm.SCALE_BLOCK) * scales_k)
+    at = gemm.scales_at((a_scale, b_scale, scales_k, 1, scales_k, 1), row_end,
+                        row0, col0, 0, 64, gl.SliceLayout(1, LAYOUT))
+    acc, i, phase = gemm.promoted_sum(acc, at, ring, steps, i, phase, w, KIND,
+                                      False, STAGES)
+  if KIND != gemm.BLOCKS:
+    acc = gemm.scale_rows(acc, scale_a, scale_b, ring[0].dtype)
+  return acc, i, phase
+
+
+@gluon.jit
+def _consume(w: gl.constexpr, ring, walk, scales, out, LAYOUT: gl.constexpr,
+             KIND: gl.constexpr, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
              GROUP_M: gl.constexpr):
   """Computes a warpgroup's part of one tile after the other."""
   plan, tiles, tiles_m, tiles_n, k = walk
   out, out_f32, n, flags = out
   ELEMENT: gl.constexpr = ring[0].dtype
+  SUM: gl.constexpr = gl.int32 if ELEMENT == gl.int8 else gl.float32
   N: gl.constexpr = TILE_M if SKINNY else TILE_N
   ACC: gl.constexpr = gemm.accumulator(N, ELEMENT)
   i = 0
@@ -172,7 +215,7 @@ def _consume(w: gl.constexpr, ring, walk, out, LAYOUT: gl.constexpr,
   for t in range(gl.program_id(0), tiles * tiles_m * tiles_n,
                  gl.num_programs(0)):
     ahead = _tile_at(t + gl.num_programs(0), walk, LAYOUT, GROUP_M)
-    acc = gl.zeros([64, N], gl.float32, ACC)
+    acc = gl.zeros([64, N], SUM, ACC)
     col0 = tile_n * TILE_N
     offset = gl.to_tensor(0).to(gl.int64)
     if LAYOUT == TN:
@@ -186,8 +229,13 @@ def _consume(w: gl.constexpr, ring, walk, out, LAYOUT: gl.constexpr,
       row0 = first + w * 64
       row_end = end
       steps = (_summed(group, first, end, k, LAYOUT) + TILE_K - 1) // TILE_K
-      acc, i, phase = gemm.sum_slabs(acc, ring, steps, i, phase, w, False,
-                                     LAYOUT == NN, SKINNY, STAGES)
+      if KIND == gemm.PLAIN:
+        acc, i, phase = gemm.sum_slabs(acc, ring, steps, i, phase, w, False,
+                                       LAYOUT == NN, SKINNY, STAGES)
+      else:
+        acc, i, phase = _scaled_sum(acc, ring, scales, steps, i, phase, w,
+                                    row0, row_end, col0, n, group, KIND,
+                                    STAGES)
     if SKINNY:
       if (flags & gmm.OUT_F32) != 0:
         _store_transposed(out_f32, acc, row0, col0, row_end, n)
@@ -197,15 +245,16 @@ def _consume(w: gl.constexpr, ring, walk, out, LAYOUT: gl.constexpr,
       gemm.store(out_f32 + offset, acc, row0, col0, row_end, n // 8 * 8,
                  ELEMENT)
     else:
-      gemm.store(out + offset, acc.to(ELEMENT), row0, col0, row_end,
-                 n // 8 * 8, ELEMENT)
+      gemm.store(out + offset, acc.to(out.dtype.element_ty), row0, col0,
+                 row_end, n // 8 * 8, ELEMENT)
     group, first, end, tile_m, tile_n = ahead
 
 
 @gluon.jit
-def _gmm(a_desc, b_desc, plan, out, out_f32, n, k, flags, LAYOUT: gl.constexpr,
-         SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
-         TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+def _gmm(a_desc, b_desc, a_scale, b_scale, plan, out, out_f32, n, k, flags,
+         LAYOUT: gl.constexpr, KIND: gl.constexpr, SKINNY: gl.constexpr,
+         TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+         STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """A block's tiles. SKINNY: one warpgroup computes a tile's transpose."""
   PARTS: gl.constexpr = 1 if SKINNY else TILE_M // 64
   dtype: gl.constexpr = a_desc.dtype
@@ -227,20 +276,21 @@ def _gmm(a_desc, b_desc, plan, out, out_f32, n, k, flags, LAYOUT: gl.constexpr,
     tiles_m = (k + TILE_M - 1) // TILE_M
   walk = (plan, gl.load(plan), tiles_m, (n + TILE_N - 1) // TILE_N, k)
   maps = (a_desc, b_desc)
+  scales = (a_scale, b_scale, (k + gmm.SCALE_BLOCK - 1) // gmm.SCALE_BLOCK)
   result = (out, out_f32, n, flags)
   if SKINNY:
     gl.warp_specialize([
-        (_consume, (0, ring, walk, result, LAYOUT, SKINNY, TILE_M, TILE_N,
-                    TILE_K, STAGES, GROUP_M)),
+        (_consume, (0, ring, walk, scales, result, LAYOUT, KIND, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
         (_produce, (ring, walk, maps, LAYOUT, SKINNY, TILE_M, TILE_N, TILE_K,
                     STAGES, GROUP_M)),
     ], [1])
   else:
     gl.warp_specialize([
-        (_consume, (0, ring, walk, result, LAYOUT, SKINNY, TILE_M, TILE_N,
-                    TILE_K, STAGES, GROUP_M)),
-        (_consume, (1, ring, walk, result, LAYOUT, SKINNY, TILE_M, TILE_N,
-                    TILE_K, STAGES, GROUP_M)),
+        (_consume, (0, ring, walk, scales, result, LAYOUT, KIND, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_consume, (1, ring, walk, scales, result, LAYOUT, KIND, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
         (_produce, (ring, walk, maps, LAYOUT, SKINNY, TILE_M, TILE_N, TILE_K,
                     STAGES, GROUP_M)),
     ], [4, 1], [224, 24])
@@ -251,8 +301,8 @@ def gmm_nn(a_desc, b_desc, plan, out, out_f32, n, k, flags,
            SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
            TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gmm.gmm_nn. Grid: (multiprocessors, or tiles if fewer)."""
-  _gmm(a_desc, b_desc, plan, out, out_f32, n, k, flags, NN, SKINNY, TILE_M,
-       TILE_N, TILE_K, STAGES, GROUP_M)
+  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out, out_f32, n, k, flags, NN,
+       gemm.PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
@@ -260,8 +310,8 @@ def gmm_nt(a_desc, b_desc, plan, out, out_f32, n, k, flags,
            SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
            TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gmm.gmm_nt."""
-  _gmm(a_desc, b_desc, plan, out, out_f32, n, k, flags, NT, SKINNY, TILE_M,
-       TILE_N, TILE_K, STAGES, GROUP_M)
+  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out, out_f32, n, k, flags, NT,
+       gemm.PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
@@ -269,5 +319,28 @@ def gmm_tn(a_desc, b_desc, plan, out, out_f32, n, k, flags,
            SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
            TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gmm.gmm_tn."""
-  _gmm(a_desc, b_desc, plan, out, out_f32, n, k, flags, TN, SKINNY, TILE_M,
+  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out, out_f32, n, k, flags, TN,
+       gemm.PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+
+
+@gluon.jit
+def gmm_row(a_desc, b_desc, a_scale, b_scale, plan, out_bf16, out_f32, n, k,
+            flags, PROMOTE: gl.constexpr, SKINNY: gl.constexpr,
+            TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+            STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """gmm.gmm_row."""
+  _gmm(a_desc, b_desc, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
+       NT, gemm.PROMOTED_ROWS if PROMOTE else gemm.ROWS, SKINNY, TILE_M,
        TILE_N, TILE_K, STAGES, GROUP_M)
+
+
+@gluon.jit
+def gmm_block(a_desc, b_desc, a_scale, b_scale, plan, out_bf16, out_f32, n, k,
+              flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+              TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+              STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """gmm.gmm_block. A tile has one block's columns."""
+  gl.static_assert(TILE_N <= gmm.SCALE_BLOCK)
+  gl.static_assert(TILE_K == gmm.SCALE_BLOCK)
+  _gmm(a_desc, b_desc, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
+       NT, gemm.BLOCKS, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)

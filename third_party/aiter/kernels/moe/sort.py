@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entries sorted by their expert: a counting sort whose order is that of ids.
 
-  moe_count  of each part of the entries: how many an expert has
+  moe_count  of each part of the entries: how many an expert has; clears order
   moe_scan   of each part: how many it has in those before; and in all
   moe_place  where each entry lies
 
@@ -24,10 +24,18 @@ def _part(ids, entries, experts, TILE_M: tl.constexpr):
 
 @triton.jit
 def moe_count(
-    ids, partial, entries, experts,
+    ids, partial, order, entries, experts, block,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,
 ):
-  """partial [parts, experts] of ids [entries]. Grid: (parts)."""
+  """partial [parts, experts] of ids [entries]. Grid: (parts).
+
+  order, which moe_place leaves holes in, becomes 0.
+  """
+  places = entries + experts * (block - 1)
+  for p0 in range(tl.program_id(0) * TILE_M, places,
+                  tl.num_programs(0) * TILE_M):
+    p = p0 + tl.arange(0, TILE_M)
+    tl.store(order + p, tl.zeros([TILE_M], tl.int32), mask=p < places)
   _, expert = _part(ids, entries, experts, TILE_M)
   to = partial + tl.program_id(0).to(tl.int64) * experts
   for e0 in range(0, experts, TILE_N):
