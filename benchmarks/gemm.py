@@ -3,6 +3,8 @@
 
   python gemm.py                    the whole list of shapes.py
   python gemm.py --only fp8         kinds and sizes whose name contains this
+  python gemm.py --random 24        sizes that nobody has tuned: of bf16, or of
+                                    --kind, drawn by --seed
   python gemm.py --smoke            tiny shapes, on any platform
 
 Prints a table and writes gemm.csv to --out. The exit code is 1 if a result of
@@ -10,7 +12,8 @@ ours is far from the other implementations'.
 
 How it is timed. A program is one product after the other, of so many pairs of
 operands that no cache holds the weights (of small ones --copies): as in a
-model, they come from memory. PyTorch's is recorded as a CUDA graph. A figure is
+model, they come from memory. All are compiled before the first one is timed,
+side by side. PyTorch's is recorded as a CUDA graph. A figure is
 report.median_time of the program, by its number of products. Backward is that
 of a and b together, two products each. Operands are normal numbers: a GPU's
 clock depends on them.
@@ -20,7 +23,9 @@ int8's results are compared with XLA's only; and by torch._scaled_mm. XLA scales
 what it multiplies in int8 or float8 and, of blocks, widens to bfloat16 first.
 """
 
+import concurrent.futures
 import functools
+import math
 import os
 import sys
 
@@ -51,17 +56,15 @@ def copies(shape: shapes.Gemm, most: int) -> int:
   return min(max(COLD_BYTES // size, 1), most)
 
 
-def inputs(shape: shapes.Gemm, seed: int) -> list[np.ndarray]:
+def inputs(shape: shapes.Gemm) -> list[np.ndarray]:
   """Returns float32 a, b and, where the kind has them, their scales.
 
-  Rows repeat, so that the host does not make random numbers for minutes.
+  a and b have their first rows alone, which the others repeat: the host does
+  not make random numbers for minutes.
   """
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   m, n, k = shape.m, shape.n, shape.k
-  a, b = (
-    np.resize(rng.standard_normal((min(rows, 509), k), np.float32), (rows, k))
-    for rows in (m, n)
-  )
+  a, b = (rng.standard_normal((min(r, 509), k), np.float32) for r in (m, n))
   if shape.kind == "int8":
     a, b = (np.rint(x * 32).clip(-127, 127) for x in (a, b))
   if shape.kind == "bf16":
@@ -110,34 +113,53 @@ class JaxProgram:
       our_gemm if name == OURS else formula, shape.kind
     )
     types = {"bf16": dtype, "int8": "int8"}
-    kinds = [types.get(shape.kind, "float8_e4m3fn")] * 2 + ["float32"] * 2
-    self.sets = [
-      [jnp.asarray(x).astype(t) for x, t in zip(inputs(shape, i), kinds)]
-      for i in range(copies(shape, most))
-    ]
+    self.types = [types.get(shape.kind, "float8_e4m3fn")] * 2 + ["float32"] * 2
+    self.shape, self.copies = shape, copies(shape, most)
     self.backward = shape.kind == "bf16" and shape.m >= 1024
+    few = inputs(shape)
+    sizes = (
+      (shape.m, shape.k),
+      (shape.n, shape.k),
+      *(t.shape for t in few[2:]),
+    )
+    one = [
+      jax.ShapeDtypeStruct(size, t)
+      for size, t in zip(sizes, self.types[: len(few)], strict=True)
+    ]
+    sets = [one] * self.copies
+    compiled = lambda f, *args: jax.jit(f).lower(*args).compile()
+    self.forward = compiled(lambda s: [self.function(*x) for x in s], sets)
+    if self.backward:
+      out = jax.eval_shape(self.function, *one)
+      self.gradients = compiled(
+        lambda s, d: [jax.vjp(self.function, *x)[1](y) for x, y in zip(s, d)],
+        sets,
+        [out] * self.copies,
+      )
 
   def run(self, seconds: float):
     """Returns {pass: time of a product}, and results as float32."""
-    wait, sets = jax.block_until_ready, self.sets
+    a, b, *scales = map(jnp.asarray, inputs(self.shape))
+    a, b = (
+      jnp.resize(x, (rows, self.shape.k)).astype(t)
+      for x, rows, t in zip((a, b), self.shape[1:3], self.types)
+    )
+    sets = [
+      [jnp.roll(a, i, 0), jnp.roll(b, i, 0), *scales]
+      for i in range(self.copies)
+    ]
 
     def time(program, *args):
-      program = jax.jit(program)
       call = functools.partial(program, *args)
-      return report.median_time(call, wait, seconds) / len(sets), call
+      t = report.median_time(call, jax.block_until_ready, seconds)
+      return t / self.copies, call()
 
-    forward, call = time(lambda sets: [self.function(*s) for s in sets], sets)
-    times, results = {"forward": forward}, [call()[0]]
+    forward, out = time(self.forward, sets)
+    times, results = {"forward": forward}, [out[0]]
     if self.backward:
-      gradients = [jnp.roll(results[0], i, 0) for i in range(len(sets))]
-
-      def program(sets, gradients):
-        return [
-          jax.vjp(self.function, *s)[1](d) for s, d in zip(sets, gradients)
-        ]
-
-      times["backward"], call = time(program, sets, gradients)
-      results += call()[0]
+      gradients = [jnp.roll(out[0], i, 0) for i in range(self.copies)]
+      times["backward"], out = time(self.gradients, sets, gradients)
+      results += out[0]
     return times, [np.asarray(x.astype(jnp.float32)) for x in results]
 
 
@@ -150,18 +172,24 @@ class TorchProgram:
     import torch  # noqa: PLC0415
 
     types = {"bf16": getattr(torch, dtype), "int8": torch.int8}
-    kinds = [types.get(shape.kind, torch.float8_e4m3fn)] * 2
-    kinds += [torch.float32] * 2
-    self.kind = shape.kind
-    self.sets = [
-      [torch.tensor(x, device="cuda").to(t)
-       for x, t in zip(inputs(shape, i), kinds)]
-      for i in range(copies(shape, most))
-    ]  # fmt: skip
-    if shape.kind == "fp8_block":
-      for s in self.sets:  # as cuBLAS wants them
-        s[2], s[3] = s[2].t().contiguous().t(), s[3].t()
+    self.type = types.get(shape.kind, torch.float8_e4m3fn)
+    self.kind, self.shape = shape.kind, shape
+    self.copies = copies(shape, most)
     self.backward = shape.kind == "bf16" and shape.m >= 1024
+
+  def sets(self):
+    """Operands of every product of a program."""
+    import torch  # noqa: PLC0415
+
+    a, b, *scales = (torch.tensor(x).cuda() for x in inputs(self.shape))
+    a, b = (
+      x[torch.arange(rows, device="cuda") % len(x)].to(self.type)
+      for x, rows in zip((a, b), self.shape[1:3])
+    )
+    if self.kind == "fp8_block":  # as cuBLAS wants them
+      scales = [scales[0].t().contiguous().t(), scales[1].t()]
+    roll = lambda x, i: x.view(torch.uint8).roll(i, 0).view(x.dtype) if i else x
+    return [[roll(a, i), roll(b, i), *scales] for i in range(self.copies)]
 
   def function(self, a, b, a_scale=None, b_scale=None):
     import torch  # noqa: PLC0415
@@ -188,12 +216,13 @@ class TorchProgram:
       )
       return t / len(sets), out[0]
 
-    forward, out = time(self.function, self.sets)
+    sets = self.sets()
+    forward, out = time(self.function, sets)
     times, results = {"forward": forward}, [out]
     if self.backward:
       times["backward"], out = time(
         lambda a, b, d: (torch.matmul(d, b), torch.matmul(d.t(), a)),
-        [(*s, results[0].roll(i, 0)) for i, s in enumerate(self.sets)],
+        [(*s, results[0].roll(i, 0)) for i, s in enumerate(sets)],
       )
       results += out
     if self.kind == "int8":
@@ -203,18 +232,34 @@ class TorchProgram:
     return times, results
 
 
-def measure(shape, names, dtype, most, seconds):
+def programs(problems, names, dtype, most):
+  """Returns {(problem, implementation): its program or why there is none}."""
+
+  def program(shape, which):
+    try:
+      if which == "torch":
+        return TorchProgram(shape, dtype, most)
+      return JaxProgram(which, shape, dtype, most)
+    except Exception as e:  # an implementation's refusal has any type
+      if which == OURS:
+        raise
+      return e
+
+  pairs = [(shape, which) for shape in problems for which in names]
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    return dict(zip(pairs, pool.map(lambda p: program(*p), pairs), strict=True))
+
+
+def measure(shape, names, compiled, seconds):
   """Returns (rows of the CSV file, what went wrong) of one problem."""
   rows, found, name = [], {}, name_of(shape)
   for which in names:
     try:
-      program = (
-        TorchProgram(shape, dtype, most)
-        if which == "torch"
-        else JaxProgram(which, shape, dtype, most)
-      )
+      program = compiled.pop((shape, which))
+      if isinstance(program, Exception):
+        raise program
       found[which] = program.run(seconds)
-    except Exception as e:  # an implementation's refusal has any type
+    except Exception as e:  # likewise
       if which == OURS:
         raise
       print(f"{name}: no {which}: {str(e).splitlines()[0][:90]}")
@@ -276,6 +321,22 @@ def table(rows: list[dict]) -> list[list[str]]:
   return lines
 
 
+def summary(rows: list[dict]) -> str:
+  """How much faster ours is than the fastest other implementation."""
+  speed = {}
+  for r in rows:
+    key = (r["kind"], r["m"], r["n"], r["k"], r["pass"])
+    speed.setdefault(key, {})[r["implementation"]] = r["tflops"]
+  ratios = [s.pop(OURS) / max(s.values()) for s in speed.values() if len(s) > 1]
+  if not ratios:
+    return ""
+  mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+  return (
+    f"; {OURS} against the best other of {len(ratios)}: geometric mean"
+    f" {mean:.3f}, worst {min(ratios):.3f}"
+  )
+
+
 def main() -> int:
   parser = report.parser(
     __doc__, "gemm", IMPLEMENTATIONS, ("bfloat16", "float16")
@@ -284,11 +345,22 @@ def main() -> int:
     "--only", action="append", metavar="TEXT", help="names with this in them"
   )
   parser.add_argument("--copies", type=int, default=8, help="of small weights")
+  parser.add_argument(
+    "--random", type=int, metavar="N", help="N sizes drawn from --seed instead"
+  )
+  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument(
+    "--kind",
+    choices=("bf16", "int8", "fp8", "fp8_block"),
+    default="bf16",
+    help="of random sizes",
+  )
   args = parser.parse_args()
+  listed = shapes.GEMM_SMOKE if args.smoke else shapes.GEMM
+  if args.random:
+    listed = shapes.random_gemms(args.kind, args.random, args.seed)
   problems = [
-    s
-    for s in (shapes.GEMM_SMOKE if args.smoke else shapes.GEMM)
-    if any(text in name_of(s) for text in args.only or [""])
+    s for s in listed if any(text in name_of(s) for text in args.only or [""])
   ]
   if not problems:
     parser.error("no problem has that name; see shapes.py")
@@ -296,10 +368,9 @@ def main() -> int:
   print(report.title(args.dtype))
 
   rows, wrong = [], []
+  compiled = programs(problems, args.implementations, args.dtype, args.copies)
   for shape in problems:
-    more, bad = measure(
-      shape, args.implementations, args.dtype, args.copies, seconds
-    )
+    more, bad = measure(shape, args.implementations, compiled, seconds)
     rows += more
     wrong += bad
 
@@ -308,7 +379,8 @@ def main() -> int:
     "gemm",
     rows,
     table(rows),
-    f"us: ours; {', '.join(IMPLEMENTATIONS)}: TFLOP/s; last columns: ratios",
+    f"us: ours; {', '.join(IMPLEMENTATIONS)}: TFLOP/s; last columns: ratios"
+    + summary(rows),
     wrong,
   )
 

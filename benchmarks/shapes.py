@@ -361,6 +361,27 @@ class Gemm(NamedTuple):
     return 2.0 * (2 if backward else 1) * self.m * self.n * self.k
 
 
+def random_gemms(kind: str, count: int, seed: int) -> list[Gemm]:
+  """Products of decoding, prefill and training, drawn evenly in the logarithm.
+
+  m is from 1 to 16384, n and k from 360 to 19000 are multiples of 64 or, one in
+  four, of 8 (of 8 bits: 16); one in twelve of bf16 is odd.
+  """
+  rng = random.Random(seed)
+
+  def size() -> int:
+    wanted = 2 ** rng.uniform(8.5, 14.2)
+    step = rng.choice((64, 64, 64, 8 if kind == "bf16" else 16))
+    if kind == "bf16" and rng.randrange(12) == 0:
+      return int(wanted) | 1
+    return round(wanted / step) * step
+
+  return [
+    Gemm(kind, round(2 ** rng.uniform(0, 14)), size(), size())
+    for _ in range(count)
+  ]
+
+
 # n and k of the fp8 products that DeepGEMM publishes figures of.
 DEEPGEMM = (
   (2112, 7168),
