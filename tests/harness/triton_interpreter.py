@@ -90,6 +90,13 @@ def _cast(self, source, to, *rest, cast):
   return interpreter.TensorHandle(rounded, to.scalar)
 
 
+def _create_splat(self, ret_ty, arg):
+  """A scalar comparison spread as what it is, not as what it compares."""
+  del self
+  data = np.full(ret_ty.shape, arg.data.reshape(-1)[0], arg.data.dtype)
+  return interpreter.TensorHandle(data, arg.dtype.scalar)
+
+
 @contextlib.contextmanager
 def gpu_arithmetic():
   """While it lasts, narrow floats are multiplied and rounded to as on a GPU."""
@@ -98,6 +105,7 @@ def gpu_arithmetic():
   casts = {name: functools.partialmethod(_cast, cast=getattr(builder, name))
            for name in ("cast_impl", "create_fp_to_fp")}
   with (
+      mock.patch.object(builder, "create_splat", _create_splat),
       mock.patch.object(
           builder, "create_dot",
           lambda *args: _create_dot(*args, create_dot=create_dot)),
