@@ -52,9 +52,10 @@ class MlaTest(MlaTestCase):
     self.check(case, seed)
 
   @parameterized.parameters(
-      # No sequence's queries, no keys; a split of the keys, in parts of unequal
-      # and of no keys; tiles of 16, 32 and 64 rows, and more than one.
-      dict(lengths=((0, 5), (1, 0))), dict(lengths=((1, 700), (1, 3))),
+      # No sequence's queries, no keys, no page at all; a split of the keys, in
+      # parts of unequal and of no keys; tiles of 16, 32 and 64 rows, and more.
+      dict(lengths=((0, 5), (1, 0))), dict(lengths=((1, 0),), sink=True),
+      dict(lengths=((1, 700), (1, 3))),
       dict(heads=20, lengths=((1, 700),)), dict(heads=128, lengths=((1, 90),)),
       dict(heads=12, lengths=((4, 300), (4, 70)), page=64),
       dict(heads=16, lengths=((4, 90),) * 3, cache="e4m3fn", scales=True),
