@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import itertools
 import re
+from unittest import mock
 
 import hypothesis
 import jax.numpy as jnp
@@ -188,6 +189,11 @@ class NumbersTest(GemmTestCase):
   def test_shapes(self, m, n, k):
     """Multiples of a tile, of what is loaded at once, and of nothing."""
     self.check(Case(m=m, n=n, k=k, bias="fp32"))
+
+  @mock.patch.object(gemm_op, "_WORTH_A_COPY", 1)
+  def test_odd_rows(self):
+    """Zeros are put behind rows that are not aligned."""
+    self.check(Case(m=37, n=43, k=51, bias="fp32"))
 
   def test_large(self):
     size = machine.size(1024, 160, 160)
@@ -479,6 +485,13 @@ class QuantisedTest(QuantisedTestCase):
   def test_activations(self, kind, activation):
     self.check_close(Quantised(
         kind, activation=activation, bias=True), 2.0**-18)
+
+  @parameterized.parameters(*KINDS)
+  @mock.patch.object(gemm_op, "_WORTH_A_COPY", 1)
+  def test_odd_rows(self, kind):
+    """Zeros are put behind rows that are not aligned, and behind scales."""
+    self.check_equal(Quantised(
+        kind, m=37, n=43, k=147 if kind != "fp4" else 160))
 
   @parameterized.product(kind=KINDS, out=["fp32", "bf16"])
   def test_any_numbers(self, kind, out):

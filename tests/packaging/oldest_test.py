@@ -22,6 +22,9 @@ VERSION = re.search(
 # The first of those that call the same kernels.
 CASES = {case.targets: case for case in reversed(operators.CASES)}.values()
 
+# Functions whose results say so of a key that a query does not see.
+_HIDE = ("fp8_mqa_logits",)
+
 
 class OldestTest(parameterized.TestCase):
 
@@ -40,7 +43,10 @@ class OldestTest(parameterized.TestCase):
     args = operators.arrays_of(case, operators.SIZES[0])
     for leaf in jax.tree.leaves(jax.device_get(run(*args))):
       if jnp.issubdtype(leaf.dtype, jnp.floating):
-        self.assertTrue(np.isfinite(np.asarray(leaf, np.float32)).all())
+        leaf = np.asarray(leaf, np.float32)
+        # A logit of a key that is hidden.
+        hidden = (case.name in _HIDE) & (leaf == -np.inf)
+        self.assertTrue((np.isfinite(leaf) | hidden).all())
     transforms.assert_close(self, exported.call(*args), run(*args), 1e-2)
 
 

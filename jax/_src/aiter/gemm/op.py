@@ -40,6 +40,8 @@ _DTYPES = {
     "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz", "uint8": "e2m1"}
 # Partial sums of a skinny product: at most so many, of so much memory.
 _SKINNY, _MAX_SPLITS, _MAX_WORKSPACE = 64, 16, 64 << 20
+# Sizes from which a copy costs less than reading rows that are not aligned.
+_WORTH_A_COPY = 256
 
 
 class Config(NamedTuple):
@@ -264,6 +266,36 @@ def _folded(cfg: Config, x: Operands) -> Operands:
   return Operands(*map(fold, (a, b, a_scale, b_scale), _ranks(cfg)), x.bias)
 
 
+def _whole_rows(cfg: Config, x: Operands) -> Operands:
+  """Folded operands with zeros behind rows that are no multiples of 16 bytes.
+
+  The fast kernels copy and store 16 bytes at a time. Where all sizes are large
+  the product is much more work than a copy of its operands.
+  """
+  m, n, k = _sizes(cfg, x.a, x.b)
+  if (cfg.scaling == "mx" or not all(map(dims.is_known, (m, n, k)))
+      or min(m, n, k) < _WORTH_A_COPY):
+    return x
+  unit = 16 // x.a.dtype.itemsize
+  m = dims.round_up(m, unit) if cfg.layout == "tn" else m
+  n = dims.round_up(n, 8 if cfg.layout == "nt" else unit)
+  k = dims.round_up(k, unit)
+
+  def pad(t, *core):
+    if t is None or t.shape[t.ndim - len(core):] in (core, (1,)):
+      return t
+    lead = [(0, 0)] * (t.ndim - len(core))
+    own = t.shape[t.ndim - len(core):]
+    return jnp.pad(t, [*lead, *((0, to - of) for to, of in zip(core, own))])
+
+  a, b = {"nt": ((m, k), (n, k)), "nn": ((m, k), (k, n)),
+          "tn": ((k, m), (k, n))}[cfg.layout]
+  x = x._replace(a=pad(x.a, *a), b=pad(x.b, *b), bias=pad(x.bias, n))
+  if cfg.scaling == "row":
+    x = x._replace(b_scale=pad(x.b_scale, n))
+  return x
+
+
 def _call(cfg: Config, call, x: Operands) -> jax.Array:
   """The kernel's result [m, n], or [batch, m, n], of folded operands."""
   m, n, k = _sizes(cfg, x.a, x.b)
@@ -282,16 +314,21 @@ def _kernel(cfg: Config, call, x: Operands) -> jax.Array:
   whole = _one_contraction(cfg, x)
   m, n, _ = _sizes(cfg, whole.a, whole.b)
   flat = _folded(cfg, x)
+
+  def product_of(cfg, x):
+    rows, columns, _ = _sizes(cfg, x.a, x.b)
+    return _call(cfg, call, _whole_rows(cfg, x))[..., :rows, :columns]
+
   if x.bias is not None and x.bias.size != n:
     # A kernel knows one bias for all of a batch.
     lead = _lead(_leads(cfg, x._replace(bias=None)))
-    out = _call(_plain(cfg, x.a.dtype), call, flat._replace(bias=None))
+    out = product_of(_plain(cfg, x.a.dtype), flat._replace(bias=None))
     return _epilogue(cfg, out.reshape(*lead, m, n), x.bias)
   if x.bias is not None:
     wide = x.bias.dtype.name != cfg.out_dtype
     flat = flat._replace(bias=x.bias.reshape(n).astype(
         jnp.float32 if wide else x.bias.dtype))
-  return _call(cfg, call, flat).reshape(*_lead(_leads(cfg, x)), m, n)
+  return product_of(cfg, flat).reshape(*_lead(_leads(cfg, x)), m, n)
 
 
 def _plain(cfg: Config, dtype) -> Config:
