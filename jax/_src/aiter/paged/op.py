@@ -209,8 +209,6 @@ def reference(cfg: Config, x: Operands):
     return begin, jnp.minimum(x.indptr[i + 1], x.table.shape[0]) - begin
 
   table = x.table.reshape(-1)
-  if at_most(table.shape[0], 0):
-    table = jnp.full((1,), -1, jnp.int32)
   sinks = jnp.full(hq, -jnp.inf) if x.sinks is None else x.sinks
   sinks = sinks.reshape(hk, group, 1)
   slopes = None if x.slopes is None else x.slopes.reshape(hk, group, 1, 1)
@@ -268,10 +266,8 @@ def reference(cfg: Config, x: Operands):
     m = jnp.broadcast_to(sinks, (hk, group, rows)).astype(jnp.float32)
     l = jnp.where(m == -jnp.inf, 0.0, 1.0)
     acc = jnp.zeros((hk, group, rows, shape.dv), jnp.float32)
-    state = tuple(vary_like(t, q) for t in (low // room * room, acc, m, l))
-    if not at_most(shape.pages, 0):
-      state = lax.while_loop(more, step, state)
-    _, acc, m, l = state
+    _, acc, m, l = lax.while_loop(more, step, tuple(
+        vary_like(t, q) for t in (low // room * room, acc, m, l)))
     safe = jnp.where(l == 0, 1, l)
     acc /= safe[..., None]
     lse = jnp.where(l == 0, -jnp.inf, m + jnp.log(safe))
@@ -281,7 +277,14 @@ def reference(cfg: Config, x: Operands):
 
   out = vary_like(jnp.zeros((tokens, hq, shape.dv), x.q.dtype), x.q)
   lse = vary_like(jnp.full((tokens, hq), -jnp.inf), x.q)
-  if not (at_most(tokens, 0) or at_most(batch, 0)):
+  if at_most(tokens, 0) or at_most(batch, 0):
+    pass
+  elif at_most(shape.pages, 0) or at_most(table.shape[0], 0):
+    # Nobody sees a key: a row's softmax is of its sink alone.
+    row = jnp.arange(tokens, dtype=jnp.int32)
+    live = (row >= starts[0]) & (row < ends[-1])
+    lse = jnp.where(live[:, None], sinks.reshape(hq), lse)
+  else:
     row, acc, row_lse = lax.map(one_tile, (index, tile))
     flat = row.reshape(-1)
     out = out.at[flat].set(acc.reshape(-1, hq, shape.dv), mode="drop")
