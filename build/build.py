@@ -614,11 +614,9 @@ def test(args: argparse.Namespace) -> None:
     which = ["--test_env=AITER_TESTS=all", "--test_timeout=7200"]
   else:
     archs = args.archs
-    # Named targets run in any case.
-    which = [] if args.targets else [
-      "--build_tests_only",
-      "--test_tag_filters=-all",
-    ]
+    which = ["--config=ci"]
+    if not args.targets:  # Named targets run in any case.
+      which += ["--build_tests_only", "--test_tag_filters=-all"]
   with tempfile.TemporaryDirectory() as folder:
     events = pathlib.Path(folder) / "events.json"
     command = bazel(
