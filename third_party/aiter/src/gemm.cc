@@ -32,6 +32,9 @@ constexpr int64_t kMaxGridZ = 65535;
 // More parts than are ever worth their sum.
 constexpr int64_t kMaxSplits = 64;
 constexpr int64_t kSumBytes = 4;
+// Rows of a and of the result that a block copies at once. What a kernel was
+// compiled for has twice as many if a pair of blocks shares them.
+constexpr uint16_t kMostBoxRows = 64;
 
 bool IsFp8(DataType type) {
   return type == DataType::kE4m3fn || type == DataType::kE4m3fnuz;
@@ -280,12 +283,14 @@ MappedTensor Mapped(const TensorMapSpec& spec, const gemm_args& a,
       batch_stride = a.batch_stride_b;
       break;
     default:
+      // No kernel stores float32 by a map, but its halves have one as well.
       t.address = p.out_bf16_ptr;
-      t.type = a.out_type;
-      t.dims[0] = a.n;
+      t.type =
+          a.out_type == DataType::kFp32 ? DataType::kBf16 : a.out_type;
+      t.dims[0] = a.n * (ElementBytes(a.out_type) / ElementBytes(t.type));
       t.dims[1] = a.m;
-      t.strides[0] = a.n;
-      batch_stride = p.batch_stride_out;
+      t.strides[0] = t.dims[0];
+      batch_stride = a.m * t.dims[0];
       break;
   }
   t.rank = spec.rank;
@@ -303,7 +308,10 @@ Status LaunchGemm(const Driver& driver, const GemmPlan& plan,
   const GemmParams params = ParamsOf(args, plan);
   TensorMap maps[kMaxTensorMaps];
   for (int i = 0; i < kernel.num_tensor_maps; ++i) {
-    const TensorMapSpec& spec = kernel.tensor_maps[i];
+    TensorMapSpec spec = kernel.tensor_maps[i];
+    if (spec.tensor != kGemmTensorB) {
+      spec.box[1] = std::min(spec.box[1], kMostBoxRows);
+    }
     AITER_RETURN_IF_ERROR(EncodeTensorMap(
         driver, kernel, spec, Mapped(spec, args, params), &maps[i]));
   }

@@ -13,6 +13,7 @@
 #include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/select.h"
+#include "third_party/aiter/src/gemm_params.h"
 
 namespace aiter {
 namespace {
@@ -30,39 +31,71 @@ double BytesOf(DataType type) {
                                  : static_cast<double>(ElementBytes(type));
 }
 
+// Blocks that compute a tile together.
+int64_t BlocksOfTile(const KernelInfo& kernel) {
+  GemmParams params;
+  params.m = kernel.tile_m;
+  params.n = kernel.tile_n;
+  params.batch = params.splits = 1;
+  params.multiprocessors = 2;
+  int64_t sizes[3];
+  kernel.grid->sizes(kernel, &params, sizes);
+  return sizes[0];
+}
+
+// The lines of the L2 cache that are read for a row of k of an operand, in
+// bytes: rows that do not begin at a line take part of one more for each of the
+// 128 bytes that a kernel copies at once.
+double LinesOf(double bytes, int64_t row, double element) {
+  constexpr int64_t kLine = 128;
+  return static_cast<int64_t>(static_cast<double>(row) * element) % kLine == 0
+             ? bytes
+             : 2 * bytes;
+}
+
 // Time of a call, from the rate that was measured of the kernel at a large size
 // and from the bytes that have to move.
 double Estimate(const DeviceInfo& device, const GemmKey& key,
                 const GemmTiling& tiling) {
   const KernelInfo& kernel = *tiling.kernel;
   const double bandwidth = 1e9 * FactsOf(kernel.arch).gb_per_s;
-  const int64_t units = Multiprocessors(device, kernel);
+  const int64_t all_units = Multiprocessors(device, kernel);
   const double m = static_cast<double>(key.m);
   const double n = static_cast<double>(key.n);
   const double results = static_cast<double>(key.batch) * m * n;
   const double bytes_a = BytesOf(key.a_type);
   const double bytes_b = BytesOf(key.b_type);
 
-  // Blocks take turns, one on each multiprocessor.
-  const int64_t blocks = CeilDiv(key.m, kernel.tile_m) *
-                         CeilDiv(key.n, kernel.tile_n) * key.batch *
-                         tiling.splits;
-  const double turns = static_cast<double>(CeilDiv(blocks, units));
+  // Blocks, or groups of them, take turns, one block on each multiprocessor.
+  const int64_t units =
+      std::max<int64_t>(all_units / BlocksOfTile(kernel), 1);
+  const int64_t tiles = CeilDiv(key.m, kernel.tile_m) *
+                        CeilDiv(key.n, kernel.tile_n) * key.batch *
+                        tiling.splits;
+  const double turns = static_cast<double>(CeilDiv(tiles, units));
   // A block's products, at a multiprocessor's share of the rate.
   const double products = 2.0 * kernel.tile_m * kernel.tile_n *
                           tiling.k_per_split * static_cast<double>(units) /
                           (std::max<int>(kernel.rate, 1) * 1e12);
-  // The bytes of its operands; rows past the last are not read.
-  const double operands = (std::min<double>(kernel.tile_m, m) * bytes_a +
-                           std::min<double>(kernel.tile_n, n) * bytes_b) *
-                          tiling.k_per_split * static_cast<double>(units) /
-                          (kMostOfShare * bandwidth);
+  // The lines of its operands; rows past the last are not read.
+  const double operands =
+      (LinesOf(std::min<double>(kernel.tile_m, m) * bytes_a,
+               key.layout == GemmLayout::kTN ? key.m : key.k, bytes_a) +
+       LinesOf(std::min<double>(kernel.tile_n, n) * bytes_b,
+               key.layout == GemmLayout::kNT ? key.k : key.n, bytes_b)) *
+      tiling.k_per_split * static_cast<double>(units) /
+      (kMostOfShare * bandwidth);
+  // What blocks write at the end of a turn, all at once.
+  const double written = (tiling.splits > 1 ? 4.0 : 2.0) * kernel.tile_m *
+                         kernel.tile_n * static_cast<double>(units) /
+                         bandwidth;
   // Memory gives and takes everything once at least.
   const double all =
       (static_cast<double>(key.batch * key.k) * (m * bytes_a + n * bytes_b) +
        2 * results) /
       bandwidth;
-  double seconds = std::max(turns * std::max(products, operands), all);
+  double seconds =
+      std::max(turns * (std::max(products, operands) + written), all);
   if (tiling.splits > 1) {
     // The parts are written and read.
     seconds += kSumSeconds + 8 * tiling.splits * results / bandwidth;

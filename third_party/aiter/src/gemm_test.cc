@@ -96,6 +96,12 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   mapped.num_args = 3;
   mapped.tensor_maps = kMaps3;
   mapped.num_tensor_maps = 2;
+  KernelInfo pairs = mapped;
+  pairs.symbol = "nt_pairs";
+  pairs.tile_m = 256;
+  pairs.rate = 1;
+  pairs.grid = &kGemmNtGridPairs;
+  kernels.push_back(pairs);
   KernelInfo& flat = add("tn_mapped", "gemm_tn", "sm_90", kB, 64, 64, 64, 700,
                          kU | kGemmOutF32);
   flat.grid = &kGemmTnGridWalks;
@@ -420,9 +426,9 @@ void TestTensorMaps() {
   gemm_args args = Args(500, 1000, 512, 3);
   args.batch_stride_b = 0;
   CHECK_OK(gemm(args, nullptr));
-  // 4 * 4 tiles, on as many pairs of blocks as run at once.
+  // 4 * 4 tiles, on as many blocks as run at once.
   const Launch launch = g_recorder.launches.at(0);
-  CHECK(launch.grid[0] == 10 && launch.grid[1] == 1 && launch.grid[2] == 3);
+  CHECK(launch.grid[0] == 11 && launch.grid[1] == 1 && launch.grid[2] == 3);
   const auto mapped = launch.As<MappedArgs>();
   CHECK(mapped.a.opaque[0] == 1 && mapped.b.opaque[0] == 2);
   CHECK(mapped.params.m == 500);
@@ -430,7 +436,8 @@ void TestTensorMaps() {
   CHECK(a.address == At(0x10000) && a.type == 9 && a.swizzle == 3);
   CHECK(a.rank == 3 && a.dims[0] == 512 && a.dims[1] == 500 && a.dims[2] == 3);
   CHECK(a.strides[0] == 1024 && a.strides[1] == 512000);
-  CHECK(a.box[0] == 64 && a.box[1] == 128 && a.box[2] == 1);
+  // Half of what the kernel was compiled for: a block's.
+  CHECK(a.box[0] == 64 && a.box[1] == 64 && a.box[2] == 1);
   // What batches share is mapped once.
   const TensorMapCall b = g_recorder.maps.at(1);
   CHECK(b.dims[1] == 1000 && b.dims[2] == 1 && b.strides[1] == 1024000);
@@ -438,7 +445,7 @@ void TestTensorMaps() {
   args = Args(300, 96, 64);
   args.kernel = "nt_mapped";
   CHECK_OK(gemm(args, nullptr));
-  CHECK(g_recorder.launches.at(1).grid[0] == 4);  // 3 tiles.
+  CHECK(g_recorder.launches.at(1).grid[0] == 3);
 
   args = Args(128, 256, 512, 1, GemmLayout::kTN);
   args.stride_a = 136;
@@ -458,6 +465,10 @@ void TestTensorMaps() {
   args.kernel = "nt_mapped";
   CHECK_OK(gemm(args, nullptr));
   CHECK(g_recorder.launches.at(0).grid[0] == 16);
+  // A pair of blocks has a tile of twice the rows.
+  args.kernel = "nt_pairs";
+  CHECK_OK(gemm(args, nullptr));
+  CHECK(g_recorder.launches.at(1).grid[0] == 2 * 2 * 4);
   g_recorder.multiprocessors = 0;
 }
 

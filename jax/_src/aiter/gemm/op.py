@@ -38,8 +38,9 @@ MX_BLOCK = 32
 _DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "int8": "i8",
     "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz", "uint8": "e2m1"}
-# Partial sums of a skinny product: at most so many, of so much memory.
-_SKINNY, _MAX_SPLITS, _MAX_WORKSPACE = 64, 16, 64 << 20
+# Partial sums of a product: at most so many, none of fewer of k, of so much
+# memory.
+_MAX_SPLITS, _LEAST_K, _MAX_WORKSPACE = 16, 256, 64 << 20
 # Sizes from which a copy costs less than reading rows that are not aligned.
 _WORTH_A_COPY = 256
 
@@ -174,27 +175,26 @@ def reference(cfg: Config, x: Operands) -> jax.Array:
 def split_bound(batch: int, m: int, n: int, k: int) -> int:
   """Upper bound of the parts that k is divided in; it sizes the workspace.
 
-  Few rows make few tiles, so a device is filled by dividing k and summing what
+  Where there are few tiles, a device is filled by dividing k and summing what
   comes of it. The library may use fewer parts than this, never more.
   """
-  if batch * m > _SKINNY:
-    return 1
   fits = _MAX_WORKSPACE // max(4 * batch * m * n, 1)
-  return max(1, min(_MAX_SPLITS, -(-k // 256), fits))
+  return max(1, min(_MAX_SPLITS, -(-k // _LEAST_K), fits))
 
 
 def _workspace(batch: int, m: int, n: int, k: int):
   """float32 numbers that the parts of a product take, 0 if it is not divided.
 
-  If sizes are open, what a skinny product takes at most; the library makes as
-  many parts as fit.
+  If sizes are open, what any takes at most; the library makes as many parts as
+  fit.
   """
   if all(map(dims.is_known, (batch, m, n, k))):
     splits = split_bound(batch, m, n, k)
     return splits * batch * m * n if splits > 1 else 0
-  splits = min(_MAX_SPLITS, -(-k // 256)) if dims.is_known(k) else _MAX_SPLITS
-  rows = jax.core.min_dim(batch * m, _SKINNY)
-  return jax.core.min_dim(splits * rows * n, _MAX_WORKSPACE // 4)
+  splits = _MAX_SPLITS
+  if dims.is_known(k):
+    splits = min(splits, -(-k // _LEAST_K))
+  return jax.core.min_dim(splits * batch * m * n, _MAX_WORKSPACE // 4)
 
 
 def features(layout: str, scaling: str, a_dtype: str,

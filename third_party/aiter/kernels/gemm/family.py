@@ -44,21 +44,25 @@ def _constants(row):
       "ALIGN": _alignment(row) if "unaligned" in named(row, "excludes") else 1,
       "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
       "WALKS": "module=gemm.hopper" in row["options"],
+      "PAIRS": "num_ctas=2" in row["options"],
       "PROMOTE": arch.matrix == "wgmma" and row["dtype"] == "e4m3fn",
   }
 
 
 _GRID = ("tiles = ceil(m / tile_m) * ceil(n / tile_n)", "splits", "batch")
-# A kernel that copies by tensor maps walks over tiles by itself, some with two
-# blocks side by side.
+# A kernel that copies by tensor maps walks over tiles by itself, or a pair of
+# its blocks does.
 _WALKING = (
-    "tiles = min((ceil(m / tile_m) * ceil(n / tile_n) + 1) // 2,"
+    "tiles = min(ceil(m / tile_m) * ceil(n / tile_n), max(multiprocessors, 1))",
+    "splits", "batch")
+_PAIRS = (
+    "tiles = min(ceil(m / tile_m) * ceil(n / tile_n),"
     " max(multiprocessors // 2, 1)) * 2",
     "splits", "batch")
 
 FAMILY = Family(
     ops={
-        **{op: Op("gemm.gemm", _GRID, {"WALKS": _WALKING}) for op in (
+        **{op: Op("gemm.gemm", _GRID, {"PAIRS": _PAIRS, "WALKS": _WALKING}) for op in (
             "gemm_nt", "gemm_nn", "gemm_tn", "gemm_row", "gemm_block",
             "gemm_mx")},
         "gemm_sum": Op("gemm.gemm", (
