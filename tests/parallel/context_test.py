@@ -4,6 +4,7 @@
 import functools
 import re
 
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -277,6 +278,27 @@ class ContextTest(parameterized.TestCase):
   def test_two_axes(self, inner, balance):
     self.check((2, 4), dict(sink=normal(4, HQ)), dict(sink=P()), causal=True,
                strategy=("ulysses", inner), load_balance=balance)
+
+  @parameterized.parameters(
+      ("ring", None, 3), ("ring", "striped", 3), ("all_gather", None, 3),
+      ("ulysses", "striped", 4))
+  def test_odd_lengths(self, strategy, balance, n):
+    """Seven tokens a device."""
+    q, k, v = (t[:, :7 * n] for t in qkv())
+    self.check(n, dict(q=q, k=k, v=v), causal=True, strategy=strategy,
+               load_balance=balance)
+
+  def test_exported(self):
+    """From an explicit mesh."""
+    mesh = sharding.mesh((4,), ("x",), explicit=True)
+    with jax.set_mesh(mesh):
+      call = jax.jit(jax.shard_map(
+          functools.partial(aiter.context_parallel_attention, causal=True,
+                            axis_name="x", load_balance="zigzag"),
+          in_specs=ROWS, out_specs=ROWS))
+      args = sharding.put(mesh, qkv(), (ROWS,) * 3)
+      got = jax.export.export(call)(*args).call(*args)
+      np.testing.assert_array_equal(got, call(*args))
 
   def test_windows_skip_steps(self):
     """What no query sees is not sent either."""
