@@ -121,6 +121,11 @@ from jax._src.aiter.paged.ragged import (
     ragged_paged_attention_hd64,
 )
 from jax._src.aiter.parallel.context import context_parallel_attention
+from jax._src.aiter.parallel.decode import (
+    context_parallel_merge,
+    context_parallel_paged_decode,
+    context_parallel_positions,
+)
 from jax._src.aiter.parallel.order import (
     inverse_reorder_causal_load_balancing,
     reorder_causal_load_balancing,

@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jax
 from jax import lax
-from jax._src.aiter.attention import decode, reference
+from jax._src.aiter.attention import decode, reference, rows
 from jax._src.aiter.attention.types import (
   Config,
   Grads,
@@ -271,10 +271,11 @@ def _bwd_batch(bwd: BwdConfig, op, n, mapped, x: Operands, saved: Saved):
 
 
 # -----------------------------------------------------------------------------
-# Sharding: batch and heads partition; a packed call by heads alone. Sequence
-# and head_dim are gathered. Query heads of one group follow their key head.
+# Sharding: batch and heads partition; a packed call by heads alone. So do rows
+# of queries, named "r", where rows.py has a way; keys and head_dim are
+# gathered. Query heads of one group follow their key head.
 
-_SPLIT = ("b", "h", "n")
+_SPLIT = ("b", "h", "n", "r")
 
 
 def _head_names(x: Operands) -> tuple[str, str]:
@@ -286,37 +287,44 @@ def _head_names(x: Operands) -> tuple[str, str]:
   return ("h", "h") if x.q.shape[-2] == x.k.shape[-2] else ("h", "n")
 
 
-def _specs(x: Operands):
+def _rows_name(cfg: Config, x: Operands) -> str:
+  if x.packed:
+    return "tq"
+  return "r" if rows.may_divide(cfg, x) else "sq"
+
+
+def _specs(cfg: Config, x: Operands):
   """Names of the dimensions of every operand; see partition.py."""
   hq, hk = _head_names(x)
   b = () if x.packed else ("b",)
-  sq, sk = ("tq", "tk") if x.packed else ("sq", "sk")
-  rows = ("_",) if x.packed else ("b",)
+  sq, sk = _rows_name(cfg, x), "tk" if x.packed else "sk"
+  each = ("_",) if x.packed else ("b",)
   spec = Operands(
       q=(*b, sq, hq, "d"), k=(*b, sk, hk, "d"), v=(*b, sk, hk, "e"),
       cu_seqlens_q=("_",), cu_seqlens_k=("_",), cu_seqlens_q_padded=("_",),
-      cu_seqlens_k_padded=("_",), alibi_slopes=(*rows, hq), sink=(*rows, hq),
-      dropout_state=(*rows, hq, "_"))
+      cu_seqlens_k_padded=("_",), alibi_slopes=(*each, hq), sink=(*each, hq),
+      dropout_state=(*each, hq, "_"))
   planes = lambda t: t is not None and tuple(
       "_" if n == 1 else name for n, name in zip(t.shape, ("b", hq, sq, sk)))
   spec = spec._replace(bias=planes(x.bias), mask=planes(x.mask))
   return Operands(*(None if t is None else s for t, s in zip(x, spec)))
 
 
-def _result_specs(x: Operands, keep_p: bool):
+def _result_specs(cfg: Config, x: Operands, keep_p: bool):
   """As _specs, for (out, lse, p)."""
   h, _ = _head_names(x)
-  return ((*_specs(x).q[:-1], "e"), (h, "tq") if x.packed else ("b", h, "sq"),
-          ("b", h, "sq", "sk") if keep_p else None)
+  sq = _rows_name(cfg, x)
+  return ((*_specs(cfg, x).q[:-1], "e"), (h, sq) if x.packed else ("b", h, sq),
+          ("b", h, sq, "sk") if keep_p else None)
 
 
-def _saved_specs(x: Operands, saved: Saved):
-  out, lse, p = _result_specs(x, saved.p is not None)
+def _saved_specs(cfg: Config, x: Operands, saved: Saved):
+  out, lse, p = _result_specs(cfg, x, saved.p is not None)
   return Saved(out, out, lse, None if saved.dlse is None else lse, p)
 
 
-def _grads_specs(x: Operands, wanted: Wanted):
-  spec = _specs(x)
+def _grads_specs(bwd: BwdConfig, x: Operands):
+  wanted, spec = bwd.wanted, _specs(bwd.mha, x)
   return Grads(
       spec.q, spec.k, spec.v, spec.bias if wanted.dbias else None,
       spec.sink if wanted.dsink else None,
@@ -324,23 +332,24 @@ def _grads_specs(x: Operands, wanted: Wanted):
 
 
 class _Split(NamedTuple):
-  """How a call is divided: mesh axes of the batch and of the heads.
+  """How a call is divided: mesh axes of the batch, of the heads and of rows.
 
   `shared_kv` says that every shard holds all key heads and reads one of them.
   """
   batch: tuple[str, ...]
   heads: tuple[str, ...]
   shared_kv: bool
+  rows: tuple[str, ...] = ()
 
   @property
   def axes(self) -> dict[str, tuple[str, ...]]:
     """Mesh axes of the dimensions in _specs; "n" is there if hk < hq."""
     return {"b": self.batch, "h": self.heads,
-            "n": () if self.shared_kv else self.heads}
+            "n": () if self.shared_kv else self.heads, "r": self.rows}
 
 
-def _choose_split(mesh, x: Operands) -> _Split:
-  """The division that q's, or else k's, sharding suggests and heads allow."""
+def _choose_split(mesh, cfg: Config, x: Operands) -> _Split:
+  """The division that q's, or else k's, sharding suggests and sizes allow."""
   size = lambda axes: math.prod(mesh.shape[a] for a in axes)
 
   def axes_of(dim):
@@ -353,20 +362,15 @@ def _choose_split(mesh, x: Operands) -> _Split:
   if not x.packed and x.q.shape[0] % size(batch):
     batch = ()
   n = size(heads)
-  if hk % n == 0:
-    return _Split(batch, heads, False)
-  if hq % n == 0 and (hq // hk) % (hq // n) == 0:
-    return _Split(batch, heads, True)
-  return _Split(batch, (), False)
-
-
-def _shard_index(mesh, axes):
-  """Linear index of this shard along a dimension sharded over axes."""
-  index = jnp.int32(0)
-  for a in axes:
-    here = lax.axis_index(a).astype(jnp.int32)
-    index = index * np.int32(mesh.shape[a]) + here
-  return index
+  shared_kv = hk % n != 0
+  if shared_kv and (hq % n or (hq // hk) % (hq // n)):
+    heads, shared_kv = (), False
+  along = ()
+  if rows.may_divide(cfg, x):
+    along = mesh_axes(x.q.sharding.spec[1])
+    if x.q.shape[1] % size(along) or {*along} & {*batch, *heads}:
+      along = ()
+  return _Split(batch, heads, shared_kv, along)
 
 
 def _localise(mesh, split: _Split, x: Operands, hq: int, hk: int):
@@ -388,12 +392,12 @@ def _localise(mesh, split: _Split, x: Operands, hq: int, hk: int):
         return None
       b = x.q.shape[0]
       return lax.dynamic_slice_in_dim(
-          cu, _shard_index(mesh, split.batch) * np.int32(b), b + 1)
+          cu, rows.shard_index(mesh, split.batch) * np.int32(b), b + 1)
     x = x._replace(cu_seqlens_q=local(x.cu_seqlens_q),
                    cu_seqlens_k=local(x.cu_seqlens_k))
   kv_head = None
   if split.shared_kv:
-    first = _shard_index(mesh, split.heads) * np.int32(x.q.shape[-2])
+    first = rows.shard_index(mesh, split.heads) * np.int32(x.q.shape[-2])
     kv_head = first // np.int32(hq // hk)
     axis = x.k.ndim - 2
     x = x._replace(k=lax.dynamic_slice_in_dim(x.k, kv_head, 1, axis),
@@ -401,17 +405,21 @@ def _localise(mesh, split: _Split, x: Operands, hq: int, hk: int):
   return x, kv_head
 
 
-def _fwd_plan(_, run, mesh, args):
+def _fwd_plan(cfg: Config, run, mesh, args):
   x, = args
-  split = _choose_split(mesh, x)
+  split = _choose_split(mesh, cfg, x)
   hq, hk = x.q.shape[-2], x.k.shape[-2]
+  if split.rows:
+    run = functools.partial(rows.forward, cfg, run, mesh, split.rows)
   return split.axes, lambda x: run(_localise(mesh, split, x, hq, hk)[0])
 
 
 def _bwd_plan(bwd: BwdConfig, run, mesh, args):
   x, _ = args
-  split = _choose_split(mesh, x)
+  split = _choose_split(mesh, bwd.mha, x)
   hq, hk = x.q.shape[-2], x.k.shape[-2]
+  if split.rows:
+    run = functools.partial(rows.backward, bwd.mha, run, mesh, split.rows)
   # A bias that broadcasts over a sharded dimension collects its gradient.
   bias_axes = ()
   if bwd.wanted.dbias:
@@ -445,7 +453,8 @@ def _bwd_plan(bwd: BwdConfig, run, mesh, args):
 mha_fwd = operator(
     target="mha_fwd", kernel=_fwd_kernel, reference=reference.mha_fwd,
     formula=functools.partial(reference.mha_fwd, every_block=True),
-    specs=lambda cfg, x: ((_specs(x),), _result_specs(x, cfg.keep_p)),
+    specs=lambda cfg, x: (
+        (_specs(cfg, x),), _result_specs(cfg, x, cfg.keep_p)),
     split=_SPLIT,
     serves=_fwd_serves, dtypes=_DTYPES,
     batch=_fwd_batch, plan=_fwd_plan)
@@ -457,7 +466,8 @@ mha_bwd = operator(
     formula=lambda bwd, x, saved: reference.mha_bwd(
         *bwd, x, saved, every_block=True),
     specs=lambda bwd, x, saved: (
-        (_specs(x), _saved_specs(x, saved)), _grads_specs(x, bwd.wanted)),
+        (_specs(bwd.mha, x), _saved_specs(bwd.mha, x, saved)),
+        _grads_specs(bwd, x)),
     split=_SPLIT,
     serves=lambda bwd, x, saved: _serves(
         "mha_bwd", bwd.mha, x, bwd.wanted, saved.dlse is not None),

@@ -155,7 +155,7 @@ def _scales(names, scale, page, offset, heads: int):
                           (page.shape[0], heads))
 
 
-def _keys_and_values(cfg: Config, x: Operands, shape: Shape, page, offset):
+def keys_and_values(cfg: Config, x: Operands, shape: Shape, page, offset):
   """Dequantised keys and values of tokens, [tokens, heads, d] in float32.
 
   Those of absent pages, which are past the end, are zeros.
@@ -240,7 +240,7 @@ def reference(cfg: Config, x: Operands):
       page = table.at[place].get(mode="fill", fill_value=-1)
       shown = (n < stop) & (page >= 0) & (page < shape.pages)
       page = jnp.where(shown, page, shape.pages)
-      k, v = _keys_and_values(cfg, x, shape, page, n % size)
+      k, v = keys_and_values(cfg, x, shape, page, n % size)
       s = jnp.einsum("mhgd,nhd->hgmn", q, k, precision=lax.Precision.HIGHEST)
       s *= cfg.softmax_scale
       if cfg.soft_cap:
