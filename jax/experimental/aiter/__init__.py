@@ -121,6 +121,7 @@ from jax._src.aiter.paged.ragged import (
     ragged_paged_attention_hd64,
 )
 from jax._src.aiter.parallel.context import context_parallel_attention
+from jax._src.aiter.parallel.experts import expert_parallel_moe
 from jax._src.aiter.parallel.order import (
     inverse_reorder_causal_load_balancing,
     reorder_causal_load_balancing,
@@ -202,6 +203,7 @@ __all__ = [
     "cp_gather_indexer_k_quant_cache",
     "dequant",
     "dot_product_attention",
+    "expert_parallel_moe",
     "exponential",
     "flash_attn_fp8_pertensor_func",
     "flash_attn_func",
