@@ -98,7 +98,7 @@ class ExportTest(parameterized.TestCase):
                # Inside a shard_map, and what puts arrays into its order.
                "context_parallel_attention", "context_parallel_merge",
                "context_parallel_paged_decode", "context_parallel_positions",
-               "reorder_causal_load_balancing",
+               "expert_parallel_moe", "reorder_causal_load_balancing",
                "inverse_reorder_causal_load_balancing"}
     for name in names:
       self.assertTrue(

@@ -126,6 +126,7 @@ from jax._src.aiter.parallel.decode import (
     context_parallel_paged_decode,
     context_parallel_positions,
 )
+from jax._src.aiter.parallel.experts import expert_parallel_moe
 from jax._src.aiter.parallel.order import (
     inverse_reorder_causal_load_balancing,
     reorder_causal_load_balancing,
@@ -207,6 +208,7 @@ __all__ = [
     "cp_gather_indexer_k_quant_cache",
     "dequant",
     "dot_product_attention",
+    "expert_parallel_moe",
     "exponential",
     "flash_attn_fp8_pertensor_func",
     "flash_attn_func",
