@@ -53,8 +53,14 @@ def sizes(call: str) -> Iterator[tuple[tuple[int, int], str]]:
 def kernels(
     platform: str, arch: str, dtype: str, dims: tuple[int, int], call: str
 ) -> set[str]:
-  """The kernels of a call's forward and backward pass."""
+  """The kernels of a call's forward and backward pass.
+
+  Some architectures have none of float32.
+  """
   module = gpu_aiter.load(platform)
+  if dtype == "fp32" and not any(
+      "_fp32_" in symbol for symbol in rows(platform, arch, ("padded",))):
+    return set()
   _, features = CALLS[call]
   backward_only = ("dbias", "dsink")
   shared = [f for f in features if f not in backward_only]
