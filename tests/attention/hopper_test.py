@@ -12,9 +12,9 @@ ARCH = "sm_90"
 
 class HopperTest(mha_test.MhaTestCase):
 
-  @parameterized.product(
-      dims=calls.DIMS, call=tuple(calls.CALLS), dtype=calls.DTYPES)
-  def test_call(self, dims, call, dtype):
+  @parameterized.parameters(
+      (call, *size) for call in calls.CALLS for size in calls.sizes(call))
+  def test_call(self, call, dims, dtype):
     dqk, dv = dims
     options, _ = calls.CALLS[call]
     self.check(mha_test.Case(

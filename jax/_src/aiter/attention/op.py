@@ -25,12 +25,18 @@ from jax._src.aiter.attention.types import (
   Saved,
   Wanted,
 )
+from jax._src.aiter.core import dispatch
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator
 from jax._src.aiter.core.partition import mesh_axes
 
-_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+# Precisions of JAX that let a matrix unit take no more than TF32's bits of a
+# float32, as XLA does for them on NVIDIA's.
+_FEW_BITS = frozenset(
+    "none default fastest bfloat16 high bfloat16_3x tensorfloat32"
+    " bf16_bf16_bf16 bf16_bf16_f32 tf32_tf32_f32".split())
 _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
 
 
@@ -42,6 +48,15 @@ class BwdConfig(NamedTuple):
 
 # -----------------------------------------------------------------------------
 # Kernels
+
+
+def _exact(cfg: Config, x: Operands) -> bool:
+  """Whether products of float32 are to be as exact as float32's."""
+  sides = cfg.precision if isinstance(cfg.precision, tuple) else (
+      cfg.precision,)
+  return x.q.dtype == jnp.float32 and any(
+      str(getattr(side, "name", side)).lower() not in _FEW_BITS
+      for side in sides)
 
 
 def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
@@ -58,17 +73,19 @@ def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
       top_left=cfg.top_left, soft_cap=cfg.logits_soft_cap > 0,
       sink_tokens=cfg.sink_tokens > 0,
       window=cfg.window_left >= 0 or cfg.window_right >= 0,
-      min_seqlen=cfg.min_seqlen_q > 0, dlse=dlse)
+      min_seqlen=cfg.min_seqlen_q > 0, dlse=dlse, exact=_exact(cfg, x))
   if wanted is not None:
     asked.update(dbias=wanted.dbias, dsink=wanted.dsink)
   return tuple(name for name, on in asked.items() if on)
 
 
 def _serves(op: str, cfg: Config, x: Operands, *backward) -> Key | None:
-  if any(t.size == 0 for t in (x.q, x.k, x.v)) or x.batch == 0:
+  if (cfg.keep_p or x.batch == 0
+      or any(t.size == 0 for t in (x.q, x.k, x.v))):
     return None
   return Key(op, x.q.dtype.name, tuple(
-      _round_up(t.shape[-1]) for t in (x.q, x.v)), features(cfg, x, *backward))
+      _round_up(t.shape[-1]) for t in (x.q, x.v)), features(cfg, x, *backward),
+             everywhere=x.q.dtype != jnp.float32)
 
 
 def _round_up(n: int) -> int:
@@ -93,7 +110,7 @@ def _flat(x: Operands):
       absent(x.dropout_state, jnp.uint32))
 
 
-def _attributes(cfg: Config):
+def _attributes(cfg: Config, x: Operands):
   return dict(
       softmax_scale=np.float32(cfg.softmax_scale),
       logits_soft_cap=np.float32(cfg.logits_soft_cap),
@@ -102,7 +119,7 @@ def _attributes(cfg: Config):
       window_right=np.int64(cfg.window_right),
       sink_tokens=np.int64(cfg.sink_tokens), top_left=bool(cfg.top_left),
       min_seqlen_q=np.int64(cfg.min_seqlen_q),
-      deterministic=bool(cfg.deterministic))
+      deterministic=bool(cfg.deterministic), exact=_exact(cfg, x))
 
 
 def _lse_shape(x: Operands):
@@ -124,7 +141,7 @@ def _fwd_kernel(cfg: Config, call, x: Operands):
   q, v = flat[0], flat[2]
   out, lse = call(
       (like(q, (*q.shape[:-1], v.shape[-1]), q.dtype),
-       like(q, _lse_shape(x), jnp.float32)), *flat, **_attributes(cfg))
+       like(q, _lse_shape(x), jnp.float32)), *flat, **_attributes(cfg, x))
   return out[..., :x.v.shape[-1]], lse, None
 
 
@@ -143,7 +160,7 @@ def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
        like(q, saved.lse.shape, jnp.float32) if wanted.dslopes else none,
        like(q, saved.lse.shape, jnp.float32)),
       *flat, _aligned(saved.dout), _aligned(saved.out), saved.lse,
-      absent(saved.dlse, jnp.float32), **_attributes(cfg))
+      absent(saved.dlse, jnp.float32), **_attributes(cfg, x))
   return Grads(
       dq[..., :x.q.shape[-1]], dk[..., :x.k.shape[-1]],
       dv[..., :x.v.shape[-1]],
@@ -477,10 +494,11 @@ mha_bwd = operator(
 def _keeps_p(cfg: Config, x: Operands) -> bool:
   """Whether the forward pass keeps its probabilities for the backward pass.
 
-  No kernel does. Where there is none, a few short sequences are faster so: it
-  is what differentiating the plain formula does.
+  No kernel does. Where there is no GPU, a few short sequences of float32 are
+  faster so: it is what differentiating the plain formula does.
   """
-  return (x.q.dtype.name not in _DTYPES and cfg.logits_soft_cap == 0
+  gpu = any(map(dispatch.architectures, dispatch.PLATFORMS))
+  return (x.q.dtype.itemsize > 2 and not gpu and cfg.logits_soft_cap == 0
           and not x.packed and reference.is_small(x))
 
 

@@ -32,7 +32,7 @@ LAYOUTS = {
     # Values are the first columns of keys, which are one head's.
     "mla": (("page", "offset", "head", "col"),),
 }
-DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 # Caches of bytes -> the kernels' names of what they hold.
 KINDS = {"int8": "int8", "float8_e4m3fn": "e4m3fn",
          "float8_e4m3fnuz": "e4m3fnuz", "float8_e5m2": "e5m2"}
@@ -383,7 +383,8 @@ def serves(cfg: Config, x: Operands) -> Key | None:
     return None
   shape = shape_of(cfg, x)
   return Key("paged_attend", x.q.dtype.name,
-             (max(x.q.shape[-1], shape.dv),), features(cfg, x, shape))
+             (max(x.q.shape[-1], shape.dv),), features(cfg, x, shape),
+             everywhere=x.q.dtype != jnp.float32)
 
 
 # -----------------------------------------------------------------------------
