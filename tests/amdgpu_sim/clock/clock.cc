@@ -6,8 +6,11 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
+#include <queue>
 #include <utility>
 
 #include "tests/amdgpu_sim/gpu/memory.h"
@@ -52,6 +55,59 @@ struct Use {
   const char* name;
   double share;  // Of the time.
 };
+
+// Work of all workgroups: each has as much as the sampled one next to it.
+std::vector<double> Works(const ClockLaunch& launch) {
+  std::vector<double> works;
+  works.reserve(launch.workgroups);
+  auto after = launch.work.begin();
+  for (uint64_t number = 0; number < launch.workgroups; ++number) {
+    while (after != launch.work.end() && after->first < number) ++after;
+    auto nearest = after;
+    if (after == launch.work.end() ||
+        (after != launch.work.begin() &&
+         number - std::prev(after)->first < after->first - number)) {
+      --nearest;
+    }
+    works.push_back(nearest->second);
+  }
+  return works;
+}
+
+// The work of a workgroup, in the mean; 1 if they are even.
+double Mean(const ClockLaunch& launch) {
+  if (!Uneven(launch.work)) return 1;
+  double sum = 0;
+  for (double work : Works(launch)) sum += work;
+  return sum / static_cast<double>(launch.workgroups);
+}
+
+// The most work of a traced one; 1 if they are even.
+double Longest(const Device& device, const ClockLaunch& launch) {
+  double most = 1;
+  if (!Uneven(launch.work)) return most;
+  for (uint64_t number : Traced(device, launch)) {
+    most = std::max(most, launch.work.at(number));
+  }
+  return most;
+}
+
+// When the last one ends of workgroups that begin in order, each at the first
+// of so many places that gets free.
+double Makespan(const std::vector<double>& works, double places) {
+  std::priority_queue<double, std::vector<double>, std::greater<double>> free;
+  double last = 0;
+  for (double work : works) {
+    double begin = 0;
+    if (free.size() >= places) {
+      begin = free.top();
+      free.pop();
+    }
+    free.push(begin + work);
+    last = std::max(last, begin + work);
+  }
+  return last;
+}
 
 // How the traced workgroups use allocations.
 std::vector<ClockLaunch::Traffic> TrafficOf(
@@ -182,8 +238,10 @@ int Occupancy(const Device& device, const ClockLaunch& launch) {
 
 Behind BehindL1(const Device& device, const ClockLaunch& launch, double units) {
   double once = 0, asked = 0;
+  // Of as much work as the traced ones have.
+  const double groups =
+      std::max(1.0, launch.traced) * Longest(device, launch) / Mean(launch);
   for (const ClockLaunch::Traffic& traffic : launch.traffic) {
-    const double groups = std::max(1.0, launch.traced);
     const double all = traffic.asked / groups * launch.workgroups;
     once +=
         std::min(traffic.size, traffic.touched / groups * launch.workgroups);
@@ -209,6 +267,29 @@ std::vector<uint64_t> Traced(const Device& device, const ClockLaunch& launch) {
   return numbers;
 }
 
+std::vector<uint64_t> Sampled(uint64_t workgroups, int count) {
+  // Steps of the golden ratio spread any number of them evenly. The step is
+  // odd, so that 32 samples also meet all positions of rows of 32, 16 and so
+  // on.
+  const uint64_t step =
+      static_cast<uint64_t>(static_cast<double>(workgroups) * 0.6180339887) | 1;
+  std::vector<uint64_t> numbers;
+  for (int i = 0; i < count && i < static_cast<double>(workgroups); ++i) {
+    numbers.push_back(i * step % workgroups);
+  }
+  return numbers;
+}
+
+bool Uneven(const std::map<uint64_t, double>& work) {
+  constexpr double kEven = 1.05;
+  double least = HUGE_VAL, most = 0;
+  for (const auto& [number, count] : work) {
+    least = std::min(least, count);
+    most = std::max(most, count);
+  }
+  return most > kEven * least;
+}
+
 ClockReport Estimate(const Device& device, const ClockLaunch& launch,
                      const std::vector<const GroupTrace*>& groups) {
   ClockReport report;
@@ -230,13 +311,23 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
     // The fuller one comes first.
     if (report.unit.clocks == 0) report.unit = std::move(unit);
   };
-  if (full > 0) add(run(report.occupancy, device.compute_units), full);
-  if (rest > 0) {
-    add(run(std::ceil(rest / device.compute_units),
-            std::min(rest, device.compute_units)),
-        1);
+  if (Uneven(launch.work)) {
+    const double units =
+        std::min<double>(launch.workgroups, device.compute_units);
+    const double held = std::min<double>(
+        report.occupancy, std::ceil(launch.workgroups / device.compute_units));
+    report.rounds =
+        Makespan(Works(launch), units * held) / Longest(device, launch);
+    add(run(held, units), report.rounds);
+  } else {
+    if (full > 0) add(run(report.occupancy, device.compute_units), full);
+    if (rest > 0) {
+      add(run(std::ceil(rest / device.compute_units),
+              std::min(rest, device.compute_units)),
+          1);
+    }
+    report.rounds = full + (rest > 0 ? 1 : 0);
   }
-  report.rounds = full + (rest > 0 ? 1 : 0);
   report.clocks = clocks;
   const double share = clocks > 0 ? matrix / (device.simds * clocks) : 0;
   report.matrix_share = share;
@@ -271,7 +362,7 @@ std::string ClockText(const Device& device, const ClockLaunch& launch,
                      ", bound by " + report.bound + "\n";
   text += Format("  %.0f workgroups", launch.workgroups) +
           Format(", %.0f a compute unit", report.occupancy) +
-          Format(", %.0f rounds", report.rounds) +
+          Format(", %.3g rounds", report.rounds) +
           Format(", %.0f clocks", report.clocks) +
           Format(" at %.2f GHz\n", report.gigahertz) + "  busy:";
   for (const Use& use : Uses(device, report)) {
