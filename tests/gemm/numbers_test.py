@@ -727,18 +727,16 @@ class FoldTest(parameterized.TestCase):
     flat = gemm_op._folded(Config("float32"), Operands(a, b))
     self.assertEqual((flat.a.shape, flat.b.shape), ((30, 4), (6, 4)))
 
-  def test_split_bound(self):
+  def test_workspace(self):
     for batch, m, n, k in itertools.product(
         (1, 4, 65), (1, 64, 65, 4096), (1, 4096, 1 << 20),
-        (0, 1, 256, 1 << 17)):
-      splits = gemm_op.split_bound(batch, m, n, k)
-      self.assertBetween(splits, 1, 16)
-      if splits > 1:
-        self.assertLessEqual(4 * splits * batch * m * n, 64 << 20)
-        self.assertGreater(k, 256 * (splits - 1))
-    self.assertEqual(gemm_op.split_bound(1, 1, 4096, 4096), 16)
-    self.assertEqual(gemm_op.split_bound(1, 1024, 4096, 4096), 4)
-    self.assertEqual(gemm_op.split_bound(1, 4096, 4096, 4096), 1)
+        (0, 1, 511, 512, 1 << 17)):
+      room = gemm_op.workspace(batch, m, n, k)
+      self.assertBetween(room, 0, 8 << 20)
+      self.assertEqual(room > 0, k >= 512)
+    self.assertEqual(gemm_op.workspace(1, 1, 4096, 1024), 4 * 16 * 4096)
+    self.assertEqual(gemm_op.workspace(2, 20, 100, 8192), 16 * 64 * 128)
+    self.assertEqual(gemm_op.workspace(1, 4096, 4096, 4096), 8 << 20)
 
 
 def mlp(x, w1, b1, w2):
