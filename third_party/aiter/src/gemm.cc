@@ -275,8 +275,7 @@ MappedTensor Mapped(const TensorMapSpec& spec, const gemm_args& a,
     default:
       // No kernel stores float32 by a map, but its halves have one as well.
       t.address = p.out_bf16_ptr;
-      t.type =
-          a.out_type == DataType::kFp32 ? DataType::kBf16 : a.out_type;
+      t.type = a.out_type == DataType::kFp32 ? DataType::kBf16 : a.out_type;
       t.dims[0] = a.n * (ElementBytes(a.out_type) / ElementBytes(t.type));
       t.dims[1] = a.m;
       t.strides[0] = t.dims[0];

@@ -64,9 +64,8 @@ int64_t UnitsOf(const DeviceInfo& device, const KernelInfo& kernel) {
 // a kernel copies at once lie in two.
 double LinesOf(double bytes, int64_t row, double element) {
   constexpr int64_t kLine = 128;
-  bool whole = static_cast<int64_t>(static_cast<double>(row) * element) %
-                   kLine ==
-               0;
+  bool whole =
+      static_cast<int64_t>(static_cast<double>(row) * element) % kLine == 0;
   return whole ? bytes : 2 * bytes;
 }
 
