@@ -87,6 +87,10 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     sum.any_data_type = true;
     sum.grid = &kGemmSumGrid;
   }
+  KernelInfo& tiles =
+      add("sum_tiles", "gemm_sum_tiles", "sm_90", kB, 16, 64, 0, 0, 0);
+  tiles.any_data_type = true;
+  tiles.grid = &kGemmSumTilesGrid;
 
   KernelInfo& mapped =
       add("nt_mapped", "gemm_nt", "sm_90", kB, 128, 256, 64, 700, kU);
@@ -426,9 +430,9 @@ void TestTensorMaps() {
   gemm_args args = Args(500, 1000, 512, 3);
   args.batch_stride_b = 0;
   CHECK_OK(gemm(args, nullptr));
-  // 4 * 4 tiles, on as many blocks as run at once.
+  // 3 * 4 * 4 tiles, on as many blocks as run at once.
   const Launch launch = g_recorder.launches.at(0);
-  CHECK(launch.grid[0] == 11 && launch.grid[1] == 1 && launch.grid[2] == 3);
+  CHECK(launch.grid[0] == 11 && launch.grid[1] == 1 && launch.grid[2] == 1);
   const auto mapped = launch.As<MappedArgs>();
   CHECK(mapped.a.opaque[0] == 1 && mapped.b.opaque[0] == 2);
   CHECK(mapped.params.m == 500);
@@ -469,6 +473,23 @@ void TestTensorMaps() {
   args.kernel = "nt_pairs";
   CHECK_OK(gemm(args, nullptr));
   CHECK(g_recorder.launches.at(1).grid[0] == 2 * 2 * 4);
+
+  // k of what is left of the last turn is divided, where there is room.
+  g_recorder.multiprocessors = 14;
+  args = Args(500, 1000, 8192);  // 4 * 4 tiles
+  args.kernel = "nt_mapped";
+  for (int64_t room : {1, 2 * 7 - 1, 2 * 7, 1 << 20}) {
+    args.workspace_ptr = At(0x40000);
+    args.workspace_bytes = room * 4 * 128 * 256;
+    NewContext("sm_90", 200 * 1024);
+    CHECK_OK(gemm(args, nullptr));
+    const auto p = g_recorder.launches.at(0).As<MappedArgs>().params;
+    CHECK(p.whole_tiles + p.divided_tiles == 16);
+    CHECK(p.divided_tiles == (room == 1 ? 0 : 2));
+    CHECK(p.splits == (room == 1 ? 1 : room < 2 * 7 ? 6 : 7));
+    CHECK(p.k_per_split >= 8192 / p.splits && p.k_per_split % 64 == 0);
+    CHECK(g_recorder.launches.size() == (room == 1 ? 1 : 2));
+  }
   g_recorder.multiprocessors = 0;
 }
 
@@ -494,7 +515,7 @@ void TestProblems() {
   CHECK(names("bf16", {4096, 4092, 512, 3}, {}, "sm_90") == "nt_sm_90");
   gemm_args args = Args(16, 256, 4096);
   AddWorkspace(16, &args);
-  CHECK(names("bf16", {16, 256, 4096, 1, 16}) == Names(args));
+  CHECK(names("bf16", {16, 256, 4096, 1, 16 * 4 * 16 * 256}) == Names(args));
   CHECK(Contains(Names(args), " sum"));
   // Sizes that are not known: a kernel for every size.
   CHECK(names("bf16", {-1, -1, -1}) == kNtUnaligned);
@@ -626,8 +647,8 @@ void TestInvalidArguments() {
        plain, [](gemm_args* a) { a->workspace_bytes = 4; }},
       {"splits is 65, but must be from 0 to 64", plain,
        [](gemm_args* a) { a->splits = 65; }},
-      {"splits is 3, but must be from 0 to 2, for which workspace_bytes, "
-       "49148, has room",
+      {"splits is 3, but must be so few that their sums fit the workspace's "
+       "12287 numbers",
        plain,
        [](gemm_args* a) {
          AddWorkspace(3, a);

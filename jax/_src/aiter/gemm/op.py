@@ -38,9 +38,8 @@ MX_BLOCK = 32
 _DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "int8": "i8",
     "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz", "uint8": "e2m1"}
-# Partial sums of a product: at most so many, none of fewer of k, of so much
-# memory.
-_MAX_SPLITS, _LEAST_K, _MAX_WORKSPACE = 16, 256, 64 << 20
+# Parts of a sum: at most so many, none shorter, of so many float32 numbers.
+_MAX_PARTS, _LEAST_PART, _MAX_WORKSPACE = 16, 256, 8 << 20
 # Sizes from which a copy costs less than reading rows that are not aligned.
 _WORTH_A_COPY = 256
 
@@ -172,29 +171,18 @@ def reference(cfg: Config, x: Operands) -> jax.Array:
 # Kernels
 
 
-def split_bound(batch: int, m: int, n: int, k: int) -> int:
-  """Upper bound of the parts that k is divided in; it sizes the workspace.
+def workspace(batch: int, m: int, n: int, k: int):
+  """float32 numbers that a product is given for sums over parts of k.
 
-  Where there are few tiles, a device is filled by dividing k and summing what
-  comes of it. The library may use fewer parts than this, never more.
+  Where tiles do not fill a device's last turn, k of those left is divided and
+  what comes of it is summed. The library makes as many parts as fit, in whole
+  tiles of 16 rows or more.
   """
-  fits = _MAX_WORKSPACE // max(4 * batch * m * n, 1)
-  return max(1, min(_MAX_SPLITS, -(-k // _LEAST_K), fits))
-
-
-def _workspace(batch: int, m: int, n: int, k: int):
-  """float32 numbers that the parts of a product take, 0 if it is not divided.
-
-  If sizes are open, what any takes at most; the library makes as many parts as
-  fit.
-  """
-  if all(map(dims.is_known, (batch, m, n, k))):
-    splits = split_bound(batch, m, n, k)
-    return splits * batch * m * n if splits > 1 else 0
-  splits = _MAX_SPLITS
-  if dims.is_known(k):
-    splits = min(splits, -(-k // _LEAST_K))
-  return jax.core.min_dim(splits * batch * m * n, _MAX_WORKSPACE // 4)
+  if dims.is_known(k) and k < 2 * _LEAST_PART:
+    return 0
+  parts = min(_MAX_PARTS, k // _LEAST_PART) if dims.is_known(k) else _MAX_PARTS
+  rows = batch * dims.round_up(m, 16)
+  return jax.core.min_dim(parts * rows * dims.round_up(n, 64), _MAX_WORKSPACE)
 
 
 def features(layout: str, scaling: str, a_dtype: str,
@@ -303,7 +291,7 @@ def _call(cfg: Config, call, x: Operands) -> jax.Array:
   out = (*batch, m, n)
   return call(
       (like(x.a, out, cfg.out_dtype),
-       like(x.a, (_workspace(math.prod(batch), m, n, k),), jnp.float32)),
+       like(x.a, (workspace(math.prod(batch), m, n, k),), jnp.float32)),
       x.a, x.b, *(absent(t, jnp.float32) for t in x[2:]),
       layout=cfg.layout, scaling=cfg.scaling,
       activation=cfg.activation or "none",

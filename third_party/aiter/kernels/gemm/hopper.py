@@ -2,9 +2,11 @@
 """Matrix products for Hopper (sm_90) in Gluon: TMA, mbarriers, wgmma.
 
 The same functions as gemm.py's, for operands that TMA maps can describe, and n
-a multiple of 8. A block stays on its multiprocessor and takes tile after tile.
-A producer warp copies slabs of a and b into a ring, also those of the next tile
-while this one is written. Consumer warpgroups multiply:
+a multiple of 8. A block stays on its multiprocessor and takes item after item:
+tiles and, behind them, parts of k of the tiles that would fill a last turn of
+blocks badly, which gemm_sum_tiles adds. A producer warp copies slabs of a and b
+into a ring, also those of the next item while this one is written. Consumer
+warpgroups multiply:
 
   usually two, that own half of a tile's rows each and b's whole slab;
   SKINNY  one, for few rows of a. It computes the tile's transpose, for wgmma
@@ -91,6 +93,34 @@ def tile_at(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
+def _items(walk):
+  """Returns how many items there are: whole tiles and parts of the others."""
+  batch, tiles_m, tiles_n, whole_tiles, splits, k, k_per_split = walk
+  return whole_tiles + (batch * tiles_m * tiles_n - whole_tiles) * splits
+
+
+@gluon.jit
+def _item(t, walk, GROUP_M: gl.constexpr):
+  """Returns item t: (batch, row of tiles, column, part, k's first, k's end).
+
+  The part is that of the workspace, -1 of a whole tile. Parts of different
+  tiles follow each other: neighbours share a and b.
+  """
+  batch, tiles_m, tiles_n, whole_tiles, splits, k, k_per_split = walk
+  tiles = tiles_m * tiles_n
+  divided = batch * tiles - whole_tiles
+  part = t - whole_tiles
+  split = part // gl.maximum(divided, 1)
+  is_part = part >= 0
+  tile = gl.where(is_part, whole_tiles + part - split * divided, t)
+  k_first = gl.where(is_part, split * k_per_split, 0)
+  k_end = gl.where(is_part, gl.minimum(k, k_first + k_per_split), k)
+  index = tile // tiles
+  row, col = tile_at(tile - index * tiles, tiles_m, tiles_n, GROUP_M)
+  return index, row, col, gl.where(is_part, part, -1), k_first, k_end
+
+
+@gluon.jit
 def next_slab(i, phase, STAGES: gl.constexpr):
   """Returns the ring's next slab and its phase."""
   i += 1
@@ -99,14 +129,13 @@ def next_slab(i, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _produce(ring, tiles, maps, A_T: gl.constexpr, B_T: gl.constexpr,
+def _produce(ring, walk, maps, A_T: gl.constexpr, B_T: gl.constexpr,
              SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
              TILE_K: gl.constexpr, STAGES: gl.constexpr,
              GROUP_M: gl.constexpr):
-  """Copies the slabs of a and b of one tile after the other."""
+  """Copies the slabs of a and b of one item after the other."""
   a_smem, b_smem, full, empty = ring[:4]
-  tiles_m, tiles_n, k_first, k_end = tiles
-  a_desc, b_desc, z_a, z_b = maps
+  a_desc, b_desc, a_batches, b_batches = maps
   PARTS: gl.constexpr = 1 if SKINNY else 2
   PAIR: gl.constexpr = gl.num_ctas() == 2
   BYTES: gl.constexpr = (
@@ -114,8 +143,10 @@ def _produce(ring, tiles, maps, A_T: gl.constexpr, B_T: gl.constexpr,
       * a_desc.dtype.primitive_bitwidth // 8)
   i = 0
   phase = 1
-  for t in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-    tile_m, tile_n = tile_at(t, tiles_m, tiles_n, GROUP_M)
+  for t in range(gl.program_id(0), _items(walk), gl.num_programs(0)):
+    index, tile_m, tile_n, _, k_first, k_end = _item(t, walk, GROUP_M)
+    z_a = index * a_batches
+    z_b = index * b_batches
     for k in range(k_first, k_end, TILE_K):
       mbarrier.wait(empty.index(i), phase)
       if PAIR:
@@ -296,7 +327,7 @@ def _join(low, high, ELEMENT: gl.constexpr):
 @gluon.jit
 def _load_bias(out, cols):
   """Returns columns' bias: as 16 bits and as float32, one of them 0."""
-  (bias, bias_f32, out_bf16, out_f32, m, n, activation, flags) = out
+  (bias, bias_f32, _, _, _, _, n, _, flags) = out
   mask = (cols < n) & ((flags & gemm.HAS_BIAS) != 0)
   wide = (flags & gemm.BIAS_F32) != 0
   return (gl.load(bias + cols, mask=mask & (wide == 0), other=0),
@@ -324,7 +355,7 @@ def _load_ends(scales, out, rows, cols, whole, KIND: gl.constexpr,
   scale_a = rows
   if SCALED:
     scale_a = gl.load(a_scale + rows * stride_a_scale_m,
-                      mask=(rows < out[4]) & whole, other=1.0)
+                      mask=(rows < out[5]) & whole, other=1.0)
   scale_b = ()
   bias = ()
   for p in gl.static_range(PARTS):
@@ -332,7 +363,7 @@ def _load_ends(scales, out, rows, cols, whole, KIND: gl.constexpr,
     bias += (_load_bias(out, at),)
     if SCALED:
       scale_b += (gl.load(b_scale + at * stride_b_scale_n,
-                          mask=(at < out[5]) & whole, other=1.0),)
+                          mask=(at < out[6]) & whole, other=1.0),)
   return scale_a, scale_b, bias
 
 
@@ -401,12 +432,12 @@ def store(ptr, x, row0, col0, m, n, ELEMENT: gl.constexpr):
 
 
 @gluon.jit
-def _store_numbers(ptr, x, row0, col0, m, n):
+def _store_numbers(ptr, pitch, x, row0, col0, m, n):
   """Stores float32 from where it is: two numbers a thread, 32 bytes a row."""
   LAYOUT: gl.constexpr = x.type.layout
   rows = row0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
   cols = col0 + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
-  at = rows[:, None].to(gl.int64) * n + cols[None, :]
+  at = rows[:, None].to(gl.int64) * pitch + cols[None, :]
   gl.store(ptr + at, x, mask=(rows < m)[:, None] & (cols < n)[None, :])
 
 
@@ -439,7 +470,7 @@ def _finish(acc, ends, out, buffers, row0, col0, whole, KIND: gl.constexpr,
   """Scales, adds the bias, activates, rounds and stores sums."""
   scale_a, scale_b, bias = ends
   out_desc, smem, z = buffers
-  (_, _, _, out_f32, m, n, activation, flags) = out
+  (_, _, _, out_f32, pitch, m, n, activation, flags) = out
   x = acc.to(gl.float32)
   if KIND == ROWS or KIND == PROMOTED_ROWS:
     if whole:
@@ -449,7 +480,7 @@ def _finish(acc, ends, out, buffers, row0, col0, whole, KIND: gl.constexpr,
   if ((flags & gemm.HAS_BIAS) != 0) | (activation != 0):
     x = _activate(x, bias, activation, flags, ELEMENT)
   if (flags & gemm.OUT_F32) != 0:
-    _store_numbers(out_f32, x, row0, col0, m, n)
+    _store_numbers(out_f32, pitch, x, row0, col0, m, n)
   else:
     _copy_out(_to_bf16(x, flags), out_desc, smem, z, row0, col0, 0, ELEMENT)
 
@@ -459,7 +490,7 @@ def _finish_transposed(acc, ends, out, rows, cols, whole, KIND: gl.constexpr,
                        LAYOUT: gl.constexpr):
   """_finish of SKINNY: acc has columns of the result in its rows."""
   scale_a, scale_b, bias = ends
-  (_, _, out_bf16, out_f32, m, n, activation, flags) = out
+  (_, _, out_bf16, out_f32, pitch, m, n, activation, flags) = out
   acc = gl.convert_layout(acc, LAYOUT)
   x = acc.to(gl.float32)
   if KIND == ROWS or KIND == PROMOTED_ROWS:
@@ -470,7 +501,7 @@ def _finish_transposed(acc, ends, out, rows, cols, whole, KIND: gl.constexpr,
   if (flags & gemm.HAS_BIAS) != 0:  # Not to partial sums' bits.
     x += _widen_bias(bias[0], flags)[:, None]
   x = gemm.activate(x, activation)
-  at = cols[:, None] + rows[None, :].to(gl.int64) * n
+  at = cols[:, None] + rows[None, :].to(gl.int64) * pitch
   mask = (cols < n)[:, None] & (rows < m)[None, :]
   if (flags & gemm.OUT_F32) != 0:
     gl.store(out_f32 + at, x, mask=mask)
@@ -479,13 +510,14 @@ def _finish_transposed(acc, ends, out, rows, cols, whole, KIND: gl.constexpr,
 
 
 @gluon.jit
-def _consume(w: gl.constexpr, ring, tiles, scales, out, buffers, whole,
+def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
              A_T: gl.constexpr, B_T: gl.constexpr, KIND: gl.constexpr,
              SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
              TILE_K: gl.constexpr, STAGES: gl.constexpr,
              GROUP_M: gl.constexpr):
-  """Computes a warpgroup's part of one tile after the other."""
-  tiles_m, tiles_n, k_first, k_end = tiles
+  """Computes a warpgroup's part of one item after the other."""
+  (bias, bias_f32, out_bf16, out_f32, workspace, m, n, batch_stride_out,
+   activation, flags) = out
   ELEMENT: gl.constexpr = ring[0].dtype
   SUM: gl.constexpr = gl.int32 if ELEMENT == gl.int8 else gl.float32
   ROWS_M: gl.constexpr = TILE_M if SKINNY else TILE_M // 2
@@ -497,31 +529,45 @@ def _consume(w: gl.constexpr, ring, tiles, scales, out, buffers, whole,
       gl.SliceLayout(1, LAYOUT))
   END_COLS: gl.constexpr = gl.SliceLayout(1, END) if SKINNY else (
       _columns(gl.num_ctas()))
-  steps = (k_end - k_first + TILE_K - 1) // TILE_K
   i = 0
   phase = 0
-  for t in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-    tile_m, tile_n = tile_at(t, tiles_m, tiles_n, GROUP_M)
+  for t in range(gl.program_id(0), _items(walk), gl.num_programs(0)):
+    index, tile_m, tile_n, part, k_first, k_end = _item(t, walk, GROUP_M)
+    steps = (k_end - k_first + TILE_K - 1) // TILE_K
+    whole = part < 0
+    offset = index.to(gl.int64) * batch_stride_out
+    # A part's sum goes as it is into a tile of the workspace.
+    to_part = workspace + (part.to(gl.int64) * TILE_M - tile_m * TILE_M - (
+        tile_n)) * TILE_N
+    own_out = (bias, bias_f32, out_bf16 + offset,
+               gl.where(whole, out_f32 + offset, to_part),
+               gl.where(whole, n, TILE_N) // 8 * 8, m, n,
+               gl.where(whole, activation, 0),
+               gl.where(whole, flags, gemm.OUT_F32))
+    own_scales = scales[:6]
+    if KIND != PLAIN:
+      own_scales = (scales[0] + index * scales[6], scales[1] + index * scales[7],
+                    scales[2], scales[3], scales[4], scales[5])
     row0 = tile_m * TILE_M + w * ROWS_M
     col0 = tile_n * TILE_N
     rows = row0 + gl.arange(0, ROWS_M, END_ROWS)
     cols = col0 + gl.arange(0, 64, END_COLS)
-    ends = _load_ends(scales, out, rows, cols, whole, KIND, TILE_N // 64)
+    ends = _load_ends(own_scales, own_out, rows, cols, whole, KIND, TILE_N // 64)
     acc = gl.zeros([64 if SKINNY else ROWS_M, N], SUM, LAYOUT)
     if KIND == PROMOTED_ROWS or KIND == BLOCKS:
-      at = scales_at(scales, out[4], row0, col0, k_first // TILE_K, ROWS_M,
-                      gl.SliceLayout(0 if SKINNY else 1, LAYOUT))
+      at = scales_at(own_scales, m, row0, col0, k_first // TILE_K, ROWS_M,
+                     gl.SliceLayout(0 if SKINNY else 1, LAYOUT))
       acc, i, phase = promoted_sum(acc, at, ring, steps, i, phase, w, KIND,
                                     SKINNY, STAGES)
     else:
       acc, i, phase = sum_slabs(acc, ring, steps, i, phase, w, A_T, B_T, SKINNY,
                                 STAGES)
     if SKINNY:
-      _finish_transposed(acc, ends, out, rows, cols, whole, KIND, END)
+      _finish_transposed(acc, ends, own_out, rows, cols, whole, KIND, END)
     else:
-      out_desc, smem, z = buffers
-      _finish(acc, ends, out, (out_desc, smem.slice(2 * w, 2), z), row0, col0,
-              whole, KIND, ELEMENT)
+      out_desc, smem = buffers
+      _finish(acc, ends, own_out, (out_desc, smem.slice(2 * w, 2), index), row0,
+              col0, whole, KIND, ELEMENT)
   if not SKINNY:
     tma.store_wait(0)
 
@@ -534,34 +580,14 @@ def _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
           out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
           batch_stride_out, batch_stride_a_scale, batch_stride_b_scale,
           stride_a_scale_m, stride_a_scale_k, stride_b_scale_n,
-          stride_b_scale_k, k_per_split, activation, flags, A_T: gl.constexpr,
-          B_T: gl.constexpr, KIND: gl.constexpr, SKINNY: gl.constexpr,
-          TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
-          STAGES: gl.constexpr, GROUP_M: gl.constexpr):
-  """A program's tiles of one split of one batch."""
-  split = gl.program_id(1)
-  index = gl.program_id(2)
-  z_a = gl.where(batch_stride_a != 0, index, 0)
-  z_b = gl.where(batch_stride_b != 0, index, 0)
-  if KIND != PLAIN:
-    a_scale += index * batch_stride_a_scale
-    b_scale += index * batch_stride_b_scale
-  k_first = split * k_per_split
-  k_end = gl.minimum(k, k_first + k_per_split)
-  whole = k_per_split >= k
-  if k_per_split < k:
-    # Partial sums, which gemm_sum turns into the result.
-    out_f32 = workspace
-    index += split * batch
-    batch_stride_out = m.to(gl.int64) * n
-    flags = gemm.OUT_F32
-    activation = 0
+          stride_b_scale_k, whole_tiles, splits, k_per_split, activation, flags,
+          A_T: gl.constexpr, B_T: gl.constexpr, KIND: gl.constexpr,
+          SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+          TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+  """A program's items."""
   # The same numbers; so written, the compiler knows what divides them.
   n = n // 8 * 8
-  offset = index * (batch_stride_out // 8 * 8)
-  out_bf16 += offset
-  out_f32 += offset
-
+  batch_stride_out = batch_stride_out // 8 * 8
   PARTS: gl.constexpr = 1 if SKINNY else 2
   BLOCKS_: gl.constexpr = gl.num_ctas()
   dtype: gl.constexpr = a_desc.dtype
@@ -571,11 +597,11 @@ def _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
   b_smem = gl.allocate_shared_memory(
       dtype, hopper.stack(STAGES, b_desc.block_type.shape),
       _slab(b_desc, BLOCKS_, None))
-  buffers = (out_desc, None, 0)
+  buffers = (out_desc, None)
   if not SKINNY:
     buffers = (out_desc, gl.allocate_shared_memory(
         out_desc.dtype, hopper.stack(4, out_desc.block_type.shape),
-        _slab(out_desc, BLOCKS_, 1)), gl.program_id(2))
+        _slab(out_desc, BLOCKS_, 1)))
   full = mbarrier.allocate_mbarrier(batch=STAGES)
   empty = mbarrier.allocate_mbarrier(batch=STAGES)
   for i in gl.static_range(STAGES):
@@ -589,26 +615,30 @@ def _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
     for i in gl.static_range(STAGES):
       mbarrier.init(both.index(i), count=2)
     ring = (a_smem, b_smem, full, empty, both)
-  tiles = ((m + TILE_M - 1) // TILE_M, (n + TILE_N - 1) // TILE_N, k_first,
-           k_end)
-  maps = (a_desc, b_desc, z_a, z_b)
+  walk = (batch, (m + TILE_M - 1) // TILE_M, (n + TILE_N - 1) // TILE_N,
+          whole_tiles, splits, k, k_per_split)
+  # What all of a batch share is the map's only matrix.
+  maps = (a_desc, b_desc, gl.where(batch_stride_a != 0, 1, 0),
+          gl.where(batch_stride_b != 0, 1, 0))
   scales = (a_scale, b_scale, stride_a_scale_m, stride_a_scale_k,
-            stride_b_scale_n, stride_b_scale_k)
-  out = (bias, bias_f32, out_bf16, out_f32, m, n, activation, flags)
+            stride_b_scale_n, stride_b_scale_k, batch_stride_a_scale,
+            batch_stride_b_scale)
+  out = (bias, bias_f32, out_bf16, out_f32, workspace, m, n, batch_stride_out,
+         activation, flags)
   if SKINNY:
     gl.warp_specialize([
-        (_consume, (0, ring, tiles, scales, out, buffers, whole, A_T, B_T, KIND,
-                    SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
-        (_produce, (ring, tiles, maps, A_T, B_T, SKINNY, TILE_M, TILE_N,
+        (_consume, (0, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_produce, (ring, walk, maps, A_T, B_T, SKINNY, TILE_M, TILE_N,
                     TILE_K, STAGES, GROUP_M)),
     ], [1])
   else:
     gl.warp_specialize([
-        (_consume, (0, ring, tiles, scales, out, buffers, whole, A_T, B_T, KIND,
-                    SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
-        (_consume, (1, ring, tiles, scales, out, buffers, whole, A_T, B_T, KIND,
-                    SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
-        (_produce, (ring, tiles, maps, A_T, B_T, SKINNY, TILE_M, TILE_N,
+        (_consume, (0, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_consume, (1, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_produce, (ring, walk, maps, A_T, B_T, SKINNY, TILE_M, TILE_N,
                     TILE_K, STAGES, GROUP_M)),
     ], [4, 1], [224, 24])
 
@@ -616,56 +646,59 @@ def _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
 @gluon.jit
 def gemm_nt(a_desc, b_desc, out_desc, bias, bias_f32, out_bf16, out_f32,
             workspace, batch, m, n, k, batch_stride_a, batch_stride_b, batch_stride_out,
-            k_per_split, activation, flags, SKINNY: gl.constexpr,
+            whole_tiles, splits, k_per_split, activation, flags,
+            SKINNY: gl.constexpr,
             TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
             STAGES: gl.constexpr, GROUP_M: gl.constexpr):
-  """gemm.gemm_nt. Grid: (multiprocessors, or tiles if fewer; splits; batch)."""
+  """gemm.gemm_nt. Grid: (multiprocessors, or items if fewer)."""
   _gemm(a_desc, b_desc, out_desc, bias_f32, bias_f32, bias, bias_f32, out_bf16,
         out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-        batch_stride_out, 0, 0, 0, 0, 0, 0, k_per_split, activation, flags,
-        False, False, PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+        batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits, k_per_split,
+        activation, flags, False, False, PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
 def gemm_nn(a_desc, b_desc, out_desc, bias, bias_f32, out_bf16, out_f32,
             workspace, batch, m, n, k, batch_stride_a, batch_stride_b, batch_stride_out,
-            k_per_split, activation, flags, SKINNY: gl.constexpr,
+            whole_tiles, splits, k_per_split, activation, flags,
+            SKINNY: gl.constexpr,
             TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
             STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gemm.gemm_nn."""
   _gemm(a_desc, b_desc, out_desc, bias_f32, bias_f32, bias, bias_f32, out_bf16,
         out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-        batch_stride_out, 0, 0, 0, 0, 0, 0, k_per_split, activation, flags,
-        False, True, PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+        batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits, k_per_split,
+        activation, flags, False, True, PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
 def gemm_tn(a_desc, b_desc, out_desc, bias, bias_f32, out_bf16, out_f32,
             workspace, batch, m, n, k, batch_stride_a, batch_stride_b, batch_stride_out,
-            k_per_split, activation, flags, SKINNY: gl.constexpr,
+            whole_tiles, splits, k_per_split, activation, flags,
+            SKINNY: gl.constexpr,
             TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
             STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gemm.gemm_tn."""
   _gemm(a_desc, b_desc, out_desc, bias_f32, bias_f32, bias, bias_f32, out_bf16,
         out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-        batch_stride_out, 0, 0, 0, 0, 0, 0, k_per_split, activation, flags,
-        True, True, PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+        batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits, k_per_split,
+        activation, flags, True, True, PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
 def gemm_row(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32,
              out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
              batch_stride_b, batch_stride_out, batch_stride_a_scale,
-             batch_stride_b_scale, a_scale_step, b_scale_step, k_per_split,
-             activation, flags, PROMOTE: gl.constexpr, SKINNY: gl.constexpr,
+             batch_stride_b_scale, a_scale_step, b_scale_step, whole_tiles,
+             splits, k_per_split, activation, flags, PROMOTE: gl.constexpr, SKINNY: gl.constexpr,
              TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
              STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gemm.gemm_row."""
   _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
         out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
         batch_stride_out, batch_stride_a_scale, batch_stride_b_scale,
-        a_scale_step, 0, b_scale_step, 0, k_per_split, activation, flags,
-        False, False, PROMOTED_ROWS if PROMOTE else ROWS, SKINNY, TILE_M,
+        a_scale_step, 0, b_scale_step, 0, whole_tiles, splits, k_per_split,
+        activation, flags, False, False, PROMOTED_ROWS if PROMOTE else ROWS, SKINNY, TILE_M,
         TILE_N, TILE_K, STAGES, GROUP_M)
 
 
@@ -674,8 +707,8 @@ def gemm_block(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32,
                out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
                batch_stride_b, batch_stride_out, batch_stride_a_scale,
                batch_stride_b_scale, stride_a_scale_m, stride_a_scale_k,
-               stride_b_scale_n, stride_b_scale_k, k_per_split, activation,
-               flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+               stride_b_scale_n, stride_b_scale_k, whole_tiles, splits,
+               k_per_split, activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
                TILE_N: gl.constexpr, TILE_K: gl.constexpr,
                STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gemm.gemm_block. A tile has one block's columns."""
@@ -685,5 +718,5 @@ def gemm_block(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32,
         out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
         batch_stride_out, batch_stride_a_scale, batch_stride_b_scale,
         stride_a_scale_m, stride_a_scale_k, stride_b_scale_n,
-        stride_b_scale_k, k_per_split, activation, flags, False, False, BLOCKS,
-        SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+        stride_b_scale_k, whole_tiles, splits, k_per_split, activation, flags,
+        False, False, BLOCKS, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
