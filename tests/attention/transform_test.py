@@ -364,7 +364,7 @@ class ShardingTest(TransformTestCase):
       ("group_over_axis", 8, 2, HEADS, P("x"), {"all-reduce"}),
       ("heads_do_not_divide", 6, 3, P(None, None, "x"), P(), {"all-gather"}),
       ("sequence", 4, 4, P(None, "x"), P(None, "x"),
-       {"all-gather", "all-reduce", "collective-permute"}),
+       {"all-gather", "collective-permute", "reduce-scatter"}),
       ("head_dim", 4, 4, P(None, None, None, "x"), P(None, None, None, "x"),
        {"all-gather"}),
       ("q_alone", 4, 4, HEADS, P(), set()))

@@ -288,11 +288,11 @@ def _bwd_batch(bwd: BwdConfig, op, n, mapped, x: Operands, saved: Saved):
 
 
 # -----------------------------------------------------------------------------
-# Sharding: batch and heads partition; a packed call by heads alone. So do rows
-# of queries, named "r", where rows.py has a way; keys and head_dim are
-# gathered. Query heads of one group follow their key head.
+# Sharding: batch and heads partition; a packed call by heads alone. Rows of
+# queries do, "r", where rows.py has a way, and gradients of keys too, "c". Keys
+# and head_dim are gathered. Query heads of one group follow their key head.
 
-_SPLIT = ("b", "h", "n", "r")
+_SPLIT = ("b", "h", "n", "r", "c")
 
 
 def _head_names(x: Operands) -> tuple[str, str]:
@@ -342,8 +342,11 @@ def _saved_specs(cfg: Config, x: Operands, saved: Saved):
 
 def _grads_specs(bwd: BwdConfig, x: Operands):
   wanted, spec = bwd.wanted, _specs(bwd.mha, x)
+  divided = rows.may_divide(bwd.mha, x)
+  keys = lambda names: tuple(
+      "c" if n == "sk" and divided else n for n in names)
   return Grads(
-      spec.q, spec.k, spec.v, spec.bias if wanted.dbias else None,
+      spec.q, keys(spec.k), keys(spec.v), spec.bias if wanted.dbias else None,
       spec.sink if wanted.dsink else None,
       spec.alibi_slopes if wanted.dslopes else None)
 
@@ -357,12 +360,14 @@ class _Split(NamedTuple):
   heads: tuple[str, ...]
   shared_kv: bool
   rows: tuple[str, ...] = ()
+  key_grads: tuple[str, ...] = ()
 
   @property
   def axes(self) -> dict[str, tuple[str, ...]]:
     """Mesh axes of the dimensions in _specs; "n" is there if hk < hq."""
     return {"b": self.batch, "h": self.heads,
-            "n": () if self.shared_kv else self.heads, "r": self.rows}
+            "n": () if self.shared_kv else self.heads, "r": self.rows,
+            "c": self.key_grads}
 
 
 def _choose_split(mesh, cfg: Config, x: Operands) -> _Split:
@@ -387,7 +392,8 @@ def _choose_split(mesh, cfg: Config, x: Operands) -> _Split:
     along = mesh_axes(x.q.sharding.spec[1])
     if x.q.shape[1] % size(along) or {*along} & {*batch, *heads}:
       along = ()
-  return _Split(batch, heads, shared_kv, along)
+  return _Split(batch, heads, shared_kv, along, along if along and
+                rows.keys_divide(mesh, along, x) else ())
 
 
 def _localise(mesh, split: _Split, x: Operands, hq: int, hk: int):
@@ -444,20 +450,19 @@ def _bwd_plan(bwd: BwdConfig, run, mesh, args):
                  (split.heads if x.bias.shape[1] == 1 else ()))
 
   def lower(x, saved):
-    whole_kv = x.k.shape, x.v.shape
     x, kv_head = _localise(mesh, split, x, hq, hk)
     grads = run(x, saved)
     if bias_axes:
       grads = grads._replace(dbias=lax.psum(grads.dbias, bias_axes))
     if split.shared_kv:
-      def collect(part, shape):
+      def collect(part):
         axis = part.ndim - 2
+        shape = (*part.shape[:axis], hk, part.shape[-1])
         wide = jnp.promote_types(part.dtype, jnp.float32)
         whole = lax.dynamic_update_slice_in_dim(
             jnp.zeros(shape, wide), part.astype(wide), kv_head, axis)
         return lax.psum(whole, split.heads).astype(part.dtype)
-      grads = grads._replace(dk=collect(grads.dk, whole_kv[0]),
-                             dv=collect(grads.dv, whole_kv[1]))
+      grads = grads._replace(dk=collect(grads.dk), dv=collect(grads.dv))
     return grads
 
   return split.axes, lower

@@ -37,6 +37,11 @@ def shard_index(mesh, axes):
   return index
 
 
+def keys_divide(mesh, axes, x: Operands) -> bool:
+  """Whether each shard gets its own part of the gradients of keys."""
+  return x.k.shape[1] % math.prod(mesh.shape[a] for a in axes) == 0
+
+
 class _Halves:
   """The exchange of halves of rows: chunks i and 2n - 1 - i of 2n for shard i.
 
@@ -121,15 +126,19 @@ def backward(cfg: Config, run, mesh, axes, x: Operands, saved: Saved) -> Grads:
         for odd, call in enumerate(calls)]
     dq = halves.given_back([g.dq for g in grads], 1)
 
-  def shared(*parts):
+  def shared(*parts, scatter=False):
     if parts[0] is None:
       return None
     wide = jnp.promote_types(parts[0].dtype, jnp.float32)
     total = functools.reduce(jnp.add, (t.astype(wide) for t in parts))
-    return lax.psum(total, axes).astype(parts[0].dtype)
+    total = lax.psum_scatter(
+        total, axes, scatter_dimension=1, tiled=True) if scatter else lax.psum(
+            total, axes)
+    return total.astype(parts[0].dtype)
 
   own_bias = x.bias is not None and x.bias.shape[2] > 1
   return Grads(
-      dq, *(shared(*t) for t in zip(*(g[1:3] for g in grads))),
+      dq, *(shared(*t, scatter=keys_divide(mesh, axes, x))
+            for t in zip(*(g[1:3] for g in grads))),
       grads[0].dbias if own_bias else shared(*(g.dbias for g in grads)),
       *(shared(*t) for t in zip(*(g[4:] for g in grads))))
