@@ -117,9 +117,11 @@ class ExpertsTest(parameterized.TestCase):
     return arrays
 
   @parameterized.parameters(
-      ("row", None), ("block", None), ("mx", None), ("mx", "float8_e4m3fn"))
+      ("row", None), ("block", None), ("mx", "float8_e4m3fn"))
   def test_quantised(self, kind, quant):
-    self.check(3, self.quantised(kind), quant_dtype=quant)
+    # Of three choices: four devices send rows, fewer gather tokens.
+    self.check(3 if kind == "mx" else 4, self.quantised(kind),
+               quant_dtype=quant)
 
   def test_given_scales(self):
     given = dict(a1_scale=jnp.float32(0.02), a2_scale=jnp.full(1, 0.3))

@@ -21,7 +21,7 @@ import jax
 from jax.experimental import aiter
 
 PROCESSES = 2
-SECONDS = 90  # A process that takes longer hangs.
+SECONDS = 240  # A process that takes longer hangs.
 
 
 def worker(rank: int, port: int) -> None:

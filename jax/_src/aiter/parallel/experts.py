@@ -21,6 +21,7 @@ import jax
 from jax import lax
 from jax._src.aiter.core import arguments
 from jax._src.aiter.core.derivative import differentiable
+from jax._src.aiter.core.dispatch import PLATFORMS
 from jax._src.aiter.core.partition import vary_like, vary_together
 from jax._src.aiter.moe import api, fused
 from jax._src.aiter.moe.move import Places, combine, rows_of
@@ -59,11 +60,6 @@ class Move(NamedTuple):
 # Rows moved between devices: a linear map
 
 
-def _filled(cfg: Move, rows):
-  return vary_like(
-      jnp.full((cfg.rows, *rows.shape[1:]), cfg.missing, rows.dtype), rows)
-
-
 def _in_pieces(runs: Runs) -> Runs:
   """Runs cut into equal pieces, which XLA's kernel has a block for each."""
   count = -(-_PIECES // runs.at.shape[0])
@@ -78,8 +74,9 @@ def _in_pieces(runs: Runs) -> Runs:
 
 def _ragged(cfg: Move, rows, here: Runs, there: Runs):
   here, there = map(_in_pieces, (here, there))
+  out = jnp.full((cfg.rows, *rows.shape[1:]), cfg.missing, rows.dtype)
   return lax.ragged_all_to_all(
-      rows, _filled(cfg, rows), here.at, here.size, here.other, there.size,
+      rows, vary_like(out, rows), here.at, here.size, here.other, there.size,
       axis_name=cfg.axis)
 
 
@@ -99,15 +96,22 @@ def _dense(cfg: Move, rows, here: Runs, there: Runs):
   block = min(own, cfg.rows)
   blocks = rows.at[_places(here, n, block, own)].get(mode="fill", fill_value=0)
   blocks = lax.all_to_all(blocks, cfg.axis, 0, 0)
-  return _filled(cfg, rows).at[_places(there, n, block, cfg.rows)].set(
-      blocks, mode="drop")
+  # Numbers are scattered, and rows gathered: that is the faster way.
+  at = _places(there, n, block, cfg.rows).reshape(-1)
+  of = vary_like(jnp.full(cfg.rows, n * block, jnp.int32), at).at[at].set(
+      jnp.arange(n * block, dtype=jnp.int32), mode="drop")
+  return blocks.reshape(n * block, *rows.shape[1:]).at[of].get(
+      mode="fill", fill_value=cfg.missing)
 
 
 def _move(cfg: Move, rows, here: Runs, there: Runs):
+  branches = {}
+  # Between processes XLA has it by default on no GPU.
+  if jax.process_count() == 1:
+    branches = {platform: functools.partial(_ragged, cfg)
+                for platform in PLATFORMS}
   return lax.platform_dependent(
-      rows, here, there, default=functools.partial(_dense, cfg),
-      cuda=functools.partial(_ragged, cfg),
-      rocm=functools.partial(_ragged, cfg))
+      rows, here, there, default=functools.partial(_dense, cfg), **branches)
 
 
 def _move_save(cfg, rows, here, there):
@@ -299,9 +303,9 @@ def expert_parallel_moe(
   the order of its choices where the token is: results, and gradients of
   hidden_states, w1 and w2, are those of the whole layer on one device, to the
   bit where products are by the same kernels. No row is left out for want of
-  capacity. Rows are sent by XLA's ragged_all_to_all on GPUs, a target of which
-  jax.export wants to be told as EXPORT_CHECKS does of ours, and elsewhere by
-  all_to_all of blocks.
+  capacity. Rows are sent by XLA's ragged_all_to_all on GPUs of one process, a
+  target of which jax.export wants to be told as EXPORT_CHECKS does of ours, and
+  elsewhere by all_to_all of blocks.
 
   Memory: a device has room for what could come, tokens * topk rows of each of
   the n devices, though products are of the rows that come. max_rows makes it
