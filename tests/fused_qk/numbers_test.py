@@ -539,6 +539,25 @@ class AliasesTest(parameterized.TestCase):
         a["slot_mapping"], "fp8" if cache else "auto", *scales)
     self.same(got, (q, k, *pools))
 
+  @parameterized.parameters("x", "asm")
+  def test_by_block(self, layout):
+    c = HeadCase(layout=layout, cache="float8_e4m3fn", packed=True,
+                 tables="one", tokens=8)
+    p = cases.Heads(c)
+    _, _, a = cases.heads_call(p)
+    scales = [np.full((p.pages, c.hk), 0.01, np.float32) for _ in range(2)]
+    out = aiter.fused_qk_norm_rope_cache_block_quant_shuffle(
+        a["q"], c.hq, c.hk, c.hk, c.dim, 1e-6, a["q_weight"], a["k_weight"],
+        a["cos"], True, a["positions"], a["k_cache"], a["v_cache"],
+        a["slot_mapping"], None, "fp8", *map(jnp.asarray, scales))
+    cases.check_rounded(self, out[1], p.exact()[1], "", None, str(c))
+    asm = layout == "asm"
+    turn = lambda t: t if asm else t.T
+    want = aiter.reshape_and_cache_with_block_quant(
+        out[1], p.v, a["k_cache"], a["v_cache"], *map(turn, scales),
+        a["slot_mapping"], asm_layout=asm)
+    self.same(out[2:], (*want[:2], *map(turn, want[2:])))
+
   @parameterized.parameters(("NHD", False), ("asm", True))
   def test_by_tensor(self, layout, sections):
     c = HeadCase(layout=layout, cache="int8", scaled=True, packed=True, hk=1,

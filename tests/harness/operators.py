@@ -336,6 +336,12 @@ CASES = (
          aiter.fused_qk_norm_rope_cache_quant_shuffle(
              qkv, 4, 2, 2, 16, 1e-6, w, w, rest[0], True, *rest[1:]),
          (*_PROJECTED, "lengths t", *_X_POOLS, "slots t"), _HEADS),
+    Case("fused_qk_norm_rope_cache_block_quant_shuffle", lambda qkv, w, *rest:
+         aiter.fused_qk_norm_rope_cache_block_quant_shuffle(
+             qkv, 4, 2, 2, 16, 1e-6, w, w, rest[0], True, *rest[1:5], None,
+             "auto", *rest[5:]),
+         (*_PROJECTED, "lengths t", "i8 6,2,1,16,16", "i8 6,2,16,16", "slots t",
+          *["f32 6,2"] * 2), (*_HEADS, "cache_block")),
     Case("fused_qk_norm_rope_cache_pts_quant_shuffle", lambda qkv, w, *rest:
          aiter.fused_qk_norm_rope_cache_pts_quant_shuffle(
              qkv, w, w, *rest[:2], qkv.shape[0], 4, 2, 2, 16, True, 1e-6,

@@ -46,6 +46,7 @@ from jax._src.aiter.core.layouts import (
 )
 from jax._src.aiter.fused_qk.aliases import (
     fused_qk_norm_mrope_3d_cache_pts_quant_shuffle,
+    fused_qk_norm_rope_cache_block_quant_shuffle,
     fused_qk_norm_rope_cache_pts_quant_shuffle,
     fused_qk_norm_rope_cache_quant_shuffle,
 )
@@ -238,6 +239,7 @@ __all__ = [
     "fused_qk_norm_mrope_3d_cache_pts_quant_shuffle",
     "fused_qk_norm_rope",
     "fused_qk_norm_rope_cache",
+    "fused_qk_norm_rope_cache_block_quant_shuffle",
     "fused_qk_norm_rope_cache_pts_quant_shuffle",
     "fused_qk_norm_rope_cache_quant_shuffle",
     "fused_qk_rmsnorm",
