@@ -80,6 +80,7 @@ def repositories():
             "indexer",
             "mha",
             "mha_fp8",
+            "mha_one_pass",
             "moe",
             "mla",
             "norm",
