@@ -81,6 +81,7 @@ def repositories():
             "mha",
             "mha_f32",
             "mha_fp8",
+            "mha_one_pass",
             "moe",
             "mla",
             "norm",

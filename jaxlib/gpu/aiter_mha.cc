@@ -24,7 +24,7 @@ struct MhaAttrs {
   int64_t sink_tokens;
   bool top_left;
   int64_t min_seqlen_q;
-  bool deterministic;  // The kernels always are.
+  bool deterministic;  // Those of mha_one_pass may not be.
   bool exact;
 };
 
@@ -77,6 +77,22 @@ struct BwdBuffers : Operands {
   Buffer dsink = Result("dsink");
   Buffer dslopes = Result("dslopes");
   Buffer delta = Result("delta");
+};
+
+struct OnePassBuffers : Operands {
+  using Operands::Operands;
+  Buffer dout = Operand("dout");
+  Buffer out = Operand("out");
+  Buffer lse = Operand("lse");
+  Buffer dlse = Operand("dlse");
+  Buffer dq = Result("dq");
+  Buffer dk = Result("dk");
+  Buffer dv = Result("dv");
+  Buffer delta = Result("delta");
+  Buffer dq_sums = Result("dq_sums");
+  Buffer dk_sums = Result("dk_sums");
+  Buffer dv_sums = Result("dv_sums");
+  Buffer turns = Result("turns");
 };
 
 // Row, head and batch strides of a contiguous [batch,] rows, heads, dim.
@@ -273,8 +289,10 @@ ffi::Error SetFwd(const FwdBuffers& b, const MhaAttrs& attrs,
   return ffi::Error::Success();
 }
 
-ffi::Error SetBwd(const BwdBuffers& b, const MhaAttrs& attrs,
-                  aiter::mha_bwd_args* a) {
+// Checks and sets what every way to compute gradients takes and gives.
+template <typename Buffers>
+ffi::Error SetGradients(const Buffers& b, const MhaAttrs& attrs,
+                        aiter::mha_bwd_args* a) {
   AITER_FFI_RETURN_IF_ERROR(SetCommon(b, attrs, a));
   AITER_FFI_RETURN_IF_ERROR(LikeOut(b.dout, b.q, *a));
   AITER_FFI_RETURN_IF_ERROR(LikeOut(b.out, b.q, *a));
@@ -283,14 +301,7 @@ ffi::Error SetBwd(const BwdBuffers& b, const MhaAttrs& attrs,
   AITER_FFI_RETURN_IF_ERROR(CheckLike(b.dq, b.q));
   AITER_FFI_RETURN_IF_ERROR(CheckLike(b.dk, b.k));
   AITER_FFI_RETURN_IF_ERROR(CheckLike(b.dv, b.v));
-  for (const Buffer* buffer : {&b.dlse, &b.dslopes}) {
-    if (IsPresent(*buffer)) AITER_FFI_RETURN_IF_ERROR(LikeLse(*buffer, *a));
-  }
-  AITER_FFI_RETURN_IF_ERROR(Optional(
-      b.dbias, ffi::F32,
-      {a->bias_batch, a->bias_nhead, a->seqlen_q, a->seqlen_k}, &a->dbias_ptr));
-  AITER_FFI_RETURN_IF_ERROR(
-      Optional(b.dsink, ffi::F32, {a->batch, a->nhead_q}, &a->d_sink_ptr));
+  if (IsPresent(b.dlse)) AITER_FFI_RETURN_IF_ERROR(LikeLse(b.dlse, *a));
   a->do_ptr = b.dout.untyped_data();
   a->o_ptr = b.out.untyped_data();
   a->lse_ptr = b.lse.untyped_data();
@@ -298,7 +309,6 @@ ffi::Error SetBwd(const BwdBuffers& b, const MhaAttrs& attrs,
   a->dq_ptr = b.dq.untyped_data();
   a->dk_ptr = b.dk.untyped_data();
   a->dv_ptr = b.dv.untyped_data();
-  a->d_slopes_ptr = Address(b.dslopes);
   a->d_ptr = b.delta.untyped_data();
   a->stride_do = a->stride_o;
   a->nhead_stride_do = a->nhead_stride_o;
@@ -315,7 +325,43 @@ ffi::Error SetBwd(const BwdBuffers& b, const MhaAttrs& attrs,
   return ffi::Error::Success();
 }
 
-const Family kMha({TargetOf<SetFwd>(), TargetOf<SetBwd>()});
+ffi::Error SetBwd(const BwdBuffers& b, const MhaAttrs& attrs,
+                  aiter::mha_bwd_args* a) {
+  AITER_FFI_RETURN_IF_ERROR(SetGradients(b, attrs, a));
+  if (IsPresent(b.dslopes)) AITER_FFI_RETURN_IF_ERROR(LikeLse(b.dslopes, *a));
+  AITER_FFI_RETURN_IF_ERROR(Optional(
+      b.dbias, ffi::F32,
+      {a->bias_batch, a->bias_nhead, a->seqlen_q, a->seqlen_k}, &a->dbias_ptr));
+  AITER_FFI_RETURN_IF_ERROR(
+      Optional(b.dsink, ffi::F32, {a->batch, a->nhead_q}, &a->d_sink_ptr));
+  a->d_slopes_ptr = Address(b.dslopes);
+  return ffi::Error::Success();
+}
+
+ffi::Error SetOnePass(const OnePassBuffers& b, const MhaAttrs& attrs,
+                      aiter::mha_one_pass_args* a) {
+  AITER_FFI_RETURN_IF_ERROR(SetGradients(b, attrs, a));
+  AITER_FFI_RETURN_IF_ERROR(
+      Check(b.dq_sums, ffi::F32,
+            {a->batch, a->nhead_q, aiter::mha_one_pass_rows(a->seqlen_q),
+             a->hdim_q}));
+  for (auto [buffer, address] : {std::pair(&b.dk_sums, &a->dk_sums_ptr),
+                                 std::pair(&b.dv_sums, &a->dv_sums_ptr)}) {
+    AITER_FFI_RETURN_IF_ERROR(
+        Optional(*buffer, ffi::F32,
+                 {a->batch, a->nhead_k, aiter::mha_one_pass_rows(a->seqlen_k),
+                  a->hdim_q},
+                 address));
+  }
+  AITER_FFI_RETURN_IF_ERROR(Optional(
+      b.turns, ffi::S32, {aiter::mha_one_pass_turns(*a)}, &a->turns_ptr));
+  a->ordered = attrs.deterministic;
+  a->dq_sums_ptr = b.dq_sums.untyped_data();
+  return ffi::Error::Success();
+}
+
+const Family kMha({TargetOf<SetFwd>(), TargetOf<SetBwd>(),
+                   TargetOf<SetOnePass>()});
 
 }  // namespace
 }  // namespace jax::JAX_GPU_NAMESPACE

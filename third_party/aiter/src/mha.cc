@@ -15,6 +15,7 @@
 #include "third_party/aiter/src/core/select.h"
 #include "third_party/aiter/src/core/steps.h"
 #include "third_party/aiter/src/mha_launch.h"
+#include "third_party/aiter/src/mha_one_pass_params.h"
 #include "third_party/aiter/src/mha_params.h"
 
 namespace aiter {
@@ -511,9 +512,106 @@ struct Bwd {
   }
 };
 
+struct OnePass {
+  using Args = mha_one_pass_args;
+  using Plan = MhaOnePassPlan;
+
+  static Status Check(const Args& a) {
+    AITER_RETURN_IF_ERROR(CheckBwd(a));
+    bool shared = a.nhead_q > a.nhead_k;
+    if (a.dq_sums_ptr == nullptr) {
+      return Invalid("dq_sums_ptr", "null", "given");
+    }
+    if (shared && (a.dk_sums_ptr == nullptr || a.dv_sums_ptr == nullptr)) {
+      return Invalid("dk_sums_ptr or dv_sums_ptr", "null",
+                     "given where heads share keys");
+    }
+    if (a.ordered && a.turns_ptr == nullptr) {
+      return Invalid("turns_ptr", "null", "given with an order");
+    }
+    if (a.batch == 0 || a.seqlen_q == 0 || a.seqlen_k == 0) {
+      return Invalid("a size", "0", "above 0");
+    }
+    return Status();
+  }
+
+  static ProblemKey KeyOf(const Args& a) { return MakeKey(a); }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    return MakeKey("mha_bwd", problem, key);
+  }
+
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    constexpr int64_t kServed = kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort;
+    if ((key.features & ~kServed) != 0 || key.dims[0] != key.dims[1]) {
+      return Status(StatusCode::kUnimplemented,
+                    "one pass over the scores serves windows alone, and equal "
+                    "head dimensions");
+    }
+    ProblemKey plain;
+    plain.data_type = key.data_type;
+    plain.dims[0] = key.dims[0];
+    AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", key, &plan->delta));
+    AITER_RETURN_IF_ERROR(steps->Add("mha_one_pass_bwd", plain, &plan->bwd));
+    return steps->Add("mha_one_pass_round", plain, &plan->round);
+  }
+
+  static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
+                       void* stream) {
+    MhaOnePassParams params;
+    static_cast<MhaParams&>(params) = ParamsOf(args, plan.key);
+    AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.delta, params, stream));
+    const bool shared = args.nhead_q > args.nhead_k;
+    constexpr int64_t kFloatBytes = 4;
+    const int64_t row = args.hdim_q * kFloatBytes;
+    const int64_t sums_q =
+        args.batch * args.nhead_q * mha_one_pass_rows(args.seqlen_q) * row;
+    const int64_t sums_k =
+        args.batch * args.nhead_k * mha_one_pass_rows(args.seqlen_k) * row;
+    AITER_RETURN_IF_ERROR(FillZero(driver, args.dq_sums_ptr, sums_q, stream));
+    if (shared) {
+      AITER_RETURN_IF_ERROR(FillZero(driver, args.dk_sums_ptr, sums_k, stream));
+      AITER_RETURN_IF_ERROR(FillZero(driver, args.dv_sums_ptr, sums_k, stream));
+    }
+    if (args.ordered) {
+      AITER_RETURN_IF_ERROR(FillZero(driver, args.turns_ptr,
+                                     mha_one_pass_turns(args) * kFloatBytes,
+                                     stream));
+    }
+    // What is not there is not read, but has an address.
+    params.dq_sums_ptr = args.dq_sums_ptr;
+    params.dk_sums_ptr = shared ? args.dk_sums_ptr : args.dq_sums_ptr;
+    params.dv_sums_ptr = shared ? args.dv_sums_ptr : args.dq_sums_ptr;
+    params.turns_ptr = args.ordered ? args.turns_ptr : args.dq_sums_ptr;
+    params.flags =
+        static_cast<int32_t>(Flag(args.ordered, kMhaOnePassOrdered) |
+                             Flag(args.is_top_left, kMhaOnePassTopLeft));
+    AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.bwd, params, stream));
+    AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.round, params, stream));
+    if (!shared) return Status();
+    // dk and dv likewise, in dq's place.
+    params.seqlen_q = params.seqlen_k;
+    params.nhead_q = params.nhead_k;
+    params.dq_ptr = params.dk_ptr;
+    params.dq_sums_ptr = params.dk_sums_ptr;
+    params.stride_dq = params.stride_dk;
+    params.nhead_stride_dq = params.nhead_stride_dk;
+    params.batch_stride_dq = params.batch_stride_dk;
+    AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.round, params, stream));
+    params.dq_ptr = params.dv_ptr;
+    params.dq_sums_ptr = params.dv_sums_ptr;
+    params.stride_dq = params.stride_dv;
+    params.nhead_stride_dq = params.nhead_stride_dv;
+    params.batch_stride_dq = params.batch_stride_dv;
+    params.softmax_scale = 1;
+    return LaunchMha(driver, plan.round, params, stream);
+  }
+};
+
 }  // namespace
 
 AITER_DEFINE_OPERATION(mha_fwd, Fwd);
 AITER_DEFINE_OPERATION(mha_bwd, Bwd);
+AITER_DEFINE_OPERATION(mha_one_pass, OnePass);
 
 }  // namespace aiter

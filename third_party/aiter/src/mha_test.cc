@@ -20,6 +20,7 @@
 #include "third_party/aiter/src/core/grids.h"
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/fake_driver_test.h"
+#include "third_party/aiter/src/mha_one_pass_params.h"
 #include "third_party/aiter/src/mha_params.h"
 
 namespace aiter {
@@ -88,6 +89,18 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     f32.data_type = DataType::kFp32;
     f32.excludes = kMhaF32GeneralOnly | (exact ? 0 : kMhaF32Exact);
   }
+  auto add_one_pass = [&](const char* symbol, const char* op,
+                          const Grid& grid) {
+    KernelInfo k =
+        FakeKernel<MhaOnePassParams>(blob, symbol, op, "gfx942", grid);
+    k.num_dims = 1;
+    k.dims[0] = 128;
+    k.tile_m = 64;
+    k.tile_n = 128;
+    kernels.push_back(k);
+  };
+  add_one_pass("one_pass", "mha_one_pass_bwd", kMhaOnePassBwdGrid);
+  add_one_pass("round", "mha_one_pass_round", kMhaOnePassRoundGrid);
   KernelInfo& mapped = add("fwd_mapped", "mha_fwd", "fast", "sm_90", 128, 128,
                            128, 128, kMhaFwdGrid);
   mapped.excludes |= kMhaNoKeys;
@@ -417,6 +430,65 @@ void TestBackwardPacking() {
   CHECK(launches[2].kernel == "dsink" && launches[2].grid[1] == 2);
 }
 
+void TestOnePass() {
+  mha_one_pass_args args;
+  static_cast<mha_bwd_args&>(args) = BwdArgs(128, 128);
+  args.dq_sums_ptr = At(0xd000);
+  args.dk_sums_ptr = At(0xe000);
+  args.dv_sums_ptr = At(0xf000);
+  args.turns_ptr = At(0x100);
+  args.is_top_left = true;
+  NewContext("gfx942");
+  CHECK_OK(mha_one_pass(args, nullptr));
+  // 200 rows are two times 128, 300 keys three times.
+  std::vector<Fill>& fills = g_recorder.fills;
+  CHECK(fills.size() == 4 && fills[0].address == 0xd000);
+  CHECK(fills[0].bytes == 2 * 4 * 256 * 128 * 4);
+  CHECK(fills[2].address == 0xf000 && fills[2].bytes == 2 * 2 * 384 * 128 * 4);
+  CHECK(fills[3].address == 0x100 && fills[3].bytes == 2 * (4 * 4 + 2 * 3) * 4);
+  std::vector<Launch>& launches = g_recorder.launches;
+  CHECK(launches.size() == 5 && launches[0].kernel == "delta");
+  CHECK(launches[1].kernel == "one_pass" && launches[1].grid[0] == 3);
+  CHECK(launches[1].grid[1] == 4 && launches[1].grid[2] == 2);
+  CHECK(launches[1].As<MhaOnePassParams>().flags ==
+        (kMhaOnePassOrdered | kMhaOnePassTopLeft));
+  CHECK(launches[2].kernel == "round" && launches[2].grid[0] == 4);
+  CHECK(launches[2].grid[1] == 4);
+  const auto dq = launches[2].As<MhaOnePassParams>();
+  CHECK(dq.dq_ptr == At(0x9000) && dq.dq_sums_ptr == At(0xd000));
+  CHECK(launches[3].grid[0] == 5 && launches[3].grid[1] == 2);
+  const auto dk = launches[3].As<MhaOnePassParams>();
+  CHECK(dk.dq_ptr == At(0xa000) && dk.dq_sums_ptr == At(0xe000));
+  CHECK(dk.seqlen_q == 300 && dk.softmax_scale == 0.125f);
+  CHECK(dk.stride_dq == args.stride_dk);
+  const auto dv = launches[4].As<MhaOnePassParams>();
+  CHECK(dv.dq_ptr == At(0xb000) && dv.dq_sums_ptr == At(0xf000));
+  CHECK(dv.softmax_scale == 1);
+
+  // Without an order there are no turns, and own keys need no sums.
+  NewContext("gfx942");
+  args.ordered = false;
+  args.turns_ptr = nullptr;
+  args.nhead_k = 4;
+  args.dk_sums_ptr = args.dv_sums_ptr = nullptr;
+  CHECK_OK(mha_one_pass(args, nullptr));
+  CHECK(g_recorder.fills.size() == 1 && g_recorder.launches.size() == 3);
+  CHECK((g_recorder.launches[1].As<MhaOnePassParams>().flags &
+         kMhaOnePassOrdered) == 0);
+
+  args.ordered = true;
+  CHECK(Contains(mha_one_pass(args, nullptr).message(), "turns_ptr is null"));
+  args.ordered = false;
+  args.nhead_k = 2;
+  CHECK(Contains(mha_one_pass(args, nullptr).message(), "dk_sums_ptr"));
+  args.nhead_k = 4;
+  args.alibi_slopes_ptr = At(0x340);
+  CHECK(Contains(mha_one_pass(args, nullptr).message(), "windows alone"));
+  args.alibi_slopes_ptr = nullptr;
+  args.seqlen_k = 0;
+  CHECK(Contains(mha_one_pass(args, nullptr).message(), "above 0"));
+}
+
 void TestTensorMaps() {
   NewContext("sm_90");
   CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
@@ -663,6 +735,7 @@ int main() {
   aiter::TestDensePacking();
   aiter::TestPackedPacking();
   aiter::TestBackwardPacking();
+  aiter::TestOnePass();
   aiter::TestTensorMaps();
   aiter::TestZeroSizes();
   aiter::TestFailures();

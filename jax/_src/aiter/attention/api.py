@@ -349,7 +349,8 @@ def flash_attn_func(
     bias: added to the scaled scores: [sq, sk], [hq, sq, sk] or
       [b, hq, sq, sk], where 1 broadcasts, not in memory. -inf hides a key.
     alibi_slopes: [hq] or [b, hq]: -slope * |i + sk - sq - j| is added.
-    deterministic: accepted; results are deterministic either way.
+    deterministic: gradients have the same bits every time. Without it their
+      sums need not be made in a fixed order, where that is faster.
     return_lse: return the log-sum-exp of every row too.
     return_attn_probs: return dropout's mask too.
     cu_seqlens_q: int [b + 1], cumulative lengths of sequences that are padded
@@ -435,7 +436,8 @@ def flash_attn_varlen(
     softmax_scale: see flash_attn_func.
     causal: see flash_attn_func, with each sequence's own lengths.
     window_size: see flash_attn_func.
-    deterministic: accepted; results are deterministic either way.
+    deterministic: gradients have the same bits every time. Without it their
+      sums need not be made in a fixed order, where that is faster.
     return_lse: return the log-sum-exp of every row too.
     alibi_slopes: [hq] or [b, hq].
     dropout_key: see flash_attn_func.

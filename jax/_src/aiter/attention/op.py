@@ -27,6 +27,7 @@ from jax._src.aiter.attention.types import (
 )
 from jax._src.aiter.core import dispatch
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
+from jax._src.aiter.core.dims import is_known, round_up
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator
 from jax._src.aiter.core.partition import mesh_axes
@@ -38,6 +39,11 @@ _FEW_BITS = frozenset(
     "none default fastest bfloat16 high bfloat16_3x tensorfloat32"
     " bf16_bf16_bf16 bf16_bf16_f32 tf32_tf32_f32".split())
 _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
+# One pass over the scores, as include/aiter/mha.h has it: its head dim, from
+# how many queries and keys on it is worth its sums, and what their rows are a
+# multiple of.
+_ONE_PASS = "mha_one_pass"
+_ONE_PASS_DIM, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = 128, 1024, 128
 
 
 class BwdConfig(NamedTuple):
@@ -145,7 +151,42 @@ def _fwd_kernel(cfg: Config, call, x: Operands):
   return out[..., :x.v.shape[-1]], lse, None
 
 
+def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
+  """Whether kernels that compute dk, dv and dq in one pass serve a call.
+
+  They do for long sequences whose scores have no more than a window.
+  """
+  shapes = (*x.q.shape, *x.k.shape)
+  if x.packed or not all(map(is_known, shapes)):
+    return False
+  if (x.q.shape[-1] != _ONE_PASS_DIM or x.v.shape[-1] != _ONE_PASS_DIM
+      or min(x.q.shape[1], x.k.shape[1]) < _ONE_PASS_LENGTH):
+    return False
+  key = _serves(_ONE_PASS, bwd.mha, x, bwd.wanted, saved.dlse is not None)
+  return (key is not None and bool(dispatch.architectures(platform))
+          and mha_bwd.unserved(platform, key) is None)
+
+
+def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
+  q, k = x.q, x.k
+  (b, sq, hq, dim), (sk, hk) = q.shape, k.shape[1:3]
+  rows = functools.partial(round_up, multiple=_ONE_PASS_ROWS)
+  of_keys = (b, hk, rows(sk), dim) if hk < hq else (0,)
+  turns = b * (hq * rows(sq) // 64 + hk * rows(sk) // 128)
+  f32 = jnp.float32
+  dq, dk, dv, *_ = call._replace(target=_ONE_PASS)(
+      (*(like(t, t.shape, t.dtype) for t in x[:3]),
+       like(q, saved.lse.shape, f32), like(q, (b, hq, rows(sq), dim), f32),
+       like(k, of_keys, f32), like(k, of_keys, f32),
+       like(q, (turns if bwd.mha.deterministic else 0,), jnp.int32)),
+      *_flat(x), saved.dout, saved.out, saved.lse, absent(saved.dlse, f32),
+      **_attributes(bwd.mha))
+  return Grads(dq, dk, dv, None, None, None)
+
+
 def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
+  if _one_pass(call.platform, bwd, x, saved):
+    return _one_pass_kernel(bwd, call, x, saved)
   cfg, wanted = bwd
   flat = _flat(x)
   q, k, v = flat[:3]
@@ -481,6 +522,7 @@ mha_fwd = operator(
     serves=_fwd_serves, dtypes=_DTYPES,
     batch=_fwd_batch, plan=_fwd_plan)
 
+dispatch.declare(_ONE_PASS)
 # (BwdConfig, Operands, Saved) -> Grads
 mha_bwd = operator(
     target="mha_bwd", kernel=_bwd_kernel,

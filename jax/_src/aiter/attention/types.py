@@ -21,7 +21,7 @@ class Config(NamedTuple):
     top_left: the diagonal starts at the top left corner of the score matrix
       instead of ending at its bottom right one.
     min_seqlen_q: sequences with at most this many queries are skipped, if > 0.
-    deterministic: same bits every time (always so today).
+    deterministic: gradients have the same bits every time.
     inference: no derivative is asked for, so that kernels may serve which keep
       nothing for one.
     keep_p: the forward pass returns the probabilities too; no kernel does.

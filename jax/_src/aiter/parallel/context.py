@@ -373,7 +373,7 @@ def context_parallel_attention(
       in the order of the sequence.
     alibi_slopes: [hq] or [b, hq]; with "all_gather" only if causal, in a ring
       with "striped" alone, and there without a gradient.
-    deterministic: accepted; results are deterministic either way.
+    deterministic: see flash_attn_func.
     return_lse: return the log-sum-exp of every row too.
     axis_name: the mesh axis that divides the sequence, or two.
     strategy: see above.

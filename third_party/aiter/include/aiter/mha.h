@@ -126,8 +126,8 @@ struct mha_fwd_args : mha_args {
   void* lse_ptr = nullptr;  // float32
 };
 
-// Gradients, deterministic. Everything that was given to the forward call is
-// given again, with its results.
+// Gradients, the same bits every time. Everything that was given to the forward
+// call is given again, with its results.
 struct mha_bwd_args : mha_args {
   const void* do_ptr = nullptr;  // Like out.
   const void* o_ptr = nullptr;
@@ -164,9 +164,43 @@ struct MhaBwdPlan {
   LoadedKernel dq;
 };
 
+// The same in one pass over the scores, of dense batches whose scores have no
+// more than a scale and a window, and equal head dimensions that a kernel has.
+// What heads and blocks of keys add up is float32 [batch, heads, rows, hdim_q],
+// its rows a multiple of kMhaOnePassRows: scratch.
+struct mha_one_pass_args : mha_bwd_args {
+  // Add up in the same order every time.
+  bool ordered = true;
+  void* dq_sums_ptr = nullptr;
+  void* dk_sums_ptr = nullptr;  // These two where query heads share keys.
+  void* dv_sums_ptr = nullptr;
+  void* turns_ptr = nullptr;  // int32 [mha_one_pass_turns]: scratch of orders.
+};
+
+constexpr int64_t kMhaOnePassRows = 128;
+
+// Rows of sums of so many queries or keys.
+inline int64_t mha_one_pass_rows(int64_t seqlen) {
+  return (seqlen + kMhaOnePassRows - 1) / kMhaOnePassRows * kMhaOnePassRows;
+}
+
+// How many counters an order needs: a query head's tiles have 64 or 128 rows.
+inline int64_t mha_one_pass_turns(const mha_args& a) {
+  return a.batch * (a.nhead_q * mha_one_pass_rows(a.seqlen_q) / 64 +
+                    a.nhead_k * mha_one_pass_rows(a.seqlen_k) / 128);
+}
+
+struct MhaOnePassPlan {
+  ProblemKey key;
+  LoadedKernel delta;
+  LoadedKernel bwd;
+  LoadedKernel round;
+};
+
 // The sizes of a problem are hdim_q and hdim_v.
 AITER_OPERATION(mha_fwd, mha_fwd_args, KernelPlan);
 AITER_OPERATION(mha_bwd, mha_bwd_args, MhaBwdPlan);
+AITER_OPERATION(mha_one_pass, mha_one_pass_args, MhaOnePassPlan);
 
 }  // namespace aiter
 

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Every argument that a kernel of attention's backward in one pass may take.
+#ifndef AITER_SRC_MHA_ONE_PASS_PARAMS_H_
+#define AITER_SRC_MHA_ONE_PASS_PARAMS_H_
+
+#include "third_party/aiter/src/mha_params.h"
+
+namespace aiter {
+
+// `flags` are this family's.
+struct MhaOnePassParams : MhaParams {
+  const void* dq_sums_ptr = nullptr;
+  const void* dk_sums_ptr = nullptr;
+  const void* dv_sums_ptr = nullptr;
+  const void* turns_ptr = nullptr;
+};
+
+}  // namespace aiter
+
+#endif  // AITER_SRC_MHA_ONE_PASS_PARAMS_H_
