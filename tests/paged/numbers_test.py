@@ -66,6 +66,14 @@ class PagedTest(PagedTestCase):
     self.check(case, seed)
 
   @parameterized.parameters(
+      dict(lengths=((1, 300), (1, 5)), d=128, sinks=True),
+      dict(lengths=((40, 90), (3, 70)), d=60, decode=False, window=(30, -1)),
+      dict(lengths=((36, 40),), d=40, dv=24, decode=False, soft_cap=2.0,
+           slopes=True))
+  def test_float32(self, **options):
+    self.check(Case(dtype="fp32", **options))
+
+  @parameterized.parameters(
       # No sequence, no key, no page, no column of the table.
       dict(lengths=((1, 0), (1, 0))), dict(lengths=((0, 5),), decode=False),
       dict(lengths=((1, -3), (1, 9))), dict(hq=1, hk=1, d=1),
