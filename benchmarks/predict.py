@@ -125,10 +125,10 @@ def paged(batch: int, length: int, heads: int, kv_heads: int,
   """A decoding step over a bf16 cache of pages."""
   pages = batch * length // page
   def ours():
-    pool = array(pages, page, kv_heads, 128)
+    k, v = (array(pages, page, kv_heads, 128) for _ in range(2))
     table = np.random.default_rng(0).permutation(pages).astype(np.int32)
     return aiter.paged_attention_decode, (
-        array(batch, heads, 128), pool, pool,
+        array(batch, heads, 128), k, v,
         jnp.asarray(table.reshape(batch, -1)),
         jnp.asarray(np.full(batch, length, np.int32)))
   def theirs(folder):

@@ -171,8 +171,8 @@ def latent(folder: pathlib.Path, batch: int, heads: int, length: int,
   return [run_aiter.mla_launch(
       row, a, np.zeros((batch + 4, heads, 576), BF16),
       np.zeros((batch * length + 160, 576), BF16), pages.astype(np.int32),
-      Output((batch, parts, heads, 512), F32), Output((batch, parts, heads), F32),
-      parts)]
+      Output((batch, parts, heads, 512), F32),
+      Output((batch, parts, heads), F32), parts)]
 
 
 def paged(folder: pathlib.Path, batch: int, heads: int, kv_heads: int,
