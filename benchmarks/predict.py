@@ -88,9 +88,8 @@ def gemm(kind: str, m: int, n: int, k: int, **published) -> Problem:
         array(n // 128, k // 128, dtype=jnp.float32))
   prefix = {"bf16": "bf16gemm", "int8": "I8gemm", "fp8": "fp8gemm"}[kind]
   def theirs(folder):
-    for kernel in assembly.gemms(folder, prefix, n):
-      for split in (1, 2, 4, 8) if m <= 256 else (1,):
-        yield assembly.gemm(folder, kernel, m, n, k, split)
+    for kernel, split in assembly.gemms(folder, prefix, m, n):
+      yield assembly.gemm(folder, kernel, m, n, k, split)
   return Problem(f"{kind} product {m} x {n} x {k}", 2 * m * n * k, "TFLOP/s",
                  ours, theirs, published)
 
