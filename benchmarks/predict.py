@@ -17,6 +17,7 @@ between the markers of the device's name.
 
 import argparse
 import dataclasses
+import datetime
 import json
 import os
 import pathlib
@@ -252,7 +253,7 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
   for row in rows:
     lines.append([
         row["problem"], row["bound"], f"{row['us']:.0f}",
-        f"{row['rate']:.3g} {row['unit']}", show(row["aiter_us"], ".0f"),
+        f"{row['rate']:.4g} {row['unit']}", show(row["aiter_us"], ".0f"),
         show(row["aiter/us"], ".2f"), show(row["published_us"], ".0f")])
   return lines
 
@@ -275,8 +276,10 @@ def main():
   args.out.mkdir(parents=True, exist_ok=True)
   report.write_csv(rows, args.out / "predict.csv")
   if args.markdown:
-    report.write_markdown(report.as_markdown(table(rows), "Predicted."),
-                          args.markdown, f"amd {rows[0]['device']}")
+    device = rows[0]["device"]
+    title = f"{datetime.date.today()}, {device}, predicted"
+    report.write_markdown(report.as_markdown(table(rows), title),
+                          args.markdown, f"amd {device}")
 
 
 if __name__ == "__main__":
