@@ -17,6 +17,7 @@ between the markers of the device's name.
 
 import argparse
 import dataclasses
+import datetime
 import json
 import os
 import pathlib
@@ -88,9 +89,8 @@ def gemm(kind: str, m: int, n: int, k: int, **published) -> Problem:
         array(n // 128, k // 128, dtype=jnp.float32))
   prefix = {"bf16": "bf16gemm", "int8": "I8gemm", "fp8": "fp8gemm"}[kind]
   def theirs(folder):
-    for kernel in assembly.gemms(folder, prefix, n):
-      for split in (1, 2, 4, 8) if m <= 256 else (1,):
-        yield assembly.gemm(folder, kernel, m, n, k, split)
+    for kernel, split in assembly.gemms(folder, prefix, m, n):
+      yield assembly.gemm(folder, kernel, m, n, k, split)
   return Problem(f"{kind} product {m} x {n} x {k}", 2 * m * n * k, "TFLOP/s",
                  ours, theirs, published)
 
@@ -125,10 +125,10 @@ def paged(batch: int, length: int, heads: int, kv_heads: int,
   """A decoding step over a bf16 cache of pages."""
   pages = batch * length // page
   def ours():
-    pool = array(pages, page, kv_heads, 128)
+    k, v = (array(pages, page, kv_heads, 128) for _ in range(2))
     table = np.random.default_rng(0).permutation(pages).astype(np.int32)
     return aiter.paged_attention_decode, (
-        array(batch, heads, 128), pool, pool,
+        array(batch, heads, 128), k, v,
         jnp.asarray(table.reshape(batch, -1)),
         jnp.asarray(np.full(batch, length, np.int32)))
   def theirs(folder):
@@ -253,7 +253,7 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
   for row in rows:
     lines.append([
         row["problem"], row["bound"], f"{row['us']:.0f}",
-        f"{row['rate']:.3g} {row['unit']}", show(row["aiter_us"], ".0f"),
+        f"{row['rate']:.4g} {row['unit']}", show(row["aiter_us"], ".0f"),
         show(row["aiter/us"], ".2f"), show(row["published_us"], ".0f")])
   return lines
 
@@ -276,8 +276,10 @@ def main():
   args.out.mkdir(parents=True, exist_ok=True)
   report.write_csv(rows, args.out / "predict.csv")
   if args.markdown:
-    report.write_markdown(report.as_markdown(table(rows), "Predicted."),
-                          args.markdown, f"amd {rows[0]['device']}")
+    device = rows[0]["device"]
+    title = f"{datetime.date.today()}, {device}, predicted"
+    report.write_markdown(report.as_markdown(table(rows), title),
+                          args.markdown, f"amd {device}")
 
 
 if __name__ == "__main__":

@@ -94,11 +94,20 @@ def gemm(folder: pathlib.Path, kernel: str, m: int, n: int, k: int,
                  arguments, grid)]
 
 
-def gemms(folder: pathlib.Path, family: str, n: int) -> Iterator[str]:
-  """The kernels of a family that serve a product of n columns."""
-  for _, row in run_aiter.rows(folder / GEMMS[family]):
-    if n % (row["tileN"] if family == "bf16gemm" else row["tile_n"]) == 0:
-      yield row["co_name"].removesuffix(".co")
+def gemms(folder: pathlib.Path, family: str, m: int, n: int
+         ) -> Iterator[tuple[str, int]]:
+  """Kernels of a family for m rows and n columns, and parts of k for each.
+
+  They are the six whose tiles' rows are the nearest to m.
+  """
+  tile_m, tile_n = (("tileM", "tileN") if family == "bf16gemm"
+                    else ("tile_m", "tile_n"))
+  rows = [row for _, row in run_aiter.rows(folder / GEMMS[family])
+          if n % row[tile_n] == 0]
+  rows.sort(key=lambda row: abs(np.log(row[tile_m] / m)))
+  for row in rows[:6]:
+    for split in (1, 2, 4, 8) if row["splitK"] and m <= 256 else (1,):
+      yield row["co_name"].removesuffix(".co"), split
 
 
 def _problem(batch, heads, kv_heads, sq, sk, causal):
@@ -171,8 +180,8 @@ def latent(folder: pathlib.Path, batch: int, heads: int, length: int,
   return [run_aiter.mla_launch(
       row, a, np.zeros((batch + 4, heads, 576), BF16),
       np.zeros((batch * length + 160, 576), BF16), pages.astype(np.int32),
-      Output((batch, parts, heads, 512), F32), Output((batch, parts, heads), F32),
-      parts)]
+      Output((batch, parts, heads, 512), F32),
+      Output((batch, parts, heads), F32), parts)]
 
 
 def paged(folder: pathlib.Path, batch: int, heads: int, kv_heads: int,

@@ -26,9 +26,8 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 import assembly
+import numpy as np
 
 DEVICES = {("gfx942", 304): "MI300X", ("gfx942", 80): "MI308X",
            ("gfx950", 256): "MI355X"}
@@ -39,8 +38,15 @@ GRID = {"l2_latency": (500, 700, 900), "l2_rate": (48, 64),
         "lds_latency": (64, 128)}
 # What changes only what they become: the best of these.
 LAUNCH = np.arange(1, 7, 0.5)
-SUSTAINED = np.arange(0.6, 1.01, 0.1)
-THROTTLE = np.arange(0, 0.51, 0.1)
+SUSTAINED = np.arange(0.6, 1.01, 0.05)
+THROTTLE = np.arange(0, 0.61, 0.05)
+
+
+def evenly(rows: Sequence[Any], most: int) -> list[Any]:
+  """Up to so many, evenly by their time."""
+  rows = sorted(rows, key=lambda row: row["microseconds"])
+  at = np.linspace(0, len(rows) - 1, min(most, len(rows)))
+  return [rows[i] for i in sorted(set(at.round().astype(int)))]
 
 
 def measured(path: pathlib.Path, families: Sequence[str], most: int):
@@ -56,18 +62,14 @@ def measured(path: pathlib.Path, families: Sequence[str], most: int):
       row["microseconds"] = float(row["microseconds"])
       row["device"] = DEVICES[row["arch"], row["compute_units"]]
       groups[row["device"], row["kernel"]].append(row)
-  rows = []
-  for group in groups.values():
-    group.sort(key=lambda row: row["microseconds"])
-    at = np.linspace(0, len(group) - 1, min(most, len(group)))
-    rows += [group[i] for i in sorted(set(at.round().astype(int)))]
-  return rows
+  return [row for group in groups.values() for row in evenly(group, most)]
 
 
-def predict(checkout: pathlib.Path, row: Mapping[str, Any], fit: bool):
-  """(clocks, share of matrix clocks) of each combination of GRID if `fit`, and
-  before them what the device's own numbers make of the row in microseconds:
-  without `fit`, which changes them.
+def predict(checkout: pathlib.Path, row: Mapping[str, Any],
+            grid: Mapping[str, Sequence[float]] | None):
+  """(clocks, share of matrix clocks) of each combination of `grid`, if that is
+  no None, and before them what the device's own numbers make of the row in
+  microseconds.
 
   Returns:
     None of a launch that does not end by itself: parts of k that wait for
@@ -79,12 +81,12 @@ def predict(checkout: pathlib.Path, row: Mapping[str, Any], fit: bool):
   folder = checkout / "hsa" / row["arch"]
   m, n, k, split = (row[name] for name in ("m", "n", "k", "split_k"))
   launches = assembly.gemm(folder, row["kernel"], m, n, k, max(split, 1))
-  combinations = itertools.product(*GRID.values()) if fit else []
+  combinations = [] if grid is None else itertools.product(*grid.values())
   try:
     with assembly.launched(folder, launches) as (told,):
       found = [(told["microseconds"], told["matrix_share"])]
       for values in combinations:
-        for name, value in zip(GRID, values, strict=True):
+        for name, value in zip(grid, values, strict=True):
           library.amdgpu_sim_clock_set(name.encode(), ctypes.c_double(value))
         told = assembly.report("amdgpu_sim_clock_again")
         found.append((told["clocks"], told["matrix_share"]))
@@ -128,11 +130,7 @@ def attention(checkout: pathlib.Path, path: pathlib.Path, most: int,
                 "arch": arch, "device": device, "pass": name,
                 "microseconds": work * (1 if name == "forward" else 2.5)
                                 / float(rate) / 1e6})
-  rows = []
-  for group in groups.values():
-    # Those of the least work: the time of others is many rounds of theirs.
-    group.sort(key=lambda row: row["microseconds"])
-    rows += group[:most]
+  rows = [row for group in groups.values() for row in evenly(group, most)]
   predicted = run_all(predict_attention, checkout, rows, [], jobs)
   ratio = np.array([p / row["microseconds"]
                     for p, row in zip(predicted, rows, strict=True)])
@@ -172,7 +170,7 @@ class Table:
 
   def microseconds(self, combination, launch, sustained, throttle, at):
     share = self.share[at, combination]
-    clock = self.peak[at] * np.maximum(sustained - throttle * share, 0.1)
+    clock = self.peak[at] * np.maximum(sustained - throttle * share**2, 0.1)
     return launch + self.clocks[at, combination] / (1000 * clock)
 
   def fit(self, at) -> tuple[int, float, float, float]:
@@ -233,6 +231,8 @@ def main():
                       help="of a kernel or pass and device, at most")
   parser.add_argument("--no-fit", action="store_true",
                       help="tell the errors of the devices' own numbers")
+  parser.add_argument("--keep", action="store_true",
+                      help="latencies and rates: fit the launch and the clock")
   parser.add_argument("--jobs", type=int, default=os.cpu_count())
   parser.add_argument("--out", type=pathlib.Path,
                       help="CSV for measured and predicted microseconds")
@@ -244,8 +244,9 @@ def main():
               arguments.jobs)
     return
   rows = measured(arguments.measured, arguments.families, arguments.rows)
+  grid = None if arguments.no_fit else {} if arguments.keep else GRID
   predictions = run_all(predict, arguments.checkout, rows,
-                        [not arguments.no_fit], arguments.jobs)
+                        [grid], arguments.jobs)
   ended = [p is not None for p in predictions]
   print(f"{len(rows)} rows, of which {ended.count(False)} do not end without "
         "workgroups that are not executed")
@@ -271,9 +272,9 @@ def main():
     write(arguments.out, rows, own)
     return
 
-  combinations = list(itertools.product(*GRID.values()))
+  combinations = list(itertools.product(*grid.values()))
   def describe(choice):
-    values = dict(zip(GRID, combinations[choice[0]], strict=True))
+    values = dict(zip(grid, combinations[choice[0]], strict=True))
     return (", ".join(f"{k} {v:g}" for k, v in values.items())
             + f", launch_microseconds {choice[1]:g}, sustained {choice[2]:.2g}"
             + f", throttle {choice[3]:.2g}")

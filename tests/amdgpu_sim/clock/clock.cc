@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -38,11 +39,22 @@ struct Latest {
   ClockLaunch launch;
   std::vector<GroupTrace> groups;
   std::string json;
+  double longest = 0;  // Microseconds of the longest launch with an image.
 };
 
 Latest& GetLatest() {
   static Latest* const latest = new Latest;
   return *latest;
+}
+
+void WriteFile(const char* path, const char* mode, const std::string& text) {
+  std::FILE* file = std::fopen(path, mode);
+  if (file == nullptr) {
+    std::fprintf(stderr, "amdgpu_sim: cannot write %s\n", path);
+    return;
+  }
+  std::fputs(text.c_str(), file);
+  std::fclose(file);
 }
 
 std::string Format(const char* format, double value) {
@@ -218,7 +230,9 @@ void Tracer::Add(const Wave& wave, const Inst& inst, const Lds::Record* lds) {
     log_.erase(std::unique(log_.begin(), log_.end()), log_.end());
     event.first_line = static_cast<uint32_t>(trace.lines.size());
     event.lines = static_cast<uint16_t>(log_.size());
-    event.write = inst.dst[0].kind == Operand::Kind::kNone && !inst.lds;
+    event.atomic = std::strstr(inst.mnemonic, "_atomic_") != nullptr;
+    event.write =
+        event.atomic || (inst.dst[0].kind == Operand::Kind::kNone && !inst.lds);
     trace.lines.insert(trace.lines.end(), log_.begin(), log_.end());
     log_.clear();
   }
@@ -291,7 +305,8 @@ bool Uneven(const std::map<uint64_t, double>& work) {
 }
 
 ClockReport Estimate(const Device& device, const ClockLaunch& launch,
-                     const std::vector<const GroupTrace*>& groups) {
+                     const std::vector<const GroupTrace*>& groups,
+                     bool timeline) {
   ClockReport report;
   report.occupancy = Occupancy(device, launch);
   const double round = device.compute_units * report.occupancy;
@@ -302,7 +317,8 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
         std::min<size_t>(groups.size(), static_cast<size_t>(count));
     const Behind behind = BehindL1(device, launch, units);
     if (report.unit.clocks == 0) report.behind = behind;
-    return RunUnit(device, behind, {groups.begin(), groups.begin() + some});
+    return RunUnit(device, behind, {groups.begin(), groups.begin() + some},
+                   timeline && report.unit.clocks == 0);
   };
   double clocks = 0, matrix = 0;
   auto add = [&](UnitReport unit, double times) {
@@ -332,7 +348,7 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
   const double share = clocks > 0 ? matrix / (device.simds * clocks) : 0;
   report.matrix_share = share;
   report.gigahertz =
-      device.gigahertz * (device.sustained - device.throttle * share);
+      device.gigahertz * (device.sustained - device.throttle * share * share);
   report.microseconds =
       device.launch_microseconds + clocks / (1000 * report.gigahertz);
 
@@ -451,19 +467,19 @@ void AddClock(const Device& device, const ClockLaunch& launch,
   latest.groups = std::move(groups);
   std::vector<const GroupTrace*> all;
   for (const GroupTrace& group : latest.groups) all.push_back(&group);
-  const ClockReport report = Estimate(latest.device, latest.launch, all);
+  const char* const svg = std::getenv("AMDGPU_SIM_CLOCK_SVG");
+  const ClockReport report =
+      Estimate(latest.device, latest.launch, all, svg != nullptr);
   latest.json = ClockJson(latest.device, latest.launch, report);
+  if (svg != nullptr && report.microseconds > latest.longest) {
+    latest.longest = report.microseconds;
+    WriteFile(svg, "w", ClockSvg(latest.device, latest.launch, report));
+  }
   if (std::string(Path()) == "-") {
     std::fputs(ClockText(latest.device, launch, report).c_str(), stderr);
     return;
   }
-  std::FILE* file = std::fopen(Path(), "a");
-  if (file == nullptr) {
-    std::fprintf(stderr, "amdgpu_sim: cannot write %s\n", Path());
-    return;
-  }
-  std::fprintf(file, "%s\n", latest.json.c_str());
-  std::fclose(file);
+  WriteFile(Path(), "a", latest.json + "\n");
 }
 
 }  // namespace amdgpu_sim

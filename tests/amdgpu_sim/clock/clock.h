@@ -94,14 +94,20 @@ struct ClockReport {
 // ones come one by one, in order, wherever the first place gets free; each is
 // as long as the sampled one whose number is next to its own.
 ClockReport Estimate(const Device& device, const ClockLaunch& launch,
-                     const std::vector<const GroupTrace*>& groups);
+                     const std::vector<const GroupTrace*>& groups,
+                     bool timeline = false);
 
 std::string ClockText(const Device& device, const ClockLaunch& launch,
                       const ClockReport& report);
 std::string ClockJson(const Device& device, const ClockLaunch& launch,
                       const ClockReport& report);
+// The waves of the compute unit side by side, for some clocks in the middle of
+// the launch: an SVG image. Of a report with a timeline.
+std::string ClockSvg(const Device& device, const ClockLaunch& launch,
+                     const ClockReport& report);
 
-// Estimates a launch that has ended, and reports.
+// Estimates a launch that has ended, and reports. AMDGPU_SIM_CLOCK_SVG names
+// the file of the image, which is that of the longest launch.
 void AddClock(const Device& device, const ClockLaunch& launch,
               std::vector<GroupTrace> groups);
 
