@@ -538,7 +538,7 @@ struct OnePass {
   static ProblemKey KeyOf(const Args& a) { return MakeKey(a); }
 
   static Status KeyOf(const Problem& problem, ProblemKey* key) {
-    return MakeKey("mha_bwd", problem, key);
+    return MakeKey("mha_bwd", "mha_bwd", problem, key);
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
