@@ -14,7 +14,7 @@ from absl.testing import absltest, parameterized
 from harness.triton_interpreter import Tensor, gpu_arithmetic
 
 from third_party.aiter.kernels.core import activations
-from third_party.aiter.kernels.gemm import gemm
+from third_party.aiter.kernels.gemm import gemm, mfma
 
 _BF16, _FP16 = ml_dtypes.bfloat16, np.float16
 _FN, _FNUZ = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz
@@ -34,9 +34,10 @@ class _Problem:
       self, op="gemm_nt", dtype=_BF16, b_dtype=None, m=20, n=36, k=72, batch=1,
       shared=False, out=_BF16, bias=None, activation=0, splits=1,
       tile=(16, 16, 32), align=1, slices=1, xcds=1, scalar_scales=False,
-      scale_powers=(-3, 4), bits=False, transposed_scales=False):
+      scale_powers=(-3, 4), bits=False, transposed_scales=False, module=gemm):
     rng = np.random.default_rng(m * 10000 + n * 100 + k)
     self.op, self.sizes, self.out_dtype = op, (batch, m, n, k), out
+    self.module = module
     self.splits, self.tile, self.activation = splits, tile, activation
     self.align, self.slices, self.xcds = align, slices, xcds
     b_dtype = b_dtype or dtype
@@ -162,7 +163,7 @@ class _Problem:
       kernel[grid](**{name: value for name, value in (
           arguments | changes).items() if name in names})
     tiles = -(-m // tile_m) * -(-n // tile_n)
-    launch(getattr(gemm, self.op), (tiles, splits, batch))
+    launch(getattr(self.module, self.op), (tiles, splits, batch))
     if splits > 1:
       launch(gemm.gemm_sum, (-(-n // 32), m, batch), TILE_M=1, TILE_N=32,
              **({} if self.op == "gemm_row" else dict(
@@ -190,6 +191,9 @@ _EXACT = dict(
         tile=(16, 128, 32), slices=8, splits=2, out=np.float32),
     nt_dies=dict(m=100, n=90, xcds=8),
     nt_relu=dict(activation=activations.RELU.value, bias=np.float32),
+    nt_mfma=dict(module=mfma, m=33, n=30, k=104, batch=2, bias=_BF16, xcds=8),
+    nt_mfma_splits=dict(
+        module=mfma, tile=(16, 64, 32), slices=4, n=72, k=200, splits=3),
     nn=dict(op="gemm_nn"),
     nn_aligned=dict(op="gemm_nn", n=56, k=45, align=8, m=33, batch=2),
     nn_odd=dict(op="gemm_nn", n=9, k=33, m=5, splits=2),
@@ -200,6 +204,7 @@ _EXACT = dict(
     i8_scalars=dict(_I8, scalar_scales=True, bias=np.float32, out=np.float32),
     i8_splits=dict(_I8, k=300, splits=4, batch=2, out=_FP16, bias=_FP16),
     i8_slices=dict(_I8, tile=(16, 64, 32), slices=4, align=16, k=80),
+    i8_mfma=dict(_I8, module=mfma, k=80, batch=2, shared=True),
     fp8=dict(_ROW, dtype=_FN),
     fp8_splits=dict(_ROW, dtype=_FN, k=130, splits=2, batch=2, shared=True),
     fp8_bits=dict(_ROW, dtype=_FN, bits=True, out=np.float32),
@@ -216,6 +221,9 @@ _EXACT = dict(
     block_mixed=dict(
         _BLOCK, dtype=_FNUZ, b_dtype=_FN, bits=True, bias=np.float32),
     block_words=dict(_BLOCK, bits=True, k=304, align=16, tile=(16, 32, 128)),
+    block_mfma=dict(
+        _BLOCK, module=mfma, tile=(16, 32, 64), splits=2, batch=2,
+        transposed_scales=True),
     mx=_MX,
     mx_part_of_a_scale=dict(_MX, k=74),
     mx_splits=dict(_MX, splits=3, batch=2, shared=True, out=np.float32),
