@@ -14,6 +14,7 @@ psum_scatter. "shared" has a dense expert for all tokens besides, which waits
 for no other device.
 """
 
+import concurrent.futures
 import functools
 import sys
 from typing import NamedTuple
@@ -46,6 +47,7 @@ SHAPES = (
   Shape("deepseek", 4096, 7168, 2048, 64, 8),
 )
 SMOKE = (Shape("smoke", 32, 32, 16, 8, 2),)
+ONE = "one device"
 WAYS = ("expert_parallel", "max_rows", "shared", "gathered")
 
 
@@ -111,35 +113,39 @@ def measure(shape: Shape, ways, dtype, seconds: float):
   time = lambda f, args: report.median_time(
     lambda: f(*args), jax.block_until_ready, seconds
   )
-  rows, wrong, alone = [], [], {}
+  programs = {}
   for passes, wrap in (("forward", lambda f: f), ("both", trained)):
     if passes == "both" and not shape.gradients:
       continue
     for way in ways:
       local, one = functions(shape, n)[way]
-      whole = "shared" if way == "shared" else "one device"
-      program = jax.jit(wrap(one))
-      if (whole, passes) not in alone:
-        alone[whole, passes] = time(program, args)
-        if whole == "one device":
-          rows.append(dict(
-            shape=shape.name, way=whole, devices=1,
-            ms=1e3 * alone[whole, passes], of_one=1.0, **{"pass": passes},
-          ))
-      divided = jax.jit(wrap(jax.shard_map(
+      whole = "shared" if way == "shared" else ONE
+      programs[passes, whole, 1] = wrap(one), args
+      programs[passes, way, n] = wrap(jax.shard_map(
         local, mesh=mesh, in_specs=(P("x"),) * 5, out_specs=P("x")
-      )))
-      if way in ("expert_parallel", "max_rows") and passes == "forward":
-        got, want = divided(*own), program(*args)
-        if not bool(jnp.all(jax.device_put(got, devices[0]) == want)):
-          wrong.append(f"{shape.name} {way}: other bits than one device")
-      spent = time(divided, own)
-      rows.append(dict(
-        shape=shape.name, way=way, devices=n, ms=1e3 * spent,
-        of_one=alone[whole, passes] / spent / n, **{"pass": passes},
-      ))
-      print("{shape:12} {way:16} {pass:8} {ms:9.3f} ms, {of_one:.2f} of one"
-            .format(**rows[-1]), flush=True)
+      )), own
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    compiled = list(pool.map(
+      lambda f_args: jax.jit(f_args[0]).lower(*f_args[1]).compile(),
+      programs.values(),
+    ))
+  rows, wrong, alone = [], [], {}
+  for ((passes, way, count), (_, on)), run in zip(programs.items(), compiled):
+    ms = 1e3 * time(run, on)
+    if count == 1:
+      alone[passes, way] = ms
+    if way == ONE and passes == "forward":
+      want = run(*on)
+    elif way in ("expert_parallel", "max_rows") and passes == "forward":
+      if not bool(jnp.all(jax.device_put(run(*on), devices[0]) == want)):
+        wrong.append(f"{shape.name} {way}: other bits than one device")
+    whole = alone[passes, "shared" if way == "shared" else ONE]
+    rows.append({
+      "shape": shape.name, "way": way, "pass": passes, "devices": count,
+      "ms": ms, "of_one": whole / ms / count,
+    })
+    print("{shape:12} {way:16} {pass:8} {devices} {ms:9.3f} ms, {of_one:.2f} of"
+          " one".format(**rows[-1]), flush=True)
   return rows, wrong
 
 
