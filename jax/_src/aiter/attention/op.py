@@ -138,13 +138,15 @@ def _fwd_kernel(cfg: Config, call, x: Operands):
 def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
   """Whether kernels that compute dk, dv and dq in one pass serve a call.
 
-  They do for long sequences whose scores have no more than a window.
+  They do for long sequences whose scores have no more than a wide window: few
+  keys a row are not worth the sums.
   """
   shapes = (*x.q.shape, *x.k.shape)
   if x.packed or not all(map(is_known, shapes)):
     return False
   if (x.q.shape[-1] != _ONE_PASS_DIM or x.v.shape[-1] != _ONE_PASS_DIM
-      or min(x.q.shape[1], x.k.shape[1]) < _ONE_PASS_LENGTH):
+      or min(x.q.shape[1], x.k.shape[1]) < _ONE_PASS_LENGTH
+      or 0 <= bwd.mha.window_left < _ONE_PASS_LENGTH):
     return False
   key = _serves(_ONE_PASS, bwd.mha, x, bwd.wanted, saved.dlse is not None)
   return (key is not None and bool(dispatch.architectures(platform))
