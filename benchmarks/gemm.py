@@ -209,7 +209,8 @@ class TorchProgram:
       out = [function(*s) for s in sets]  # cuBLAS makes its workspace
       torch.cuda.synchronize()
       graph = torch.cuda.CUDAGraph()
-      with torch.cuda.graph(graph):
+      # JAX's threads may call CUDA meanwhile.
+      with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         out = [function(*s) for s in sets]
       t = report.median_time(
         graph.replay, lambda _: torch.cuda.synchronize(), seconds

@@ -7,8 +7,8 @@
 Prints a table and writes parallel.csv to --out. The exit code is 1 if the
 numbers are not those of one device. Forward and backward, causal. "Of one" is
 what the same work takes on one device, divided by devices and time: 1 would be
-no cost at all. Beside our strategies, what XLA makes of an array whose sequence
-is divided and a call that knows nothing of it ("xla").
+no cost at all. Beside the strategies of a shard_map, a call under jit that
+knows of the division by its arrays' sharding alone ("jit").
 """
 
 import functools
@@ -49,7 +49,7 @@ WAYS = {
   "ring_striped": ("ring", "striped"),
   "all_gather_zigzag": ("all_gather", "zigzag"),
   "ulysses": ("ulysses", None),
-  "xla": (None, None),
+  "jit": (None, None),
 }
 
 

@@ -129,7 +129,7 @@ def tuned(module, arch: str, line: dict, args: argparse.Namespace):
   m, n, k = (int(line[c]) for c in "mnk")
   layout, scaling = OPS[op]
   choices = module.gemm_choices(
-    arch, dtype, [m, n, k, 1, gemm_op.split_bound(1, m, n, k)],
+    arch, dtype, [m, n, k, 1, 4 * gemm_op.workspace(1, m, n, k)],
     gemm_op.features(layout, scaling, dtype, dtype))
   kernels = {kernel["symbol"]: kernel for kernel in module.table()}
   x, bs = operands(op, dtype, m, n, k, args.copies)

@@ -466,6 +466,9 @@ def sim(args: argparse.Namespace) -> None:
   if args.clock:
     clock = args.clock if args.clock == "-" else os.path.abspath(args.clock)
     environment["AMDGPU_SIM_CLOCK"] = clock
+  if args.svg:
+    environment.setdefault("AMDGPU_SIM_CLOCK", os.devnull)
+    environment["AMDGPU_SIM_CLOCK_SVG"] = str(args.svg.absolute())
   say(f"Running on {args.devices} simulated {args.arch}")
   sys.stdout.flush()
   os.execvpe(args.command[0], args.command, environment)
@@ -614,11 +617,9 @@ def test(args: argparse.Namespace) -> None:
     which = ["--test_env=AITER_TESTS=all", "--test_timeout=7200"]
   else:
     archs = args.archs
-    # Named targets run in any case.
-    which = [] if args.targets else [
-      "--build_tests_only",
-      "--test_tag_filters=-all",
-    ]
+    which = ["--config=ci"]
+    if not args.targets:  # Named targets run in any case.
+      which += ["--build_tests_only", "--test_tag_filters=-all"]
   with tempfile.TemporaryDirectory() as folder:
     events = pathlib.Path(folder) / "events.json"
     command = bazel(
@@ -762,6 +763,12 @@ def main() -> None:
     metavar="FILE",
     help="predict what each launch would take and print a report, or write one "
     "line of JSON each to a file",
+  )
+  added.add_argument(
+    "--svg",
+    type=pathlib.Path,
+    help="draw what the waves of a compute unit do in the longest launch, as "
+    "predicted, to this file",
   )
   added.add_argument(
     "--checks", help="changes to the checks: --checks=-uninitialized,+lds_wait"

@@ -9,6 +9,12 @@ is 1 if they part.
 
   python train_gpt.py                   a small model, made for two CPU cores
   python train_gpt.py --preset gpu      a larger one in bfloat16, for a GPU
+  python train_gpt.py --mesh data=2,context=2
+
+The last divides the first run over four devices: sequences of a batch by the
+axis data, and the tokens of each by the axis context, over which attention is a
+ring. The second run has one device still. Host CPUs count as many as are asked
+for.
 
 Written to --out: loss.csv, loss.png, sample.txt and weights.npz, which
 serve_gpt.py serves. Each run has a process of its own, so that its peak memory
@@ -32,6 +38,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax
 from jax.experimental import aiter
@@ -128,17 +136,23 @@ def init(cfg: Config, key: jax.Array) -> dict:
   }
 
 
-def rotary(x: jax.Array) -> jax.Array:
-  """Rotates pairs of features by their position, x being [b,s,h,d]."""
+def rotary(x: jax.Array, positions: jax.Array | None = None) -> jax.Array:
+  """Rotates pairs of features by their position [s], x being [b,s,h,d]."""
   half = x.shape[-1] // 2
-  angle = jnp.arange(x.shape[1])[:, None] * 1e4 ** -(jnp.arange(half) / half)
+  if positions is None:
+    positions = jnp.arange(x.shape[1])
+  angle = positions[:, None] * 1e4 ** -(jnp.arange(half) / half)
   cos, sin = (f(angle)[:, None, :].astype(x.dtype) for f in (jnp.cos, jnp.sin))
   a, b = x[..., :half], x[..., half:]
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def logits(
-  params: dict, tokens: jax.Array, ops: Operators, cfg: Config
+  params: dict,
+  tokens: jax.Array,
+  ops: Operators,
+  cfg: Config,
+  positions: jax.Array | None = None,
 ) -> jax.Array:
   """Returns the next byte's logits [b,s,256] for tokens [b,s]."""
   layers = {k: v for k, v in params.items() if k not in ("embed", "norm")}
@@ -147,7 +161,7 @@ def logits(
   def layer(x, p):
     y = ops.rms_norm(x, p["norm1"])
     q, k, v = (jnp.einsum("bsw,whd->bshd", y, p[n]) for n in "qkv")
-    y = ops.attention(rotary(q), rotary(k), v)
+    y = ops.attention(rotary(q, positions), rotary(k, positions), v)
     y = jnp.einsum("bshd,hdw->bsw", y, p["o"])
     y, x = ops.rms_norm_with_add(y, x, p["norm2"])
     return x + jnp.square(jax.nn.relu(y @ p["up"])) @ p["down"], None
@@ -161,8 +175,54 @@ def loss_fn(
   params: dict, tokens: jax.Array, ops: Operators, cfg: Config
 ) -> jax.Array:
   """Returns the mean cross entropy in nats a byte, tokens being [b,s+1]."""
-  logp = jax.nn.log_softmax(logits(params, tokens[:, :-1], ops, cfg))
-  return -jnp.mean(jnp.take_along_axis(logp, tokens[:, 1:, None], -1))
+  return cross_entropy(params, tokens[:, :-1], tokens[:, 1:], ops, cfg)
+
+
+def cross_entropy(
+  params: dict,
+  tokens: jax.Array,
+  following: jax.Array,
+  ops: Operators,
+  cfg: Config,
+  positions: jax.Array | None = None,
+) -> jax.Array:
+  """Returns loss_fn's mean over tokens [b,s] and those that follow them."""
+  logp = jax.nn.log_softmax(logits(params, tokens, ops, cfg, positions))
+  return -jnp.mean(jnp.take_along_axis(logp, following[..., None], -1))
+
+
+def parallel_loss(mesh: Mesh, cfg: Config) -> Callable:
+  """Returns loss_fn(params, tokens) over a mesh of axes data and context."""
+  ring = functools.partial(
+    aiter.context_parallel_attention,
+    causal=True,
+    axis_name="context",
+    load_balance="zigzag",
+  )
+  ops = operators("aiter")._replace(attention=ring)
+
+  def local(params, tokens, following, positions):
+    loss = cross_entropy(params, tokens, following, ops, cfg, positions)
+    return jax.lax.pmean(loss, ("data", "context"))
+
+  own = P("data", "context")
+  loss = jax.shard_map(
+    local,
+    mesh=mesh,
+    in_specs=(P(), own, own, P("context")),
+    out_specs=P(),
+  )
+  in_order = functools.partial(
+    aiter.reorder_causal_load_balancing,
+    strategy="zigzag",
+    size=mesh.shape["context"],
+  )
+  return lambda params, tokens: loss(
+    params,
+    in_order(tokens[:, :-1]),
+    in_order(tokens[:, 1:]),
+    in_order(jnp.arange(tokens.shape[1] - 1), axis=0),
+  )
 
 
 def adamw(params: dict, grads: dict, state: tuple, cfg: Config) -> tuple:
@@ -252,18 +312,30 @@ def peak_memory(step) -> tuple[int, str]:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "process"
 
 
-def train(name: str, cfg: Config, seed: int, out: pathlib.Path) -> None:
+def train(
+  name: str,
+  cfg: Config,
+  seed: int,
+  out: pathlib.Path,
+  mesh: dict[str, int] | None,
+) -> None:
   """Trains once; writes what `main` compares to <out>/<name>.json."""
   ops = operators(name)
+  loss_of = functools.partial(loss_fn, ops=ops, cfg=cfg)
   text, held_out = corpus()
   key = jax.random.key(seed)
   params = jax.jit(functools.partial(init, cfg))(key)
+  if mesh:
+    devices = np.array(jax.devices()[: math.prod(mesh.values())])
+    on = Mesh(devices.reshape(*mesh.values()), tuple(mesh))
+    loss_of = parallel_loss(on, cfg)
+    params = jax.device_put(params, NamedSharding(on, P()))
   zeros = jax.tree.map(jnp.zeros_like, params)
   state = (jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.copy, zeros))
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
   def step(params, state, tokens):
-    loss, grads = jax.value_and_grad(loss_fn)(params, tokens, ops, cfg)
+    loss, grads = jax.value_and_grad(loss_of)(params, tokens)
     return *adamw(params, grads, state, cfg), loss
 
   data = list(batches(text, cfg, cfg.steps, seed))
@@ -283,7 +355,7 @@ def train(name: str, cfg: Config, seed: int, out: pathlib.Path) -> None:
   seconds = time.perf_counter() - start
   memory, kind = peak_memory(step)
 
-  test = jax.jit(functools.partial(loss_fn, ops=ops, cfg=cfg))
+  test = jax.jit(loss_of)
   tests = [test(params, t) for t in batches(held_out, cfg, 8, seed)]
   result = {
     "loss": [float(x) for x in losses],
@@ -293,11 +365,13 @@ def train(name: str, cfg: Config, seed: int, out: pathlib.Path) -> None:
     "tokens_per_s": cfg.steps * per_step / seconds,
     "memory": memory,
     "memory_kind": kind,
-    "device": jax.devices()[0].device_kind,
+    "device": (f"{math.prod(mesh.values())} x " if mesh else "")
+    + jax.devices()[0].device_kind,
     "parameters": sum(x.size for x in jax.tree.leaves(params)),
   }
   (out / f"{name}.json").write_text(json.dumps(result))
   if name == "aiter":
+    params = jax.device_put(params, jax.devices()[0])
     np.savez(out / "weights.npz", **params)
     sample = generate(params, ops, cfg, jax.random.fold_in(key, 1))
     (out / "sample.txt").write_text(sample.decode("utf-8", "replace"))
@@ -328,22 +402,50 @@ def plot(results: dict, path: pathlib.Path) -> bool:
   return True
 
 
+def mesh_axes(text: str) -> dict[str, int]:
+  """Returns the sizes of the axes data and context of "data=2,context=2"."""
+  sizes = {"data": 1, "context": 1}
+  for part in text.split(","):
+    name, _, size = part.partition("=")
+    if name not in sizes or not size.isdecimal() or int(size) < 1:
+      raise argparse.ArgumentTypeError(
+        f"{part!r} is not data=N or context=N of N devices"
+      )
+    sizes[name] = int(size)
+  return sizes
+
+
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--preset", choices=PRESETS, default="small")
   parser.add_argument("--steps", type=int, help="training steps of each run")
   parser.add_argument("--out", type=pathlib.Path, default="train_gpt_out")
   parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument(
+    "--mesh", type=mesh_axes, help="devices of each axis: data=2,context=2"
+  )
   parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
   args = parser.parse_args()
   cfg = PRESETS[args.preset]
+  if args.mesh:
+    data, context = args.mesh.values()
+    if cfg.batch % data or cfg.seq % (2 * context):
+      parser.error(
+        f"--mesh: {cfg.batch} sequences of {cfg.seq} bytes cannot be divided"
+        f" into {data} x {2 * context} parts"
+      )
   if args.steps is not None:
     if args.steps < 1:
       parser.error("--steps must be at least 1")
     cfg = dataclasses.replace(cfg, steps=args.steps)
   args.out.mkdir(parents=True, exist_ok=True)
   if args.run:
-    train(args.run, cfg, args.seed, args.out)
+    mesh = args.mesh if args.run == "aiter" else None
+    if mesh:
+      jax.config.update("jax_num_cpu_devices", math.prod(mesh.values()))
+      if math.prod(mesh.values()) > len(jax.devices()):
+        parser.error(f"--mesh: there are {len(jax.devices())} devices")
+    train(args.run, cfg, args.seed, args.out, mesh)
     return 0
 
   results = {}
@@ -362,6 +464,9 @@ def main() -> int:
       "--seed",
       str(args.seed),
     ]
+    if args.mesh:
+      axes = ",".join(f"{axis}={n}" for axis, n in args.mesh.items())
+      command += ["--mesh", axes]
     if subprocess.run(command).returncode:
       print(f"the run with {function} failed", file=sys.stderr)
       return 1

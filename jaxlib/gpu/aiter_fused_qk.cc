@@ -42,7 +42,27 @@ struct FusedHeadsAttrs {
   int64_t section_1;
 };
 
+// Of rows: aiter/fused_qk.h has the same names.
+struct FusedRowsAttrs {
+  int64_t parts;
+  int64_t dim;
+  int64_t first;
+  int64_t group;
+  bool transposed;  // Scales are [groups, tokens].
+  bool gptj;
+  bool gemma;
+  float eps;
+  float k_eps;
+};
+
 }  // namespace jax::JAX_GPU_NAMESPACE
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    ::jax::JAX_GPU_NAMESPACE::FusedRowsAttrs, StructMember<int64_t>("parts"),
+    StructMember<int64_t>("dim"), StructMember<int64_t>("first"),
+    StructMember<int64_t>("group"), StructMember<bool>("transposed"),
+    StructMember<bool>("gptj"), StructMember<bool>("gemma"),
+    StructMember<float>("eps"), StructMember<float>("k_eps"));
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::FusedQkAttrs,
                                       StructMember<bool>("gptj"),
@@ -330,7 +350,111 @@ ffi::Error SetHeads(const HeadsBuffers& b, const FusedHeadsAttrs& attrs,
   return ffi::Error::Success();
 }
 
-const Family kFusedQk({TargetOf<SetLatent>(), TargetOf<SetHeads>()});
+// Absent are a residual and its sum, a gate, weights and keys without norms,
+// tables and positions without a rotation, and results that are not asked for.
+struct RowsBuffers : BufferList {
+  using BufferList::BufferList;
+  Buffer q = Operand("q");
+  Buffer residual = Operand("residual");
+  Buffer gate = Operand("gate");
+  Buffer q_weight = Operand("q_weight");
+  Buffer k = Operand("k");
+  Buffer k_weight = Operand("k_weight");
+  Buffer cos = Operand("cos");
+  Buffer sin = Operand("sin");
+  Buffer positions = Operand("positions");
+  Buffer q_out = Result("q_out");
+  Buffer residual_out = Result("residual_out");
+  Buffer codes = Result("codes");
+  Buffer scale = Result("scale");
+  Buffer k_out = Result("k_out");
+};
+
+// Takes codes [tokens, columns, or half as many] and scales of all columns.
+ffi::Error SetCodes(const RowsBuffers& b, const FusedRowsAttrs& attrs,
+                    int64_t width, aiter::fused_qk_rows_args* a) {
+  if (!IsPresent(b.codes)) return ffi::Error::Success();
+  AITER_FFI_RETURN_IF_ERROR(QuantTypeOf(b.codes, &a->q_type));
+  bool halves = a->q_type == aiter::DataType::kE2m1;
+  AITER_FFI_RETURN_IF_ERROR(
+      CheckShape(b.codes, {a->tokens, halves ? width / 2 : width}));
+  a->scale_is_e8m0 = b.scale.element_type() == ffi::U8;
+  int64_t groups =
+      attrs.group < 1 ? 1 : (width + attrs.group - 1) / attrs.group;
+  Shape rows = {a->tokens, groups}, columns = {groups, a->tokens};
+  AITER_FFI_RETURN_IF_ERROR(Check(b.scale,
+                                  a->scale_is_e8m0 ? ffi::U8 : ffi::F32,
+                                  attrs.transposed ? columns : rows));
+  a->group = attrs.group;
+  a->scale_token = attrs.transposed ? 1 : groups;
+  a->scale_group = attrs.transposed ? a->tokens : 1;
+  a->codes_ptr = Data(b.codes);
+  a->scale_ptr = Data(b.scale);
+  return ffi::Error::Success();
+}
+
+ffi::Error SetFusedRows(const RowsBuffers& b, const FusedRowsAttrs& attrs,
+                        aiter::fused_qk_rows_args* a) {
+  AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(b.q, &a->data_type));
+  ffi::DataType type = b.q.element_type();
+  AITER_FFI_RETURN_IF_ERROR(CheckRank(b.q, 2, "[tokens, columns]"));
+  a->tokens = b.q.dimensions()[0];
+  a->parts = attrs.parts;
+  int64_t width = b.q.dimensions()[1];
+  if (attrs.parts < 1 || width % attrs.parts != 0) {
+    return Invalid(
+        b.q, "has shape " + ShapeString(b.q.dimensions()),
+        "have columns for " + std::to_string(attrs.parts) + " parts");
+  }
+  a->cols = width / attrs.parts;
+  a->dim = attrs.dim;
+  a->first = attrs.first;
+  a->is_gptj = attrs.gptj;
+  a->is_gemma = attrs.gemma;
+  a->eps = attrs.eps;
+  a->k_eps = attrs.k_eps;
+  a->q_ptr = Data(b.q);
+  Shape all = {a->tokens, width};
+  AITER_FFI_RETURN_IF_ERROR(Optional(b.residual, type, all, &a->residual_ptr));
+  AITER_FFI_RETURN_IF_ERROR(
+      Optional(b.residual_out, type, all, &a->residual_out_ptr));
+  if ((a->residual_ptr == nullptr) != (a->residual_out_ptr == nullptr)) {
+    return Invalid(b.residual_out, "is alone or absent",
+                   "be there as residual is");
+  }
+  AITER_FFI_RETURN_IF_ERROR(Optional(b.gate, type, all, &a->gate_ptr));
+  AITER_FFI_RETURN_IF_ERROR(Optional(b.q_out, type, all, &a->q_out_ptr));
+  AITER_FFI_RETURN_IF_ERROR(Optional(
+      b.q_weight, type, {attrs.dim < 1 ? width : attrs.dim}, &a->q_weight_ptr));
+  if (IsPresent(b.k)) {
+    AITER_FFI_RETURN_IF_ERROR(CheckRank(b.k, 2, "[tokens, columns]"));
+    a->k_cols = b.k.dimensions()[1];
+    Shape keys = {a->tokens, a->k_cols};
+    AITER_FFI_RETURN_IF_ERROR(Check(b.k, type, keys));
+    AITER_FFI_RETURN_IF_ERROR(Check(b.k_out, type, keys));
+    AITER_FFI_RETURN_IF_ERROR(Check(b.k_weight, type, {a->k_cols}));
+    a->k_ptr = Data(b.k);
+    a->k_weight_ptr = Data(b.k_weight);
+    a->k_out_ptr = Data(b.k_out);
+  }
+  if (IsPresent(b.positions)) {
+    AITER_FFI_RETURN_IF_ERROR(CheckRank(b.cos, 2, "[rows, pairs]"));
+    a->table_rows = b.cos.dimensions()[0];
+    a->pairs = b.cos.dimensions()[1];
+    for (const Buffer* table : {&b.cos, &b.sin}) {
+      AITER_FFI_RETURN_IF_ERROR(
+          Check(*table, ffi::F32, {a->table_rows, a->pairs}));
+    }
+    AITER_FFI_RETURN_IF_ERROR(Check(b.positions, ffi::S32, {a->tokens}));
+    a->cos_ptr = Data(b.cos);
+    a->sin_ptr = Data(b.sin);
+    a->positions_ptr = Data(b.positions);
+  }
+  return SetCodes(b, attrs, width, a);
+}
+
+const Family kFusedQk({TargetOf<SetLatent>(), TargetOf<SetHeads>(),
+                       TargetOf<SetFusedRows>()});
 
 }  // namespace
 }  // namespace jax::JAX_GPU_NAMESPACE

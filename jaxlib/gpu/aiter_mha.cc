@@ -25,6 +25,7 @@ struct MhaAttrs {
   bool top_left;
   int64_t min_seqlen_q;
   bool deterministic;  // Those of mha_one_pass may not be.
+  bool exact;
 };
 
 }  // namespace jax::JAX_GPU_NAMESPACE
@@ -34,7 +35,8 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<float>("logits_soft_cap"), StructMember<float>("dropout_p"),
     StructMember<int64_t>("window_left"), StructMember<int64_t>("window_right"),
     StructMember<int64_t>("sink_tokens"), StructMember<bool>("top_left"),
-    StructMember<int64_t>("min_seqlen_q"), StructMember<bool>("deterministic"));
+    StructMember<int64_t>("min_seqlen_q"), StructMember<bool>("deterministic"),
+    StructMember<bool>("exact"));
 
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
@@ -133,12 +135,7 @@ ffi::Error SetPlanes(const Buffer& buffer, const aiter::mha_args& a,
 ffi::Error SetCommon(const Operands& in, const MhaAttrs& attrs,
                      aiter::mha_args* a) {
   ffi::DataType type = in.q.element_type();
-  if (type != ffi::F16 && type != ffi::BF16) {
-    return Invalid(in.q, "has dtype " + TypeName(type),
-                   "have dtype float16 or bfloat16");
-  }
-  a->data_type =
-      type == ffi::F16 ? aiter::DataType::kFp16 : aiter::DataType::kBf16;
+  AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(in.q, &a->data_type));
 
   Buffer::Dimensions q = in.q.dimensions();
   Buffer::Dimensions k = in.k.dimensions();
@@ -254,6 +251,7 @@ ffi::Error SetCommon(const Operands& in, const MhaAttrs& attrs,
                                      {a->batch, a->nhead_q, 4},
                                      &a->dropout_state_ptr));
 
+  a->is_exact = attrs.exact;
   a->scale_s = attrs.softmax_scale;
   a->logits_soft_cap = attrs.logits_soft_cap;
   a->p_drop = attrs.dropout_p;

@@ -79,17 +79,11 @@ struct SelectBuffers : BufferList {
   Buffer logits = Operand("logits");
   Buffer spans = Operand("spans");
   Buffer columns = Result("columns");
-  Buffer best = Result("best");
-  Buffer maxima = Result("maxima");
-  Buffer histogram = Result("histogram");
-  Buffer sums = Result("sums");
   Buffer candidates = Result("candidates");
-  Buffer state = Result("state");
 };
 
-// What all have. Numbers of 64 bits are pairs of 32.
 template <typename Buffers>
-ffi::Error SetRows(const Buffers& b, aiter::sampling_args* a) {
+ffi::Error SetRows(const Buffers& b, aiter::sampling_rows_args* a) {
   AITER_FFI_RETURN_IF_ERROR(FloatTypeOf(b.logits, &a->data_type));
   Buffer::Dimensions dims = b.logits.dimensions();
   if (dims.size() != 2) {
@@ -99,6 +93,14 @@ ffi::Error SetRows(const Buffers& b, aiter::sampling_args* a) {
   a->rows = dims[0];
   a->cols = dims[1];
   a->logits_ptr = Data(b.logits);
+  return Optional(b.candidates, ffi::S32, {a->rows, aiter::kSamplingCandidates},
+                  &a->candidates_ptr);
+}
+
+// Numbers of 64 bits are pairs of 32.
+template <typename Buffers>
+ffi::Error SetParts(const Buffers& b, aiter::sampling_args* a) {
+  AITER_FFI_RETURN_IF_ERROR(SetRows(b, a));
   Buffer::Dimensions best = b.best.dimensions();
   a->parts = best.size() == 4 ? best[2] : 0;
   AITER_FFI_RETURN_IF_ERROR(Check(b.best, ffi::U32, {a->rows, 2, a->parts, 2}));
@@ -112,16 +114,13 @@ ffi::Error SetRows(const Buffers& b, aiter::sampling_args* a) {
   AITER_FFI_RETURN_IF_ERROR(
       Optional(b.sums, ffi::U32, {a->rows, a->parts, aiter::kSamplingSums, 2},
                &a->sums_ptr));
-  AITER_FFI_RETURN_IF_ERROR(Optional(b.candidates, ffi::S32,
-                                     {a->rows, aiter::kSamplingCandidates},
-                                     &a->candidates_ptr));
   return Optional(b.state, ffi::U32, {a->rows, aiter::kSamplingState, 2},
                   &a->state_ptr);
 }
 
 ffi::Error SetDraw(const DrawBuffers& b, const DrawAttrs& attrs,
                    aiter::sampling_draw_args* a) {
-  AITER_FFI_RETURN_IF_ERROR(SetRows(b, a));
+  AITER_FFI_RETURN_IF_ERROR(SetParts(b, a));
   AITER_FFI_RETURN_IF_ERROR(Choose("of", attrs.of, kOf, &a->of));
   a->is_of_probs = attrs.probs;
   a->is_k_first = attrs.k_first;
@@ -144,7 +143,7 @@ ffi::Error SetDraw(const DrawBuffers& b, const DrawAttrs& attrs,
 
 ffi::Error SetTopK(const TopKBuffers& b, const TopKAttrs& attrs,
                    aiter::sampling_top_k_args* a) {
-  AITER_FFI_RETURN_IF_ERROR(SetRows(b, a));
+  AITER_FFI_RETURN_IF_ERROR(SetParts(b, a));
   a->k = attrs.k;
   AITER_FFI_RETURN_IF_ERROR(
       Check(b.values, b.logits.element_type(), {a->rows, a->k}));

@@ -11,6 +11,7 @@ and compared with float64. One row an object, then a count for each family.
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import csv
 import dataclasses
 import multiprocessing
@@ -35,7 +36,7 @@ class Output:
   """Device memory that a kernel writes: of one value, or unwritten."""
 
   def __init__(self, shape: Any, dtype: Any, full: float | None = None):
-    self.value = np.full(shape, full or 0, dtype)
+    self.value = np.full(shape, full, dtype) if full else np.zeros(shape, dtype)
     self.full = full
 
 
@@ -352,45 +353,29 @@ def attention_forward(arch, _, row, random, __) -> Iterator[Case]:
         grid, 256 if wide else 512)], errors)
 
 
-def attention_backward(arch, table, row, random, tables) -> Iterator[Case]:
-  """Gradients: a kernel before, the main one, and mostly one after it."""
-  if table != "fmha_bwd_dqdkdv":
-    return  # Those run with the rows of the main one.
-  dtype = BF16 if row["dtype"] == "bf16" else F16
-  group = bool(row["mode"])
-  tile = row["ts"]
-  size_q, size_v = row["hdim_q"], row["hdim_v"]
-  if row["pddv"] and size_q == size_v:
-    size_q, size_v = size_q - 24, size_v - 24
-  if group:
-    sq, sk = [100, 170], [210, 230]
-  else:
-    sq = sk = [2 * tile, 2 * tile]
-    if row["pssk"]:
-      # A window's kernel reads lse of whole tiles of queries.
-      sq, sk = [256 if row["mask"] == 3 else 150] * 2, [230, 230]
-  window = {0: {}, 1: {"right": 0, "bottom": False}, 2: {"right": 0},
-            3: {"left": 40, "right": 20, "bottom": False}}[row["mask"]]
-  a = Attention(sq, sk, 2, 1, size_q, size_v, group, **window)
-  q, k, v, do = a.draw(random, dtype)
-  right_o, lse, delta, *gradients = a.solve(q, k, v, do)
-  o = right_o.astype(dtype)
-  lse = a.by_batch(lse.astype(F32))
-  d = Output(lse.shape, F32)
+def backward_launches(arch, row, tables, a, q, k, v, o, do, lse):
+  """A kernel before, the main one, and mostly one after it.
+
+  Returns:
+    Launches; then what they write: delta, dq, and of every query's head dk and
+    dv.
+  """
+  dtype, group, tile = q.dtype, bool(row["mode"]), row["ts"]
   half = not row["atomic32"]
   after = not half or (arch == "gfx950" and row["hdim_q"] != 64)
+  size_q, size_v = a.dq, a.dv
+  d = Output(lse.shape, F32)
   longest = max(a.sq)
-  # dk and dv of every query's head.
   dq = Output(q.shape, dtype, None if after else 0)
   dk = Output((len(k), a.hq, size_q), dtype)
   dv = Output((len(v), a.hq, size_v), dtype)
   total = dq
   if after and half:
     rows_q, width = ceil_div(longest, 16) * 16, max(128, row["hdim_q"])
-    total = Output((2, a.hq, rows_q, width), dtype, 0)
+    total = Output((len(a.sq), a.hq, rows_q, width), dtype, 0)
   elif after:
     total = Output((a.hq, len(q), size_q) if group
-                   else (2, a.hq, longest, size_q), F32, 0)
+                   else (len(a.sq), a.hq, longest, size_q), F32, 0)
   def bytes_of(array, length):
     line, head, batch = a.strides(array, length)
     return head, batch, line
@@ -409,7 +394,7 @@ def attention_backward(arch, table, row, random, tables) -> Iterator[Case]:
     raise LookupError(f"no row of {name} for {row['co_name']}")
   def launch(other, arguments, blocks):
     return Launch(f"fmha_v3_bwd/{other['co_name']}", other["knl_name"],
-                  arguments, (blocks, a.hq, 2))
+                  arguments, (blocks, a.hq, len(a.sq)))
 
   pre = find("fmha_bwd_odo", lambda r: r["dtype"] == row["dtype"]
              and r["hdim_v"] == row["hdim_v"])
@@ -440,19 +425,72 @@ def attention_backward(arch, table, row, random, tables) -> Iterator[Case]:
         0 if group and not half else a.hq * total.value.shape[-2] * width,
         width, *q_bytes, tokens_q, size_q, starts[0], starts[0],
     ], ceil_div(longest, post["ts"])))
+  return launches, d, dq, dk, dv
+
+
+def attention_backward(arch, table, row, random, tables) -> Iterator[Case]:
+  """Gradients: a kernel before, the main one, and mostly one after it."""
+  if table != "fmha_bwd_dqdkdv":
+    return  # Those run with the rows of the main one.
+  dtype = BF16 if row["dtype"] == "bf16" else F16
+  group = bool(row["mode"])
+  tile = row["ts"]
+  size_q, size_v = row["hdim_q"], row["hdim_v"]
+  if row["pddv"] and size_q == size_v:
+    size_q, size_v = size_q - 24, size_v - 24
+  if group:
+    sq, sk = [100, 170], [210, 230]
+  else:
+    sq = sk = [2 * tile, 2 * tile]
+    if row["pssk"]:
+      # A window's kernel reads lse of whole tiles of queries.
+      sq, sk = [256 if row["mask"] == 3 else 150] * 2, [230, 230]
+  window = {0: {}, 1: {"right": 0, "bottom": False}, 2: {"right": 0},
+            3: {"left": 40, "right": 20, "bottom": False}}[row["mask"]]
+  a = Attention(sq, sk, 2, 1, size_q, size_v, group, **window)
+  q, k, v, do = a.draw(random, dtype)
+  right_o, lse, delta, *gradients = a.solve(q, k, v, do)
+  launches, d, *outputs = backward_launches(
+      arch, row, tables, a, q, k, v, right_o.astype(dtype), do,
+      a.by_batch(lse.astype(F32)))
 
   def errors():
     limit = 4 * TOLERANCE[dtype]
     found = [(error(d.value, a.by_batch(delta)), TOLERANCE[dtype])]
-    for actual, right in zip((dq, dk, dv), gradients, strict=True):
+    for actual, right in zip(outputs, gradients, strict=True):
       value = actual.value
-      if actual is not dq:
+      if actual is not outputs[0]:
         value = value.astype(np.float64).reshape(
             len(right), a.hk, -1, right.shape[-1]).sum(2)
       found.append((error(value, right), limit))
     return found
   yield Case("attention backward", "", launches, errors)
 
+
+
+def mla_launch(row, a, q, cache, pages, out, lse, parts,
+               scales=(None, None)) -> Launch:
+  """`out` and `lse` have a result for each of so many parts of the keys."""
+  heads, prefill, length = a.hq, row["prefill"], a.sq[0]
+  rows_of_group = 128
+  if not prefill:
+    rows_of_group = {
+        ("bf16", 16, 1): 16, ("bf16", 8, 1): 8, ("fp8", 8, 1): 8,
+        ("bf16", 8, 2): 16,
+        ("fp8", 16, 4): 64, ("bf16", 32, 0): 64, ("bf16", 64, 0): 64,
+        ("bf16", 64, 1): 64, ("fp8", 32, 1): 32,
+    }.get((row["qType"], heads, row["qSeqLen"]), 128)
+  queries = 1 if prefill else length
+  batch = len(a.sq)
+  ends = None if prefill else np.arange(batch + 1, dtype=np.int32) * parts
+  arguments = [
+      out, lse, q, cache, a.start_k, pages, np.ones(batch, np.int32), a.scale,
+      heads if (heads, length) == (8, 2) else heads * queries, parts,
+      heads * 576 * q.itemsize * queries, 576 * cache.itemsize, 0, a.start_q,
+      ends, None, *scales, 0, None, None, 1, 0,
+  ]
+  return Launch(f"mla/{row['co_name']}", row["knl_name"], arguments,
+                (ceil_div(length * heads, rows_of_group), batch, parts))
 
 
 def mla(arch, _, row, random, __) -> Iterator[Case]:
@@ -478,23 +516,8 @@ def mla(arch, _, row, random, __) -> Iterator[Case]:
   behind = np.concatenate([q, np.zeros_like(q[:4])])
   out = Output((len(q), parts, heads, 512), BF16 if prefill else F32, 0)
   lse = Output((len(q), parts, heads), F32, -np.inf)
-  rows_of_group = 128
-  if not prefill:
-    rows_of_group = {
-        ("bf16", 16, 1): 16, ("bf16", 8, 1): 8, ("fp8", 8, 1): 8,
-        ("bf16", 8, 2): 16,
-        ("fp8", 16, 4): 64, ("bf16", 32, 0): 64, ("bf16", 64, 0): 64,
-        ("bf16", 64, 1): 64, ("fp8", 32, 1): 32,
-    }.get((row["qType"], heads, row["qSeqLen"]), 128)
-  queries = 1 if prefill else length
-  arguments = [
-      out, lse, behind, cache, a.start_k, pages, np.ones(2, np.int32), a.scale,
-      heads if (heads, length) == (8, 2) else heads * queries, parts,
-      heads * 576 * q_type.itemsize * queries, 576 * kv_type.itemsize, 0,
-      a.start_q,
-      None if prefill else np.array([0, parts, 2 * parts], np.int32), None,
-      *scales, 0, None, None, 1, 0,
-  ]
+  launch = mla_launch(row, a, behind, cache, pages, out, lse, parts, scales)
+
   def errors():
     queries, keys = (
         x.astype(np.float64) * (1 if scale is None else scale)
@@ -511,9 +534,22 @@ def mla(arch, _, row, random, __) -> Iterator[Case]:
     merged /= weights.sum(1)[..., None]
     total = (np.log(weights.sum(1)) + top[:, 0]).T
     return [(error(merged, right), limit), (error(total, right_lse), limit)]
-  yield Case("MLA", "", [Launch(
-      f"mla/{row['co_name']}", row["knl_name"], arguments,
-      (ceil_div(length * heads, rows_of_group), 2, parts))], errors)
+  yield Case("MLA", "", [launch], errors)
+
+
+def paged_launch(row, a, q, keys, values, tables, out,
+                 scales=(None, None)) -> Launch:
+  """`keys` [pages, heads, 128 / 16 bytes, page, 16 bytes], `values` [pages,
+  heads, page / 16 bytes, 128, 16 bytes], `tables` [batch, pages of each]."""
+  head = row["blkSz"] * 128 * keys.itemsize
+  arguments = [
+      out, q, keys, values, tables, np.array(a.sk, np.int32), *scales,
+      LOG2E * a.scale, tables.shape[1], a.hk,
+      q.shape[1] * 128 * q.itemsize, a.hk * head, head, a.sq[0] - 1,
+      a.hq // a.hk, a.start_q if row["Mtp"] else None,
+  ]
+  return Launch(f"pa/{row['co_name']}", row["knl_name"], arguments,
+                (a.hk, len(a.sq)))
 
 
 def paged_attention(arch, _, row, random, __) -> Iterator[Case]:
@@ -558,20 +594,15 @@ def paged_attention(arch, _, row, random, __) -> Iterator[Case]:
   values = np.ascontiguousarray(caches[1].reshape(
       -1, page // part, part, 2, 128).transpose(0, 3, 1, 4, 2))
   out = Output(q.shape, dtype)
-  head = page * 128 * kv_type.itemsize
-  arguments = [
-      out, q, keys, values, tables, np.array(a.sk, np.int32), *scales,
-      LOG2E * a.scale, width, 2, q.shape[1] * 128 * dtype.itemsize, 2 * head,
-      head, length - 1, group, a.start_q if row["Mtp"] else None,
-  ]
+  launch = paged_launch(row, a, q, keys, values, tables, out, scales)
+
   def errors():
     right, *_ = a.solve(q, *used, do)
     # For int8 keys queries and probabilities become int8, too.
     limit = {1: 2**-3 if kv_type == np.int8 else 2**-4}.get(
         kv_type.itemsize, 2 * TOLERANCE[BF16])
     return [(error(out.value, right), limit)]
-  yield Case("paged attention", "", [Launch(
-      f"pa/{row['co_name']}", row["knl_name"], arguments, (2, 2))], errors)
+  yield Case("paged attention", "", [launch], errors)
 
 
 FAMILIES = {
@@ -609,12 +640,13 @@ def segment(arguments: Sequence[Any], buffers: dict[int, Any]) -> np.ndarray:
   return words.reshape(-1)
 
 
-def execute(folder: pathlib.Path, case: Case):
-  """Runs a case's launches. Raises asm.HipError."""
+@contextlib.contextmanager
+def memory(launches: Sequence[Launch]):
+  """Device memory of launches' arguments, by id: filled as those say."""
   import asm  # After the environment says which architecture to simulate.
 
   buffers = {}
-  for argument in [a for each in case.launches for a in each.arguments]:
+  for argument in [a for each in launches for a in each.arguments]:
     if id(argument) in buffers:
       continue
     if isinstance(argument, np.ndarray):
@@ -623,17 +655,32 @@ def execute(folder: pathlib.Path, case: Case):
       contents = argument.value
       buffers[id(argument)] = asm.Buffer(
           contents.nbytes if argument.full is None else contents)
-  for each in case.launches:
-    with asm.Module((folder / each.path).read_bytes()) as module:
-      module.launch_segment(each.kernel, segment(each.arguments, buffers),
-                            tuple(each.grid), each.block)
-  for argument in [a for each in case.launches for a in each.arguments]:
-    if isinstance(argument, Output):
-      read = buffers[id(argument)].read(np.uint8)
-      argument.value = read.view(argument.value.dtype).reshape(
-          argument.value.shape)
-  for buffer in buffers.values():
-    buffer.free()
+  try:
+    yield buffers
+  finally:
+    for buffer in buffers.values():
+      buffer.free()
+
+
+def run_launch(folder: pathlib.Path, launch: Launch, buffers: dict[int, Any]):
+  """Raises asm.HipError."""
+  import asm
+
+  with asm.Module((folder / launch.path).read_bytes()) as module:
+    module.launch_segment(launch.kernel, segment(launch.arguments, buffers),
+                          tuple(launch.grid), launch.block)
+
+
+def execute(folder: pathlib.Path, case: Case):
+  """Runs a case's launches. Raises asm.HipError."""
+  with memory(case.launches) as buffers:
+    for each in case.launches:
+      run_launch(folder, each, buffers)
+    for argument in [a for each in case.launches for a in each.arguments]:
+      if isinstance(argument, Output):
+        read = buffers[id(argument)].read(np.uint8)
+        argument.value = read.view(argument.value.dtype).reshape(
+            argument.value.shape)
 
 
 @dataclasses.dataclass

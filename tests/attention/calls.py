@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 
 from jaxlib import gpu_aiter
 
-DTYPES = ("bf16", "fp16")
 DIMS = ((32, 32), (64, 64), (80, 72), (96, 96), (128, 128), (160, 160),
         (192, 128), (184, 192), (256, 256), (40, 48))
 # Options of a call, and the features that choose its kernels.
@@ -37,14 +36,31 @@ CALLS = {
              "non_positive_scale", "sink", "dsink")),
     "any_dropout": (dict(dropout=0.3, bias="1hqk", window=(30, 3, 5)),
                     ("dropout", "bias", "dbias", "sink_tokens", "window")),
+    "float32": (dict(precision="default"), ()),
+    "float32_exact": (dict(causal=True), ("window", "exact")),
 }
+
+
+def sizes(call: str) -> Iterator[tuple[tuple[int, int], str]]:
+  """The head dims and dtypes of a call."""
+  f32 = call.startswith("float32")
+  for dims in DIMS:
+    if not f32 or max(dims) <= 128:
+      for dtype in ("fp32",) if f32 else ("bf16", "fp16"):
+        yield dims, dtype
 
 
 def kernels(
     platform: str, arch: str, dtype: str, dims: tuple[int, int], call: str
 ) -> set[str]:
-  """The kernels of a call's forward and backward pass."""
+  """The kernels of a call's forward and backward pass.
+
+  Some architectures have none of float32.
+  """
   module = gpu_aiter.load(platform)
+  if dtype == "fp32" and not any(
+      "_fp32_" in symbol for symbol in rows(platform, arch, ("padded",))):
+    return set()
   _, features = CALLS[call]
   backward_only = ("dbias", "dsink")
   shared = [f for f in features if f not in backward_only]
@@ -57,7 +73,7 @@ def rows(platform: str, arch: str, grades: Iterable[str]) -> set[str]:
   """Attention's kernels for an architecture."""
   return {
       kernel["symbol"] for kernel in gpu_aiter.load(platform).table()
-      if kernel["op"].startswith(("mha_fwd", "mha_bwd"))
+      if kernel["op"].startswith(("mha_fwd", "mha_bwd", "mha_f32"))
       and kernel["arch"] == arch and kernel["grade"] in grades}
 
 
@@ -71,9 +87,8 @@ def cover(
   """
   seen = set()
   for call in CALLS:
-    for dims in DIMS:
-      for dtype in DTYPES:
-        new = kernels(platform, arch, dtype, dims, call) - seen
-        if new:
-          seen |= new
-          yield call, dims, dtype, sorted(new)
+    for dims, dtype in sizes(call):
+      new = kernels(platform, arch, dtype, dims, call) - seen
+      if new:
+        seen |= new
+        yield call, dims, dtype, sorted(new)

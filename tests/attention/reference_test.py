@@ -17,7 +17,7 @@ from harness import machine
 
 import jax
 from jax._src.aiter.attention import op as mha_op
-from jax._src.aiter.core import dispatch, philox
+from jax._src.aiter.core import dispatch, operator, philox
 from jax.experimental import aiter
 
 
@@ -245,11 +245,41 @@ class ChoiceTest(parameterized.TestCase):
     self.assertEqual(names, ["hip_aiter_mha_fwd", "cu_aiter_mha_fwd"])
     self.assertEmpty(told)
 
-  def test_float32_has_no_kernel(self):
-    names, told = self.staged(jnp.float32, ("gfx942",), mock.Mock())
+  def test_float64_has_no_kernel(self):
+    with jax.enable_x64(True):
+      names, told = self.staged(jnp.float64, ("gfx942",), mock.Mock())
     self.assertEmpty(names)
     self.assertLen(told, 1)
-    self.assertIn("float32", told[0])
+    self.assertIn("float64", told[0])
+
+  @parameterized.parameters(((), []), (("gfx942",), ["hip_aiter_mha_fwd"]))
+  def test_float32_is_not_staged_unseen(self, archs, targets):
+    """Not every architecture has its kernels."""
+    names, told = self.staged(jnp.float32, archs, mock.Mock())
+    self.assertEqual(names, targets)
+    self.assertEmpty(told)
+
+  @parameterized.parameters(
+      (None, None, False), ("tensorfloat32", None, False),
+      ("float32", None, True), ("TF32_TF32_F32_X3", None, True),
+      ("highest", "high", False), (None, jax.lax.Precision.HIGHEST, True),
+      (None, ("default", "highest"), True))
+  def test_precision_of_float32(self, context, argument, exact):
+    """JAX's precision is read where the call is traced, for both passes."""
+    def both(q):
+      with jax.default_matmul_precision(context):
+        out, vjp = jax.vjp(lambda q: aiter.flax_attention_fn(
+            q, q, q, precision=argument), q)
+      return vjp(out)
+
+    with (mock.patch.object(dispatch, "architectures", lambda _: ("gfx942",)),
+          mock.patch.object(dispatch.gpu_aiter, "load", lambda _: None),
+          warnings.catch_warnings(), operator.asked() as keys):
+      warnings.simplefilter("ignore")
+      jax.eval_shape(both, jax.ShapeDtypeStruct((1, 8, 2, 16), jnp.float32))
+    self.assertEqual({key.op for key in keys}, {"mha_fwd", "mha_bwd"})
+    for key in keys:
+      self.assertEqual("exact" in key.features, exact, key)
 
   def test_no_plugin_module(self):
     names, told = self.staged(jnp.bfloat16, ("gfx942",), None)

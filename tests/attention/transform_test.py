@@ -363,7 +363,8 @@ class ShardingTest(TransformTestCase):
       ("multi_query", 4, 1, HEADS, P("x"), {"all-reduce"}),
       ("group_over_axis", 8, 2, HEADS, P("x"), {"all-reduce"}),
       ("heads_do_not_divide", 6, 3, P(None, None, "x"), P(), {"all-gather"}),
-      ("sequence", 4, 4, P(None, "x"), P(None, "x"), {"all-gather"}),
+      ("sequence", 4, 4, P(None, "x"), P(None, "x"),
+       {"all-gather", "collective-permute", "reduce-scatter"}),
       ("head_dim", 4, 4, P(None, None, None, "x"), P(None, None, None, "x"),
        {"all-gather"}),
       ("q_alone", 4, 4, HEADS, P(), set()))
@@ -375,6 +376,34 @@ class ShardingTest(TransformTestCase):
     self.assertLessEqual(got, expected)
     if "all-reduce" in expected:
       self.assertIn("all-reduce", got)
+
+  @parameterized.named_parameters(
+      ("two_axes", P(None, ("x", "y")), P(), dict(causal=True)),
+      ("heads_too", P(None, "x", "y"), P(None, "x", "y"),
+       dict(causal=True, window_size=(9, 0))),
+      ("one_key_head", P(None, "x", "y"), P("x"), dict(causal=True)),
+      ("not_causal", P(None, "y"), P(None, "y"), dict(causal=False)),
+      ("odd", P(None, "y"), P(None, "y"), dict(sq=12)),
+      ("bias", P(None, "y"), P(), dict(bias=(1, 4, 16, 24))),
+      ("bias_of_keys", P(None, "y"), P(), dict(bias=(4, 1, 1, 24))))
+  def test_rows(self, q_spec, kv_spec, options):
+    """Divided queries stay where they are, and so do their results."""
+    options = dict(causal=True) | options
+    sq, bias = options.pop("sq", 16), options.pop("bias", None)
+    hk = 1 if kv_spec == P("x") else 4
+    q, k, v = (t.astype(jnp.float32) for t in qkv(4, sq=sq, hk=hk))
+    args = [q, k, v, normal(4, 4, dtype=jnp.float32)]
+    if bias:
+      args.append(normal(8, *bias, dtype=jnp.float32))
+    fn = lambda q, k, v, sink, bias=None: aiter.flash_attn_func(
+        q, k, v, sink=sink, bias=bias, return_lse=True, **options)
+    specs = [q_spec, kv_spec, kv_spec, P(), P()][:len(args)]
+    self.compare(fn, args, specs, tuple(range(len(args))))
+    there = [jax.device_put(t, NamedSharding(self.mesh, spec))
+             for t, spec in zip(args, specs)]
+    out, lse = jax.jit(fn)(*there)
+    self.assertEqual(out.sharding.spec[1], q_spec[1])
+    self.assertEqual(lse.sharding.spec[2], q_spec[1])
 
   @parameterized.named_parameters(
       ("full", (4, 4, 16, 24), P("x", "y"), set()),

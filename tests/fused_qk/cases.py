@@ -260,3 +260,144 @@ def heads_call(p: Heads):
           else aiter.fused_qk_norm_rope, options,
           {n: None if t is None else jnp.asarray(t) for n, t in arrays.items()
            if t is not None or n in needed})
+
+
+# -----------------------------------------------------------------------------
+# Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class RowCase:
+  """A call of a function of norms.py, or of its operator; `op` says which.
+
+  "qk" has a norm of q, and of k if k_cols is not 0; "gated" a norm of each of
+  `heads` heads; "inverse" turns pairs of each back. Without a kind nothing is
+  rounded; a group of 0 is a row.
+  """
+  op: str = "qk"
+  dtype: str = "bf16"
+  tokens: int = 5
+  cols: int = 96
+  heads: int = 3
+  k_cols: int = 0
+  residual: bool = False
+  gemma: bool = False
+  kept: bool = False
+  kind: str = ""
+  group: int = 0
+  e8m0: bool = False
+  transposed: bool = False
+  pairs: int = 8
+  neox: bool = False
+  parts: int = 1
+
+
+class Rows:
+  """The arrays of a case: of heads [tokens, heads, cols], else [.., cols]."""
+
+  def __init__(self, case: RowCase, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    c, own = case, np.dtype(DTYPES[case.dtype])
+    self.case = c
+    normal = lambda *shape: rng.standard_normal(shape, np.float32).astype(own)
+    shape = (c.tokens, c.cols) if c.op == "qk" else (
+        c.tokens, c.heads, c.cols)
+    self.q, self.residual, self.gate = (normal(*shape) for _ in range(3))
+    self.weight = normal(c.cols)
+    self.k, self.k_weight = normal(c.tokens, c.k_cols), normal(c.k_cols)
+    self.positions = rng.integers(-2, 23, c.tokens).astype(np.int32)
+    angles = rng.uniform(0, 7, (20, c.pairs))
+    self.cos, self.sin = (np.float32(f(angles)) for f in (np.cos, np.sin))
+
+  def exact(self):
+    """Float64 (q [tokens, columns], its sum or None, k)."""
+    c = self.case
+    wide = lambda t: np.asarray(t).astype(np.float64)
+
+    def norm(x, weight):
+      return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * (
+          wide(weight) + c.gemma)
+
+    s, total = wide(self.q), None
+    if c.residual:
+      s = total = s + wide(self.residual)
+    if c.op != "inverse":
+      s = norm(s, self.weight)
+    if c.op == "gated":
+      z = wide(self.gate)
+      s = s * z / (1 + np.exp(-z))
+    if c.op == "inverse":
+      row = np.clip(self.positions, 0, len(self.cos) - 1)
+      first = c.cols - 2 * c.pairs
+      s[..., first:] = rotated(s[..., first:], wide(self.cos[row])[:, None],
+                               -wide(self.sin[row])[:, None], c.neox)
+    k = norm(wide(self.k), self.k_weight) if c.k_cols else None
+    return s.reshape(c.tokens, -1), total, k
+
+
+def rows_call(p: Rows):
+  """(function, arguments, options): of one array, or of several, in order."""
+  c = p.case
+  options = dict(group_size=c.group) if c.group else {}
+  if c.kind:
+    options["quant_dtype"] = c.kind
+  if c.transposed:
+    options["transpose_scale"] = True
+  by = "_group_quant" if c.group else "_per_token_quant" if c.kind else ""
+  if c.op == "inverse":
+    options["quant_group_size"] = options.pop("group_size")
+    options["scale_layout"] = ("row", "col")[options.pop(
+        "transpose_scale", False)]
+    options |= dict(scale_dtype="uint8" if c.e8m0 else "float32",
+                    is_neox=c.neox)
+    return aiter.inverse_rope_group_quant, (
+        p.q, p.positions, p.cos, p.sin, c.parts), options
+  if c.op == "gated":
+    return getattr(aiter, "gated_rmsnorm" + by.replace("_", "_fp8_", 1)), (
+        p.q, p.gate, p.weight), options
+  if c.kept:
+    options["output_unquantized"] = True
+  if c.k_cols:
+    options |= dict(k=p.k, k_weight=p.k_weight)
+  if c.residual:
+    options["q_residual"] = p.residual
+  return getattr(aiter, "fused_qk_rmsnorm" + by), (
+      p.q, p.weight), dict(options, gemma_norm=c.gemma)
+
+
+def check_codes(test, codes, scale, exact, case: RowCase):
+  """Fails unless codes times scales are exact numbers, rounded once.
+
+  A float32 scale may be off by float32 arithmetic; a code then by one step
+  where a quotient is all but a tie. e8m0 is exact but where amax is all but a
+  power of two times the largest number.
+  """
+  c = case
+  codes, scale = np.asarray(codes), np.asarray(scale)
+  scale = (scale.T if c.transposed else scale).reshape(c.tokens, -1)
+  tokens, cols = exact.shape
+  group = c.group or cols
+  whole = np.pad(exact, [(0, 0), (0, -cols % group)]).reshape(
+      tokens, -1, group)
+  largest = 6.0 if c.kind == "mxfp4" else cache_oracle.LARGEST[c.kind]
+  want = np.maximum(np.abs(whole).max(-1), 1e-10) / largest
+  if c.e8m0:
+    test.assertEqual(scale.dtype, np.uint8)
+    power = np.ceil(np.log2(want * (1 - 1e-6)))
+    np.testing.assert_array_equal(scale, power.astype(int) + 127, str(c))
+    scale = np.exp2(scale.astype(np.float64) - 127)
+  else:
+    np.testing.assert_allclose(scale, want, rtol=1e-5, err_msg=str(c))
+  if c.kind == "mxfp4":
+    nibbles = np.stack([codes & 15, codes >> 4], -1).reshape(tokens, -1)
+    steps = np.array([0, .5, 1, 1.5, 2, 3, 4, 6])
+    got = steps[nibbles & 7] * np.where(nibbles & 8, -1, 1)
+    x = exact / np.repeat(scale, group, -1)[:, :cols]
+    nearest = np.abs(np.abs(x)[..., None] - steps).min(-1)
+    test.assertTrue((np.abs(x - got) <= nearest + 1e-5).all(), str(c))
+    return
+  for g in range(scale.shape[1]):
+    at = slice(g * group, min((g + 1) * group, cols))
+    for token in range(tokens):
+      check_rounded(test, codes.reshape(tokens, cols)[token, at],
+                    exact[token, at], c.kind, scale[token, g], str(c))

@@ -6,11 +6,11 @@ import dataclasses
 import numpy as np
 from absl.testing import absltest, parameterized
 from fused_qk import cases
-from fused_qk.cases import Case, HeadCase
+from fused_qk.cases import Case, HeadCase, RowCase
 from harness.triton_interpreter import Tensor, gpu_arithmetic
 
 # isort: split
-from third_party.aiter.kernels.fused_qk import family, heads, latent
+from third_party.aiter.kernels.fused_qk import family, heads, latent, rows
 
 _NUMBERS = {"": 0, "int8": 0, "float8_e4m3fn": 1, "float8_e4m3fnuz": 2,
             "float8_e5m2": 4}
@@ -79,7 +79,8 @@ class HeadsKernelTest(parameterized.TestCase):
     q_out, k_out, v_out = map(like, (p.q, p.k, p.v))
     none = Tensor(np.ones(1, np.float32))
     kind = c.cache or p.q.dtype.name
-    pools, slots, sides = [like(p.q)] * 2, none, (0,) * 8
+    pools, sides = [like(p.q)] * 2, (0,) * 8
+    slots = Tensor(np.zeros(1, np.int32))
     if c.layout:
       pools = [Tensor(t.copy().view(np.uint8) if c.cache else t.copy())
                for t in (p.k_cache, p.v_cache)]
@@ -94,10 +95,12 @@ class HeadsKernelTest(parameterized.TestCase):
               token=c.token)
     ends = [3 * m for m in c.sections[1:]] if c.interleaved else [
         sum(c.sections[:1]), sum(c.sections[:2])]
-    tiles = sum(-(-h // tile) for h in (c.hq, c.hk, c.hk))
+    tiles = sum(
+        c.tokens * -(-h // tile) if c.joint else -(-c.tokens * h // tile)
+        for h in (c.hq, c.hk, c.hk))
     weight = lambda t: none if t is None else Tensor(t)
     with gpu_arithmetic(), np.errstate(all="ignore"):
-      heads.fused_qk_heads[(c.tokens * tiles,)](
+      heads.fused_qk_heads[(tiles,)](
           Tensor(p.q), Tensor(p.k), Tensor(p.v), weight(p.q_weight),
           weight(p.k_weight), Tensor(p.cos), Tensor(p.sin), none, none,
           Tensor(p.positions), slots, none, *found, q_out, q_out, k_out, v_out,
@@ -108,7 +111,7 @@ class HeadsKernelTest(parameterized.TestCase):
           p.pages * c.page if c.layout else 0, c.page, _NUMBERS[c.cache], 0,
           1e-6, sum(family.FLAGS[n] for n, holds in on.items() if holds),
           TILE_M=tile, HALF=half, REST=rest, ALIGN=1, FLAGS=(1 << 16) - 1,
-          NATIVE=False)
+          SURE=0, NATIVE=False)
     q, k = p.exact()
     cases.check_rounded(self, q_out.array, q, "", None, str(c))
     cases.check_rounded(self, k_out.array, k, "", None, str(c))
@@ -140,6 +143,63 @@ class HeadsKernelTest(parameterized.TestCase):
       dict(layout="NHD", cache="float8_e4m3fn", token=True, turned=8))
   def test_options(self, **options):
     self.run_kernel(HeadCase(dim=16, page=4, **options))
+
+
+class RowsKernelTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      dict(k_cols=64, residual=True, gemma=True),
+      dict(kind="int8", kept=True), dict(kind="mxfp4", group=32, e8m0=True),
+      dict(kind="float8_e4m3fn", group=64, cols=160, transposed=True),
+      dict(op="gated", cols=32, heads=4, kind="float8_e4m3fnuz", group=128),
+      dict(op="gated", cols=64, kind="int8"), dict(op="gated", cols=128),
+      dict(op="inverse", cols=64, heads=4, parts=2, group=32, e8m0=True,
+           kind="float8_e4m3fn"),
+      dict(op="inverse", cols=32, heads=2, group=64, kind="int8", neox=True,
+           transposed=True))
+  def test_options(self, **options):
+    c = RowCase(tokens=3, **options)
+    p = cases.Rows(c)
+    flat = lambda t: Tensor(t.reshape(c.tokens, -1).copy())
+    exact, total, k = p.exact()
+    width, parts = exact.shape[1], c.parts
+    groups = -(-width // c.group) if c.group else 1
+    strides = (1, c.tokens) if c.transposed else (groups, 1)
+    scale = Tensor(np.full(c.tokens * groups, 7,
+                           np.uint8 if c.e8m0 else np.float32))
+    packed = 2 if c.kind == "mxfp4" else 1
+    codes = Tensor(np.full((c.tokens, width // packed), 7, np.uint8))
+    q_out, residual_out = (
+        Tensor(np.full((c.tokens, width), 7, p.q.dtype)) for _ in range(2))
+    k_out = Tensor(np.full(p.k.shape, 7, p.k.dtype))
+    kinds = ("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4")
+    on = dict(gptj=not c.neox, norm=c.op != "inverse", gemma=c.gemma,
+              joint=c.op == "qk", q_bytes=bool(c.kind),
+              token=bool(c.kind) and not c.group)
+    with gpu_arithmetic(), np.errstate(all="ignore"):
+      rows.fused_qk_rows[(c.tokens * (parts + (c.k_cols > 0)),)](
+          flat(p.q), flat(p.residual), flat(p.gate), Tensor(p.weight),
+          Tensor(p.k), Tensor(p.k_weight), Tensor(p.cos), Tensor(p.sin),
+          Tensor(p.positions), q_out, codes, residual_out, scale, scale, k_out,
+          c.tokens, parts, width // parts, c.k_cols, c.cols,
+          c.pairs if c.op == "inverse" else 0, c.cols - 2 * c.pairs,
+          len(p.cos), c.group, *strides,
+          kinds.index(c.kind) if c.kind else 0, int(c.residual),
+          int(c.op == "gated"), int(c.e8m0), int(c.kept or not c.kind), 1e-6,
+          1e-6, sum(family.FLAGS[n] for n, holds in on.items() if holds),
+          HEAD=512, NATIVE=False)
+    if c.kept or not c.kind:
+      cases.check_rounded(self, q_out.array, exact, "", None, str(c))
+    if c.residual:
+      cases.check_rounded(self, residual_out.array, total, "", None, str(c))
+    if c.k_cols:
+      cases.check_rounded(self, k_out.array, k, "", None, str(c))
+    if c.kind:
+      found = scale.array.reshape((groups, -1) if c.transposed else
+                                  (c.tokens, -1))
+      own = codes.array if packed == 2 else codes.array.view(
+          np.dtype(c.kind))
+      cases.check_codes(self, own, found, exact, c)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from cache import oracle as cache_oracle
 from fused_qk import cases
-from fused_qk.cases import Case, HeadCase
+from fused_qk.cases import Case, HeadCase, RowCase
 from harness import machine, sharding
 from jax.sharding import PartitionSpec as P
 
@@ -314,6 +314,209 @@ class HeadsOnAMeshTest(parameterized.TestCase):
       np.testing.assert_array_equal(np.float32(one), np.float32(other))
 
 
+class RowsTestCase(parameterized.TestCase):
+
+  def check(self, case: RowCase, seed: int = 0):
+    p = cases.Rows(case, seed)
+    fn, args, options = cases.rows_call(p)
+    arrays = {n: t for n, t in options.items() if isinstance(t, np.ndarray)}
+    rest = {n: t for n, t in options.items() if n not in arrays}
+    traced = [t for t in args if isinstance(t, np.ndarray)]
+    out = jax.jit(lambda traced, arrays: fn(
+        *traced, *args[len(traced):], **arrays, **rest))(traced, arrays)
+    exact, total, k = p.exact()
+    c, plain = case, lambda t, want: cases.check_rounded(
+        self, t, want, "", None, str(case))
+    if c.kind:
+      cases.check_codes(self, np.asarray(out[0]).reshape(c.tokens, -1),
+                        np.asarray(out[1]).reshape(
+                            (-1, c.tokens) if c.transposed else
+                            (c.tokens, -1)), exact, c)
+    if c.op != "qk":
+      if not c.kind:
+        plain(out, exact)
+      return
+    if not c.kind:
+      out = (None, None, *out)
+      self.assertLen(out, 3 + bool(c.k_cols) + c.residual)
+      plain(out[2], exact)
+    elif c.kept:
+      plain(out.q_unquantized, exact)
+    if c.k_cols:
+      plain(out[3], k)
+    if c.residual:
+      plain(out[-1], total)
+
+
+class RowsTest(RowsTestCase):
+
+  @parameterized.parameters(*machine.sample([
+      dict(k_cols=64, residual=True), dict(gemma=True, cols=1536, k_cols=512),
+      dict(kind="float8_e4m3fn", group=128, cols=1536, k_cols=512,
+           residual=True, kept=True),
+      dict(kind="float8_e4m3fnuz", group=64, transposed=True, residual=True),
+      dict(kind="int8", group=32, dtype="fp16", gemma=True, k_cols=96),
+      dict(kind="mxfp4", group=32, e8m0=True, kept=True, tokens=2),
+      dict(kind="float8_e4m3fn", k_cols=32, residual=True, kept=True),
+      dict(kind="int8", cols=2064, tokens=2), dict(cols=7168, tokens=2,
+                                                   residual=True),
+      dict(cols=100, kind="int8", group=32), dict(cols=9000, tokens=2)], 11))
+  def test_qk(self, **options):
+    self.check(RowCase(**options))
+
+  @parameterized.parameters(*machine.sample([
+      dict(cols=128), dict(cols=128, dtype="fp16", kind="float8_e4m3fn",
+                           group=128),
+      dict(cols=128, heads=32, kind="float8_e4m3fnuz", group=128,
+           transposed=True), dict(cols=32, heads=8, kind="int8", group=64),
+      dict(cols=128, heads=32, kind="float8_e4m3fn"), dict(cols=256, heads=2),
+      dict(cols=24, kind="int8"), dict(cols=64, heads=1, tokens=40)], 8))
+  def test_gated(self, **options):
+    self.check(RowCase(op="gated", **options))
+
+  @parameterized.parameters(*machine.sample([
+      dict(e8m0=True), dict(e8m0=True, parts=3, neox=True, transposed=True),
+      dict(cols=512, heads=16, pairs=32, e8m0=True, parts=4, tokens=3),
+      dict(cols=64, heads=4, group=64, dtype="fp16", kind="float8_e4m3fnuz"),
+      dict(cols=96, heads=4, group=32, kind="int8", pairs=48)], 5))
+  def test_inverse(self, **options):
+    self.check(RowCase(**(dict(op="inverse", cols=128, kind="float8_e4m3fn",
+                               group=128) | options)))
+
+  @machine.where(not machine.SIMULATED)
+  def test_flatten(self):
+    p = cases.Rows(RowCase(op="gated", cols=128, kind="int8", group=64))
+    self.assertEqual(aiter.fused_flatten_fp8_group_quant(
+        p.q, 128, "int8", True)[1].shape, (3, 5))
+    for one, other in zip(
+        aiter.fused_flatten_fp8_group_quant(p.q, 64, "int8"),
+        aiter.per_group_quant(jnp.asarray(p.q.reshape(5, -1)), group_size=64,
+                              quant_dtype="int8")):
+      np.testing.assert_array_equal(one, other)
+
+  @machine.where(not machine.SIMULATED)
+  def test_triton_name(self):
+    """AITER's Triton function: the same results in another order."""
+    c = RowCase(kind="float8_e4m3fn", group=32, k_cols=32, residual=True)
+    p = cases.Rows(c)
+    want = aiter.fused_qk_rmsnorm_group_quant(
+        p.q, p.weight, 1e-6, p.k, p.k_weight, 1e-6, p.residual, 32, True,
+        quant_dtype=c.kind, output_unquantized=True)
+    got = aiter.fused_rms_fp8_group_quant(
+        p.q, p.weight, 1e-6, p.k, p.k_weight, 1e-6, 32, c.kind, p.residual,
+        True, True)
+    for one, other in zip(jax.tree.leaves(got), want):
+      np.testing.assert_array_equal(np.float32(one), np.float32(other))
+
+  @machine.where(not machine.SIMULATED)
+  @parameterized.parameters("qk", "gated")
+  def test_gradients(self, op):
+    """The same both ways, and as a difference of float64 results."""
+    p = cases.Rows(RowCase(op=op, dtype="fp32", k_cols=32, residual=True,
+                           cols=64))
+    names = ("q", "weight", *(("k", "k_weight", "residual") if op == "qk"
+                              else ("gate",)))
+    p.case = p.case if op == "qk" else RowCase(op=op, dtype="fp32", cols=64)
+    def call(t):
+      if op == "gated":
+        return (aiter.gated_rmsnorm(t["q"], t["gate"], t["weight"]),)
+      return aiter.fused_qk_rmsnorm(
+          t["q"], t["weight"], 1e-6, t["k"], t["k_weight"], None, t["residual"])
+    def exact(at):
+      moved = cases.Rows(p.case)
+      for n, t in at.items():
+        setattr(moved, n, t)
+      q, total, k = moved.exact()
+      return (q,) if op == "gated" else (q, k, total)
+    rng = np.random.default_rng(1)
+    given = {n: jnp.asarray(getattr(p, n)) for n in names}
+    dots = {n: rng.standard_normal(t.shape) for n, t in given.items()}
+    g = [rng.standard_normal(t.shape) for t in exact({})]
+    narrow = lambda t: jax.tree.map(jnp.float32, t)
+    out, tangents = jax.jit(lambda x, d: jax.jvp(call, (x,), (d,)))(
+        given, narrow(dots))
+    grads = jax.jit(lambda x: jax.vjp(call, x)[1](tuple(narrow(g))))(given)[0]
+    self.assertLen(out, len(g))
+    forward = sum(np.vdot(t, np.float64(o)) for t, o in zip(g, tangents))
+    backward = sum(np.vdot(np.float64(grads[n]), dots[n]) for n in names)
+    ends = [exact({n: np.float64(getattr(p, n)) + step * dots[n]
+                   for n in names}) for step in (1e-3, -1e-3)]
+    want = sum(np.vdot(t, one - two) for t, one, two in zip(g, *ends)) / 2e-3
+    np.testing.assert_allclose(forward, want, rtol=1e-3)
+    np.testing.assert_allclose(backward, want, rtol=1e-3)
+
+  @machine.where(not machine.SIMULATED)
+  @parameterized.parameters(False, True)
+  def test_vmap(self, transposed):
+    p = cases.Rows(RowCase(kind="int8", group=32, residual=True))
+    two = lambda t: jnp.stack([t, t[::-1]])
+    call = lambda q, r: aiter.fused_qk_rmsnorm_group_quant(
+        q, p.weight, q_residual=r, group_size=32, transpose_scale=transposed,
+        quant_dtype="int8")
+    args = two(p.q), two(p.residual)
+    got = jax.jit(jax.vmap(call))(*args)
+    for i in range(2):
+      for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(
+          call(*(t[i] for t in args)))):
+        np.testing.assert_array_equal(np.float32(one[i]), np.float32(other))
+
+  @sharding.on_hosts
+  @parameterized.parameters(False, True)
+  def test_mesh(self, explicit):
+    """Tokens are divided."""
+    p = cases.Rows(RowCase(tokens=8, kind="int8", group=32, k_cols=32))
+    call = lambda q, k: aiter.fused_qk_rmsnorm_group_quant(
+        q, p.weight, k=k, k_weight=p.k_weight, group_size=32,
+        transpose_scale=True, quant_dtype="int8")
+    want = jax.jit(call)(*jax.device_put((p.q, p.k), machine.CPUS[0]))
+    mesh = sharding.mesh((4,), ("t",), explicit=explicit)
+    with jax.set_mesh(mesh):
+      placed = sharding.put(mesh, [p.q, p.k], [P("t"), P("t")])
+      run = jax.jit(call).lower(*placed).compile()
+      got = run(*placed)
+    self.assertEqual(sharding.collectives(run), set())
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+      self.assertIn("t", str(one.sharding.spec))
+      np.testing.assert_array_equal(np.float32(one), np.float32(other))
+
+  @machine.where(not machine.GPU)
+  @parameterized.parameters(
+      ("qk", TypeError, dict(q=3), "q is a int"),
+      ("qk", ValueError, dict(q_weight=jnp.ones(5)), "q_weight"),
+      ("qk", ValueError, dict(q_epsilon=-1), "q_epsilon is -1"),
+      ("qk", ValueError, dict(q_residual=jnp.ones((5, 8))), "q_residual"),
+      ("qk", ValueError, dict(k=jnp.ones((4, 8))), "k"),
+      ("qk", TypeError, dict(k=jnp.ones((5, 8)), k_weight=jnp.ones(8)),
+       "k's dtype"),
+      ("qk", ValueError, dict(k_weight=jnp.ones(8)), "None without k"),
+      ("qk", ValueError, dict(group_size=48), "group_size is 48"),
+      ("qk", TypeError, dict(quant_dtype="float32"), "quant_dtype"),
+      ("gated", ValueError, dict(z=jnp.ones((5, 3, 8))), "z is"),
+      ("gated", ValueError, dict(weight=jnp.ones(8)), "weight"),
+      ("inverse", ValueError, dict(num_groups=5), "num_groups is 5"),
+      ("inverse", ValueError, dict(cos_cache=jnp.ones((2, 70))), "cos_cache"),
+      ("inverse", ValueError, dict(positions=jnp.ones(4, jnp.int32)),
+       "positions"),
+      ("inverse", TypeError, dict(quant_dtype="int8", scale_dtype="uint8"),
+       "scale_dtype"),
+      ("inverse", ValueError, dict(scale_layout="n32k4"), "scale_layout"))
+  def test_errors(self, op, kind, wrong, message):
+    p = cases.Rows(RowCase(op=op, cols=128, kind="int8", group=32))
+    fn, args, options = cases.rows_call(p)
+    names = {"qk": ("q", "q_weight"), "gated": ("x", "z", "weight"),
+             "inverse": ("o", "positions", "cos_cache", "sin_cache",
+                         "num_groups")}[op]
+    with self.assertRaisesRegex(kind, message):
+      fn(**{**dict(zip(names, args)), **options, **wrong})
+
+  @machine.where(not machine.GPU)
+  def test_no_gradient(self):
+    p = cases.Rows(RowCase(op="gated", cols=32))
+    with self.assertRaisesRegex(TypeError, "has no gradient"):
+      jax.grad(lambda x: aiter.gated_rmsnorm_fp8_per_token_quant(
+          x, p.gate, p.weight)[1].sum())(jnp.asarray(p.q))
+
+
 @machine.where(not machine.GPU)
 class AliasesTest(parameterized.TestCase):
   """AITER's names and orders of arguments."""
@@ -335,6 +538,25 @@ class AliasesTest(parameterized.TestCase):
         a["cos"], True, a["positions"], a["k_cache"], a["v_cache"],
         a["slot_mapping"], "fp8" if cache else "auto", *scales)
     self.same(got, (q, k, *pools))
+
+  @parameterized.parameters("x", "asm")
+  def test_by_block(self, layout):
+    c = HeadCase(layout=layout, cache="float8_e4m3fn", packed=True,
+                 tables="one", tokens=8)
+    p = cases.Heads(c)
+    _, _, a = cases.heads_call(p)
+    scales = [np.full((p.pages, c.hk), 0.01, np.float32) for _ in range(2)]
+    out = aiter.fused_qk_norm_rope_cache_block_quant_shuffle(
+        a["q"], c.hq, c.hk, c.hk, c.dim, 1e-6, a["q_weight"], a["k_weight"],
+        a["cos"], True, a["positions"], a["k_cache"], a["v_cache"],
+        a["slot_mapping"], None, "fp8", *map(jnp.asarray, scales))
+    cases.check_rounded(self, out[1], p.exact()[1], "", None, str(c))
+    asm = layout == "asm"
+    turn = lambda t: t if asm else t.T
+    want = aiter.reshape_and_cache_with_block_quant(
+        out[1], p.v, a["k_cache"], a["v_cache"], *map(turn, scales),
+        a["slot_mapping"], asm_layout=asm)
+    self.same(out[2:], (*want[:2], *map(turn, want[2:])))
 
   @parameterized.parameters(("NHD", False), ("asm", True))
   def test_by_tensor(self, layout, sections):

@@ -15,9 +15,11 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from harness import machine
 from harness.machine import ARCH, PLATFORM
 
 import jax
+from jax._src.aiter.gemm import op as gemm_op
 from jaxlib import gpu_aiter
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
@@ -96,11 +98,36 @@ class HandlerTest(parameterized.TestCase):
     name = NAMES[np.dtype(dtype).name]
     features = [feature for feature in (layout, scaling.removesuffix("_t"))
                 if feature not in (NT, NONE)]
-    choices = MODULE.gemm_choices(ARCH, name, [m, n, k, 1, 3], features)
+    room = 3 * m * n
+    choices = MODULE.gemm_choices(ARCH, name, [m, n, k, 1, 4 * room], features)
     self.assertNotEmpty(choices)
     for kernel, splits in choices:
       # Small numbers and powers of two: every sum is exact in float32.
-      got = call(*args, room=3 * m * n, out_dtype=jnp.float32, layout=layout,
+      got = call(*args, room=room, out_dtype=jnp.float32, layout=layout,
+                 scaling=scaling, kernel=kernel, splits=splits)
+      np.testing.assert_array_equal(got, want, f"{kernel} in {splits}")
+
+  # A simulated GPU would take minutes for so many tiles.
+  @machine.where(PLATFORM == "cuda")
+  @parameterized.parameters(
+      (NT, NONE, jnp.bfloat16, 5208), (NN, NONE, jnp.float16, 5208),
+      (TN, NONE, jnp.bfloat16, 5208), (NT, ROW, jnp.int8, 5208),
+      (NT, ROW, jnp.float8_e4m3fn, 5208), (NT, BLOCK, jnp.float8_e4m3fn, 5208),
+      (NT, NONE, jnp.bfloat16, 72))
+  def test_turns_of_tiles(self, layout, scaling, dtype, n):
+    """More tiles than multiprocessors, the last turn's whole and divided."""
+    m, k = 712, 1040
+    args, want = problem(layout, scaling, dtype, m, n, k)
+    names = {**NAMES, "float16": "fp16"}
+    features = [feature for feature in (layout, scaling)
+                if feature not in (NT, NONE)]
+    room = gemm_op.workspace(1, m, n, k)
+    choices = MODULE.gemm_choices(
+        ARCH, names[np.dtype(dtype).name], [m, n, k, 1, 4 * room], features)
+    for kernel, splits in choices:
+      if splits not in (1, 3):
+        continue
+      got = call(*args, room=room, out_dtype=jnp.float32, layout=layout,
                  scaling=scaling, kernel=kernel, splits=splits)
       np.testing.assert_array_equal(got, want, f"{kernel} in {splits}")
 
@@ -182,7 +209,7 @@ class HandlerTest(parameterized.TestCase):
          (i8(4, 8), i8(8, 4), f32(1), f32(1)), {"scaling": ROW, "layout": NN}),
         ("kernel is nobody, but must be one of this build",
          (bf16(4, 8), bf16(4, 8)), {"kernel": "nobody"}),
-        ("splits is 3, but must be from 0 to 2", (bf16(4, 8), bf16(4, 8)),
+        ("splits is 3, but must be so few", (bf16(4, 8), bf16(4, 8)),
          {"splits": 3, "room": 2 * 16}),
     ):
       with self.subTest(says):

@@ -262,6 +262,35 @@ class GemmKernelTest(parameterized.TestCase):
     np.testing.assert_allclose(
         out.array[near], np.asarray(want)[near], rtol=2e-6)
 
+  @parameterized.parameters(
+      (np.float32, 1, 5), (np.float32, 4, 6), (np.int32, 7, 0))
+  def test_divided_tiles_are_summed(self, dtype, splits, whole):
+    batch, m, n, tile_m, tile_n, band = 2, 70, 100, 32, 64, 2
+    tiles = [(z, r, c) for z in range(batch) for first in (0, band)
+             for c in range(2) for r in range(first, min(first + band, 3))]
+    rng = np.random.default_rng(0)
+    parts = rng.integers(
+        -9, 9, (splits, len(tiles) - whole, tile_m, tile_n)).astype(dtype)
+    scales = 2.0 ** rng.integers(-2, 3, (batch, m)).astype(np.float32)
+    bias = rng.integers(-9, 9, n).astype(np.float32)
+    want = np.full((batch, m, n), np.nan, np.float32)
+    for t, (z, r, c) in enumerate(tiles[whole:]):
+      rows = slice(r * tile_m, (r + 1) * tile_m)
+      cols = slice(c * tile_n, (c + 1) * tile_n)
+      place = want[z, rows, cols]
+      whole_sum = parts[:, t].sum(0)[:place.shape[0], :place.shape[1]]
+      place[...] = whole_sum * scales[z, rows, None] + bias[cols]
+    out, one = Tensor(np.full_like(want, np.nan)), Tensor(np.ones(1, "f4"))
+    flags = (gemm.HAS_BIAS.value | gemm.BIAS_F32.value | gemm.OUT_F32.value
+             | gemm.ROW_SCALED.value)
+    if dtype == np.int32:
+      flags |= gemm.SUM_I32.value
+    gemm.gemm_sum_tiles[(tile_m * tile_n // (8 * 32), len(tiles) - whole)](
+        Tensor(parts.view(np.float32)), Tensor(scales), one, Tensor(bias),
+        Tensor(bias), out, out, splits, m, n, m * n, m, 0, 1, 0, tile_m, tile_n,
+        whole, len(tiles) - whole, 0, flags, TILE_M=8, TILE_N=32, GROUP_M=band)
+    np.testing.assert_array_equal(out.array, want)
+
   @parameterized.product(
       dtype=(_FN, _FNUZ), op=("gemm_row", "gemm_block"),
       where=((1, 1, 0), (16, 16, 4), (16, 16, 7)))

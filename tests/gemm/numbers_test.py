@@ -14,6 +14,7 @@ import functools
 import importlib
 import importlib.util
 import itertools
+import os
 import re
 from unittest import mock
 
@@ -41,6 +42,8 @@ from jaxlib import gpu_aiter
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 FLOAT8 = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz)
+# AITER_CASES=500 in the environment asks for so many random sizes.
+CASES = int(os.environ.get("AITER_CASES", machine.size(12, 3, 1)))
 
 
 def activate(name, z):
@@ -194,6 +197,28 @@ class NumbersTest(GemmTestCase):
   def test_odd_rows(self):
     """Zeros are put behind rows that are not aligned."""
     self.check(Case(m=37, n=43, k=51, bias="fp32"))
+
+  def test_random_sizes(self):
+    """Sums of integers, exact whatever tiles and parts they are made of."""
+    rng = np.random.default_rng(0)
+
+    @jax.jit
+    def products(a, b, dout):
+      y, vjp = jax.vjp(functools.partial(
+          aiter.gemm, preferred_element_type=jnp.float32), a, b)
+      return y, *vjp(dout)
+
+    for _ in range(CASES):
+      m, n, k = np.int64(2 ** rng.uniform(0, machine.size(12.5, 8, 6.5), 3))
+      if rng.integers(3):  # For the fast kernels.
+        n, k = -(-n // 8) * 8, -(-k // 8) * 8
+      a, b, dout = (rng.integers(-2, 3, shape).astype(np.float32)
+                    for shape in ((m, k), (n, k), (m, n)))
+      want = a @ b.T, dout @ b, dout.T @ a
+      args = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), dout
+      for got in jax.device_get([products(*args), products(*args)]):
+        for x, y in zip(got, want, strict=True):
+          np.testing.assert_array_equal(x, y.astype(x.dtype), f"{m} {n} {k}")
 
   def test_large(self):
     size = machine.size(1024, 160, 160)
@@ -727,18 +752,16 @@ class FoldTest(parameterized.TestCase):
     flat = gemm_op._folded(Config("float32"), Operands(a, b))
     self.assertEqual((flat.a.shape, flat.b.shape), ((30, 4), (6, 4)))
 
-  def test_split_bound(self):
+  def test_workspace(self):
     for batch, m, n, k in itertools.product(
         (1, 4, 65), (1, 64, 65, 4096), (1, 4096, 1 << 20),
-        (0, 1, 256, 1 << 17)):
-      splits = gemm_op.split_bound(batch, m, n, k)
-      self.assertBetween(splits, 1, 16)
-      if splits > 1:
-        self.assertLessEqual(batch * m, 64)
-        self.assertLessEqual(4 * splits * batch * m * n, 64 << 20)
-        self.assertGreater(k, 256 * (splits - 1))
-    self.assertEqual(gemm_op.split_bound(1, 1, 4096, 4096), 16)
-    self.assertEqual(gemm_op.split_bound(1, 128, 4096, 4096), 1)
+        (0, 1, 511, 512, 1 << 17)):
+      room = gemm_op.workspace(batch, m, n, k)
+      self.assertBetween(room, 0, 8 << 20)
+      self.assertEqual(room > 0, k >= 512)
+    self.assertEqual(gemm_op.workspace(1, 1, 4096, 1024), 4 * 16 * 4096)
+    self.assertEqual(gemm_op.workspace(2, 20, 100, 8192), 16 * 64 * 128)
+    self.assertEqual(gemm_op.workspace(1, 4096, 4096, 4096), 8 << 20)
 
 
 def mlp(x, w1, b1, w2):

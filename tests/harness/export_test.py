@@ -96,7 +96,9 @@ class ExportTest(parameterized.TestCase):
     without = {"float8_dtype", "get_kv_cache_shape",
                "get_kv_cache_shape_hd64", "get_mla_kv_cache_shape",
                # Inside a shard_map, and what puts arrays into its order.
-               "context_parallel_attention", "reorder_causal_load_balancing",
+               "context_parallel_attention", "context_parallel_merge",
+               "context_parallel_paged_decode", "context_parallel_positions",
+               "expert_parallel_moe", "reorder_causal_load_balancing",
                "inverse_reorder_causal_load_balancing"}
     for name in names:
       self.assertTrue(

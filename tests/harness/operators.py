@@ -104,6 +104,8 @@ _POOLS = ("bf16 6,16,2,16",) * 2
 _X_POOLS = ("bf16 6,2,2,16,8", "bf16 6,2,16,16")
 _PROJECTED = ("bf16 t,128", "bf16 16", "bf16 s,16")
 _HEADS = ("fused_qk_heads",)
+_QK_ROWS = ("fused_qk_rows",)
+_GATED = ("bf16 t,4,32", "bf16 t,4,32", "bf16 32")
 _PAGED = ("paged_attend",)
 _MLA = ("mla_attend",)
 _PAGES = ("ends_12 b+1", "table 12", "lengths b")
@@ -334,6 +336,12 @@ CASES = (
          aiter.fused_qk_norm_rope_cache_quant_shuffle(
              qkv, 4, 2, 2, 16, 1e-6, w, w, rest[0], True, *rest[1:]),
          (*_PROJECTED, "lengths t", *_X_POOLS, "slots t"), _HEADS),
+    Case("fused_qk_norm_rope_cache_block_quant_shuffle", lambda qkv, w, *rest:
+         aiter.fused_qk_norm_rope_cache_block_quant_shuffle(
+             qkv, 4, 2, 2, 16, 1e-6, w, w, rest[0], True, *rest[1:5], None,
+             "auto", *rest[5:]),
+         (*_PROJECTED, "lengths t", "i8 6,2,1,16,16", "i8 6,2,16,16", "slots t",
+          *["f32 6,2"] * 2), (*_HEADS, "cache_block")),
     Case("fused_qk_norm_rope_cache_pts_quant_shuffle", lambda qkv, w, *rest:
          aiter.fused_qk_norm_rope_cache_pts_quant_shuffle(
              qkv, w, w, *rest[:2], qkv.shape[0], 4, 2, 2, 16, True, 1e-6,
@@ -345,6 +353,22 @@ CASES = (
              qkv, w, w, *rest[:2], qkv.shape[0], 4, 2, 2, 16, True, (2, 3, 3),
              True, 1e-6, *rest[2:], use_shuffle_layout=True),
          (*_PROJECTED, "lengths 3,t", *_X_POOLS, "slots t"), _HEADS),
+    _case("fused_qk_rmsnorm", ("bf16 t,64", "bf16 64"), _QK_ROWS, 2),
+    _case("fused_qk_rmsnorm_group_quant", ("bf16 t,64", "bf16 64"), _QK_ROWS,
+          group_size=32),
+    _case("fused_qk_rmsnorm_per_token_quant", ("bf16 t,64", "bf16 64"),
+          _QK_ROWS),
+    Case("fused_rms_fp8_group_quant", lambda q, w, k, v:
+         aiter.fused_rms_fp8_group_quant(q, w, 1e-6, k, v, 1e-6),
+         ("bf16 t,64", "bf16 64", "bf16 t,32", "bf16 32"), _QK_ROWS),
+    _case("fused_flatten_fp8_group_quant", ("bf16 t,4,32",), ("quant",),
+          group_size=32),
+    _case("gated_rmsnorm", _GATED, _QK_ROWS, 3),
+    _case("gated_rmsnorm_fp8_group_quant", _GATED, _QK_ROWS),
+    _case("gated_rmsnorm_fp8_per_token_quant", _GATED, _QK_ROWS),
+    _case("inverse_rope_group_quant", (
+        "bf16 t,4,32", "lengths t", "f32 s,8", "f32 s,8"), _QK_ROWS,
+          num_groups=2, quant_group_size=32),
     _case("fp8_mqa_logits", ("e4m3fn m,4,16", "e4m3fn n,16", "share n",
                              "f32 m,4", "lengths m", "lengths m"),
           ("indexer_logits",)),

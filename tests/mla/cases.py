@@ -25,7 +25,8 @@ MIXED = ((4, 21), (1, 40), (2, 2), (17, 17), (9, 33), (0, 12), (3, 0), (3, 1))
 class Case:
   """A call. lengths: (queries, keys) of each sequence.
 
-  topk: indices a query, of sparse_mla_fwd; 0 for mla_decode_fwd.
+  topk: indices a query, of sparse_mla_fwd; 0 for mla_decode_fwd. tokens, pages:
+  sizes of the arrays, if they are to have room.
   """
   dtype: str = "bf16"
   lengths: tuple[tuple[int, int], ...] = DECODE
@@ -43,6 +44,8 @@ class Case:
   lse: bool = True
   holes: bool = False
   topk: int = 0
+  tokens: int = 0
+  pages: int = 0
 
 
 class Problem:
@@ -56,13 +59,14 @@ class Problem:
     cols = c.lora + c.rope
     self.case = case
     self.cu = np.concatenate([[0], np.cumsum(sq)]).astype(np.int32)
-    tokens = int(self.cu[-1]) + 2  # Rows of no sequence.
+    tokens = c.tokens or int(self.cu[-1]) + 2  # Rows of no sequence.
     self.q = rng.standard_normal((tokens, c.heads, cols), np.float32).astype(
         own)
     counts = -(-sk // c.page)
-    pages = int(counts.sum()) + 3
+    pages = c.pages or int(counts.sum()) + 3
     self.indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    self.indices = rng.permutation(pages)[:self.indptr[-1]].astype(np.int32)
+    used = c.pages or self.indptr[-1]
+    self.indices = rng.permutation(pages)[:used].astype(np.int32)
     self.last = np.where(counts > 0, sk - (counts - 1) * c.page, 0).astype(
         np.int32)
     if c.holes:
@@ -163,3 +167,24 @@ def pairs():
   for values in paged.covering(OPTIONS):
     lora, rope = values.pop("lora_rope")
     yield Case(lora=lora, rope=rope, **values)
+
+
+def batches(seed: int, count: int, tokens: int, keys: int):
+  """Calls of mixed batches that differ in nothing but lengths, and arrays.
+
+  Args:
+    seed: of all that is drawn.
+    count: of batches.
+    tokens: at most, of a step.
+    keys: at most, of a sequence.
+  """
+  rng = np.random.default_rng(seed)
+  values = {
+      name: options[0 if rng.random() < 0.5 else rng.integers(len(options))]
+      for name, options in OPTIONS.items()}
+  lora, rope = values.pop("lora_rope")
+  values |= dict(dtype=("bf16", "fp16")[seed % 2], lse=True, lora=lora,
+                 rope=rope)
+  for drawn in paged.batches(seed, count, tokens, keys):
+    own = ("lengths", "tokens", "pages", "page")
+    yield Case(**(values | {name: getattr(drawn, name) for name in own}))

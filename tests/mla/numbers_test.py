@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latent attention against the oracle, on any machine."""
 
+import functools
+import os
+
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -16,6 +19,15 @@ from jax.experimental import aiter
 from jax.experimental.aiter import sglang
 
 _INTS = jnp.int32
+# Random batches, and how many go through one program. More of them:
+#   AITER_BATCHES=1000 python3 mla/numbers_test.py BatchesTest
+BATCHES = int(os.environ.get("AITER_BATCHES", machine.size(20, 4, 1)))
+_EACH = machine.size(10, 2, 1)
+
+
+@functools.cache
+def _program(fn, options):
+  return jax.jit(functools.partial(fn, **dict(options)))
 
 
 class MlaTestCase(parameterized.TestCase):
@@ -23,7 +35,7 @@ class MlaTestCase(parameterized.TestCase):
   def check(self, case: Case, seed: int = 0):
     problem = cases.Problem(case, seed)
     fn, options, arrays = cases.call(problem)
-    got = jax.jit(lambda arrays: fn(**arrays, **options))(arrays)
+    got = _program(fn, tuple(options.items()))(**arrays)
     out, lse = got if case.lse else (got, None)
     exact, exact_lse = problem.exact()
     plain, _ = problem.exact(DTYPES[case.dtype])
@@ -316,6 +328,16 @@ class ErrorsTest(parameterized.TestCase):
       jax.grad(lambda q: aiter.mla_decode_fwd(
           **{**DECODE, "q": q}, kv_lora_rank=32).astype(jnp.float32).sum())(
               DECODE["q"])
+
+
+class BatchesTest(MlaTestCase):
+
+  @parameterized.parameters(*((i,) for i in range(-(-BATCHES // _EACH))))
+  def test_mixed(self, seed):
+    """Prompts, chunks and decoding together, by programs made once."""
+    for i, case in enumerate(cases.batches(
+        seed, _EACH, *machine.size((24, 500), (16, 100), (8, 60)))):
+      self.check(case, 1000 * seed + i)
 
 
 if __name__ == "__main__":

@@ -174,6 +174,12 @@ class NumbersTest(NormTestCase):
     """Every kernel: those that hold a row, and that for any number."""
     self.check(Case(cols=cols, lead=(5,), layer=layer, residual=layer))
 
+  @parameterized.parameters(
+      (18432, False), (18432, True), (20480, False), (24576, True))
+  def test_wide(self, cols, layer):
+    """On a GPU, more rows than blocks run at once."""
+    self.check(Case(cols=cols, lead=(machine.size(300, 2, 2),), layer=layer))
+
   @parameterized.parameters("fp16", "fp32")
   def test_columns_of_other_types(self, dtype):
     for cols in (1024, 4096, 1029):

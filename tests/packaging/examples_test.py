@@ -2,6 +2,7 @@
 """Runs the example and the benchmarks at a small size, as a user would."""
 
 import csv
+import json
 import os
 import pathlib
 import subprocess
@@ -15,7 +16,7 @@ BENCHMARKS = sorted(
   family.name
   for family in (ROOT / "jax/_src/aiter").iterdir()
   if (ROOT / f"benchmarks/{family.name}.py").exists()
-)
+) + ["experts"]
 
 
 def run(script: str, *flags: str) -> subprocess.CompletedProcess:
@@ -43,6 +44,17 @@ class ExamplesTest(parameterized.TestCase):
     for row in rows:
       self.assertAlmostEqual(float(row["aiter"]), float(row["jax"]), places=3)
     self.assertNotEmpty((out / "sample.txt").read_text())
+    # The same over four devices, without the run that it is compared with.
+    done = run(
+      "examples/train_gpt.py",
+      *("--steps", "3", "--out", str(out), "--run", "aiter"),
+      *("--mesh", "data=2,context=2"),
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    result = json.loads((out / "aiter.json").read_text())
+    self.assertStartsWith(result["device"], "4 x ")
+    for loss, row in zip(result["loss"], rows, strict=True):
+      self.assertAlmostEqual(loss, float(row["jax"]), places=3)
     done = run(
       "examples/serve_gpt.py",
       *("--weights", str(out / "weights.npz"), "--requests", "5"),
@@ -77,6 +89,12 @@ class ExamplesTest(parameterized.TestCase):
     done = run("examples/serve_gpt.py", "--requests", "0")
     self.assertEqual(done.returncode, 2)
     self.assertIn("--requests", done.stderr)
+
+  @parameterized.parameters("tensor=2", "context=256")
+  def test_train_gpt_refuses_meshes(self, mesh):
+    done = run("examples/train_gpt.py", "--mesh", mesh)
+    self.assertEqual(done.returncode, 2)
+    self.assertIn("--mesh", done.stderr)
 
   def test_train_gpt_refuses_no_steps(self):
     done = run("examples/train_gpt.py", "--steps", "0")

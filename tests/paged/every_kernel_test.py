@@ -43,7 +43,8 @@ class PagedKernelsTest(paged_test.PagedTestCase):
   def test_merge(self, dtype, symbol, symbols):
     del symbol
     with simulator.launched(self, symbols):
-      self.check(Case(dtype=dtype, lengths=_LONG, hq=2, hk=1, d=256))
+      self.check(Case(dtype=dtype, lengths=_LONG, hq=2, hk=1,
+                      d=128 if dtype == "fp32" else 256))
 
 
 if __name__ == "__main__":

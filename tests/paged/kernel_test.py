@@ -132,7 +132,8 @@ class PagedKernelTest(parameterized.TestCase):
           float(case.soft_cap),
           names.index(case.cache) if in_bytes else 0, bits, TILE_M=_TILE_M,
           TILE_N=_TILE_N, HEAD=head, FLAGS=flags, KIND=kind, NATIVE=-1,
-          CHEAP_CAST=False, LARGE_PAGES=large_pages, ONE_LANE=False)
+          CHEAP_CAST=False, LARGE_PAGES=large_pages, ONE_LANE=False,
+          PRECISION="ieee")
       if splits > 1:
         merge.paged_merge[(tokens * hq,)](
             parts, parts_lse, out, lse, tokens, hq, dv, splits, bits, TILE_N=2,

@@ -58,11 +58,20 @@ class PagedTestCase(parameterized.TestCase):
 
 class PagedTest(PagedTestCase):
 
-  # Float32 is the reference's everywhere.
+  # Kernels of float32 run in every_kernel_test.py on simulated GPUs.
   @parameterized.parameters(*enumerate(machine.sample(
-      (c for c in cases.pairs() if not machine.GPU or c.dtype != "fp32"), 14)))
+      (c for c in cases.pairs()
+       if not machine.SIMULATED or c.dtype != "fp32"), 14)))
   def test_pairs(self, seed, case):
     self.check(case, seed)
+
+  @parameterized.parameters(
+      dict(lengths=((1, 300), (1, 5)), d=128, sinks=True),
+      dict(lengths=((40, 90), (3, 70)), d=60, decode=False, window=(30, -1)),
+      dict(lengths=((36, 40),), d=40, dv=24, decode=False, soft_cap=2.0,
+           slopes=True))
+  def test_float32(self, **options):
+    self.check(Case(dtype="fp32", **options))
 
   @parameterized.parameters(
       # No sequence, no key, no page, no column of the table.

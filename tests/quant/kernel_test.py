@@ -41,8 +41,8 @@ def _new(shape, dtype=np.uint8):
   return Tensor(np.full(shape, 77, dtype))
 
 
-def _aligned(cols):
-  return quant.ALIGNED.value if cols % 16 == 0 else 0
+def _unaligned(cols):
+  return 0 if cols % 16 == 0 else quant.UNALIGNED.value
 
 
 def _cdiv(a, b):
@@ -50,10 +50,13 @@ def _cdiv(a, b):
 
 
 @triton.jit
-def _round(x, q, n, kind, SIZE: tl.constexpr):
+def _round(x, q, n, kind, SIZE: tl.constexpr, SHORT: tl.constexpr):
   at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
   v = tl.load(x + at, at < n, 0.0)
-  tl.store(q + at, rounding.to_bits(v, kind), at < n)
+  if SHORT:
+    tl.store(q + at, quant.e2m1_code(v), at < n)
+  else:
+    tl.store(q + at, rounding.to_bits(v, kind), at < n)
 
 
 @triton.jit
@@ -68,11 +71,15 @@ def _widen(b, fn, fnuz, e2m1, e8m0, reciprocal, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _divide(x, scale, q, SIZE: tl.constexpr):
+def _divide(x, scale, q, SIZE: tl.constexpr, NARROW: tl.constexpr):
   row = tl.program_id(0)
   at = row * SIZE + tl.arange(0, SIZE)[None, :]
   s = tl.load(scale + row + tl.zeros([1, 1], tl.int32))
-  tl.store(q + at, rounding.divide(tl.load(x + at), s))
+  v = tl.load(x + at)
+  if NARROW:
+    tl.store(q + at, quant.divide_narrow(v, s))
+  else:
+    tl.store(q + at, rounding.divide(v, s))
 
 
 class RoundingTest(parameterized.TestCase):
@@ -93,9 +100,11 @@ class RoundingTest(parameterized.TestCase):
         np.float32([0.0, np.inf, np.nan, 1e-44, 3e38])])
     x = np.concatenate([x, -x])
     q = _new(x.shape)
-    _round[(_cdiv(x.size, 8192),)](Tensor(x), q, x.size, number, SIZE=8192)
-    np.testing.assert_array_equal(
-        q.array, oracle.round_to(x, kind).view(np.uint8))
+    for short in (0, 1)[:1 + (kind == "mxfp4")]:
+      _round[(_cdiv(x.size, 8192),)](Tensor(x), q, x.size, number, SIZE=8192,
+                                     SHORT=short)
+      np.testing.assert_array_equal(
+          q.array, oracle.round_to(x, kind).view(np.uint8))
 
   def test_divide(self):
     """IEEE's quotients, and its signs, of what a scale may be."""
@@ -115,13 +124,37 @@ class RoundingTest(parameterized.TestCase):
       x[0, 4], x[2, 5:7] = np.nan, (1e-38, -1e-38)
       want = x / scale
     q = _new(x.shape, np.float32)
-    _divide[(64,)](Tensor(x), Tensor(scale), q, SIZE=4096)
+    _divide[(64,)](Tensor(x), Tensor(scale), q, SIZE=4096, NARROW=0)
     # An infinity is one only of a row whose scale is it or NaN.
     finite = np.isfinite(x) | ~np.isfinite(scale)
     np.testing.assert_array_equal(q.array[finite], want[finite])
     number = finite & ~np.isnan(want)
     np.testing.assert_array_equal(np.signbit(q.array[number]),
                                   np.signbit(want[number]))
+
+  def test_divide_narrow(self):
+    """One step is enough where quotients are next to what formats round at."""
+    rng = np.random.default_rng(0)
+    tie = rng.integers(1, 256, (4096, 1)) * np.exp2(
+        rng.integers(-12, 2, (4096, 1)))
+    x = rng.integers(1, 2048, tie.shape) * np.exp2(
+        rng.integers(-14, 6, tie.shape))
+    # Scales whose quotients are within some last bits of a tie.
+    scale = (x / tie).astype(np.float32)
+    scale[:64, 0] = np.nextafter(
+        np.exp2(np.arange(64) % 16 - 16), 0, dtype=np.float32)
+    near = (scale.view(np.int32) + rng.integers(-3, 4, scale.shape)).astype(
+        np.int32).view(np.float32)
+    x = np.concatenate([x, scale * tie], 1).astype(np.float16).astype(
+        np.float32)
+    x = np.concatenate([x, -x], 1)
+    q = _new(x.shape, np.float32)
+    with np.errstate(all="ignore"):
+      _divide[(4096,)](Tensor(x), Tensor(near), q, SIZE=4, NARROW=1)
+    for kind in _KINDS:
+      np.testing.assert_array_equal(
+          oracle.round_to(q.array, kind).view(np.uint8),
+          oracle.round_to(x / near, kind).view(np.uint8))
 
   def test_from_bits(self):
     codes = np.arange(256, dtype=np.uint8)
@@ -145,20 +178,19 @@ class KernelTest(parameterized.TestCase):
     q, scale = _new(x.shape), _new(5, np.float32)
     quant.quant_row[(3,)](
         Tensor(x), Tensor(factors), q, scale, 5, cols, _KINDS.index(kind),
-        _aligned(cols) | (quant.SMOOTH_SCALE.value if smooth else 0),
-        TILE_M=2, TILE_N=32, COLS=held, NATIVE=False)
+        _unaligned(cols) | (quant.SMOOTH_SCALE.value if smooth else 0),
+        TILE_M=2, TILE_N=32, COLS=held, FLAGS=-1, NATIVE=False)
     want_q, want_scale = oracle.token(x, kind, factors if smooth else None)
     np.testing.assert_array_equal(q.array, want_q.view(np.uint8))
     np.testing.assert_array_equal(scale.array, want_scale[:, 0])
 
-  def _group(self, x, kind, *, group=128, mode=None, block=False,
-             transposed=False, shuffled=False, given=None):
+  def _group(self, x, kind, *, group=128, mode=None, transposed=False,
+             shuffled=False, given=None, run=32):
     """(q, scale) of quant_group; x is [batch, rows, cols]."""
     batch, rows, cols = x.shape
     q = _new((batch, rows, cols // (2 if kind == "mxfp4" else 1)))
-    tile = (128, 128) if block else (8, 128)
-    shape = ((_cdiv(rows, 128), _cdiv(cols, 128)) if block
-             else (rows, _cdiv(cols, group)))
+    tile = (8, 256)
+    shape = rows, _cdiv(cols, group)
     covered = rows, cols
     if shuffled:
       shape = _cdiv(rows, 256) * 256, _cdiv(shape[1], 8) * 8
@@ -168,7 +200,7 @@ class KernelTest(parameterized.TestCase):
                  np.float32 if mode is None else np.uint8)
     flag = lambda bit, on: bit.value if on else 0
     flags = (flag(quant.E8M0, mode) | flag(quant.SHUFFLED, shuffled)
-             | flag(quant.STATIC, given is not None) | _aligned(cols))
+             | flag(quant.STATIC, given is not None) | _unaligned(cols))
     quant.quant_group[(batch * tiles[0] * tiles[1],)](
         Tensor(x), _absent(), _absent() if given is None else Tensor(given), q,
         scale if mode is None else _absent(),
@@ -176,7 +208,8 @@ class KernelTest(parameterized.TestCase):
         1 if transposed else shape[1], shape[0] if transposed else 1,
         shape[0] * shape[1], *tiles, group, _KINDS.index(kind),
         _MODES.index(mode or "up"), flags,
-        TILE_M=tile[0], TILE_N=tile[1], BLOCK=block, NATIVE=False)
+        TILE_M=tile[0], TILE_N=tile[1], RUN=run,
+        FLAGS=-1, NATIVE=False)
     return q.array, scale.array
 
   def _assert_same(self, got, want, kind):
@@ -192,6 +225,9 @@ class KernelTest(parameterized.TestCase):
     self._assert_same(self._group(x, kind, group=group, mode=mode),
                       oracle.tiles(x, kind, 1, group, mode), kind)
     if kind != "mxfp4":
+      if group == 128:
+        self._assert_same(self._group(x, kind, run=128),
+                          oracle.tiles(x, kind, 1, group), kind)
       q, scale = oracle.tiles(x, kind, 1, group)
       self._assert_same(
           self._group(x, kind, group=group, transposed=True),
@@ -207,7 +243,12 @@ class KernelTest(parameterized.TestCase):
   @parameterized.parameters(*_KINDS[:3])
   def test_blocks(self, kind):
     x = _numbers(2, 130, 140)
-    self._assert_same(self._group(x, kind, block=True),
+    q, scale = _new(x.shape), _new((2, 2, 2), np.float32)
+    quant.quant_block[(8,)](
+        Tensor(x), _absent(), q, scale, 130, 140, 2, 1, 4, 2, 2,
+        _KINDS.index(kind), _unaligned(140), TILE_M=128, TILE_N=128, STEP=64,
+        FLAGS=-1, NATIVE=False)
+    self._assert_same((q.array, scale.array),
                       oracle.tiles(x, kind, 128, 128), kind)
 
   @parameterized.parameters(*_KINDS[:3])
@@ -225,7 +266,7 @@ class KernelTest(parameterized.TestCase):
     runs = _cdiv(cols, 256)
     amax = _new((5, runs), np.float32)
     quant.quant_amax[(3 * runs,)](
-        Tensor(x), amax, 5, cols, runs, _aligned(cols), TILE_M=2, TILE_N=256,
+        Tensor(x), amax, 5, cols, runs, _unaligned(cols), TILE_M=2, TILE_N=256,
         STEP=64)
     np.testing.assert_array_equal(amax.array, np.concatenate([
         oracle.amax(x[:, c:c + 256], -1) for c in range(0, cols, 256)], -1))

@@ -34,12 +34,13 @@ class SamplingKernelsTest(sampling_test.SamplingTestCase):
     transforms.assert_same(self, got, sampling_test.of_xla(x, k))
 
   @parameterized.parameters(*simulator.groups(
-      "sampling_(count|list)", "dtype"))
+      "sampling_select", "dtype"))
   def test_select(self, dtype, symbols):
-    x = sampling_test.normal(2, 2500, dtype)
+    x = sampling_test.normal(3, 9000, dtype)
+    x[2] = np.round(x[2])
     with simulator.launched(self, symbols):
-      self.check_select(
-          x, np.array([0, 9]), np.array([2500, 700]), 2048)
+      self.check_select(x, np.array([0, 9, 5]), np.array([8995, 3000, 9000]),
+                        1000)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,12 @@ from harness.triton_interpreter import Tensor, gpu_arithmetic
 from sampling import oracle
 
 # isort: split
-from third_party.aiter.kernels.sampling import family, sampling, threshold
+from third_party.aiter.kernels.sampling import (
+    family,
+    sampling,
+    select,
+    threshold,
+)
 
 _BF16, _F32 = ml_dtypes.bfloat16, np.float32
 _NAN, _INF = float("nan"), float("inf")
@@ -236,26 +241,22 @@ class SamplingKernelTest(parameterized.TestCase):
       np.testing.assert_array_equal(
           call["values"].astype(_F32), np.take_along_axis(wide, want, 1))
 
-  # Of more than the list holds the columns are counted by bins.
-  @parameterized.parameters((20, None), (20, 1 << 20), (400, None))
-  def test_select(self, k, found):
-    x = _normal(4, 300, _F32)
-    x[1] = x[1].round()
+  # A list of all, of some, of too many; a k too large for one.
+  @parameterized.parameters((20, 300, _F32), (20, 9001, _BF16),
+                            (600, 9001, _F32), (3000, 9001, _BF16))
+  def test_select(self, k, cols, dtype):
+    x = _normal(5, cols, dtype)
+    x[1] = np.round(x[1].astype(_F32))
     x[2, [4, 9]], x[2, [5, 6]] = _NAN, _INF
     x[3] = -_INF
-    spans = np.array([[0, 300], [9, 200], [2, 250], [250, 290]], np.int32)
-    call = Call(x, ["span", "top_k"], mask=spans,
-                tokens=np.full((4, k), 77, np.int32))
-    call.largest()
-    call.gather(k=k)
-    if found is not None:
-      call["state"][:, 7] = found
-    call.limits()
-    for kernel in (sampling.sampling_count, sampling.sampling_list):
-      call.run(kernel, (4, call.parts), TILE=call.tile, k=k)
-    for got, v, (begin, end) in zip(call["tokens"], x, spans):
-      v = np.nan_to_num(v[begin:end], nan=_INF)  # There are few enough.
-      want = begin + np.sort(np.argsort(-v, kind="stable")[:k])
+    spans = np.array([[0, cols], [9, cols - 99], [2, 250], [250, cols],
+                      [9, 9]], np.int32)
+    call = Call(x, spans=spans, tokens=np.full((5, k), 77, np.int32))
+    call.run(select.sampling_select, (5,), TILE=4096, k=k)
+    for got, v, (begin, end) in zip(call["tokens"], x.astype(_F32), spans):
+      v = v[begin:end]
+      order = np.lexsort((-np.nan_to_num(v, nan=0), ~np.isnan(v)))
+      want = begin + np.sort(order[:k])
       np.testing.assert_array_equal(got[:want.size], want)
       self.assertTrue((got[want.size:] == -1).all())
 

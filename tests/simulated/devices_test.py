@@ -7,6 +7,8 @@ carry what the partitions have to exchange.
 
 import functools
 import os
+import pathlib
+import sys
 
 os.environ.setdefault("AMDGPU_SIM_DEVICES", "4")
 
@@ -21,6 +23,9 @@ from jax.sharding import PartitionSpec as P
 import jax
 from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples"))
+import train_gpt
 
 DEVICES = jax.local_devices(backend="rocm")
 ARCH, = dispatch.architectures("rocm")
@@ -137,6 +142,76 @@ class DevicesTest(parameterized.TestCase):
     want, want_vjp = jax.vjp(jax.jit(attend), *args)
     self.assert_close([back(t) for t in (out, *grads)],
                       [want, *want_vjp(weights)])
+
+  def test_divided_experts(self):
+    """Rows go to their experts and back: the bits of one device."""
+    rng = np.random.default_rng(2)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)
+    weight, ids = aiter.topk_softmax(draw(64, 8), 2)
+    args = (draw(64, 64), draw(8, 128, 64) / 8, draw(8, 64, 64) / 8, weight)
+
+    def run(layer, *args):
+      out, vjp = jax.vjp(layer, *args)
+      return out, vjp(out)
+
+    want = jax.jit(functools.partial(
+        run, lambda *t: aiter.fused_moe(*t, ids)))(*args)
+    mesh = Mesh(np.array(DEVICES), ("x",))
+    rows = NamedSharding(mesh, P("x"))
+    *placed, ids = (jax.device_put(t, rows) for t in (*args, ids))
+    local = jax.shard_map(
+        functools.partial(aiter.expert_parallel_moe, axis_name="x"), mesh=mesh,
+        in_specs=(P("x"),) * 5, out_specs=P("x"))
+    (products,), = simulator.groups("gmm_[nt]")
+    count = lambda: sum(map(simulator.launches, products))
+    before = count()
+    got = jax.jit(functools.partial(run, lambda *t: local(*t, ids)))(*placed)
+    jax.block_until_ready(got)
+    # Two products forwards and four backwards, on every device.
+    self.assertEqual(count() - before, 4 * 6)
+    # The gradient of weights is a sum over columns, by XLA.
+    *got, (*got_grads, got_weight) = got
+    *want, (*want_grads, want_weight) = want
+    jax.tree.map(np.testing.assert_array_equal, [got, got_grads],
+                 [want, want_grads])
+    np.testing.assert_allclose(got_weight, want_weight, rtol=1e-6)
+
+  def test_training(self):
+    """Steps of the example's GPT over two axes, and on the host's CPU."""
+    cfg = train_gpt.Config(1, 64, 4, 2, 64, 2, 2, 0.1, "bfloat16", 0.02)
+    text, _ = train_gpt.corpus()
+
+    def losses(loss_fn, placement):
+      params = jax.device_put(
+          train_gpt.init(cfg, jax.random.key(0)), placement)
+      zeros = jax.tree.map(jnp.zeros_like, params)
+      state = (jax.device_put(jnp.zeros((), jnp.int32), placement), zeros,
+               zeros)
+
+      @jax.jit
+      def step(params, state, tokens):
+        loss, grads = jax.value_and_grad(loss_fn)(params, tokens)
+        return *train_gpt.adamw(params, grads, state, cfg), loss
+
+      found = []
+      for tokens in train_gpt.batches(text, cfg, cfg.steps, 0):
+        params, state, loss = step(
+            params, state, jax.device_put(tokens, placement))
+        found.append(float(loss))
+      return found
+
+    mesh = Mesh(np.array(DEVICES).reshape(2, 2), ("data", "context"))
+    (backward,), = simulator.groups("mha_bwd_dkdv")
+    count = lambda: sum(map(simulator.launches, backward))
+    before = count()
+    got = losses(train_gpt.parallel_loss(mesh, cfg), NamedSharding(mesh, P()))
+    # In both steps of the ring, on each device.
+    self.assertGreaterEqual(count() - before, cfg.steps * 2 * 4)
+    want = losses(
+        functools.partial(
+            train_gpt.loss_fn, ops=train_gpt.operators("aiter"), cfg=cfg),
+        jax.devices("cpu")[0])
+    np.testing.assert_allclose(got, want, atol=cfg.limit)
 
   def test_each_device_alone(self):
     """The same call, placed on one device after the other."""

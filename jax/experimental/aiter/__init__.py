@@ -46,6 +46,7 @@ from jax._src.aiter.core.layouts import (
 )
 from jax._src.aiter.fused_qk.aliases import (
     fused_qk_norm_mrope_3d_cache_pts_quant_shuffle,
+    fused_qk_norm_rope_cache_block_quant_shuffle,
     fused_qk_norm_rope_cache_pts_quant_shuffle,
     fused_qk_norm_rope_cache_quant_shuffle,
 )
@@ -53,6 +54,17 @@ from jax._src.aiter.fused_qk.api import (
     fused_qk_norm_rope,
     fused_qk_norm_rope_cache,
     fused_qk_rope_concat_and_cache_mla,
+)
+from jax._src.aiter.fused_qk.norms import (
+    fused_flatten_fp8_group_quant,
+    fused_qk_rmsnorm,
+    fused_qk_rmsnorm_group_quant,
+    fused_qk_rmsnorm_per_token_quant,
+    fused_rms_fp8_group_quant,
+    gated_rmsnorm,
+    gated_rmsnorm_fp8_group_quant,
+    gated_rmsnorm_fp8_per_token_quant,
+    inverse_rope_group_quant,
 )
 from jax._src.aiter.gemm.api import (
     flatmm_fp8,
@@ -121,6 +133,12 @@ from jax._src.aiter.paged.ragged import (
     ragged_paged_attention_hd64,
 )
 from jax._src.aiter.parallel.context import context_parallel_attention
+from jax._src.aiter.parallel.decode import (
+    context_parallel_merge,
+    context_parallel_paged_decode,
+    context_parallel_positions,
+)
+from jax._src.aiter.parallel.experts import expert_parallel_moe
 from jax._src.aiter.parallel.order import (
     inverse_reorder_causal_load_balancing,
     reorder_causal_load_balancing,
@@ -198,10 +216,14 @@ __all__ = [
     "concat_and_cache_mla",
     "concat_and_cache_mla_seg",
     "context_parallel_attention",
+    "context_parallel_merge",
+    "context_parallel_paged_decode",
+    "context_parallel_positions",
     "copy_blocks",
     "cp_gather_indexer_k_quant_cache",
     "dequant",
     "dot_product_attention",
+    "expert_parallel_moe",
     "exponential",
     "flash_attn_fp8_pertensor_func",
     "flash_attn_func",
@@ -212,13 +234,22 @@ __all__ = [
     "float8_dtype",
     "fp8_mqa_logits",
     "fp8_paged_mqa_logits",
+    "fused_flatten_fp8_group_quant",
     "fused_moe",
     "fused_qk_norm_mrope_3d_cache_pts_quant_shuffle",
     "fused_qk_norm_rope",
     "fused_qk_norm_rope_cache",
+    "fused_qk_norm_rope_cache_block_quant_shuffle",
     "fused_qk_norm_rope_cache_pts_quant_shuffle",
     "fused_qk_norm_rope_cache_quant_shuffle",
+    "fused_qk_rmsnorm",
+    "fused_qk_rmsnorm_group_quant",
+    "fused_qk_rmsnorm_per_token_quant",
     "fused_qk_rope_concat_and_cache_mla",
+    "fused_rms_fp8_group_quant",
+    "gated_rmsnorm",
+    "gated_rmsnorm_fp8_group_quant",
+    "gated_rmsnorm_fp8_per_token_quant",
     "gather_kv_cache",
     "gelu_and_mul",
     "gelu_and_mul_quant",
@@ -243,6 +274,7 @@ __all__ = [
     "grouped_topk",
     "indexer_k_quant_and_cache",
     "inverse_reorder_causal_load_balancing",
+    "inverse_rope_group_quant",
     "kv_cache_update",
     "layer_norm",
     "layer_norm_quant",

@@ -20,34 +20,33 @@ import concurrent.futures
 import csv
 import ctypes
 import itertools
-import json
 import multiprocessing
 import os
 import pathlib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import assembly
 import numpy as np
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-import run_aiter
 
 DEVICES = {("gfx942", 304): "MI300X", ("gfx942", 80): "MI308X",
            ("gfx950", 256): "MI355X"}
 PEAK = {"MI300X": 2.1, "MI308X": 2.1, "MI355X": 2.4}  # clock/device.cc
-# Prefix of a kernel's name: its folder, bytes of an element, alignment of
-# what follows it.
-FAMILIES = {"bf16gemm": "bf16gemm", "I8gemm": "i8gemm",
-            "fp8gemm": "fp8gemm_blockscale"}
 # What changes the model's clocks: all combinations are tried.
 GRID = {"l2_latency": (500, 700, 900), "l2_rate": (48, 64),
         "hbm_latency": (900, 1400), "hbm_efficiency": (0.5, 0.7),
         "lds_latency": (64, 128)}
 # What changes only what they become: the best of these.
 LAUNCH = np.arange(1, 7, 0.5)
-SUSTAINED = np.arange(0.6, 1.01, 0.1)
-THROTTLE = np.arange(0, 0.51, 0.1)
+SUSTAINED = np.arange(0.6, 1.01, 0.05)
+THROTTLE = np.arange(0, 0.61, 0.05)
+
+
+def evenly(rows: Sequence[Any], most: int) -> list[Any]:
+  """Up to so many, evenly by their time."""
+  rows = sorted(rows, key=lambda row: row["microseconds"])
+  at = np.linspace(0, len(rows) - 1, min(most, len(rows)))
+  return [rows[i] for i in sorted(set(at.round().astype(int)))]
 
 
 def measured(path: pathlib.Path, families: Sequence[str], most: int):
@@ -63,18 +62,14 @@ def measured(path: pathlib.Path, families: Sequence[str], most: int):
       row["microseconds"] = float(row["microseconds"])
       row["device"] = DEVICES[row["arch"], row["compute_units"]]
       groups[row["device"], row["kernel"]].append(row)
-  rows = []
-  for group in groups.values():
-    group.sort(key=lambda row: row["microseconds"])
-    at = np.linspace(0, len(group) - 1, min(most, len(group)))
-    rows += [group[i] for i in sorted(set(at.round().astype(int)))]
-  return rows
+  return [row for group in groups.values() for row in evenly(group, most)]
 
 
-def predict(checkout: pathlib.Path, row: Mapping[str, Any], fit: bool):
-  """(clocks, share of matrix clocks) of each combination of GRID if `fit`, and
-  before them what the device's own numbers make of the row in microseconds:
-  without `fit`, which changes them.
+def predict(checkout: pathlib.Path, row: Mapping[str, Any],
+            grid: Mapping[str, Sequence[float]] | None):
+  """(clocks, share of matrix clocks) of each combination of `grid`, if that is
+  no None, and before them what the device's own numbers make of the row in
+  microseconds.
 
   Returns:
     None of a launch that does not end by itself: parts of k that wait for
@@ -83,97 +78,43 @@ def predict(checkout: pathlib.Path, row: Mapping[str, Any], fit: bool):
   import asm  # After the environment says what to simulate.
 
   library = asm.library()
-  library.amdgpu_sim_clock.restype = ctypes.c_char_p
-  library.amdgpu_sim_clock_again.restype = ctypes.c_char_p
-  family = row["kernel"].split("_")[0]
-  root = checkout / "hsa" / row["arch"]
-  kernel = next(entry for _, entry in run_aiter.rows(root / FAMILIES[family])
-                if entry["co_name"] == row["kernel"] + ".co")
+  folder = checkout / "hsa" / row["arch"]
   m, n, k, split = (row[name] for name in ("m", "n", "k", "split_k"))
-  split = max(split, 1)
-  width = 2 if family == "bf16gemm" else 1
-  # Nobody writes what they hold: it does not matter for the time.
-  sizes = {"c": 4 * m * n, "a": width * m * k, "b": width * n * k,
-           "sa": 4 * m * max(1, k // 128), "sb": 4 * n * max(1, k // 128),
-           "bias": 4 * n}
-  buffers = {name: asm.Buffer(size) for name, size in sizes.items()}
-  buffers["semaphore"] = asm.Buffer(np.zeros(1024, np.uint32))
-  given = {name: run_aiter.Output(0, np.uint8) for name in buffers}
-  c, a, b, sa, sb, bias, semaphore = (given[name] for name in buffers)
-  if family == "bf16gemm":
-    arguments = run_aiter.bf16_arguments(
-        c, a, b, None, semaphore if split > 1 else None, (m, n, k), split,
-        run_aiter.BF16)
-    grid = (n // kernel["tileN"], -(-m // kernel["tileM"]), split)
-  else:
-    pack = (run_aiter.i8_arguments if family == "I8gemm"
-            else run_aiter.fp8_arguments)
-    arguments = pack(c, a, b, sa, sb, bias, (m, n, k), split)
-    grid = (n // kernel["tile_n"] * split, -(-m // kernel["tile_m"]), 1)
-  words = run_aiter.segment(
-      arguments, {id(given[name]): buffers[name] for name in buffers})
-  found = []
-  combinations = itertools.product(*GRID.values()) if fit else []
+  launches = assembly.gemm(folder, row["kernel"], m, n, k, max(split, 1))
+  combinations = [] if grid is None else itertools.product(*grid.values())
   try:
-    with asm.Module((root / FAMILIES[family] / kernel["co_name"])
-                    .read_bytes()) as module:
-      module.launch_segment(kernel["knl_name"], words, grid, 256)
-      told = json.loads(library.amdgpu_sim_clock())
-      found.append((told["microseconds"], told["matrix_share"]))
+    with assembly.launched(folder, launches) as (told,):
+      found = [(told["microseconds"], told["matrix_share"])]
       for values in combinations:
-        for name, value in zip(GRID, values, strict=True):
+        for name, value in zip(grid, values, strict=True):
           library.amdgpu_sim_clock_set(name.encode(), ctypes.c_double(value))
-        told = json.loads(library.amdgpu_sim_clock_again())
+        told = assembly.report("amdgpu_sim_clock_again")
         found.append((told["clocks"], told["matrix_share"]))
   except asm.HipError:
-    asm.clear_fault()
     return None
-  finally:
-    for buffer in buffers.values():
-      buffer.free()
   return found
 
 
 def predict_attention(checkout: pathlib.Path, row: Mapping[str, Any]) -> float:
-  """Microseconds of forward attention with the device's own numbers."""
-  import asm
-
-  library = asm.library()
-  library.amdgpu_sim_clock.restype = ctypes.c_char_p
-  root = checkout / "hsa" / row["arch"]
-  old = row["arch"] == "gfx942"
-  name = ("fwd_hd128_bf16" + "_causal" * row["causal"] + "_rtne" * old + ".co")
-  kernel = next(entry for _, entry in run_aiter.rows(root / "fmha_v3_fwd")
-                if entry["co_name"] == name)
-  b, hq, hk, sq, sk, d = (row[n] for n in (
-      "batch", "q_heads", "kv_heads", "seq_q", "seq_k", "head_dim"))
-  buffers = [asm.Buffer(2 * b * heads * length * d)
-             for heads, length in ((hq, sq), (hq, sq), (hk, sk), (hk, sk))]
-  buffers.append(asm.Buffer(4 * b * hq * sq))
-  given = [run_aiter.Output(0, np.uint8) for _ in buffers]
-  strides = [(heads * d * 2, d * 2, length * heads * d * 2)
-             for heads, length in ((hq, sq), (hk, sk), (hk, sk), (hq, sq))]
-  tile = kernel["ts_qo"]
-  arguments = run_aiter.forward_arguments(
-      *given, d**-0.5, (sq, sk), (hq, hk), (d, d), tile, strides, 5, 4 * sq)
-  words = run_aiter.segment(arguments, {
-      id(name): buffer for name, buffer in zip(given, buffers, strict=True)})
-  tiles = -(-sq // tile)
-  if row["causal"]:
-    tiles = -(-tiles // 2)
-  path = root / "fmha_v3_fwd" / ("MI300/" if old else "") / name
-  with asm.Module(path.read_bytes()) as module:
-    module.launch_segment(kernel["knl_name"], words, (tiles, hq, b), 512)
-    told = json.loads(library.amdgpu_sim_clock())
-  for buffer in buffers:
-    buffer.free()
-  return told["microseconds"]
+  """Microseconds of attention with the device's own numbers."""
+  folder = checkout / "hsa" / row["arch"]
+  sizes = [row[name] for name in (
+      "batch", "q_heads", "kv_heads", "seq_q", "seq_k", "causal")]
+  if row["pass"] == "forward":
+    launches = assembly.forward(folder, row["arch"], *sizes)
+  else:
+    launches = assembly.backward(folder, row["arch"], *sizes,
+                                 row["pass"] == "backward, 16 bits")
+  with assembly.launched(folder, launches) as told:
+    return sum(each["microseconds"] for each in told)
 
 
-def attention(checkout: pathlib.Path, path: pathlib.Path, jobs: int):
-  """Errors of forward attention, which no fit has seen."""
-  columns = {"MI300X": "fwd_mi300x", "MI355X": "fwd_mi355x"}
-  rows = []
+def attention(checkout: pathlib.Path, path: pathlib.Path, most: int,
+              jobs: int):
+  """Errors of attention, which no fit of the products has seen."""
+  columns = {"forward": "fwd", "backward, 16 bits": "bwd_a16",
+             "backward, 32 bits": "bwd_a32"}
+  groups = collections.defaultdict(list)
   with path.open() as stream:
     for row in csv.DictReader(stream):
       sizes = {name: int(row[name]) for name in (
@@ -182,17 +123,21 @@ def attention(checkout: pathlib.Path, path: pathlib.Path, jobs: int):
       work = (4 * sizes["batch"] * sizes["q_heads"] * sizes["seq_q"]
               * sizes["seq_k"] * sizes["head_dim"] / (1 + sizes["causal"]))
       for (arch, _), device in DEVICES.items():
-        if row.get(columns.get(device, "")):
-          rows.append(sizes | {
-              "arch": arch, "device": device,
-              "microseconds": work / float(row[columns[device]]) / 1e6})
+        for name, column in columns.items():
+          rate = row.get(f"{column}_{device.lower()}")
+          if rate:
+            groups[device, name, sizes["causal"]].append(sizes | {
+                "arch": arch, "device": device, "pass": name,
+                "microseconds": work * (1 if name == "forward" else 2.5)
+                                / float(rate) / 1e6})
+  rows = [row for group in groups.values() for row in evenly(group, most)]
   predicted = run_all(predict_attention, checkout, rows, [], jobs)
   ratio = np.array([p / row["microseconds"]
                     for p, row in zip(predicted, rows, strict=True)])
-  for device, causal in sorted({(r["device"], r["causal"]) for r in rows}):
-    mine = ratio[[row["device"] == device and row["causal"] == causal
-                  for row in rows]]
-    print(f"{device}, {'causal' if causal else 'all keys'}: "
+  for device, name, causal in sorted(groups):
+    mine = ratio[[(row["device"], row["pass"], row["causal"])
+                  == (device, name, causal) for row in rows]]
+    print(f"{device}, {name}, {'causal' if causal else 'all keys'}: "
           f"{told(np.abs(mine - 1))}, predicted / measured "
           f"{np.median(mine):.2f}")
 
@@ -203,13 +148,9 @@ def run_all(function, checkout: pathlib.Path, rows: Sequence[Any],
   results = {}
   for device in sorted({row["device"] for row in rows}):
     mine = [i for i, row in enumerate(rows) if row["device"] == device]
-    os.environ |= {
-        "AMDGPU_SIM_ARCH": rows[mine[0]]["arch"],
-        "AMDGPU_SIM_CLOCK": os.devnull, "AMDGPU_SIM_CLOCK_ONLY": "1",
-        "AMDGPU_SIM_CLOCK_DEVICE": device, "AMDGPU_SIM_LIMIT": "8000000",
-        "AMDGPU_SIM_TURN": "1", "AMDGPU_SIM_CHECKS":
-        "-uninitialized,-lds_race,-waitcnt,-lds_wait,-lds_uninitialized",
-    }
+    assembly.prepare(device)
+    os.environ |= {"AMDGPU_SIM_ARCH": rows[mine[0]]["arch"],
+                   "AMDGPU_SIM_LIMIT": "8000000"}
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, context) as pool:
       runs = [pool.submit(function, checkout, rows[i], *more) for i in mine]
@@ -229,7 +170,7 @@ class Table:
 
   def microseconds(self, combination, launch, sustained, throttle, at):
     share = self.share[at, combination]
-    clock = self.peak[at] * np.maximum(sustained - throttle * share, 0.1)
+    clock = self.peak[at] * np.maximum(sustained - throttle * share**2, 0.1)
     return launch + self.clocks[at, combination] / (1000 * clock)
 
   def fit(self, at) -> tuple[int, float, float, float]:
@@ -284,24 +225,28 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("checkout", type=pathlib.Path, help="of AITER")
   parser.add_argument("measured", type=pathlib.Path)
-  parser.add_argument("--families", nargs="+", default=list(FAMILIES),
-                      choices=list(FAMILIES))
+  parser.add_argument("--families", nargs="+", default=list(assembly.GEMMS),
+                      choices=list(assembly.GEMMS))
   parser.add_argument("--rows", type=int, default=12,
-                      help="of a kernel and device, at most")
+                      help="of a kernel or pass and device, at most")
   parser.add_argument("--no-fit", action="store_true",
                       help="tell the errors of the devices' own numbers")
+  parser.add_argument("--keep", action="store_true",
+                      help="latencies and rates: fit the launch and the clock")
   parser.add_argument("--jobs", type=int, default=os.cpu_count())
   parser.add_argument("--out", type=pathlib.Path,
                       help="CSV for measured and predicted microseconds")
   parser.add_argument("--attention", action="store_true",
-                      help="MEASURED.csv has TFLOP/s of forward attention")
+                      help="MEASURED.csv has TFLOP/s of attention")
   arguments = parser.parse_args()
   if arguments.attention:
-    attention(arguments.checkout, arguments.measured, arguments.jobs)
+    attention(arguments.checkout, arguments.measured, arguments.rows,
+              arguments.jobs)
     return
   rows = measured(arguments.measured, arguments.families, arguments.rows)
+  grid = None if arguments.no_fit else {} if arguments.keep else GRID
   predictions = run_all(predict, arguments.checkout, rows,
-                        [not arguments.no_fit], arguments.jobs)
+                        [grid], arguments.jobs)
   ended = [p is not None for p in predictions]
   print(f"{len(rows)} rows, of which {ended.count(False)} do not end without "
         "workgroups that are not executed")
@@ -327,9 +272,9 @@ def main():
     write(arguments.out, rows, own)
     return
 
-  combinations = list(itertools.product(*GRID.values()))
+  combinations = list(itertools.product(*grid.values()))
   def describe(choice):
-    values = dict(zip(GRID, combinations[choice[0]], strict=True))
+    values = dict(zip(grid, combinations[choice[0]], strict=True))
     return (", ".join(f"{k} {v:g}" for k, v in values.items())
             + f", launch_microseconds {choice[1]:g}, sustained {choice[2]:.2g}"
             + f", throttle {choice[3]:.2g}")

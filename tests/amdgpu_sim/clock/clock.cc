@@ -6,8 +6,12 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
+#include <queue>
 #include <utility>
 
 #include "tests/amdgpu_sim/gpu/memory.h"
@@ -35,11 +39,22 @@ struct Latest {
   ClockLaunch launch;
   std::vector<GroupTrace> groups;
   std::string json;
+  double longest = 0;  // Microseconds of the longest launch with an image.
 };
 
 Latest& GetLatest() {
   static Latest* const latest = new Latest;
   return *latest;
+}
+
+void WriteFile(const char* path, const char* mode, const std::string& text) {
+  std::FILE* file = std::fopen(path, mode);
+  if (file == nullptr) {
+    std::fprintf(stderr, "amdgpu_sim: cannot write %s\n", path);
+    return;
+  }
+  std::fputs(text.c_str(), file);
+  std::fclose(file);
 }
 
 std::string Format(const char* format, double value) {
@@ -52,6 +67,59 @@ struct Use {
   const char* name;
   double share;  // Of the time.
 };
+
+// Work of all workgroups: each has as much as the sampled one next to it.
+std::vector<double> Works(const ClockLaunch& launch) {
+  std::vector<double> works;
+  works.reserve(launch.workgroups);
+  auto after = launch.work.begin();
+  for (uint64_t number = 0; number < launch.workgroups; ++number) {
+    while (after != launch.work.end() && after->first < number) ++after;
+    auto nearest = after;
+    if (after == launch.work.end() ||
+        (after != launch.work.begin() &&
+         number - std::prev(after)->first < after->first - number)) {
+      --nearest;
+    }
+    works.push_back(nearest->second);
+  }
+  return works;
+}
+
+// The work of a workgroup, in the mean; 1 if they are even.
+double Mean(const ClockLaunch& launch) {
+  if (!Uneven(launch.work)) return 1;
+  double sum = 0;
+  for (double work : Works(launch)) sum += work;
+  return sum / static_cast<double>(launch.workgroups);
+}
+
+// The most work of a traced one; 1 if they are even.
+double Longest(const Device& device, const ClockLaunch& launch) {
+  double most = 1;
+  if (!Uneven(launch.work)) return most;
+  for (uint64_t number : Traced(device, launch)) {
+    most = std::max(most, launch.work.at(number));
+  }
+  return most;
+}
+
+// When the last one ends of workgroups that begin in order, each at the first
+// of so many places that gets free.
+double Makespan(const std::vector<double>& works, double places) {
+  std::priority_queue<double, std::vector<double>, std::greater<double>> free;
+  double last = 0;
+  for (double work : works) {
+    double begin = 0;
+    if (free.size() >= places) {
+      begin = free.top();
+      free.pop();
+    }
+    free.push(begin + work);
+    last = std::max(last, begin + work);
+  }
+  return last;
+}
 
 // How the traced workgroups use allocations.
 std::vector<ClockLaunch::Traffic> TrafficOf(
@@ -162,7 +230,9 @@ void Tracer::Add(const Wave& wave, const Inst& inst, const Lds::Record* lds) {
     log_.erase(std::unique(log_.begin(), log_.end()), log_.end());
     event.first_line = static_cast<uint32_t>(trace.lines.size());
     event.lines = static_cast<uint16_t>(log_.size());
-    event.write = inst.dst[0].kind == Operand::Kind::kNone && !inst.lds;
+    event.atomic = std::strstr(inst.mnemonic, "_atomic_") != nullptr;
+    event.write =
+        event.atomic || (inst.dst[0].kind == Operand::Kind::kNone && !inst.lds);
     trace.lines.insert(trace.lines.end(), log_.begin(), log_.end());
     log_.clear();
   }
@@ -182,8 +252,10 @@ int Occupancy(const Device& device, const ClockLaunch& launch) {
 
 Behind BehindL1(const Device& device, const ClockLaunch& launch, double units) {
   double once = 0, asked = 0;
+  // Of as much work as the traced ones have.
+  const double groups =
+      std::max(1.0, launch.traced) * Longest(device, launch) / Mean(launch);
   for (const ClockLaunch::Traffic& traffic : launch.traffic) {
-    const double groups = std::max(1.0, launch.traced);
     const double all = traffic.asked / groups * launch.workgroups;
     once +=
         std::min(traffic.size, traffic.touched / groups * launch.workgroups);
@@ -209,8 +281,32 @@ std::vector<uint64_t> Traced(const Device& device, const ClockLaunch& launch) {
   return numbers;
 }
 
+std::vector<uint64_t> Sampled(uint64_t workgroups, int count) {
+  // Steps of the golden ratio spread any number of them evenly. The step is
+  // odd, so that 32 samples also meet all positions of rows of 32, 16 and so
+  // on.
+  const uint64_t step =
+      static_cast<uint64_t>(static_cast<double>(workgroups) * 0.6180339887) | 1;
+  std::vector<uint64_t> numbers;
+  for (int i = 0; i < count && i < static_cast<double>(workgroups); ++i) {
+    numbers.push_back(i * step % workgroups);
+  }
+  return numbers;
+}
+
+bool Uneven(const std::map<uint64_t, double>& work) {
+  constexpr double kEven = 1.05;
+  double least = HUGE_VAL, most = 0;
+  for (const auto& [number, count] : work) {
+    least = std::min(least, count);
+    most = std::max(most, count);
+  }
+  return most > kEven * least;
+}
+
 ClockReport Estimate(const Device& device, const ClockLaunch& launch,
-                     const std::vector<const GroupTrace*>& groups) {
+                     const std::vector<const GroupTrace*>& groups,
+                     bool timeline) {
   ClockReport report;
   report.occupancy = Occupancy(device, launch);
   const double round = device.compute_units * report.occupancy;
@@ -221,7 +317,8 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
         std::min<size_t>(groups.size(), static_cast<size_t>(count));
     const Behind behind = BehindL1(device, launch, units);
     if (report.unit.clocks == 0) report.behind = behind;
-    return RunUnit(device, behind, {groups.begin(), groups.begin() + some});
+    return RunUnit(device, behind, {groups.begin(), groups.begin() + some},
+                   timeline && report.unit.clocks == 0);
   };
   double clocks = 0, matrix = 0;
   auto add = [&](UnitReport unit, double times) {
@@ -230,18 +327,28 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
     // The fuller one comes first.
     if (report.unit.clocks == 0) report.unit = std::move(unit);
   };
-  if (full > 0) add(run(report.occupancy, device.compute_units), full);
-  if (rest > 0) {
-    add(run(std::ceil(rest / device.compute_units),
-            std::min(rest, device.compute_units)),
-        1);
+  if (Uneven(launch.work)) {
+    const double units =
+        std::min<double>(launch.workgroups, device.compute_units);
+    const double held = std::min<double>(
+        report.occupancy, std::ceil(launch.workgroups / device.compute_units));
+    report.rounds =
+        Makespan(Works(launch), units * held) / Longest(device, launch);
+    add(run(held, units), report.rounds);
+  } else {
+    if (full > 0) add(run(report.occupancy, device.compute_units), full);
+    if (rest > 0) {
+      add(run(std::ceil(rest / device.compute_units),
+              std::min(rest, device.compute_units)),
+          1);
+    }
+    report.rounds = full + (rest > 0 ? 1 : 0);
   }
-  report.rounds = full + (rest > 0 ? 1 : 0);
   report.clocks = clocks;
   const double share = clocks > 0 ? matrix / (device.simds * clocks) : 0;
   report.matrix_share = share;
   report.gigahertz =
-      device.gigahertz * (device.sustained - device.throttle * share);
+      device.gigahertz * (device.sustained - device.throttle * share * share);
   report.microseconds =
       device.launch_microseconds + clocks / (1000 * report.gigahertz);
 
@@ -271,7 +378,7 @@ std::string ClockText(const Device& device, const ClockLaunch& launch,
                      ", bound by " + report.bound + "\n";
   text += Format("  %.0f workgroups", launch.workgroups) +
           Format(", %.0f a compute unit", report.occupancy) +
-          Format(", %.0f rounds", report.rounds) +
+          Format(", %.3g rounds", report.rounds) +
           Format(", %.0f clocks", report.clocks) +
           Format(" at %.2f GHz\n", report.gigahertz) + "  busy:";
   for (const Use& use : Uses(device, report)) {
@@ -360,19 +467,19 @@ void AddClock(const Device& device, const ClockLaunch& launch,
   latest.groups = std::move(groups);
   std::vector<const GroupTrace*> all;
   for (const GroupTrace& group : latest.groups) all.push_back(&group);
-  const ClockReport report = Estimate(latest.device, latest.launch, all);
+  const char* const svg = std::getenv("AMDGPU_SIM_CLOCK_SVG");
+  const ClockReport report =
+      Estimate(latest.device, latest.launch, all, svg != nullptr);
   latest.json = ClockJson(latest.device, latest.launch, report);
+  if (svg != nullptr && report.microseconds > latest.longest) {
+    latest.longest = report.microseconds;
+    WriteFile(svg, "w", ClockSvg(latest.device, latest.launch, report));
+  }
   if (std::string(Path()) == "-") {
     std::fputs(ClockText(latest.device, launch, report).c_str(), stderr);
     return;
   }
-  std::FILE* file = std::fopen(Path(), "a");
-  if (file == nullptr) {
-    std::fprintf(stderr, "amdgpu_sim: cannot write %s\n", Path());
-    return;
-  }
-  std::fprintf(file, "%s\n", latest.json.c_str());
-  std::fclose(file);
+  WriteFile(Path(), "a", latest.json + "\n");
 }
 
 }  // namespace amdgpu_sim

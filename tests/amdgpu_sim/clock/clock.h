@@ -6,6 +6,7 @@
 #define AMDGPU_SIM_CLOCK_CLOCK_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,8 @@ struct ClockLaunch {
   };
   std::vector<Traffic> traffic;
   double traced = 0;  // Workgroups.
+  // Instructions of some workgroups, by their numbers.
+  std::map<uint64_t, double> work;
 };
 
 // What is behind the L1 while so many compute units are busy. Bytes come from
@@ -66,6 +69,13 @@ Behind BehindL1(const Device& device, const ClockLaunch& launch, double units);
 int Occupancy(const Device& device, const ClockLaunch& launch);
 // The workgroups to trace: those that the first compute unit holds at once.
 std::vector<uint64_t> Traced(const Device& device, const ClockLaunch& launch);
+// Workgroups all over the launch, whose instructions are counted: `count` of
+// them or, if there are fewer, all.
+std::vector<uint64_t> Sampled(uint64_t workgroups, int count);
+// How many are: more if the first few differ.
+constexpr int kProbes = 4, kSamples = 32;
+// Whether `work` differs so much that workgroups are no rounds.
+bool Uneven(const std::map<uint64_t, double>& work);
 
 struct ClockReport {
   double microseconds = 0;
@@ -80,16 +90,24 @@ struct ClockReport {
   UnitReport unit;    // Of a compute unit that holds as many as it can.
 };
 // `groups` are traces of Traced(). The largest part of the workgroups comes in
-// rounds that fill all compute units, what is left in one of its own.
+// rounds that fill all compute units, what is left in one of its own. Uneven
+// ones come one by one, in order, wherever the first place gets free; each is
+// as long as the sampled one whose number is next to its own.
 ClockReport Estimate(const Device& device, const ClockLaunch& launch,
-                     const std::vector<const GroupTrace*>& groups);
+                     const std::vector<const GroupTrace*>& groups,
+                     bool timeline = false);
 
 std::string ClockText(const Device& device, const ClockLaunch& launch,
                       const ClockReport& report);
 std::string ClockJson(const Device& device, const ClockLaunch& launch,
                       const ClockReport& report);
+// The waves of the compute unit side by side, for some clocks in the middle of
+// the launch: an SVG image. Of a report with a timeline.
+std::string ClockSvg(const Device& device, const ClockLaunch& launch,
+                     const ClockReport& report);
 
-// Estimates a launch that has ended, and reports.
+// Estimates a launch that has ended, and reports. AMDGPU_SIM_CLOCK_SVG names
+// the file of the image, which is that of the longest launch.
 void AddClock(const Device& device, const ClockLaunch& launch,
               std::vector<GroupTrace> groups);
 

@@ -11,7 +11,8 @@ namespace {
 // What all have in common. Sources. "sheet": AMD's data sheet of the device.
 // "ISA": the document of its instructions. "paper": AMD's white papers of CDNA
 // 3 and 4. "LLVM": wait states in its hazard recognizer for gfx940. "fit":
-// calibrate.py, on microseconds that AITER publishes. "assumed": none of
+// calibrate.py, on microseconds that AITER publishes; that of atomics on those
+// of attention's gradient, which adds up dq in 32 bits. "assumed": none of
 // these, and nothing has shown how far it is off.
 Device Common(const char* name, const char* arch) {
   Device d = {};
@@ -37,11 +38,12 @@ Device Common(const char* name, const char* arch) {
   d.lds_latency = 128;       // As of one fit for all devices, and so on:
   d.l2_latency = 900;
   d.l2_rate = 64;
+  d.atomic_rate = 2.5;
   d.hbm_latency = 900;
   d.hbm_efficiency = 0.7;
-  d.launch_microseconds = 3.5;
-  d.sustained = 1;
-  d.throttle = 0.4;
+  d.launch_microseconds = 2.5;
+  d.sustained = 0.9;
+  d.throttle = 0.45;
   return d;
 }
 
@@ -56,8 +58,8 @@ std::vector<Device> AllDevices() {
   mi300x.hbm_latency = 1400;
   mi300x.hbm_efficiency = 0.7;
   mi300x.launch_microseconds = 1.5;
-  mi300x.sustained = 1;
-  mi300x.throttle = 0.5;
+  mi300x.sustained = 0.9;
+  mi300x.throttle = 0.45;
 
   Device mi308x = mi300x;
   mi308x.name = "MI308X";
@@ -85,9 +87,9 @@ std::vector<Device> AllDevices() {
   mi355x.l2_rate = 48;
   mi355x.hbm_latency = 900;
   mi355x.hbm_efficiency = 0.7;
-  mi355x.launch_microseconds = 3.5;
-  mi355x.sustained = 1;
-  mi355x.throttle = 0.3;
+  mi355x.launch_microseconds = 2.5;
+  mi355x.sustained = 0.95;
+  mi355x.throttle = 0.4;
 
   // One of its two dies. No measured time has been seen of it.
   Device mi250x = Common("MI250X", "gfx90a");
@@ -111,6 +113,7 @@ constexpr Name kNames[] = {
     {"l1_latency", &Device::l1_latency},
     {"l2_latency", &Device::l2_latency},
     {"l2_rate", &Device::l2_rate},
+    {"atomic_rate", &Device::atomic_rate},
     {"hbm_latency", &Device::hbm_latency},
     {"hbm_gigabytes", &Device::hbm_gigabytes},
     {"hbm_efficiency", &Device::hbm_efficiency},

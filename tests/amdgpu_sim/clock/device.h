@@ -36,6 +36,7 @@ struct Device {
   double l1_rate;         // Bytes a clock.
   double l2_latency;      // A load that misses the L1.
   double l2_rate;         // Bytes a clock and compute unit.
+  double atomic_rate;     // Bytes of atomics a clock and compute unit.
   double hbm_latency;     // One that nobody made before.
   double hbm_gigabytes;   // A second, of the device, at its peak.
   double hbm_efficiency;  // The share of it that there is.
@@ -43,7 +44,7 @@ struct Device {
   // Of a launch.
   double launch_microseconds;
   // The clock under load:
-  // peak * (sustained - throttle * share of matrix clocks).
+  // peak * (sustained - throttle * (share of matrix clocks)^2).
   double sustained;
   double throttle;
 };

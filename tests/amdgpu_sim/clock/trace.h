@@ -20,6 +20,7 @@ struct Event {
   uint16_t lds_conflicts = 0;
   bool lds_write = false;
   bool write = false;   // To global memory.
+  bool atomic = false;  // There, too: it writes.
   bool jumped = false;  // The next instruction is not the one behind it.
 };
 

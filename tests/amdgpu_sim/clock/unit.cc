@@ -75,9 +75,10 @@ int LgkmOf(const Inst& inst) { return inst.imm >> 8 & 15; }
 class Unit {
  public:
   Unit(const Device& device, const Behind& behind,
-       const std::vector<const GroupTrace*>& groups)
+       const std::vector<const GroupTrace*>& groups, bool timeline)
       : d_(device),
         behind_(behind),
+        timeline_(timeline),
         simds_(static_cast<int>(device.simds)),
         arrived_(groups.size()),
         l1_(device.l1_bytes, device.l1_line) {
@@ -217,6 +218,8 @@ class Unit {
     }
     Account(&place, why == Stall::kBranch ? Stall::kNone : why, stalled);
     Account(&place, Stall::kNone, d_.slot);
+    Show(wave, inst, why, wave.next, time);
+    Show(wave, inst, Stall::kNone, time, time + Busy(inst));
     wave.branch = Stall::kNone;
     wave.next = time + d_.slot;
 
@@ -231,8 +234,7 @@ class Unit {
         break;
       case InstClass::kValu:
       case InstClass::kTrans: {
-        const bool slow = inst.inst_class == InstClass::kTrans;
-        const double clocks = slow ? d_.transcendental : d_.vector;
+        const double clocks = Busy(inst);
         Take(&simd.vector, time, clocks, &report_.vector);
         for (const Operand& o : inst.dst) {
           Mark(&wave.ready, o, time + clocks);
@@ -241,7 +243,7 @@ class Unit {
         break;
       }
       case InstClass::kMfma: {
-        const double clocks = d_.pass * inst.mfma_passes;
+        const double clocks = Busy(inst);
         Take(&simd.matrix, time, clocks, &report_.matrix);
         Mark(&wave.chain, inst.dst[0], time + clocks);
         Mark(&wave.ready, inst.dst[0],
@@ -294,6 +296,28 @@ class Unit {
     report_.stalls[static_cast<int>(stall)] += clocks;
   }
 
+  void Show(const Wave& wave, const Inst& inst, Stall stall, double begin,
+            double end) {
+    if (!timeline_ || end <= begin) return;
+    report_.timeline.push_back(
+        {static_cast<int>(&wave - waves_.data()), &inst, stall, begin, end});
+  }
+
+  // Clocks in which an instruction keeps a vector or a matrix unit busy, or
+  // its slot.
+  double Busy(const Inst& inst) const {
+    switch (inst.inst_class) {
+      case InstClass::kMfma:
+        return d_.pass * inst.mfma_passes;
+      case InstClass::kTrans:
+        return d_.transcendental;
+      case InstClass::kValu:
+        return d_.vector;
+      default:
+        return d_.slot;
+    }
+  }
+
   static void Take(double* until, double time, double clocks, double* busy) {
     *until = time + clocks;
     *busy += clocks;
@@ -339,6 +363,13 @@ class Unit {
       }
       const double bytes = event.write ? kPiece : d_.l1_line;
       report_.memory_bytes += bytes;
+      if (event.atomic) {
+        // What adds them up is beside what loads and stores take.
+        atomic_free_ =
+            std::max(atomic_free_, l1_free_) + bytes / d_.atomic_rate;
+        end = std::max(end, atomic_free_ + behind_.latency);
+        continue;
+      }
       behind_free_ = std::max(behind_free_, l1_free_) + bytes / behind_.rate;
       end = std::max(end, behind_free_ + behind_.latency);
       if (!event.write) l1_.SetArrival(line, end);
@@ -372,6 +403,7 @@ class Unit {
       const double end = arrived_[group] + d_.barrier;
       const Inst& inst = *wave.trace->events[wave.at - 1].inst;
       Account(&report_.places[inst.pc], Stall::kBarrier, end - wave.next);
+      Show(wave, inst, Stall::kBarrier, wave.next, end);
       wave.next = end;
       wave.waiting = false;
     }
@@ -380,10 +412,11 @@ class Unit {
 
   const Device& d_;
   const Behind behind_;
+  const bool timeline_;
   std::vector<Simd> simds_;
   std::vector<Wave> waves_;
   std::vector<double> arrived_;  // The last wave of a group at its barrier.
-  double lds_ = 0, l1_free_ = 0, behind_free_ = 0;
+  double lds_ = 0, l1_free_ = 0, behind_free_ = 0, atomic_free_ = 0;
   Cache l1_;
   UnitReport report_;
 };
@@ -398,8 +431,9 @@ const char* StallName(Stall stall) {
 }
 
 UnitReport RunUnit(const Device& device, const Behind& behind,
-                   const std::vector<const GroupTrace*>& groups) {
-  return Unit(device, behind, groups).Run();
+                   const std::vector<const GroupTrace*>& groups,
+                   bool timeline) {
+  return Unit(device, behind, groups, timeline).Run();
 }
 
 }  // namespace amdgpu_sim

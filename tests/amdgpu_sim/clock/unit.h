@@ -46,6 +46,14 @@ struct UnitReport {
     double stalls[static_cast<int>(Stall::kCount)] = {};
   };
   std::map<uint64_t, Place> places;
+  // What each wave did when, if asked for.
+  struct Span {
+    int wave = 0;
+    const Inst* inst = nullptr;
+    Stall stall = Stall::kNone;  // Before the instruction, or none: it itself.
+    double begin = 0, end = 0;
+  };
+  std::vector<Span> timeline;
 };
 
 // What loads that miss the L1 find behind it.
@@ -55,7 +63,7 @@ struct Behind {
 };
 
 UnitReport RunUnit(const Device& device, const Behind& behind,
-                   const std::vector<const GroupTrace*>& groups);
+                   const std::vector<const GroupTrace*>& groups, bool timeline);
 
 }  // namespace amdgpu_sim
 

@@ -152,7 +152,10 @@ class Dispatch {
 
   // Of workgroups that the model of time wants to see.
   void SetUpClock();
-  bool Wanted(uint64_t number) const { return tracers_.count(number) > 0; }
+  // Whether one is left to begin.
+  bool HasNext() const { return only_ ? !chosen_.empty() : next_ < total_; }
+  // More of them, where the first few differ. Returns whether there are any.
+  bool AddSamples();
 
   const Launch& launch_;
   const uint64_t total_;  // Workgroups.
@@ -170,6 +173,9 @@ class Dispatch {
   const Device* clock_device_ = nullptr;
   ClockLaunch clock_launch_;
   std::map<uint64_t, Tracer> tracers_;  // By workgroup.
+  std::set<uint64_t> samples_;          // Those whose instructions count.
+  const bool only_ = ClockOnly();
+  std::set<uint64_t> chosen_;  // To begin, if only_.
 };
 
 uint64_t Dispatch::MakePacket() {
@@ -315,16 +321,34 @@ void Dispatch::SetUpClock() {
       setup_.vector_registers, setup_.lds_size};
   for (uint64_t number : Traced(*clock_device_, clock_launch_)) {
     tracers_.emplace(number, Tracer(setup_.waves));
+    samples_.insert(number);
   }
+  for (uint64_t number : Sampled(total_, only_ ? kProbes : kSamples)) {
+    samples_.insert(number);
+  }
+  if (only_) chosen_ = samples_;
+}
+
+bool Dispatch::AddSamples() {
+  if (!only_ || !Uneven(clock_launch_.work)) return false;
+  for (uint64_t number : Sampled(total_, kSamples)) {
+    if (samples_.insert(number).second) chosen_.insert(number);
+  }
+  return !chosen_.empty();
 }
 
 void Dispatch::Begin(Workgroup* workgroup) {
   uint32_t id[3];
+  if (only_) {
+    next_ = *chosen_.begin();
+    chosen_.erase(chosen_.begin());
+  }
   id[0] = static_cast<uint32_t>(next_ % launch_.grid[0]);
   id[1] = static_cast<uint32_t>(next_ / launch_.grid[0] % launch_.grid[1]);
   id[2] = static_cast<uint32_t>(next_ / launch_.grid[0] / launch_.grid[1]);
   workgroup->Start(setup_, &memory_, next_, id);
-  if (Wanted(next_)) workgroup->set_tracer(&tracers_.at(next_));
+  auto tracer = tracers_.find(next_);
+  if (tracer != tracers_.end()) workgroup->set_tracer(&tracer->second);
   ++next_;
 }
 
@@ -333,15 +357,12 @@ void Dispatch::Run() {
   static thread_local Pool pool;
   Counts* counts = StatsEnabled() ? &counts_ : nullptr;
   const uint64_t limit = InstructionLimit();
-  const bool only = ClockOnly();
   if (ClockEnabled()) SetUpClock();
   std::deque<std::unique_ptr<Workgroup>> resident;
-  while (next_ < total_ || !resident.empty()) {
+  while (HasNext() || !resident.empty() || AddSamples()) {
     std::unique_ptr<Workgroup> workgroup;
-    while (only && next_ < total_ && !Wanted(next_)) ++next_;
-    if (next_ >= total_ && resident.empty()) break;
     // New ones first, until there are enough: a waiting one needs them.
-    if (next_ < total_ && resident.size() < kResident) {
+    if (HasNext() && resident.size() < kResident) {
       workgroup = pool.Take();
       Begin(workgroup.get());
     } else {
@@ -384,6 +405,10 @@ void Dispatch::Run() {
     }
     if (done) {
       instructions_ += workgroup->executed();
+      if (samples_.count(workgroup->number()) > 0) {
+        clock_launch_.work[workgroup->number()] =
+            static_cast<double>(workgroup->executed());
+      }
       pool.Give(std::move(workgroup));
     } else {
       resident.push_back(std::move(workgroup));

@@ -55,6 +55,9 @@ family_headers = rule(
     },
 )
 
+def _is_float16(row):
+    return row.line.split(",")[row.header.split(",").index("dtype")] == "fp16"
+
 def _triton_kernels_impl(ctx):
     archs = [
         arch.name
@@ -69,6 +72,8 @@ def _triton_kernels_impl(ctx):
     descriptions = []
     for row in ROWS:
         if row.arch not in archs:
+            continue
+        if row.arch not in ctx.attr._float16[ArchsInfo].archs and _is_float16(row):
             continue
         if ctx.attr.symbols and row.symbol not in ctx.attr.symbols:
             continue
@@ -117,6 +122,7 @@ triton_kernels = rule(
             default = "//third_party/aiter/aot:compile",
             executable = True,
         ),
+        "_float16": attr.label(default = "//third_party/aiter:float16"),
     },
 )
 

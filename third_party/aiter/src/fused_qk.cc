@@ -24,6 +24,8 @@ namespace {
 constexpr int64_t kMaxSize = kMaxPage;
 // What divides the columns of calls for aligned rows.
 constexpr int64_t kAligned = 16;
+// Heads of a tile, to which a token's are rounded up.
+constexpr int64_t kMaxTile = 64;
 
 uint32_t If(bool condition, uint32_t feature) {
   return condition ? feature : 0;
@@ -164,8 +166,10 @@ struct Heads {
     for (int64_t stride : {a.q_stride, a.k_stride, a.v_stride}) {
       AITER_RETURN_IF_ERROR(CheckRange("stride", stride, 0, kMaxSize));
     }
-    AITER_RETURN_IF_ERROR(CheckRange(
-        "heads * dim", std::max(a.heads, a.k_heads), 1, kMaxSize / a.dim));
+    int64_t most = std::max(a.heads, a.k_heads);
+    AITER_RETURN_IF_ERROR(CheckRange("heads * dim", most, 1, kMaxSize / a.dim));
+    AITER_RETURN_IF_ERROR(CheckRange("tokens * heads", a.tokens, 0,
+                                     kMaxSize / (most + kMaxTile)));
     AITER_RETURN_IF_ERROR(CheckRange("table_rows", a.table_rows, 1, kMaxSize));
     AITER_RETURN_IF_ERROR(
         CheckRange("table_stride", a.table_stride, a.pairs, kMaxSize));
@@ -299,9 +303,150 @@ struct Heads {
   }
 };
 
+struct Rows {
+  using Args = fused_qk_rows_args;
+  using Plan = KernelPlan;
+
+  static Status CheckNorm(const Args& a) {
+    for (float eps : {a.eps, a.k_eps}) {
+      if (!(eps >= 0) || !std::isfinite(eps)) {
+        return Invalid("eps", std::to_string(eps), "finite and not negative");
+      }
+    }
+    if (a.q_weight_ptr == nullptr) return Status();
+    if (a.dim == 0 && a.parts != 1) {
+      return Invalid("parts", std::to_string(a.parts), "1 of a row's norm");
+    }
+    if (a.dim != 0 && a.dim != 32 && a.dim != 64 && a.dim != 128 &&
+        a.dim != 256) {
+      return Invalid("dim", std::to_string(a.dim), "32, 64, 128 or 256");
+    }
+    return Status();
+  }
+
+  static Status CheckTurn(const Args& a) {
+    if (a.positions_ptr == nullptr) return Status();
+    AITER_RETURN_IF_ERROR(CheckRange("dim", a.dim, 2, kMaxSize));
+    AITER_RETURN_IF_ERROR(CheckRange("pairs", a.pairs, 1, a.dim / 2));
+    AITER_RETURN_IF_ERROR(CheckRange("first", a.first, 0, a.dim - 2 * a.pairs));
+    return CheckRange("table_rows", a.table_rows, 1, kMaxSize);
+  }
+
+  static Status CheckScales(const Args& a) {
+    if (a.codes_ptr == nullptr) return Status();
+    if (a.q_type < DataType::kI8 || a.q_type > DataType::kE2m1) {
+      return Invalid("q_type", DataTypeName(a.q_type),
+                     "i8, e4m3fn, e4m3fnuz or e2m1");
+    }
+    if (a.group != 0 && a.group != 32 && a.group != 64 && a.group != 128) {
+      return Invalid("group", std::to_string(a.group), "0, 32, 64 or 128");
+    }
+    if (a.parts != 1 && (a.group == 0 || a.cols % a.group != 0)) {
+      return Invalid("parts", std::to_string(a.parts), "1, or of whole groups");
+    }
+    for (int64_t stride : {a.scale_token, a.scale_group}) {
+      AITER_RETURN_IF_ERROR(CheckRange("scale stride", stride, 0, kMaxSize));
+    }
+    return Status();
+  }
+
+  static Status Check(const Args& a) {
+    if (a.data_type != DataType::kFp16 && a.data_type != DataType::kBf16) {
+      return Invalid("data_type", DataTypeName(a.data_type), "fp16 or bf16");
+    }
+    AITER_RETURN_IF_ERROR(CheckRange("tokens", a.tokens, 0, kMaxSize));
+    AITER_RETURN_IF_ERROR(CheckRange("parts", a.parts, 1, kMaxSize));
+    AITER_RETURN_IF_ERROR(
+        CheckRange("tokens * parts", a.tokens, 0, kMaxSize / (a.parts + 1)));
+    AITER_RETURN_IF_ERROR(CheckRange("cols", a.cols, 1, kMaxSize));
+    AITER_RETURN_IF_ERROR(CheckRange("k_cols", a.k_cols, 0, kMaxSize));
+    if (a.dim != 0 && a.cols % a.dim != 0) {
+      return Invalid("cols", std::to_string(a.cols), "whole heads");
+    }
+    AITER_RETURN_IF_ERROR(CheckNorm(a));
+    AITER_RETURN_IF_ERROR(CheckTurn(a));
+    AITER_RETURN_IF_ERROR(CheckScales(a));
+    return CheckAligned({{"q_ptr", a.q_ptr},
+                         {"residual_ptr", a.residual_ptr},
+                         {"gate_ptr", a.gate_ptr},
+                         {"q_weight_ptr", a.q_weight_ptr},
+                         {"k_ptr", a.k_ptr},
+                         {"k_weight_ptr", a.k_weight_ptr},
+                         {"q_out_ptr", a.q_out_ptr},
+                         {"residual_out_ptr", a.residual_out_ptr},
+                         {"codes_ptr", a.codes_ptr},
+                         {"k_out_ptr", a.k_out_ptr}});
+  }
+
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key;
+    key.data_type = a.data_type;
+    key.dims[0] = Number(std::max(a.cols, a.k_cols));
+    bool aligned = a.cols % kAligned == 0 && a.k_cols % kAligned == 0;
+    bool norm = a.q_weight_ptr != nullptr;
+    key.features = If(norm, kFusedQkNorm) | If(a.is_gemma, kFusedQkGemma) |
+                   If(norm && a.dim == 0, kFusedQkJoint) |
+                   If(a.is_gptj, kFusedQkGptj) |
+                   If(a.codes_ptr != nullptr, kFusedQkQBytes) |
+                   If(a.codes_ptr != nullptr && a.group == 0, kFusedQkToken) |
+                   If(!aligned, kFusedQkUnaligned);
+    return key;
+  }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    return ProblemKeyOf("fused_qk_rows", problem, 2, key);
+  }
+
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    return steps->Add("fused_qk_rows", key, &plan->kernel);
+  }
+
+  static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
+                       void* stream) {
+    FusedQkParams p;
+    p.q_ptr = a.q_ptr;
+    p.residual_ptr = a.residual_ptr;
+    p.gate_ptr = a.gate_ptr;
+    p.q_weight_ptr = a.q_weight_ptr;
+    p.k_ptr = a.k_ptr;
+    p.k_weight_ptr = a.k_weight_ptr;
+    p.cos_ptr = a.cos_ptr;
+    p.sin_ptr = a.sin_ptr;
+    p.positions_ptr = a.positions_ptr;
+    p.q_out_ptr = a.q_out_ptr;
+    p.q_out_bytes_ptr = a.codes_ptr;
+    p.residual_out_ptr = a.residual_out_ptr;
+    p.scale_ptr = p.scale_e8m0_ptr = a.scale_ptr;
+    p.k_out_ptr = a.k_out_ptr;
+    p.tokens = Number(a.tokens);
+    p.parts = Number(a.parts);
+    p.cols = Number(a.cols);
+    p.k_cols = Number(a.k_cols);
+    // Nothing is divided by 0 where there are no heads.
+    p.dim = Number(a.dim == 0 ? a.cols : a.dim);
+    p.pairs = Number(a.positions_ptr == nullptr ? 0 : a.pairs);
+    p.first = Number(a.first);
+    p.table_rows = Number(a.table_rows);
+    p.group = Number(a.group);
+    p.scale_token = Number(a.scale_token);
+    p.scale_group = Number(a.scale_group);
+    p.kind =
+        static_cast<int32_t>(a.q_type) - static_cast<int32_t>(DataType::kI8);
+    p.has_residual = a.residual_ptr != nullptr;
+    p.has_gate = a.gate_ptr != nullptr;
+    p.has_e8m0 = a.scale_is_e8m0;
+    p.has_q_out = a.q_out_ptr != nullptr;
+    p.eps = a.eps;
+    p.k_eps = a.k_eps;
+    p.flags = static_cast<int32_t>(plan.key.features & kKernelFlags);
+    return LaunchKernel(driver, plan.kernel, &p, stream);
+  }
+};
+
 }  // namespace
 
 AITER_DEFINE_OPERATION(fused_qk_latent, Latent);
 AITER_DEFINE_OPERATION(fused_qk_heads, Heads);
+AITER_DEFINE_OPERATION(fused_qk_rows, Rows);
 
 }  // namespace aiter

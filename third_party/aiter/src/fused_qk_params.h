@@ -4,8 +4,8 @@
 //
 // aot/embed.py writes, for each list of arguments that the kernels have, a
 // struct and a function which copies these fields into it; an argument NAME of
-// pointer type is the field NAME_ptr. Meanings: kernels/fused_qk/latent.py
-// and heads.py.
+// pointer type is the field NAME_ptr. Meanings: kernels/fused_qk/latent.py,
+// heads.py and rows.py.
 #ifndef AITER_SRC_FUSED_QK_PARAMS_H_
 #define AITER_SRC_FUSED_QK_PARAMS_H_
 
@@ -43,6 +43,11 @@ struct FusedQkParams {
   const void* k_bytes_ptr = nullptr;
   const void* v_cache_ptr = nullptr;
   const void* v_bytes_ptr = nullptr;
+  const void* residual_ptr = nullptr;
+  const void* gate_ptr = nullptr;
+  const void* residual_out_ptr = nullptr;
+  const void* scale_ptr = nullptr;
+  const void* scale_e8m0_ptr = nullptr;
 
   int64_t k_start = 0;
   int64_t k_page = 0;
@@ -90,7 +95,18 @@ struct FusedQkParams {
   int32_t page_size = 0;
   int32_t kind = 0;
   int32_t q_kind = 0;
+  int32_t parts = 0;
+  int32_t cols = 0;
+  int32_t k_cols = 0;
+  int32_t group = 0;
+  int32_t scale_token = 0;
+  int32_t scale_group = 0;
+  int32_t has_residual = 0;
+  int32_t has_gate = 0;
+  int32_t has_e8m0 = 0;
+  int32_t has_q_out = 0;
   float eps = 0;
+  float k_eps = 0;
   int32_t flags = 0;
 };
 

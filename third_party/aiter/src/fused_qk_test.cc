@@ -45,6 +45,13 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     k.excludes = plain ? kFusedQkUnaligned | kFusedQkPartial | kFusedQkGptj : 0;
     kernels.push_back(k);
   }
+  KernelInfo k = FakeKernel<FusedQkParams>(blob, "rows", "fused_qk_rows",
+                                           "gfx942", kFusedQkRowsGrid);
+  k.num_dims = 2;
+  k.dims[0] = 2048;
+  k.tile_m = 1;
+  k.excludes = kFusedQkUnaligned;
+  kernels.push_back(k);
   return kernels;
 }
 
@@ -181,7 +188,8 @@ std::string Run(const fused_qk_heads_args& args) {
 void TestHeads() {
   NewContext("gfx942");
   CHECK(Run(Heads()) == "plain");
-  CHECK(g_recorder.launches[0].grid[0] == 3 * (2 + 1 + 1));
+  // Rows of tokens follow each other: 30 of queries, and twice 6.
+  CHECK(g_recorder.launches[0].grid[0] == 4 + 1 + 1);
   FusedQkParams p = g_recorder.launches[0].As<FusedQkParams>();
   // Coefficients count in runs of 8 numbers.
   CHECK(p.k_page == 16 * 32 && p.k_run_offset == 32 && p.k_head == 16);
@@ -209,6 +217,10 @@ void TestHeads() {
   a.k_out_ptr = At(0xe000);
   a.pairs = 32;
   CHECK(Run(a) == "heads");
+  CHECK(g_recorder.launches[0].grid[0] == 8 + 2);
+  // Those of a joint norm begin a tile.
+  a.is_joint = true;
+  CHECK(Run(a) == "heads");
   CHECK(g_recorder.launches[0].grid[0] == 3 * (3 + 1));
   a.dim = 300;
   CHECK(fused_qk_heads(a, nullptr).code() == StatusCode::kUnimplemented);
@@ -231,6 +243,8 @@ void TestInvalidHeads() {
       {[](fused_qk_heads_args* a) { a->table_stride = 63; },
        "table_stride is 63"},
       {[](fused_qk_heads_args* a) { a->token = true; }, "token is true"},
+      {[](fused_qk_heads_args* a) { a->tokens = 1 << 30; },
+       "tokens * heads is"},
       {[](fused_qk_heads_args* a) { a->pages = 6; },
        "k.side is beyond the array"},
       {[](fused_qk_heads_args* a) {
@@ -248,6 +262,112 @@ void TestInvalidHeads() {
     fused_qk_heads_args a = Heads();
     c.change(&a);
     Status status = fused_qk_heads(a, nullptr);
+    if (status.code() != StatusCode::kInvalidArgument ||
+        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
+      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
+                   status.message().c_str());
+      std::exit(1);
+    }
+  }
+}
+
+// Queries of 1536 columns and keys of 512, codes by groups of 128.
+fused_qk_rows_args Rows() {
+  fused_qk_rows_args a;
+  a.tokens = 3;
+  a.cols = 1536;
+  a.k_cols = 512;
+  a.group = 128;
+  a.scale_token = 12;
+  a.scale_group = 1;
+  a.q_type = DataType::kE4m3fn;
+  a.eps = 0.5f;
+  a.q_ptr = At(0x1000);
+  a.residual_ptr = At(0x2000);
+  a.q_weight_ptr = At(0x3000);
+  a.k_ptr = At(0x4000);
+  a.k_weight_ptr = At(0x5000);
+  a.residual_out_ptr = At(0x6000);
+  a.codes_ptr = At(0x7000);
+  a.scale_ptr = At(0x8000);
+  a.k_out_ptr = At(0x9000);
+  return a;
+}
+
+std::string Run(const fused_qk_rows_args& args) {
+  g_recorder.launches.clear();
+  CHECK_OK(fused_qk_rows(args, nullptr));
+  return g_recorder.launches.empty() ? "" : g_recorder.launches[0].kernel;
+}
+
+void TestRows() {
+  NewContext("gfx942");
+  CHECK(Run(Rows()) == "rows");
+  CHECK(g_recorder.launches[0].grid[0] == 3 * 2);
+  FusedQkParams p = g_recorder.launches[0].As<FusedQkParams>();
+  CHECK(p.cols == 1536 && p.k_cols == 512 && p.dim == 1536 && p.parts == 1);
+  CHECK(p.kind == 1 && p.has_residual == 1 && p.has_gate == 0);
+  CHECK(p.has_q_out == 0 && p.scale_token == 12 && p.pairs == 0);
+  CHECK(p.flags == (kFusedQkNorm | kFusedQkJoint | kFusedQkQBytes));
+  fused_qk_rows_args a;
+  a.tokens = 3;
+  a.parts = 4;
+  a.cols = 1024;
+  a.dim = 512;
+  a.pairs = 32;
+  a.first = 448;
+  a.table_rows = 9;
+  a.is_gptj = true;
+  a.q_ptr = At(0x1000);
+  a.positions_ptr = a.cos_ptr = a.sin_ptr = At(0x2000);
+  a.q_out_ptr = At(0x3000);
+  CHECK(Run(a) == "rows");
+  CHECK(g_recorder.launches[0].grid[0] == 3 * 4);
+  p = g_recorder.launches[0].As<FusedQkParams>();
+  CHECK(p.pairs == 32 && p.first == 448 && p.dim == 512 && p.has_q_out == 1);
+  CHECK(p.flags == kFusedQkGptj);
+  a = Rows();
+  a.cols = 1540;
+  CHECK(fused_qk_rows(a, nullptr).code() == StatusCode::kUnimplemented);
+  a = Rows();
+  a.cols = 4096;
+  CHECK(fused_qk_rows(a, nullptr).code() == StatusCode::kUnimplemented);
+  a.tokens = 0;
+  a.cols = 1536;
+  CHECK(Run(a).empty());
+}
+
+void TestInvalidRows() {
+  struct Bad {
+    void (*change)(fused_qk_rows_args*);
+    const char* says;
+  };
+  constexpr Bad kCases[] = {
+      {[](fused_qk_rows_args* a) { a->data_type = DataType::kFp32; },
+       "data_type is fp32"},
+      {[](fused_qk_rows_args* a) { a->parts = 0; }, "parts is 0"},
+      {[](fused_qk_rows_args* a) { a->parts = 2; }, "parts is 2"},
+      {[](fused_qk_rows_args* a) { a->dim = 100; }, "cols is 1536"},
+      {[](fused_qk_rows_args* a) { a->dim = 96; }, "dim is 96"},
+      {[](fused_qk_rows_args* a) { a->group = 48; }, "group is 48"},
+      {[](fused_qk_rows_args* a) { a->q_type = DataType::kBf16; },
+       "q_type is bf16"},
+      {[](fused_qk_rows_args* a) {
+         a->positions_ptr = At(0x10);
+         a->dim = 128;
+         a->pairs = 65;
+       },
+       "pairs is 65"},
+      {[](fused_qk_rows_args* a) { a->k_eps = -1; }, "eps is -1"},
+      {[](fused_qk_rows_args* a) { a->codes_ptr = At(0x18); },
+       "codes_ptr is not aligned"},
+  };
+  NewContext("gfx942");
+  g_recorder.launches.clear();
+  for (const Bad& c : kCases) {
+    fused_qk_rows_args a = Rows();
+    c.change(&a);
+    Status status = fused_qk_rows(a, nullptr);
     if (status.code() != StatusCode::kInvalidArgument ||
         !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
       std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
@@ -276,6 +396,8 @@ int main() {
   aiter::TestInvalidArguments();
   aiter::TestHeads();
   aiter::TestInvalidHeads();
+  aiter::TestRows();
+  aiter::TestInvalidRows();
   std::puts("PASS");
   return 0;
 }

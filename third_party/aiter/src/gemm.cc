@@ -32,6 +32,9 @@ constexpr int64_t kMaxGridZ = 65535;
 // More parts than are ever worth their sum.
 constexpr int64_t kMaxSplits = 64;
 constexpr int64_t kSumBytes = 4;
+// Rows of a and of the result that a block copies at once. What a kernel was
+// compiled for has twice as many if a pair of blocks shares them.
+constexpr uint16_t kMostBoxRows = 64;
 
 bool IsFp8(DataType type) {
   return type == DataType::kE4m3fn || type == DataType::kE4m3fnuz;
@@ -182,14 +185,6 @@ bool IsUnaligned(const gemm_args& a) {
          a.stride_a > kMaxAlignedStride || a.stride_b > kMaxAlignedStride;
 }
 
-// Parts of k whose sums the workspace has room for.
-int32_t MaxSplits(const gemm_args& a) {
-  if (a.batch < 1 || a.batch > kMaxGridZ || IsEmpty(a)) return 1;
-  // Not m * n * batch, which may not fit 64 bits.
-  int64_t fit = a.workspace_bytes / kSumBytes / a.batch / a.m / a.n;
-  return static_cast<int32_t>(std::clamp<int64_t>(fit, 1, kMaxSplits));
-}
-
 const KernelInfo* FindKernel(std::string_view symbol) {
   for (const KernelInfo& kernel : GetKernelTable()) {
     if (symbol == kernel.symbol) return &kernel;
@@ -199,12 +194,6 @@ const KernelInfo* FindKernel(std::string_view symbol) {
 
 // For tuning.
 Status CheckChoice(const gemm_args& a) {
-  if (a.splits > MaxSplits(a)) {
-    return Invalid("splits", std::to_string(a.splits),
-                   "from 0 to " + std::to_string(MaxSplits(a)) +
-                       ", for which workspace_bytes, " +
-                       std::to_string(a.workspace_bytes) + ", has room");
-  }
   if (a.kernel.empty() || FindKernel(a.kernel) != nullptr) return Status();
   return Invalid("kernel", std::string(a.kernel), "one of this build");
 }
@@ -232,6 +221,10 @@ GemmParams ParamsOf(const gemm_args& a, const GemmPlan& plan) {
   p.batch = static_cast<int32_t>(a.batch);
   p.splits = plan.splits;
   p.k_per_split = plan.k_per_split;
+  p.whole_tiles = plan.whole_tiles;
+  p.divided_tiles = plan.divided_tiles;
+  p.sum_tile_m = plan.gemm.info->tile_m;
+  p.sum_tile_n = plan.gemm.info->tile_n;
   p.multiprocessors = plan.multiprocessors;
   p.stride_a = static_cast<int32_t>(a.stride_a);
   p.stride_b = static_cast<int32_t>(a.stride_b);
@@ -280,12 +273,13 @@ MappedTensor Mapped(const TensorMapSpec& spec, const gemm_args& a,
       batch_stride = a.batch_stride_b;
       break;
     default:
+      // No kernel stores float32 by a map, but its halves have one as well.
       t.address = p.out_bf16_ptr;
-      t.type = a.out_type;
-      t.dims[0] = a.n;
+      t.type = a.out_type == DataType::kFp32 ? DataType::kBf16 : a.out_type;
+      t.dims[0] = a.n * (ElementBytes(a.out_type) / ElementBytes(t.type));
       t.dims[1] = a.m;
-      t.strides[0] = a.n;
-      batch_stride = p.batch_stride_out;
+      t.strides[0] = t.dims[0];
+      batch_stride = a.m * t.dims[0];
       break;
   }
   t.rank = spec.rank;
@@ -303,7 +297,10 @@ Status LaunchGemm(const Driver& driver, const GemmPlan& plan,
   const GemmParams params = ParamsOf(args, plan);
   TensorMap maps[kMaxTensorMaps];
   for (int i = 0; i < kernel.num_tensor_maps; ++i) {
-    const TensorMapSpec& spec = kernel.tensor_maps[i];
+    TensorMapSpec spec = kernel.tensor_maps[i];
+    if (spec.tensor != kGemmTensorB) {
+      spec.box[1] = std::min(spec.box[1], kMostBoxRows);
+    }
     AITER_RETURN_IF_ERROR(EncodeTensorMap(
         driver, kernel, spec, Mapped(spec, args, params), &maps[i]));
   }
@@ -403,7 +400,7 @@ struct Gemm {
     key.m = a.m;
     key.n = a.n;
     key.k = a.k;
-    key.max_splits = MaxSplits(a);
+    key.workspace = a.workspace_bytes / kSumBytes;
     key.splits = static_cast<int32_t>(a.splits);
     if (!a.kernel.empty()) key.kernel = FindKernel(a.kernel);
     return key;
@@ -414,8 +411,7 @@ struct Gemm {
     AITER_RETURN_IF_ERROR(ArgsOf(problem, &args));
     *key = KeyOf(args);
     if (problem.dims.size() > 4) {
-      key->max_splits = static_cast<int32_t>(
-          std::clamp<int64_t>(problem.dims[4], 1, kMaxSplits));
+      key->workspace = std::max<int64_t>(problem.dims[4], 0) / kSumBytes;
     }
     return Status();
   }
@@ -427,19 +423,23 @@ struct Gemm {
     const GemmTiling& best = tilings.front();
     plan->splits = best.splits;
     plan->k_per_split = best.k_per_split;
+    plan->whole_tiles = static_cast<int32_t>(best.whole_tiles);
+    plan->divided_tiles = static_cast<int32_t>(best.divided_tiles);
     plan->multiprocessors = Multiprocessors(steps->device(), *best.kernel);
     AITER_RETURN_IF_ERROR(steps->Add(*best.kernel, &plan->gemm));
     if (plan->splits == 1) return Status();
-    return steps->Add("gemm_sum", ProblemKey(), &plan->sum);
+    return steps->Add(Walks(*best.kernel) ? "gemm_sum_tiles" : "gemm_sum",
+                      ProblemKey(), &plan->sum);
   }
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
     if (IsEmpty(args)) return Status();
-    // A grid has room for so many batches. More of them are not divided in
-    // parts.
-    for (int64_t first = 0; first < args.batch; first += kMaxGridZ) {
-      Args some = Batches(args, first, std::min(args.batch - first, kMaxGridZ));
+    // A grid has room for so many batches, unless blocks walk over them. More
+    // of them are not divided in parts.
+    const int64_t most = Walks(*plan.gemm.info) ? args.batch : kMaxGridZ;
+    for (int64_t first = 0; first < args.batch; first += most) {
+      Args some = Batches(args, first, std::min(args.batch - first, most));
       AITER_RETURN_IF_ERROR(LaunchGemm(driver, plan, plan.gemm, some, stream));
     }
     if (plan.splits == 1) return Status();
@@ -452,7 +452,7 @@ struct Gemm {
 bool GemmKey::operator==(const GemmKey& o) const {
   return layout == o.layout && scaling == o.scaling && a_type == o.a_type &&
          b_type == o.b_type && features == o.features && batch == o.batch &&
-         m == o.m && n == o.n && k == o.k && max_splits == o.max_splits &&
+         m == o.m && n == o.n && k == o.k && workspace == o.workspace &&
          splits == o.splits && kernel == o.kernel;
 }
 
@@ -463,7 +463,7 @@ uint64_t GemmKey::Hash() const {
         static_cast<uint64_t>(a_type), static_cast<uint64_t>(b_type),
         static_cast<uint64_t>(features), static_cast<uint64_t>(batch),
         static_cast<uint64_t>(m), static_cast<uint64_t>(n),
-        static_cast<uint64_t>(k), static_cast<uint64_t>(max_splits),
+        static_cast<uint64_t>(k), static_cast<uint64_t>(workspace),
         static_cast<uint64_t>(splits)}) {
     hash = (hash ^ part) * 0x9e3779b97f4a7c15;
   }

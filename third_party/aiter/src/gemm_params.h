@@ -28,12 +28,17 @@ struct GemmParams {
   const void* bias_f32_ptr = nullptr;
   const void* out_bf16_ptr = nullptr;
   const void* out_f32_ptr = nullptr;
-  const void* workspace_ptr = nullptr;  // [splits, batch, m, n]
+  // [splits, batch, m, n], or of kernels that walk [splits, divided_tiles,
+  // tile_m, tile_n].
+  const void* workspace_ptr = nullptr;
 
   int32_t m = 0, n = 0, k = 0;
   int32_t batch = 0;
   int32_t splits = 0;
   int32_t k_per_split = 0;  // A multiple of tile_k, even of k = 0.
+  // Kernels that walk over tiles divide k of the last ones alone.
+  int32_t whole_tiles = 0, divided_tiles = 0;
+  int32_t sum_tile_m = 0, sum_tile_n = 0;  // gemm_sum_tiles: their tile.
   int32_t multiprocessors = 0;
 
   int32_t stride_a = 0, stride_b = 0;

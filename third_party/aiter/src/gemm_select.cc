@@ -13,59 +13,113 @@
 #include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/select.h"
+#include "third_party/aiter/src/gemm_params.h"
 
 namespace aiter {
 namespace {
 
 constexpr int64_t kScaleBlock = 128;
+// Tiles of a call, that parts of them are counted in 32 bits.
+constexpr int64_t kMostTiles = INT32_MAX / 64;
 
-// A block draws at most so many times its share of the memory's bandwidth: 90
-// to 100 GB/s as measured on an H100.
-constexpr double kMostOfShare = 4;
-// Launch of the kernel that adds the parts.
-constexpr double kSumSeconds = 2e-6;
+constexpr int64_t kMostParts = 16;  // That are worth their sum.
+constexpr int64_t kMaxGrid = 65535;
+constexpr int kSumColumns = 64;
+
+// What the estimate knows of a device beside its bandwidth and the rates of its
+// kernels.
+struct Costs {
+  double sum;         // Seconds of the kernel that adds parts.
+  double sum_share;   // Of the memory's bandwidth: how fast parts move.
+  double draw_share;  // Of the memory's: a block draws its share so many times.
+};
+
+constexpr Costs kMeasured = {5e-6, 0.7, 3.5};  // sm_90, on an H200.
+constexpr Costs kAssumed = {4e-6, 1, 4};       // Others: nobody has measured.
 
 double BytesOf(DataType type) {
   return type == DataType::kE2m1 ? 0.5
                                  : static_cast<double>(ElementBytes(type));
 }
 
+int64_t TilesOf(const KernelInfo& kernel, const GemmKey& key) {
+  return CeilDiv(key.m, kernel.tile_m) * CeilDiv(key.n, kernel.tile_n) *
+         key.batch;
+}
+
+// What computes a tile of a kernel: multiprocessors, or pairs of them.
+int64_t UnitsOf(const DeviceInfo& device, const KernelInfo& kernel) {
+  GemmParams params;
+  params.m = kernel.tile_m;
+  params.n = kernel.tile_n;
+  params.whole_tiles = params.batch = params.splits = 1;
+  params.multiprocessors = 2;
+  int64_t blocks[3];
+  kernel.grid->sizes(kernel, &params, blocks);
+  return std::max<int64_t>(Multiprocessors(device, kernel) / blocks[0], 1);
+}
+
+// The lines of the L2 cache that are read for so many bytes of an operand's
+// rows of `row` elements. Where rows do not begin at a line, the 128 bytes that
+// a kernel copies at once lie in two.
+double LinesOf(double bytes, int64_t row, double element) {
+  constexpr int64_t kLine = 128;
+  bool whole =
+      static_cast<int64_t>(static_cast<double>(row) * element) % kLine == 0;
+  return whole ? bytes : 2 * bytes;
+}
+
 // Time of a call, from the rate that was measured of the kernel at a large size
-// and from the bytes that have to move.
+// and from the bytes that have to move. docs/retuning.md has it in words.
 double Estimate(const DeviceInfo& device, const GemmKey& key,
                 const GemmTiling& tiling) {
   const KernelInfo& kernel = *tiling.kernel;
+  const Costs& costs =
+      std::strcmp(kernel.arch, "sm_90") == 0 ? kMeasured : kAssumed;
   const double bandwidth = 1e9 * FactsOf(kernel.arch).gb_per_s;
-  const int64_t units = Multiprocessors(device, kernel);
+  const int64_t units = UnitsOf(device, kernel);
+  const double share = static_cast<double>(units) / bandwidth;
   const double m = static_cast<double>(key.m);
   const double n = static_cast<double>(key.n);
   const double results = static_cast<double>(key.batch) * m * n;
   const double bytes_a = BytesOf(key.a_type);
   const double bytes_b = BytesOf(key.b_type);
 
-  // Blocks take turns, one on each multiprocessor.
-  const int64_t blocks = CeilDiv(key.m, kernel.tile_m) *
-                         CeilDiv(key.n, kernel.tile_n) * key.batch *
-                         tiling.splits;
-  const double turns = static_cast<double>(CeilDiv(blocks, units));
-  // A block's products, at a multiprocessor's share of the rate.
+  // Of 1 of k of a tile: its products, at a multiprocessor's share of the rate,
+  // and the lines of its operands; rows past the last are not read.
   const double products = 2.0 * kernel.tile_m * kernel.tile_n *
-                          tiling.k_per_split * static_cast<double>(units) /
+                          static_cast<double>(units) /
                           (std::max<int>(kernel.rate, 1) * 1e12);
-  // The bytes of its operands; rows past the last are not read.
-  const double operands = (std::min<double>(kernel.tile_m, m) * bytes_a +
-                           std::min<double>(kernel.tile_n, n) * bytes_b) *
-                          tiling.k_per_split * static_cast<double>(units) /
-                          (kMostOfShare * bandwidth);
+  const double operands =
+      (LinesOf(std::min<double>(kernel.tile_m, m) * bytes_a,
+               key.layout == GemmLayout::kTN ? key.m : key.k, bytes_a) +
+       LinesOf(std::min<double>(kernel.tile_n, n) * bytes_b,
+               key.layout == GemmLayout::kNT ? key.k : key.n, bytes_b)) *
+      share / costs.draw_share;
+  // Blocks take turns, one on each multiprocessor.
+  const double turns = static_cast<double>(CeilDiv(tiling.whole_tiles, units));
+  const double parts =
+      static_cast<double>(CeilDiv(tiling.divided_tiles * tiling.splits, units));
+  const double length = turns * static_cast<double>(key.k) +
+                        parts * static_cast<double>(tiling.k_per_split);
+  // What blocks write at the end of a turn, all at once.
+  const double written = (2 * turns + (tiling.splits > 1 ? 4 : 2) * parts) *
+                         kernel.tile_m * kernel.tile_n * share;
   // Memory gives and takes everything once at least.
   const double all =
       (static_cast<double>(key.batch * key.k) * (m * bytes_a + n * bytes_b) +
        2 * results) /
       bandwidth;
-  double seconds = std::max(turns * std::max(products, operands), all);
+  double seconds =
+      std::max(length * std::max(products, operands) + written, all);
   if (tiling.splits > 1) {
     // The parts are written and read.
-    seconds += kSumSeconds + 8 * tiling.splits * results / bandwidth;
+    const double numbers = Walks(kernel)
+                               ? static_cast<double>(tiling.divided_tiles) *
+                                     kernel.tile_m * kernel.tile_n
+                               : results;
+    seconds +=
+        costs.sum + 8 * tiling.splits * numbers / (costs.sum_share * bandwidth);
   }
   return seconds;
 }
@@ -111,14 +165,20 @@ bool Serves(const DeviceInfo& device, const KernelInfo& kernel,
       return false;
     }
   }
-  // Kernels that copy by them store as widely.
-  if (kernel.num_tensor_maps > 0 && key.n % 8 != 0) return false;
+  if (Walks(kernel)) {
+    // They store 16 bytes at a time, and count parts of tiles.
+    if (key.n % 8 != 0 || key.batch > kMostTiles ||
+        CeilDiv(key.m, kernel.tile_m) > kMostTiles / key.batch ||
+        TilesOf(kernel, key) > kMostTiles) {
+      return false;
+    }
+  }
   return (key.features & kernel.excludes) == 0;
 }
 
-// The tiling of a kernel with about `splits` parts.
+// The tiling of a kernel with about `splits` parts of all tiles but the first.
 GemmTiling TilingOf(const KernelInfo& kernel, const GemmKey& key,
-                    int64_t splits) {
+                    int64_t splits, int64_t whole_tiles) {
   int64_t step = kernel.tile_k;
   // A part holds whole blocks of scales.
   if (key.scaling == GemmScaling::kBlock) step = std::max(step, kScaleBlock);
@@ -129,7 +189,22 @@ GemmTiling TilingOf(const KernelInfo& kernel, const GemmKey& key,
   tiling.kernel = &kernel;
   tiling.splits = static_cast<int32_t>(CeilDiv(steps, per_split));
   tiling.k_per_split = static_cast<int32_t>(per_split * step);
+  const int64_t tiles = TilesOf(kernel, key);
+  if (tiling.splits == 1) whole_tiles = tiles;
+  tiling.whole_tiles = whole_tiles;
+  tiling.divided_tiles = tiles - whole_tiles;
   return tiling;
+}
+
+// How many parts the workspace has room for, of so many tiles.
+int64_t RoomOf(const KernelInfo& kernel, const GemmKey& key, int64_t tiles) {
+  // An axis of the grid that adds them.
+  if ((Walks(kernel) ? tiles : key.batch) > kMaxGrid) return 0;
+  // gemm_sum_tiles reads so many columns at a time.
+  if (Walks(kernel) && kernel.tile_n % kSumColumns != 0) return 0;
+  // Not their product, which may not fit 64 bits.
+  return Walks(kernel) ? key.workspace / tiles / (kernel.tile_m * kernel.tile_n)
+                       : key.workspace / key.batch / key.m / key.n;
 }
 
 // Sizes that share a tuned row: to 64 the next power of two, to 1024 the next
@@ -189,18 +264,34 @@ bool Better(const GemmTiling& a, const GemmTiling& b) {
   return rank(a) < rank(b);
 }
 
-// Adds the tilings of a kernel, one for each number of parts that differs.
+// Adds the tilings of a kernel, the best one for each number of parts.
 void AddTilings(const DeviceInfo& device, const GemmKey& key,
                 const KernelInfo& kernel, std::vector<GemmTiling>* tilings) {
+  const int64_t tiles = TilesOf(kernel, key);
+  const int64_t units = UnitsOf(device, kernel);
   int32_t last = 0;
-  int32_t from = key.splits > 0 ? key.splits : 1;
-  int32_t to = key.splits > 0 ? key.splits : key.max_splits;
-  for (int32_t splits = from; splits <= to; ++splits) {
-    GemmTiling tiling = TilingOf(kernel, key, splits);
-    if (tiling.splits == last) continue;
-    last = tiling.splits;
-    tiling.seconds = Estimate(device, key, tiling);
-    tilings->push_back(tiling);
+  int64_t from = key.splits > 0 ? key.splits : 1;
+  int64_t to = key.splits > 0 ? key.splits : kMostParts;
+  for (int64_t splits = from; splits <= to; ++splits) {
+    GemmTiling best;
+    // Full turns come first: all of them, all but one, or none.
+    const int64_t turns = Walks(kernel) ? tiles / units : 0;
+    for (int64_t full : {turns, turns - 1, int64_t{0}}) {
+      const int64_t whole = full * units;
+      if (full < 0 ||
+          (splits > 1 &&
+           (whole == tiles || RoomOf(kernel, key, tiles - whole) < splits))) {
+        continue;
+      }
+      GemmTiling tiling = TilingOf(kernel, key, splits, whole);
+      tiling.seconds = Estimate(device, key, tiling);
+      if (best.kernel == nullptr || tiling.seconds < best.seconds) {
+        best = tiling;
+      }
+    }
+    if (best.kernel == nullptr || best.splits == last) continue;
+    last = best.splits;
+    tilings->push_back(best);
   }
 }
 
@@ -232,17 +323,24 @@ Status ListGemmTilings(const DeviceInfo& device, const GemmKey& key,
   for (const KernelInfo* kernel : candidates) {
     AddTilings(device, key, *kernel, tilings);
   }
+  if (tilings->empty()) {
+    return Invalid("splits", std::to_string(key.splits),
+                   "so few that their sums fit the workspace's " +
+                       std::to_string(key.workspace) + " numbers");
+  }
   std::stable_sort(tilings->begin(), tilings->end(), Better);
   if (key.kernel != nullptr || key.splits > 0) return Status();
   if (const TunedChoice* row = Tuned(key, candidates); row != nullptr) {
+    // Of its kernel, with its parts or as many fewer as there is room for.
     const KernelInfo& kernel = GetKernelTable().kernels[row->kernel];
-    GemmTiling tuned =
-        TilingOf(kernel, key, std::min(row->choices[0], key.max_splits));
-    auto same = std::find_if(
-        tilings->begin(), tilings->end(), [&](const GemmTiling& t) {
-          return t.kernel == &kernel && t.splits == tuned.splits;
-        });
-    std::rotate(tilings->begin(), same, same + 1);
+    auto best = tilings->end();
+    for (auto t = tilings->begin(); t != tilings->end(); ++t) {
+      if (t->kernel == &kernel && t->splits <= row->choices[0] &&
+          (best == tilings->end() || t->splits > best->splits)) {
+        best = t;
+      }
+    }
+    std::rotate(tilings->begin(), best, best + 1);
   }
   return Status();
 }

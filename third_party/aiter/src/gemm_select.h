@@ -20,7 +20,11 @@ struct GemmTiling {
   const KernelInfo* kernel = nullptr;
   int32_t splits = 1;       // Parts of k, none empty but of k = 0.
   int32_t k_per_split = 0;  // A multiple of the kernel's tile_k.
-  double seconds = 0;       // As estimated.
+  // Of a kernel that walks: tiles that one block computes alone, and those
+  // behind them, of which it computes a part.
+  int64_t whole_tiles = 0;
+  int64_t divided_tiles = 0;
+  double seconds = 0;  // As estimated.
 };
 
 // Every kernel that serves a call, each with every number of parts worth
@@ -28,6 +32,11 @@ struct GemmTiling {
 // if no kernel serves the call, or not the one that it asks for.
 Status ListGemmTilings(const DeviceInfo& device, const GemmKey& key,
                        std::vector<GemmTiling>* tilings);
+
+// Whether a kernel stays on its multiprocessor and walks over tiles.
+inline bool Walks(const KernelInfo& kernel) {
+  return kernel.num_tensor_maps > 0;
+}
 
 // Multiprocessors (compute units) of a device, for which `kernel` was chosen.
 int Multiprocessors(const DeviceInfo& device, const KernelInfo& kernel);

@@ -87,6 +87,10 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     sum.any_data_type = true;
     sum.grid = &kGemmSumGrid;
   }
+  KernelInfo& tiles =
+      add("sum_tiles", "gemm_sum_tiles", "sm_90", kB, 16, 64, 0, 0, 0);
+  tiles.any_data_type = true;
+  tiles.grid = &kGemmSumTilesGrid;
 
   KernelInfo& mapped =
       add("nt_mapped", "gemm_nt", "sm_90", kB, 128, 256, 64, 700, kU);
@@ -96,6 +100,12 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   mapped.num_args = 3;
   mapped.tensor_maps = kMaps3;
   mapped.num_tensor_maps = 2;
+  KernelInfo pairs = mapped;
+  pairs.symbol = "nt_pairs";
+  pairs.tile_m = 256;
+  pairs.rate = 1;
+  pairs.grid = &kGemmNtGridPairs;
+  kernels.push_back(pairs);
   KernelInfo& flat = add("tn_mapped", "gemm_tn", "sm_90", kB, 64, 64, 64, 700,
                          kU | kGemmOutF32);
   flat.grid = &kGemmTnGridWalks;
@@ -420,9 +430,9 @@ void TestTensorMaps() {
   gemm_args args = Args(500, 1000, 512, 3);
   args.batch_stride_b = 0;
   CHECK_OK(gemm(args, nullptr));
-  // 4 * 4 tiles, on as many pairs of blocks as run at once.
+  // 3 * 4 * 4 tiles, on as many blocks as run at once.
   const Launch launch = g_recorder.launches.at(0);
-  CHECK(launch.grid[0] == 10 && launch.grid[1] == 1 && launch.grid[2] == 3);
+  CHECK(launch.grid[0] == 11 && launch.grid[1] == 1 && launch.grid[2] == 1);
   const auto mapped = launch.As<MappedArgs>();
   CHECK(mapped.a.opaque[0] == 1 && mapped.b.opaque[0] == 2);
   CHECK(mapped.params.m == 500);
@@ -430,7 +440,8 @@ void TestTensorMaps() {
   CHECK(a.address == At(0x10000) && a.type == 9 && a.swizzle == 3);
   CHECK(a.rank == 3 && a.dims[0] == 512 && a.dims[1] == 500 && a.dims[2] == 3);
   CHECK(a.strides[0] == 1024 && a.strides[1] == 512000);
-  CHECK(a.box[0] == 64 && a.box[1] == 128 && a.box[2] == 1);
+  // Half of what the kernel was compiled for: a block's.
+  CHECK(a.box[0] == 64 && a.box[1] == 64 && a.box[2] == 1);
   // What batches share is mapped once.
   const TensorMapCall b = g_recorder.maps.at(1);
   CHECK(b.dims[1] == 1000 && b.dims[2] == 1 && b.strides[1] == 1024000);
@@ -438,7 +449,7 @@ void TestTensorMaps() {
   args = Args(300, 96, 64);
   args.kernel = "nt_mapped";
   CHECK_OK(gemm(args, nullptr));
-  CHECK(g_recorder.launches.at(1).grid[0] == 4);  // 3 tiles.
+  CHECK(g_recorder.launches.at(1).grid[0] == 3);
 
   args = Args(128, 256, 512, 1, GemmLayout::kTN);
   args.stride_a = 136;
@@ -458,6 +469,27 @@ void TestTensorMaps() {
   args.kernel = "nt_mapped";
   CHECK_OK(gemm(args, nullptr));
   CHECK(g_recorder.launches.at(0).grid[0] == 16);
+  // A pair of blocks has a tile of twice the rows.
+  args.kernel = "nt_pairs";
+  CHECK_OK(gemm(args, nullptr));
+  CHECK(g_recorder.launches.at(1).grid[0] == 2 * 2 * 4);
+
+  // k of what is left of the last turn is divided, where there is room.
+  g_recorder.multiprocessors = 14;
+  args = Args(500, 1000, 8192);  // 4 * 4 tiles
+  args.kernel = "nt_mapped";
+  for (int64_t room : {1, 2 * 7 - 1, 2 * 7, 1 << 20}) {
+    args.workspace_ptr = At(0x40000);
+    args.workspace_bytes = room * 4 * 128 * 256;
+    NewContext("sm_90", 200 * 1024);
+    CHECK_OK(gemm(args, nullptr));
+    const auto p = g_recorder.launches.at(0).As<MappedArgs>().params;
+    CHECK(p.whole_tiles + p.divided_tiles == 16);
+    CHECK(p.divided_tiles == (room == 1 ? 0 : 2));
+    CHECK(p.splits == (room == 1 ? 1 : room < 2 * 7 ? 6 : 7));
+    CHECK(p.k_per_split >= 8192 / p.splits && p.k_per_split % 64 == 0);
+    CHECK(g_recorder.launches.size() == (room == 1 ? 1 : 2));
+  }
   g_recorder.multiprocessors = 0;
 }
 
@@ -483,7 +515,7 @@ void TestProblems() {
   CHECK(names("bf16", {4096, 4092, 512, 3}, {}, "sm_90") == "nt_sm_90");
   gemm_args args = Args(16, 256, 4096);
   AddWorkspace(16, &args);
-  CHECK(names("bf16", {16, 256, 4096, 1, 16}) == Names(args));
+  CHECK(names("bf16", {16, 256, 4096, 1, 16 * 4 * 16 * 256}) == Names(args));
   CHECK(Contains(Names(args), " sum"));
   // Sizes that are not known: a kernel for every size.
   CHECK(names("bf16", {-1, -1, -1}) == kNtUnaligned);
@@ -615,8 +647,8 @@ void TestInvalidArguments() {
        plain, [](gemm_args* a) { a->workspace_bytes = 4; }},
       {"splits is 65, but must be from 0 to 64", plain,
        [](gemm_args* a) { a->splits = 65; }},
-      {"splits is 3, but must be from 0 to 2, for which workspace_bytes, "
-       "49148, has room",
+      {"splits is 3, but must be so few that their sums fit the workspace's "
+       "12287 numbers",
        plain,
        [](gemm_args* a) {
          AddWorkspace(3, a);

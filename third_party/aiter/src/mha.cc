@@ -12,6 +12,7 @@
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/operation.h"
+#include "third_party/aiter/src/core/select.h"
 #include "third_party/aiter/src/core/steps.h"
 #include "third_party/aiter/src/mha_launch.h"
 #include "third_party/aiter/src/mha_one_pass_params.h"
@@ -29,7 +30,6 @@ constexpr int64_t kMaxInt32 = INT32_MAX;
 constexpr int64_t kMaxHdim = 256;
 constexpr int64_t kStrideMultiple = 8;
 constexpr uintptr_t kAlignment = 16;
-constexpr int64_t kElementBytes = 2;
 // The kernels made for a soft cap err by 3e-7 of it: here by 3e-4 in a score.
 constexpr float kLargeSoftCap = 1024;
 
@@ -244,6 +244,7 @@ ProblemKey MakeKey(const mha_args& a) {
       Flag(a.is_group_mode && logical_q, kMhaCuSeqlensQPadded) |
       Flag(a.is_group_mode && logical_k, kMhaCuSeqlensKPadded) |
       Flag(a.is_top_left, kMhaTopLeft) |
+      Flag(a.is_exact && a.data_type == DataType::kFp32, kMhaF32Exact) |
       Flag(a.logits_soft_cap > 0, kMhaSoftCap) |
       Flag(a.logits_soft_cap > kLargeSoftCap, kMhaLargeSoftCap) |
       // Without a left bound every key to the left is visible anyway.
@@ -373,12 +374,19 @@ MhaParams ParamsOf(const mha_bwd_args& a, const ProblemKey& key) {
 }
 
 // Bytes of rows that lie `stride` elements apart.
-int64_t PackedBytes(int64_t rows, int64_t stride) {
-  return rows * stride * kElementBytes;
+int64_t PackedBytes(const mha_args& a, int64_t rows, int64_t stride) {
+  return rows * stride * ElementBytes(a.data_type);
 }
 
-Status MakeKey(const char* op, const Problem& problem, ProblemKey* key) {
-  AITER_RETURN_IF_ERROR(ProblemKeyOf(op, problem, 2, key));
+// Kernels of float32 tensors are a family of their own.
+const char* OpOf(DataType type, const char* op, const char* f32_op) {
+  return type == DataType::kFp32 ? f32_op : op;
+}
+
+Status MakeKey(const char* op, const char* f32_op, const Problem& problem,
+               ProblemKey* key) {
+  bool f32 = problem.data_type == DataTypeName(DataType::kFp32);
+  AITER_RETURN_IF_ERROR(ProblemKeyOf(f32 ? f32_op : op, problem, 2, key));
   // A packed batch has its sequences' starts.
   if ((key->features & kMhaPacked) != 0) key->features |= kMhaCuSeqlens;
   return Status();
@@ -393,11 +401,12 @@ struct Fwd {
   static ProblemKey KeyOf(const Args& a) { return MakeKey(a); }
 
   static Status KeyOf(const Problem& problem, ProblemKey* key) {
-    return MakeKey("mha_fwd", problem, key);
+    return MakeKey("mha_fwd", "mha_f32_fwd", problem, key);
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    return steps->Add("mha_fwd", key, &plan->kernel);
+    return steps->Add(OpOf(key.data_type, "mha_fwd", "mha_f32_fwd"), key,
+                      &plan->kernel);
   }
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
@@ -407,9 +416,9 @@ struct Fwd {
     params.lse_ptr = args.lse_ptr;
     if (args.is_group_mode) {
       // No block owns the rows between and after the sequences.
-      AITER_RETURN_IF_ERROR(FillZero(driver, args.o_ptr,
-                                     PackedBytes(args.seqlen_q, args.stride_o),
-                                     stream));
+      AITER_RETURN_IF_ERROR(
+          FillZero(driver, args.o_ptr,
+                   PackedBytes(args, args.seqlen_q, args.stride_o), stream));
       AITER_RETURN_IF_ERROR(FillMinusInfinity(
           driver, args.lse_ptr, args.nhead_q * args.seqlen_q, stream));
     }
@@ -427,19 +436,24 @@ struct Bwd {
   static ProblemKey KeyOf(const Args& a) { return MakeKey(a); }
 
   static Status KeyOf(const Problem& problem, ProblemKey* key) {
-    return MakeKey("mha_bwd", problem, key);
+    return MakeKey("mha_bwd", "mha_f32_bwd", problem, key);
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", key, &plan->delta));
-    AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_dkdv", key, &plan->dkdv));
+    const auto add = [&](const char* op, const char* f32_op,
+                         LoadedKernel* slot) {
+      return steps->Add(OpOf(key.data_type, op, f32_op), key, slot);
+    };
+    AITER_RETURN_IF_ERROR(
+        add("mha_bwd_delta", "mha_f32_bwd_delta", &plan->delta));
+    AITER_RETURN_IF_ERROR(add("mha_bwd_dkdv", "mha_f32_bwd_dkdv", &plan->dkdv));
     if ((key.features & kMhaDbias) != 0) {
       AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_dbias", key, &plan->dbias));
     }
     if ((key.features & kMhaDsink) != 0) {
       AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_dsink", key, &plan->dsink));
     }
-    return steps->Add("mha_bwd_dq", key, &plan->dq);
+    return add("mha_bwd_dq", "mha_f32_bwd_dq", &plan->dq);
   }
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
@@ -452,12 +466,15 @@ struct Bwd {
       int64_t batches = args.is_group_mode ? 1 : args.batch;
       int64_t rows_q = batches * args.seqlen_q;
       int64_t rows_k = batches * args.seqlen_k;
-      AITER_RETURN_IF_ERROR(FillZero(
-          driver, args.dq_ptr, PackedBytes(rows_q, args.stride_dq), stream));
-      AITER_RETURN_IF_ERROR(FillZero(
-          driver, args.dk_ptr, PackedBytes(rows_k, args.stride_dk), stream));
-      AITER_RETURN_IF_ERROR(FillZero(
-          driver, args.dv_ptr, PackedBytes(rows_k, args.stride_dv), stream));
+      AITER_RETURN_IF_ERROR(FillZero(driver, args.dq_ptr,
+                                     PackedBytes(args, rows_q, args.stride_dq),
+                                     stream));
+      AITER_RETURN_IF_ERROR(FillZero(driver, args.dk_ptr,
+                                     PackedBytes(args, rows_k, args.stride_dk),
+                                     stream));
+      AITER_RETURN_IF_ERROR(FillZero(driver, args.dv_ptr,
+                                     PackedBytes(args, rows_k, args.stride_dv),
+                                     stream));
       constexpr int64_t kFloatBytes = 4;
       if (args.d_slopes_ptr != nullptr) {
         AITER_RETURN_IF_ERROR(FillZero(driver, args.d_slopes_ptr,
@@ -521,7 +538,7 @@ struct OnePass {
   static ProblemKey KeyOf(const Args& a) { return MakeKey(a); }
 
   static Status KeyOf(const Problem& problem, ProblemKey* key) {
-    return MakeKey("mha_bwd", problem, key);
+    return MakeKey("mha_bwd", "mha_bwd", problem, key);
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {

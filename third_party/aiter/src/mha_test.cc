@@ -82,6 +82,13 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("dsink", "mha_bwd_dsink", "general", "gfx942", 0, 0, 1024, 0,
       kMhaBwdDsinkGrid)
       .any_data_type = true;
+  for (bool exact : {false, true}) {
+    KernelInfo& f32 =
+        add(exact ? "fwd_f32_exact" : "fwd_f32", "mha_f32_fwd", "padded",
+            "gfx942", 128, 128, 128, 32, kMhaF32FwdGrid);
+    f32.data_type = DataType::kFp32;
+    f32.excludes = kMhaF32GeneralOnly | (exact ? 0 : kMhaF32Exact);
+  }
   auto add_one_pass = [&](const char* symbol, const char* op,
                           const Grid& grid) {
     KernelInfo k =
@@ -258,6 +265,18 @@ void TestSelection() {
   args.data_type = DataType::kFp16;
   CHECK(Contains(FwdKernel(args, "gfx942"), "fp16"));
 
+  // Kernels of float32 are another family's, by how exact products are.
+  args.data_type = DataType::kFp32;
+  CHECK(FwdKernel(args, "gfx942") == "fwd_f32");
+  args.is_exact = true;
+  CHECK(FwdKernel(args, "gfx942") == "fwd_f32_exact");
+  args.alibi_slopes_ptr = At(0x300);
+  CHECK(Contains(FwdKernel(args, "gfx942"), "ALiBi"));
+  std::vector<std::string> f32;
+  CHECK_OK(mha_fwd_kernels({"fp32", {40, 128}, {"window", "exact"}}, "gfx942",
+                           &f32));
+  CHECK(f32 == std::vector<std::string>{"fwd_f32_exact"});
+
   mha_bwd_args bwd = BwdArgs(128, 128);
   bwd.sink_ptr = At(0x100);
   bwd.d_sink_ptr = At(0x110);
@@ -360,6 +379,10 @@ void TestPackedPacking() {
   CHECK(p.cu_seqlens_q_ptr == At(0x4100));
   CHECK(p.cu_seqlens_q_padded_ptr == At(0x4000));
   CHECK(p.cu_seqlens_k_padded_ptr == At(0x5000));
+
+  args.data_type = DataType::kFp32;
+  CHECK_OK(mha_fwd(args, nullptr));
+  CHECK(g_recorder.fills.at(4).bytes == 200 * 4 * 128 * 4);
 }
 
 void TestBackwardPacking() {

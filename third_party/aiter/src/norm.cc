@@ -25,7 +25,9 @@ constexpr int64_t kMaxRows = INT32_MAX - 1024;
 constexpr int64_t kMaxCols = 1 << 24;
 constexpr int64_t kMaxParts = 65535;
 constexpr int64_t kColsMultiple = 8;
-constexpr int kSmallBlock = 256;  // Threads.
+// Threads and bytes of shared memory of a block that has room beside another.
+constexpr int kSmallBlock = 256;
+constexpr int kSmallShared = 112 * 1024;
 constexpr int64_t kBlocksPerMultiprocessor = 8;
 constexpr int32_t kMaxRowBlocks = 1 << 20;
 constexpr int64_t kMxGroup = 32;  // Columns with one e8m0 scale.
@@ -224,8 +226,10 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
     AITER_RETURN_IF_ERROR(
         SelectKernel(steps->device(), "norm_bwd_dx", key, &dx));
     // As many blocks as run at once; a small one shares its multiprocessor.
-    plan->max_parts = std::max(steps->device().multiprocessors, 1) *
-                      (dx->threads <= kSmallBlock ? 2 : 1);
+    const bool shares =
+        dx->threads <= kSmallBlock && dx->shared_bytes <= kSmallShared;
+    plan->max_parts =
+        std::max(steps->device().multiprocessors, 1) * (shares ? 2 : 1);
     // A kernel for any number of columns cannot hold sums for all of them.
     if (dx->dims[0] == 0) {
       AITER_RETURN_IF_ERROR(steps->Add("norm_bwd_parts", key, &plan->parts));

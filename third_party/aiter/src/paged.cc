@@ -86,8 +86,10 @@ Status CheckHalf(const std::string& name, const paged_attend_args& a,
 }
 
 Status CheckSizes(const paged_attend_args& a, int64_t max_head_dim) {
-  if (a.data_type != DataType::kFp16 && a.data_type != DataType::kBf16) {
-    return Invalid("data_type", DataTypeName(a.data_type), "fp16 or bf16");
+  if (a.data_type != DataType::kFp16 && a.data_type != DataType::kBf16 &&
+      a.data_type != DataType::kFp32) {
+    return Invalid("data_type", DataTypeName(a.data_type),
+                   "fp16, bf16 or fp32");
   }
   AITER_RETURN_IF_ERROR(CheckRange("tokens", a.tokens, 0, kMaxSize));
   AITER_RETURN_IF_ERROR(CheckRange("batch", a.batch, 0, kMaxSize));

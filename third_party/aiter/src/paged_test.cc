@@ -410,8 +410,8 @@ void TestInvalidArguments() {
     const char* says;
   };
   constexpr Bad kCases[] = {
-      {[](paged_attend_args* a) { a->data_type = DataType::kFp32; },
-       "data_type is fp32"},
+      {[](paged_attend_args* a) { a->data_type = DataType::kI8; },
+       "data_type is i8"},
       {[](paged_attend_args* a) { a->tokens = -1; }, "tokens is -1"},
       {[](paged_attend_args* a) { a->nhead_q = 7; }, "nhead_q is 7"},
       {[](paged_attend_args* a) { a->hdim = 257; }, "hdim is 257"},

@@ -135,7 +135,7 @@ Status CheckQuant(const quant_args& a) {
                        {"scale_ptr", a.scale_ptr}});
 }
 
-QuantParams ParamsOf(const quant_args& a) {
+QuantParams ParamsOf(const quant_args& a, uint32_t features) {
   QuantParams p;
   p.x_ptr = a.x_ptr;
   p.smooth_scale_ptr = a.smooth_scale_ptr;
@@ -153,14 +153,7 @@ QuantParams ParamsOf(const quant_args& a) {
   p.group = static_cast<int32_t>(a.group);
   p.mode = static_cast<int32_t>(a.rounding);
   p.kind = static_cast<int32_t>(a.q_type) - static_cast<int32_t>(DataType::kI8);
-  auto flag = [&p](bool condition, uint32_t feature) {
-    if (condition) p.flags |= static_cast<int32_t>(feature);
-  };
-  flag(a.smooth_scale_ptr != nullptr, kQuantSmoothScale);
-  flag(a.scale_in_ptr != nullptr, kQuantStatic);
-  flag(a.scale_is_e8m0, kQuantE8m0);
-  flag(a.scale_is_shuffled, kQuantShuffled);
-  flag(a.cols % kColsMultiple == 0, kQuantAligned);
+  p.flags = static_cast<int32_t>(features & kKernelFlags);
   return p;
 }
 
@@ -194,6 +187,11 @@ struct Quant {
     flag(a.per == QuantScale::kGroup, kQuantGroup);
     flag(a.per == QuantScale::kBlock, kQuantBlock);
     flag(a.per == QuantScale::kAmax, kQuantAmax);
+    flag(a.per == QuantScale::kGroup && a.group < kQuantBlockSize, kQuantShort);
+    flag(a.smooth_scale_ptr != nullptr, kQuantSmoothScale);
+    flag(a.scale_is_e8m0, kQuantE8m0);
+    flag(a.scale_is_shuffled, kQuantShuffled);
+    flag(a.cols % kColsMultiple != 0, kQuantUnaligned);
     return WithoutUnused(key);
   }
 
@@ -211,7 +209,7 @@ struct Quant {
                        void* stream) {
     if (a.batch == 0 || a.rows == 0 || a.cols == 0) return Status();
     const KernelInfo& kernel = *plan.kernel.info;
-    QuantParams params = ParamsOf(a);
+    QuantParams params = ParamsOf(a, plan.key.features);
     int64_t batch = a.batch;
     int64_t rows = a.rows;
     int64_t cols = a.cols;

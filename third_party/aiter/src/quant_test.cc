@@ -98,7 +98,7 @@ void TestSelection() {
   given.scale_ptr = nullptr;
   const Launch& launch = Run(given);
   CHECK(launch.kernel == "group");
-  CHECK(launch.As<QuantParams>().flags == (kQuantStatic | kQuantAligned));
+  CHECK(launch.As<QuantParams>().flags == kQuantStatic);
 
   std::vector<std::string> names;
   for (auto [features, kernel] :
@@ -136,11 +136,11 @@ void TestPacking() {
   CHECK(p.stride_scale_m == 3 && p.stride_scale_n == 1);
   CHECK(p.batch_stride_scale == 120 && p.group == 128);
   CHECK(p.kind == kKindE4m3fnuz && p.mode == 2);
-  CHECK(p.flags == (kQuantSmoothScale | kQuantE8m0));
+  CHECK(p.flags == (kQuantSmoothScale | kQuantE8m0 | kQuantUnaligned));
 
   // Each row is by itself: batches are one.
   p = Run(Rows(3, 40, 64)).As<QuantParams>();
-  CHECK(p.rows == 120 && p.kind == kKindInt8 && p.flags == kQuantAligned);
+  CHECK(p.rows == 120 && p.kind == kKindInt8 && p.flags == 0);
   CHECK(g_recorder.launches[0].grid[0] == 30);
   p = Run(Args(QuantScale::kAmax, 3, 40, 5000, 40, 2)).As<QuantParams>();
   CHECK(p.rows == 120 && p.tiles_n == 2);
@@ -153,7 +153,7 @@ void TestPacking() {
   a.scale_is_e8m0 = a.scale_is_shuffled = true;
   p = Run(a).As<QuantParams>();
   CHECK(p.tiles_m == 16 && p.tiles_n == 1 && p.rows == 40);
-  CHECK(p.flags == (kQuantE8m0 | kQuantShuffled | kQuantAligned));
+  CHECK(p.flags == (kQuantE8m0 | kQuantShuffled));
   CHECK(g_recorder.launches[0].grid[0] == 32);
 }
 

@@ -43,9 +43,15 @@ Status CheckGiven(const char* name, const void* address) {
 // What of the scratch a call needs.
 enum class Scratch : uint8_t { kBest, kMaxima, kList, kAll };
 
-Status CheckRows(const sampling_args& a, Scratch scratch) {
+Status CheckRows(const sampling_rows_args& a) {
   AITER_RETURN_IF_ERROR(CheckRange("rows", a.rows, 0, kMaxRows));
   AITER_RETURN_IF_ERROR(CheckRange("cols", a.cols, 1, kMaxCols));
+  return CheckAligned(
+      {{"logits_ptr", a.logits_ptr}, {"candidates_ptr", a.candidates_ptr}});
+}
+
+Status CheckRows(const sampling_args& a, Scratch scratch) {
+  AITER_RETURN_IF_ERROR(CheckRows(a));
   AITER_RETURN_IF_ERROR(CheckRange("parts", a.parts, 1, kMaxParts));
   AITER_RETURN_IF_ERROR(
       CheckRange("columns of a part", PerPart(a), 1, kMaxPart));
@@ -61,31 +67,34 @@ Status CheckRows(const sampling_args& a, Scratch scratch) {
     AITER_RETURN_IF_ERROR(CheckGiven("histogram_ptr", a.histogram_ptr));
     AITER_RETURN_IF_ERROR(CheckGiven("sums_ptr", a.sums_ptr));
   }
-  return CheckAligned({{"logits_ptr", a.logits_ptr},
-                       {"best_ptr", a.best_ptr},
+  return CheckAligned({{"best_ptr", a.best_ptr},
                        {"maxima_ptr", a.maxima_ptr},
                        {"histogram_ptr", a.histogram_ptr},
                        {"sums_ptr", a.sums_ptr},
-                       {"candidates_ptr", a.candidates_ptr},
                        {"state_ptr", a.state_ptr}});
 }
 
-SamplingParams ParamsOf(const sampling_args& a, const ProblemKey& key) {
+SamplingParams ParamsOf(const sampling_rows_args& a, const ProblemKey& key) {
   SamplingParams p;
   p.logits_ptr = a.logits_ptr;
+  p.candidates_ptr = a.candidates_ptr;
+  p.rows = static_cast<int32_t>(a.rows);
+  p.cols = static_cast<int32_t>(a.cols);
+  p.flags =
+      static_cast<int32_t>(key.features & kKernelFlags) |
+      static_cast<int32_t>(If(a.cols % kAlignment == 0, kSamplingAligned));
+  return p;
+}
+
+SamplingParams ParamsOf(const sampling_args& a, const ProblemKey& key) {
+  SamplingParams p = ParamsOf(static_cast<const sampling_rows_args&>(a), key);
   p.best_ptr = a.best_ptr;
   p.maxima_ptr = a.maxima_ptr;
   p.histogram_ptr = a.histogram_ptr;
   p.sums_ptr = a.sums_ptr;
-  p.candidates_ptr = a.candidates_ptr;
   p.state_ptr = a.state_ptr;
-  p.rows = static_cast<int32_t>(a.rows);
-  p.cols = static_cast<int32_t>(a.cols);
   p.parts = static_cast<int32_t>(a.parts);
   p.per_part = static_cast<int32_t>(PerPart(a));
-  p.flags =
-      static_cast<int32_t>(key.features & kKernelFlags) |
-      static_cast<int32_t>(If(a.cols % kAlignment == 0, kSamplingAligned));
   return p;
 }
 
@@ -267,10 +276,11 @@ struct TopK {
 
 struct Select {
   using Args = sampling_select_args;
-  using Plan = SamplingPlan;
+  using Plan = KernelPlan;
 
   static Status Check(const Args& a) {
-    AITER_RETURN_IF_ERROR(CheckRows(a, Scratch::kAll));
+    AITER_RETURN_IF_ERROR(CheckRows(a));
+    AITER_RETURN_IF_ERROR(CheckGiven("candidates_ptr", a.candidates_ptr));
     AITER_RETURN_IF_ERROR(CheckRange("k", a.k, 1, kMaxCols));
     AITER_RETURN_IF_ERROR(CheckGiven("spans_ptr", a.spans_ptr));
     return CheckAligned(
@@ -280,31 +290,24 @@ struct Select {
   static ProblemKey KeyOf(const Args& a) {
     ProblemKey key;
     key.data_type = a.data_type;
-    key.features = kSamplingSpan | kSamplingTopK;
     return key;
   }
 
   static Status KeyOf(const Problem& problem, ProblemKey* key) {
-    AITER_RETURN_IF_ERROR(ProblemKeyOf("sampling_select", problem, 1, key));
-    key->features |= kSamplingSpan | kSamplingTopK;
-    return Status();
+    return ProblemKeyOf("sampling_select", problem, 1, key);
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    AITER_RETURN_IF_ERROR(AddLimits(key, steps, plan));
-    AITER_RETURN_IF_ERROR(steps->Add("sampling_count", key, &plan->count));
-    return steps->Add("sampling_list", key, &plan->list);
+    return steps->Add("sampling_select", key, &plan->kernel);
   }
 
   static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
                        void* stream) {
     SamplingParams p = ParamsOf(a, plan.key);
     p.k = static_cast<int32_t>(a.k);
-    p.mask_ptr = a.spans_ptr;
+    p.spans_ptr = a.spans_ptr;
     p.tokens_ptr = a.columns_ptr;
-    AITER_RETURN_IF_ERROR(LaunchLimits(driver, p, plan, stream));
-    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.count, &p, stream));
-    return LaunchKernel(driver, plan.list, &p, stream);
+    return LaunchKernel(driver, plan.kernel, &p, stream);
   }
 };
 

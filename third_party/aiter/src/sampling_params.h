@@ -25,6 +25,7 @@ struct SamplingParams {
   const void* maxima_ptr = nullptr;
   const void* histogram_ptr = nullptr;
   const void* sums_ptr = nullptr;
+  const void* spans_ptr = nullptr;
   const void* candidates_ptr = nullptr;
   const void* state_ptr = nullptr;
   const void* values_ptr = nullptr;

@@ -42,8 +42,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("pick", "sampling_pick", kSamplingPickGrid, 0);
   add("rank_64", "sampling_rank", kSamplingRankGrid, 64);
   add("rank_1024", "sampling_rank", kSamplingRankGrid, 1024);
-  add("count", "sampling_count", kSamplingCountGrid, 0);
-  add("list", "sampling_list", kSamplingListGrid, 0);
+  add("select", "sampling_select", kSamplingSelectGrid, 0);
   return kernels;
 }
 
@@ -82,7 +81,10 @@ sampling_top_k_args TopK(int64_t k) {
 
 sampling_select_args Select(int64_t k) {
   sampling_select_args a;
-  SetRows(&a, 3, 1000, 1);
+  a.rows = 3;
+  a.cols = 1000;
+  a.logits_ptr = At(0x1000);
+  a.candidates_ptr = At(0x4000);
   a.k = k;
   a.spans_ptr = At(0x6000);
   a.columns_ptr = At(0x7000);
@@ -141,9 +143,7 @@ void TestSelection() {
   CHECK(Run(TopK(64)) == ranked);
   CHECK(Run(TopK(65)).back() == "rank_1024");
   // There may be fewer columns.
-  CHECK(Run(Select(2048)) ==
-        (Names{"largest", "bound", "gather", "weigh", "histogram", "bracket",
-               "collect", "threshold", "count", "list"}));
+  CHECK(Run(Select(2048)) == Names{"select"});
   CHECK(Run(Draw(0)).empty());
 
   Names names;
@@ -201,9 +201,9 @@ void TestPacking() {
   CHECK(p.flags == (kSamplingAligned | kSamplingRanked | kSamplingTopK));
 
   Run(Select(70));
-  p = launches[9].As<SamplingParams>();
-  CHECK(p.k == 70 && p.mask_ptr == At(0x6000) && p.tokens_ptr == At(0x7000));
-  CHECK(p.flags == (kSamplingAligned | kSamplingSpan | kSamplingTopK));
+  p = launches[0].As<SamplingParams>();
+  CHECK(p.k == 70 && p.spans_ptr == At(0x6000) && p.tokens_ptr == At(0x7000));
+  CHECK(p.candidates_ptr == At(0x4000) && p.flags == kSamplingAligned);
 }
 
 // What a message must have.
@@ -257,6 +257,9 @@ void TestInvalidArguments() {
   sampling_select_args c = Select(5);
   c.spans_ptr = nullptr;
   Refuses(c, "spans_ptr is null");
+  c = Select(5);
+  c.candidates_ptr = nullptr;
+  Refuses(c, "candidates_ptr is null");
 }
 
 void TestFailures() {

@@ -223,7 +223,8 @@ def _config(call: Call, x: Operands) -> Config:
       top_left=top_left and (
           left >= 0 or right >= 0 or x.alibi_slopes is not None),
       min_seqlen_q=call.min_seqlen_q, deterministic=call.deterministic,
-      precision=call.precision)
+      precision=(jax.config.jax_default_matmul_precision
+                 if call.precision is None else call.precision))
 
 
 def operands(call: Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,

@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jax
 from jax import lax
-from jax._src.aiter.attention import decode, reference
+from jax._src.aiter.attention import decode, reference, rows
 from jax._src.aiter.attention.types import (
   Config,
   Grads,
@@ -32,13 +32,18 @@ from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator
 from jax._src.aiter.core.partition import mesh_axes
 
-_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+# Precisions of JAX that let a matrix unit take no more than TF32's bits of a
+# float32, as XLA does for them on NVIDIA's.
+_FEW_BITS = frozenset(
+    "none default fastest bfloat16 high bfloat16_3x tensorfloat32"
+    " bf16_bf16_bf16 bf16_bf16_f32 tf32_tf32_f32".split())
 _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
 # One pass over the scores, as include/aiter/mha.h has it: its head dim, from
 # how many queries and keys on it is worth its sums, and what their rows are a
 # multiple of.
 _ONE_PASS = "mha_one_pass"
-_ONE_PASS_DIM, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = 128, 1024, 128
+_ONE_PASS_DIM, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = 128, 2048, 128
 
 
 class BwdConfig(NamedTuple):
@@ -49,6 +54,15 @@ class BwdConfig(NamedTuple):
 
 # -----------------------------------------------------------------------------
 # Kernels
+
+
+def _exact(cfg: Config, x: Operands) -> bool:
+  """Whether products of float32 are to be as exact as float32's."""
+  sides = cfg.precision if isinstance(cfg.precision, tuple) else (
+      cfg.precision,)
+  return x.q.dtype == jnp.float32 and any(
+      str(getattr(side, "name", side)).lower() not in _FEW_BITS
+      for side in sides)
 
 
 def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
@@ -65,17 +79,19 @@ def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
       top_left=cfg.top_left, soft_cap=cfg.logits_soft_cap > 0,
       sink_tokens=cfg.sink_tokens > 0,
       window=cfg.window_left >= 0 or cfg.window_right >= 0,
-      min_seqlen=cfg.min_seqlen_q > 0, dlse=dlse)
+      min_seqlen=cfg.min_seqlen_q > 0, dlse=dlse, exact=_exact(cfg, x))
   if wanted is not None:
     asked.update(dbias=wanted.dbias, dsink=wanted.dsink)
   return tuple(name for name, on in asked.items() if on)
 
 
 def _serves(op: str, cfg: Config, x: Operands, *backward) -> Key | None:
-  if any(t.size == 0 for t in (x.q, x.k, x.v)) or x.batch == 0:
+  if (cfg.keep_p or x.batch == 0
+      or any(t.size == 0 for t in (x.q, x.k, x.v))):
     return None
   return Key(op, x.q.dtype.name, tuple(
-      _round_up(t.shape[-1]) for t in (x.q, x.v)), features(cfg, x, *backward))
+      _round_up(t.shape[-1]) for t in (x.q, x.v)), features(cfg, x, *backward),
+             everywhere=x.q.dtype != jnp.float32)
 
 
 def _round_up(n: int) -> int:
@@ -100,7 +116,7 @@ def _flat(x: Operands):
       absent(x.dropout_state, jnp.uint32))
 
 
-def _attributes(cfg: Config):
+def _attributes(cfg: Config, x: Operands):
   return dict(
       softmax_scale=np.float32(cfg.softmax_scale),
       logits_soft_cap=np.float32(cfg.logits_soft_cap),
@@ -109,7 +125,7 @@ def _attributes(cfg: Config):
       window_right=np.int64(cfg.window_right),
       sink_tokens=np.int64(cfg.sink_tokens), top_left=bool(cfg.top_left),
       min_seqlen_q=np.int64(cfg.min_seqlen_q),
-      deterministic=bool(cfg.deterministic))
+      deterministic=bool(cfg.deterministic), exact=_exact(cfg, x))
 
 
 def _lse_shape(x: Operands):
@@ -131,7 +147,7 @@ def _fwd_kernel(cfg: Config, call, x: Operands):
   q, v = flat[0], flat[2]
   out, lse = call(
       (like(q, (*q.shape[:-1], v.shape[-1]), q.dtype),
-       like(q, _lse_shape(x), jnp.float32)), *flat, **_attributes(cfg))
+       like(q, _lse_shape(x), jnp.float32)), *flat, **_attributes(cfg, x))
   return out[..., :x.v.shape[-1]], lse, None
 
 
@@ -166,7 +182,7 @@ def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
        like(k, of_keys, f32), like(k, of_keys, f32),
        like(q, (turns if bwd.mha.deterministic else 0,), jnp.int32)),
       *_flat(x), saved.dout, saved.out, saved.lse, absent(saved.dlse, f32),
-      **_attributes(bwd.mha))
+      **_attributes(bwd.mha, x))
   return Grads(dq, dk, dv, None, None, None)
 
 
@@ -187,7 +203,7 @@ def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
        like(q, saved.lse.shape, jnp.float32) if wanted.dslopes else none,
        like(q, saved.lse.shape, jnp.float32)),
       *flat, _aligned(saved.dout), _aligned(saved.out), saved.lse,
-      absent(saved.dlse, jnp.float32), **_attributes(cfg))
+      absent(saved.dlse, jnp.float32), **_attributes(cfg, x))
   return Grads(
       dq[..., :x.q.shape[-1]], dk[..., :x.k.shape[-1]],
       dv[..., :x.v.shape[-1]],
@@ -315,10 +331,11 @@ def _bwd_batch(bwd: BwdConfig, op, n, mapped, x: Operands, saved: Saved):
 
 
 # -----------------------------------------------------------------------------
-# Sharding: batch and heads partition; a packed call by heads alone. Sequence
+# Sharding: batch and heads partition; a packed call by heads alone. Rows of
+# queries do, "r", where rows.py has a way, and gradients of keys too, "c". Keys
 # and head_dim are gathered. Query heads of one group follow their key head.
 
-_SPLIT = ("b", "h", "n")
+_SPLIT = ("b", "h", "n", "r", "c")
 
 
 def _head_names(x: Operands) -> tuple[str, str]:
@@ -330,61 +347,74 @@ def _head_names(x: Operands) -> tuple[str, str]:
   return ("h", "h") if x.q.shape[-2] == x.k.shape[-2] else ("h", "n")
 
 
-def _specs(x: Operands):
+def _rows_name(cfg: Config, x: Operands) -> str:
+  if x.packed:
+    return "tq"
+  return "r" if rows.may_divide(cfg, x) else "sq"
+
+
+def _specs(cfg: Config, x: Operands):
   """Names of the dimensions of every operand; see partition.py."""
   hq, hk = _head_names(x)
   b = () if x.packed else ("b",)
-  sq, sk = ("tq", "tk") if x.packed else ("sq", "sk")
-  rows = ("_",) if x.packed else ("b",)
+  sq, sk = _rows_name(cfg, x), "tk" if x.packed else "sk"
+  each = ("_",) if x.packed else ("b",)
   spec = Operands(
       q=(*b, sq, hq, "d"), k=(*b, sk, hk, "d"), v=(*b, sk, hk, "e"),
       cu_seqlens_q=("_",), cu_seqlens_k=("_",), cu_seqlens_q_padded=("_",),
-      cu_seqlens_k_padded=("_",), alibi_slopes=(*rows, hq), sink=(*rows, hq),
-      dropout_state=(*rows, hq, "_"))
+      cu_seqlens_k_padded=("_",), alibi_slopes=(*each, hq), sink=(*each, hq),
+      dropout_state=(*each, hq, "_"))
   planes = lambda t: t is not None and tuple(
       "_" if n == 1 else name for n, name in zip(t.shape, ("b", hq, sq, sk)))
   spec = spec._replace(bias=planes(x.bias), mask=planes(x.mask))
   return Operands(*(None if t is None else s for t, s in zip(x, spec)))
 
 
-def _result_specs(x: Operands, keep_p: bool):
+def _result_specs(cfg: Config, x: Operands, keep_p: bool):
   """As _specs, for (out, lse, p)."""
   h, _ = _head_names(x)
-  return ((*_specs(x).q[:-1], "e"), (h, "tq") if x.packed else ("b", h, "sq"),
-          ("b", h, "sq", "sk") if keep_p else None)
+  sq = _rows_name(cfg, x)
+  return ((*_specs(cfg, x).q[:-1], "e"), (h, sq) if x.packed else ("b", h, sq),
+          ("b", h, sq, "sk") if keep_p else None)
 
 
-def _saved_specs(x: Operands, saved: Saved):
-  out, lse, p = _result_specs(x, saved.p is not None)
+def _saved_specs(cfg: Config, x: Operands, saved: Saved):
+  out, lse, p = _result_specs(cfg, x, saved.p is not None)
   return Saved(out, out, lse, None if saved.dlse is None else lse, p)
 
 
-def _grads_specs(x: Operands, wanted: Wanted):
-  spec = _specs(x)
+def _grads_specs(bwd: BwdConfig, x: Operands):
+  wanted, spec = bwd.wanted, _specs(bwd.mha, x)
+  divided = rows.may_divide(bwd.mha, x)
+  keys = lambda names: tuple(
+      "c" if n == "sk" and divided else n for n in names)
   return Grads(
-      spec.q, spec.k, spec.v, spec.bias if wanted.dbias else None,
+      spec.q, keys(spec.k), keys(spec.v), spec.bias if wanted.dbias else None,
       spec.sink if wanted.dsink else None,
       spec.alibi_slopes if wanted.dslopes else None)
 
 
 class _Split(NamedTuple):
-  """How a call is divided: mesh axes of the batch and of the heads.
+  """How a call is divided: mesh axes of the batch, of the heads and of rows.
 
   `shared_kv` says that every shard holds all key heads and reads one of them.
   """
   batch: tuple[str, ...]
   heads: tuple[str, ...]
   shared_kv: bool
+  rows: tuple[str, ...] = ()
+  key_grads: tuple[str, ...] = ()
 
   @property
   def axes(self) -> dict[str, tuple[str, ...]]:
     """Mesh axes of the dimensions in _specs; "n" is there if hk < hq."""
     return {"b": self.batch, "h": self.heads,
-            "n": () if self.shared_kv else self.heads}
+            "n": () if self.shared_kv else self.heads, "r": self.rows,
+            "c": self.key_grads}
 
 
-def _choose_split(mesh, x: Operands) -> _Split:
-  """The division that q's, or else k's, sharding suggests and heads allow."""
+def _choose_split(mesh, cfg: Config, x: Operands) -> _Split:
+  """The division that q's, or else k's, sharding suggests and sizes allow."""
   size = lambda axes: math.prod(mesh.shape[a] for a in axes)
 
   def axes_of(dim):
@@ -397,20 +427,16 @@ def _choose_split(mesh, x: Operands) -> _Split:
   if not x.packed and x.q.shape[0] % size(batch):
     batch = ()
   n = size(heads)
-  if hk % n == 0:
-    return _Split(batch, heads, False)
-  if hq % n == 0 and (hq // hk) % (hq // n) == 0:
-    return _Split(batch, heads, True)
-  return _Split(batch, (), False)
-
-
-def _shard_index(mesh, axes):
-  """Linear index of this shard along a dimension sharded over axes."""
-  index = jnp.int32(0)
-  for a in axes:
-    here = lax.axis_index(a).astype(jnp.int32)
-    index = index * np.int32(mesh.shape[a]) + here
-  return index
+  shared_kv = hk % n != 0
+  if shared_kv and (hq % n or (hq // hk) % (hq // n)):
+    heads, shared_kv = (), False
+  along = ()
+  if rows.may_divide(cfg, x):
+    along = mesh_axes(x.q.sharding.spec[1])
+    if x.q.shape[1] % size(along) or {*along} & {*batch, *heads}:
+      along = ()
+  return _Split(batch, heads, shared_kv, along, along if along and
+                rows.keys_divide(mesh, along, x) else ())
 
 
 def _localise(mesh, split: _Split, x: Operands, hq: int, hk: int):
@@ -432,12 +458,12 @@ def _localise(mesh, split: _Split, x: Operands, hq: int, hk: int):
         return None
       b = x.q.shape[0]
       return lax.dynamic_slice_in_dim(
-          cu, _shard_index(mesh, split.batch) * np.int32(b), b + 1)
+          cu, rows.shard_index(mesh, split.batch) * np.int32(b), b + 1)
     x = x._replace(cu_seqlens_q=local(x.cu_seqlens_q),
                    cu_seqlens_k=local(x.cu_seqlens_k))
   kv_head = None
   if split.shared_kv:
-    first = _shard_index(mesh, split.heads) * np.int32(x.q.shape[-2])
+    first = rows.shard_index(mesh, split.heads) * np.int32(x.q.shape[-2])
     kv_head = first // np.int32(hq // hk)
     axis = x.k.ndim - 2
     x = x._replace(k=lax.dynamic_slice_in_dim(x.k, kv_head, 1, axis),
@@ -445,17 +471,21 @@ def _localise(mesh, split: _Split, x: Operands, hq: int, hk: int):
   return x, kv_head
 
 
-def _fwd_plan(_, run, mesh, args):
+def _fwd_plan(cfg: Config, run, mesh, args):
   x, = args
-  split = _choose_split(mesh, x)
+  split = _choose_split(mesh, cfg, x)
   hq, hk = x.q.shape[-2], x.k.shape[-2]
+  if split.rows:
+    run = functools.partial(rows.forward, cfg, run, mesh, split.rows)
   return split.axes, lambda x: run(_localise(mesh, split, x, hq, hk)[0])
 
 
 def _bwd_plan(bwd: BwdConfig, run, mesh, args):
   x, _ = args
-  split = _choose_split(mesh, x)
+  split = _choose_split(mesh, bwd.mha, x)
   hq, hk = x.q.shape[-2], x.k.shape[-2]
+  if split.rows:
+    run = functools.partial(rows.backward, bwd.mha, run, mesh, split.rows)
   # A bias that broadcasts over a sharded dimension collects its gradient.
   bias_axes = ()
   if bwd.wanted.dbias:
@@ -463,20 +493,19 @@ def _bwd_plan(bwd: BwdConfig, run, mesh, args):
                  (split.heads if x.bias.shape[1] == 1 else ()))
 
   def lower(x, saved):
-    whole_kv = x.k.shape, x.v.shape
     x, kv_head = _localise(mesh, split, x, hq, hk)
     grads = run(x, saved)
     if bias_axes:
       grads = grads._replace(dbias=lax.psum(grads.dbias, bias_axes))
     if split.shared_kv:
-      def collect(part, shape):
+      def collect(part):
         axis = part.ndim - 2
+        shape = (*part.shape[:axis], hk, part.shape[-1])
         wide = jnp.promote_types(part.dtype, jnp.float32)
         whole = lax.dynamic_update_slice_in_dim(
             jnp.zeros(shape, wide), part.astype(wide), kv_head, axis)
         return lax.psum(whole, split.heads).astype(part.dtype)
-      grads = grads._replace(dk=collect(grads.dk, whole_kv[0]),
-                             dv=collect(grads.dv, whole_kv[1]))
+      grads = grads._replace(dk=collect(grads.dk), dv=collect(grads.dv))
     return grads
 
   return split.axes, lower
@@ -489,7 +518,8 @@ def _bwd_plan(bwd: BwdConfig, run, mesh, args):
 mha_fwd = operator(
     target="mha_fwd", kernel=_fwd_kernel, reference=reference.mha_fwd,
     formula=functools.partial(reference.mha_fwd, every_block=True),
-    specs=lambda cfg, x: ((_specs(x),), _result_specs(x, cfg.keep_p)),
+    specs=lambda cfg, x: (
+        (_specs(cfg, x),), _result_specs(cfg, x, cfg.keep_p)),
     split=_SPLIT,
     serves=_fwd_serves, dtypes=_DTYPES,
     batch=_fwd_batch, plan=_fwd_plan)
@@ -502,7 +532,8 @@ mha_bwd = operator(
     formula=lambda bwd, x, saved: reference.mha_bwd(
         *bwd, x, saved, every_block=True),
     specs=lambda bwd, x, saved: (
-        (_specs(x), _saved_specs(x, saved)), _grads_specs(x, bwd.wanted)),
+        (_specs(bwd.mha, x), _saved_specs(bwd.mha, x, saved)),
+        _grads_specs(bwd, x)),
     split=_SPLIT,
     serves=lambda bwd, x, saved: _serves(
         "mha_bwd", bwd.mha, x, bwd.wanted, saved.dlse is not None),
@@ -512,10 +543,11 @@ mha_bwd = operator(
 def _keeps_p(cfg: Config, x: Operands) -> bool:
   """Whether the forward pass keeps its probabilities for the backward pass.
 
-  No kernel does. Where there is none, a few short sequences are faster so: it
-  is what differentiating the plain formula does.
+  No kernel does. Where there is no GPU, a few short sequences of float32 are
+  faster so: it is what differentiating the plain formula does.
   """
-  return (x.q.dtype.name not in _DTYPES and cfg.logits_soft_cap == 0
+  gpu = any(map(dispatch.architectures, dispatch.PLATFORMS))
+  return (x.q.dtype.itemsize > 2 and not gpu and cfg.logits_soft_cap == 0
           and not x.packed and reference.is_small(x))
 
 

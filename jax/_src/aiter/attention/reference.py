@@ -525,8 +525,9 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
     if saved.p is not None:
       e, tanh = saved.p.reshape(b, hk, g, sq, sk), None
       if g == 1:
-        e, dout, query, keep = (
-            t if t is None else t[:, :, 0] for t in (e, dout, query, keep))
+        e, dout, query, keep, delta = (
+            t if t is None else t[:, :, 0]
+            for t in (e, dout, query, keep, delta))
         spec, grouped = _without_groups, lambda t: t[:, :, None]
     else:
       s, tanh = _scores(cfg, kb)

@@ -25,8 +25,9 @@ class Config(NamedTuple):
     inference: no derivative is asked for, so that kernels may serve which keep
       nothing for one.
     keep_p: the forward pass returns the probabilities too; no kernel does.
-    precision: of the formula's products, as jax.numpy takes it; the kernels'
-      are exact.
+    precision: of products of float32, as jax.numpy takes it. The kernels have
+      two: TF32's where a matrix unit has it, and float32's. Products of 16-bit
+      types are exact.
   """
   softmax_scale: float
   logits_soft_cap: float = 0.0

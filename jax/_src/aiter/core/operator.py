@@ -56,11 +56,14 @@ class Key(NamedTuple):
     dtype: a JAX dtype's name.
     dims: sizes that choose among rows.
     features: by the names in the family's declaration.
+    everywhere: every architecture has kernels for such calls, so that one may
+      be staged for a machine that this process does not see.
   """
   op: str
   dtype: str
   dims: tuple[int, ...]
   features: tuple[str, ...] = ()
+  everywhere: bool = True
 
 
 _keys: contextvars.ContextVar[list[Key] | None] = contextvars.ContextVar(
@@ -139,6 +142,8 @@ def operator(
 
   @functools.cache
   def unserved(platform, key):
+    if not key.everywhere and not dispatch.architectures(platform):
+      return f"kernels of a few architectures alone for dtype {key.dtype}"
     return dispatch.unserved(
         platform, key.dtype, dtypes,
         lambda module, arch, dtype: module.kernels(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from jax._src.aiter.cache import api as cache
 from jax._src.aiter.core import arguments
 from jax._src.aiter.fused_qk import api
 
@@ -51,6 +52,14 @@ def _layout(function, v_cache):
   return _SHUFFLED[v_cache.ndim]
 
 
+def _check_kind(function, kv_cache_dtype, k_cache):
+  """kv_cache_dtype is "auto" or what k_cache is."""
+  arguments.check_is_array(function, "k_cache", k_cache, optional=False)
+  own = jnp.dtype(k_cache.dtype).name
+  arguments.choice(function, "kv_cache_dtype", kv_cache_dtype, (
+      "auto", own, *(("fp8", "fp8_e4m3") if own.startswith("float8") else ())))
+
+
 def fused_qk_norm_rope_cache_quant_shuffle(
     qkv, num_heads_q, num_heads_k, num_heads_v, head_dim, eps, qw, kw,
     cos_sin_cache, is_neox_style, pos_ids, k_cache, v_cache, slot_mapping,
@@ -68,10 +77,7 @@ def fused_qk_norm_rope_cache_quant_shuffle(
   """
   function = "fused_qk_norm_rope_cache_quant_shuffle"
   heads = _heads(function, num_heads_q, num_heads_k, num_heads_v)
-  arguments.check_is_array(function, "k_cache", k_cache, optional=False)
-  own = jnp.dtype(k_cache.dtype).name
-  arguments.choice(function, "kv_cache_dtype", kv_cache_dtype, (
-      "auto", own, *(("fp8", "fp8_e4m3") if own.startswith("float8") else ())))
+  _check_kind(function, kv_cache_dtype, k_cache)
   q, *caches, k, _ = api.fused_qk_norm_rope_cache(
       _checked(function, qkv, heads, "head_dim", head_dim), None, None, k_cache,
       v_cache, slot_mapping, pos_ids, cos_sin_cache, q_weight=qw, k_weight=kw,
@@ -79,6 +85,41 @@ def fused_qk_norm_rope_cache_quant_shuffle(
       layout=_layout(function, v_cache), k_token_scales=k_scale,
       v_token_scales=v_scale, return_kv=True)
   return q, k, *caches
+
+
+def fused_qk_norm_rope_cache_block_quant_shuffle(
+    qkv, num_heads_q, num_heads_k, num_heads_v, head_dim, eps, qw, kw,
+    cos_sin_cache, is_neox_style, pos_ids, k_cache, v_cache, slot_mapping,
+    cu_q_len, kv_cache_dtype, k_scale, v_scale, max_tokens_per_batch=0):
+  """AITER's fused_qk_norm_rope_cache_block_quant_shuffle.
+
+  As fused_qk_norm_rope_cache_quant_shuffle, with scales float32 [pages, heads]:
+  each page and head has one, as `reshape_and_cache_with_block_quant` finds it.
+  These are two launches, and keys are rounded to qkv's dtype between them. What
+  is written does not depend on cu_q_len and max_tokens_per_batch.
+
+  Returns:
+    (q, k, k_cache, v_cache, k_scale, v_scale).
+  """
+  del cu_q_len, max_tokens_per_batch
+  function = "fused_qk_norm_rope_cache_block_quant_shuffle"
+  heads = _heads(function, num_heads_q, num_heads_k, num_heads_v)
+  _check_kind(function, kv_cache_dtype, k_cache)
+  for name, t in (("k_scale", k_scale), ("v_scale", v_scale)):
+    arguments.check_is_array(function, name, t, optional=False)
+    if t.shape != (k_cache.shape[0], heads[1]):
+      raise arguments.bad(function, name, arguments.describe(t),
+                          f"shape {[k_cache.shape[0], heads[1]]}")
+  asm = _layout(function, v_cache) == "asm"
+  q, k, v = api.fused_qk_norm_rope(
+      _checked(function, qkv, heads, "head_dim", head_dim), None, pos_ids,
+      cos_sin_cache, q_weight=qw, k_weight=kw, eps=eps, is_neox=is_neox_style,
+      num_heads=heads)
+  turned = lambda t: t if asm else t.T
+  k_cache, v_cache, *scales = cache.reshape_and_cache_with_block_quant(
+      k, v, k_cache, v_cache, turned(k_scale), turned(v_scale), slot_mapping,
+      asm_layout=asm)
+  return q, k, k_cache, v_cache, *map(turned, scales)
 
 
 def _by_tensor(function, qkv, qw, kw, cos_sin, positions, num_tokens,

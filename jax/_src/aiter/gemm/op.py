@@ -38,8 +38,8 @@ MX_BLOCK = 32
 _DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "int8": "i8",
     "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz", "uint8": "e2m1"}
-# Partial sums of a skinny product: at most so many, of so much memory.
-_SKINNY, _MAX_SPLITS, _MAX_WORKSPACE = 64, 16, 64 << 20
+# Parts of a sum: at most so many, none shorter, of so many float32 numbers.
+_MAX_PARTS, _LEAST_PART, _MAX_WORKSPACE = 16, 256, 8 << 20
 # Sizes from which a copy costs less than reading rows that are not aligned.
 _WORTH_A_COPY = 256
 
@@ -140,6 +140,23 @@ def _epilogue(cfg: Config, acc, bias):
   return ACTIVATIONS[cfg.activation](acc).astype(cfg.out_dtype)
 
 
+def _whole_words(cfg: Config, a, b, k):
+  """int8 operands with zeros behind a k that is no multiple of 4.
+
+  XLA's sums of int8 are wrong for such a k on NVIDIA's GPUs.
+  """
+  if dims.is_known(k) and k % 4 == 0:
+    return a, b
+  axes = {"nt": (-1, -1), "nn": (-1, -2), "tn": (-2, -2)}[cfg.layout]
+
+  def pad(t, axis):
+    widths = [(0, 0)] * t.ndim
+    widths[axis] = (0, dims.round_up(k, 4) - k)
+    return jnp.pad(t, widths)
+
+  return pad(a, axes[0]), pad(b, axes[1])
+
+
 def reference(cfg: Config, x: Operands) -> jax.Array:
   """The product in jax.numpy: sums in float32 or wider, of int8 in int32."""
   a, b, a_scale, b_scale, bias = _one_contraction(cfg, x)
@@ -150,7 +167,9 @@ def reference(cfg: Config, x: Operands) -> jax.Array:
         rounding.from_e2m1(rounding.unpack(t))
         * _spread(rounding.from_e8m0(scale), MX_BLOCK, -1, k)
         for t, scale in ((a, a_scale), (b, b_scale)))
-  elif a.dtype != jnp.int8:
+  elif a.dtype == jnp.int8:
+    a, b = _whole_words(cfg, a, b, k)
+  else:
     a, b = a.astype(acc), b.astype(acc)
   if cfg.scaling == "block_t":
     a_scale, b_scale = a_scale.mT, b_scale.mT
@@ -171,30 +190,18 @@ def reference(cfg: Config, x: Operands) -> jax.Array:
 # Kernels
 
 
-def split_bound(batch: int, m: int, n: int, k: int) -> int:
-  """Upper bound of the parts that k is divided in; it sizes the workspace.
+def workspace(batch: int, m: int, n: int, k: int):
+  """float32 numbers that a product is given for sums over parts of k.
 
-  Few rows make few tiles, so a device is filled by dividing k and summing what
-  comes of it. The library may use fewer parts than this, never more.
+  Where tiles do not fill a device's last turn, k of those left is divided and
+  what comes of it is summed. The library makes as many parts as fit, in whole
+  tiles of 16 rows or more.
   """
-  if batch * m > _SKINNY:
-    return 1
-  fits = _MAX_WORKSPACE // max(4 * batch * m * n, 1)
-  return max(1, min(_MAX_SPLITS, -(-k // 256), fits))
-
-
-def _workspace(batch: int, m: int, n: int, k: int):
-  """float32 numbers that the parts of a product take, 0 if it is not divided.
-
-  If sizes are open, what a skinny product takes at most; the library makes as
-  many parts as fit.
-  """
-  if all(map(dims.is_known, (batch, m, n, k))):
-    splits = split_bound(batch, m, n, k)
-    return splits * batch * m * n if splits > 1 else 0
-  splits = min(_MAX_SPLITS, -(-k // 256)) if dims.is_known(k) else _MAX_SPLITS
-  rows = jax.core.min_dim(batch * m, _SKINNY)
-  return jax.core.min_dim(splits * rows * n, _MAX_WORKSPACE // 4)
+  if dims.is_known(k) and k < 2 * _LEAST_PART:
+    return 0
+  parts = min(_MAX_PARTS, k // _LEAST_PART) if dims.is_known(k) else _MAX_PARTS
+  rows = batch * dims.round_up(m, 16)
+  return jax.core.min_dim(parts * rows * dims.round_up(n, 64), _MAX_WORKSPACE)
 
 
 def features(layout: str, scaling: str, a_dtype: str,
@@ -303,7 +310,7 @@ def _call(cfg: Config, call, x: Operands) -> jax.Array:
   out = (*batch, m, n)
   return call(
       (like(x.a, out, cfg.out_dtype),
-       like(x.a, (_workspace(math.prod(batch), m, n, k),), jnp.float32)),
+       like(x.a, (workspace(math.prod(batch), m, n, k),), jnp.float32)),
       x.a, x.b, *(absent(t, jnp.float32) for t in x[2:]),
       layout=cfg.layout, scaling=cfg.scaling,
       activation=cfg.activation or "none",

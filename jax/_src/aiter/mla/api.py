@@ -18,8 +18,10 @@ import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 import jax
+from jax import lax
 from jax._src.aiter.core import arguments
 from jax._src.aiter.core.arguments import bad, describe
 from jax._src.aiter.mla import op
@@ -115,7 +117,9 @@ def _attend(s: _Static, a: _Arrays):
     kv = kv.reshape(pages, 1, 1, kv.shape[3])
     place = jnp.arange(1, table.shape[1] + 1, dtype=jnp.int32)
     there = (table >= 0) & (table < pages)
-    lengths = jnp.max(jnp.where(there, place, 0), 1, initial=0)
+    # From 0 on, so that XLA makes one kernel of it, and none of no column.
+    lengths = lax.reduce(
+        jnp.where(there, place, 0), np.int32(0), lax.max, (1,))
   else:
     table = paged.integers(n, n.table, a.table, 1)
     lengths = aliases.lengths_of(n, a.indptr, a.last_page_lens, size)

@@ -11,6 +11,7 @@ from jax._src.aiter.core.operator import Key, operator
 from jax._src.aiter.paged import op as paged
 from jax._src.aiter.paged.op import Config, Operands
 
+_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 # What a row of the kernels' table tells by its sizes.
 _BY_SIZE = ("partial", "many_rows", "small_pages")
 
@@ -35,5 +36,5 @@ def _specs(cfg: Config, x: Operands):
 # (Config, Operands) -> (out [tokens, hq, dv], lse [hq, tokens] or None)
 attend = operator(
     target="mla_attend", kernel=paged.kernel, reference=paged.reference,
-    specs=_specs, split=("h",), serves=_serves, dtypes=paged.DTYPES,
+    specs=_specs, split=("h",), serves=_serves, dtypes=_DTYPES,
     batch=paged.in_turn)

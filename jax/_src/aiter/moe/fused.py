@@ -15,7 +15,7 @@ from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.gmm import api as gmm_api
 from jax._src.aiter.gmm import op as gmm_op
 from jax._src.aiter.moe import api
-from jax._src.aiter.moe.move import combine, rows_of, spread
+from jax._src.aiter.moe.move import Places, combine, rows_of, spread
 from jax._src.aiter.quant import api as quant_api
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
@@ -86,7 +86,7 @@ def _of_expert(bias, ids, like):
       mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-def _quantised(cfg: Config, x, scale):
+def quantised(cfg: Config, x, scale):
   """x as the weights want it: (numbers, scales or None). scale: of all rows."""
   if cfg.quant is None:
     return x, None
@@ -101,7 +101,7 @@ def _quantised(cfg: Config, x, scale):
 
 def _activate(cfg: Config, h, row_ids, bias1, scale, dtype):
   """What w2 multiplies, of a dtype or quantised, and its scales or None."""
-  gated, quantised, alone = _ACTIVATIONS[cfg.activation]
+  gated, by_quant, alone = _ACTIVATIONS[cfg.activation]
   options = {name: value for name, value in (
       ("limit", cfg.limit), ("alpha", cfg.alpha)) if value is not None}
   if not cfg.gated:
@@ -110,7 +110,7 @@ def _activate(cfg: Config, h, row_ids, bias1, scale, dtype):
     if bias1 is not None:
       h += _of_expert(bias1, row_ids, wide)
     y = alone(h)
-    return _quantised(cfg, y if cfg.quant else y.astype(dtype), scale)
+    return quantised(cfg, y if cfg.quant else y.astype(dtype), scale)
   if cfg.interleaved:
     pairs = h.reshape(h.shape[0], -1, 2)
     if bias1 is not None:
@@ -127,15 +127,27 @@ def _activate(cfg: Config, h, row_ids, bias1, scale, dtype):
     options["group_size"] = gmm_op.SCALED_COLUMNS[cfg.scaling]
   if cfg.scaling == "mx":
     options["scale_dtype"] = jnp.uint8
-  return quantised(h, **options, quant_dtype=cfg.quant)
+  return by_quant(h, **options, quant_dtype=cfg.quant)
 
 
-@functools.partial(jax.jit, static_argnums=0, inline=True)
-def _layer(cfg: Config, x: Layer) -> jax.Array:
-  """The layer of checked arguments and local ids."""
-  x = vary_together(x)
-  experts = x.w1.shape[0]
-  counts, places = api.places_of(x.ids, experts)
+def by_row(t, places: Places):
+  """What tokens have for each of their choices, [m, k], at its place."""
+  return t.reshape(-1).at[places.entry].get(
+      mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
+  """What experts make of their rows, [n, d], before they are combined.
+
+  Args:
+    cfg: of the layer.
+    x: its arrays, but for those of tokens.
+    counts: int32 [e], rows of each expert.
+    rows: [n, d], of tokens that are quantised as the weights want it.
+    scales: their scales, that of all rows, or None.
+    row_ids: [n], each row's expert or -1; None without biases.
+    weights: [n], by which rows are multiplied between the products, or None.
+  """
 
   def times(rows, scales, w, w_scale):
     if cfg.scaling == "none":
@@ -147,31 +159,39 @@ def _layer(cfg: Config, x: Layer) -> jax.Array:
         gmm_op.Config(x.hidden.dtype.name, "nt", scaling=cfg.scaling),
         gmm_op.Operands(rows, w, counts, scales, w_scale))
 
-  if cfg.scaling == "none":
-    rows, scales = spread(None, x.hidden, places), None
-  else:
-    # Once a token, not once for each of its experts.
-    rows, scales = _quantised(cfg, x.hidden, x.a1_scale)
-    rows = rows_of(rows, places)
-    if scales is not None and x.a1_scale is None:
-      scales = rows_of(scales, places)
-  by_row = lambda t: t.reshape(-1).at[places.entry].get(
-      mode="fill", fill_value=0, wrap_negative_indices=False)
-  row_ids = None
-  if x.bias1 is not None or x.bias2 is not None:
-    row_ids = jnp.where(places.entry < 0, -1, by_row(x.ids))
   h = times(rows, scales, x.w1, x.w1_scale)
   bias1 = x.bias1
-  if cfg.early:
+  if weights is not None:
     wide = jnp.promote_types(h.dtype, jnp.float32)
     h = h.astype(wide)
     if bias1 is not None:
       h, bias1 = h + _of_expert(bias1, row_ids, wide), None
-    h = (h * by_row(x.weights.astype(wide))[:, None]).astype(x.hidden.dtype)
+    h = (h * weights.astype(wide)[:, None]).astype(x.hidden.dtype)
   h, scales = _activate(cfg, h, row_ids, bias1, x.a2_scale, x.hidden.dtype)
   y = times(h, scales, x.w2, x.w2_scale)
   if x.bias2 is not None:
     y = (y + _of_expert(x.bias2, row_ids, jnp.float32)).astype(y.dtype)
+  return y
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _layer(cfg: Config, x: Layer) -> jax.Array:
+  """The layer of checked arguments and local ids."""
+  x = vary_together(x)
+  counts, places = api.places_of(x.ids, x.w1.shape[0])
+  if cfg.scaling == "none":
+    rows, scales = spread(None, x.hidden, places), None
+  else:
+    # Once a token, not once for each of its experts.
+    rows, scales = quantised(cfg, x.hidden, x.a1_scale)
+    rows = rows_of(rows, places)
+    if scales is not None and x.a1_scale is None:
+      scales = rows_of(scales, places)
+  row_ids = None
+  if x.bias1 is not None or x.bias2 is not None:
+    row_ids = jnp.where(places.entry < 0, -1, by_row(x.ids, places))
+  y = multiplied(cfg, x, counts, rows, scales, row_ids,
+                 by_row(x.weights, places) if cfg.early else None)
   return combine(None, y, None if cfg.early else x.weights, places).astype(
       cfg.dtype)
 
@@ -211,6 +231,138 @@ def _scales(function: str, w1, w2, w1_scale, w2_scale):
     raise arguments.bad(function, "w2_scale", f"of {kinds[1]}s",
                         f"of {kinds[0]}s, as w1_scale is")
   return kinds[0], *found
+
+
+def checked(
+    function: str, devices: int, hidden_states, w1, w2, topk_weight, topk_ids,
+    expert_mask, activation, doweight_stage1, num_local_tokens, w1_scale,
+    w2_scale, a1_scale, a2_scale, quant_dtype, dtype, bias1, bias2,
+    swiglu_limit, swiglu_alpha, gate_mode, weight_layout, num_shared_experts,
+) -> tuple[Config, Layer]:
+  """fused_moe's arguments, checked; ids are those of experts that w1 has.
+
+  Args:
+    function: the public function's name.
+    devices: that have as many experts as this one; without expert_mask ids are
+      those of all of them.
+    **: see fused_moe.
+  """
+  bad = functools.partial(arguments.bad, function)
+  hidden_states, w1, w2 = arguments.agreeing(hidden_states, w1, w2)
+  scaled = w1_scale is not None or w2_scale is not None
+  scaling = "none"
+  ids = api.check_ids(function, topk_ids)
+  api.check_rows(function, "hidden_states", hidden_states, ids.shape[0])
+  d = hidden_states.shape[1]
+  layout = {"enk": "nt", "ekn": "nn"}[arguments.choice(
+      function, "weight_layout", weight_layout, ("enk", "ekn"))]
+  inner = 1 if layout == "nt" else 2  # the axis of w1 that is not d
+  for name, w in (("w1", w1), ("w2", w2)):
+    arguments.check_dtype(
+        function, name, w, (hidden_states.dtype.name,) if not scaled
+        else _BYTES + _PACKED if name == "w1" else (w1.dtype.name,))
+    if w.ndim != 3:
+      raise bad(name, arguments.describe(w), "an array of rank 3")
+  if scaled and layout != "nt":
+    raise bad("weight_layout", repr(weight_layout), "'enk' with w1_scale")
+  four_bits = scaled and w1.dtype.name in _PACKED
+  if four_bits:
+    scaling, (w1, w2), (w1_scale, w2_scale) = _packed(
+        function, w1, w2, w1_scale, w2_scale)
+  shape = lambda w: (*w.shape[:2], w.shape[2] * (2 if four_bits else 1))
+  shape1, shape2 = shape(w1), shape(w2)
+  experts, n = shape1[0], shape1[inner]
+  columns = shape2[3 - inner]
+  of = lambda a, b: (experts, *((a, b) if layout == "nt" else (b, a)))
+  if shape1 != of(n, d):
+    raise bad("w1", arguments.describe(w1), f"shape {list(of('n', d))}")
+  if shape2 != of(d, columns) or n not in (columns, 2 * columns):
+    raise bad("w2", arguments.describe(w2),
+              f"shape {list(of(d, f'{n} / 2'))} with gates or"
+              f" {list(of(d, n))} without, for w1 {arguments.describe(w1)}")
+  gated = n == 2 * columns
+  activation = arguments.choice(
+      function, "activation", activation, tuple(_ACTIVATIONS))
+  if not gated and _ACTIVATIONS[activation][2] is None:
+    raise bad("activation", repr(activation), "one without gates, as w1 is")
+  limit = swiglu_limit
+  if limit is not None:
+    if not gated or activation not in _LIMITED:
+      raise bad("swiglu_limit", repr(limit),
+                "None but of silu and swiglu with gates")
+    limit = arguments.number(function, "swiglu_limit", limit,
+                             "a finite number above 0",
+                             lambda t: 0 < t < float("inf"))
+  alpha = swiglu_alpha
+  if alpha is not None:
+    if activation != "swiglu":
+      raise bad("swiglu_alpha", repr(alpha), "None but of swiglu")
+    alpha = arguments.number(function, "swiglu_alpha", alpha, "a finite number",
+                             lambda t: abs(t) < float("inf"))
+  for name, bias, width in (("bias1", bias1, n), ("bias2", bias2, d)):
+    if bias is not None:
+      arguments.check_dtype(function, name, bias, _FLOATS)
+      if bias.shape != (experts, width):
+        raise bad(name, arguments.describe(bias), f"shape [{experts}, {width}]")
+  if scaled and not four_bits:
+    scaling, w1_scale, w2_scale = _scales(
+        function, w1, w2, w1_scale, w2_scale)
+  quant = w1.dtype.name if scaling in ("row", "block") else None
+  if quant_dtype is not None:
+    quant = arguments.dtype_name(
+        function, "quant_dtype", quant_dtype, ("float8_e4m3fn", "mxfp4"))
+    if scaling != "mx":
+      raise bad("quant_dtype", quant, "None but with weights of MXFP4")
+  for name, scale in (("a1_scale", a1_scale), ("a2_scale", a2_scale)):
+    if scale is not None:
+      arguments.check_dtype(function, name, scale, ("float32",))
+      if scaling != "row" or scale.shape not in ((), (1,)):
+        raise bad(name, arguments.describe(scale), "None, or one number with"
+                  " weights that have a scale an expert or a row")
+  everywhere = devices * experts
+  if expert_mask is not None:
+    arguments.check_is_array(function, "expert_mask", expert_mask, False)
+    if expert_mask.ndim != 1 or expert_mask.shape[0] < experts:
+      raise bad("expert_mask", arguments.describe(expert_mask),
+                f"shape [n] of at least {experts}")
+    everywhere = expert_mask.shape[0]
+  shared = arguments.number(
+      function, "num_shared_experts", num_shared_experts,
+      f"an integer from 0 to {everywhere}", lambda t: 0 <= t <= everywhere, int)
+  arguments.check_dtype(function, "topk_weight", topk_weight, _FLOATS)
+  tokens, topk = ids.shape
+  if topk_weight.shape not in ((tokens, topk), (tokens, topk + shared)):
+    raise bad("topk_weight", arguments.describe(topk_weight),
+              f"shape {[tokens, topk]}" + (
+                  f" or {[tokens, topk + shared]}" if shared else ""))
+  if shared:
+    last = jnp.arange(everywhere - shared, everywhere, dtype=jnp.int32)
+    ids = jnp.concatenate([ids, jnp.broadcast_to(last, (tokens, shared))], 1)
+    topk_weight = jnp.pad(
+        topk_weight, ((0, 0), (0, topk + shared - topk_weight.shape[1])),
+        constant_values=1)
+  ids = api.local_ids(function, ids, everywhere, expert_mask, num_local_tokens)
+  dtype = hidden_states.dtype.name if dtype is None else arguments.dtype_name(
+      function, "dtype", dtype, _FLOATS)
+  cfg = Config(
+      layout, activation, gated,
+      arguments.choice(function, "gate_mode", gate_mode,
+                       ("separated", "interleaved")) == "interleaved",
+      arguments.flag(function, "doweight_stage1", doweight_stage1), limit,
+      alpha, dtype, scaling, quant)
+  return cfg, Layer(
+      hidden_states, w1, w2, topk_weight, ids, bias1, bias2, w1_scale, w2_scale,
+      a1_scale, a2_scale)
+
+
+def run(function: str, layer, cfg: Config, x: Layer) -> jax.Array:
+  """layer(cfg, x), without a gradient of quantised weights."""
+  if cfg.scaling == "none":
+    return layer(cfg, x)
+  return arguments.no_gradient(
+      function, "of quantised weights; apply jax.lax.stop_gradient where"
+      " nothing is to be learned through it")(functools.partial(layer, cfg))(
+          jax.tree.map(jnp.asarray, x))
 
 
 def fused_moe(
@@ -299,115 +451,8 @@ def fused_moe(
     TypeError: an argument of the wrong type or dtype.
     ValueError: a shape or value that cannot be; the message names it.
   """
-  function = "fused_moe"
-  bad = functools.partial(arguments.bad, function)
-  hidden_states, w1, w2 = arguments.agreeing(hidden_states, w1, w2)
-  scaled = w1_scale is not None or w2_scale is not None
-  scaling = "none"
-  ids = api.check_ids(function, topk_ids)
-  api.check_rows(function, "hidden_states", hidden_states, ids.shape[0])
-  d = hidden_states.shape[1]
-  layout = {"enk": "nt", "ekn": "nn"}[arguments.choice(
-      function, "weight_layout", weight_layout, ("enk", "ekn"))]
-  inner = 1 if layout == "nt" else 2  # the axis of w1 that is not d
-  for name, w in (("w1", w1), ("w2", w2)):
-    arguments.check_dtype(
-        function, name, w, (hidden_states.dtype.name,) if not scaled
-        else _BYTES + _PACKED if name == "w1" else (w1.dtype.name,))
-    if w.ndim != 3:
-      raise bad(name, arguments.describe(w), "an array of rank 3")
-  if scaled and layout != "nt":
-    raise bad("weight_layout", repr(weight_layout), "'enk' with w1_scale")
-  four_bits = scaled and w1.dtype.name in _PACKED
-  if four_bits:
-    scaling, (w1, w2), (w1_scale, w2_scale) = _packed(
-        function, w1, w2, w1_scale, w2_scale)
-  shape = lambda w: (*w.shape[:2], w.shape[2] * (2 if four_bits else 1))
-  shape1, shape2 = shape(w1), shape(w2)
-  experts, n = shape1[0], shape1[inner]
-  columns = shape2[3 - inner]
-  of = lambda a, b: (experts, *((a, b) if layout == "nt" else (b, a)))
-  if shape1 != of(n, d):
-    raise bad("w1", arguments.describe(w1), f"shape {list(of('n', d))}")
-  if shape2 != of(d, columns) or n not in (columns, 2 * columns):
-    raise bad("w2", arguments.describe(w2),
-              f"shape {list(of(d, f'{n} / 2'))} with gates or"
-              f" {list(of(d, n))} without, for w1 {arguments.describe(w1)}")
-  gated = n == 2 * columns
-  activation = arguments.choice(
-      function, "activation", activation, tuple(_ACTIVATIONS))
-  if not gated and _ACTIVATIONS[activation][2] is None:
-    raise bad("activation", repr(activation), "one without gates, as w1 is")
-  limit = swiglu_limit
-  if limit is not None:
-    if not gated or activation not in _LIMITED:
-      raise bad("swiglu_limit", repr(limit),
-                "None but of silu and swiglu with gates")
-    limit = arguments.number(function, "swiglu_limit", limit,
-                             "a finite number above 0",
-                             lambda t: 0 < t < float("inf"))
-  alpha = swiglu_alpha
-  if alpha is not None:
-    if activation != "swiglu":
-      raise bad("swiglu_alpha", repr(alpha), "None but of swiglu")
-    alpha = arguments.number(function, "swiglu_alpha", alpha, "a finite number",
-                             lambda t: abs(t) < float("inf"))
-  for name, bias, width in (("bias1", bias1, n), ("bias2", bias2, d)):
-    if bias is not None:
-      arguments.check_dtype(function, name, bias, _FLOATS)
-      if bias.shape != (experts, width):
-        raise bad(name, arguments.describe(bias), f"shape [{experts}, {width}]")
-  if scaled and not four_bits:
-    scaling, w1_scale, w2_scale = _scales(
-        function, w1, w2, w1_scale, w2_scale)
-  quant = w1.dtype.name if scaling in ("row", "block") else None
-  if quant_dtype is not None:
-    quant = arguments.dtype_name(
-        function, "quant_dtype", quant_dtype, ("float8_e4m3fn", "mxfp4"))
-    if scaling != "mx":
-      raise bad("quant_dtype", quant, "None but with weights of MXFP4")
-  for name, scale in (("a1_scale", a1_scale), ("a2_scale", a2_scale)):
-    if scale is not None:
-      arguments.check_dtype(function, name, scale, ("float32",))
-      if scaling != "row" or scale.shape not in ((), (1,)):
-        raise bad(name, arguments.describe(scale), "None, or one number with"
-                  " weights that have a scale an expert or a row")
-  everywhere = experts
-  if expert_mask is not None:
-    arguments.check_is_array(function, "expert_mask", expert_mask, False)
-    if expert_mask.ndim != 1 or expert_mask.shape[0] < experts:
-      raise bad("expert_mask", arguments.describe(expert_mask),
-                f"shape [n] of at least {experts}")
-    everywhere = expert_mask.shape[0]
-  shared = arguments.number(
-      function, "num_shared_experts", num_shared_experts,
-      f"an integer from 0 to {everywhere}", lambda t: 0 <= t <= everywhere, int)
-  arguments.check_dtype(function, "topk_weight", topk_weight, _FLOATS)
-  tokens, topk = ids.shape
-  if topk_weight.shape not in ((tokens, topk), (tokens, topk + shared)):
-    raise bad("topk_weight", arguments.describe(topk_weight),
-              f"shape {[tokens, topk]}" + (
-                  f" or {[tokens, topk + shared]}" if shared else ""))
-  if shared:
-    last = jnp.arange(everywhere - shared, everywhere, dtype=jnp.int32)
-    ids = jnp.concatenate([ids, jnp.broadcast_to(last, (tokens, shared))], 1)
-    topk_weight = jnp.pad(
-        topk_weight, ((0, 0), (0, topk + shared - topk_weight.shape[1])),
-        constant_values=1)
-  ids = api.local_ids(function, ids, everywhere, expert_mask, num_local_tokens)
-  dtype = hidden_states.dtype.name if dtype is None else arguments.dtype_name(
-      function, "dtype", dtype, _FLOATS)
-  cfg = Config(
-      layout, activation, gated,
-      arguments.choice(function, "gate_mode", gate_mode,
-                       ("separated", "interleaved")) == "interleaved",
-      arguments.flag(function, "doweight_stage1", doweight_stage1), limit,
-      alpha, dtype, scaling, quant)
-  x = Layer(hidden_states, w1, w2, topk_weight, ids, bias1, bias2, w1_scale,
-            w2_scale, a1_scale, a2_scale)
-  if not scaled:
-    return _layer(cfg, x)
-  return arguments.no_gradient(
-      function, "of quantised weights; apply jax.lax.stop_gradient where"
-      " nothing is to be learned through it")(functools.partial(_layer, cfg))(
-          jax.tree.map(jnp.asarray, x))
+  return run("fused_moe", _layer, *checked(
+      "fused_moe", 1, hidden_states, w1, w2, topk_weight, topk_ids, expert_mask,
+      activation, doweight_stage1, num_local_tokens, w1_scale, w2_scale,
+      a1_scale, a2_scale, quant_dtype, dtype, bias1, bias2, swiglu_limit,
+      swiglu_alpha, gate_mode, weight_layout, num_shared_experts))

@@ -247,6 +247,11 @@ def attend(s: Static, a: Arrays):
 
 @functools.partial(jax.jit, static_argnums=(0,), inline=True)
 def _attend(s: Static, a: Arrays):
+  return run(s.names.function, *operands(s, a))
+
+
+def operands(s: Static, a: Arrays) -> tuple[Config, Operands]:
+  """The operator's form of arrays, which are checked here."""
   n = s.names
   check_q(n, a.q)
   _check_caches(n, s.layout, a.q, a.k_cache, a.v_cache)
@@ -283,10 +288,10 @@ def _attend(s: Static, a: Arrays):
       s.layout, of["offset"], scale, seqlen_q=int(cu_seqlens is None),
       window=s.window, soft_cap=s.soft_cap, k_scale=k_names, v_scale=v_names,
       return_lse=s.return_lse)
-  return run(n.function, cfg, Operands(
+  return cfg, Operands(
       q, a.k_cache, a.v_cache, k_scale, v_scale, table, indptr, lengths,
       cu_seqlens, per_head(n, n.sinks, a.sinks, hq),
-      per_head(n, n.slopes, a.slopes, hq)))
+      per_head(n, n.slopes, a.slopes, hq))
 
 
 def run(function: str, cfg: Config, operands: Operands, attend=op.attend):

@@ -32,7 +32,7 @@ LAYOUTS = {
     # Values are the first columns of keys, which are one head's.
     "mla": (("page", "offset", "head", "col"),),
 }
-DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 # Caches of bytes -> the kernels' names of what they hold.
 KINDS = {"int8": "int8", "float8_e4m3fn": "e4m3fn",
          "float8_e4m3fnuz": "e4m3fnuz", "float8_e5m2": "e5m2"}
@@ -155,7 +155,7 @@ def _scales(names, scale, page, offset, heads: int):
                           (page.shape[0], heads))
 
 
-def _keys_and_values(cfg: Config, x: Operands, shape: Shape, page, offset):
+def keys_and_values(cfg: Config, x: Operands, shape: Shape, page, offset):
   """Dequantised keys and values of tokens, [tokens, heads, d] in float32.
 
   Those of absent pages, which are past the end, are zeros.
@@ -240,7 +240,7 @@ def reference(cfg: Config, x: Operands):
       page = table.at[place].get(mode="fill", fill_value=-1)
       shown = (n < stop) & (page >= 0) & (page < shape.pages)
       page = jnp.where(shown, page, shape.pages)
-      k, v = _keys_and_values(cfg, x, shape, page, n % size)
+      k, v = keys_and_values(cfg, x, shape, page, n % size)
       s = jnp.einsum("mhgd,nhd->hgmn", q, k, precision=lax.Precision.HIGHEST)
       s *= cfg.softmax_scale
       if cfg.soft_cap:
@@ -383,7 +383,8 @@ def serves(cfg: Config, x: Operands) -> Key | None:
     return None
   shape = shape_of(cfg, x)
   return Key("paged_attend", x.q.dtype.name,
-             (max(x.q.shape[-1], shape.dv),), features(cfg, x, shape))
+             (max(x.q.shape[-1], shape.dv),), features(cfg, x, shape),
+             everywhere=x.q.dtype != jnp.float32)
 
 
 # -----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ one exchange around an ordinary call.
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jax._src.aiter.core import arguments
 from jax._src.aiter.core.arguments import bad, describe
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.parallel import order
-from jax._src.aiter.parallel.ring import RingConfig, ring
+from jax._src.aiter.parallel.ring import RingConfig, cumulative, ring, weighed
 
 _NAME = "context_parallel_attention"
 _STRATEGIES = ("ring", "all_gather", "ulysses")
@@ -29,13 +30,17 @@ _PAIRS = (("ulysses", "ring"), ("ulysses", "all_gather"))
 
 
 class _Arrays(NamedTuple):
-  """The arrays of a call, as the user gave them, for one device."""
+  """The arrays of a call for one device, as the user gave them.
+
+  But q, k and v of a packed call, which has cu_seqlens, are a batch of one.
+  """
   q: jax.Array
   k: jax.Array
   v: jax.Array
   bias: jax.Array | None
   alibi_slopes: jax.Array | None
   sink: jax.Array | None
+  cu_seqlens: jax.Array | None = None
 
 
 class _Call(NamedTuple):
@@ -56,10 +61,31 @@ class _Call(NamedTuple):
     return left >= 0 or (right >= 0 and not self.attention.causal)
 
 
-def _operands(call: _Call, x: _Arrays, lengths=None, dropout_key=None):
+def _operands(call: _Call, x: _Arrays, cu_k=None, dropout_key=None):
+  """The operator's form; cu_k are lengths of keys of a dense call."""
   return api.operands(
-      call.attention, None, dropout_key, x.q, x.k, x.v, None, lengths, x.bias,
+      call.attention, None, dropout_key, x.q, x.k, x.v, None, cu_k, x.bias,
       None, x.alibi_slopes, x.sink)
+
+
+def _packed_operands(call: _Call, x: _Arrays, dropout_key=None, lengths=None,
+                     first=(None, None)):
+  """Likewise of sequences.
+
+  Args:
+    lengths: cumulative, of queries and keys; x.cu_seqlens by default.
+    first: rows of queries and keys, where they are not these.
+  """
+  return api.operands(
+      call.attention, first, dropout_key, x.q[0], x.k[0], x.v[0],
+      *(lengths or (x.cu_seqlens,) * 2), None, None, x.alibi_slopes, x.sink)
+
+
+def _mha(operands):
+  """(out, lse), as of a batch of one if packed."""
+  cfg, x = operands
+  out, lse = mha_op.mha(cfg, vary_together(x))
+  return (out[None], lse[None]) if x.packed else (out, lse)
 
 
 def _refuse(what, strategy, instead):
@@ -87,6 +113,14 @@ def _ring(call: _Call, axis: str, dropout_key, x: _Arrays):
     _refuse("window_size's right side", f"{where} and load_balance='striped'",
             "None has it")
   size, s = lax.axis_size(axis), x.q.shape[1]
+  if x.cu_seqlens is not None:
+    if call.windowed and call.balance != "striped":
+      _refuse("window_size", f"{where}, cu_seqlens and"
+              f" load_balance={call.balance!r}",
+              "load_balance='striped' has it, and so have the other strategies")
+    if x.alibi_slopes is not None:
+      _refuse("alibi_slopes", f"{where} and cu_seqlens",
+              "strategy='all_gather' and 'ulysses' have them")
   if x.k.shape[1:2] != (s,):
     raise bad(_NAME, "k", describe(x.k), f"q's local length {s} with {where}")
   if x.bias is not None and x.bias.shape[-1:] != (size * s,):
@@ -95,32 +129,44 @@ def _ring(call: _Call, axis: str, dropout_key, x: _Arrays):
   if call.balance == "zigzag" and s % 2:
     raise bad(_NAME, "q's local length", s,
               "an even number with load_balance='zigzag'")
-  # The bias is checked against the keys that it is for.
-  whole = None if x.bias is None else jnp.zeros(
-      (x.q.shape[0], size * s, 1, 1), x.q.dtype)
-  cfg, own = _operands(call, x._replace(bias=None, sink=None))
-  if whole is not None:
+  left, right, _ = call.attention.window
+  if x.cu_seqlens is not None:
+    cfg, own = _packed_operands(call, x._replace(sink=None))
+    own = own._replace(q=own.q[None], k=own.k[None], v=own.v[None],
+                       cu_seqlens_k=None)
+  else:
+    cfg, own = _operands(call, x._replace(bias=None, sink=None))
+  if x.bias is not None:
+    # It is checked against the keys that it is for.
+    whole = jnp.zeros((x.q.shape[0], size * s, 1, 1), x.q.dtype)
     own = own._replace(bias=api.check_bias(
         call.attention, x.bias, x.q, whole))
-  left, right, _ = call.attention.window
   cfg = cfg._replace(window_left=left, window_right=call.right)
   out, lse = ring(
       RingConfig(cfg, axis, size, call.balance), vary_together(own))
   if x.sink is not None:
-    out, lse = _with_sink(out, lse, _per_head(x.sink, x.q))
+    out, lse = _with_sink(out, lse, _per_row(call, axis, x.sink, x))
   return out, lse
 
 
 def _with_sink(out, lse, sink):
-  """What a logit without a value, float32 [b, h, 1], makes of a result."""
+  """What a logit without a value, float32 [b, h, 1 | s], makes of a result."""
   joint = jnp.logaddexp(lse, sink)
-  kept = jnp.exp(jnp.where(lse == -jnp.inf, -jnp.inf, lse - joint))
-  return (out * jnp.swapaxes(kept, 1, 2)[..., None]).astype(out.dtype), joint
+  return weighed(out, lse, joint).astype(out.dtype), joint
 
 
-def _per_head(t, q):
+def _per_row(call: _Call, axis: str, t, x: _Arrays):
+  """[b, h, 1 | s] of a number a head; -inf of a packed row of no sequence."""
+  q, cu = x.q, x.cu_seqlens
   t = t.astype(jnp.promote_types(q.dtype, jnp.float32))
-  return jnp.broadcast_to(t, (q.shape[0], q.shape[2]))[:, :, None]
+  if cu is None:
+    return jnp.broadcast_to(t, (q.shape[0], q.shape[2]))[:, :, None]
+  place = order.places(
+      call.balance, lax.axis_size(axis), lax.axis_index(axis), q.shape[1])
+  n = cu.shape[0] - 1
+  at = jnp.searchsorted(cu, place, side="right").astype(jnp.int32) - 1
+  t = jnp.broadcast_to(t, (n, q.shape[2]))[jnp.clip(at, 0, n - 1)]
+  return jnp.where((at < n)[:, None], t, -jnp.inf).T[None]
 
 
 # -----------------------------------------------------------------------------
@@ -133,18 +179,18 @@ def _all_gather(call: _Call, axis: str, dropout_key, x: _Arrays):
     _refuse("dropout_p", where, "strategy='ulysses' has it")
   if call.balance == "striped":
     _refuse("load_balance='striped'", where, "'zigzag' and None are possible")
-  if call.right > 0:
-    _refuse("window_size's right side", where,
-            "strategy='ring' and 'ulysses' have it")
+  if call.right and (call.windowed or x.alibi_slopes is not None):
+    _refuse("window_size or alibi_slopes", f"{where} and causal=False",
+            "strategy='ulysses' has them")
   size, rank = lax.axis_size(axis), lax.axis_index(axis).astype(jnp.int32)
   b, s = x.q.shape[:2]
   gather = lambda t: lax.all_gather(t, axis, axis=1, tiled=True)
   k, v = gather(x.k), gather(x.v)
   if call.balance:
     k, v = (order.restored(t, call.balance, size, 1) for t in (k, v))
-  places = call.right >= 0 or call.windowed or x.alibi_slopes is not None
-  if not places:
-    return mha_op.mha(*_varying(_operands(call, x._replace(k=k, v=v))))
+  packed = x.cu_seqlens is not None
+  if call.right and not packed:
+    return _mha(_operands(call, x._replace(k=k, v=v)))
   if x.k.shape[1] != s:
     raise bad(_NAME, "k", describe(x.k),
               f"q's local length {s} with {where} and places that count")
@@ -159,20 +205,24 @@ def _all_gather(call: _Call, axis: str, dropout_key, x: _Arrays):
     chunks = ((0, s, rank),)
   parts = []
   for first, last, place in chunks:
-    end = (place + 1) * (last - first)
+    begin, end = place * (last - first), (place + 1) * (last - first)
     rows = x.bias is not None and x.bias.ndim > 1 and x.bias.shape[-2] > 1
-    parts.append(mha_op.mha(*_varying(_operands(
-        call, x._replace(
-            q=x.q[:, first:last], k=k, v=v,
-            bias=x.bias[..., first:last, :] if rows else x.bias),
-        end * jnp.arange(b + 1, dtype=jnp.int32)))))
+    own = x._replace(
+        q=x.q[:, first:last], k=k, v=v,
+        bias=x.bias[..., first:last, :] if rows else x.bias)
+    if packed:
+      cu = x.cu_seqlens
+      bounds = jnp.clip(cu, begin, end)
+      keys = jnp.minimum(cu[1:], end) if call.right == 0 else cu[1:]
+      counts = jnp.diff(bounds), jnp.maximum(keys - cu[:-1], 0)
+      parts.append(_mha(_packed_operands(
+          call, own, lengths=tuple(map(cumulative, counts)),
+          first=(bounds - begin, cu))))
+    else:
+      parts.append(_mha(_operands(
+          call, own, end * jnp.arange(b + 1, dtype=jnp.int32))))
   outs, lses = zip(*parts)
   return jnp.concatenate(outs, 1), jnp.concatenate(lses, 2)
-
-
-def _varying(operands):
-  cfg, x = operands
-  return cfg, vary_together(x)
 
 
 # -----------------------------------------------------------------------------
@@ -218,19 +268,20 @@ def _ulysses(call: _Call, axis: str, dropout_key, x: _Arrays):
     if not inner and bias.shape[3] > 1:
       bias = in_turn(bias, axis=3)
   local = _Arrays(heads(x.q), heads(k), heads(v), bias,
-                  per_head(x.alibi_slopes), per_head(x.sink))
+                  per_head(x.alibi_slopes), per_head(x.sink), x.cu_seqlens)
   if inner:
     out, lse = _run(call._replace(strategies=inner, axes=call.axes[1:]),
                     dropout_key, local)
   else:
-    cfg, operands = _operands(call, local, dropout_key=dropout_key)
+    cfg, operands = (_operands if x.cu_seqlens is None else _packed_operands)(
+        call, local, dropout_key=dropout_key)
     if operands.dropout_state is not None:
       # The mask of a head is that of its place among all heads.
       first = jnp.zeros(4, jnp.uint32).at[3].set(
           (rank * local.q.shape[2]).astype(jnp.uint32))
       operands = operands._replace(
           dropout_state=operands.dropout_state + first)
-    out, lse = mha_op.mha(*_varying((cfg, operands)))
+    out, lse = _mha((cfg, operands))
   out, lse = back(out, axis=1), back(lse, axis=2)
   return (lax.all_to_all(out, axis, 1, 2, tiled=True),
           lax.all_to_all(lse, axis, 2, 1, tiled=True))
@@ -246,8 +297,17 @@ def _run(call: _Call, dropout_key, x: _Arrays):
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def _attend(call: _Call, dropout_key, x: _Arrays):
   # The checks of an ordinary call, by the arguments' own names.
-  _operands(call, x._replace(bias=None), dropout_key=dropout_key)
+  if x.cu_seqlens is None:
+    _operands(call, x._replace(bias=None), dropout_key=dropout_key)
+  else:
+    if x.bias is not None:
+      raise bad(_NAME, "bias", "given", "none with cu_seqlens")
+    x = x._replace(q=x.q[None], k=x.k[None], v=x.v[None])
+    _, packed = _packed_operands(call, x, dropout_key)
+    x = x._replace(cu_seqlens=packed.cu_seqlens_q)
   out, lse = _run(call, dropout_key, x)
+  if x.cu_seqlens is not None:
+    out, lse = out[0], lse[0]
   return (out, lse) if call.attention.return_lse else out
 
 
@@ -278,6 +338,7 @@ def context_parallel_attention(
     dropout_key: jax.Array | None = None,
     logits_soft_cap: float = 0.0,
     sink: jax.Array | None = None,
+    cu_seqlens: jax.Array | None = None,
 ):
   """`flash_attn_func` of a sequence that is divided over devices.
 
@@ -304,14 +365,14 @@ def context_parallel_attention(
     softmax_scale: factor on q.k; None is 1 / sqrt(dqk).
     causal: a token sees itself and those before it.
     window_size: (left, right) in tokens of the whole sequence, -1 for
-      unbounded; a right side neither with "all_gather" nor with "striped", none
-      in a ring with "zigzag". A third number, leading keys that stay visible,
-      not in a ring.
+      unbounded; with "all_gather" only if causal, in a ring with "striped"
+      without a right side, and not at all with "zigzag". A third number,
+      leading keys that stay visible, not in a ring.
     bias: [b | 1, hq | 1, s | 1, keys] with a column for each key of the whole
       sequence, in the order in which the devices hold these; for "all_gather"
       in the order of the sequence.
-    alibi_slopes: [hq] or [b, hq]; in a ring with "striped" alone, and there
-      without a gradient.
+    alibi_slopes: [hq] or [b, hq]; with "all_gather" only if causal, in a ring
+      with "striped" alone, and there without a gradient.
     deterministic: see flash_attn_func.
     return_lse: return the log-sum-exp of every row too.
     axis_name: the mesh axis that divides the sequence, or two.
@@ -320,6 +381,11 @@ def context_parallel_attention(
       in which devices have equal work if causal: "zigzag" or "striped" ("ring"
       and "ulysses"), as `reorder_causal_load_balancing` makes them.
     dropout_key: a JAX PRNG key, required if dropout_p > 0; one for all devices.
+    cu_seqlens: int [n + 1], cumulative lengths of sequences that are packed in
+      one axis, which all devices together have; the same on all. q is then
+      [s, hq, dqk], and k, v, out likewise; lse is [hq, s]. Numbers and traced
+      lengths are as in flash_attn_varlen. No bias; in a ring no alibi_slopes,
+      and windows with "striped" alone.
     logits_soft_cap: if > 0, scaled scores become cap * tanh(score / cap).
     sink: [hq] or [b, hq], a logit in every row's softmax that has no value.
 
@@ -343,10 +409,14 @@ def context_parallel_attention(
   api.check_arrays(
       _NAME, dict(q=q, k=k, v=v),
       dict(bias=bias, alibi_slopes=alibi_slopes, dropout_key=dropout_key,
-           sink=sink))
+           sink=sink, cu_seqlens=cu_seqlens))
+  if cu_seqlens is not None:
+    total = q.shape[0] * math.prod(map(lax.axis_size, axes))
+    arguments.check_cumulative(_NAME, "cu_seqlens", cu_seqlens, total)
   call = api.static_arguments(
       _NAME, dropout_p, softmax_scale, causal, window_size, logits_soft_cap,
       deterministic,
-      return_lse=arguments.flag(_NAME, "return_lse", return_lse))
+      return_lse=arguments.flag(_NAME, "return_lse", return_lse),
+      names=("q", "k", "v", "cu_seqlens", "cu_seqlens", "dropout_key"))
   return _attend(_Call(call, axes, strategies, balance), dropout_key,
-                 _Arrays(q, k, v, bias, alibi_slopes, sink))
+                 _Arrays(q, k, v, bias, alibi_slopes, sink, cu_seqlens))

@@ -58,6 +58,41 @@ def restored(x, strategy: str, size: int, axis: int):
   return x.reshape(*before, -1, *after)
 
 
+def rows_before(place, strategy: str | None, size: int, device, rows: int):
+  """How many of a device's rows come before a place in the sequence.
+
+  Args:
+    place: int32, of any shape.
+    strategy: None, "zigzag" or "striped".
+    size: number of devices.
+    device: which of them, traced.
+    rows: that each has.
+
+  Returns:
+    int32 like place.
+  """
+  def of_chunk(chunk, count):
+    return jnp.clip(place - chunk * count, 0, count)
+  if strategy == "striped":
+    return jnp.clip((place - device + size - 1) // size, 0, rows)
+  if strategy == "zigzag":
+    half = rows // 2
+    return of_chunk(device, half) + of_chunk(2 * size - 1 - device, half)
+  return of_chunk(device, rows)
+
+
+def places(strategy: str | None, size: int, device, rows: int):
+  """int32 [rows]: where a device's rows stand in the sequence; see above."""
+  row = jnp.arange(rows, dtype=jnp.int32)
+  if strategy == "striped":
+    return row * size + device
+  if strategy == "zigzag":
+    half = rows // 2
+    return row + jnp.where(row < half, device * half,
+                           (2 * size - 1 - device) * half - half)
+  return row + device * rows
+
+
 def _checked(function, x, strategy, size, axis):
   arguments.check_is_array(function, "x", x, optional=False)
   strategy = arguments.choice(function, "strategy", strategy, STRATEGIES)

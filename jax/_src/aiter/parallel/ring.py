@@ -3,15 +3,18 @@
 
 In step t a device has the keys of the one t places before it. What of them its
 queries see is, in each order of tokens, one or a few blocks of attention that
-are causal, full or empty; whether full or empty is known on the device alone,
-and said by a length, so that all devices run one program. Partial results are
-joined by their log-sum-exps (Ring Attention, arXiv:2310.01889). Backward, keys
-and values go round once more and take their gradients along.
+are causal, full or empty; which, the device alone knows, and says it by first
+rows and lengths, so that all devices run one program. Partial results are
+joined by their log-sum-exps (Ring Attention, arXiv:2310.01889).
+
+Backward the ring turns the other way: it begins with the keys that came last,
+which the forward pass kept, and gradients of keys arrive at home with the last
+step, that of a device's own keys. So every transfer has a kernel to hide
+behind.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -28,7 +31,7 @@ from jax._src.aiter.attention.types import (
 )
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.partition import vary_together
-from jax._src.aiter.paged.api import merge_attn_states
+from jax._src.aiter.parallel.order import rows_before
 
 
 class RingConfig(NamedTuple):
@@ -39,11 +42,27 @@ class RingConfig(NamedTuple):
     axis: the mesh axis.
     size: of it.
     order: None, "zigzag" or "striped", as order.py has them.
+
+  The operands of a call are one device's, dense; but cu_seqlens_q, if given, is
+  that of sequences which are packed on all devices, whose batch is then 1.
   """
   mha: Config
   axis: str
   size: int
   order: str | None
+
+
+class _Spans(NamedTuple):
+  """First row and number of rows of sequences, int32 [n] each."""
+  first_q: jax.Array
+  count_q: jax.Array
+  first_k: jax.Array
+  count_k: jax.Array
+
+  @classmethod
+  def of(cls, bounds_q, first_k, end_k) -> _Spans:
+    return cls(bounds_q[:-1], jnp.diff(bounds_q), first_k,
+               jnp.maximum(end_k - first_k, 0))
 
 
 class _Block(NamedTuple):
@@ -55,45 +74,115 @@ class _Block(NamedTuple):
     window: of the call, (left, right), aligned at the last visible key.
     length: how many of the keys are visible, traced; None for all.
     distance: tokens from a query back to the key it is aligned with.
+    spans: what of rows and cols the sequences of a packed call are; None for a
+      dense one.
   """
   rows: tuple[int, int]
   cols: tuple[int, int]
   window: tuple[int, int]
   length: Any = None
   distance: int = 0
+  spans: _Spans | None = None
 
 
-def _striped(cfg: RingConfig, step: int, s: int, earlier):
+class _Visit(NamedTuple):
+  """What a device knows of a step: whose keys have come, and how many.
+
+  Attributes:
+    cfg: static facts.
+    places: the keys are those of the device so many places before.
+    s: rows of a device.
+    cu: cumulative lengths of the sequences, packed on all devices, or None.
+    apart: blocks are of rows and columns that are known while tracing.
+  """
+  cfg: RingConfig
+  places: int
+  s: int
+  cu: jax.Array | None
+  apart: bool
+
+  @property
+  def rank(self):
+    return lax.axis_index(self.cfg.axis).astype(jnp.int32)
+
+  @property
+  def earlier(self):
+    """Whether that device has a lower index."""
+    return self.rank >= self.places
+
+  def bounds(self, cu):
+    """Where sequences begin and end in this device's rows, and in the keys."""
+    cfg = self.cfg
+    return tuple(
+        rows_before(cu, cfg.order, cfg.size, device % cfg.size, self.s)
+        for device in (self.rank, self.rank - self.places))
+
+  def whole(self, window) -> list[_Block]:
+    """All rows and keys, or all of each sequence."""
+    spans = None
+    if self.cu is not None:
+      own, theirs = self.bounds(self.cu)
+      spans = _Spans.of(own, theirs[:-1], theirs[1:])
+    return [_Block((0, self.s), (0, self.s), window, spans=spans)]
+
+
+def _striped(visit: _Visit):
+  cfg, step, s = visit.cfg, visit.places, visit.s
   left, right = cfg.mha.window_left, cfg.mha.window_right
   if right < 0:
-    return [_Block((0, s), (0, s), (-1, -1))]
+    return visit.whole((-1, -1))
   # A key's place among all is n times its own, plus its device's: of a later
   # device's keys a query sees those up to the one before its own place.
   reach = left if left < 0 else (left - step) // cfg.size
   if left >= 0 and reach < 0:
     return []
-  length = None if step == 0 else jnp.where(earlier, s, s - 1)
-  return [_Block((0, s), (0, s), (reach, 0), length, step)]
+  block, = visit.whole((reach, 0))
+  hidden = jnp.where(visit.earlier, 0, 1)
+  if block.spans is not None:
+    own, theirs = visit.bounds(visit.cu)
+    block = block._replace(spans=_Spans.of(own, theirs[:-1], own[1:] - hidden))
+  elif step:
+    block = block._replace(length=s - hidden)
+  return [block._replace(distance=step)]
 
 
-def _zigzag(cfg: RingConfig, step: int, s: int, earlier):
-  if cfg.mha.window_right < 0:
-    return [_Block((0, s), (0, s), (-1, -1))]
-  if step == 0:
-    return [_Block((0, s), (0, s), (-1, 0))]
-  first, last, full = (0, s // 2), (s // 2, s), (-1, -1)
-  return [
-      _Block(first, first, full, jnp.where(earlier, s // 2, 0)),
-      _Block(last, first, full),
-      _Block(last, last, full, jnp.where(earlier, 0, s // 2))]
+def _zigzag(visit: _Visit):
+  s, half, full = visit.s, visit.s // 2, (-1, -1)
+  if visit.cfg.mha.window_right < 0:
+    return visit.whole(full)
+  if visit.places == 0:
+    return visit.whole((-1, 0))
+  if visit.apart:
+    first, last = (0, half), (half, s)
+    return [
+        _Block(first, first, full, jnp.where(visit.earlier, half, 0)),
+        _Block(last, first, full),
+        _Block(last, last, full, jnp.where(visit.earlier, 0, half))]
+  # All queries see the first half of an earlier device's keys; the last half of
+  # them sees all of a later one's.
+  cu = visit.cu
+  if cu is None:
+    cu = jnp.array([0, s * visit.cfg.size], jnp.int32)
+  own, theirs = visit.bounds(cu)
+  own = jnp.where(visit.earlier, own, jnp.maximum(own, half))
+  theirs = jnp.where(visit.earlier, jnp.minimum(theirs, half), theirs)
+  return [_Block((0, s), (0, s), full,
+                 spans=_Spans.of(own, theirs[:-1], theirs[1:]))]
 
 
-def _contiguous(cfg: RingConfig, step: int, s: int, earlier):
+def _contiguous(visit: _Visit):
+  cfg, step, s = visit.cfg, visit.places, visit.s
   left, right = cfg.mha.window_left, cfg.mha.window_right
   if step == 0 or left < 0 and right < 0:
-    return [_Block((0, s), (0, s), (left, right))]
+    return visit.whole((left, right))
+  if visit.cu is not None:
+    own, theirs = visit.bounds(visit.cu)
+    theirs = jnp.where(visit.earlier, theirs, 0)
+    return [_Block((0, s), (0, s), (-1, -1),
+                   spans=_Spans.of(own, theirs[:-1], theirs[1:]))]
   blocks = []
-  for away, here in ((step * s, earlier), ((step - cfg.size) * s, ~earlier)):
+  for away, here in ((step * s, visit.earlier),
+                     ((step - cfg.size) * s, ~visit.earlier)):
     # Query i sees keys i + low to i + high of these; None is unbounded.
     low = away - left if left >= 0 and away - left > -s else None
     high = away + right if right >= 0 and away + right < s else None
@@ -112,51 +201,131 @@ def _contiguous(cfg: RingConfig, step: int, s: int, earlier):
 _BLOCKS = {"striped": _striped, "zigzag": _zigzag, None: _contiguous}
 
 
-def _steps(cfg: RingConfig, s: int):
-  """(step, blocks) of each step in which a device may see a key."""
-  rank = lax.axis_index(cfg.axis).astype(jnp.int32)
-  for step in range(cfg.size):
-    blocks = _BLOCKS[cfg.order](cfg, step, s, rank >= step)
-    if blocks:
-      yield step, blocks
+def _steps(cfg: RingConfig, x: Operands):
+  """What a device does with the keys of others.
+
+  Returns:
+    (steps, kept): (places, blocks) of each step in which a device may see a
+    key, the first of which is its own keys'; and first and last + 1 of the keys
+    that others read.
+  """
+  s = x.q.shape[1]
+  steps = [(places, _BLOCKS[cfg.order](
+      _Visit(cfg, places, s, x.cu_seqlens_q, x.bias is not None)))
+      for places in range(cfg.size)]
+  steps = [(places, blocks) for places, blocks in steps if blocks]
+  read = [b.cols for _, blocks in steps[1:] for b in blocks] or [(0, s)]
+  return steps, (min(first for first, _ in read), max(end for _, end in read))
 
 
-def _shift(cfg: RingConfig, tree, places: int):
-  """Each device's arrays, of the device so many places before."""
-  if not places % cfg.size:
-    return tree
+def _shift(cfg: RingConfig, arrays, places: int):
+  """Each device's arrays, of the device so many places before.
+
+  They are one transfer: XLA has one under way at a time, so of two one would
+  have nothing to hide behind.
+  """
   to = [(i, (i + places) % cfg.size) for i in range(cfg.size)]
-  return jax.tree.map(lambda t: lax.ppermute(t, cfg.axis, to), tree)
+  sent = lax.ppermute(
+      jnp.concatenate([t.reshape(-1) for t in arrays]), cfg.axis, to)
+  parts, first = [], 0
+  for t in arrays:
+    parts.append(lax.slice_in_dim(sent, first, first + t.size).reshape(t.shape))
+    first += t.size
+  return tuple(parts)
 
 
-def _call(cfg: RingConfig, block: _Block, step: int, x: Operands, k, v):
-  """(Config, Operands) of a block."""
-  rows, cols = slice(*block.rows), slice(*block.cols)
-  lengths = bias = slopes = None
-  if block.length is not None:
-    lengths = block.length * jnp.arange(x.batch + 1, dtype=jnp.int32)
-  if x.bias is not None:
-    bias = _bias_block(cfg, block, step, x.bias, k.shape[1])
-  if x.alibi_slopes is not None:
-    slopes = x.alibi_slopes * cfg.size
-  left, right = block.window
-  return (cfg.mha._replace(window_left=left, window_right=right),
-          vary_together(Operands(
-              x.q[:, rows], k[:, cols], v[:, cols], cu_seqlens_k=lengths,
-              bias=bias, alibi_slopes=slopes)))
+def _rows(t, span, axis: int = 1):
+  return lax.slice_in_dim(t, *span, axis=axis)
 
 
-def _first_column(cfg: RingConfig, block: _Block, step: int, s: int):
+def _flat(t):
+  """[b, s, ..] -> [b * s, ..]."""
+  return t.reshape(-1, *t.shape[2:])
+
+
+def _flat_lse(t):
+  """[b, h, s] -> [h, b * s]."""
+  return jnp.swapaxes(t, 0, 1).reshape(t.shape[1], -1)
+
+
+def cumulative(counts):
+  """int32 [n + 1] of numbers [n]."""
+  return jnp.append(
+      jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32))
+
+
+def _sequences(b: int, s: int, first, count):
+  """Cumulative lengths, and first rows, of sequences in each of b * s rows."""
+  starts = s * jnp.arange(b, dtype=jnp.int32)[:, None] + first
+  counts = jnp.broadcast_to(count, starts.shape).reshape(-1)
+  return cumulative(counts), jnp.append(starts.reshape(-1), b * s).astype(
+      jnp.int32)
+
+
+class _Rows(NamedTuple):
+  """Rows first to last + 1 of an array [b, s, ..] that is 0 elsewhere."""
+  t: jax.Array
+  span: tuple[int, int]
+
+  def rows(self, span):
+    """Other rows of it."""
+    pads = (self.span[0] - span[0], span[1] - self.span[1])
+    return lax.pad(self.t, jnp.zeros((), self.t.dtype), [
+        (0, 0, 0), (*pads, 0), *[(0, 0, 0)] * (self.t.ndim - 2)])
+
+
+class _Part(NamedTuple):
+  """A block as a call of attention: its operands, and back from its results."""
+  cfg: Config
+  x: Operands
+
+  @classmethod
+  def of(cls, cfg: RingConfig, places: int, block: _Block, x: Operands, kv):
+    q, k, v = _rows(x.q, block.rows), *(t.rows(block.cols) for t in kv)
+    b, s = q.shape[:2]
+    lengths = bias = slopes = None
+    left, right = block.window
+    mha = cfg.mha._replace(window_left=left, window_right=right)
+    if block.spans is not None:
+      spans = block.spans
+      cu_q, first_q = _sequences(b, s, spans.first_q, spans.count_q)
+      cu_k, first_k = _sequences(b, k.shape[1], spans.first_k, spans.count_k)
+      return cls(mha, vary_together(Operands(
+          _flat(q), _flat(k), _flat(v), cu_q, cu_k, first_q, first_k)))
+    if block.length is not None:
+      lengths = block.length * jnp.arange(b + 1, dtype=jnp.int32)
+    if x.bias is not None:
+      bias = _bias_block(cfg, places, block, x)
+    if x.alibi_slopes is not None:
+      slopes = x.alibi_slopes * cfg.size
+    return cls(mha, vary_together(Operands(
+        q, k, v, cu_seqlens_k=lengths, bias=bias, alibi_slopes=slopes)))
+
+  def saved(self, dout, out, lse, dlse) -> Saved:
+    """What the backward pass saved, of the block's own rows."""
+    if not self.x.packed:
+      return Saved(dout, out, lse, dlse)
+    return Saved(_flat(dout), _flat(out), _flat_lse(lse),
+                 None if dlse is None else _flat_lse(dlse))
+
+  def lse(self, t, b: int):
+    """[b, h, s] of the call's."""
+    return jnp.swapaxes(
+        t.reshape(t.shape[0], b, -1), 0, 1) if self.x.packed else t
+
+
+def _first_column(cfg: RingConfig, places: int, block: _Block, s: int):
   rank = lax.axis_index(cfg.axis).astype(jnp.int32)
-  return (rank - step) % cfg.size * s + block.cols[0]
+  return (rank - places) % cfg.size * s + block.cols[0]
 
 
-def _bias_block(cfg: RingConfig, block: _Block, step: int, bias, s: int):
+def _bias_block(cfg: RingConfig, places: int, block: _Block, x: Operands):
+  bias = x.bias
   if bias.shape[2] > 1:
-    bias = bias[:, :, slice(*block.rows)]
+    bias = _rows(bias, block.rows, 2)
   return lax.dynamic_slice_in_dim(
-      bias, _first_column(cfg, block, step, s), block.cols[1] - block.cols[0],
-      3)
+      bias, _first_column(cfg, places, block, x.q.shape[1]),
+      block.cols[1] - block.cols[0], 3)
 
 
 def _farther(block: _Block, x: Operands):
@@ -164,39 +333,88 @@ def _farther(block: _Block, x: Operands):
   return x.alibi_slopes[:, :, None] * block.distance
 
 
-def _heads_first(t):
-  """lse [b, h, s] as merge_attn_states has it, [h, b * s]; and back."""
-  return jnp.swapaxes(t, 0, 1).reshape(t.shape[1], -1)
+def weighed(out, lse, joint):
+  """A partial result's share of a joint one, in float32 at least.
+
+  Args:
+    out: [b, s, h, d].
+    lse: [b, h, s], its log-sum-exp.
+    joint: likewise, of all parts.
+  """
+  weight = jnp.exp(jnp.where(lse == -jnp.inf, -jnp.inf, lse - joint))
+  return out.astype(weight.dtype) * jnp.swapaxes(weight, 1, 2)[..., None]
+
+
+def _put(t, part, span, axis: int):
+  """t with other rows, in t's place: selected, for XLA to fuse with a sum."""
+  if part.shape == t.shape:
+    return part.astype(t.dtype)
+  pads = [(0, 0, 0)] * t.ndim
+  pads[axis] = span[0], t.shape[axis] - span[1], 0
+  row = lax.broadcasted_iota(jnp.int32, t.shape, axis)
+  padded = lax.pad(part, jnp.zeros((), part.dtype), pads)
+  return jnp.where((row >= span[0]) & (row < span[1]), padded.astype(t.dtype),
+                   t)
+
+
+def _wide(dtype):
+  return jnp.promote_types(dtype, jnp.float32)
+
+
+def _joined(total, part, rows, dtype):
+  """(out, lse) of all rows with a part's, of some of them, taken in."""
+  if total is None:
+    return part
+  (all_out, all_lse), (out, lse) = total, part
+  own_out, own_lse = _rows(all_out, rows), _rows(all_lse, rows, 2)
+  joint = jnp.logaddexp(own_lse, lse)
+  out = weighed(own_out, own_lse, joint) + weighed(out, lse, joint)
+  return (_put(all_out.astype(dtype), out, rows, 1),
+          _put(all_lse, joint, rows, 2))
 
 
 def _ring(attend, cfg: RingConfig, x: Operands):
-  """(out, lse); `attend` is (Config, Operands) -> (out, lse, ..)."""
-  b, s, hq, _ = x.q.shape
-  dtype = jnp.promote_types(x.q.dtype, jnp.float32)
-  out = jnp.zeros((b, s, hq, x.v.shape[-1]), dtype)
-  lse = jnp.full((b, hq, s), -jnp.inf, dtype)
-  kv, at = (x.k, x.v), 0
-  for step, blocks in _steps(cfg, s):
-    kv, at = _shift(cfg, kv, step - at), step
+  """(out, lse, keys and values of the last step).
+
+  `attend` is (Config, Operands) -> (out, lse, ..).
+  """
+  total, (b, s) = None, x.q.shape[:2]
+  steps, kept = _steps(cfg, x)
+  kv = _Rows(x.k, (0, s)), _Rows(x.v, (0, s))
+  for (places, blocks), then in zip(steps, [*steps[1:], None]):
+    if then is not None:
+      # On its way while this step's kernel runs.
+      coming = _shift(cfg, [t.rows(kept) for t in kv], then[0] - places)
     for block in blocks:
-      part, part_lse, *_ = attend(*_call(cfg, block, step, x, *kv))
+      part = _Part.of(cfg, places, block, x, kv)
+      out, lse, *_ = attend(*part)
+      lse = part.lse(lse, b)
+      out = out.reshape(b, -1, *out.shape[-2:])
       if x.alibi_slopes is not None:
-        part_lse = part_lse - _farther(block, x)
-      rows = slice(*block.rows)
-      flat = lambda t: t.reshape(-1, *t.shape[2:])
-      joint, joint_lse = merge_attn_states(
-          flat(out[:, rows]), _heads_first(lse[:, :, rows]),
-          flat(part.astype(dtype)), _heads_first(part_lse.astype(dtype)),
-          return_lse=True)
-      out = out.at[:, rows].set(joint.reshape(part.shape))
-      lse = lse.at[:, :, rows].set(
-          jnp.swapaxes(joint_lse.reshape(hq, b, -1), 0, 1))
-  return out.astype(x.q.dtype), lse
+        lse = lse - _farther(block, x)
+      final = then is None and block is blocks[-1]
+      total = _joined(total, (out, lse), block.rows,
+                      x.q.dtype if final else _wide(x.q.dtype))
+    if then is not None:
+      # One step after the other, whatever a scheduler would rather begin with.
+      total, coming = lax.optimization_barrier((total, coming))
+      kv = tuple(_Rows(t, kept) for t in coming)
+  return *total, tuple(t.t for t in kv)
 
 
 def _save(cfg: RingConfig, x: Operands):
-  out, lse = _ring(mha_op.mha_fwd, cfg, x)
-  return (out, lse), (x, out, lse)
+  out, lse, kv = _ring(mha_op.mha_fwd, cfg, x)
+  return (out, lse), (x, out, lse, kv)
+
+
+def _added(a: _Rows | None, b: _Rows, dtype) -> _Rows:
+  """Their sum, rounded once, to a dtype."""
+  if a is None:
+    return b
+  span = min(a.span[0], b.span[0]), max(a.span[1], b.span[1])
+  wide = _wide(dtype)
+  total = a.rows(span).astype(wide) + b.rows(span).astype(wide)
+  return _Rows(total.astype(dtype), span)
 
 
 def _backward(cfg: RingConfig, wanted, saved, cotangents):
@@ -206,42 +424,59 @@ def _backward(cfg: RingConfig, wanted, saved, cotangents):
         "context_parallel_attention: alibi_slopes have no gradient with"
         " strategy='ring'; strategy='ulysses' and 'all_gather' have it, or"
         " stop_gradient says that none is wanted")
-  x, out, lse = saved
+  x, out, lse, kv = saved
   dout, dlse = cotangents
   if dout is None:
     dout = jnp.zeros_like(out)
   if dlse is not None:
     dlse = jnp.where(lse == -jnp.inf, 0, dlse)
   want = Wanted(dbias=bool(wanted.bias))
-  s = x.q.shape[1]
-  wide = lambda t: jnp.zeros(t.shape, jnp.promote_types(t.dtype, jnp.float32))
-  dq, dkv = wide(x.q), (wide(x.k), wide(x.v))
-  dbias = wide(x.bias) if want.dbias else None
-  kv, at = (x.k, x.v), 0
-  for step, blocks in _steps(cfg, s):
-    kv, dkv, at = (*_shift(cfg, (kv, dkv), step - at), step)
+  dq = dk = dv = None
+  dbias = jnp.zeros(
+      x.bias.shape, _wide(x.bias.dtype)) if want.dbias else None
+  b, s = x.q.shape[:2]
+  steps, kept = _steps(cfg, x)
+  own_kv = _Rows(x.k, (0, s)), _Rows(x.v, (0, s))
+  kv = own_kv if len(steps) == 1 else tuple(_Rows(t, kept) for t in kv)
+  for (places, blocks), then in zip(
+      reversed(steps), [*reversed(steps[:-1]), None]):
+    dtype = x.q.dtype if then is None else _wide(x.q.dtype)
+    if then is not None:
+      back = then[0] - places
+      coming = own_kv
+      if then[0]:
+        coming = tuple(
+            _Rows(t, kept) for t in _shift(cfg, [t.t for t in kv], back))
     for block in blocks:
-      rows, cols = slice(*block.rows), slice(*block.cols)
-      block_cfg, own = _call(cfg, block, step, x, *kv)
-      own_lse = lse[:, :, rows]
+      part = _Part.of(cfg, places, block, x, kv)
+      own_lse = _rows(lse, block.rows, 2)
       if x.alibi_slopes is not None:
         own_lse = own_lse + _farther(block, x)
       grads = mha_op.mha_bwd(
-          mha_op.BwdConfig(block_cfg, want), own,
-          Saved(dout[:, rows], out[:, rows], own_lse,
-                None if dlse is None else dlse[:, :, rows]))
-      dq = dq.at[:, rows].add(grads.dq)
-      dkv = tuple(t.at[:, cols].add(d)
-                  for t, d in zip(dkv, (grads.dk, grads.dv)))
+          mha_op.BwdConfig(part.cfg, want), part.x,
+          part.saved(_rows(dout, block.rows), _rows(out, block.rows), own_lse,
+                     None if dlse is None else _rows(dlse, block.rows, 2)))
+      dq, dk, dv = (
+          _added(total, _Rows(t.reshape(b, -1, *t.shape[-2:]), span), dtype)
+          for total, t, span in ((dq, grads.dq, block.rows),
+                                 (dk, grads.dk, block.cols),
+                                 (dv, grads.dv, block.cols)))
       if want.dbias:
-        dbias = _add_bias_block(cfg, block, step, dbias, grads.dbias, s)
-  dk, dv = _shift(cfg, dkv, -at)
+        dbias = _add_bias_block(cfg, places, block, dbias, grads.dbias, s)
+    if then is not None:
+      dk, dv = dk.rows(kept), dv.rows(kept)
+      # As above: the gradients are on their way while the next kernel runs.
+      arrays, dkv, coming_kv = lax.optimization_barrier(
+          (dq.t, (dk, dv), tuple(t.t for t in coming)))
+      dq = dq._replace(t=arrays)
+      dk, dv = (_Rows(t, kept) for t in _shift(cfg, dkv, back))
+      kv = tuple(old._replace(t=t) for old, t in zip(coming, coming_kv))
   empty = Operands(*[None] * len(x))
-  return (empty._replace(q=dq, k=dk, v=dv, bias=dbias),)
+  return (empty._replace(q=dq.t, k=dk.t, v=dv.t, bias=dbias),)
 
 
-def _add_bias_block(cfg, block, step, dbias, part, s):
-  first = _first_column(cfg, block, step, s)
+def _add_bias_block(cfg, places, block, dbias, part, s):
+  first = _first_column(cfg, places, block, s)
   rows = block.rows if dbias.shape[2] > 1 else (0, 1)
   start = (0, 0, rows[0], first)
   old = lax.dynamic_slice(
@@ -253,11 +488,12 @@ def _tangent(cfg: RingConfig, saved, tangents):
   x, *_ = saved
   formula = lambda cfg, x: reference.mha_fwd(cfg, x, every_block=True)
   return formula_jvp(
-      functools.partial(_ring, formula, cfg), (x,), tangents)
+      lambda x: _ring(formula, cfg, x)[:2], (x,), tangents)
 
 
 # (RingConfig, Operands) -> (out, lse)
 ring = differentiable(
-    functools.partial(
-        _ring, lambda cfg, x: mha_op.mha_fwd(cfg._replace(inference=True), x)),
+    lambda cfg, x: _ring(
+        lambda cfg, x: mha_op.mha_fwd(cfg._replace(inference=True), x), cfg,
+        x)[:2],
     _backward, save=_save, tangent=_tangent)

@@ -30,9 +30,9 @@ _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _MAX_PARTS = 64
 _LEAST_PART, _USUAL_PART, _MAX_PART = 2048, 4096, 32768
 _BLOCKS = 528  # Of a device's multiprocessors, some each.
-# Parts with enough maxima to bound from what lists begin with: the k largest up
-# to 1024, and those of spans up to 4096.
-_BOUNDING, _BOUNDING_OF_SPAN = 8, 16
+# Parts with enough maxima to bound from what the lists of the k largest begin
+# with, up to 1024.
+_BOUNDING = 8
 _MAXIMA = 256
 _BINS = 2048
 _SUMS = 16
@@ -212,20 +212,21 @@ def reference(cfg: Config, rows: Rows) -> Drawn:
 # The operators
 
 
-def _parts(b, v, bounding: int) -> int:
+def _parts(b, v, lists: bool) -> int:
   """Blocks that share a row."""
   if not dims.is_known(v):
     return _MAX_PARTS
   usual = min(_MAX_PARTS, -(-v // _USUAL_PART))
   if dims.is_known(b):
     usual = min(usual, -(-_BLOCKS // b))
+  bounding = _BOUNDING if lists else 0
   return max(usual, -(-v // _MAX_PART), min(bounding, -(-v // _LEAST_PART)))
 
 
-def _scratch(x, draws: bool, limits: bool, bounding: int):
-  """Types of the results that are scratch; bounding: parts that lists ask."""
+def _scratch(x, draws: bool, lists: bool, limits: bool):
+  """Types of the results that are scratch."""
   b, v = x.shape
-  parts, lists = _parts(b, v, bounding), bounding > 0
+  parts = _parts(b, v, lists)
   # Pairs are int64, which there is none of without x64.
   of = lambda there, dtype, *shape: like(x, shape if there else (0,), dtype)
   return (of(True, jnp.uint32, b, 2, parts, 2),
@@ -242,7 +243,7 @@ def _kernel(cfg: Config, call, rows: Rows) -> Drawn:
   limits = rows.top_k is not None or rows.top_p is not None
   tokens, *_, state = call(
       (like(x, (0,) if cfg.of == "limit" else (b,), jnp.int32),
-       *_scratch(x, cfg.of != "largest", limits, _BOUNDING * limits)),
+       *_scratch(x, cfg.of != "largest", limits, limits)),
       x, absent(rows.keys, jnp.uint32),
       *(absent(t, dtype) for t, dtype in (
           (rows.temperature, jnp.float32), (rows.top_k, jnp.int32),
@@ -297,7 +298,7 @@ def _rank_kernel(k: int, call, rows: Rows):
   b = x.shape[0]
   values, tokens, *_ = call(
       (like(x, (b, k), x.dtype), like(x, (b, k), jnp.int32),
-       *_scratch(x, True, False, _BOUNDING)), x, k=np.int32(k))
+       *_scratch(x, True, True, False)), x, k=np.int32(k))
   return values, tokens
 
 
@@ -341,10 +342,10 @@ def _select_reference(k: int, rows: Rows):
 
 def _select_kernel(k: int, call, rows: Rows):
   x = rows.logits
-  columns, *_ = call(
-      (like(x, (x.shape[0], k), jnp.int32),
-       *_scratch(x, True, True, _BOUNDING_OF_SPAN)), x, rows.mask,
-      k=np.int32(k))
+  b = x.shape[0]
+  columns, _ = call(
+      (like(x, (b, k), jnp.int32), like(x, (b, _CANDIDATES), jnp.int32)), x,
+      rows.mask, k=np.int32(k))
   return columns
 
 

@@ -134,6 +134,59 @@ struct fused_qk_heads_args {
 // A problem's sizes are dim and 2 * pairs.
 AITER_OPERATION(fused_qk_heads, fused_qk_heads_args, KernelPlan);
 
+// Rows of queries and of keys. With s the queries, or their sum with a residual
+// (formed in float32, and rounded for residual_out alone),
+//
+//   y = R^-1 (N(s) * silu(gate)),   k_out = N(k)
+//
+// where N is an RMSNorm of the row, or of each `dim` columns in it with one
+// weight for all of them, and R^-1 turns pairs of each `dim` columns by minus a
+// token's row of the tables: each of these if its arrays are there. Of `y`, in
+// float32, go numbers of the operands' type to q_out, and codes and scales as
+// of quant.h's rows and groups, of e8m0 rounded up, to codes and scale.
+//
+// A token's queries are `parts` rows; more than one only if neither a norm nor
+// a scale is of all of them.
+struct fused_qk_rows_args {
+  DataType data_type = DataType::kBf16;  // fp16 or bf16.
+  DataType q_type = DataType::kI8;       // Of codes: or kE4m3fn, kE4m3fnuz,
+                                         // kE2m1, two of them in a byte.
+  int64_t tokens = 0;
+  int64_t parts = 1;
+  int64_t cols = 0;    // Of a row of queries.
+  int64_t k_cols = 0;  // Of a row of keys; 0: there are none.
+  // Columns of a head; with a norm 32, 64, 128 or 256, or 0: it is the row's.
+  int64_t dim = 0;
+  int64_t pairs = 0;
+  int64_t first = 0;  // The first of a head's columns that is turned.
+  int64_t table_rows = 0;
+  int64_t group = 0;  // Columns with one scale: 32, 64, 128; 0: all of a row.
+  int64_t scale_token = 0;  // How far apart scales of tokens and of groups lie.
+  int64_t scale_group = 0;
+  bool scale_is_e8m0 = false;
+  bool is_gptj = false;   // Pairs are neighbours; else halves.
+  bool is_gemma = false;  // Weights are 1 + weight.
+  float eps = 0;
+  float k_eps = 0;
+  const void* q_ptr = nullptr;          // [tokens, parts, cols]
+  const void* residual_ptr = nullptr;   // likewise, or null
+  const void* gate_ptr = nullptr;       // likewise
+  const void* q_weight_ptr = nullptr;   // [dim] or [cols], or null: no norm.
+  const void* k_ptr = nullptr;          // [tokens, k_cols]
+  const void* k_weight_ptr = nullptr;   // [k_cols]
+  const void* cos_ptr = nullptr;        // float32 [table_rows, pairs], or null
+  const void* sin_ptr = nullptr;        // likewise
+  const void* positions_ptr = nullptr;  // int32 [tokens], or null
+  void* q_out_ptr = nullptr;            // [tokens, parts, cols], or null
+  void* residual_out_ptr = nullptr;     // likewise, as residual
+  void* codes_ptr = nullptr;            // bytes, or null
+  void* scale_ptr = nullptr;            // float32, or bytes of e8m0
+  void* k_out_ptr = nullptr;            // [tokens, k_cols]
+};
+
+// A problem's sizes are the larger of cols and k_cols, and 0.
+AITER_OPERATION(fused_qk_rows, fused_qk_rows_args, KernelPlan);
+
 }  // namespace aiter
 
 #endif  // AITER_FUSED_QK_H_

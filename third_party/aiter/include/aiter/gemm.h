@@ -75,8 +75,8 @@ struct gemm_args {
   bool bias_is_f32 = false;        // Else of `out_type`.
 
   void* out_ptr = nullptr;  // [batch, m, n], contiguous.
-  // Scratch for sums over parts of k, as many as it has room for: a multiple
-  // of 4 * batch * m * n bytes, or none. Of no meaning afterwards.
+  // Scratch for sums over parts of k, as many as it has room for, or none. Of
+  // no meaning afterwards.
   void* workspace_ptr = nullptr;
   int64_t workspace_bytes = 0;
 
@@ -94,7 +94,7 @@ struct GemmKey {
   DataType b_type = DataType::kBf16;
   uint32_t features = 0;
   int64_t batch = 0, m = 0, n = 0, k = 0;
-  int32_t max_splits = 1;
+  int64_t workspace = 0;               // Numbers that it has room for.
   int32_t splits = 0;                  // Asked for.
   const KernelInfo* kernel = nullptr;  // Asked for.
 
@@ -111,11 +111,13 @@ struct GemmPlan {
   LoadedKernel sum;  // Null without parts.
   int32_t splits = 1;
   int32_t k_per_split = 0;
+  int32_t whole_tiles = 0;
+  int32_t divided_tiles = 0;
   int32_t multiprocessors = 0;  // Of the device.
 };
 
-// The sizes of a problem are m, n, k, batch (1 if not told) and the parts of k
-// that the workspace has room for (1). Its data type is a's, and b's but with
+// The sizes of a problem are m, n, k, batch (1 if not told) and the bytes of
+// the workspace (0). Its data type is a's, and b's but with
 // the features a_fnuz or b_fnuz, which say which of the two is e4m3fnuz and
 // which e4m3fn. Further features: nn or tn; row, block or mx; out_f32 or
 // out_fp16.

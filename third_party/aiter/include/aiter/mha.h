@@ -48,6 +48,9 @@ namespace aiter {
 // k and v alike; lse [nhead_q, seqlen_q]; batch strides are not used.
 struct mha_args {
   DataType data_type = DataType::kBf16;
+  // Of float32: products are to be as exact as float32's, where a matrix unit
+  // takes fewer bits of it (TF32).
+  bool is_exact = false;
   bool is_group_mode = false;
 
   const void* q_ptr = nullptr;

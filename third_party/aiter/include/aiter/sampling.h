@@ -25,26 +25,31 @@ inline constexpr int64_t kSamplingState = 16;
 // high 32 bits are the number's, in an order that is that of int32.
 inline constexpr int64_t kSamplingLimit = 5;
 
-// What both operations share. Arrays are contiguous and start at a multiple of
+// What all operations share. Arrays are contiguous and start at a multiple of
 // 16 bytes.
-struct sampling_args {
+struct sampling_rows_args {
   DataType data_type = DataType::kBf16;  // Or kFp32.
   int64_t rows = 0;
   int64_t cols = 0;
   const void* logits_ptr = nullptr;  // [rows, cols]
 
+  // Scratch: int32 [rows, kSamplingCandidates].
+  void* candidates_ptr = nullptr;
+};
+
+// What those share that divide a row.
+struct sampling_args : sampling_rows_args {
   // A row is divided into so many parts, which work side by side: at least one
   // for 32768 columns, and at most 64.
   int64_t parts = 0;
 
   // Scratch. The largest columns need the first, a draw the second too, the k
-  // largest columns all but the histogram and the sums, limits and spans all.
-  void* best_ptr = nullptr;        // int64 [rows, 2, parts]
-  void* maxima_ptr = nullptr;      // int64 [rows, parts, kSamplingMaxima]
-  void* histogram_ptr = nullptr;   // int64 [rows, parts, kSamplingBins]
-  void* sums_ptr = nullptr;        // int64 [rows, parts, kSamplingSums]
-  void* candidates_ptr = nullptr;  // int32 [rows, kSamplingCandidates]
-  void* state_ptr = nullptr;       // int64 [rows, kSamplingState]
+  // largest columns all but the histogram and the sums, limits all.
+  void* best_ptr = nullptr;       // int64 [rows, 2, parts]
+  void* maxima_ptr = nullptr;     // int64 [rows, parts, kSamplingMaxima]
+  void* histogram_ptr = nullptr;  // int64 [rows, parts, kSamplingBins]
+  void* sums_ptr = nullptr;       // int64 [rows, parts, kSamplingSums]
+  void* state_ptr = nullptr;      // int64 [rows, kSamplingState]
 };
 
 enum class SamplingOf : uint8_t {
@@ -82,7 +87,7 @@ struct sampling_top_k_args : sampling_args {
 // The k largest of the columns of each row that are in its span, as lists of
 // columns in their order, -1 behind them; of equal numbers the first columns.
 // NaN is the largest.
-struct sampling_select_args : sampling_args {
+struct sampling_select_args : sampling_rows_args {
   int64_t k = 0;
   const void* spans_ptr = nullptr;  // int32 [rows, 2]: first, behind the last.
   void* columns_ptr = nullptr;      // int32 [rows, k]
@@ -102,12 +107,10 @@ struct SamplingPlan {
   LoadedKernel race;
   LoadedKernel pick;
   LoadedKernel rank;
-  LoadedKernel count;
-  LoadedKernel list;
 };
 
 // The size of a problem is k, or 0 of a draw.
-AITER_OPERATION(sampling_select, sampling_select_args, SamplingPlan);
+AITER_OPERATION(sampling_select, sampling_select_args, KernelPlan);
 AITER_OPERATION(sampling_draw, sampling_draw_args, SamplingPlan);
 AITER_OPERATION(sampling_top_k, sampling_top_k_args, SamplingPlan);
 

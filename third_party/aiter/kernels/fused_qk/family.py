@@ -11,7 +11,8 @@ from third_party.aiter.aot.family import (
     selecting,
 )
 
-# Of the kernels' argument `flags`; latent.py and heads.py say what each is.
+# Of the kernels' argument `flags`; latent.py, heads.py and rows.py say what
+# each is.
 FLAGS = flags("gptj norm cache_bytes q_bytes k_scaled q_scaled v_scaled gemma"
               " joint sections f32_tables token kv_out k_runs v_runs"
               " interleaved")
@@ -27,6 +28,9 @@ def _constants(row):
           "ALIGN": 16 if "unaligned" in excludes else 1,
           "FLAGS": sum(bit for name, bit in FLAGS.items()
                        if name not in excludes),
+          # Flags that all of them have.
+          "SURE": sum(bit for name, bit in FLAGS.items()
+                      if name in named(row, "features")),
           "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
 
 
@@ -36,20 +40,25 @@ FAMILY = Family(
             "tiles = tokens * (ceil(heads / tile_m) + 1)",)),
         "fused_qk_heads": Op("fused_qk.heads", (
             "tiles = tokens * (ceil(heads / tile_m) + ceil(k_heads / tile_m)"
-            " + ceil(v_heads / tile_m))",)),
+            " + ceil(v_heads / tile_m)) if flags & JOINT else"
+            " ceil(tokens * heads / tile_m) + ceil(tokens * k_heads / tile_m)"
+            " + ceil(tokens * v_heads / tile_m)",)),
+        "fused_qk_rows": Op("fused_qk.rows", (
+            "rows = tokens * (parts + min(k_cols, 1))",)),
     },
     pointers={
         **points_to("dtype", "q_nope q_pe kv_c k_pe weight q_out kv_cache q k v"
                     " q_weight k_weight cos_own sin_own k_out v_out k_cache"
-                    " v_cache"),
-        **points_to("fp32", "cos sin q_scale k_scale v_scale"),
-        **points_to("u8", "q_out_bytes kv_bytes k_bytes v_bytes"),
+                    " v_cache residual gate residual_out"),
+        **points_to("fp32", "cos sin q_scale k_scale v_scale scale"),
+        **points_to("u8", "q_out_bytes kv_bytes k_bytes v_bytes scale_e8m0"),
         **points_to("i32", "positions slots"),
     },
     constants=_constants,
-    floats=frozenset({"eps"}),
+    floats=frozenset({"eps", "k_eps"}),
     int64=r"(k|v)_(start|page|scale_start|scale_page|scale_head)$",
-    aligned=r"(lora|rope|width|first|dim|pairs|(q|k|v|table)_stride)$",
+    aligned=(r"(lora|rope|width|first|dim|pairs|cols|k_cols|"
+             r"(q|k|v|table)_stride)$"),
     alignment=lambda row: 16 if "unaligned" in named(row, "excludes") else 1,
     aligned_if="unaligned",
     features={**FLAGS, **selecting("unaligned partial")},

@@ -2,8 +2,8 @@
 """Heads of queries, keys and values, made and stored in one launch.
 
 RMSNorm of queries and keys, rotation, rounding to 8 bits and the write into a
-paged cache. A program has TILE_M heads of one token, of its queries, keys or
-values: what it loads of the tables and of the token's place serves them all.
+paged cache. A program has TILE_M rows, which are heads of queries, of keys or
+of values of one token after the other: few heads fill a tile too.
 
 A head's columns come in three parts: the first and the second numbers of the
 pairs that are rotated, and the rest.
@@ -42,6 +42,32 @@ put = latent._put
 scale_of = write._scale_of
 store_in_cache = write._store
 codes = write.codes
+
+
+@triton.jit
+def _each(heads, flags, TILE_M: tl.constexpr):
+  """Rows of a token: its heads; of a joint norm, whole tiles."""
+  if flags & JOINT:
+    heads = tl.cdiv(heads, TILE_M) * TILE_M
+  return heads
+
+
+@triton.jit
+def _tiles(tokens, heads, flags, TILE_M: tl.constexpr):
+  return tl.cdiv(tokens * _each(heads, flags, TILE_M), TILE_M)
+
+
+@triton.jit
+def _rows(tile, tokens, heads, flags, TILE_M: tl.constexpr):
+  """(tokens, heads, whether they are there) of a tile, [TILE_M, 1]."""
+  each = _each(heads, flags, TILE_M)
+  first = tile * TILE_M
+  token = first // each
+  r = first - token * each + tl.arange(0, TILE_M)[:, None]
+  ahead = r // each
+  token += ahead
+  head = r - ahead * each
+  return token.to(tl.int64), head, (token < tokens) & (head < heads)
 
 
 @triton.jit
@@ -84,10 +110,13 @@ def _squares(parts):
 @triton.jit
 def _normalised(parts, x, start, weight, head, heads, dim, cols, there, eps,
                 flags, TILE_M: tl.constexpr, FLAGS: tl.constexpr):
-  """The parts of heads, of which x has `heads` from `start` on."""
+  """The parts of heads, of which a token's are `heads` from `start` on."""
+  at = tl.zeros([1, 1], tl.int32)
+  if JOINT & FLAGS:
+    at = tl.where((flags & JOINT) != 0, tl.minimum(head, heads - 1) * dim, 0)
+  w = _load(weight, at, at >= 0, cols, there)
   total = _squares(parts)
   count = dim
-  at = tl.zeros([1, 1], tl.int32)
   if JOINT & FLAGS:
     if JOINT & flags:
       total = tl.zeros([TILE_M, 1], tl.float32)
@@ -96,8 +125,6 @@ def _normalised(parts, x, start, weight, head, heads, dim, cols, there, eps,
         total += _squares(_load(x, start + h * dim, h < heads, cols, there))
       total = tl.zeros([TILE_M, 1], tl.float32) + tl.sum(total, 0)
       count = heads * dim
-    at = tl.where((flags & JOINT) != 0, tl.minimum(head, heads - 1) * dim, 0)
-  w = _load(weight, at, at >= 0, cols, there)
   scale = 1.0 / tl.sqrt_rn(total / count + eps)
   shift = tl.where((flags & GEMMA) != 0, 1.0, 0.0)
   out = ()
@@ -107,8 +134,9 @@ def _normalised(parts, x, start, weight, head, heads, dim, cols, there, eps,
 
 
 @triton.jit
-def _tables(token, given, flags, HALF: tl.constexpr):
-  """(cosines, sines) of a token, [1, HALF].
+def _tables(token, inside, given, flags, HALF: tl.constexpr,
+            FLAGS: tl.constexpr):
+  """(cosines, sines) of tokens, [rows, HALF].
 
   given: (positions, cos, sin, cos_own, sin_own, tokens, table_rows,
   table_stride, pairs, section_0, section_1).
@@ -116,32 +144,34 @@ def _tables(token, given, flags, HALF: tl.constexpr):
   positions, cos, sin, cos_own, sin_own, tokens, table_rows = given[:7]
   table_stride, pairs, section_0, section_1 = given[7:]
   c = tl.arange(0, HALF)[None, :]
-  row = tl.load(positions + token) + tl.zeros([1, HALF], tl.int32)
-  if flags & SECTIONS:
+  row = tl.load(positions + token, inside, 0)
+  if SECTIONS & FLAGS:
     part = (c >= section_0).to(tl.int32) + (c >= section_1).to(tl.int32)
     if flags & INTERLEAVED:
       part = tl.where((c % 3 == 1) & (c < section_0), 1,
                       tl.where((c % 3 == 2) & (c < section_1), 2, 0))
-    row = tl.load(positions + (token + part.to(tl.int64) * tokens))
+    part = tl.where((flags & SECTIONS) != 0, part, 0)
+    row = tl.load(positions + (token + part.to(tl.int64) * tokens), inside, 0)
   row = tl.minimum(tl.maximum(row, 0), table_rows - 1)
   at = row.to(tl.int64) * table_stride + c
+  inside = inside & (c < pairs)
   if flags & F32_TABLES:
-    u = tl.load(cos + at, c < pairs, 0.0)
-    v = tl.load(sin + at, c < pairs, 0.0)
+    u = tl.load(cos + at, inside, 0.0)
+    v = tl.load(sin + at, inside, 0.0)
   else:
-    u = tl.load(cos_own + at, c < pairs, 0.0).to(tl.float32)
-    v = tl.load(sin_own + at, c < pairs, 0.0).to(tl.float32)
+    u = tl.load(cos_own + at, inside, 0.0).to(tl.float32)
+    v = tl.load(sin_own + at, inside, 0.0).to(tl.float32)
   return u, v
 
 
 @triton.jit
-def _made(x, token, stride, weight, head, heads, dim, cols, there, given, eps,
-          flags, TILE_M: tl.constexpr, HALF: tl.constexpr,
+def _made(x, token, head, inside, stride, weight, heads, dim, cols, there,
+          given, eps, flags, TILE_M: tl.constexpr, HALF: tl.constexpr,
           FLAGS: tl.constexpr):
   """Heads of queries or keys, normalised and rotated."""
   start = token * stride
-  parts = _load(x, start + head * dim, head < heads, cols, there)
-  cos, sin = _tables(token, given, flags, HALF)
+  parts = _load(x, start + head * dim, inside, cols, there)
+  cos, sin = _tables(token, inside, given, flags, HALF, FLAGS)
   if flags & NORM:
     parts = _normalised(parts, x, start, weight, head, heads, dim, cols, there,
                         eps, flags, TILE_M, FLAGS)
@@ -153,46 +183,42 @@ def _made(x, token, stride, weight, head, heads, dim, cols, there, given, eps,
 
 @triton.jit
 def _store(parts, cols, there, inside, token, head, heads, dim, out, cache,
-           cache_bytes, scale, side, scale_side, slots, num_slots, page_size,
-           kind, flags, scaled, runs, NATIVE: tl.constexpr):
+           cache_bytes, scale, side, scale_side, slot, num_slots, page_size,
+           kind, flags, scaled, places, NATIVE: tl.constexpr):
   """Keys or values to the cache, and to an array of their own."""
   if flags & KV_OUT:
     at = (token * heads + head) * dim
     for i in tl.static_range(len(parts)):
       tl.store(out + (at + cols[i]), parts[i].to(out.dtype.element_ty),
                inside & there[i])
-  if num_slots > 0:
-    # One token's, but a tensor as write.py has it.
-    slot = tl.load(slots + token + tl.zeros([1, 1], tl.int32))
-    stored, page, offset = place_of(slot, num_slots, page_size)
-    inside = inside & stored
-    base = base_of(side, page, offset, head)
-    places = tl.where(runs, RUNS, 0)
-    if flags & CACHE_BYTES:
-      if flags & TOKEN:
-        m = tl.max(magnitude(parts[0]), 1, keep_dims=True)
-        for i in tl.static_range(1, len(parts)):
-          m = tl.maximum(m, tl.max(magnitude(parts[i]), 1, keep_dims=True))
-        s = scale_of(m, 1e-10, kind, 0)
-        at = (scale_side[0] + page.to(tl.int64) * scale_side[1]
-              + offset * scale_side[2] + head * scale_side[3])
-        tl.store(scale + at, s, inside)
-        for i in tl.static_range(len(parts)):
-          x = codes(divide(parts[i], s), kind, NATIVE)
-          store_in_cache(cache_bytes, x, side, base, cols[i],
-                         inside & there[i], dim, places, 16)
-      else:
-        s = tl.full(head.shape, 1.0, tl.float32)
-        if scaled:
-          s = tl.load(scale + head * scale_side[3], inside, 1.0)
-        for i in tl.static_range(len(parts)):
-          x = codes(latent.divide_by_any(parts[i], s), kind, NATIVE)
-          store_in_cache(cache_bytes, x, side, base, cols[i],
-                         inside & there[i], dim, places, 16)
-    else:
+  stored, page, offset = place_of(slot, num_slots, tl.maximum(page_size, 1))
+  inside = inside & stored
+  base = base_of(side, page, offset, head)
+  if flags & CACHE_BYTES:
+    if flags & TOKEN:
+      m = tl.max(magnitude(parts[0]), 1, keep_dims=True)
+      for i in tl.static_range(1, len(parts)):
+        m = tl.maximum(m, tl.max(magnitude(parts[i]), 1, keep_dims=True))
+      s = scale_of(m, 1e-10, kind, 0)
+      at = (scale_side[0] + page.to(tl.int64) * scale_side[1]
+            + offset * scale_side[2] + head * scale_side[3])
+      tl.store(scale + at, s, inside)
       for i in tl.static_range(len(parts)):
-        store_in_cache(cache, parts[i].to(cache.dtype.element_ty), side, base,
-                       cols[i], inside & there[i], dim, places, 8)
+        x = codes(divide(parts[i], s), kind, NATIVE)
+        store_in_cache(cache_bytes, x, side, base, cols[i],
+                       inside & there[i], dim, places, 16)
+    else:
+      s = tl.full(head.shape, 1.0, tl.float32)
+      if scaled:
+        s = tl.load(scale + head * scale_side[3], inside, 1.0)
+      for i in tl.static_range(len(parts)):
+        x = codes(latent.divide_by_any(parts[i], s), kind, NATIVE)
+        store_in_cache(cache_bytes, x, side, base, cols[i],
+                       inside & there[i], dim, places, 16)
+  else:
+    for i in tl.static_range(len(parts)):
+      store_in_cache(cache, parts[i].to(cache.dtype.element_ty), side, base,
+                     cols[i], inside & there[i], dim, places, 8)
 
 
 @triton.jit
@@ -208,57 +234,61 @@ def fused_qk_heads(
     first, table_rows, table_stride, section_0, section_1, num_slots, page_size,
     kind, q_kind, eps, flags,
     TILE_M: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    ALIGN: tl.constexpr, FLAGS: tl.constexpr, NATIVE: tl.constexpr,
+    ALIGN: tl.constexpr, FLAGS: tl.constexpr, SURE: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
   """Semantics in include/aiter/fused_qk.h.
 
   A token's queries, keys and values begin at multiples of their strides. Sides
   and scales are as kernels/cache/write.py has them; without a cache num_slots
-  is 0. Rows of both tables are table_stride apart.
+  is 0. Rows of both tables are table_stride apart. FLAGS: those that may be
+  set. SURE: those that are.
 
-  Grid: (tokens, each tiles of heads of queries, of keys and of values).
+  Grid: (tiles of queries, of keys and of values).
   """
   flags &= FLAGS
-  q_tiles = tl.cdiv(heads, TILE_M)
-  k_tiles = tl.cdiv(k_heads, TILE_M)
-  tiles = q_tiles + k_tiles + tl.cdiv(v_heads, TILE_M)
-  token = (tl.program_id(0) // tiles).to(tl.int64)
-  tile = tl.program_id(0) % tiles
-  h = tl.arange(0, TILE_M)[:, None]
+  k_places = (RUNS if K_RUNS & SURE else
+              tl.where((flags & K_RUNS) != 0, RUNS, 0))
+  v_places = (RUNS if V_RUNS & SURE else
+              tl.where((flags & V_RUNS) != 0, RUNS, 0))
+  tile = tl.program_id(0)
+  q_tiles = _tiles(tokens, heads, flags, TILE_M)
+  k_tiles = _tiles(tokens, k_heads, flags, TILE_M)
   if tile < q_tiles + k_tiles:
     cols, there = _columns(dim, pairs, first, flags, HALF, REST, ALIGN)
     given = (positions, cos, sin, cos_own, sin_own, tokens, table_rows,
              table_stride, pairs, section_0, section_1)
     if tile < q_tiles:
-      head = tile * TILE_M + h
-      inside = head < heads
-      x = _made(q, token, q_stride, q_weight, head, heads, dim, cols, there,
-                given, eps, flags, TILE_M, HALF, FLAGS)
+      token, head, inside = _rows(tile, tokens, heads, flags, TILE_M)
+      x = _made(q, token, head, inside, q_stride, q_weight, heads, dim, cols,
+                there, given, eps, flags, TILE_M, HALF, FLAGS)
       at = (token * heads + head) * dim
       for i in tl.static_range(len(x)):
         put(q_out, q_out_bytes, at + cols[i], x[i], inside & there[i], q_scale,
             (flags & Q_BYTES) != 0, (flags & Q_SCALED) != 0, q_kind, NATIVE)
     else:
-      head = (tile - q_tiles) * TILE_M + h
-      inside = head < k_heads
-      x = _made(k, token, k_stride, k_weight, head, k_heads, dim, cols, there,
-                given, eps, flags, TILE_M, HALF, FLAGS)
+      token, head, inside = _rows(
+          tile - q_tiles, tokens, k_heads, flags, TILE_M)
+      slot = tl.load(slots + token, inside & (num_slots > 0), -1)
+      x = _made(k, token, head, inside, k_stride, k_weight, k_heads, dim, cols,
+                there, given, eps, flags, TILE_M, HALF, FLAGS)
       _store(x, cols, there, inside, token, head, k_heads, dim, k_out, k_cache,
              k_bytes, k_scale,
              (k_start, k_page, k_run_offset, k_offset, k_split, k_head, k_run,
               k_col),
-             (k_scale_start, k_scale_page, k_scale_offset, k_scale_head), slots,
+             (k_scale_start, k_scale_page, k_scale_offset, k_scale_head), slot,
              num_slots, page_size, kind, flags, (flags & K_SCALED) != 0,
-             (flags & K_RUNS) != 0, NATIVE)
+             k_places, NATIVE)
   else:
     cols, there = _columns(dim, pairs, first, flags & ~GPTJ, HALF, REST, ALIGN)
-    head = (tile - q_tiles - k_tiles) * TILE_M + h
-    inside = head < v_heads
+    token, head, inside = _rows(
+        tile - q_tiles - k_tiles, tokens, v_heads, flags, TILE_M)
+    slot = tl.load(slots + token, inside & (num_slots > 0), -1)
     x = _load(v, token * v_stride + head * dim, inside, cols, there)
     _store(x, cols, there, inside, token, head, v_heads, dim, v_out, v_cache,
            v_bytes, v_scale,
            (v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
             v_col),
-           (v_scale_start, v_scale_page, v_scale_offset, v_scale_head), slots,
+           (v_scale_start, v_scale_page, v_scale_offset, v_scale_head), slot,
            num_slots, page_size, kind, flags, (flags & V_SCALED) != 0,
-           (flags & V_RUNS) != 0, NATIVE)
+           v_places, NATIVE)

@@ -37,33 +37,38 @@ def _constants(row):
   tile_m, tile_n = int(row["tile_m"]), int(row["tile_n"])
   arch = ARCHS[row["arch"]]
   threads = int(row["num_warps"]) * arch.wave
+  walks = "module=gemm.hopper" in row["options"]
   return {
       "TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": int(row["tile_k"]),
-      "GROUP_M": 4,
+      "GROUP_M": 16 if walks or row["op"] == "gemm_sum_tiles" else 4,
       "XCDS": arch.xcds,
       "ALIGN": _alignment(row) if "unaligned" in named(row, "excludes") else 1,
       "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
-      "WALKS": "module=gemm.hopper" in row["options"],
+      "WALKS": walks,
+      "PAIRS": "num_ctas=2" in row["options"],
       "PROMOTE": arch.matrix == "wgmma" and row["dtype"] == "e4m3fn",
   }
 
 
 _GRID = ("tiles = ceil(m / tile_m) * ceil(n / tile_n)", "splits", "batch")
-# A kernel that copies by tensor maps walks over tiles by itself, some with two
-# blocks side by side.
-_WALKING = (
-    "tiles = min((ceil(m / tile_m) * ceil(n / tile_n) + 1) // 2,"
-    " max(multiprocessors // 2, 1)) * 2",
-    "splits", "batch")
+# A kernel that copies by tensor maps walks over tiles, and over parts of the
+# last ones, by itself, or a pair of its blocks does.
+_WALKING = ("blocks = min(whole_tiles + divided_tiles * splits,"
+            " max(multiprocessors, 1))",)
+_PAIRS = ("blocks = min(whole_tiles + divided_tiles * splits,"
+          " max(multiprocessors // 2, 1)) * 2",)
 
 FAMILY = Family(
     ops={
-        **{op: Op("gemm.gemm", _GRID, {"WALKS": _WALKING}) for op in (
+        **{op: Op("gemm.gemm", _GRID, {"PAIRS": _PAIRS, "WALKS": _WALKING}) for op in (
             "gemm_nt", "gemm_nn", "gemm_tn", "gemm_row", "gemm_block",
             "gemm_mx")},
         "gemm_sum": Op("gemm.gemm", (
             "tiles_of_columns = ceil(n / tile_n)",
             "tiles_of_rows = ceil(m / tile_m)", "batch")),
+        "gemm_sum_tiles": Op("gemm.gemm", (
+            "pieces = sum_tile_m * sum_tile_n // (tile_m * tile_n)",
+            "divided_tiles")),
     },
     pointers={
         **points_to("dtype", "a b"),

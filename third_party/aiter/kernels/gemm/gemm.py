@@ -609,3 +609,65 @@ def gemm_sum(
   store(
       x, out_bf16, out_f32, workspace, 0, batch, index, batch_stride_out,
       m0, n0, m, n, True, flags, TILE_M, TILE_N)
+
+
+@triton.jit
+def gemm_sum_tiles(
+    workspace, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32,
+    splits, m, n, batch_stride_out,
+    batch_stride_a_scale, batch_stride_b_scale, a_scale_step, b_scale_step,
+    sum_tile_m, sum_tile_n, whole_tiles, divided_tiles, activation, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, GROUP_M: tl.constexpr,
+):
+  """The last tiles of out from workspace [splits, tiles, tile_m, tile_n].
+
+  Adds in order what gemm.hopper's kernels left there. Tiles are counted as
+  these do, whole_tiles stand in front of those that were divided.
+  Grid: (pieces of a tile, divided tiles).
+  """
+  pieces_n = sum_tile_n // TILE_N
+  stride = pieces_n * TILE_N  # So written, the compiler knows what divides it.
+  piece_m = tl.program_id(0) // pieces_n * TILE_M
+  piece_n = tl.program_id(0) % pieces_n * TILE_N
+  tiles_m = tl.cdiv(m, sum_tile_m)
+  tiles_n = tl.cdiv(n, sum_tile_n)
+  t = whole_tiles + tl.program_id(1)
+  index = t // (tiles_m * tiles_n)
+  tile_m, tile_n = tile_of(
+      t - index * (tiles_m * tiles_n), m, n, sum_tile_m, sum_tile_n, GROUP_M,
+      0, False)
+  m0 = tile_m * sum_tile_m + piece_m
+  n0 = tile_n * sum_tile_n + piece_n
+  if (m0 >= m) | (n0 >= n):
+    return
+  index = index.to(tl.int64)
+  r = tl.arange(0, TILE_M)[:, None]
+  c = tl.arange(0, TILE_N)[None, :]
+  size = sum_tile_m * stride
+  workspace += tl.program_id(1).to(tl.int64) * size
+  at = workspace + ((piece_m + r) * stride + (piece_n + c))
+  part = divided_tiles.to(tl.int64) * size
+  x = tl.zeros([TILE_M, TILE_N], tl.float32)
+  total = tl.zeros([TILE_M, TILE_N], tl.int32)
+  rows = r < m - m0
+  # Four loads are under way at a time.
+  for first in range(0, splits, 4):
+    left = splits - first + tl.zeros_like(r)
+    y0 = tl.load(at, mask=rows, other=0.0)
+    y1 = tl.load(at + part, mask=rows & (left > 1), other=0.0)
+    y2 = tl.load(at + 2 * part, mask=rows & (left > 2), other=0.0)
+    y3 = tl.load(at + 3 * part, mask=rows & (left > 3), other=0.0)
+    at += 4 * part
+    x = x + y0 + y1 + y2 + y3
+    total += (y0.to(tl.int32, bitcast=True) + y1.to(tl.int32, bitcast=True)
+              + y2.to(tl.int32, bitcast=True) + y3.to(tl.int32, bitcast=True))
+  if flags & SUM_I32:
+    x = total.to(tl.float32)
+  x = finish(
+      x, a_scale + index * batch_stride_a_scale,
+      b_scale + index * batch_stride_b_scale, a_scale_step, b_scale_step,
+      bias, bias_f32, m0, n0, m, n, activation, flags,
+      (flags & ROW_SCALED) != 0, TILE_M, TILE_N)
+  store(
+      x, out_bf16, out_f32, workspace, 0, 1, index, batch_stride_out,
+      m0, n0, m, n, True, flags, TILE_M, TILE_N)

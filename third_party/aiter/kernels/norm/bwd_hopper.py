@@ -3,8 +3,10 @@
 
 Registers hold no more of a row than the sums of dgamma and dbeta. The row
 itself lies in a ring in shared memory, which copies fill a row or more ahead,
-and is read from there twice: for the averages, and for dx. Threads copy what
-they read themselves, so the ring needs no barriers of its own.
+and is read from there twice: for the averages, and for dx. Where there is room
+for one row only (STAGES = 1), a tile of the next one is copied as soon as this
+one's has been read for the last time. Threads copy what they read themselves,
+so the ring needs no barriers of its own.
 """
 
 from triton.experimental import gluon
@@ -54,13 +56,19 @@ def _allocate(DTYPE: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr,
 
 
 @gluon.jit
+def _copy_tile(ring, stage, t, row, wanted, cols, c, i: gl.constexpr,
+               TILE: gl.constexpr):
+  """Begins the copy of a tile of a row of t; what is not wanted becomes 0."""
+  at = c + i * TILE
+  async_copy.async_load(ring[i].index(stage), t + row.to(gl.int64) * cols + at,
+                        mask=(at < cols) & wanted)
+
+
+@gluon.jit
 def _copy(ring, stage, t, row, wanted, cols, c, TILE: gl.constexpr):
   """Begins the copy of a row of t; what is not wanted becomes 0."""
-  base = t + row.to(gl.int64) * cols
   for i in gl.static_range(len(ring)):
-    at = c + i * TILE
-    async_copy.async_load(ring[i].index(stage), base + at,
-                          mask=(at < cols) & wanted)
+    _copy_tile(ring, stage, t, row, wanted, cols, c, i, TILE)
 
 
 @gluon.jit
@@ -93,7 +101,8 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
   DTYPE: gl.constexpr = x.dtype.element_ty
   LAYOUT: gl.constexpr = columns_layout(TILE_N, gl.num_warps())
   TILES: gl.constexpr = COLS // TILE_N
-  COPY_RESIDUAL: gl.constexpr = ring_fits(
+  REFILL: gl.constexpr = STAGES == 1
+  COPY_RESIDUAL: gl.constexpr = not REFILL and ring_fits(
       3, STAGES, COLS, DTYPE.primitive_bitwidth)
   ring_x = _allocate(DTYPE, STAGES, TILE_N, TILES)
   ring_dy = _allocate(DTYPE, STAGES, TILE_N, TILES)
@@ -119,6 +128,11 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
   part = gl.program_id(0)
   begin = part * rows_per_part
   end = gl.minimum(rows, begin + rows_per_part)
+  if REFILL:
+    for i in gl.static_range(TILES):
+      _copy_tile(ring_x, 0, x, begin, begin < end, cols, c, i, TILE_N)
+      _copy_tile(ring_dy, 0, dy, begin, begin < end, cols, c, i, TILE_N)
+      async_copy.commit_group()
   for i in gl.static_range(STAGES - 1):
     r = begin + i
     _copy(ring_x, i, x, r, r < end, cols, c, TILE_N)
@@ -135,30 +149,34 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
   mu = gl.load(mean + begin, begin < end, 0.0)
 
   for r in range(begin, end):
-    ahead = r + STAGES - 1
-    stage = (ahead - begin) % STAGES
-    more = ahead < end
-    _copy(ring_x, stage, x, ahead, more, cols, c, TILE_N)
-    _copy(ring_dy, stage, dy, ahead, more, cols, c, TILE_N)
-    if COPY_RESIDUAL:
-      _copy(ring_dr, stage, dresidual, ahead, has_residual & more, cols, c,
-            TILE_N)
-    async_copy.commit_group()
+    if not REFILL:
+      ahead = r + STAGES - 1
+      stage = (ahead - begin) % STAGES
+      more = ahead < end
+      _copy(ring_x, stage, x, ahead, more, cols, c, TILE_N)
+      _copy(ring_dy, stage, dy, ahead, more, cols, c, TILE_N)
+      if COPY_RESIDUAL:
+        _copy(ring_dr, stage, dresidual, ahead, has_residual & more, cols, c,
+              TILE_N)
+      async_copy.commit_group()
     inv_next = gl.load(rstd + r + 1, r + 1 < end, 0.0)
     mu_next = gl.load(mean + r + 1, r + 1 < end, 0.0)
     base = r.to(gl.int64) * cols
     dr = ()
-    if not COPY_RESIDUAL:
+    if not COPY_RESIDUAL and not REFILL:
       for i in gl.static_range(TILES):
         at = c + i * TILE_N
         dr += (gl.load(dresidual + base + at, (at < cols) & has_residual,
                        0.0),)
-    async_copy.wait_group(STAGES - 1)
+    if not REFILL:
+      async_copy.wait_group(STAGES - 1)
     stage = (r - begin) % STAGES
 
     sum_ng = gl.zeros([TILE_N], gl.float32, LAYOUT)
     sum_g = gl.zeros([TILE_N], gl.float32, LAYOUT)
     for i in gl.static_range(TILES):
+      if REFILL:
+        async_copy.wait_group(TILES - 1 - i)
       n = _normalised(ring_x[i].index(stage), mu, inv, LAYOUT)
       g = (_load(ring_dy[i].index(stage), LAYOUT)
            * _load(weights[i].index(0), LAYOUT))
@@ -176,9 +194,16 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
       at = c + i * TILE_N
       dout = _load(ring_dy[i].index(stage), LAYOUT)
       n = _normalised(ring_x[i].index(stage), mu, inv, LAYOUT)
+      if REFILL:
+        _copy_tile(ring_x, 0, x, r + 1, r + 1 < end, cols, c, i, TILE_N)
+        _copy_tile(ring_dy, 0, dy, r + 1, r + 1 < end, cols, c, i, TILE_N)
+        async_copy.commit_group()
       d = (dout * _load(weights[i].index(0), LAYOUT) * inv - avg_g
            - n * avg_ng)
-      if COPY_RESIDUAL:
+      if REFILL:
+        d += gl.load(dresidual + base + at, (at < cols) & has_residual,
+                     0.0).to(gl.float32)
+      elif COPY_RESIDUAL:
         d += _load(ring_dr[i].index(stage), LAYOUT)
       else:
         d += dr[i].to(gl.float32)

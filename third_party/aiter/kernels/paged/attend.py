@@ -365,7 +365,7 @@ def paged_attend(
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, HEAD: tl.constexpr,
     FLAGS: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr,
     CHEAP_CAST: tl.constexpr, LARGE_PAGES: tl.constexpr,
-    ONE_LANE: tl.constexpr,
+    ONE_LANE: tl.constexpr, PRECISION: tl.constexpr,
 ):
   """Attention of packed or even queries; semantics in include/aiter/paged.h.
 
@@ -380,6 +380,7 @@ def paged_attend(
   LARGE_PAGES: no tile of keys is of two pages.
   ONE_LANE: AMD's compiler is told that a sum over lanes is one number, or else
     all that follows from it, pages and the loop, is computed in every lane.
+  PRECISION: what a product takes of a float32; see mha_f32/fwd.py.
 
   Grid: (tiles of rows and KV heads, these fastest, splits).
   """
@@ -473,7 +474,7 @@ def paged_attend(
     v_raw = _load(
         values, page, place, shown, KIND, HEAD, FLAGS, TOGETHER, True)
     k_tile = numbers(k_raw, kind, q_tile.dtype, KIND, NATIVE)
-    s = tl.dot(q_tile, tl.trans(k_tile))
+    s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
     if TOKEN_SCALES & FLAGS and flags & TOKEN_SCALES:
       s *= _scales(keys, page, place, shown)[None, :]
     if SOFT_CAP & FLAGS and flags & SOFT_CAP:
@@ -498,7 +499,8 @@ def paged_attend(
     if TOKEN_SCALES & FLAGS and flags & TOKEN_SCALES:
       p *= _scales(values, page, place, shown)[None, :]
     v_tile = numbers(v_raw, kind, q_tile.dtype, KIND, NATIVE)
-    acc = tl.dot(tiles.cast(p, v_tile.dtype, CHEAP_CAST), v_tile, acc)
+    acc = tl.dot(tiles.cast(p, v_tile.dtype, CHEAP_CAST), v_tile, acc,
+                 input_precision=PRECISION)
     m = m_new
     n += TILE_N
     first_key += TILE_N

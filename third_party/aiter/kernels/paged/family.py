@@ -41,9 +41,17 @@ def _constants(row):
       "CHEAP_CAST": "bf16" not in arch.casts,
       "LARGE_PAGES": "small_pages" in left,
       "ONE_LANE": arch.platform == "rocm",
+      "PRECISION": "ieee",
       # Keys of which none lie in two pages.
       "BOX": 64 if "small_pages" in left else 16,
   }
+
+
+def _alignment(row):
+  """Elements of 16 bytes, or of the columns that a token has."""
+  if "bytes" in named(row, "features"):
+    return 16
+  return 4 if row["dtype"] == "fp32" else 8
 
 
 # A sequence's rows are its queries, each with the query heads of one KV head.
@@ -69,7 +77,7 @@ FAMILY = Family(
     floats=frozenset({"softmax_scale", "logits_soft_cap"}),
     int64=r"[kv]_(start|head|scale_page|scale_head)$",
     aligned=r"([kv]_(start|page|token|head)|hdim|hdim_v)$",
-    alignment=lambda row: 16 if "bytes" in named(row, "features") else 8,
+    alignment=_alignment,
     aligned_if="unaligned",
     features=FEATURES,
     messages={

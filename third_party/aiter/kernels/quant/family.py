@@ -6,21 +6,27 @@ from third_party.aiter.aot.family import (
     Family,
     Op,
     flags,
+    named,
     points_to,
     selecting,
 )
 
 # smooth_scale: x is multiplied by a factor for each column; static: scales are
 # given, one a row; e8m0: they are e8m0, not float32; shuffled: they lie as
-# scaled MFMA takes them; aligned: there are a multiple of 16 columns.
-# What a scale is for, if not a row, only selects: group, block, amax.
-FEATURES = {**flags("smooth_scale static e8m0 shuffled aligned"),
-            **selecting("group block amax")}
+# scaled MFMA takes them; unaligned: 16 does not divide the columns.
+# What a scale is for, if not a row, only selects: group, block, amax; short:
+# for less than 128 columns.
+FLAGS = flags("smooth_scale static e8m0 shuffled unaligned")
+FEATURES = {**FLAGS, **selecting("group block amax short")}
 
 
 def _constants(row):
+  left = named(row, "excludes")
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
-          "COLS": int(row["cols"]), "BLOCK": row["op"] == "quant_block",
+          "COLS": int(row["cols"]),
+          "RUN": 128 if "short" in left else 32,
+          # Flags that calls of this row may have.
+          "FLAGS": sum(bit for name, bit in FLAGS.items() if name not in left),
           "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
 
 
@@ -42,4 +48,5 @@ FAMILY = Family(
     int64=r"batch_stride_",
     constants=_constants,
     features=FEATURES,
+    messages={"short": "groups of less than 128 columns"},
 )

@@ -36,29 +36,32 @@ SMOOTH_SCALE = tl.constexpr(FEATURES["smooth_scale"])
 STATIC = tl.constexpr(FEATURES["static"])
 E8M0 = tl.constexpr(FEATURES["e8m0"])
 SHUFFLED = tl.constexpr(FEATURES["shuffled"])
-ALIGNED = tl.constexpr(FEATURES["aligned"])
+UNALIGNED = tl.constexpr(FEATURES["unaligned"])
 
 
 @triton.jit
 def _load(x, r, c, inside_r, cols, flags):
   """x[r, c] in float32, 0 outside; r (of 64 bits) and c broadcast."""
-  if flags & ALIGNED:
+  if flags & UNALIGNED:
+    v = tl.load(x + r * cols + c, inside_r & (c < cols), 0.0)
+  else:
     # Said so that the compiler sees it: loads may be of 16 bytes.
     width = cols // 16 * 16
     v = tl.load(x + r * width + c, inside_r & (c < width), 0.0)
-  else:
-    v = tl.load(x + r * cols + c, inside_r & (c < cols), 0.0)
   return v.to(tl.float32)
 
 
 @triton.jit
-def _store(q, codes, r, c, inside_r, cols, flags):
-  """q[r, c] = codes, of bytes; rows of q have `cols` of them."""
-  if flags & ALIGNED:
-    width = cols // 8 * 8
-    tl.store(q + r * width + c, codes, inside_r & (c < width))
-  else:
+def _store(q, codes, r, c, inside_r, cols, WHOLE: tl.constexpr, flags):
+  """q[r, c] = codes, of bytes; rows of q have `cols` of them.
+
+  WHOLE: what divides cols, if rows are aligned.
+  """
+  if flags & UNALIGNED:
     tl.store(q + r * cols + c, codes, inside_r & (c < cols))
+  else:
+    width = cols // WHOLE * WHOLE
+    tl.store(q + r * width + c, codes, inside_r & (c < width))
 
 
 @triton.jit
@@ -71,15 +74,63 @@ def _smoothed(v, smooth_scale, c, cols, flags):
 
 
 @triton.jit
+def divide_narrow(x, scale):
+  """What rounds to 8 bits as divide's quotient does, of an x of up to 11 bits.
+
+  One step is off by 2^-46. That shows only where a quotient is so near to the
+  middle of two float32, and rounds to other codes only if one of these is a
+  tie, of 8 bits: with such an x, no scale has its quotient there.
+  """
+  inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+  scale = tl.broadcast_to(tl.where(scale == float("inf"), 0.0, scale), x.shape)
+  q = x * inverse
+  rest = tl.fma(q, scale, x * -1.0)
+  return tl.fma(rest, tl.broadcast_to(inverse * -1.0, x.shape), q)
+
+
+@triton.jit
+def e2m1_code(x):
+  """rounding.to_e2m1 in the low byte of int32, in half the instructions.
+
+  Codes count from 0: steps of a half up to 2, then of one, of two from 4 on. So
+  a code is the least of three lines, each rounded by one addition to 2^23, from
+  where on float32 counts ones; an even code is an even number.
+  """
+  # The lesser of NaN and 6 is 6.
+  x = tl.maximum(tl.minimum(x, 6.0), -6.0)
+  size = tl.abs(x)
+  a = tl.fma(size, 2.0, 8388608.0).to(tl.int32, bitcast=True)
+  b = (size + 8388610.0).to(tl.int32, bitcast=True)
+  c = tl.fma(size, 0.5, 8388612.0).to(tl.int32, bitcast=True)
+  sign = (x.to(tl.uint32, bitcast=True) >> 28).to(tl.int32) & 8
+  return tl.minimum(tl.minimum(a, b), c) | sign
+
+
+@triton.jit
+def _quotient(v, scale, flags, DTYPE: tl.constexpr):
+  """v / scale, where v was a number of DTYPE, perhaps smoothed."""
+  if DTYPE.primitive_bitwidth == 32:
+    q = divide(v, scale)
+  elif flags & SMOOTH_SCALE:
+    q = divide(v, scale)
+  else:
+    q = divide_narrow(v, scale)
+  return q
+
+
+@triton.jit
 def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
               TILE_M: tl.constexpr, TILE_N: tl.constexpr, COLS: tl.constexpr,
-              NATIVE: tl.constexpr):
+              FLAGS: tl.constexpr, NATIVE: tl.constexpr):
   """q = x * smooth_scale / scale, with the scale of each row.
 
   x: [rows, cols]. smooth_scale: float32 [cols]. q: bytes [rows, cols]. scale:
   float32 [rows]. Up to COLS columns lie in registers; with COLS = 0 a row of
   any length passes twice, in tiles of TILE_N, the second time out of the cache.
+  FLAGS: those that may be set.
   """
+  flags &= FLAGS
+  DTYPE: tl.constexpr = x.dtype.element_ty
   r = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
   inside_r = r < rows
   row = r.to(tl.int64)[:, None]
@@ -90,8 +141,8 @@ def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
     v = _smoothed(v, smooth_scale, c, cols, flags)
     amax = tl.max(magnitude(v), 1).to(tl.float32, bitcast=True)
     s = f32_scale(amax, kind)
-    v = divide(v, s[:, None])
-    _store(q, to_bits(v, kind, NATIVE), row, c, inside, cols, flags)
+    v = _quotient(v, s[:, None], flags, DTYPE)
+    _store(q, to_bits(v, kind, NATIVE), row, c, inside, cols, 16, flags)
   else:
     m = tl.zeros([TILE_M, TILE_N], tl.int32)
     for c0 in range(0, cols, TILE_N):
@@ -104,8 +155,8 @@ def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
       c = c0 + tl.arange(0, TILE_N)[None, :]
       v = _load(x, row, c, inside, cols, flags)
       v = _smoothed(v, smooth_scale, c, cols, flags)
-      v = divide(v, s[:, None])
-      _store(q, to_bits(v, kind, NATIVE), row, c, inside, cols, flags)
+      v = _quotient(v, s[:, None], flags, DTYPE)
+      _store(q, to_bits(v, kind, NATIVE), row, c, inside, cols, 16, flags)
   tl.store(scale + r, s, inside_r)
 
 
@@ -114,7 +165,7 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
                 scale_rows, scale_cols, stride_scale_m, stride_scale_n,
                 batch_stride_scale, tiles_m, tiles_n, group, kind, mode, flags,
                 TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-                BLOCK: tl.constexpr, NATIVE: tl.constexpr):
+                RUN: tl.constexpr, FLAGS: tl.constexpr, NATIVE: tl.constexpr):
   """q = x * smooth_scale / scale, with a scale for some columns of a row.
 
   x: [batch, rows, cols]. smooth_scale: float32 [cols]. scale_in: float32
@@ -122,10 +173,11 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
   or of e2m1 half as many, the even columns in the low bits. scale, scale_e8m0:
   [batch, scale_rows, scale_cols], by its strides; rows or columns beyond the
   groups' are those of zeros. tiles_m, tiles_n: tiles that cover both q and
-  scale. group: columns of a group: 32, 64 or 128. A BLOCK is 128 columns of 128
-  rows, the whole tile.
+  scale. group: columns of a group: 32, 64 or 128; with RUN 128 no other. A
+  tile is TILE_M rows of runs of RUN columns. FLAGS: those that may be set.
   """
-  RUNS: tl.constexpr = TILE_N // 32
+  flags &= FLAGS
+  RUNS: tl.constexpr = TILE_N // RUN
   tile_n = tl.program_id(0) % tiles_n
   tile_m = tl.program_id(0) // tiles_n % tiles_m
   batch = (tl.program_id(0) // tiles_n // tiles_m).to(tl.int64)
@@ -135,7 +187,7 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
   row = batch * rows + r
   at = row[:, None, None]
   inside = inside_r[:, None, None]
-  c = (g[:, None] * 32 + tl.arange(0, 32)[None, :])[None, :, :]
+  c = (g[:, None] * RUN + tl.arange(0, RUN)[None, :])[None, :, :]
   v = _load(x, at, c, inside, cols, flags)
   v = _smoothed(v, smooth_scale, c, cols, flags)
   if flags & STATIC:
@@ -143,26 +195,20 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
     v = divide_by_any(v, s[:, None, None])
   else:
     m = tl.max(magnitude(v), 2)
-    if BLOCK:
-      m = tl.broadcast_to(tl.max(tl.max(m, 1), 0), [TILE_M, RUNS])
-    else:
+    steps = 0  # Runs of a group: 2^steps.
+    if RUN == 32:
+      steps = (group >= 64).to(tl.int32) + (group >= 128).to(tl.int32)
       m = of_groups(m, group, TILE_M, RUNS)
     amax = m.to(tl.float32, bitcast=True)
-    if BLOCK:
-      scale_r = tile_m + tl.zeros_like(r)
-      scale_c = tile_n + tl.zeros_like(g)
-      first = ((r % TILE_M) == 0)[:, None] & ((g % RUNS) == 0)[None, :]
-    else:
-      scale_r = r
-      scale_c = g // (group // 32)
-      first = ((g % (group // 32)) == 0)[None, :]
+    scale_c = g >> steps
     if flags & SHUFFLED:
-      to = shuffled(scale_r, scale_c, scale_cols)
+      to = shuffled(r, scale_c, scale_cols)
     else:
-      to = (scale_r.to(tl.int64) * stride_scale_m)[:, None] + (
+      to = (r.to(tl.int64) * stride_scale_m)[:, None] + (
           scale_c.to(tl.int64) * stride_scale_n)[None, :]
     to += batch * batch_stride_scale
-    first &= (scale_r < scale_rows)[:, None] & (scale_c < scale_cols)[None, :]
+    first = (r < scale_rows)[:, None] & (
+        ((scale_c << steps) == g) & (scale_c < scale_cols))[None, :]
     if flags & E8M0:
       e = e8m0_scale(amax, mode, kind)
       tl.store(scale_e8m0 + to, e, first)
@@ -170,14 +216,49 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
     else:
       s = f32_scale(amax, kind)
       tl.store(scale + to, s, first)
-      v = divide(v, s[:, :, None])
-  codes = to_bits(v, kind, NATIVE)
+      v = _quotient(v, s[:, :, None], flags, x.dtype.element_ty)
   if kind == E2M1:
-    low, high = tl.split(tl.reshape(codes, [TILE_M, RUNS, 16, 2]))
-    byte = (g[:, None] * 16 + tl.arange(0, 16)[None, :])[None, :, :]
-    _store(q, low | (high << 4), at, byte, inside, cols // 2, flags)
+    codes = tl.reshape(e2m1_code(v), [TILE_M, RUNS, RUN // 2, 2])
+    low, high = tl.split(codes)
+    byte = g[:, None] * (RUN // 2) + tl.arange(0, RUN // 2)[None, :]
+    _store(q, (low | (high << 4)).to(tl.uint8), at, byte[None, :, :], inside,
+           cols // 2, 8, flags)
   else:
-    _store(q, codes, at, c, inside, cols, flags)
+    _store(q, to_bits(v, kind, NATIVE), at, c, inside, cols, 16, flags)
+
+
+@triton.jit
+def quant_block(x, smooth_scale, q, scale, rows, cols, stride_scale_m,
+                stride_scale_n, batch_stride_scale, tiles_m, tiles_n, kind,
+                flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+                STEP: tl.constexpr, FLAGS: tl.constexpr, NATIVE: tl.constexpr):
+  """q = x * smooth_scale / scale, with a scale for a tile: TILE_M x TILE_N.
+
+  Arrays are as quant_group's. A tile lies in registers, in STEP rows each.
+  """
+  flags &= FLAGS
+  tile_n = tl.program_id(0) % tiles_n
+  tile_m = tl.program_id(0) // tiles_n % tiles_m
+  batch = (tl.program_id(0) // tiles_n // tiles_m).to(tl.int64)
+  c = tile_n * TILE_N + tl.arange(0, TILE_N)[None, :]
+  m = tl.zeros([STEP, TILE_N], tl.int32)
+  tile = ()
+  for i in tl.static_range(0, TILE_M, STEP):
+    r = tile_m * TILE_M + i + tl.arange(0, STEP)[:, None]
+    v = _load(x, batch * rows + r, c, r < rows, cols, flags)
+    v = _smoothed(v, smooth_scale, c, cols, flags)
+    m = tl.maximum(m, magnitude(v))
+    tile += (v,)
+  amax = tl.max(tl.max(m, 1), 0).to(tl.float32, bitcast=True)
+  s = f32_scale(amax + tl.zeros([1, 1], tl.float32), kind)
+  at = (batch * batch_stride_scale + tile_m.to(tl.int64) * stride_scale_m
+        + tile_n.to(tl.int64) * stride_scale_n)
+  tl.store(scale + at + tl.zeros([1, 1], tl.int32), s)
+  for i in tl.static_range(0, TILE_M, STEP):
+    r = tile_m * TILE_M + i + tl.arange(0, STEP)[:, None]
+    v = _quotient(tile[i // STEP], s, flags, x.dtype.element_ty)
+    _store(q, to_bits(v, kind, NATIVE), batch * rows + r, c, r < rows, cols, 16,
+           flags)
 
 
 @triton.jit

@@ -8,12 +8,11 @@ from third_party.aiter.aot.family import Family, Op, flags, points_to
 # allowed; top_k, top_p, min_p: there are such limits, and k_first: the second
 # counts of what the first leaves; probs: rows are of probabilities, not of
 # logits; given: exponentials are given, not drawn; ranked: the k largest, of
-# any floats in their total order; span: the k largest of a row's own columns.
-# greedy, the largest column, and limit_only, from where on columns are kept,
-# leave kernels out.
+# any floats in their total order. greedy, the largest column, and limit_only,
+# from where on columns are kept, leave kernels out.
 FEATURES = flags(
     "aligned mask top_k top_p min_p k_first probs given greedy limit_only "
-    "ranked span")
+    "ranked")
 
 
 def _constants(row):
@@ -39,19 +38,17 @@ FAMILY = Family(
         "sampling_race": Op("sampling.sampling", _PARTS),
         "sampling_pick": Op("sampling.sampling", _ROWS),
         "sampling_rank": Op("sampling.sampling", _ROWS),
-        "sampling_count": Op("sampling.sampling", _PARTS),
-        "sampling_list": Op("sampling.sampling", _PARTS),
+        "sampling_select": Op("sampling.select", _ROWS),
     },
     pointers={
         **points_to("dtype", "logits values"),
         **points_to("fp32", "temperature top_p min_p exponentials"),
-        **points_to("i32", "top_k mask candidates tokens"),
+        **points_to("i32", "top_k mask spans candidates tokens"),
         **points_to("u32", "keys"),
         **points_to("i64", "best maxima histogram sums state"),
     },
     aligned=r"per_part$",
     constants=_constants,
     features=FEATURES,
-    messages={"k_first": "order top_k_first", "ranked": "top_k of columns",
-              "span": "top_k of a part of each row"},
+    messages={"k_first": "order top_k_first", "ranked": "top_k of columns"},
 )

@@ -24,7 +24,6 @@ MIN_P = tl.constexpr(FEATURES["min_p"])
 GIVEN = tl.constexpr(FEATURES["given"])
 GREEDY = tl.constexpr(FEATURES["greedy"])
 RANKED = tl.constexpr(FEATURES["ranked"])
-SPAN = tl.constexpr(FEATURES["span"])
 
 MAX_PARTS = tl.constexpr(64)  # src/sampling.cc has it too.
 LAST = tl.constexpr((1 << 21) - 1)  # A column is at most this one.
@@ -68,26 +67,15 @@ def lowest(flags):
 
 
 @triton.jit
-def span_of(mask, row):
-  """A row's first column, and the one behind its last."""
-  return tl.load(mask + row * 2), tl.load(mask + row * 2 + 1)
-
-
-@triton.jit
 def keys_of(raw, mask, row, c, end, cols, flags):
   """Columns of load_raw in float32, and their keys.
 
   DEAD is the key of what may not be drawn: NaN, -inf, what the mask forbids; of
-  probabilities what is not positive. All of a ranked row may be, and of a row
-  with a span what is in it: mask is int32 [rows, 2] then.
+  probabilities what is not positive. All of a ranked row may be.
   """
   v = allowed(raw, mask, row, c, end, cols, flags)
   live = c < end
-  if flags & SPAN:
-    first, behind = span_of(mask, row)
-    live &= (c >= first) & (c < behind)
-    v = tl.where(v == 0.0, 0.0, tl.where(v != v, float("nan"), v))
-  elif (flags & RANKED) == 0:
+  if (flags & RANKED) == 0:
     v = tl.where(v == 0.0, 0.0, v)  # No zero is negative.
     live = v > lowest(flags)
   return v, tl.where(live, order_key(v), DEAD)
@@ -170,7 +158,7 @@ def load_temperature(temperature, row, flags):
   """A row's temperature, and whether it takes the largest column instead."""
   t = tl.full([], 1.0, tl.float32)
   cold = row < 0
-  if (flags & (PROBS | RANKED | SPAN)) == 0:
+  if (flags & (PROBS | RANKED)) == 0:
     t = tl.load(temperature + row)
     cold = (t > 0.0) == 0
     t = tl.where(cold, 1.0, t)

@@ -19,7 +19,6 @@ PROBS = rows.PROBS
 GIVEN = rows.GIVEN
 RANKED = rows.RANKED
 GREEDY = rows.GREEDY
-SPAN = rows.SPAN
 MAX_PARTS = rows.MAX_PARTS
 DEAD = rows.DEAD
 LAST = rows.LAST
@@ -70,7 +69,7 @@ def sampling_largest(logits, mask, best, maxima, state, rows, cols, parts,
     c = c0 + i
     read = raw
     raw = load_raw(logits, row, c + TILE, end, cols, flags)
-    if flags & (RANKED | SPAN):
+    if flags & RANKED:
       _, keys = keys_of(read, mask, row, c, end, cols, flags)
       key = tl.max(tl.reshape(keys, [MAXIMA, WIDTH]), 1)
     else:
@@ -273,51 +272,3 @@ def sampling_rank(logits, mask, candidates, state, values, tokens, rows, cols,
   v = from_order_key((ranked >> 32).to(tl.int32))
   tl.store(values + row * k + i, v.to(values.dtype.element_ty), i < k)
   tl.store(tokens + row * k + i, ((ranked & LAST) ^ LAST).to(tl.int32), i < k)
-
-
-@triton.jit
-def sampling_count(logits, mask, best, state, rows, cols, parts, per_part,
-                   flags, TILE: tl.constexpr):
-  """How many columns of a span each part keeps, in the second plane of best."""
-  row = tl.program_id(0).to(tl.int64)
-  part = tl.program_id(1)
-  limit = tl.load(state + row * STATE + LIMIT)
-  begin = part * per_part
-  end = tl.minimum(cols, begin + per_part)
-  count = tl.zeros([TILE], tl.int64)
-  for c0 in range(begin, end, TILE):
-    c = c0 + tl.arange(0, TILE)
-    _, key = load_keys(logits, mask, row, c, end, cols, flags)
-    kept = (composite(key, c) >= limit) & (key != DEAD) & (c < end)
-    count += kept.to(tl.int64)
-  tl.store(best + (row * 2 + 1) * parts + part, tl.sum(count, 0))
-
-
-@triton.jit
-def sampling_list(logits, mask, best, state, tokens, rows, cols, parts,
-                  per_part, k, flags, TILE: tl.constexpr):
-  """Lists them in their order; -1 behind them.
-
-  tokens: int32 [rows, k].
-  """
-  row = tl.program_id(0).to(tl.int64)
-  part = tl.program_id(1)
-  limit = tl.load(state + row * STATE + LIMIT)
-  p = tl.arange(0, MAX_PARTS)
-  counts = tl.load(best + (row * 2 + 1) * parts + p, p < parts, 0).to(tl.int32)
-  place = tl.sum(tl.where(p < part, counts, 0), 0)
-  begin = part * per_part
-  end = tl.minimum(cols, begin + per_part)
-  for c0 in range(begin, end, TILE):
-    c = c0 + tl.arange(0, TILE)
-    _, key = load_keys(logits, mask, row, c, end, cols, flags)
-    kept = (composite(key, c) >= limit) & (key != DEAD) & (c < end)
-    number = kept.to(tl.int32)
-    many = tl.sum(number, 0)
-    if many > 0:
-      at = place + tl.cumsum(number, 0) - 1
-      tl.store(tokens + row * k + at, c, kept & (at < k))
-    place += many
-  for i0 in range(tl.sum(counts, 0) + part * TILE, k, parts * TILE):
-    i = i0 + tl.arange(0, TILE)
-    tl.store(tokens + row * k + i, tl.full([TILE], -1, tl.int32), i < k)

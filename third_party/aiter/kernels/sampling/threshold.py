@@ -4,7 +4,7 @@
 It is the largest one that at least k columns reach, or (joint order) columns of
 a weight of at least top_p of all; with `k_first` the second counts of what the
 first has left, in a second phase of the last three kernels. Of a ranked row
-or a span there are no equal ones: the lower column is the larger.
+there are no equal ones: the lower column is the larger.
 
 The k-th largest of the maxima of groups of columns is not above the k-th
 largest column, and hardly below it: the columns from there on are few, are
@@ -30,7 +30,6 @@ TOP_K = rows.TOP_K
 TOP_P = rows.TOP_P
 K_FIRST = rows.K_FIRST
 RANKED = rows.RANKED
-SPAN = rows.SPAN
 MAX_PARTS = rows.MAX_PARTS
 DEAD = rows.DEAD
 NOTHING = rows.NOTHING
@@ -38,7 +37,6 @@ load_keys = rows.load_keys
 PROBS = rows.PROBS
 load_raw = rows.load_raw
 keys_of = rows.keys_of
-span_of = rows.span_of
 largest_of_groups = rows.largest_of_groups
 composite = rows.composite
 largest_of = rows.largest_of
@@ -58,7 +56,6 @@ NO_LIMIT = tl.constexpr(1 << 62)
 # A k up to which the list holds the limit, and how many columns are listed of a
 # row that has none.
 MANY = tl.constexpr(1024)
-MANY_OF_SPAN = tl.constexpr(4096)
 FEW = tl.constexpr(512)
 # Fields of a row's state; src/sampling.cc knows how many.
 STATE = tl.constexpr(16)
@@ -93,27 +90,12 @@ def _top(best, row, parts):
 
 
 @triton.jit
-def _most_listed(flags):
-  return tl.where((flags & SPAN) != 0, MANY_OF_SPAN, MANY)
-
-
-@triton.jit
-def _holds(at, number_limit, flags):
-  """Whether the list has the limit of a number."""
-  holds = number_limit <= _most_listed(flags)
-  if flags & SPAN:
-    holds &= (tl.load(at + BOUND) != NO_COLUMN) & (
-        tl.load(at + FOUND) <= CANDIDATES)
-  return holds
-
-
-@triton.jit
-def sampling_bound(mask, temperature, top_k, top_p, maxima, state, rows, cols,
-                   parts, k, flags, MAXIMA: tl.constexpr, STEP: tl.constexpr,
+def sampling_bound(temperature, top_k, top_p, maxima, state, rows, cols, parts,
+                   k, flags, MAXIMA: tl.constexpr, STEP: tl.constexpr,
                    BITS: tl.constexpr):
   """Finds a composite that at least as many columns reach as are wanted.
 
-  k: of a ranked row, or a span, in the place of top_k.
+  k: of a ranked row, in the place of top_k.
   """
   row = tl.program_id(0).to(tl.int64)
   at = state + row * STATE
@@ -121,7 +103,7 @@ def sampling_bound(mask, temperature, top_k, top_p, maxima, state, rows, cols,
   number_limit = tl.full([], NO_LIMIT, tl.int64)
   share = tl.full([], -1, tl.int64)
   if flags & TOP_K:
-    if (flags & (RANKED | SPAN)) == 0:
+    if (flags & RANKED) == 0:
       k = tl.load(top_k + row)
     number_limit = tl.where((k > 0) & (k < cols), k.to(tl.int64), number_limit)
   if flags & RANKED:
@@ -134,15 +116,14 @@ def sampling_bound(mask, temperature, top_k, top_p, maxima, state, rows, cols,
   number_limit = tl.where(cold, NO_LIMIT, number_limit)
   share = tl.where(cold, -1, share)
   wanted = tl.where(share >= 0, FEW, 0).to(tl.int32)
-  wanted = tl.where(
-      number_limit <= _most_listed(flags), number_limit.to(tl.int32), wanted)
+  wanted = tl.where(number_limit <= MANY, number_limit.to(tl.int32), wanted)
   bound = tl.full([], NO_COLUMN, tl.int64)
   if wanted > 0:
     found = largest_of_groups(maxima, row, parts, MAXIMA, STEP)
     bound = tl.full([], NOTHING, tl.int64)
     many = wanted + cols
     last = 64 - BITS
-    if flags & (RANKED | SPAN):
+    if flags & RANKED:
       last = 0
     shift = 62
     # An eighth more does no harm.
@@ -161,11 +142,6 @@ def sampling_bound(mask, temperature, top_k, top_p, maxima, state, rows, cols,
       bound += step * one
       # Bits 31 to 21 are 0 in every composite.
       shift = tl.where(shift == 32, 20, shift - 2)
-    if flags & SPAN:
-      # Fewer groups than are wanted bound nothing, and the list has an end.
-      first, behind = span_of(mask, row)
-      bound = tl.where((bound == NOTHING) & (behind - first > CANDIDATES),
-                       NO_COLUMN, bound)
   tl.store(at + BOUND, bound)
   tl.store(at + WANTED, number_limit)
   tl.store(at + SHARE, share)
@@ -239,7 +215,7 @@ def sampling_weigh(logits, mask, temperature, best, histogram, sums, state,
   of_part = row * parts + part
   share = tl.load(at + SHARE)
   number_limit = tl.load(at + WANTED)
-  unsure = _holds(at, number_limit, flags) == 0
+  unsure = number_limit > MANY
   if share >= 0:
     t, _ = load_temperature(temperature, row, flags)
     top = _top(best, row, parts)
@@ -314,7 +290,7 @@ def _plan(sums, state, row, parts, temperature, flags):
   at = state + row * STATE
   number_limit = tl.load(at + WANTED)
   share = tl.load(at + SHARE)
-  listed = _holds(at, number_limit, flags)
+  listed = number_limit <= MANY
   total = tl.full([], 0, tl.int64)
   first = tl.full([], 0, tl.int32)
   beyond = tl.full([], BINS, tl.int32)
@@ -526,8 +502,6 @@ def _search(logits, mask, temperature, best, candidates, at, row, cols, parts,
   limit = tl.full([], NOTHING, tl.int64)
   kept = weight_above
   last = 64 - BITS
-  if flags & SPAN:
-    last = 0
   shift = 62
   if of == LISTED:
     # Digits that the bound and the largest column begin with are the limit's.
