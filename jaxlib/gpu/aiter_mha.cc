@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "aiter/mha.h"
 #include "jaxlib/gpu/ffi_util.h"

@@ -43,7 +43,7 @@ _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
 # how many queries and keys on it is worth its sums, and what their rows are a
 # multiple of.
 _ONE_PASS = "mha_one_pass"
-_ONE_PASS_DIM, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = 128, 1024, 128
+_ONE_PASS_DIM, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = 128, 2048, 128
 
 
 class BwdConfig(NamedTuple):
@@ -154,13 +154,15 @@ def _fwd_kernel(cfg: Config, call, x: Operands):
 def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
   """Whether kernels that compute dk, dv and dq in one pass serve a call.
 
-  They do for long sequences whose scores have no more than a window.
+  They do for long sequences whose scores have no more than a wide window: few
+  keys a row are not worth the sums.
   """
   shapes = (*x.q.shape, *x.k.shape)
   if x.packed or not all(map(is_known, shapes)):
     return False
   if (x.q.shape[-1] != _ONE_PASS_DIM or x.v.shape[-1] != _ONE_PASS_DIM
-      or min(x.q.shape[1], x.k.shape[1]) < _ONE_PASS_LENGTH):
+      or min(x.q.shape[1], x.k.shape[1]) < _ONE_PASS_LENGTH
+      or 0 <= bwd.mha.window_left < _ONE_PASS_LENGTH):
     return False
   key = _serves(_ONE_PASS, bwd.mha, x, bwd.wanted, saved.dlse is not None)
   return (key is not None and bool(dispatch.architectures(platform))
@@ -180,7 +182,7 @@ def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
        like(k, of_keys, f32), like(k, of_keys, f32),
        like(q, (turns if bwd.mha.deterministic else 0,), jnp.int32)),
       *_flat(x), saved.dout, saved.out, saved.lse, absent(saved.dlse, f32),
-      **_attributes(bwd.mha))
+      **_attributes(bwd.mha, x))
   return Grads(dq, dk, dv, None, None, None)
 
 
