@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times what stands between projections and attention, fused.
 
-  python fused_qk.py                          shapes.FUSED_HEADS and FUSED_QK
-  python fused_qk.py --smoke                  tiny sizes, on any platform
-  python fused_qk.py --only heads             or latent
-  python fused_qk.py --random 20 --seed 3     so many drawn ones, behind them
+  python fused_qk.py         shapes.FUSED_HEADS, FUSED_QK and FUSED_ROWS
+  python fused_qk.py --smoke                tiny sizes, on any platform
+  python fused_qk.py --only heads           or latent, or rows
+  python fused_qk.py --random 20 --seed 3   so many drawn ones, behind them
 
 Prints a table and writes fused_qk.csv to --out. The exit code is 1 if our
 numbers are not those of jax.numpy. The figure is the rate at which a call reads
 its operands and writes its results. Calls follow each other in one program, so
 that what it costs to begin one from Python is not counted.
 
-  aiter    fused_qk_norm_rope_cache; fused_qk_rope_concat_and_cache_mla
+  aiter    fused_qk_norm_rope_cache; fused_qk_rope_concat_and_cache_mla; of
+           rows fused_qk_rmsnorm, gated_rmsnorm and inverse_rope with _quant
   apart    our rms_norm and rope of both, and write_kv_cache or
-           concat_and_cache_mla
+           concat_and_cache_mla; of rows our norms, rope and per_group_quant
   xla      the formula in jax.numpy, whose write is a scatter; of heads, of
-           layout "NHD" alone
+           layout "NHD" alone; not of rows
 """
 
 import functools
@@ -25,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import report
 import shapes
-from shapes import FusedHeads, FusedQk
+from shapes import FusedHeads, FusedQk, FusedRows
 
 import jax
 from jax import lax
@@ -34,7 +35,9 @@ from jax.experimental import aiter
 OURS = "aiter"
 IMPLEMENTATIONS = (OURS, "apart", "xla")
 _PAGE = 64
-_CALLS = 32  # Of a program.
+# Calls of a program, of up to so many tokens and of more.
+_FEW, _CALLS, _LARGE_CALLS = 1024, 32, 4
+_FP8 = "float8_e4m3fn"
 
 
 def arrays(shape: FusedQk, dtype):
@@ -160,10 +163,63 @@ def heads_plain(shape: FusedHeads, k_cache, v_cache, qkv, q_weight, k_weight,
           made(q, q_weight).astype(q.dtype))
 
 
+def rows_arrays(shape: FusedRows, dtype):
+  """Arrays of each kind, in the order of ours."""
+  t = shape.tokens
+  keys = iter(jax.random.split(jax.random.key(0), 6))
+  normal = lambda *size: jax.random.normal(next(keys), size, jnp.dtype(dtype))
+  if shape.kind == "gated_quant":
+    return normal(t, 32, 128), normal(t, 32, 128), normal(128)
+  if shape.kind == "inverse":
+    angles = jax.random.uniform(next(keys), (4096, 32), maxval=7.0)
+    return (normal(t, 64, 512), jnp.arange(t) * 37 % 4096, jnp.cos(angles),
+            jnp.sin(angles))
+  qk = normal(t, 1536), normal(1536), normal(t, 512), normal(512)
+  return (*qk, normal(t, 1536)) if shape.kind == "qk_quant" else qk
+
+
+def rows_ours(shape: FusedRows, *args):
+  if shape.kind == "gated_quant":
+    return aiter.gated_rmsnorm_fp8_group_quant(*args, quant_dtype=_FP8)
+  if shape.kind == "inverse":
+    return aiter.inverse_rope_group_quant(
+      *args, 8, quant_dtype=_FP8, scale_dtype="float32")
+  q, q_weight, k, k_weight, *residual = args
+  if not residual:
+    return aiter.fused_qk_rmsnorm(q, q_weight, 1e-6, k, k_weight)
+  out = aiter.fused_qk_rmsnorm_group_quant(
+    q, q_weight, 1e-6, k, k_weight, None, *residual, quant_dtype=_FP8)
+  return out.q, out.q_scale, out.k, out.q_residual_out
+
+
+def rows_apart(shape: FusedRows, *args):
+  quantised = functools.partial(aiter.per_group_quant, quant_dtype=_FP8)
+  if shape.kind == "gated_quant":
+    x, z, weight = args
+    y = aiter.rms_norm(x, weight) * jax.nn.silu(z)
+    return quantised(y.reshape(shape.tokens, -1))
+  if shape.kind == "inverse":
+    o, positions, cos, sin = args
+    turned = aiter.rope(
+      o[..., 448:], cos.astype(o.dtype), -sin.astype(o.dtype), layout="thd",
+      positions=positions, rotate_style="gptj")
+    o = jnp.concatenate([o[..., :448], turned], -1)
+    return quantised(o.reshape(shape.tokens, 8, -1))
+  q, q_weight, k, k_weight, *residual = args
+  k = aiter.rms_norm(k, k_weight)
+  if not residual:
+    return aiter.rms_norm(q, q_weight), k
+  y, total = aiter.rms_norm_with_add(q, *residual, q_weight)
+  return *quantised(y), k, total
+
+
 def calls(shape):
   """(name -> function, arguments' maker, how many of them are caches)."""
   if isinstance(shape, FusedQk):
     return {OURS: ours, "apart": apart, "xla": plain}, arrays, 1
+  if isinstance(shape, FusedRows):
+    return ({name: functools.partial(fn, shape) for name, fn in (
+      (OURS, rows_ours), ("apart", rows_apart))}, rows_arrays, 0)
   found = {OURS: heads_ours, "apart": heads_apart}
   if shape.layout == "NHD":
     found["xla"] = heads_plain
@@ -176,20 +232,27 @@ def named(shape) -> dict:
   if isinstance(shape, FusedQk):
     return {"kind": "latent", "tokens": shape.tokens, "heads": shape.heads,
             "cache": shape.cache}
+  if isinstance(shape, FusedRows):
+    return {"kind": shape.kind, "tokens": shape.tokens, "heads": "",
+            "cache": ""}
   return {"kind": "heads", "tokens": shape.tokens,
           "heads": f"{shape.heads}/{shape.k_heads} x {shape.dim}",
           "cache": f"{shape.cache} {shape.layout}"}
 
 
-def in_turn(function, caches: int):
-  """A program: so many calls, each of which writes the last one's caches."""
+def in_turn(function, caches: int, count: int):
+  """A program: so many calls, each of which writes the last one's caches.
+
+  It returns the caches, and what else each call has made.
+  """
 
   def program(*args):
-    pools, rest = list(args[:caches]), args[caches:]
-    for _ in range(_CALLS):
-      *pools, q = function(*pools, *rest)
-      pools, rest, q = lax.optimization_barrier((pools, rest, q))
-    return *pools, q
+    pools, rest, made = args[:caches], args[caches:], []
+    for _ in range(count):
+      out, rest = lax.optimization_barrier((function(*pools, *rest), rest))
+      pools = out[:caches]
+      made.append(out[caches:])
+    return pools, made
 
   return jax.jit(program, donate_argnums=tuple(range(caches)))
 
@@ -202,30 +265,35 @@ def measure(shape, names, dtype, seconds: float):
     if name not in functions:
       continue
     args = make(shape, dtype)
-    call = in_turn(functions[name], caches)
+    count = _CALLS if shape.tokens <= _FEW else _LARGE_CALLS
+    call = in_turn(functions[name], caches, count)
     itemsize = args[0].dtype.itemsize
-    out = call(*args)
+    pools, made = call(*args)
+    out = (*pools, *made[-1])
     results[name] = [np.asarray(t, np.float32) for t in out]
-    rest, held = args[caches:], [out[:caches]]
+    bounds = [0.08 if t.dtype.itemsize == 1 else 0.02 for t in out]
+    rest, held = args[caches:], [pools]
 
     def step(call=call, held=held, rest=rest):
-      *held[0], q = call(*held[0], *rest)
-      return q
+      held[0], made = call(*held[0], *rest)
+      return made
 
-    time = report.median_time(step, jax.block_until_ready, seconds) / _CALLS
+    time = report.median_time(step, jax.block_until_ready, seconds) / count
     row = {**named(shape), "implementation": name, "us": time * 1e6,
            "gb_per_s": shape.bytes(itemsize) / time / 1e9}
     rows.append(row)
-    print(f"{row['tokens']:>6} x {row['heads']:<14}{row['cache']:<20}{name:<7}"
+    print(f"{row['kind']:<12}{row['tokens']:>6} x {row['heads']:<14}"
+          f"{row['cache']:<20}{name:<7}"
           f"{row['us']:>10.1f} us{row['gb_per_s']:>8.0f} GB/s", flush=True)
   wrong = []
   other = "xla" if "xla" in results else "apart"
   if OURS in results and other in results:
-    for i, (one, two) in enumerate(zip(results[OURS], results[other])):
+    for i, (one, two, bound) in enumerate(
+      zip(results[OURS], results[other], bounds)):
       error = np.abs(one - two).max() / np.abs(two).max()
       # Of 8 bits a number may be the next one; those of "apart" are rounded
       # three times.
-      if not error < (0.08 if itemsize == 1 else 0.02):
+      if not error < bound:
         wrong.append(f"{shape}: result {i} by {error:.1e} of the largest")
   return rows, wrong
 
@@ -248,15 +316,17 @@ def table(found: list[dict]) -> list[list[str]]:
 def main() -> int:
   parser = report.parser(__doc__, "fused_qk", IMPLEMENTATIONS,
                          ("bfloat16", "float16"))
-  parser.add_argument("--only", choices=("heads", "latent"))
+  parser.add_argument("--only", choices=("heads", "latent", "rows"))
   parser.add_argument("--random", type=int, default=0, metavar="N")
   parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args()
   print(report.title(args.dtype))
-  listed = {"heads": shapes.FUSED_HEADS, "latent": shapes.FUSED_QK}
+  listed = {"heads": shapes.FUSED_HEADS, "latent": shapes.FUSED_QK,
+            "rows": shapes.FUSED_ROWS}
   if args.smoke:
     listed = {"heads": shapes.FUSED_HEADS_SMOKE,
-              "latent": shapes.FUSED_QK_SMOKE}
+              "latent": shapes.FUSED_QK_SMOKE,
+              "rows": shapes.FUSED_ROWS_SMOKE}
   if args.only:
     listed = {args.only: listed[args.only]}
   found, wrong = [], []

@@ -779,6 +779,36 @@ def random_fused_heads(count: int, seed: int) -> list[FusedHeads]:
   ]
 
 
+class FusedRows(NamedTuple):
+  """Tokens whose rows a norm around attention makes.
+
+  "qk": queries and keys of 1536 and 512 columns; "qk_quant" with a residual,
+  and by groups of 128. "gated_quant": 32 heads of 128. "inverse": 64 heads of
+  512, of which 64 are turned back.
+  """
+
+  kind: str
+  tokens: int
+
+  def bytes(self, itemsize: int) -> int:
+    """Of operands and results, without scales; itemsize is always that."""
+    del itemsize
+    return self.tokens * {
+      "qk": 4 * 2048,
+      "qk_quant": 7 * 1536 + 4 * 512,
+      "gated_quant": 5 * 4096,
+      "inverse": 3 * 32768,
+    }[self.kind]
+
+
+FUSED_ROWS = [
+  FusedRows(kind, t)
+  for kind in ("qk", "qk_quant", "gated_quant", "inverse")
+  for t in (64, 256, 8192)
+]
+FUSED_ROWS_SMOKE = [FusedRows("qk_quant", 2), FusedRows("gated_quant", 2)]
+
+
 class Indexer(NamedTuple):
   """An indexer's logits; of `sequences` in pages, or of shared keys if 0."""
 

@@ -153,6 +153,7 @@ class RowsKernelTest(parameterized.TestCase):
       dict(kind="float8_e4m3fn", group=64, cols=160, transposed=True),
       dict(op="gated", cols=32, heads=4, kind="float8_e4m3fnuz", group=128),
       dict(op="gated", cols=64, kind="int8"), dict(op="gated", cols=128),
+      dict(op="gated", cols=256, heads=2),
       dict(op="inverse", cols=64, heads=4, parts=2, group=32, e8m0=True,
            kind="float8_e4m3fn"),
       dict(op="inverse", cols=32, heads=2, group=64, kind="int8", neox=True,

@@ -47,7 +47,8 @@ class CheckTest(absltest.TestCase):
          ("cache_cast", "bf16"), ("cache_token", "bf16"),
          ("cache_block", "bf16"), ("paged_attend", "bf16"),
          ("mla_attend", "bf16"), ("fused_qk_latent", "bf16"),
-         ("fused_qk_heads", "bf16"), ("indexer_logits", "e4m3fn")}, asked)
+         ("fused_qk_heads", "bf16"), ("fused_qk_rows", "bf16"),
+         ("indexer_logits", "e4m3fn")}, asked)
     self.assertIn("the reference (no row)", out.getvalue())
 
   def test_wrong_numbers_are_said(self):

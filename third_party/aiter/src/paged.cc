@@ -45,6 +45,9 @@ constexpr int64_t kRoom = 4;
 // gets its share of half as many (PROGRAMS of mla/attend_hopper.py).
 constexpr int64_t kLatentPrograms = 4;
 constexpr int64_t kLatentProgramsCuda = 2;
+// Programs that join parts, where a kernel takes several rows of them, of those
+// that attend.
+constexpr int64_t kMergers = 4;
 // Rows of its tiles; the last is for all that are more.
 constexpr int64_t kLatentRows[] = {16, 32, 64};
 
@@ -308,6 +311,9 @@ struct Attend {
     }
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.attend, &p, stream, maps));
     if (p.splits == 1) return Status();
+    p.merge_rows = static_cast<int32_t>(
+        std::clamp<int64_t>(a.tokens * a.nhead_q / (kMergers * plan.programs),
+                            1, std::max<int64_t>(plan.merge.info->tile_m, 1)));
     return LaunchKernel(driver, plan.merge, &p, stream);
   }
 

@@ -108,10 +108,10 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add_latent("latent_64", "fast", 64, 64, kPagedOddPages | kPagedBytes);
   add_latent("latent_any", "general", 0, 16, kPagedUnaligned | kPagedBytes);
   KernelInfo merge = FakeKernel<PagedParams>(blob, "latent_merge", "mla_merge",
-                                             "gfx942", kPagedMergeGrid);
+                                             "gfx942", kMlaMergeGrid);
   merge.num_dims = 1;
   merge.dims[0] = 512;
-  merge.tile_m = 1;
+  merge.tile_m = 16;
   kernels.push_back(merge);
   return kernels;
 }
@@ -346,7 +346,9 @@ void TestLatent() {
   CHECK((Run(LatentArgs(32, 128)) == Names{"latent_64", "latent_merge"}));
   CHECK(g_recorder.launches[0].grid[0] == 64);
   CHECK(g_recorder.launches[0].grid[1] == 4);
-  CHECK(g_recorder.launches[1].grid[0] == 32 * 128);
+  // Four times as many programs join them, of several rows each.
+  CHECK(g_recorder.launches[1].grid[0] == 4 * 256);
+  CHECK(g_recorder.launches[1].As<PagedParams>().merge_rows == 4);
   PagedParams p = g_recorder.launches[0].As<PagedParams>();
   CHECK(p.hdim == 576 && p.hdim_v == 512 && p.group == 128 && p.splits == 4);
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jax._src.aiter.core.check import Check, normal
-from jax._src.aiter.fused_qk import api
+from jax._src.aiter.fused_qk import api, norms
 
 _TOKENS, _HEADS, _LORA, _ROPE = 6, 16, 512, 64
 
@@ -57,6 +57,16 @@ def _heads_formula(q, k, q_weight, k_weight):
   return made(q, q_weight), stored(made(k, k_weight)), stored(k)
 
 
+def _rows(q, k, q_weight, k_weight):
+  return norms.fused_qk_rmsnorm(q, q_weight, 1e-6, k, k_weight)
+
+
+def _rows_formula(q, k, q_weight, k_weight):
+  return tuple(
+      x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * weight
+      for x, weight in ((q, q_weight), (k, k_weight)))
+
+
 def checks() -> list[Check]:
   return [
       Check("fused_qk_rope_concat_and_cache_mla", _fused, _formula,
@@ -65,4 +75,7 @@ def checks() -> list[Check]:
       Check("fused_qk_norm_rope_cache", _heads, _heads_formula,
             normal((_TOKENS, _HEADS, _ROPE), (_TOKENS, 4, _ROPE), (_ROPE,),
                    (_ROPE,))),
+      Check("fused_qk_rmsnorm", _rows, _rows_formula,
+            normal((_TOKENS, 3 * _LORA), (_TOKENS, _LORA), (3 * _LORA,),
+                   (_LORA,))),
   ]

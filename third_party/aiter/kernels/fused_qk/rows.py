@@ -33,16 +33,22 @@ to_bits = rounding.to_bits
 
 
 @triton.jit
+def _some(t, COUNT: tl.constexpr, RUNS: tl.constexpr):
+  """Sums of COUNT neighbours, at each of them."""
+  some = tl.sum(tl.reshape(t, [RUNS // COUNT, COUNT]), 1, keep_dims=True)
+  return tl.reshape(tl.broadcast_to(some, [RUNS // COUNT, COUNT]), [RUNS])
+
+
+@triton.jit
 def _sums_of(t, runs, RUNS: tl.constexpr):
-  """Sums of one, two or four neighbours, at each of them: [RUNS, 1]."""
-  out = t
+  """Sums of one, two, four or eight neighbours, at each of them: [RUNS]."""
   if runs == 2:
-    pairs = tl.sum(tl.reshape(t, [RUNS // 2, 2]), 1, keep_dims=True)
-    out = tl.reshape(tl.broadcast_to(pairs, [RUNS // 2, 2]), [RUNS])
+    t = _some(t, 2, RUNS)
   elif runs == 4:
-    quads = tl.sum(tl.reshape(t, [RUNS // 4, 4]), 1, keep_dims=True)
-    out = tl.reshape(tl.broadcast_to(quads, [RUNS // 4, 4]), [RUNS])
-  return out
+    t = _some(t, 4, RUNS)
+  elif runs == 8:
+    t = _some(t, 8, RUNS)
+  return t
 
 
 @triton.jit

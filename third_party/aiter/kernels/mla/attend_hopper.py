@@ -580,17 +580,33 @@ def mla_attend(
 
 
 @gluon.jit
-def mla_merge(parts, parts_lse, out, lse, tokens, nhead_q, splits, flags):
-  """Joins the parts of a row, as merge.py does; a row of one is skipped.
+def mla_merge(parts, parts_lse, out, lse, tokens, nhead_q, splits, merge_rows,
+              flags):
+  """Joins the parts of rows, as merge.py does; a row of one is skipped.
 
-  Its lse in scratch is inf. Grid: tokens * nhead_q rows.
+  Its lse in scratch is inf. Grid: tiles of merge_rows of tokens * nhead_q rows.
   """
-  PARTS: gl.constexpr = 16
   LANES: gl.constexpr = 256
+  first = gl.program_id(0) * merge_rows
+  end = gl.minimum(first + merge_rows, tokens * nhead_q)
+  if merge_rows > 1:
+    # Most often there is nothing to join, or all rows are joined.
+    r = first + gl.arange(0, LANES, gl.BlockedLayout([1], [32], [8], [0]))
+    own = gl.load(parts_lse + r, mask=r < end, other=float("inf"))
+    if gl.min(own, 0) == float("inf"):
+      end = first
+  for row in range(first, end):
+    _merge_row(parts, parts_lse, out, lse, row.to(gl.int64),
+               tokens.to(gl.int64) * nhead_q, tokens, nhead_q, splits, flags,
+               LANES)
+
+
+@gluon.jit
+def _merge_row(parts, parts_lse, out, lse, row, count, tokens, nhead_q, splits,
+               flags, LANES: gl.constexpr):
+  PARTS: gl.constexpr = 16
   LAYOUT: gl.constexpr = gl.BlockedLayout([8, 4], [1, 32], [2, 4], [1, 0])
   ROW: gl.constexpr = gl.BlockedLayout([2], [32], [8], [0])
-  row = gl.program_id(0).to(gl.int64)
-  count = tokens.to(gl.int64) * nhead_q
   p = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [8], [0]))
   top = gl.full([LANES], float("-inf"), gl.float32, p.type.layout)
   past = p * 0

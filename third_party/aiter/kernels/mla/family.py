@@ -25,7 +25,8 @@ FAMILY = dataclasses.replace(
     pointers={**_PAGED.pointers, **points_to("i32", "places")},
     ops={
         "mla_attend": Op("mla.attend", _PAGED.ops["paged_attend"].grid),
-        "mla_merge": Op("paged.merge", _PAGED.ops["paged_merge"].grid),
+        "mla_merge": Op("paged.merge", (
+            "tiles = ceil((tokens * nhead_q) / merge_rows)",)),
     },
     constants=_constants,
 )
