@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from jaxlib import gpu_aiter
 
+DTYPES = ("bf16", "fp16")
 DIMS = ((32, 32), (64, 64), (80, 72), (96, 96), (128, 128), (160, 160),
         (192, 128), (184, 192), (256, 256), (40, 48))
 # Options of a call, and the features that choose its kernels.
@@ -46,7 +47,7 @@ def sizes(call: str) -> Iterator[tuple[tuple[int, int], str]]:
   f32 = call.startswith("float32")
   for dims in DIMS:
     if not f32 or max(dims) <= 128:
-      for dtype in ("fp32",) if f32 else ("bf16", "fp16"):
+      for dtype in ("fp32",) if f32 else DTYPES:
         yield dims, dtype
 
 

@@ -56,13 +56,12 @@ class BwdConfig(NamedTuple):
 # Kernels
 
 
-def _exact(cfg: Config, x: Operands) -> bool:
-  """Whether products of float32 are to be as exact as float32's."""
+def _exact(cfg: Config) -> bool:
+  """Whether products of float32, if it is, are to be as exact as float32's."""
   sides = cfg.precision if isinstance(cfg.precision, tuple) else (
       cfg.precision,)
-  return x.q.dtype == jnp.float32 and any(
-      str(getattr(side, "name", side)).lower() not in _FEW_BITS
-      for side in sides)
+  return any(str(getattr(side, "name", side)).lower() not in _FEW_BITS
+             for side in sides)
 
 
 def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
@@ -79,7 +78,8 @@ def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
       top_left=cfg.top_left, soft_cap=cfg.logits_soft_cap > 0,
       sink_tokens=cfg.sink_tokens > 0,
       window=cfg.window_left >= 0 or cfg.window_right >= 0,
-      min_seqlen=cfg.min_seqlen_q > 0, dlse=dlse, exact=_exact(cfg, x))
+      min_seqlen=cfg.min_seqlen_q > 0, dlse=dlse,
+      exact=x.q.dtype == jnp.float32 and _exact(cfg))
   if wanted is not None:
     asked.update(dbias=wanted.dbias, dsink=wanted.dsink)
   return tuple(name for name, on in asked.items() if on)
@@ -116,7 +116,7 @@ def _flat(x: Operands):
       absent(x.dropout_state, jnp.uint32))
 
 
-def _attributes(cfg: Config, x: Operands):
+def _attributes(cfg: Config):
   return dict(
       softmax_scale=np.float32(cfg.softmax_scale),
       logits_soft_cap=np.float32(cfg.logits_soft_cap),
@@ -125,7 +125,7 @@ def _attributes(cfg: Config, x: Operands):
       window_right=np.int64(cfg.window_right),
       sink_tokens=np.int64(cfg.sink_tokens), top_left=bool(cfg.top_left),
       min_seqlen_q=np.int64(cfg.min_seqlen_q),
-      deterministic=bool(cfg.deterministic), exact=_exact(cfg, x))
+      deterministic=bool(cfg.deterministic), exact=_exact(cfg))
 
 
 def _lse_shape(x: Operands):
@@ -147,7 +147,7 @@ def _fwd_kernel(cfg: Config, call, x: Operands):
   q, v = flat[0], flat[2]
   out, lse = call(
       (like(q, (*q.shape[:-1], v.shape[-1]), q.dtype),
-       like(q, _lse_shape(x), jnp.float32)), *flat, **_attributes(cfg, x))
+       like(q, _lse_shape(x), jnp.float32)), *flat, **_attributes(cfg))
   return out[..., :x.v.shape[-1]], lse, None
 
 
@@ -203,7 +203,7 @@ def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
        like(q, saved.lse.shape, jnp.float32) if wanted.dslopes else none,
        like(q, saved.lse.shape, jnp.float32)),
       *flat, _aligned(saved.dout), _aligned(saved.out), saved.lse,
-      absent(saved.dlse, jnp.float32), **_attributes(cfg, x))
+      absent(saved.dlse, jnp.float32), **_attributes(cfg))
   return Grads(
       dq[..., :x.q.shape[-1]], dk[..., :x.k.shape[-1]],
       dv[..., :x.v.shape[-1]],
