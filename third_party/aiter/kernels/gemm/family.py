@@ -60,9 +60,9 @@ _PAIRS = ("blocks = min(whole_tiles + divided_tiles * splits,"
 
 FAMILY = Family(
     ops={
-        **{op: Op("gemm.gemm", _GRID, {"PAIRS": _PAIRS, "WALKS": _WALKING}) for op in (
-            "gemm_nt", "gemm_nn", "gemm_tn", "gemm_row", "gemm_block",
-            "gemm_mx")},
+        **{op: Op("gemm.gemm", _GRID, {"PAIRS": _PAIRS, "WALKS": _WALKING})
+           for op in ("gemm_nt", "gemm_nn", "gemm_tn", "gemm_row",
+                      "gemm_block", "gemm_mx")},
         "gemm_sum": Op("gemm.gemm", (
             "tiles_of_columns = ceil(n / tile_n)",
             "tiles_of_rows = ceil(m / tile_m)", "batch")),

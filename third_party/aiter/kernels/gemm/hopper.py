@@ -171,10 +171,10 @@ def _produce(ring, walk, maps, A_T: gl.constexpr, B_T: gl.constexpr,
 
 @gluon.jit
 def _release(ring, i, pred):
-  """Gives slab i back: to its block and, of a pair, to the one that copies b.
+  """Gives slab i back: to its own block, which copies a there.
 
-  The other block does not wait for the last of ring's barriers, nor this one's
-  for it before it copies a.
+  The last barrier counts both blocks of a pair; the one that copies b to both
+  waits for it.
   """
   mbarrier.arrive(ring[3].index(i), pred=pred)
   if gl.num_ctas() == 2:
@@ -415,6 +415,16 @@ def _activate(x, bias, activation, flags, ELEMENT: gl.constexpr):
 
 
 @gluon.jit
+def _store_rows(ptr, pitch, x, row0, col0, m, n):
+  """Stores from where the numbers are; rows are `pitch` apart."""
+  LAYOUT: gl.constexpr = x.type.layout
+  rows = row0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
+  cols = col0 + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
+  at = rows[:, None].to(gl.int64) * pitch + cols[None, :]
+  gl.store(ptr + at, x, mask=(rows < m)[:, None] & (cols < n)[None, :])
+
+
+@gluon.jit
 def store(ptr, x, row0, col0, m, n, ELEMENT: gl.constexpr):
   """Stores a part of the result, 8 values a thread."""
   N: gl.constexpr = x.shape[1]
@@ -423,22 +433,8 @@ def store(ptr, x, row0, col0, m, n, ELEMENT: gl.constexpr):
     store(ptr, low, row0, col0, m, n, ELEMENT)
     store(ptr, high, row0, col0 + N // 2, m, n, ELEMENT)
   else:
-    LAYOUT: gl.constexpr = hopper.rows_layout(N)
-    x = gl.convert_layout(x, LAYOUT)
-    rows = row0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
-    cols = col0 + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
-    at = rows[:, None].to(gl.int64) * n + cols[None, :]
-    gl.store(ptr + at, x, mask=(rows < m)[:, None] & (cols < n)[None, :])
-
-
-@gluon.jit
-def _store_numbers(ptr, pitch, x, row0, col0, m, n):
-  """Stores float32 from where it is: two numbers a thread, 32 bytes a row."""
-  LAYOUT: gl.constexpr = x.type.layout
-  rows = row0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
-  cols = col0 + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
-  at = rows[:, None].to(gl.int64) * pitch + cols[None, :]
-  gl.store(ptr + at, x, mask=(rows < m)[:, None] & (cols < n)[None, :])
+    x = gl.convert_layout(x, hopper.rows_layout(N))
+    _store_rows(ptr, n, x, row0, col0, m, n)
 
 
 @gluon.jit
@@ -480,7 +476,7 @@ def _finish(acc, ends, out, buffers, row0, col0, whole, KIND: gl.constexpr,
   if ((flags & gemm.HAS_BIAS) != 0) | (activation != 0):
     x = _activate(x, bias, activation, flags, ELEMENT)
   if (flags & gemm.OUT_F32) != 0:
-    _store_numbers(out_f32, pitch, x, row0, col0, m, n)
+    _store_rows(out_f32, pitch, x, row0, col0, m, n)
   else:
     _copy_out(_to_bf16(x, flags), out_desc, smem, z, row0, col0, 0, ELEMENT)
 
@@ -546,13 +542,15 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
                gl.where(whole, flags, gemm.OUT_F32))
     own_scales = scales[:6]
     if KIND != PLAIN:
-      own_scales = (scales[0] + index * scales[6], scales[1] + index * scales[7],
-                    scales[2], scales[3], scales[4], scales[5])
+      own_scales = (scales[0] + index * scales[6],
+                    scales[1] + index * scales[7], scales[2], scales[3],
+                    scales[4], scales[5])
     row0 = tile_m * TILE_M + w * ROWS_M
     col0 = tile_n * TILE_N
     rows = row0 + gl.arange(0, ROWS_M, END_ROWS)
     cols = col0 + gl.arange(0, 64, END_COLS)
-    ends = _load_ends(own_scales, own_out, rows, cols, whole, KIND, TILE_N // 64)
+    ends = _load_ends(own_scales, own_out, rows, cols, whole, KIND,
+                      TILE_N // 64)
     acc = gl.zeros([64 if SKINNY else ROWS_M, N], SUM, LAYOUT)
     if KIND == PROMOTED_ROWS or KIND == BLOCKS:
       at = scales_at(own_scales, m, row0, col0, k_first // TILE_K, ROWS_M,
@@ -610,7 +608,6 @@ def _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
 
   ring = (a_smem, b_smem, full, empty)
   if BLOCKS_ == 2:
-    # The first block's alone.
     both = mbarrier.allocate_mbarrier(batch=STAGES, two_ctas=True)
     for i in gl.static_range(STAGES):
       mbarrier.init(both.index(i), count=2)
@@ -645,44 +642,47 @@ def _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
 
 @gluon.jit
 def gemm_nt(a_desc, b_desc, out_desc, bias, bias_f32, out_bf16, out_f32,
-            workspace, batch, m, n, k, batch_stride_a, batch_stride_b, batch_stride_out,
-            whole_tiles, splits, k_per_split, activation, flags,
-            SKINNY: gl.constexpr,
-            TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
-            STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+            workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
+            batch_stride_out, whole_tiles, splits, k_per_split, activation,
+            flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+            TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
+            GROUP_M: gl.constexpr):
   """gemm.gemm_nt. Grid: (multiprocessors, or items if fewer)."""
   _gemm(a_desc, b_desc, out_desc, bias_f32, bias_f32, bias, bias_f32, out_bf16,
         out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
         batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits, k_per_split,
-        activation, flags, False, False, PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+        activation, flags, False, False, PLAIN, SKINNY, TILE_M, TILE_N,
+        TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
 def gemm_nn(a_desc, b_desc, out_desc, bias, bias_f32, out_bf16, out_f32,
-            workspace, batch, m, n, k, batch_stride_a, batch_stride_b, batch_stride_out,
-            whole_tiles, splits, k_per_split, activation, flags,
-            SKINNY: gl.constexpr,
-            TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
-            STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+            workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
+            batch_stride_out, whole_tiles, splits, k_per_split, activation,
+            flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+            TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
+            GROUP_M: gl.constexpr):
   """gemm.gemm_nn."""
   _gemm(a_desc, b_desc, out_desc, bias_f32, bias_f32, bias, bias_f32, out_bf16,
         out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
         batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits, k_per_split,
-        activation, flags, False, True, PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+        activation, flags, False, True, PLAIN, SKINNY, TILE_M, TILE_N,
+        TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
 def gemm_tn(a_desc, b_desc, out_desc, bias, bias_f32, out_bf16, out_f32,
-            workspace, batch, m, n, k, batch_stride_a, batch_stride_b, batch_stride_out,
-            whole_tiles, splits, k_per_split, activation, flags,
-            SKINNY: gl.constexpr,
-            TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
-            STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+            workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
+            batch_stride_out, whole_tiles, splits, k_per_split, activation,
+            flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+            TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
+            GROUP_M: gl.constexpr):
   """gemm.gemm_tn."""
   _gemm(a_desc, b_desc, out_desc, bias_f32, bias_f32, bias, bias_f32, out_bf16,
         out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
         batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits, k_per_split,
-        activation, flags, True, True, PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+        activation, flags, True, True, PLAIN, SKINNY, TILE_M, TILE_N,
+        TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
@@ -690,16 +690,17 @@ def gemm_row(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32,
              out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
              batch_stride_b, batch_stride_out, batch_stride_a_scale,
              batch_stride_b_scale, a_scale_step, b_scale_step, whole_tiles,
-             splits, k_per_split, activation, flags, PROMOTE: gl.constexpr, SKINNY: gl.constexpr,
-             TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
-             STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+             splits, k_per_split, activation, flags, PROMOTE: gl.constexpr,
+             SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+             TILE_K: gl.constexpr, STAGES: gl.constexpr,
+             GROUP_M: gl.constexpr):
   """gemm.gemm_row."""
   _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
         out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
         batch_stride_out, batch_stride_a_scale, batch_stride_b_scale,
         a_scale_step, 0, b_scale_step, 0, whole_tiles, splits, k_per_split,
-        activation, flags, False, False, PROMOTED_ROWS if PROMOTE else ROWS, SKINNY, TILE_M,
-        TILE_N, TILE_K, STAGES, GROUP_M)
+        activation, flags, False, False, PROMOTED_ROWS if PROMOTE else ROWS,
+        SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
@@ -708,9 +709,10 @@ def gemm_block(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32,
                batch_stride_b, batch_stride_out, batch_stride_a_scale,
                batch_stride_b_scale, stride_a_scale_m, stride_a_scale_k,
                stride_b_scale_n, stride_b_scale_k, whole_tiles, splits,
-               k_per_split, activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
-               TILE_N: gl.constexpr, TILE_K: gl.constexpr,
-               STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+               k_per_split, activation, flags, SKINNY: gl.constexpr,
+               TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+               TILE_K: gl.constexpr, STAGES: gl.constexpr,
+               GROUP_M: gl.constexpr):
   """gemm.gemm_block. A tile has one block's columns."""
   gl.static_assert(TILE_N <= gemm.SCALE_BLOCK)
   gl.static_assert(TILE_K == gemm.SCALE_BLOCK)
