@@ -225,7 +225,7 @@ void TestInvalidArguments() {
   CHECK_OK(quant_plan(good, &plan));
   CHECK(quant(Rows(1, 8, 256), plan, nullptr).code() ==
         StatusCode::kFailedPrecondition);
-  CHECK_OK(quant(Groups(2, 9, 100), plan, nullptr));
+  CHECK_OK(quant(Groups(2, 9, 112), plan, nullptr));
 }
 
 void TestFailures() {
