@@ -182,7 +182,7 @@ def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
        like(k, of_keys, f32), like(k, of_keys, f32),
        like(q, (turns if bwd.mha.deterministic else 0,), jnp.int32)),
       *_flat(x), saved.dout, saved.out, saved.lse, absent(saved.dlse, f32),
-      **_attributes(bwd.mha, x))
+      **_attributes(bwd.mha))
   return Grads(dq, dk, dv, None, None, None)
 
 
