@@ -86,9 +86,12 @@ class ExportTest(parameterized.TestCase):
       jax.export.export(program(case), platforms=["rocm"])(
           *arrays_of(case, SIZES[0]))
     named = {check.is_custom_call() for check in aiter.EXPORT_CHECKS}
+    targets = {target for case in CASES for target in case.targets}
+    # Staged only where a GPU is seen that has its kernels.
+    targets.add("mha_one_pass")
     self.assertEqual(named, {
         f"{prefix}_aiter_{target}" for prefix in PREFIXES.values()
-        for case in CASES for target in case.targets})
+        for target in targets})
 
   def test_every_function_has_a_case(self):
     """What is public, and no type or constant, is exported above."""
