@@ -36,9 +36,9 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("few", "moe_topk", kMoeTopkGrid, 1, 64, 16, 0);
   add("many", "moe_topk", kMoeTopkGrid, 1, 256, 4, 0);
   add("groups", "moe_topk", kMoeTopkGrid, 8, 32, 4, 0);
-  add("count", "moe_count", kMoeCountGrid, 0, 0, 256, 32);
+  add("count", "moe_count", kMoeCountGrid, 0, 0, 128, 32);
   add("scan", "moe_scan", kMoeScanGrid, 0, 0, 64, 16);
-  add("place", "moe_place", kMoePlaceGrid, 0, 0, 256, 32);
+  add("place", "moe_place", kMoePlaceGrid, 0, 0, 128, 32);
   return kernels;
 }
 

@@ -19,7 +19,7 @@ from jax._src.aiter.core.dispatch import like
 from jax._src.aiter.core.operator import Key, operator, rows_lead, with_axis
 
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
-_PART = 256  # kMoePart: entries that a block of a kernel sorts
+_PART = 128  # kMoePart: entries that a block of a kernel sorts
 _LEAST = np.int32(-(2**31))
 
 

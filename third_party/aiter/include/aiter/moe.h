@@ -50,7 +50,7 @@ struct moe_sort_args {
   void* partial_ptr = nullptr;
 };
 
-inline constexpr int64_t kMoePart = 256;
+inline constexpr int64_t kMoePart = 128;
 
 struct MoeSortPlan {
   ProblemKey key;
