@@ -81,7 +81,10 @@ def _qk(function: str, q, q_weight, q_epsilon, k, k_weight, k_epsilon, residual,
   n = Names(function)
   arguments.check_is_array(function, q_name, q, optional=False)
   paged.check_array(n, q_name, q, 2, _DTYPES)
-  options = dict(options, eps=_eps(function, f"{q_name}_epsilon", q_epsilon))
+  eps = _eps(function, f"{q_name}_epsilon", q_epsilon)
+  k_eps = eps if k_epsilon is None else _eps(
+      function, f"{k_name}_epsilon", k_epsilon)
+  options = dict(options, eps=eps)
   x = Operands(q, q_weight=_weight(n, f"{q_name}_weight", q_weight, q.shape[1],
                                    q.dtype))
   if residual is not None:
@@ -98,8 +101,7 @@ def _qk(function: str, q, q_weight, q_epsilon, k, k_weight, k_epsilon, residual,
                 f"{q.dtype}, as {q_name}", TypeError)
     x = x._replace(k=k, k_weight=_weight(
         n, f"{k_name}_weight", k_weight, k.shape[1], k.dtype))
-    eps = q_epsilon if k_epsilon is None else k_epsilon
-    options["k_eps"] = _eps(function, f"{k_name}_epsilon", eps)
+    options["k_eps"] = k_eps
   elif k_weight is not None:
     raise bad(function, f"{k_name}_weight", "given", f"None without {k_name}")
   return _run(n, Config(**options), x)
@@ -334,8 +336,10 @@ def fused_flatten_fp8_group_quant(
   if x.shape[2] % size:
     raise bad(function, "x", describe(x), f"[m, n1, a multiple of {size}]")
   return quant.per_group_quant(
-      x.reshape(x.shape[0], -1), group_size=size, quant_dtype=dtype_quant,
-      transpose_scale=transpose_scale)
+      x.reshape(x.shape[0], -1), group_size=size,
+      quant_dtype=_kind(function, "dtype_quant", dtype_quant),
+      transpose_scale=arguments.flag(
+          function, "transpose_scale", transpose_scale))
 
 
 def _check_heads(n: Names, name: str, x) -> None:
