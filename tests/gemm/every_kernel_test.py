@@ -76,7 +76,8 @@ class GemmKernelsTest(parameterized.TestCase):
       if k["op"].startswith("gemm_") and k["op"] != "gemm_sum"))
   def test_kernels(self, kernel):
     tile_m, tile_n, tile_k = (kernel["tile_" + t] for t in "mnk")
-    # More than a tile of each by as little as the kernel takes.
+    # More than a tile of each by as little as the kernel takes, and of k enough
+    # that a pipeline comes back to each of its buffers.
     rest = (
         32 if kernel["op"] == "gemm_mx" else 16 if kernel["aligned"] else 1)
     types = [(self.TYPES[kernel["dtype"]],) * 2] if kernel[
@@ -85,7 +86,7 @@ class GemmKernelsTest(parameterized.TestCase):
     with simulator.launched(self, [kernel["symbol"]]):
       for t in types:
         self.run_kernel(kernel, t, 1, tile_m + rest, tile_n + rest,
-                        2 * tile_k + rest)
+                        5 * tile_k + rest)
       self.run_kernel(kernel, types[0], 2, rest, rest, tile_k)
 
   @parameterized.parameters(*simulator.groups("gemm_sum", "op"))
