@@ -103,14 +103,14 @@ void TestSort() {
   CHECK_OK(moe_sort(SortArgs(600, 40, 16), nullptr));
   CHECK(g_recorder.fills.empty());
   CHECK(g_recorder.launches.size() == 3);
-  const unsigned blocks[] = {3, 3, 3};
+  const unsigned blocks[] = {5, 3, 5};
   const char* names[] = {"count", "scan", "place"};
   for (int i = 0; i < 3; ++i) {
     CHECK(g_recorder.launches[i].kernel == names[i]);
     CHECK(g_recorder.launches[i].grid[0] == blocks[i]);
   }
   MoeParams p = g_recorder.launches[2].As<MoeParams>();
-  CHECK(p.entries == 600 && p.experts == 40 && p.parts == 3 && p.block == 16);
+  CHECK(p.entries == 600 && p.experts == 40 && p.parts == 5 && p.block == 16);
   g_recorder.Clear();
   CHECK_OK(moe_sort(SortArgs(0, 40, 16), nullptr));
   CHECK(g_recorder.fills.size() == 1);
