@@ -152,13 +152,9 @@ def measure(shape: Shape, ways, dtype, seconds: float):
 def main() -> int:
   flags = report.parser(__doc__, "experts", WAYS)
   args = flags.parse_args()
-  rows, wrong = [], []
-  for shape in SMOKE if args.smoke else SHAPES:
-    found, errors = measure(
-      shape, args.implementations, jnp.dtype(args.dtype), args.seconds
-    )
-    rows += found
-    wrong += errors
+  rows, wrong = report.each_shape(
+    measure, SMOKE if args.smoke else SHAPES, args
+  )
   lines = [["shape", "way", "pass", "devices", "ms", "of one"]]
   lines += [
     [r["shape"], r["way"], r["pass"], str(r["devices"]), f"{r['ms']:.3f}",

@@ -15,7 +15,6 @@ import functools
 import sys
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 import report
 from jax.sharding import Mesh, NamedSharding
@@ -145,13 +144,9 @@ def measure(shape: Shape, ways, dtype, seconds: float):
 def main() -> int:
   flags = report.parser(__doc__, "parallel", tuple(WAYS))
   args = flags.parse_args()
-  rows, wrong = [], []
-  for shape in SMOKE if args.smoke else SHAPES:
-    found, errors = measure(
-      shape, args.implementations, jnp.dtype(args.dtype), args.seconds
-    )
-    rows += found
-    wrong += errors
+  rows, wrong = report.each_shape(
+    measure, SMOKE if args.smoke else SHAPES, args
+  )
   lines = [["shape", "way", "devices", "ms", "TFLOP/s a device", "of one"]]
   lines += [
     [r["shape"], r["way"], str(r["devices"]), f"{r['ms']:.3f}",

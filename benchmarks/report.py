@@ -49,6 +49,18 @@ def parser(
   return flags
 
 
+def each_shape(measure, shapes, args) -> tuple[list, list]:
+  """(rows, wrong) of all shapes by `measure(shape, ways, dtype, seconds)`."""
+  rows, wrong = [], []
+  for shape in shapes:
+    found, errors = measure(
+      shape, args.implementations, jnp.dtype(args.dtype), args.seconds
+    )
+    rows += found
+    wrong += errors
+  return rows, wrong
+
+
 def finish(args, name: str, rows, lines, legend: str, wrong) -> int:
   """Prints and writes what was found; returns the exit code.
 

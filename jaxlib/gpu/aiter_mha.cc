@@ -65,7 +65,8 @@ struct FwdBuffers : Operands {
   Buffer lse = Result("lse");
 };
 
-struct BwdBuffers : Operands {
+// What every way to the gradients reads and writes.
+struct GradientBuffers : Operands {
   using Operands::Operands;
   Buffer dout = Operand("dout");
   Buffer out = Operand("out");
@@ -74,21 +75,18 @@ struct BwdBuffers : Operands {
   Buffer dq = Result("dq");
   Buffer dk = Result("dk");
   Buffer dv = Result("dv");
+};
+
+struct BwdBuffers : GradientBuffers {
+  using GradientBuffers::GradientBuffers;
   Buffer dbias = Result("dbias");
   Buffer dsink = Result("dsink");
   Buffer dslopes = Result("dslopes");
   Buffer delta = Result("delta");
 };
 
-struct OnePassBuffers : Operands {
-  using Operands::Operands;
-  Buffer dout = Operand("dout");
-  Buffer out = Operand("out");
-  Buffer lse = Operand("lse");
-  Buffer dlse = Operand("dlse");
-  Buffer dq = Result("dq");
-  Buffer dk = Result("dk");
-  Buffer dv = Result("dv");
+struct OnePassBuffers : GradientBuffers {
+  using GradientBuffers::GradientBuffers;
   Buffer delta = Result("delta");
   Buffer dq_sums = Result("dq_sums");
   Buffer dk_sums = Result("dk_sums");

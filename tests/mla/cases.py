@@ -179,9 +179,7 @@ def batches(seed: int, count: int, tokens: int, keys: int):
     keys: at most, of a sequence.
   """
   rng = np.random.default_rng(seed)
-  values = {
-      name: options[0 if rng.random() < 0.5 else rng.integers(len(options))]
-      for name, options in OPTIONS.items()}
+  values = paged.drawn_options(rng, OPTIONS)
   lora, rope = values.pop("lora_rope")
   values |= dict(dtype=("bf16", "fp16")[seed % 2], lse=True, lora=lora,
                  rope=rope)

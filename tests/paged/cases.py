@@ -249,6 +249,13 @@ def _sequence(rng, tokens: int, keys: int):
   return queries, min(context, keys)
 
 
+def drawn_options(rng, options):
+  """A value of each option: its first, half of the time."""
+  return {
+      name: values[0 if rng.random() < 0.5 else rng.integers(len(values))]
+      for name, values in options.items()}
+
+
 def batches(seed: int, count: int, tokens: int, keys: int):
   """Calls of mixed batches that differ in nothing but lengths, and arrays.
 
@@ -259,9 +266,7 @@ def batches(seed: int, count: int, tokens: int, keys: int):
     keys: at most, of a sequence.
   """
   rng = np.random.default_rng(seed)
-  values = {
-      name: options[0 if rng.random() < 0.5 else rng.integers(len(options))]
-      for name, options in OPTIONS.items()}
+  values = drawn_options(rng, OPTIONS)
   values |= dict(dtype=("bf16", "fp16")[seed % 2], decode=rng.random() < 0.25,
                  lse=True)
   case = _of_options(values)

@@ -165,20 +165,20 @@ def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
       or 0 <= bwd.mha.window_left < _ONE_PASS_LENGTH):
     return False
   key = _serves(_ONE_PASS, bwd.mha, x, bwd.wanted, saved.dlse is not None)
-  return (key is not None and bool(dispatch.architectures(platform))
-          and mha_bwd.unserved(platform, key) is None)
+  return key is not None and mha_bwd.unserved(
+      platform, key._replace(everywhere=False)) is None
 
 
 def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   q, k = x.q, x.k
   (b, sq, hq, dim), (sk, hk) = q.shape, k.shape[1:3]
-  rows = functools.partial(round_up, multiple=_ONE_PASS_ROWS)
-  of_keys = (b, hk, rows(sk), dim) if hk < hq else (0,)
-  turns = b * (hq * rows(sq) // 64 + hk * rows(sk) // 128)
+  padded = functools.partial(round_up, multiple=_ONE_PASS_ROWS)
+  of_keys = (b, hk, padded(sk), dim) if hk < hq else (0,)
+  turns = b * (hq * padded(sq) // 64 + hk * padded(sk) // 128)
   f32 = jnp.float32
   dq, dk, dv, *_ = call._replace(target=_ONE_PASS)(
       (*(like(t, t.shape, t.dtype) for t in x[:3]),
-       like(q, saved.lse.shape, f32), like(q, (b, hq, rows(sq), dim), f32),
+       like(q, saved.lse.shape, f32), like(q, (b, hq, padded(sq), dim), f32),
        like(k, of_keys, f32), like(k, of_keys, f32),
        like(q, (turns if bwd.mha.deterministic else 0,), jnp.int32)),
       *_flat(x), saved.dout, saved.out, saved.lse, absent(saved.dlse, f32),
