@@ -18,10 +18,19 @@ BENCHMARKS = sorted(
   if (ROOT / f"benchmarks/{family.name}.py").exists()
 ) + ["experts"]
 
+# As in harness/machine.py: most of the time is that of compiling.
+_XLA_FLAGS = (
+  ""
+  if os.environ.get("AITER_TESTS") == "all"
+  else "--xla_backend_optimization_level=0"
+  " --xla_llvm_disable_expensive_passes=true"
+)
+
 
 def run(script: str, *flags: str) -> subprocess.CompletedProcess:
   environment = os.environ | {
-    "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    "XLA_FLAGS": _XLA_FLAGS,
   }
   return subprocess.run(
     [sys.executable, ROOT / script, *flags],

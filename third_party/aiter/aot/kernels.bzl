@@ -55,8 +55,8 @@ family_headers = rule(
     },
 )
 
-def _is_float16(row):
-    return row.line.split(",")[row.header.split(",").index("dtype")] == "fp16"
+def _operator(row):
+    return row.line.split(",")[row.header.split(",").index("op")]
 
 def _triton_kernels_impl(ctx):
     archs = [
@@ -68,14 +68,17 @@ def _triton_kernels_impl(ctx):
         module: [source for source in ctx.files.srcs if source.short_path in files]
         for module, files in SOURCES.items()
     }
+    sampled = ctx.attr._sampled[ArchsInfo].archs
+    samples = {}
     objects = []
     descriptions = []
     for row in ROWS:
         if row.arch not in archs:
             continue
-        if row.arch not in ctx.attr._float16[ArchsInfo].archs and _is_float16(row):
-            continue
         if ctx.attr.symbols and row.symbol not in ctx.attr.symbols:
+            continue
+        kind = (row.arch, row.module, _operator(row))
+        if row.arch in sampled and samples.setdefault(kind, row) != row:
             continue
         stem = "%s/%s" % (ctx.label.name, row.symbol)
         code = ctx.actions.declare_file(stem + ".co")
@@ -122,7 +125,7 @@ triton_kernels = rule(
             default = "//third_party/aiter/aot:compile",
             executable = True,
         ),
-        "_float16": attr.label(default = "//third_party/aiter:float16"),
+        "_sampled": attr.label(default = "//third_party/aiter:sampled"),
     },
 )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build settings of the kernels: //third_party/aiter:archs, :float16, :allow_spills."""
+"""Build settings of the kernels: //third_party/aiter:archs, :sampled, :allow_spills."""
 
 ArchsInfo = provider(
     doc = "The selected GPU architectures.",
