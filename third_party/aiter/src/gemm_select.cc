@@ -35,7 +35,7 @@ struct Costs {
 };
 
 constexpr Costs kMeasured = {3e-6, 0.56, 3.5};  // sm_90, on an H200.
-constexpr Costs kAssumed = {4e-6, 1, 4};       // Others: nobody has measured.
+constexpr Costs kAssumed = {4e-6, 1, 4};        // Others: nobody has measured.
 
 double BytesOf(DataType type) {
   return type == DataType::kE2m1 ? 0.5
