@@ -124,12 +124,20 @@ class HandlerTest(parameterized.TestCase):
     room = gemm_op.workspace(1, m, n, k)
     choices = MODULE.gemm_choices(
         ARCH, names[np.dtype(dtype).name], [m, n, k, 1, 4 * room], features)
+    bias = np.arange(n, dtype=np.float32) % 7 - 3
+    args = [*args, *[ABSENT] * (4 - len(args))]
     for kernel, splits in choices:
       if splits not in (1, 3):
         continue
-      got = call(*args, room=room, out_dtype=jnp.float32, layout=layout,
-                 scaling=scaling, kernel=kernel, splits=splits)
-      np.testing.assert_array_equal(got, want, f"{kernel} in {splits}")
+      for out_dtype, tail, activation, result in (
+          (jnp.float32, ABSENT, "none", want),
+          (jnp.bfloat16, bias, "relu", np.maximum(want + bias, 0))):
+        got = call(*args, tail, room=room, out_dtype=out_dtype,
+                   layout=layout, scaling=scaling, activation=activation,
+                   kernel=kernel, splits=splits)
+        np.testing.assert_array_equal(
+            got, result.astype(np.float32).astype(out_dtype),
+            f"{kernel} in {splits}")
 
   def test_batches_share(self):
     rng = np.random.default_rng(0)

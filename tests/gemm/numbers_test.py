@@ -179,7 +179,7 @@ class NumbersTest(GemmTestCase):
     self.check(Case(dtype=dtype, activation=activation, bias=bias, m=20))
 
   @parameterized.parameters(
-      *machine.sample([1, 2, 3, 7, 8, 15, 16, 31, 33, 64], 4))
+      *machine.sample([1, 2, 3, 7, 8, 15, 16, 31, 33, 64, 90, 150], 4))
   def test_skinny(self, m):
     """Few rows: k is divided, and its parts are summed."""
     self.check(Case(m=m, n=machine.size(1000, 96, 72), bias="fp32",

@@ -32,7 +32,7 @@ constexpr int64_t kMaxGridZ = 65535;
 // More parts than are ever worth their sum.
 constexpr int64_t kMaxSplits = 64;
 constexpr int64_t kSumBytes = 4;
-// Rows of a and of the result that a block copies at once. What a kernel was
+// Rows of what warpgroups own that a block copies at once. What a kernel was
 // compiled for has twice as many if a pair of blocks shares them.
 constexpr uint16_t kMostBoxRows = 64;
 
@@ -223,6 +223,7 @@ GemmParams ParamsOf(const gemm_args& a, const GemmPlan& plan) {
   p.k_per_split = plan.k_per_split;
   p.whole_tiles = plan.whole_tiles;
   p.divided_tiles = plan.divided_tiles;
+  p.skew = plan.skew;
   p.sum_tile_m = plan.gemm.info->tile_m;
   p.sum_tile_n = plan.gemm.info->tile_n;
   p.multiprocessors = plan.multiprocessors;
@@ -295,10 +296,16 @@ Status LaunchGemm(const Driver& driver, const GemmPlan& plan,
                   void* stream) {
   const KernelInfo& kernel = *loaded.info;
   const GemmParams params = ParamsOf(args, plan);
+  // What warpgroups own is b where the result is stored without a map: it is
+  // computed transposed.
+  int shared = kGemmTensorA;
+  for (int i = 0; i < kernel.num_tensor_maps; ++i) {
+    if (kernel.tensor_maps[i].tensor == kGemmTensorOut) shared = kGemmTensorB;
+  }
   TensorMap maps[kMaxTensorMaps];
   for (int i = 0; i < kernel.num_tensor_maps; ++i) {
     TensorMapSpec spec = kernel.tensor_maps[i];
-    if (spec.tensor != kGemmTensorB) {
+    if (spec.tensor != shared) {
       spec.box[1] = std::min(spec.box[1], kMostBoxRows);
     }
     AITER_RETURN_IF_ERROR(EncodeTensorMap(
@@ -425,6 +432,8 @@ struct Gemm {
     plan->k_per_split = best.k_per_split;
     plan->whole_tiles = static_cast<int32_t>(best.whole_tiles);
     plan->divided_tiles = static_cast<int32_t>(best.divided_tiles);
+    // Where a few rows are all that many blocks read.
+    plan->skew = key.m <= best.kernel->tile_m;
     plan->multiprocessors = Multiprocessors(steps->device(), *best.kernel);
     AITER_RETURN_IF_ERROR(steps->Add(*best.kernel, &plan->gemm));
     if (plan->splits == 1) return Status();

@@ -38,6 +38,7 @@ struct GemmParams {
   int32_t k_per_split = 0;  // A multiple of tile_k, even of k = 0.
   // Kernels that walk over tiles divide k of the last ones alone.
   int32_t whole_tiles = 0, divided_tiles = 0;
+  int32_t skew = 0;  // 1: columns of tiles begin at different slabs of k.
   int32_t sum_tile_m = 0, sum_tile_n = 0;  // gemm_sum_tiles: their tile.
   int32_t multiprocessors = 0;
 

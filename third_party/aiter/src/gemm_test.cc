@@ -41,7 +41,10 @@ void PackMapped(const void* params, const TensorMap* maps, void* buffer) {
 constexpr uint16_t kMappedOffsets[] = {0, sizeof(TensorMap),
                                        2 * sizeof(TensorMap)};
 constexpr TensorMapSpec kMaps3[] = {{kGemmTensorA, 3, 128, {64, 128, 1}},
-                                    {kGemmTensorB, 3, 128, {64, 256, 1}}};
+                                    {kGemmTensorB, 3, 128, {64, 256, 1}},
+                                    {kGemmTensorOut, 3, 128, {64, 128, 1}}};
+constexpr TensorMapSpec kTransposedMaps[] = {
+    {kGemmTensorA, 3, 128, {64, 128, 1}}, {kGemmTensorB, 3, 128, {64, 128, 1}}};
 constexpr TensorMapSpec kMaps2[] = {{kGemmTensorA, 2, 64, {32, 64}},
                                     {kGemmTensorOut, 2, 128, {64, 64}}};
 
@@ -99,13 +102,18 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   mapped.arg_offsets = kMappedOffsets;
   mapped.num_args = 3;
   mapped.tensor_maps = kMaps3;
-  mapped.num_tensor_maps = 2;
+  mapped.num_tensor_maps = 3;
   KernelInfo pairs = mapped;
   pairs.symbol = "nt_pairs";
   pairs.tile_m = 256;
   pairs.rate = 1;
   pairs.grid = &kGemmNtGridPairs;
   kernels.push_back(pairs);
+  KernelInfo transposed = pairs;
+  transposed.symbol = "nt_transposed";
+  transposed.tensor_maps = kTransposedMaps;
+  transposed.num_tensor_maps = 2;
+  kernels.push_back(transposed);
   KernelInfo& flat = add("tn_mapped", "gemm_tn", "sm_90", kB, 64, 64, 64, 700,
                          kU | kGemmOutF32);
   flat.grid = &kGemmTnGridWalks;
@@ -455,10 +463,10 @@ void TestTensorMaps() {
   args.stride_a = 136;
   args.out_type = DataType::kFp16;
   CHECK_OK(gemm(args, nullptr));
-  const TensorMapCall at = g_recorder.maps.at(4);
+  const TensorMapCall at = g_recorder.maps.at(6);
   CHECK(at.rank == 2 && at.dims[0] == 128 && at.dims[1] == 512);
   CHECK(at.strides[0] == 272 && at.box[0] == 32 && at.swizzle == 2);
-  const TensorMapCall out = g_recorder.maps.at(5);
+  const TensorMapCall out = g_recorder.maps.at(7);
   CHECK(out.address == At(0x30000) && out.type == 6 && out.dims[0] == 256);
   CHECK(out.dims[1] == 128 && out.strides[0] == 512);
 
@@ -473,12 +481,19 @@ void TestTensorMaps() {
   args.kernel = "nt_pairs";
   CHECK_OK(gemm(args, nullptr));
   CHECK(g_recorder.launches.at(1).grid[0] == 2 * 2 * 4);
+  CHECK(g_recorder.maps.at(3).box[1] == 64);
+  CHECK(g_recorder.maps.at(4).box[1] == 256);
+  // Where the result is computed transposed, a pair shares rows of a.
+  args.kernel = "nt_transposed";
+  CHECK_OK(gemm(args, nullptr));
+  CHECK(g_recorder.maps.at(6).box[1] == 128);
+  CHECK(g_recorder.maps.at(7).box[1] == 64);
 
   // k of what is left of the last turn is divided, where there is room.
   g_recorder.multiprocessors = 14;
   args = Args(500, 1000, 8192);  // 4 * 4 tiles
   args.kernel = "nt_mapped";
-  for (int64_t room : {1, 2 * 7 - 1, 2 * 7, 1 << 20}) {
+  for (int64_t room : {1, 2 * 6 - 1, 2 * 6, 1 << 20}) {
     args.workspace_ptr = At(0x40000);
     args.workspace_bytes = room * 4 * 128 * 256;
     NewContext("sm_90", 200 * 1024);
@@ -486,7 +501,7 @@ void TestTensorMaps() {
     const auto p = g_recorder.launches.at(0).As<MappedArgs>().params;
     CHECK(p.whole_tiles + p.divided_tiles == 16);
     CHECK(p.divided_tiles == (room == 1 ? 0 : 2));
-    CHECK(p.splits == (room == 1 ? 1 : room < 2 * 7 ? 6 : 7));
+    CHECK(p.splits == (room == 1 ? 1 : room < 2 * 6 ? 5 : 6));
     CHECK(p.k_per_split >= 8192 / p.splits && p.k_per_split % 64 == 0);
     CHECK(g_recorder.launches.size() == (room == 1 ? 1 : 2));
   }

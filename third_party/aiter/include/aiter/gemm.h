@@ -113,6 +113,7 @@ struct GemmPlan {
   int32_t k_per_split = 0;
   int32_t whole_tiles = 0;
   int32_t divided_tiles = 0;
+  bool skew = false;            // Columns of tiles begin at different k.
   int32_t multiprocessors = 0;  // Of the device.
 };
 

@@ -6,15 +6,19 @@ a multiple of 8. A block stays on its multiprocessor and takes item after item:
 tiles and, behind them, parts of k of the tiles that would fill a last turn of
 blocks badly, which gemm_sum_tiles adds. A producer warp copies slabs of a and b
 into a ring, also those of the next item while this one is written. Consumer
-warpgroups multiply:
+warpgroups, one or two, multiply: each owns 64 rows of one operand, and they
+share what a tile has of the other one:
 
-  usually two, that own half of a tile's rows each and b's whole slab;
-  SKINNY  one, for few rows of a. It computes the tile's transpose, for wgmma
-          wants 64 rows of its first operand: here b's.
+  rows of a, by columns of b;
+  SKINNY  columns of b, by rows of a: the tile's transpose, for few rows of a.
+          wgmma takes any multiple of 8 there, but 64 of what is owned.
+
+No tensor is so wide but powers of two: what is shared may be the sum of two of
+them, as 192 is, which have a map, a ring and a sum each.
 
 A program is a block or, with num_ctas=2, a pair of them on neighbouring
 multiprocessors. A pair has half of each warpgroup's rows in either block, and
-one copy brings b's slab to both: they ask the L2 cache for a third less.
+one copy brings what is shared to both: they ask the L2 cache for a third less.
 
 The tensor cores keep 14 bits of a sum of float8 products: the kernels for
 float8 let them add one slab (128 of k) only, and add slabs in float32, as
@@ -43,15 +47,37 @@ BLOCKS = gl.constexpr(3)  # Slabs are scaled before they are added.
 
 
 def tensor_maps(function, constants):
-  """TMA maps of a kernel, of [batch, row, column]."""
+  """TMA maps of a kernel, of [batch, row, column].
+
+  rest_desc is of the tensor that a tile's warpgroups share, where that is in
+  two parts.
+  """
+  m, n, k = (constants["TILE_" + size] for size in "MNK")
   skinny = constants["SKINNY"]
-  rows_m = constants["TILE_M"] // (1 if skinny else 2)
-  n, k = constants["TILE_N"], constants["TILE_K"]
-  a = (1, k, rows_m) if function == "gemm_tn" else (1, rows_m, k)
-  b = (1, k, n) if function in ("gemm_nn", "gemm_tn") else (1, n, k)
-  out = None if skinny else TensorMap("out", (1, rows_m, 64), "bf16")
-  return {"a_desc": TensorMap("a", a), "b_desc": TensorMap("b", b),
-          "out_desc": out}
+  if skinny:
+    m, rest, n = part(m, 0), part(m, 1), n // warpgroups(n)
+  else:
+    m, n, rest = m // warpgroups(m), part(n, 0), part(n, 1)
+  a = lambda rows: (1, k, rows) if function == "gemm_tn" else (1, rows, k)
+  b = lambda rows: ((1, k, rows) if function in ("gemm_nn", "gemm_tn")
+                    else (1, rows, k))
+  shared, block = ("a", a) if skinny else ("b", b)
+  return {"a_desc": TensorMap("a", a(m)), "b_desc": TensorMap("b", b(n)),
+          "rest_desc": TensorMap(shared, block(rest)) if rest else None,
+          "out_desc": None if skinny else TensorMap("out", (1, m, 64), "bf16")}
+
+
+@gluon.constexpr_function
+def part(n, p):
+  """Returns the largest power of two in n, or what is left of it."""
+  first = 1 << (n.bit_length() - 1)
+  return n - first if p else first
+
+
+@gluon.constexpr_function
+def warpgroups(rows):
+  """Returns how many warpgroups share a tile's rows: of 64, in pairs of 128."""
+  return 2 if rows >= 128 else 1
 
 
 @gluon.constexpr_function
@@ -69,6 +95,13 @@ def _columns(blocks):
   """Returns the layout of a vector of columns: of all, in either block."""
   return gl.BlockedLayout([1], [32], [4], [0],
                           cga_layout=[[0]] if blocks == 2 else [])
+
+
+@gluon.constexpr_function
+def _transposed(blocks):
+  """Returns the layout of what is stored 8 rows a thread."""
+  return gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1],
+                          cga_layout=[[1, 0]] if blocks == 2 else [])
 
 
 @gluon.constexpr_function
@@ -129,43 +162,70 @@ def next_slab(i, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _produce(ring, walk, maps, A_T: gl.constexpr, B_T: gl.constexpr,
+def _copy_slab(desc, z, row, k, full, smem, T: gl.constexpr,
+               PAIR: gl.constexpr):
+  """Copies a slab of an operand, or of a part, to both blocks of a PAIR."""
+  if T:
+    tma.async_load(desc, [z, k, row], full, smem, multicast=PAIR)
+  else:
+    tma.async_load(desc, [z, row, k], full, smem, multicast=PAIR)
+
+
+@gluon.jit
+def _produce(ring, walk, maps, skew, A_T: gl.constexpr, B_T: gl.constexpr,
              SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
              TILE_K: gl.constexpr, STAGES: gl.constexpr,
              GROUP_M: gl.constexpr):
-  """Copies the slabs of a and b of one item after the other."""
-  a_smem, b_smem, full, empty = ring[:4]
-  a_desc, b_desc, a_batches, b_batches = maps
-  PARTS: gl.constexpr = 1 if SKINNY else 2
-  PAIR: gl.constexpr = gl.num_ctas() == 2
-  BYTES: gl.constexpr = (
-      (TILE_M // gl.num_ctas() + TILE_N) * TILE_K
-      * a_desc.dtype.primitive_bitwidth // 8)
+  """Copies the slabs of a and b of one item after the other.
+
+  With a skew of 1 each column of tiles begins one slab further along k than the
+  one before, and ends with those that it left out: all blocks that read the
+  same rows of a at once would queue at the few parts of the L2 cache that have
+  them.
+  """
+  a_smem, b_smem, full, empty, both, rest = ring
+  a_desc, b_desc, rest_desc, a_batches, b_batches = maps
+  BLOCKS_: gl.constexpr = gl.num_ctas()
+  PAIR: gl.constexpr = BLOCKS_ == 2
+  OWN: gl.constexpr = TILE_N if SKINNY else TILE_M
+  SHARED: gl.constexpr = TILE_M if SKINNY else TILE_N
+  PARTS: gl.constexpr = warpgroups(OWN)
+  BYTES: gl.constexpr = ((OWN // BLOCKS_ + SHARED) * TILE_K
+                         * a_desc.dtype.primitive_bitwidth // 8)
   i = 0
   phase = 1
   for t in range(gl.program_id(0), _items(walk), gl.num_programs(0)):
     index, tile_m, tile_n, _, k_first, k_end = _item(t, walk, GROUP_M)
     z_a = index * a_batches
     z_b = index * b_batches
-    for k in range(k_first, k_end, TILE_K):
+    row = tile_m * TILE_M
+    col = tile_n * TILE_N
+    steps = (k_end - k_first + TILE_K - 1) // TILE_K
+    at = tile_n * skew % steps
+    for _ in range(steps):
+      k = k_first + at * TILE_K
+      at = gl.where(at == steps - 1, 0, at + 1)
       mbarrier.wait(empty.index(i), phase)
       if PAIR:
-        mbarrier.wait(ring[4].index(i), phase)
-      mbarrier.expect(full.index(i), BYTES)
-      col = tile_n * TILE_N
-      if B_T:
-        tma.async_load(b_desc, [z_b, k, col], full.index(i), b_smem.index(i),
-                       multicast=PAIR)
+        mbarrier.wait(both.index(i), phase)
+      ready = full.index(i)
+      mbarrier.expect(ready, BYTES)
+      if SKINNY:
+        _copy_slab(a_desc, z_a, row, k, ready, a_smem.index(i), A_T, PAIR)
+        if part(SHARED, 1) > 0:
+          _copy_slab(rest_desc, z_a, row + part(SHARED, 0), k, ready,
+                     rest.index(i), A_T, PAIR)
+        for p in gl.static_range(PARTS):
+          _copy_slab(b_desc, z_b, col + p * (OWN // PARTS), k, ready,
+                     b_smem.index(PARTS * i + p), B_T, False)
       else:
-        tma.async_load(b_desc, [z_b, col, k], full.index(i), b_smem.index(i),
-                       multicast=PAIR)
-      for p in gl.static_range(PARTS):
-        row = tile_m * TILE_M + p * (TILE_M // PARTS)
-        part = a_smem.index(PARTS * i + p)
-        if A_T:
-          tma.async_load(a_desc, [z_a, k, row], full.index(i), part)
-        else:
-          tma.async_load(a_desc, [z_a, row, k], full.index(i), part)
+        _copy_slab(b_desc, z_b, col, k, ready, b_smem.index(i), B_T, PAIR)
+        if part(SHARED, 1) > 0:
+          _copy_slab(rest_desc, z_b, col + part(SHARED, 0), k, ready,
+                     rest.index(i), B_T, PAIR)
+        for p in gl.static_range(PARTS):
+          _copy_slab(a_desc, z_a, row + p * (OWN // PARTS), k, ready,
+                     a_smem.index(PARTS * i + p), A_T, False)
       i, phase = next_slab(i, phase, STAGES)
 
 
@@ -183,20 +243,30 @@ def _release(ring, i, pred):
 
 @gluon.jit
 def multiply(acc, use_acc, ring, i, phase, p: gl.constexpr, A_T: gl.constexpr,
-             B_T: gl.constexpr, SKINNY: gl.constexpr):
-  """Waits for slab i and starts the product of a's part p: a promise."""
+             B_T: gl.constexpr, SKINNY: gl.constexpr,
+             REST: gl.constexpr = False):
+  """Waits for slab i and starts a warpgroup's product of it: a promise.
+
+  It is that of the p-th part of what warpgroups own by what they share, or by
+  the REST of that.
+  """
   a_smem, b_smem, full = ring[:3]
-  PARTS: gl.constexpr = a_smem.shape[0] // b_smem.shape[0]
+  STAGES: gl.constexpr = full.shape[0]
   mbarrier.wait(full.index(i), phase)
-  a = a_smem.index(PARTS * i + p)
+  if SKINNY:
+    b = b_smem.index(b_smem.shape[0] // STAGES * i + p)
+    a = ring[5].index(i) if REST else a_smem.index(i)
+  else:
+    a = a_smem.index(a_smem.shape[0] // STAGES * i + p)
+    b = ring[5].index(i) if REST else b_smem.index(i)
   a = a.reshape([a.shape[1], a.shape[2]])
-  b = b_smem.index(i)
   b = b.reshape([b.shape[1], b.shape[2]])
   if SKINNY:
     if B_T:
       b = b.permute([1, 0])
-    return warpgroup_mma(b, a.permute([1, 0]), acc, use_acc=use_acc,
-                         is_async=True)
+    if not A_T:
+      a = a.permute([1, 0])
+    return warpgroup_mma(b, a, acc, use_acc=use_acc, is_async=True)
   else:
     if A_T:
       a = a.permute([1, 0])
@@ -206,19 +276,40 @@ def multiply(acc, use_acc, ring, i, phase, p: gl.constexpr, A_T: gl.constexpr,
 
 
 @gluon.jit
-def sum_slabs(acc, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
-              B_T: gl.constexpr, SKINNY: gl.constexpr, STAGES: gl.constexpr):
-  """Returns a tile's sum, added by the tensor cores, and the ring's state."""
+def _wait(accs, OUTSTANDING: gl.constexpr):
+  """warpgroup_mma_wait of a tuple, with so many promises of each left."""
+  if len(accs) == 1:
+    return (warpgroup_mma_wait(OUTSTANDING, deps=accs),)
+  else:
+    return warpgroup_mma_wait(OUTSTANDING * len(accs), deps=accs)
+
+
+@gluon.jit
+def _sum_parts(accs, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
+               B_T: gl.constexpr, SKINNY: gl.constexpr, STAGES: gl.constexpr):
+  """sum_slabs of a tuple: of the first part of what is shared, and the rest."""
   last = 0
   for step in range(steps):
-    acc = multiply(acc, step > 0, ring, i, phase, w, A_T, B_T, SKINNY)
-    acc = warpgroup_mma_wait(1, deps=[acc])
+    new = ()
+    for p in gl.static_range(len(accs)):
+      new += (multiply(accs[p], step > 0, ring, i, phase, w, A_T, B_T, SKINNY,
+                       p == 1),)
+    accs = _wait(new, 1)
     _release(ring, last, step > 0)
     last = i
     i, phase = next_slab(i, phase, STAGES)
-  acc = warpgroup_mma_wait(0, deps=[acc])
+  accs = _wait(accs, 0)
   _release(ring, last, steps > 0)
-  return acc, i, phase
+  return accs, i, phase
+
+
+@gluon.jit
+def sum_slabs(acc, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
+              B_T: gl.constexpr, SKINNY: gl.constexpr, STAGES: gl.constexpr):
+  """Returns a tile's sum, added by the tensor cores, and the ring's state."""
+  accs, i, phase = _sum_parts((acc,), ring, steps, i, phase, w, A_T, B_T,
+                              SKINNY, STAGES)
+  return accs[0], i, phase
 
 
 @gluon.jit
@@ -344,27 +435,44 @@ def _widen_bias(bias, flags):
 
 
 @gluon.jit
-def _load_ends(scales, out, rows, cols, whole, KIND: gl.constexpr,
-               PARTS: gl.constexpr):
-  """Returns rows' scales and, of each 64 columns, the scales and the bias.
+def _load_ends(scales, out, row0, col0, whole, KIND: gl.constexpr,
+               SKINNY: gl.constexpr, LAYOUT: gl.constexpr, OWN: gl.constexpr,
+               N: gl.constexpr):
+  """Returns scales of an accumulator's rows, of each 64 columns, and the bias.
 
   They are loaded before a tile's sum is made, which hides how long that takes.
   """
   a_scale, b_scale, stride_a_scale_m, _, stride_b_scale_n, _ = scales
   SCALED: gl.constexpr = KIND == ROWS or KIND == PROMOTED_ROWS
-  scale_a = rows
-  if SCALED:
-    scale_a = gl.load(a_scale + rows * stride_a_scale_m,
-                      mask=(rows < out[5]) & whole, other=1.0)
-  scale_b = ()
+  WIDTH: gl.constexpr = min(N, 64)
+  own = gl.arange(0, OWN, gl.SliceLayout(1, LAYOUT))
+  shared = gl.arange(0, WIDTH, _columns(gl.num_ctas()))
+  own_scale = own
+  shared_scale = ()
   bias = ()
-  for p in gl.static_range(PARTS):
-    at = cols + p * 64
-    bias += (_load_bias(out, at),)
+  if SKINNY:
+    own += col0
+    bias += (_load_bias(out, own),)
     if SCALED:
-      scale_b += (gl.load(b_scale + at * stride_b_scale_n,
-                          mask=(at < out[6]) & whole, other=1.0),)
-  return scale_a, scale_b, bias
+      own_scale = gl.load(b_scale + own * stride_b_scale_n,
+                          mask=(own < out[6]) & whole, other=1.0)
+  elif SCALED:
+    own += row0
+    own_scale = gl.load(a_scale + own * stride_a_scale_m,
+                        mask=(own < out[5]) & whole, other=1.0)
+  for p in gl.static_range(N // WIDTH):
+    if SKINNY:
+      at = row0 + p * WIDTH + shared
+      if SCALED:
+        shared_scale += (gl.load(a_scale + at * stride_a_scale_m,
+                                 mask=(at < out[5]) & whole, other=1.0),)
+    else:
+      at = col0 + p * WIDTH + shared
+      bias += (_load_bias(out, at),)
+      if SCALED:
+        shared_scale += (gl.load(b_scale + at * stride_b_scale_n,
+                                 mask=(at < out[6]) & whole, other=1.0),)
+  return own_scale, shared_scale, bias
 
 
 @gluon.jit
@@ -394,7 +502,8 @@ def scale_rows(acc, scale_a, scale_b, ELEMENT: gl.constexpr):
 
 
 @gluon.jit
-def _activate(x, bias, activation, flags, ELEMENT: gl.constexpr):
+def _activate(x, bias, activation, flags, SKINNY: gl.constexpr,
+              ELEMENT: gl.constexpr):
   """Adds the bias and activates, in a loop over the columns.
 
   The loop moves all columns through the registers of the first 64: the code of
@@ -402,16 +511,21 @@ def _activate(x, bias, activation, flags, ELEMENT: gl.constexpr):
   """
   N: gl.constexpr = x.shape[1]
   if N > 64:
+    HALF: gl.constexpr = 0 if SKINNY else N // 128
     for _ in range(2):
       low, high = _halves(x, ELEMENT)
-      low = _activate(low, bias[:N // 128], activation, flags, ELEMENT)
+      low = _activate(low, bias if SKINNY else bias[:HALF], activation, flags,
+                      SKINNY, ELEMENT)
       x = _join(high, low, ELEMENT)
-      bias = bias[N // 128:] + bias[:N // 128]
+      bias = bias[HALF:] + bias[:HALF]
     return x
   else:
     y = _widen_bias(bias[0], flags)
-    y = gl.convert_layout(y, gl.SliceLayout(0, x.type.layout))
-    return gemm.activate(x + y[None, :], activation)
+    if SKINNY:
+      y = gl.convert_layout(y, gl.SliceLayout(1, x.type.layout))[:, None]
+    else:
+      y = gl.convert_layout(y, gl.SliceLayout(0, x.type.layout))[None, :]
+    return gemm.activate(x + y, activation)
 
 
 @gluon.jit
@@ -461,48 +575,49 @@ def _copy_out(x, desc, smem, z, row0, col0, p: gl.constexpr,
 
 
 @gluon.jit
-def _finish(acc, ends, out, buffers, row0, col0, whole, KIND: gl.constexpr,
-            ELEMENT: gl.constexpr):
-  """Scales, adds the bias, activates, rounds and stores sums."""
-  scale_a, scale_b, bias = ends
-  out_desc, smem, z = buffers
-  (_, _, _, out_f32, pitch, m, n, activation, flags) = out
-  x = acc.to(gl.float32)
-  if KIND == ROWS or KIND == PROMOTED_ROWS:
-    if whole:
-      x = scale_rows(acc, scale_a, scale_b, ELEMENT)
-    elif acc.dtype == gl.int32:
-      x = acc.to(gl.float32, bitcast=True)
-  if ((flags & gemm.HAS_BIAS) != 0) | (activation != 0):
-    x = _activate(x, bias, activation, flags, ELEMENT)
-  if (flags & gemm.OUT_F32) != 0:
-    _store_rows(out_f32, pitch, x, row0, col0, m, n)
+def _store_transposed(ptr, pitch, x, row0, col0, m, n, ELEMENT: gl.constexpr):
+  """Stores what has columns of the result in its rows, 8 values a thread."""
+  N: gl.constexpr = x.shape[1]
+  # Numbers are moved through memory, few at a time.
+  if N * x.dtype.primitive_bitwidth > 1024:
+    low, high = _halves(x, ELEMENT)
+    _store_transposed(ptr, pitch, low, row0, col0, m, n, ELEMENT)
+    _store_transposed(ptr, pitch, high, row0 + N // 2, col0, m, n, ELEMENT)
   else:
-    _copy_out(_to_bf16(x, flags), out_desc, smem, z, row0, col0, 0, ELEMENT)
+    LAYOUT: gl.constexpr = _transposed(gl.num_ctas())
+    x = gl.convert_layout(x, LAYOUT)
+    rows = row0 + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
+    cols = col0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
+    at = cols[:, None] + rows[None, :].to(gl.int64) * pitch
+    gl.store(ptr + at, x, mask=(cols < n)[:, None] & (rows < m)[None, :])
 
 
 @gluon.jit
-def _finish_transposed(acc, ends, out, rows, cols, whole, KIND: gl.constexpr,
-                       LAYOUT: gl.constexpr):
-  """_finish of SKINNY: acc has columns of the result in its rows."""
-  scale_a, scale_b, bias = ends
+def _finish(acc, ends, out, buffers, row0, col0, whole, p: gl.constexpr,
+            KIND: gl.constexpr, SKINNY: gl.constexpr, ELEMENT: gl.constexpr):
+  """Scales, adds the bias, activates, rounds and stores sums."""
+  scale_own, scale_shared, bias = ends
+  out_desc, smem, z = buffers
   (_, _, out_bf16, out_f32, pitch, m, n, activation, flags) = out
-  acc = gl.convert_layout(acc, LAYOUT)
   x = acc.to(gl.float32)
   if KIND == ROWS or KIND == PROMOTED_ROWS:
     if whole:
-      x = x * scale_a[None, :] * scale_b[0][:, None]
+      x = scale_rows(acc, scale_own, scale_shared, ELEMENT)
     elif acc.dtype == gl.int32:
       x = acc.to(gl.float32, bitcast=True)
-  if (flags & gemm.HAS_BIAS) != 0:  # Not to partial sums' bits.
-    x += _widen_bias(bias[0], flags)[:, None]
-  x = gemm.activate(x, activation)
-  at = cols[:, None] + rows[None, :].to(gl.int64) * pitch
-  mask = (cols < n)[:, None] & (rows < m)[None, :]
+  if ((flags & gemm.HAS_BIAS) != 0) | (activation != 0):
+    x = _activate(x, bias, activation, flags, SKINNY, ELEMENT)
   if (flags & gemm.OUT_F32) != 0:
-    gl.store(out_f32 + at, x, mask=mask)
+    if SKINNY:
+      _store_transposed(out_f32, pitch, x, row0, col0, m, n, ELEMENT)
+    else:
+      _store_rows(out_f32, pitch, x, row0, col0, m, n)
   else:
-    gl.store(out_bf16 + at, _to_bf16(x, flags), mask=mask)
+    y = _to_bf16(x, flags)
+    if SKINNY:
+      _store_transposed(out_bf16, pitch, y, row0, col0, m, n, ELEMENT)
+    else:
+      _copy_out(y, out_desc, smem, z, row0, col0, p, ELEMENT)
 
 
 @gluon.jit
@@ -516,24 +631,23 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
    activation, flags) = out
   ELEMENT: gl.constexpr = ring[0].dtype
   SUM: gl.constexpr = gl.int32 if ELEMENT == gl.int8 else gl.float32
-  ROWS_M: gl.constexpr = TILE_M if SKINNY else TILE_M // 2
+  # The accumulator's rows, and its columns: those that warpgroups share.
+  TILE: gl.constexpr = TILE_N if SKINNY else TILE_M
+  OWN: gl.constexpr = TILE // warpgroups(TILE)
   N: gl.constexpr = TILE_M if SKINNY else TILE_N
-  LAYOUT: gl.constexpr = accumulator(N, ELEMENT, gl.num_ctas())
-  # The layout of the tile's end, and of vectors of its rows and columns.
-  END: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
-  END_ROWS: gl.constexpr = gl.SliceLayout(0, END) if SKINNY else (
-      gl.SliceLayout(1, LAYOUT))
-  END_COLS: gl.constexpr = gl.SliceLayout(1, END) if SKINNY else (
-      _columns(gl.num_ctas()))
+  PARTS: gl.constexpr = 2 if part(N, 1) > 0 else 1
+  # Where the second part begins.
+  DOWN: gl.constexpr = part(N, 0) if SKINNY else 0
+  ACROSS: gl.constexpr = 0 if SKINNY else part(N, 0)
   i = 0
   phase = 0
   for t in range(gl.program_id(0), _items(walk), gl.num_programs(0)):
-    index, tile_m, tile_n, part, k_first, k_end = _item(t, walk, GROUP_M)
+    index, tile_m, tile_n, in_parts, k_first, k_end = _item(t, walk, GROUP_M)
     steps = (k_end - k_first + TILE_K - 1) // TILE_K
-    whole = part < 0
+    whole = in_parts < 0
     offset = index.to(gl.int64) * batch_stride_out
     # A part's sum goes as it is into a tile of the workspace.
-    to_part = workspace + (part.to(gl.int64) * TILE_M - tile_m * TILE_M - (
+    to_part = workspace + (in_parts.to(gl.int64) * TILE_M - tile_m * TILE_M - (
         tile_n)) * TILE_N
     own_out = (bias, bias_f32, out_bf16 + offset,
                gl.where(whole, out_f32 + offset, to_part),
@@ -545,27 +659,35 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
       own_scales = (scales[0] + index * scales[6],
                     scales[1] + index * scales[7], scales[2], scales[3],
                     scales[4], scales[5])
-    row0 = tile_m * TILE_M + w * ROWS_M
-    col0 = tile_n * TILE_N
-    rows = row0 + gl.arange(0, ROWS_M, END_ROWS)
-    cols = col0 + gl.arange(0, 64, END_COLS)
-    ends = _load_ends(own_scales, own_out, rows, cols, whole, KIND,
-                      TILE_N // 64)
-    acc = gl.zeros([64 if SKINNY else ROWS_M, N], SUM, LAYOUT)
+    row0 = tile_m * TILE_M + (0 if SKINNY else w * OWN)
+    col0 = tile_n * TILE_N + (w * OWN if SKINNY else 0)
+    ends = ()
+    accs = ()
+    for p in gl.static_range(PARTS):
+      accs += (gl.zeros([OWN, part(N, p)], SUM,
+                        accumulator(part(N, p), ELEMENT, gl.num_ctas())),)
+      ends += (_load_ends(own_scales, own_out, row0 + p * DOWN,
+                          col0 + p * ACROSS, whole, KIND, SKINNY,
+                          accumulator(part(N, p), ELEMENT, gl.num_ctas()), OWN,
+                          part(N, p)),)
     if KIND == PROMOTED_ROWS or KIND == BLOCKS:
-      at = scales_at(own_scales, m, row0, col0, k_first // TILE_K, ROWS_M,
-                     gl.SliceLayout(0 if SKINNY else 1, LAYOUT))
-      acc, i, phase = promoted_sum(acc, at, ring, steps, i, phase, w, KIND,
+      gl.static_assert(PARTS == 1)
+      at = scales_at(own_scales, m, row0, col0, k_first // TILE_K,
+                     N if SKINNY else OWN,
+                     gl.SliceLayout(0 if SKINNY else 1, accs[0].type.layout))
+      acc, i, phase = promoted_sum(accs[0], at, ring, steps, i, phase, w, KIND,
                                     SKINNY, STAGES)
+      accs = (acc,)
     else:
-      acc, i, phase = sum_slabs(acc, ring, steps, i, phase, w, A_T, B_T, SKINNY,
-                                STAGES)
-    if SKINNY:
-      _finish_transposed(acc, ends, own_out, rows, cols, whole, KIND, END)
-    else:
-      out_desc, smem = buffers
-      _finish(acc, ends, own_out, (out_desc, smem.slice(2 * w, 2), index), row0,
-              col0, whole, KIND, ELEMENT)
+      accs, i, phase = _sum_parts(accs, ring, steps, i, phase, w, A_T, B_T,
+                                  SKINNY, STAGES)
+    out_desc, smem = buffers
+    if not SKINNY:
+      smem = smem.slice(2 * w, 2)
+    for p in gl.static_range(PARTS):
+      _finish(accs[p], ends[p], own_out, (out_desc, smem, index),
+              row0 + p * DOWN, col0 + p * ACROSS, whole, p * (ACROSS // 64),
+              KIND, SKINNY, ELEMENT)
   if not SKINNY:
     tma.store_wait(0)
 
@@ -574,27 +696,40 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
 
 
 @gluon.jit
-def _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
-          out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-          batch_stride_out, batch_stride_a_scale, batch_stride_b_scale,
-          stride_a_scale_m, stride_a_scale_k, stride_b_scale_n,
-          stride_b_scale_k, whole_tiles, splits, k_per_split, activation, flags,
-          A_T: gl.constexpr, B_T: gl.constexpr, KIND: gl.constexpr,
-          SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
-          TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
+          out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
+          batch_stride_b, batch_stride_out, batch_stride_a_scale,
+          batch_stride_b_scale, stride_a_scale_m, stride_a_scale_k,
+          stride_b_scale_n, stride_b_scale_k, whole_tiles, splits, k_per_split,
+          skew, activation, flags, A_T: gl.constexpr, B_T: gl.constexpr,
+          KIND: gl.constexpr, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+          TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
+          GROUP_M: gl.constexpr):
   """A program's items."""
   # The same numbers; so written, the compiler knows what divides them.
   n = n // 8 * 8
   batch_stride_out = batch_stride_out // 8 * 8
-  PARTS: gl.constexpr = 1 if SKINNY else 2
+  OWN: gl.constexpr = TILE_N if SKINNY else TILE_M
+  PARTS: gl.constexpr = warpgroups(OWN)
   BLOCKS_: gl.constexpr = gl.num_ctas()
   dtype: gl.constexpr = a_desc.dtype
+  # Pairs of blocks divide rows of what warpgroups own.
+  A_SPLIT: gl.constexpr = None if SKINNY else (2 if A_T else 1)
+  B_SPLIT: gl.constexpr = (2 if B_T else 1) if SKINNY else None
   a_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(PARTS * STAGES, a_desc.block_type.shape),
-      _slab(a_desc, BLOCKS_, 2 if A_T else 1))
+      dtype, hopper.stack(STAGES if SKINNY else PARTS * STAGES,
+                          a_desc.block_type.shape),
+      _slab(a_desc, BLOCKS_, A_SPLIT))
   b_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(STAGES, b_desc.block_type.shape),
-      _slab(b_desc, BLOCKS_, None))
+      dtype, hopper.stack(PARTS * STAGES if SKINNY else STAGES,
+                          b_desc.block_type.shape),
+      _slab(b_desc, BLOCKS_, B_SPLIT))
+  # Without another part or block, a place in the tuple that nobody reads.
+  rest = b_smem
+  if rest_desc is not None:
+    rest = gl.allocate_shared_memory(
+        dtype, hopper.stack(STAGES, rest_desc.block_type.shape),
+        _slab(rest_desc, BLOCKS_, None))
   buffers = (out_desc, None)
   if not SKINNY:
     buffers = (out_desc, gl.allocate_shared_memory(
@@ -604,29 +739,30 @@ def _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
   empty = mbarrier.allocate_mbarrier(batch=STAGES)
   for i in gl.static_range(STAGES):
     mbarrier.init(full.index(i), count=1)
-    mbarrier.init(empty.index(i), count=1 if SKINNY else 2)
-
-  ring = (a_smem, b_smem, full, empty)
+    mbarrier.init(empty.index(i), count=PARTS)
+  both = empty
   if BLOCKS_ == 2:
     both = mbarrier.allocate_mbarrier(batch=STAGES, two_ctas=True)
     for i in gl.static_range(STAGES):
-      mbarrier.init(both.index(i), count=2)
-    ring = (a_smem, b_smem, full, empty, both)
+      mbarrier.init(both.index(i), count=PARTS)
+
+  ring = (a_smem, b_smem, full, empty, both, rest)
   walk = (batch, (m + TILE_M - 1) // TILE_M, (n + TILE_N - 1) // TILE_N,
           whole_tiles, splits, k, k_per_split)
   # What all of a batch share is the map's only matrix.
-  maps = (a_desc, b_desc, gl.where(batch_stride_a != 0, 1, 0),
+  maps = (a_desc, b_desc, b_desc if rest_desc is None else rest_desc,
+          gl.where(batch_stride_a != 0, 1, 0),
           gl.where(batch_stride_b != 0, 1, 0))
   scales = (a_scale, b_scale, stride_a_scale_m, stride_a_scale_k,
             stride_b_scale_n, stride_b_scale_k, batch_stride_a_scale,
             batch_stride_b_scale)
   out = (bias, bias_f32, out_bf16, out_f32, workspace, m, n, batch_stride_out,
          activation, flags)
-  if SKINNY:
+  if PARTS == 1:
     gl.warp_specialize([
         (_consume, (0, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
-        (_produce, (ring, walk, maps, A_T, B_T, SKINNY, TILE_M, TILE_N,
+        (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
                     TILE_K, STAGES, GROUP_M)),
     ], [1])
   else:
@@ -635,90 +771,92 @@ def _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
         (_consume, (1, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
-        (_produce, (ring, walk, maps, A_T, B_T, SKINNY, TILE_M, TILE_N,
+        (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
                     TILE_K, STAGES, GROUP_M)),
     ], [4, 1], [224, 24])
 
 
 @gluon.jit
-def gemm_nt(a_desc, b_desc, out_desc, bias, bias_f32, out_bf16, out_f32,
-            workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-            batch_stride_out, whole_tiles, splits, k_per_split, activation,
-            flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+def gemm_nt(a_desc, b_desc, rest_desc, out_desc, bias, bias_f32, out_bf16,
+            out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
+            batch_stride_out, whole_tiles, splits, k_per_split, skew,
+            activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
             GROUP_M: gl.constexpr):
   """gemm.gemm_nt. Grid: (multiprocessors, or items if fewer)."""
-  _gemm(a_desc, b_desc, out_desc, bias_f32, bias_f32, bias, bias_f32, out_bf16,
-        out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-        batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits, k_per_split,
-        activation, flags, False, False, PLAIN, SKINNY, TILE_M, TILE_N,
-        TILE_K, STAGES, GROUP_M)
+  _gemm(a_desc, b_desc, rest_desc, out_desc, bias_f32, bias_f32, bias, bias_f32,
+        out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
+        batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits,
+        k_per_split, skew, activation, flags, False, False, PLAIN, SKINNY,
+        TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
-def gemm_nn(a_desc, b_desc, out_desc, bias, bias_f32, out_bf16, out_f32,
-            workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-            batch_stride_out, whole_tiles, splits, k_per_split, activation,
-            flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+def gemm_nn(a_desc, b_desc, rest_desc, out_desc, bias, bias_f32, out_bf16,
+            out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
+            batch_stride_out, whole_tiles, splits, k_per_split, skew,
+            activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
             GROUP_M: gl.constexpr):
   """gemm.gemm_nn."""
-  _gemm(a_desc, b_desc, out_desc, bias_f32, bias_f32, bias, bias_f32, out_bf16,
-        out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-        batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits, k_per_split,
-        activation, flags, False, True, PLAIN, SKINNY, TILE_M, TILE_N,
-        TILE_K, STAGES, GROUP_M)
+  _gemm(a_desc, b_desc, rest_desc, out_desc, bias_f32, bias_f32, bias, bias_f32,
+        out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
+        batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits,
+        k_per_split, skew, activation, flags, False, True, PLAIN, SKINNY,
+        TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
-def gemm_tn(a_desc, b_desc, out_desc, bias, bias_f32, out_bf16, out_f32,
-            workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-            batch_stride_out, whole_tiles, splits, k_per_split, activation,
-            flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+def gemm_tn(a_desc, b_desc, rest_desc, out_desc, bias, bias_f32, out_bf16,
+            out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
+            batch_stride_out, whole_tiles, splits, k_per_split, skew,
+            activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
             GROUP_M: gl.constexpr):
   """gemm.gemm_tn."""
-  _gemm(a_desc, b_desc, out_desc, bias_f32, bias_f32, bias, bias_f32, out_bf16,
-        out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-        batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits, k_per_split,
-        activation, flags, True, True, PLAIN, SKINNY, TILE_M, TILE_N,
-        TILE_K, STAGES, GROUP_M)
+  _gemm(a_desc, b_desc, rest_desc, out_desc, bias_f32, bias_f32, bias, bias_f32,
+        out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
+        batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits,
+        k_per_split, skew, activation, flags, True, True, PLAIN, SKINNY, TILE_M,
+        TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
-def gemm_row(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32,
-             out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
-             batch_stride_b, batch_stride_out, batch_stride_a_scale,
-             batch_stride_b_scale, a_scale_step, b_scale_step, whole_tiles,
-             splits, k_per_split, activation, flags, PROMOTE: gl.constexpr,
-             SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
-             TILE_K: gl.constexpr, STAGES: gl.constexpr,
-             GROUP_M: gl.constexpr):
+def gemm_row(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias,
+             bias_f32, out_bf16, out_f32, workspace, batch, m, n, k,
+             batch_stride_a, batch_stride_b, batch_stride_out,
+             batch_stride_a_scale, batch_stride_b_scale, a_scale_step,
+             b_scale_step, whole_tiles, splits, k_per_split, skew, activation,
+             flags, PROMOTE: gl.constexpr, SKINNY: gl.constexpr,
+             TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+             STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gemm.gemm_row."""
-  _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
-        out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-        batch_stride_out, batch_stride_a_scale, batch_stride_b_scale,
-        a_scale_step, 0, b_scale_step, 0, whole_tiles, splits, k_per_split,
-        activation, flags, False, False, PROMOTED_ROWS if PROMOTE else ROWS,
-        SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+  _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
+        out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
+        batch_stride_b, batch_stride_out, batch_stride_a_scale,
+        batch_stride_b_scale, a_scale_step, 0, b_scale_step, 0, whole_tiles,
+        splits, k_per_split, skew, activation, flags, False, False,
+        PROMOTED_ROWS if PROMOTE else ROWS, SKINNY, TILE_M, TILE_N, TILE_K,
+        STAGES, GROUP_M)
 
 
 @gluon.jit
-def gemm_block(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32,
-               out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
-               batch_stride_b, batch_stride_out, batch_stride_a_scale,
-               batch_stride_b_scale, stride_a_scale_m, stride_a_scale_k,
-               stride_b_scale_n, stride_b_scale_k, whole_tiles, splits,
-               k_per_split, activation, flags, SKINNY: gl.constexpr,
-               TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+def gemm_block(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias,
+               bias_f32, out_bf16, out_f32, workspace, batch, m, n, k,
+               batch_stride_a, batch_stride_b, batch_stride_out,
+               batch_stride_a_scale, batch_stride_b_scale, stride_a_scale_m,
+               stride_a_scale_k, stride_b_scale_n, stride_b_scale_k,
+               whole_tiles, splits, k_per_split, activation, flags,
+               SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
                TILE_K: gl.constexpr, STAGES: gl.constexpr,
                GROUP_M: gl.constexpr):
   """gemm.gemm_block. A tile has one block's columns."""
   gl.static_assert(TILE_N <= gemm.SCALE_BLOCK)
   gl.static_assert(TILE_K == gemm.SCALE_BLOCK)
-  _gemm(a_desc, b_desc, out_desc, a_scale, b_scale, bias, bias_f32, out_bf16,
-        out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-        batch_stride_out, batch_stride_a_scale, batch_stride_b_scale,
-        stride_a_scale_m, stride_a_scale_k, stride_b_scale_n,
-        stride_b_scale_k, whole_tiles, splits, k_per_split, activation, flags,
-        False, False, BLOCKS, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+  _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
+        out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
+        batch_stride_b, batch_stride_out, batch_stride_a_scale,
+        batch_stride_b_scale, stride_a_scale_m, stride_a_scale_k,
+        stride_b_scale_n, stride_b_scale_k, whole_tiles, splits, k_per_split, 0,
+        activation, flags, False, False, BLOCKS, SKINNY, TILE_M, TILE_N, TILE_K,
+        STAGES, GROUP_M)
