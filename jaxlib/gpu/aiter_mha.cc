@@ -340,16 +340,17 @@ ffi::Error SetBwd(const BwdBuffers& b, const MhaAttrs& attrs,
 ffi::Error SetOnePass(const OnePassBuffers& b, const MhaAttrs& attrs,
                       aiter::mha_one_pass_args* a) {
   AITER_FFI_RETURN_IF_ERROR(SetGradients(b, attrs, a));
+  const int64_t batches = a->is_group_mode ? 1 : a->batch;
   AITER_FFI_RETURN_IF_ERROR(
       Check(b.dq_sums, ffi::F32,
-            {a->batch, a->nhead_q, aiter::mha_one_pass_rows(a->seqlen_q),
+            {batches, a->nhead_q, aiter::mha_one_pass_rows(*a, a->seqlen_q),
              a->hdim_q}));
   for (auto [buffer, address] : {std::pair(&b.dk_sums, &a->dk_sums_ptr),
                                  std::pair(&b.dv_sums, &a->dv_sums_ptr)}) {
     AITER_FFI_RETURN_IF_ERROR(
         Optional(*buffer, ffi::F32,
-                 {a->batch, a->nhead_k, aiter::mha_one_pass_rows(a->seqlen_k),
-                  a->hdim_q},
+                 {batches, a->nhead_k,
+                  aiter::mha_one_pass_rows(*a, a->seqlen_k), a->hdim_q},
                  address));
   }
   AITER_FFI_RETURN_IF_ERROR(Optional(

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every attention kernel for sm_90 that a row is made for runs on a GPU."""
 
-import functools
 from unittest import mock
 
 import jax.numpy as jnp
@@ -18,9 +17,13 @@ from jax.experimental import aiter
 ARCH = "sm_90"
 
 
-def one_pass(least=1):
-  """Gradients in one pass over the scores from `least` queries and keys on."""
-  return mock.patch.object(op, "_ONE_PASS_LENGTH", least)
+def one_pass(least=1, together=False):
+  """Gradients in one pass over the scores from `least` queries and keys on.
+
+  `together`: a block has all heads that share its keys, however few there are.
+  """
+  return mock.patch.multiple(
+      op, _ONE_PASS_LENGTH=least, _ONE_PASS_BLOCKS=0 if together else 1 << 20)
 
 
 class HopperTest(mha_test.MhaTestCase):
@@ -39,27 +42,71 @@ class HopperTest(mha_test.MhaTestCase):
           dict(), dict(causal=True), dict(causal=True, sq=264, sk=150),
           dict(causal=True, sq=400, sk=400, hq=6, hk=2, b=3),
           dict(sq=130, sk=600, hq=4, hk=1, use_lse=True, scale=0.3),
-          dict(window=(150, 20), sq=300, sk=429)])
+          dict(window=(150, 20), sq=300, sk=429),
+          dict(lengths=((150, 264), (77, 130)), causal=True, hk=1),
+          dict(packed=True, causal=True, hq=4,
+               lengths=((70, 100), (1, 130), (0, 5), (131, 67), (300, 400))),
+          dict(packed=True, gaps=(3, 2), window=(150, 20), hq=4, hk=1,
+               lengths=((300, 429), (129, 129), (65, 0), (64, 128))),
+          dict(packed=True, min_seqlen_q=30, hk=1, use_lse=True,
+               lengths=((20, 90), (300, 290)))])
   def test_one_pass(self, dtype, options):
-    with one_pass():
+    with one_pass(together=dtype == "bf16"):
       self.check(mha_test.Case(**dict(
           dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=128) | options))
 
-  @parameterized.product(causal=[False, True], hk=[1, 2, 4])
-  def test_order(self, causal, hk):
+  def test_one_pass_reads_no_other_rows(self):
+    """Whatever lies between sequences, and past padded lengths."""
+    lengths = jnp.array([0, 100, 300], jnp.int32)
+    apart = jnp.array([0, 150, 400], jnp.int32)
+    keys = jax.random.split(jax.random.key(0), 4)
+    packed = [jax.random.normal(key, (400, 2, 128), jnp.bfloat16)
+              for key in keys]
+    row = np.arange(400)
+    live = ((row < 100) | ((row >= 150) & (row < 350)))[:, None, None]
+    padded = [jnp.pad(t[:350], [(0, 50), (0, 0), (0, 0)]).reshape(
+        2, 200, 2, 128) for t in packed]
+    live_padded = np.array([np.arange(200) < 100, np.arange(200) < 200])[
+        :, :, None, None]
+    calls_of = (
+        (packed, live, lambda q, k, v: aiter.flash_attn_varlen(
+            q, k, v, lengths, lengths, cu_seqlens_q_padded=apart,
+            cu_seqlens_k_padded=apart, causal=True,
+            deterministic=True)),
+        (padded, live_padded, lambda q, k, v: aiter.flash_attn_func(
+            q, k, v, cu_seqlens_q=lengths, cu_seqlens_kv=lengths)))
+    for arrays, kept, call in calls_of:
+      def gradients(fill, arrays=arrays, kept=kept, call=call):
+        q, k, v, g = (jnp.where(kept, t, fill) for t in arrays)
+        return jax.jit(lambda: jax.vjp(call, q, k, v)[1](g))()
+      with one_pass():
+        for a, b in zip(gradients(jnp.nan), gradients(0), strict=True):
+          np.testing.assert_array_equal(a, b)
+          np.testing.assert_array_equal(np.where(kept, 0, a), 0)
+
+  @parameterized.parameters(
+      (False, 4, False, False), (True, 4, False, False), (True, 2, False, True),
+      (False, 1, False, False), (True, 1, False, True), (True, 1, True, False),
+      (False, 2, True, True))
+  def test_order(self, causal, hk, packed, together):
     """The same bits each time; without an order, nearly the same."""
     keys = jax.random.split(jax.random.key(0), 4)
-    q, k, v, g = (jax.random.normal(key, (2, 2048, h, 128), jnp.bfloat16)
+    shape = (4096,) if packed else (2, 2048)
+    q, k, v, g = (jax.random.normal(key, (*shape, h, 128), jnp.bfloat16)
                   for key, h in zip(keys, (4, hk, hk, 4), strict=True))
+    cu = (jnp.array([0, 100, 2600, 2600, 4096], jnp.int32),) * 2
 
     def gradients(deterministic):
-      call = functools.partial(
-          aiter.flash_attn_func, causal=causal, deterministic=deterministic)
+      options = dict(causal=causal, deterministic=deterministic)
+      def call(q, k, v):
+        if packed:
+          return aiter.flash_attn_varlen(q, k, v, *cu, **options)
+        return aiter.flash_attn_func(q, k, v, **options)
       return jax.jit(lambda: jax.vjp(call, q, k, v)[1](g))
 
     with one_pass(1 << 20):
       two_passes = gradients(True)()
-    with one_pass():
+    with one_pass(together=together):
       ordered = gradients(True)
       first = ordered()
       for _ in range(5):

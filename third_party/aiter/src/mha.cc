@@ -392,6 +392,21 @@ Status MakeKey(const char* op, const char* f32_op, const Problem& problem,
   return Status();
 }
 
+// Makes dq, dk and dv zero: of sequences, where no block owns the rows between
+// and after them; or where no query touches any key.
+Status ZeroGradients(const Driver& driver, const mha_bwd_args& a,
+                     void* stream) {
+  const int64_t batches = a.is_group_mode ? 1 : a.batch;
+  const int64_t rows_q = batches * a.seqlen_q;
+  const int64_t rows_k = batches * a.seqlen_k;
+  AITER_RETURN_IF_ERROR(
+      FillZero(driver, a.dq_ptr, PackedBytes(a, rows_q, a.stride_dq), stream));
+  AITER_RETURN_IF_ERROR(
+      FillZero(driver, a.dk_ptr, PackedBytes(a, rows_k, a.stride_dk), stream));
+  return FillZero(driver, a.dv_ptr, PackedBytes(a, rows_k, a.stride_dv),
+                  stream);
+}
+
 struct Fwd {
   using Args = mha_fwd_args;
   using Plan = KernelPlan;
@@ -461,24 +476,12 @@ struct Bwd {
     MhaParams params = ParamsOf(args, plan.key);
     bool empty = args.batch == 0 || args.seqlen_q == 0;
     if (args.is_group_mode || empty) {
-      // Packed: no block owns the rows between and after the sequences. Empty:
-      // no query touches any key.
-      int64_t batches = args.is_group_mode ? 1 : args.batch;
-      int64_t rows_q = batches * args.seqlen_q;
-      int64_t rows_k = batches * args.seqlen_k;
-      AITER_RETURN_IF_ERROR(FillZero(driver, args.dq_ptr,
-                                     PackedBytes(args, rows_q, args.stride_dq),
-                                     stream));
-      AITER_RETURN_IF_ERROR(FillZero(driver, args.dk_ptr,
-                                     PackedBytes(args, rows_k, args.stride_dk),
-                                     stream));
-      AITER_RETURN_IF_ERROR(FillZero(driver, args.dv_ptr,
-                                     PackedBytes(args, rows_k, args.stride_dv),
-                                     stream));
+      AITER_RETURN_IF_ERROR(ZeroGradients(driver, args, stream));
       constexpr int64_t kFloatBytes = 4;
       if (args.d_slopes_ptr != nullptr) {
+        int64_t rows = (args.is_group_mode ? 1 : args.batch) * args.seqlen_q;
         AITER_RETURN_IF_ERROR(FillZero(driver, args.d_slopes_ptr,
-                                       rows_q * args.nhead_q * kFloatBytes,
+                                       rows * args.nhead_q * kFloatBytes,
                                        stream));
       }
       if (args.dbias_ptr != nullptr) {
@@ -518,13 +521,12 @@ struct OnePass {
 
   static Status Check(const Args& a) {
     AITER_RETURN_IF_ERROR(CheckBwd(a));
-    bool shared = a.nhead_q > a.nhead_k;
     if (a.dq_sums_ptr == nullptr) {
       return Invalid("dq_sums_ptr", "null", "given");
     }
-    if (shared && (a.dk_sums_ptr == nullptr || a.dv_sums_ptr == nullptr)) {
+    if ((a.dk_sums_ptr == nullptr) != (a.dv_sums_ptr == nullptr)) {
       return Invalid("dk_sums_ptr or dv_sums_ptr", "null",
-                     "given where heads share keys");
+                     "given with the other one");
     }
     if (a.ordered && a.turns_ptr == nullptr) {
       return Invalid("turns_ptr", "null", "given with an order");
@@ -542,7 +544,10 @@ struct OnePass {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    constexpr int64_t kServed = kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort;
+    constexpr int64_t kServed = kMhaWindow | kMhaTopLeft | kMhaDlse |
+                                kMhaShort | kMhaMinSeqlen | kMhaPacked |
+                                kMhaCuSeqlens | kMhaCuSeqlensQPadded |
+                                kMhaCuSeqlensKPadded;
     if ((key.features & ~kServed) != 0 || key.dims[0] != key.dims[1]) {
       return Status(StatusCode::kUnimplemented,
                     "one pass over the scores serves windows alone, and equal "
@@ -561,37 +566,52 @@ struct OnePass {
     MhaOnePassParams params;
     static_cast<MhaParams&>(params) = ParamsOf(args, plan.key);
     AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.delta, params, stream));
-    const bool shared = args.nhead_q > args.nhead_k;
-    constexpr int64_t kFloatBytes = 4;
-    const int64_t row = args.hdim_q * kFloatBytes;
-    const int64_t sums_q =
-        args.batch * args.nhead_q * mha_one_pass_rows(args.seqlen_q) * row;
-    const int64_t sums_k =
-        args.batch * args.nhead_k * mha_one_pass_rows(args.seqlen_k) * row;
-    AITER_RETURN_IF_ERROR(FillZero(driver, args.dq_sums_ptr, sums_q, stream));
-    if (shared) {
-      AITER_RETURN_IF_ERROR(FillZero(driver, args.dk_sums_ptr, sums_k, stream));
-      AITER_RETURN_IF_ERROR(FillZero(driver, args.dv_sums_ptr, sums_k, stream));
+    if (args.is_group_mode) {
+      AITER_RETURN_IF_ERROR(ZeroGradients(driver, args, stream));
     }
+    const bool shared = args.dk_sums_ptr != nullptr;
+    constexpr int64_t kFloatBytes = 4;
+    // In order, the first to come stores.
     if (args.ordered) {
       AITER_RETURN_IF_ERROR(FillZero(driver, args.turns_ptr,
                                      mha_one_pass_turns(args) * kFloatBytes,
                                      stream));
+    } else {
+      const int64_t row =
+          (args.is_group_mode ? 1 : args.batch) * args.hdim_q * kFloatBytes;
+      const int64_t sums_q =
+          args.nhead_q * mha_one_pass_rows(args, args.seqlen_q) * row;
+      AITER_RETURN_IF_ERROR(FillZero(driver, args.dq_sums_ptr, sums_q, stream));
+      if (shared) {
+        const int64_t sums_k =
+            args.nhead_k * mha_one_pass_rows(args, args.seqlen_k) * row;
+        for (void* sums : {args.dk_sums_ptr, args.dv_sums_ptr}) {
+          AITER_RETURN_IF_ERROR(FillZero(driver, sums, sums_k, stream));
+        }
+      }
     }
     // What is not there is not read, but has an address.
     params.dq_sums_ptr = args.dq_sums_ptr;
     params.dk_sums_ptr = shared ? args.dk_sums_ptr : args.dq_sums_ptr;
     params.dv_sums_ptr = shared ? args.dv_sums_ptr : args.dq_sums_ptr;
     params.turns_ptr = args.ordered ? args.turns_ptr : args.dq_sums_ptr;
-    params.flags =
-        static_cast<int32_t>(Flag(args.ordered, kMhaOnePassOrdered) |
-                             Flag(args.is_top_left, kMhaOnePassTopLeft));
+    params.heads_of_block =
+        shared ? 1 : static_cast<int32_t>(args.nhead_q / args.nhead_k);
+    if (args.ordered) params.flags |= kMhaOnePassOrdered;
     AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.bwd, params, stream));
     AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.round, params, stream));
     if (!shared) return Status();
-    // dk and dv likewise, in dq's place.
+    // dk and dv likewise, keys in the place of queries that all are seen.
     params.seqlen_q = params.seqlen_k;
     params.nhead_q = params.nhead_k;
+    params.cu_seqlens_q_ptr = params.cu_seqlens_k_ptr;
+    params.cu_seqlens_q_padded_ptr = params.cu_seqlens_k_padded_ptr;
+    params.flags = static_cast<int32_t>(
+        (params.flags & ~(kMhaCuSeqlensQ | kMhaCuSeqlensQPadded)) |
+        Flag(params.flags & kMhaCuSeqlensK, kMhaCuSeqlensQ) |
+        Flag(params.flags & kMhaCuSeqlensKPadded, kMhaCuSeqlensQPadded));
+    params.window_left = params.window_right = kUnbounded;
+    params.min_seqlen_q = 0;
     params.dq_ptr = params.dk_ptr;
     params.dq_sums_ptr = params.dk_sums_ptr;
     params.stride_dq = params.stride_dk;

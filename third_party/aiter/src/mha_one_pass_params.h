@@ -4,6 +4,8 @@
 #ifndef AITER_SRC_MHA_ONE_PASS_PARAMS_H_
 #define AITER_SRC_MHA_ONE_PASS_PARAMS_H_
 
+#include <cstdint>
+
 #include "third_party/aiter/src/mha_params.h"
 
 namespace aiter {
@@ -14,6 +16,7 @@ struct MhaOnePassParams : MhaParams {
   const void* dk_sums_ptr = nullptr;
   const void* dv_sums_ptr = nullptr;
   const void* turns_ptr = nullptr;
+  int32_t heads_of_block = 1;
 };
 
 }  // namespace aiter

@@ -440,12 +440,11 @@ void TestOnePass() {
   args.is_top_left = true;
   NewContext("gfx942");
   CHECK_OK(mha_one_pass(args, nullptr));
-  // 200 rows are two times 128, 300 keys three times.
+  // In order, sums begin with the first part. 200 rows are two times 128, 300
+  // keys three times.
   std::vector<Fill>& fills = g_recorder.fills;
-  CHECK(fills.size() == 4 && fills[0].address == 0xd000);
-  CHECK(fills[0].bytes == 2 * 4 * 256 * 128 * 4);
-  CHECK(fills[2].address == 0xf000 && fills[2].bytes == 2 * 2 * 384 * 128 * 4);
-  CHECK(fills[3].address == 0x100 && fills[3].bytes == 2 * (4 * 4 + 2 * 3) * 4);
+  CHECK(fills.size() == 1 && fills[0].address == 0x100);
+  CHECK(fills[0].bytes == 2 * (4 * 4 + 2 * 3) * 4);
   std::vector<Launch>& launches = g_recorder.launches;
   CHECK(launches.size() == 5 && launches[0].kernel == "delta");
   CHECK(launches[1].kernel == "one_pass" && launches[1].grid[0] == 3);
@@ -465,23 +464,50 @@ void TestOnePass() {
   CHECK(dv.dq_ptr == At(0xb000) && dv.dq_sums_ptr == At(0xf000));
   CHECK(dv.softmax_scale == 1);
 
-  // Without an order there are no turns, and own keys need no sums.
+  // Packed: 300 / 128 blocks of keys and one a sequence. The rows between
+  // sequences are zeros. What rounds dk takes keys' lengths for queries'.
+  NewContext("gfx942");
+  mha_one_pass_args packed = args;
+  static_cast<mha_bwd_args&>(packed) = BwdArgs(128, 128, /*packed=*/true);
+  packed.cu_seqlen_k_ptr = At(0x240);
+  packed.window_size_left = 7;
+  CHECK_OK(mha_one_pass(packed, nullptr));
+  CHECK(fills.size() == 4 && fills[0].address == 0x9000);
+  CHECK(fills[3].bytes == (4 * 6 + 2 * 4) * 4);
+  CHECK(launches[1].grid[0] == 4 && launches[1].grid[2] == 1);
+  CHECK(launches[2].grid[0] == 6 && launches[3].grid[0] == 8);
+  const auto keys = launches[3].As<MhaOnePassParams>();
+  CHECK(keys.cu_seqlens_q_ptr == At(0x240));
+  CHECK(keys.cu_seqlens_q_padded_ptr == At(0x5000));
+  CHECK((keys.flags & kMhaOnePassCuSeqlensQPadded) != 0);
+  CHECK(keys.window_left > 1 << 20);
+
+  // Without an order there are no turns, and sums begin with zeros.
   NewContext("gfx942");
   args.ordered = false;
+  CHECK_OK(mha_one_pass(args, nullptr));
+  CHECK(fills.size() == 3 && fills[0].address == 0xd000);
+  CHECK(fills[0].bytes == 2 * 4 * 256 * 128 * 4);
+  CHECK(fills[2].address == 0xf000 && fills[2].bytes == 2 * 2 * 384 * 128 * 4);
+  CHECK(launches[1].As<MhaOnePassParams>().heads_of_block == 1);
+
+  // A block has all heads that share its keys, and these need no sums.
+  NewContext("gfx942");
   args.turns_ptr = nullptr;
-  args.nhead_k = 4;
   args.dk_sums_ptr = args.dv_sums_ptr = nullptr;
   CHECK_OK(mha_one_pass(args, nullptr));
   CHECK(g_recorder.fills.size() == 1 && g_recorder.launches.size() == 3);
+  CHECK(launches[1].As<MhaOnePassParams>().heads_of_block == 2);
+  CHECK(launches[1].grid[1] == 2 && launches[2].grid[1] == 4);
   CHECK((g_recorder.launches[1].As<MhaOnePassParams>().flags &
          kMhaOnePassOrdered) == 0);
 
   args.ordered = true;
   CHECK(Contains(mha_one_pass(args, nullptr).message(), "turns_ptr is null"));
   args.ordered = false;
-  args.nhead_k = 2;
+  args.dv_sums_ptr = At(0xf000);
   CHECK(Contains(mha_one_pass(args, nullptr).message(), "dk_sums_ptr"));
-  args.nhead_k = 4;
+  args.dv_sums_ptr = nullptr;
   args.alibi_slopes_ptr = At(0x340);
   CHECK(Contains(mha_one_pass(args, nullptr).message(), "windows alone"));
   args.alibi_slopes_ptr = nullptr;

@@ -40,10 +40,11 @@ _FEW_BITS = frozenset(
     " bf16_bf16_bf16 bf16_bf16_f32 tf32_tf32_f32".split())
 _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
 # One pass over the scores, as include/aiter/mha.h has it: its head dim, from
-# how many queries and keys on it is worth its sums, and what their rows are a
-# multiple of.
+# how many queries and keys a sequence on it is worth its sums, what their rows
+# are a multiple of, and how many blocks of so many keys keep a GPU busy.
 _ONE_PASS = "mha_one_pass"
 _ONE_PASS_DIM, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = 128, 2048, 128
+_ONE_PASS_BLOCKS = 512
 
 
 class BwdConfig(NamedTuple):
@@ -155,13 +156,13 @@ def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
   """Whether kernels that compute dk, dv and dq in one pass serve a call.
 
   They do for long sequences whose scores have no more than a wide window: few
-  keys a row are not worth the sums.
+  keys a row are not worth the sums. Of packed ones the mean is known.
   """
-  shapes = (*x.q.shape, *x.k.shape)
-  if x.packed or not all(map(is_known, shapes)):
+  if not all(map(is_known, (*x.q.shape, *x.k.shape))) or x.batch == 0:
     return False
+  rows = [t.shape[-3] // (x.batch if x.packed else 1) for t in (x.q, x.k)]
   if (x.q.shape[-1] != _ONE_PASS_DIM or x.v.shape[-1] != _ONE_PASS_DIM
-      or min(x.q.shape[1], x.k.shape[1]) < _ONE_PASS_LENGTH
+      or min(rows) < _ONE_PASS_LENGTH
       or 0 <= bwd.mha.window_left < _ONE_PASS_LENGTH):
     return False
   key = _serves(_ONE_PASS, bwd.mha, x, bwd.wanted, saved.dlse is not None)
@@ -171,15 +172,24 @@ def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
 
 def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   q, k = x.q, x.k
-  (b, sq, hq, dim), (sk, hk) = q.shape, k.shape[1:3]
-  padded = functools.partial(round_up, multiple=_ONE_PASS_ROWS)
-  of_keys = (b, hk, padded(sk), dim) if hk < hq else (0,)
-  turns = b * (hq * padded(sq) // 64 + hk * padded(sk) // 128)
-  f32 = jnp.float32
+  hq, hk = q.shape[-2], k.shape[-2]
+  f32, b = jnp.float32, 1 if x.packed else x.batch
+
+  def sums(t):
+    rows = t.shape[-3]
+    if x.packed:  # A sequence has rows of its own.
+      rows += x.batch * _ONE_PASS_ROWS - rows % _ONE_PASS_ROWS
+    return (b, t.shape[-2], round_up(rows, _ONE_PASS_ROWS), t.shape[-1])
+
+  of_q, of_k = sums(q), sums(k)
+  turns = b * (hq * of_q[2] // 64 + hk * of_k[2] // 128)
+  # A block goes through all heads that share its keys, if there are enough.
+  together = b * hk * of_k[2] >= _ONE_PASS_BLOCKS * _ONE_PASS_ROWS
+  of_k = (0,) if hk == hq or together else of_k
   dq, dk, dv, *_ = call._replace(target=_ONE_PASS)(
       (*(like(t, t.shape, t.dtype) for t in x[:3]),
-       like(q, saved.lse.shape, f32), like(q, (b, hq, padded(sq), dim), f32),
-       like(k, of_keys, f32), like(k, of_keys, f32),
+       like(q, saved.lse.shape, f32), like(q, of_q, f32), like(k, of_k, f32),
+       like(k, of_k, f32),
        like(q, (turns if bwd.mha.deterministic else 0,), jnp.int32)),
       *_flat(x), saved.dout, saved.out, saved.lse, absent(saved.dlse, f32),
       **_attributes(bwd.mha))

@@ -164,30 +164,33 @@ struct MhaBwdPlan {
   LoadedKernel dq;
 };
 
-// The same in one pass over the scores, of dense batches whose scores have no
-// more than a scale and a window, and equal head dimensions that a kernel has.
-// What heads and blocks of keys add up is float32 [batch, heads, rows, hdim_q],
-// its rows a multiple of kMhaOnePassRows: scratch.
+// The same in one pass over the scores, of batches whose scores have no more
+// than a scale and a window, and equal head dimensions that a kernel has. What
+// heads and blocks of keys add up is float32 [batch, heads, rows, hdim_q], the
+// batch 1 if packed: scratch.
 struct mha_one_pass_args : mha_bwd_args {
   // Add up in the same order every time.
   bool ordered = true;
   void* dq_sums_ptr = nullptr;
-  void* dk_sums_ptr = nullptr;  // These two where query heads share keys.
+  // With these two, query heads that share keys are blocks of their own: more
+  // blocks, for few keys and kv heads. Without, a block has all of them.
+  void* dk_sums_ptr = nullptr;
   void* dv_sums_ptr = nullptr;
   void* turns_ptr = nullptr;  // int32 [mha_one_pass_turns]: scratch of orders.
 };
 
-constexpr int64_t kMhaOnePassRows = 128;
-
-// Rows of sums of so many queries or keys.
-inline int64_t mha_one_pass_rows(int64_t seqlen) {
-  return (seqlen + kMhaOnePassRows - 1) / kMhaOnePassRows * kMhaOnePassRows;
+// Rows of sums of so many queries or keys: blocks of 128, of which a packed
+// sequence has its own.
+inline int64_t mha_one_pass_rows(const mha_args& a, int64_t seqlen) {
+  return (a.is_group_mode ? seqlen / 128 + a.batch : (seqlen + 127) / 128) *
+         128;
 }
 
 // How many counters an order needs: a query head's tiles have 64 or 128 rows.
 inline int64_t mha_one_pass_turns(const mha_args& a) {
-  return a.batch * (a.nhead_q * mha_one_pass_rows(a.seqlen_q) / 64 +
-                    a.nhead_k * mha_one_pass_rows(a.seqlen_k) / 128);
+  return (a.is_group_mode ? 1 : a.batch) *
+         (a.nhead_q * mha_one_pass_rows(a, a.seqlen_q) / 64 +
+          a.nhead_k * mha_one_pass_rows(a, a.seqlen_k) / 128);
 }
 
 struct MhaOnePassPlan {

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -47,15 +48,19 @@ HEAD = tl.constexpr(128)
 # cache, and few of a head's blocks, which wait for each other, run at once.
 HEADS_TOGETHER = tl.constexpr(8)
 
-# One lane adds the bytes at $1 in shared memory to global memory.
+# One lane adds the bytes at $1 in shared memory to global memory, or stores
+# them there if $3 says that they are the first.
 _ADD = tl.constexpr("""{
-  .reg .pred first;
+  .reg .pred lane0, adds, stores;
   .reg .b32 lane;
   mov.u32 lane, %laneid;
-  setp.eq.u32 first, lane, 0;
-  @first cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32
+  setp.eq.u32 lane0, lane, 0;
+  setp.ne.and.s32 stores, $3, 0, lane0;
+  setp.eq.and.s32 adds, $3, 0, lane0;
+  @adds cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32
       [$0], [$1], $2;
-  @first cp.async.bulk.commit_group;
+  @stores cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;
+  @lane0 cp.async.bulk.commit_group;
 }""")
 # Between what TMA did and what other threads learn of it.
 _FENCE = tl.constexpr("fence.proxy.async.global;")
@@ -99,41 +104,90 @@ def _part_layout():
        [32, 0], [8, 0], [0, 16], [0, 32]])
 
 
+def _tiles_of_rows(n0, off, left, right, len_q, len_k):
+  """First and last + 1 of the tiles of rows that see a block of keys."""
+  last_key = tl.minimum(n0 + KEYS, len_k) - 1
+  low = tl.maximum(n0 - off - right, 0) // SIDE
+  end = tl.maximum(tl.minimum(last_key - off + left + 1, len_q), 0)
+  high = tl.maximum((end + SIDE - 1) // SIDE, low)
+  return low, tl.where(n0 < len_k, high, low)
+
+
+_tiles_of_rows_gluon = gluon.jit(_tiles_of_rows)
+_tiles_of_rows = triton.jit(_tiles_of_rows)
+
+
+@gluon.jit
+def _load(desc, matrix, batch, head, first_row, row0, end, barrier, smem):
+  """Copies 64 rows of a sequence, from row0 on; arrives at `barrier` once.
+
+  From row `end` on come zeros, not another sequence's rows: then the warp
+  copies instead of TMA.
+  """
+  CHUNK: gl.constexpr = 8
+  LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0])
+  row = first_row + row0
+  left = end - row0
+  if left >= SIDE:
+    mbarrier.expect(barrier, desc.nbytes_per_cta)
+    tma.async_load(desc, [batch, head, row, 0], barrier, smem)
+  else:
+    tile = smem.reshape([SIDE, HEAD])
+    rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))[:, None]
+    cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))[None, :]
+    base = (matrix.base + head * matrix.nhead_stride +
+            row.to(gl.int64) * matrix.stride)
+    for i in gl.static_range(SIDE // CHUNK):
+      async_copy.async_load(tile.slice(i * CHUNK, CHUNK),
+                            base + (rows * matrix.stride + cols),
+                            mask=(rows < left) & (cols < HEAD))
+      base += CHUNK * matrix.stride
+      left -= CHUNK
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    fence_async_shared()
+    gl.barrier()
+    mbarrier.arrive(barrier)
+
+
 @gluon.jit
 def _produce(args):
   """Copies K and V once, then Q, dO, lse and delta of every tile of rows."""
-  (buf, q_desc, k_desc, v_desc, do_desc, lse, delta, index_b, head, head_k, n0,
-   low, high, len_q) = args
+  (buf, q_desc, k_desc, v_desc, do_desc, q, k, v, do, lse, delta,
+   nhead_stride_lse, slot_b, head, heads, head_k, q_row, k_row, q_end, k_end,
+   n0, low, high, len_q) = args
   ROWS: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
   if high > low:
     for w in gl.static_range(2):
       full = buf.kv_full.index(w)
-      mbarrier.expect(full, k_desc.nbytes_per_cta + v_desc.nbytes_per_cta)
-      tma.async_load(k_desc, [index_b, head_k, n0 + w * SIDE, 0], full,
-                     buf.k.index(w))
-      tma.async_load(v_desc, [index_b, head_k, n0 + w * SIDE, 0], full,
-                     buf.v.index(w))
-    for use in range(high - low):
-      row0 = (high - 1 - use) * SIDE
-      i, phase = hopper.ring(use, 2)
-      q_full, do_full = buf.q_full.index(i), buf.do_full.index(i)
+      _load(k_desc, k, slot_b, head_k, k_row, n0 + w * SIDE, k_end, full,
+            buf.k.index(w))
+      _load(v_desc, v, slot_b, head_k, k_row, n0 + w * SIDE, k_end, full,
+            buf.v.index(w))
+    use = 0
+    for step in range(high - low):
+      row0 = (high - 1 - step) * SIDE
       rows = row0 + gl.arange(0, SIDE, ROWS)
-      lse_tile = gl.load(lse + rows, mask=rows < len_q, other=float("-inf"))
-      delta_tile = gl.load(delta + rows, mask=rows < len_q, other=0.0)
-      mbarrier.wait(buf.q_empty.index(i), phase ^ 1)
-      mbarrier.expect(q_full, q_desc.nbytes_per_cta)
-      tma.async_load(q_desc, [index_b, head, row0, 0], q_full, buf.q.index(i))
-      # +inf makes p zero for rows without any key and past the end.
-      buf.lse.index(i).store(
-          gl.where(lse_tile == float("-inf"), float("inf"),
-                   lse_tile * scores.LOG2E))
-      mbarrier.arrive(q_full)
-      mbarrier.wait(buf.do_empty.index(i), phase ^ 1)
-      mbarrier.expect(do_full, do_desc.nbytes_per_cta)
-      tma.async_load(do_desc, [index_b, head, row0, 0], do_full,
-                     buf.do.index(i))
-      buf.delta.index(i).store(delta_tile)
-      mbarrier.arrive(do_full)
+      for g in range(heads):
+        i, phase = hopper.ring(use, 2)
+        q_full, do_full = buf.q_full.index(i), buf.do_full.index(i)
+        at = g * nhead_stride_lse + rows
+        lse_tile = gl.load(lse + at, mask=rows < len_q, other=float("-inf"))
+        delta_tile = gl.load(delta + at, mask=rows < len_q, other=0.0)
+        mbarrier.wait(buf.q_empty.index(i), phase ^ 1)
+        _load(q_desc, q, slot_b, head + g, q_row, row0, q_end, q_full,
+              buf.q.index(i))
+        # +inf makes p zero for rows without any key and past the end.
+        buf.lse.index(i).store(
+            gl.where(lse_tile == float("-inf"), float("inf"),
+                     lse_tile * scores.LOG2E))
+        mbarrier.arrive(q_full)
+        mbarrier.wait(buf.do_empty.index(i), phase ^ 1)
+        _load(do_desc, do, slot_b, head + g, q_row, row0, q_end, do_full,
+              buf.do.index(i))
+        buf.delta.index(i).store(delta_tile)
+        mbarrier.arrive(do_full)
+        use += 1
 
 
 @gluon.jit
@@ -152,12 +206,13 @@ def _pass_turn(turns):
 
 
 @gluon.jit
-def _add(buf, use, sums, stride):
+def _add(buf, use, sums, stride, is_first):
   """Adds the parts of both warpgroups to sums that lie `stride` apart."""
   for w in gl.static_range(2):
     mbarrier.wait(buf.sums_full.index(w), use & 1)
-    gl.inline_asm(_ADD, "l,r,n,~{memory}", [
-        sums + w * stride, buf.sums.index(w), SIDE * SIDE * 4])
+    gl.inline_asm(_ADD, "l,r,n,r,~{memory}", [
+        sums + w * stride, buf.sums.index(w), SIDE * SIDE * 4,
+        is_first.to(gl.int32)])
   tma.store_wait(1)
   mbarrier.arrive(buf.sums_empty.index(0))
   tma.store_wait(0)
@@ -167,24 +222,31 @@ def _add(buf, use, sums, stride):
 @gluon.jit
 def _sum(args):
   """Adds what the warpgroups hand over to the sums."""
-  (buf, dq_sums, dk_sums, dv_sums, turns, kv_turns, member, group, n0, low,
-   high, window, ordered) = args
+  (buf, dq_sums, dk_sums, dv_sums, turns, kv_turns, heads, tiles, member,
+   members, n0, low, high, window, ordered) = args
   PART: gl.constexpr = SIDE * SIDE
-  for use in range(high - low):
-    tile = high - 1 - use
-    if ordered:
-      first = gl.maximum(tile * SIDE + window.off - window.left, 0) // KEYS
-      _wait_for_turn(turns + tile, n0 // KEYS - first)
-    _add(buf, use, dq_sums + tile.to(gl.int64) * (SIDE * HEAD), PART)
-    if ordered:
-      _pass_turn(turns + tile)
-  if (group > 1) & (high > low):
+  use = 0
+  for step in range(high - low):
+    tile = high - 1 - step
+    first = gl.maximum(tile * SIDE + window.off - window.left, 0) // KEYS
+    turn = n0 // KEYS - first
+    for g in range(heads):
+      at = g * tiles + tile
+      if ordered:
+        _wait_for_turn(turns + at, turn)
+      _add(buf, use, dq_sums + at.to(gl.int64) * (SIDE * HEAD), PART,
+           ordered & (turn == 0))
+      if ordered:
+        _pass_turn(turns + at)
+      use += 1
+  if members > 1:
     if ordered:
       _wait_for_turn(kv_turns, member)
+    is_first = ordered & (member == 0)
     for i in gl.static_range(2):
-      _add(buf, high - low + i, dv_sums + i * PART, SIDE * HEAD)
+      _add(buf, use + i, dv_sums + i * PART, SIDE * HEAD, is_first)
     for i in gl.static_range(2):
-      _add(buf, high - low + i, dk_sums + i * PART, SIDE * HEAD)
+      _add(buf, use + i, dk_sums + i * PART, SIDE * HEAD, is_first)
     if ordered:
       _pass_turn(kv_turns)
 
@@ -253,8 +315,8 @@ def _step(dk, dv, k, v, buf, use, row0, keys, span, scale, w: gl.constexpr):
 
 
 @gluon.jit
-def _store(gradient, acc, factor, row0, length):
-  """Stores acc * factor in the rows before `length`."""
+def _store(gradient, acc, factor, row0, length, row_end):
+  """Stores acc * factor in the rows before row_end; 0 from `length` on."""
   LAYOUT: gl.constexpr = hopper.rows_layout(HEAD)
   acc = gl.convert_layout((acc * factor).to(gradient.base.dtype.element_ty),
                           LAYOUT)
@@ -262,18 +324,20 @@ def _store(gradient, acc, factor, row0, length):
   cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))
   gl.store(
       gradient.base + rows[:, None].to(gl.int64) * gradient.stride +
-      cols[None, :], acc, mask=(rows < length)[:, None])
+      cols[None, :], gl.where((rows < length)[:, None], acc, 0.0),
+      mask=(rows < row_end)[:, None])
 
 
 @gluon.jit
 def _consume(w: gl.constexpr, args):
   """Computes dk and dv of 64 keys, and half of the block's parts of dq."""
-  (buf, dk_out, dv_out, group, n0, window, scale, low, high) = args
+  (buf, dk_out, dv_out, heads, members, n0, key_end, window, scale, low,
+   high) = args
   LAYOUT: gl.constexpr = hopper.accumulator(HEAD)
   dk = gl.zeros([SIDE, HEAD], gl.float32, LAYOUT)
   dv = gl.zeros([SIDE, HEAD], gl.float32, LAYOUT)
   n0 += w * SIDE
-  count = high - low
+  count = (high - low) * heads
   if count > 0:
     span = (window.left + window.right).to(gl.uint32, bitcast=True)
     keys = n0 + gl.arange(0, SIDE, gl.SliceLayout(1, hopper.accumulator(SIDE)))
@@ -286,13 +350,16 @@ def _consume(w: gl.constexpr, args):
     mbarrier.wait(buf.kv_full.index(0), 0)
     mbarrier.wait(buf.kv_full.index(1), 0)
     row0 = (high - 1) * SIDE
+    left = heads
     for use in range(count):
       dk, dv = _step(dk, dv, k, v, buf, use, row0, keys, span,
                      scale * scores.LOG2E, w)
-      row0 -= SIDE
-  if (group == 1) | (count == 0):
-    _store(dv_out, dv, 1.0, n0, window.len_k)
-    _store(dk_out, dk, scale, n0, window.len_k)
+      left -= 1
+      row0 = gl.where(left == 0, row0 - SIDE, row0)
+      left = gl.where(left == 0, heads, left)
+  if members == 1:
+    _store(dv_out, dv, 1.0, n0, window.len_k, key_end)
+    _store(dk_out, dk, scale, n0, window.len_k, key_end)
   else:
     _hand_over_keys(dv, buf, count, w)
     _hand_over_keys(dk, buf, count, w)
@@ -301,61 +368,82 @@ def _consume(w: gl.constexpr, args):
 @gluon.jit
 def mha_one_pass_bwd(
     q_desc, k_desc, v_desc, do_desc,
-    lse, delta, dk, dv, dq_sums, dk_sums, dv_sums, turns,
+    q, k, v, do, lse, delta, dk, dv, dq_sums, dk_sums, dv_sums, turns,
+    cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
+    stride_q, nhead_stride_q, batch_stride_q,
+    stride_k, nhead_stride_k, batch_stride_k,
+    stride_v, nhead_stride_v, batch_stride_v,
+    stride_do, nhead_stride_do, batch_stride_do,
     stride_dk, nhead_stride_dk, batch_stride_dk,
     stride_dv, nhead_stride_dv, batch_stride_dv,
     nhead_stride_lse, batch_stride_lse,
-    seqlen_q, seqlen_k, nhead_q, nhead_k,
-    softmax_scale, window_left, window_right, flags,
+    batch, seqlen_q, seqlen_k, nhead_q, nhead_k, heads_of_block,
+    softmax_scale, window_left, window_right, min_seqlen_q, flags,
     TILE_M: gl.constexpr, DIM: gl.constexpr,
 ):
-  """dk and dv of 128 keys of one query head, and its part of dq, unscaled.
+  """dk and dv of 128 keys of some query heads, and their part of dq, unscaled.
 
-  Sums, float32 [batch, heads, rows, 128] with rows a multiple of 128, and the
-  counters of turns, of query heads' tiles of rows and then of kv heads' blocks
-  of keys, begin with zeros. dk and dv are written where heads share no keys; of
-  others what is added up is not scaled either. A tile of 64 rows of a sum has
-  its left and then its right half, each in the order of _part_layout. Grid:
-  (blocks of keys, query heads, batch), in an order of the kernel's own.
+  A block's `heads_of_block` query heads share keys. Where these are all that
+  do, dk and dv are written; otherwise added up, not scaled either.
+
+  Sums are float32 [batch, heads, rows, 128] with rows a multiple of 128; of a
+  packed batch [heads, rows, 128], and sequence i has the rows from
+  128 (cu_seqlens[i] // 128 + i) on. A tile of 64 rows has its left and then its
+  right half, each in the order of _part_layout. Sums begin with zeros but in
+  order, where the first to come stores; counters of turns, of query heads'
+  tiles of rows and then of kv heads' blocks of keys, do. Grid: (blocks of keys,
+  blocks of query heads, batch), in an order of the kernel's own.
   """
   gl.static_assert(TILE_M == SIDE)
   gl.static_assert(DIM == HEAD)
   blocks = gl.num_programs(0)
-  all_heads = gl.num_programs(1) * gl.num_programs(2)
+  head_blocks = nhead_q // heads_of_block
+  all_blocks = head_blocks * gl.num_programs(2)
   block = gl.program_id(0) + blocks * (
       gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
   first = block // (blocks * HEADS_TOGETHER) * HEADS_TOGETHER
-  together = gl.minimum(all_heads - first, HEADS_TOGETHER)
+  together = gl.minimum(all_blocks - first, HEADS_TOGETHER)
   block -= first * blocks
-  n0 = block // together * KEYS
-  flat_head = first + block % together
-  index_b = flat_head // nhead_q
-  head = flat_head % nhead_q
+  slot_n = block // together
+  slot_b = (first + block % together) // head_blocks
+  head = (first + block % together) % head_blocks * heads_of_block
   group = nhead_q // nhead_k
   head_k = head // group
 
-  off = gl.where((flags & TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
-  window = scores_hopper.Window(off, window_left, window_right, 0, seqlen_q,
-                                seqlen_k)
-  row_low = gl.maximum(n0 - off - window_right, 0)
-  last_key = gl.minimum(n0 + KEYS, seqlen_k) - 1
-  row_high = gl.minimum(last_key - off + window_left + 1, seqlen_q)
-  low = row_low // SIDE
-  high = (gl.maximum(row_high, 0) + SIDE - 1) // SIDE
-  high = gl.maximum(high, low)
-
-  b = index_b.to(gl.int64)
-  lse += b * batch_stride_lse + head * nhead_stride_lse
-  delta += b * batch_stride_lse + head * nhead_stride_lse
-  dk += b * batch_stride_dk + head_k * nhead_stride_dk
-  dv += b * batch_stride_dv + head_k * nhead_stride_dv
+  ordered = (flags & ORDERED) != 0
+  packed = (flags & scores.PACKED) != 0
+  index_b = slot_b
+  tile_n = slot_n
   tiles = (seqlen_q + KEYS - 1) // KEYS * (KEYS // SIDE)
-  dq_sums += flat_head.to(gl.int64) * tiles * (SIDE * HEAD)
-  at = (index_b * nhead_k + head_k) * blocks + n0 // KEYS
+  q_tile = 0
+  if packed:
+    index_b, tile_n = scores_hopper.find_sequence(
+        slot_n, cu_seqlens_k, batch, KEYS)
+    tiles = (seqlen_q // KEYS + batch) * (KEYS // SIDE)
+    q_tile = (gl.load(cu_seqlens_q + index_b) // KEYS + index_b) * (
+        KEYS // SIDE)
+  q_row, k_row, window = bwd_hopper.extents(
+      index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
+      cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, window_left,
+      window_right, 0, flags)
+  key_end = gl.where(packed, window.len_k, seqlen_k)
+  n0 = tile_n * KEYS
+  low, high = _tiles_of_rows_gluon(n0, window.off, window_left, window_right,
+                                   window.len_q, window.len_k)
+
+  b = slot_b.to(gl.int64)
+  first_row = b * batch_stride_lse + head * nhead_stride_lse + q_row
+  dk += (b * batch_stride_dk + head_k * nhead_stride_dk +
+         k_row.to(gl.int64) * stride_dk)
+  dv += (b * batch_stride_dv + head_k * nhead_stride_dv +
+         k_row.to(gl.int64) * stride_dv)
+  q_tile += (slot_b * nhead_q + head) * tiles
+  dq_sums += q_tile.to(gl.int64) * (SIDE * HEAD)
+  at = (slot_b * nhead_k + head_k) * blocks + slot_n
   dk_sums += at.to(gl.int64) * (KEYS * HEAD)
   dv_sums += at.to(gl.int64) * (KEYS * HEAD)
-  kv_turns = turns + all_heads * tiles + at
-  turns += flat_head * tiles
+  kv_turns = turns + nhead_q * gl.num_programs(2) * tiles + at
+  turns += q_tile
 
   TILES: gl.constexpr = hopper.stack(2, q_desc.block_type.shape)
   VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -378,7 +466,7 @@ def mha_one_pass_bwd(
       mbarrier.allocate_mbarrier(batch=2), mbarrier.allocate_mbarrier(batch=2),
       mbarrier.allocate_mbarrier(batch=2))
   for i in gl.static_range(2):
-    mbarrier.init(buf.kv_full.index(i), count=1)
+    mbarrier.init(buf.kv_full.index(i), count=2)
     mbarrier.init(buf.sums_full.index(i), count=1)
     mbarrier.init(buf.sums_empty.index(i), count=1)
     # Two warpgroups; or a copy and what its producer stores beside it.
@@ -389,13 +477,31 @@ def mha_one_pass_bwd(
     mbarrier.init(buf.ds_full.index(i), count=2)
     mbarrier.init(buf.ds_empty.index(i), count=2)
 
-  produce = (buf, q_desc, k_desc, v_desc, do_desc, lse, delta, index_b, head,
-             head_k, n0, low, high, seqlen_q)
+  # Past all rows of a dense batch TMA brings zeros by itself.
+  q_end = gl.where((flags & (scores.PACKED | scores.CU_SEQLENS_Q)) != 0,
+                   window.len_q, 1 << 30)
+  k_end = gl.where((flags & (scores.PACKED | scores.CU_SEQLENS_K)) != 0,
+                   window.len_k, 1 << 30)
+  produce = (buf, q_desc, k_desc, v_desc, do_desc,
+             bwd_hopper.Matrix(q + b * batch_stride_q, stride_q,
+                               nhead_stride_q, HEAD),
+             bwd_hopper.Matrix(k + b * batch_stride_k, stride_k,
+                               nhead_stride_k, HEAD),
+             bwd_hopper.Matrix(v + b * batch_stride_v, stride_v,
+                               nhead_stride_v, HEAD),
+             bwd_hopper.Matrix(do + b * batch_stride_do, stride_do,
+                               nhead_stride_do, HEAD),
+             lse + first_row, delta + first_row, nhead_stride_lse, slot_b,
+             head, heads_of_block, head_k, q_row, k_row, q_end, k_end, n0, low,
+             high, window.len_q)
+  members = group // heads_of_block
   consume = (buf, bwd_hopper.Matrix(dk, stride_dk, nhead_stride_dk, HEAD),
-             bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, HEAD), group,
-             n0, window, softmax_scale, low, high)
-  add = (buf, dq_sums, dk_sums, dv_sums, turns, kv_turns, head % group, group,
-         n0, low, high, window, (flags & ORDERED) != 0)
+             bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, HEAD),
+             heads_of_block, members, n0, key_end, window, softmax_scale, low,
+             high)
+  add = (buf, dq_sums, dk_sums, dv_sums, turns, kv_turns, heads_of_block, tiles,
+         head % group // heads_of_block, members, n0, low, high, window,
+         ordered)
   gl.warp_specialize([
       (_consume, (0, consume)), (_consume, (1, consume)),
       (_produce, (produce,)), (_sum, (add,)),
@@ -404,23 +510,49 @@ def mha_one_pass_bwd(
 
 @triton.jit
 def mha_one_pass_round(
-    dq_sums, dq, stride_dq, nhead_stride_dq, batch_stride_dq, seqlen_q,
-    softmax_scale, TILE_M: tl.constexpr, DIM: tl.constexpr,
+    dq_sums, dq, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
+    cu_seqlens_k_padded, stride_dq, nhead_stride_dq, batch_stride_dq, batch,
+    seqlen_q, seqlen_k, softmax_scale, window_left, window_right, min_seqlen_q,
+    flags, TILE_M: tl.constexpr, DIM: tl.constexpr,
 ):
-  """A gradient, of its own type, from sums. Grid: (tiles, heads, batch)."""
+  """A gradient, of its own type, from sums: zeros where nothing is added.
+
+  Grid: (tiles, heads, batch).
+  """
   tl.static_assert(TILE_M == SIDE)
   tl.static_assert(DIM == HEAD)
-  tile = tl.program_id(0)
+  slot = tl.program_id(0)
   head = tl.program_id(1)
-  b = tl.program_id(2)
+  slot_b = tl.program_id(2)
+  index_b = slot_b
+  tile = slot
   padded = (seqlen_q + KEYS - 1) // KEYS * KEYS
-  first = (b * tl.num_programs(1) + head).to(tl.int64) * padded + tile * SIDE
-  x = tl.load(dq_sums + first * HEAD + tl.arange(0, SIDE * HEAD))
-  # Bits of columns 6 to 4, of rows 3, 5, 4, 2 to 0, of columns 2, 1, 3, 0.
-  x = x.reshape([8, 2, 4, 8, 4, 2, 2]).permute([2, 1, 3, 0, 5, 4, 6])
-  x = x.reshape([SIDE, HEAD])
-  rows = tile * SIDE + tl.arange(0, SIDE)
-  dq += b.to(tl.int64) * batch_stride_dq + head * nhead_stride_dq
-  at = rows.to(tl.int64)[:, None] * stride_dq + tl.arange(0, HEAD)[None, :]
-  tl.store(dq + at, (x * softmax_scale).to(dq.dtype.element_ty),
-           mask=(rows < seqlen_q)[:, None])
+  if flags & scores.PACKED:
+    index_b, tile = scores.find_sequence(
+        slot // (KEYS // SIDE), cu_seqlens_q, batch, KEYS)
+    tile = tile * (KEYS // SIDE) + slot % (KEYS // SIDE)
+    padded = (seqlen_q // KEYS + batch) * KEYS
+  seq = scores.sequence_of(
+      index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
+      cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
+  row0 = tile * SIDE
+  if row0 < seq.q_rows:
+    off = scores.offset_of(seq, flags)
+    # The first block of keys that any of these rows may see.
+    n0 = tl.maximum(row0 + off - window_left, 0) // KEYS * KEYS
+    low, high = _tiles_of_rows(n0, off, window_left, window_right, seq.len_q,
+                               seq.len_k)
+    is_there = (tile >= low) & (tile < high)
+    first = ((slot_b * tl.num_programs(1) + head).to(tl.int64) * padded +
+             slot * SIDE)
+    sums = dq_sums + first * HEAD + tl.arange(0, SIDE * HEAD)
+    x = tl.load(sums, mask=is_there, other=0.0)
+    # Bits of columns 6 to 4, of rows 3, 5, 4, 2 to 0, of columns 2, 1, 3, 0.
+    x = x.reshape([8, 2, 4, 8, 4, 2, 2]).permute([2, 1, 3, 0, 5, 4, 6])
+    x = x.reshape([SIDE, HEAD])
+    rows = row0 + tl.arange(0, SIDE)
+    x = tl.where((rows < seq.len_q)[:, None], x * softmax_scale, 0.0)
+    dq += slot_b.to(tl.int64) * batch_stride_dq + head * nhead_stride_dq
+    at = (seq.q_start + rows).to(tl.int64)[:, None] * stride_dq
+    tl.store(dq + at + tl.arange(0, HEAD)[None, :],
+             x.to(dq.dtype.element_ty), mask=(rows < seq.q_rows)[:, None])
