@@ -8,10 +8,10 @@ Prints a table and writes experts.csv to --out. The exit code is 1 if a result
 has not the bits of one device. "Of one" is what the same work takes on one
 device, divided by devices and time: 1 would be no cost at all. Rows of experts
 have room for all that could come, or in "max_rows" for a quarter more than the
-mean. "gathered" is what needs no operator of ours but the layer: all tokens are
-gathered, and what each device's experts make of them is rounded and added up by
-psum_scatter. "shared" has a dense expert for all tokens besides, which waits
-for no other device.
+mean. "partial_sums" is that with the option of this name. "gathered" is what
+needs no operator of ours but the layer: all tokens are gathered, and what each
+device's experts make of them is rounded and added up by psum_scatter. "shared"
+has a dense expert for all tokens besides, which waits for no other device.
 """
 
 import concurrent.futures
@@ -48,7 +48,7 @@ SHAPES = (
 )
 SMOKE = (Shape("smoke", 32, 32, 16, 8, 2),)
 ONE = "one device"
-WAYS = ("expert_parallel", "max_rows", "shared", "gathered")
+WAYS = ("expert_parallel", "max_rows", "partial_sums", "shared", "gathered")
 
 
 def gathered(x, w1, w2, weight, ids):
@@ -78,6 +78,8 @@ def functions(shape: Shape, n: int):
   return {
     "expert_parallel": (layer, aiter.fused_moe),
     "max_rows": (functools.partial(layer, max_rows=rows), aiter.fused_moe),
+    "partial_sums": (functools.partial(
+      layer, max_rows=rows, partial_sums=True), aiter.fused_moe),
     "shared": (shared(layer), shared(aiter.fused_moe)),
     "gathered": (gathered, aiter.fused_moe),
   }

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from harness import sharding
-from harness.transforms import weighted
+from harness.transforms import assert_close, weighted
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -161,6 +161,38 @@ class ExpertsTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         np.where(lost[:, None], 0, out),
         np.where(lost[:, None], 0, aiter.fused_moe(**arrays)))
+
+  @parameterized.parameters((1, {}), (4, dict(doweight_stage1=True, bias=True)))
+  def test_partial_sums(self, n, options):
+    """They are rounded as float32 is; of one device they have its bits."""
+    options, arrays = dict(options), arrays_of()
+    if options.pop("bias", False):
+      arrays |= dict(bias1=normal(5, E, 2 * I), bias2=normal(6, E, D))
+    names = list(arrays)
+    by = [i for i, name in enumerate(names) if name != "topk_ids"]
+
+    def run(f):
+      return jax.jit(jax.value_and_grad(
+          lambda *t: (weighted(f(*t)), f(*t)), by, has_aux=True))(
+              *arrays.values())
+
+    got = run(divided(n, names, partial_sums=True, **options))
+    want = run(lambda *t: aiter.fused_moe(**dict(zip(names, t)), **options))
+    assert_close(self, got, want, 2e-6 if n > 1 else 0)
+
+  def test_partial_sums_without_room(self):
+    arrays = arrays_of()
+    count = np.bincount(np.array(arrays["topk_ids"]).ravel() // (E // 4))
+    early = dict(partial_sums=True, doweight_stage1=True)
+    want = aiter.fused_moe(**arrays, doweight_stage1=True)
+    for spare in (0, -5):
+      out = np.array(jax.jit(divided(
+          4, list(arrays), max_rows=int(count.max()) + spare, **early))(
+              *arrays.values()))
+      lost = np.isnan(out).any(1)
+      self.assertBetween(lost.sum(), spare < 0, -spare)
+      np.testing.assert_allclose(
+          out[~lost], np.array(want)[~lost], rtol=2e-6, atol=1e-4)
 
   @parameterized.parameters(False, True)
   def test_two_axes(self, explicit):

@@ -174,11 +174,20 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
   return y
 
 
-@functools.partial(jax.jit, static_argnums=0, inline=True)
-def _layer(cfg: Config, x: Layer) -> jax.Array:
-  """The layer of checked arguments and local ids."""
+@functools.partial(jax.jit, static_argnums=(0, 2), inline=True)
+def layer(cfg: Config, x: Layer, room: int | None = None) -> jax.Array:
+  """The layer of checked arguments and local ids.
+
+  room: for so many rows; a token of which one has none is NaN.
+  """
   x = vary_together(x)
   counts, places = api.places_of(x.ids, x.w1.shape[0])
+  weights = None if cfg.early else x.weights
+  if room is not None:
+    counts = jnp.clip(room - jnp.cumsum(counts) + counts, 0, counts)
+    places = places._replace(entry=places.entry[:room])
+    weights = jnp.where(places.row < room, 1 if weights is None else weights,
+                        jnp.nan)
   if cfg.scaling == "none":
     rows, scales = spread(None, x.hidden, places), None
   else:
@@ -192,8 +201,7 @@ def _layer(cfg: Config, x: Layer) -> jax.Array:
     row_ids = jnp.where(places.entry < 0, -1, by_row(x.ids, places))
   y = multiplied(cfg, x, counts, rows, scales, row_ids,
                  by_row(x.weights, places) if cfg.early else None)
-  return combine(None, y, None if cfg.early else x.weights, places).astype(
-      cfg.dtype)
+  return combine(None, y, weights, places).astype(cfg.dtype)
 
 
 def _packed(function: str, w1, w2, w1_scale, w2_scale):
@@ -451,7 +459,7 @@ def fused_moe(
     TypeError: an argument of the wrong type or dtype.
     ValueError: a shape or value that cannot be; the message names it.
   """
-  return run("fused_moe", _layer, *checked(
+  return run("fused_moe", layer, *checked(
       "fused_moe", 1, hidden_states, w1, w2, topk_weight, topk_ids, expert_mask,
       activation, doweight_stage1, num_local_tokens, w1_scale, w2_scale,
       a1_scale, a2_scale, quant_dtype, dtype, bias1, bias2, swiglu_limit,
