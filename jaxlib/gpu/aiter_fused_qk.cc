@@ -53,6 +53,11 @@ struct FusedRowsAttrs {
   bool gemma;
   float eps;
   float k_eps;
+  std::string_view mode;  // Of e8m0 scales; else any.
+  float least;
+  bool sigmoid;
+  bool gated_first;
+  bool narrow;
 };
 
 }  // namespace jax::JAX_GPU_NAMESPACE
@@ -62,7 +67,10 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<int64_t>("dim"), StructMember<int64_t>("first"),
     StructMember<int64_t>("group"), StructMember<bool>("transposed"),
     StructMember<bool>("gptj"), StructMember<bool>("gemma"),
-    StructMember<float>("eps"), StructMember<float>("k_eps"));
+    StructMember<float>("eps"), StructMember<float>("k_eps"),
+    StructMember<std::string_view>("mode"), StructMember<float>("least"),
+    StructMember<bool>("sigmoid"), StructMember<bool>("gated_first"),
+    StructMember<bool>("narrow"));
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::FusedQkAttrs,
                                       StructMember<bool>("gptj"),
@@ -350,19 +358,22 @@ ffi::Error SetHeads(const HeadsBuffers& b, const FusedHeadsAttrs& attrs,
   return ffi::Error::Success();
 }
 
-// Absent are a residual and its sum, a gate, weights and keys without norms,
-// tables and positions without a rotation, and results that are not asked for.
+// Absent are a residual and its sum, a gate, weights and keys without norms, a
+// bias, tables and positions without a rotation, a scale that is found, and
+// results that are not asked for.
 struct RowsBuffers : BufferList {
   using BufferList::BufferList;
   Buffer q = Operand("q");
   Buffer residual = Operand("residual");
   Buffer gate = Operand("gate");
   Buffer q_weight = Operand("q_weight");
+  Buffer bias = Operand("bias");
   Buffer k = Operand("k");
   Buffer k_weight = Operand("k_weight");
   Buffer cos = Operand("cos");
   Buffer sin = Operand("sin");
   Buffer positions = Operand("positions");
+  Buffer q_scale = Operand("q_scale");
   Buffer q_out = Result("q_out");
   Buffer residual_out = Result("residual_out");
   Buffer codes = Result("codes");
@@ -378,7 +389,15 @@ ffi::Error SetCodes(const RowsBuffers& b, const FusedRowsAttrs& attrs,
   bool halves = a->q_type == aiter::DataType::kE2m1;
   AITER_FFI_RETURN_IF_ERROR(
       CheckShape(b.codes, {a->tokens, halves ? width / 2 : width}));
+  a->codes_ptr = Data(b.codes);
+  AITER_FFI_RETURN_IF_ERROR(
+      Optional(b.q_scale, ffi::F32, {1}, &a->q_scale_ptr));
+  if (a->q_scale_ptr != nullptr) return ffi::Error::Success();
   a->scale_is_e8m0 = b.scale.element_type() == ffi::U8;
+  if (a->scale_is_e8m0) {
+    AITER_FFI_RETURN_IF_ERROR(
+        Choose("mode", attrs.mode, kMxRoundings, &a->mode));
+  }
   int64_t groups =
       attrs.group < 1 ? 1 : (width + attrs.group - 1) / attrs.group;
   Shape rows = {a->tokens, groups}, columns = {groups, a->tokens};
@@ -388,7 +407,6 @@ ffi::Error SetCodes(const RowsBuffers& b, const FusedRowsAttrs& attrs,
   a->group = attrs.group;
   a->scale_token = attrs.transposed ? 1 : groups;
   a->scale_group = attrs.transposed ? a->tokens : 1;
-  a->codes_ptr = Data(b.codes);
   a->scale_ptr = Data(b.scale);
   return ffi::Error::Success();
 }
@@ -413,6 +431,10 @@ ffi::Error SetFusedRows(const RowsBuffers& b, const FusedRowsAttrs& attrs,
   a->is_gemma = attrs.gemma;
   a->eps = attrs.eps;
   a->k_eps = attrs.k_eps;
+  a->least = attrs.least;
+  a->is_sigmoid = attrs.sigmoid;
+  a->is_gated_first = attrs.gated_first;
+  a->is_narrow = attrs.narrow;
   a->q_ptr = Data(b.q);
   Shape all = {a->tokens, width};
   AITER_FFI_RETURN_IF_ERROR(Optional(b.residual, type, all, &a->residual_ptr));
@@ -424,8 +446,9 @@ ffi::Error SetFusedRows(const RowsBuffers& b, const FusedRowsAttrs& attrs,
   }
   AITER_FFI_RETURN_IF_ERROR(Optional(b.gate, type, all, &a->gate_ptr));
   AITER_FFI_RETURN_IF_ERROR(Optional(b.q_out, type, all, &a->q_out_ptr));
-  AITER_FFI_RETURN_IF_ERROR(Optional(
-      b.q_weight, type, {attrs.dim < 1 ? width : attrs.dim}, &a->q_weight_ptr));
+  Shape norm = {attrs.dim < 1 ? width : attrs.dim};
+  AITER_FFI_RETURN_IF_ERROR(Optional(b.q_weight, type, norm, &a->q_weight_ptr));
+  AITER_FFI_RETURN_IF_ERROR(Optional(b.bias, type, norm, &a->bias_ptr));
   if (IsPresent(b.k)) {
     AITER_FFI_RETURN_IF_ERROR(CheckRank(b.k, 2, "[tokens, columns]"));
     a->k_cols = b.k.dimensions()[1];

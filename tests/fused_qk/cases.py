@@ -272,7 +272,9 @@ class RowCase:
 
   "qk" has a norm of q, and of k if k_cols is not 0; "gated" a norm of each of
   `heads` heads; "inverse" turns pairs of each back. Without a kind nothing is
-  rounded; a group of 0 is a row.
+  rounded; a group of 0 is a row. `given`: the scale is.
+  A norm may have a bias; a gate may be a sigmoid alone, or before the norm.
+  Scales are those of magnitudes of at least `least`.
   """
   op: str = "qk"
   dtype: str = "bf16"
@@ -285,11 +287,16 @@ class RowCase:
   kept: bool = False
   kind: str = ""
   group: int = 0
-  e8m0: bool = False
+  mode: str = ""
   transposed: bool = False
   pairs: int = 8
   neox: bool = False
   parts: int = 1
+  given: bool = False
+  bias: bool = False
+  sigmoid: bool = False
+  gated_first: bool = False
+  least: float = 0.0
 
 
 class Rows:
@@ -308,6 +315,8 @@ class Rows:
     self.positions = rng.integers(-2, 23, c.tokens).astype(np.int32)
     angles = rng.uniform(0, 7, (20, c.pairs))
     self.cos, self.sin = (np.float32(f(angles)) for f in (np.cos, np.sin))
+    self.scale = np.float32([0.03])
+    self.bias = normal(c.cols)
 
   def exact(self):
     """Float64 (q [tokens, columns], its sum or None, k)."""
@@ -321,11 +330,16 @@ class Rows:
     s, total = wide(self.q), None
     if c.residual:
       s = total = s + wide(self.residual)
-    if c.op != "inverse":
-      s = norm(s, self.weight)
+    gate = 1.0
     if c.op == "gated":
       z = wide(self.gate)
-      s = s * z / (1 + np.exp(-z))
+      gate = (1 if c.sigmoid else z) / (1 + np.exp(-z))
+    if c.op != "inverse":
+      s = norm(s * gate if c.gated_first else s, self.weight)
+    if c.bias:
+      s = s + wide(self.bias)
+    if not c.gated_first:
+      s = s * gate
     if c.op == "inverse":
       row = np.clip(self.positions, 0, len(self.cos) - 1)
       first = c.cols - 2 * c.pairs
@@ -348,7 +362,7 @@ def rows_call(p: Rows):
     options["quant_group_size"] = options.pop("group_size")
     options["scale_layout"] = ("row", "col")[options.pop(
         "transpose_scale", False)]
-    options |= dict(scale_dtype="uint8" if c.e8m0 else "float32",
+    options |= dict(scale_dtype="uint8" if c.mode else "float32",
                     is_neox=c.neox)
     return aiter.inverse_rope_group_quant, (
         p.q, p.positions, p.cos, p.sin, c.parts), options
@@ -380,10 +394,12 @@ def check_codes(test, codes, scale, exact, case: RowCase):
   whole = np.pad(exact, [(0, 0), (0, -cols % group)]).reshape(
       tokens, -1, group)
   largest = 6.0 if c.kind == "mxfp4" else cache_oracle.LARGEST[c.kind]
-  want = np.maximum(np.abs(whole).max(-1), 1e-10) / largest
-  if c.e8m0:
+  want = np.maximum(np.abs(whole).max(-1), max(c.least, 1e-10)) / largest
+  if c.mode:
     test.assertEqual(scale.dtype, np.uint8)
     power = np.ceil(np.log2(want * (1 - 1e-6)))
+    if c.mode == "even":  # Of e2m1: from 1.75 on amax counts as 2.
+      power = np.floor(np.log2(want * largest / 1.75)) - 1
     np.testing.assert_array_equal(scale, power.astype(int) + 127, str(c))
     scale = np.exp2(scale.astype(np.float64) - 127)
   else:

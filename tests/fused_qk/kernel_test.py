@@ -149,16 +149,25 @@ class RowsKernelTest(parameterized.TestCase):
 
   @parameterized.parameters(
       dict(k_cols=64, residual=True, gemma=True),
-      dict(kind="int8", kept=True), dict(kind="mxfp4", group=32, e8m0=True),
+      dict(k_cols=64, cols=384, kind="float8_e4m3fn", group=128, whole=True),
+      dict(op="gated", cols=128, heads=2, kind="int8", group=128, whole=True),
+      dict(op="inverse", cols=128, heads=4, parts=2, group=128, pairs=16,
+           kind="float8_e4m3fn", whole=True),
+      dict(op="gated", cols=64, heads=1, bias=True, gated_first=True,
+           kind="int8", least=50.0),
+      dict(op="gated", cols=32, heads=2, sigmoid=True),
+      dict(kind="int8", given=True), dict(kind="int8", kept=True),
+      dict(kind="mxfp4", group=32, mode="up"),
       dict(kind="float8_e4m3fn", group=64, cols=160, transposed=True),
       dict(op="gated", cols=32, heads=4, kind="float8_e4m3fnuz", group=128),
       dict(op="gated", cols=64, kind="int8"), dict(op="gated", cols=128),
       dict(op="gated", cols=256, heads=2),
-      dict(op="inverse", cols=64, heads=4, parts=2, group=32, e8m0=True,
+      dict(op="inverse", cols=64, heads=4, parts=2, group=32, mode="up",
            kind="float8_e4m3fn"),
       dict(op="inverse", cols=32, heads=2, group=64, kind="int8", neox=True,
            transposed=True))
-  def test_options(self, **options):
+  def test_options(self, whole=False, **options):
+    """whole: of a kernel for what this call has, and for runs of 128."""
     c = RowCase(tokens=3, **options)
     p = cases.Rows(c)
     flat = lambda t: Tensor(t.reshape(c.tokens, -1).copy())
@@ -167,7 +176,7 @@ class RowsKernelTest(parameterized.TestCase):
     groups = -(-width // c.group) if c.group else 1
     strides = (1, c.tokens) if c.transposed else (groups, 1)
     scale = Tensor(np.full(c.tokens * groups, 7,
-                           np.uint8 if c.e8m0 else np.float32))
+                           np.uint8 if c.mode else np.float32))
     packed = 2 if c.kind == "mxfp4" else 1
     codes = Tensor(np.full((c.tokens, width // packed), 7, np.uint8))
     q_out, residual_out = (
@@ -175,27 +184,35 @@ class RowsKernelTest(parameterized.TestCase):
     k_out = Tensor(np.full(p.k.shape, 7, p.k.dtype))
     kinds = ("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4")
     on = dict(gptj=not c.neox, norm=c.op != "inverse", gemma=c.gemma,
-              joint=c.op == "qk", q_bytes=bool(c.kind),
-              token=bool(c.kind) and not c.group)
+              joint=c.op == "qk", q_bytes=bool(c.kind), residual=c.residual,
+              token=bool(c.kind) and not c.group and not c.given,
+              q_scaled=c.given, gate=c.op == "gated", turned=c.op == "inverse",
+              e8m0=bool(c.mode), q_out=c.kept or not c.kind, keys=c.k_cols > 0,
+              rare=c.bias or c.sigmoid or c.gated_first)
+    bits = lambda names: sum(family.FEATURES[name] for name in names)
+    flags = bits(name for name, holds in on.items() if holds)
     with gpu_arithmetic(), np.errstate(all="ignore"):
-      rows.fused_qk_rows[(c.tokens * (parts + (c.k_cols > 0)),)](
+      rows.fused_qk_rows[(c.tokens, parts)](
           flat(p.q), flat(p.residual), flat(p.gate), Tensor(p.weight),
-          Tensor(p.k), Tensor(p.k_weight), Tensor(p.cos), Tensor(p.sin),
-          Tensor(p.positions), q_out, codes, residual_out, scale, scale, k_out,
-          c.tokens, parts, width // parts, c.k_cols, c.cols,
-          c.pairs if c.op == "inverse" else 0, c.cols - 2 * c.pairs,
-          len(p.cos), c.group, *strides,
-          kinds.index(c.kind) if c.kind else 0, int(c.residual),
-          int(c.op == "gated"), int(c.e8m0), int(c.kept or not c.kind), 1e-6,
-          1e-6, sum(family.FLAGS[n] for n, holds in on.items() if holds),
-          HEAD=512, NATIVE=False)
+          Tensor(p.bias), Tensor(p.k), Tensor(p.k_weight), Tensor(p.cos),
+          Tensor(p.sin), Tensor(p.positions), Tensor(p.scale), q_out, codes,
+          residual_out, scale, scale, k_out, c.tokens, parts, width // parts, c.k_cols,
+          c.cols, c.pairs, c.cols - 2 * c.pairs, len(p.cos), c.group, *strides,
+          kinds.index(c.kind) if c.kind else 0, 1, int(c.bias),
+          int(c.sigmoid), int(c.gated_first), 0, 1e-6, 1e-6, c.least, flags,
+          HEAD=512, KEYS=64, RUN=128 if whole else 32, NATIVE=False,
+          MAY=flags if whole else bits(family.FEATURES),
+          SURE=flags if whole else 0)
     if c.kept or not c.kind:
       cases.check_rounded(self, q_out.array, exact, "", None, str(c))
     if c.residual:
       cases.check_rounded(self, residual_out.array, total, "", None, str(c))
     if c.k_cols:
       cases.check_rounded(self, k_out.array, k, "", None, str(c))
-    if c.kind:
+    if c.given:
+      cases.check_rounded(self, codes.array.view(np.dtype(c.kind)), exact,
+                          c.kind, p.scale[0], str(c))
+    elif c.kind:
       found = scale.array.reshape((groups, -1) if c.transposed else
                                   (c.tokens, -1))
       own = codes.array if packed == 2 else codes.array.view(

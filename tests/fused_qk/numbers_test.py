@@ -356,7 +356,7 @@ class RowsTest(RowsTestCase):
            residual=True, kept=True),
       dict(kind="float8_e4m3fnuz", group=64, transposed=True, residual=True),
       dict(kind="int8", group=32, dtype="fp16", gemma=True, k_cols=96),
-      dict(kind="mxfp4", group=32, e8m0=True, kept=True, tokens=2),
+      dict(kind="mxfp4", group=32, mode="up", kept=True, tokens=2),
       dict(kind="float8_e4m3fn", k_cols=32, residual=True, kept=True),
       dict(kind="int8", cols=2064, tokens=2), dict(cols=7168, tokens=2,
                                                    residual=True),
@@ -375,8 +375,8 @@ class RowsTest(RowsTestCase):
     self.check(RowCase(op="gated", **options))
 
   @parameterized.parameters(*machine.sample([
-      dict(e8m0=True), dict(e8m0=True, parts=3, neox=True, transposed=True),
-      dict(cols=512, heads=16, pairs=32, e8m0=True, parts=4, tokens=3),
+      dict(mode="up"), dict(mode="up", parts=3, neox=True, transposed=True),
+      dict(cols=512, heads=16, pairs=32, mode="up", parts=4, tokens=3),
       dict(cols=64, heads=4, group=64, dtype="fp16", kind="float8_e4m3fnuz"),
       dict(cols=96, heads=4, group=32, kind="int8", pairs=48)], 5))
   def test_inverse(self, **options):
@@ -407,6 +407,79 @@ class RowsTest(RowsTestCase):
         True, True)
     for one, other in zip(jax.tree.leaves(got), want):
       np.testing.assert_array_equal(np.float32(one), np.float32(other))
+
+  @parameterized.parameters(*machine.sample([
+      dict(kind="float8_e4m3fn", kept=True, k_cols=32, residual=True),
+      dict(kind="int8", cols=2064, tokens=2)], 2))
+  def test_given_scale(self, **options):
+    c = RowCase(**options)
+    p = cases.Rows(c)
+    call = lambda narrow, *args: aiter.fused_rms_fp8_per_tensor_static_quant(
+        *args, c.kind, p.residual if c.residual else None, c.kept, narrow)
+    args = (p.q, p.weight, 1e-6, p.scale, *((
+        p.k, p.k_weight, 1e-6) if c.k_cols else (None,) * 3))
+    codes, q, k, total = jax.jit(call, static_argnums=(0, 3, 7))(False, *args)
+    exact = p.exact()
+    cases.check_rounded(self, codes, exact[0], c.kind, p.scale[0], str(c))
+    for got, want in zip((q, total, k), exact):
+      if got is not None:
+        cases.check_rounded(self, got, want, "", None, str(c))
+    if c.kept:
+      codes, q = call(True, *args)[:2]
+      cases.check_rounded(self, codes, np.float64(q), c.kind, p.scale[0],
+                          str(c))
+
+  @parameterized.parameters(*machine.sample([
+      dict(cols=128, tokens=12, group=128), dict(cols=128, tokens=3, bias=True),
+      dict(cols=64, tokens=32, gated_first=True, least=100.0),
+      dict(cols=256, tokens=8, sigmoid=True), dict(cols=96, group=32,
+                                                   mode="up")], 3))
+  def test_rms_gated(self, **options):
+    c = RowCase(**dict(dict(op="gated", kind="float8_e4m3fn", heads=1,
+                            least=448 / 1e5), **options))
+    p = cases.Rows(c)
+    flat = lambda t: t.reshape(c.tokens, c.cols)
+    codes, scale = jax.jit(lambda x, z: aiter.fused_rms_gated_fp8_group_quant(
+        x, p.weight, p.bias if c.bias else None, z, 1e-6,
+        norm_before_gate=not c.gated_first, use_ue8m0=bool(c.mode),
+        activation="sigmoid" if c.sigmoid else "silu", out_dtype=c.kind,
+        fp8_min_scaling_factor=c.least / 448, group_size=c.group or None))(
+            flat(p.q), flat(p.gate))
+    self.assertEqual(scale.shape, (c.tokens, c.cols // c.group) if c.group
+                     else (c.tokens,))
+    if c.mode:
+      scale = np.uint8(np.log2(scale) + 127)
+    cases.check_codes(self, codes, scale, p.exact()[0], c)
+
+  @parameterized.parameters(*machine.sample([
+      dict(k_cols=32, residual=True), dict(cols=1536, tokens=2)], 1))
+  def test_rms_mxfp4(self, **options):
+    c = RowCase(kind="mxfp4", group=32, mode="even", **options)
+    p = cases.Rows(c)
+    call = lambda *orders: aiter.fused_rms_mxfp4_quant(
+        p.q, p.weight, 1e-6, *((p.k, p.k_weight, 1e-6) if c.k_cols
+                               else (None, None, 0.0)),
+        p.residual if c.residual else None, *orders, True)
+    (codes, scale), q, k, total = call(False, False)
+    exact = p.exact()
+    cases.check_codes(self, codes, scale, exact[0], c)
+    for got, want in zip((q, total, k), exact):
+      if got is not None:
+        cases.check_rounded(self, got, want, "", None, str(c))
+    same, padded = call(False, True)[0]
+    np.testing.assert_array_equal(codes, same)
+    np.testing.assert_array_equal(
+        np.asarray(padded)[:c.tokens, :scale.shape[1]], scale)
+    self.assertEqual(padded.shape, (256, -(-scale.shape[1] // 8) * 8))
+    np.testing.assert_array_equal(
+        call(True, False)[0][1], aiter.shuffle_scale(scale))
+
+  @machine.where(not machine.SIMULATED)
+  def test_flatten_mxfp4(self):
+    x = cases.Rows(RowCase(op="gated", cols=64)).q
+    for one, other in zip(aiter.fused_flatten_mxfp4_quant(x), aiter.mx_quant(
+        jnp.asarray(x.reshape(len(x), -1)), round_mode="even")):
+      np.testing.assert_array_equal(one, other)
 
   @machine.where(not machine.SIMULATED)
   @parameterized.parameters("qk", "gated")

@@ -361,6 +361,15 @@ CASES = (
     Case("fused_rms_fp8_group_quant", lambda q, w, k, v:
          aiter.fused_rms_fp8_group_quant(q, w, 1e-6, k, v, 1e-6),
          ("bf16 t,64", "bf16 64", "bf16 t,32", "bf16 32"), _QK_ROWS),
+    Case("fused_rms_fp8_per_tensor_static_quant", lambda q, w, scale:
+         aiter.fused_rms_fp8_per_tensor_static_quant(q, w, 1e-6, scale),
+         ("bf16 t,64", "bf16 64", "f32 1"), _QK_ROWS),
+    Case("fused_rms_mxfp4_quant", lambda q, w: aiter.fused_rms_mxfp4_quant(
+        q, w, 1e-6, shuffle=True), ("bf16 t,64", "bf16 64"), _QK_ROWS),
+    Case("fused_rms_gated_fp8_group_quant", lambda x, w, z:
+         aiter.fused_rms_gated_fp8_group_quant(x, w, None, z, 1e-6),
+         ("bf16 t,64", "bf16 64", "bf16 t,64"), _QK_ROWS),
+    _case("fused_flatten_mxfp4_quant", ("bf16 t,4,32",), ("quant",)),
     _case("fused_flatten_fp8_group_quant", ("bf16 t,4,32",), ("quant",),
           group_size=32),
     _case("gated_rmsnorm", _GATED, _QK_ROWS, 3),

@@ -56,15 +56,21 @@ from jax._src.aiter.fused_qk.api import (
     fused_qk_rope_concat_and_cache_mla,
 )
 from jax._src.aiter.fused_qk.norms import (
-    fused_flatten_fp8_group_quant,
     fused_qk_rmsnorm,
     fused_qk_rmsnorm_group_quant,
     fused_qk_rmsnorm_per_token_quant,
-    fused_rms_fp8_group_quant,
     gated_rmsnorm,
     gated_rmsnorm_fp8_group_quant,
     gated_rmsnorm_fp8_per_token_quant,
     inverse_rope_group_quant,
+)
+from jax._src.aiter.fused_qk.triton_names import (
+    fused_flatten_fp8_group_quant,
+    fused_flatten_mxfp4_quant,
+    fused_rms_fp8_group_quant,
+    fused_rms_fp8_per_tensor_static_quant,
+    fused_rms_gated_fp8_group_quant,
+    fused_rms_mxfp4_quant,
 )
 from jax._src.aiter.gemm.api import (
     flatmm_fp8,
@@ -235,6 +241,7 @@ __all__ = [
     "fp8_mqa_logits",
     "fp8_paged_mqa_logits",
     "fused_flatten_fp8_group_quant",
+    "fused_flatten_mxfp4_quant",
     "fused_moe",
     "fused_qk_norm_mrope_3d_cache_pts_quant_shuffle",
     "fused_qk_norm_rope",
@@ -247,6 +254,9 @@ __all__ = [
     "fused_qk_rmsnorm_per_token_quant",
     "fused_qk_rope_concat_and_cache_mla",
     "fused_rms_fp8_group_quant",
+    "fused_rms_fp8_per_tensor_static_quant",
+    "fused_rms_gated_fp8_group_quant",
+    "fused_rms_mxfp4_quant",
     "gated_rmsnorm",
     "gated_rmsnorm_fp8_group_quant",
     "gated_rmsnorm_fp8_per_token_quant",

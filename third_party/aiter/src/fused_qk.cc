@@ -24,6 +24,8 @@ namespace {
 constexpr int64_t kMaxSize = kMaxPage;
 // What divides the columns of calls for aligned rows.
 constexpr int64_t kAligned = 16;
+// Columns that rows are taken by where heads and groups are whole ones.
+constexpr int64_t kRun = 128;
 // Heads of a tile, to which a token's are rounded up.
 constexpr int64_t kMaxTile = 64;
 
@@ -313,6 +315,12 @@ struct Rows {
         return Invalid("eps", std::to_string(eps), "finite and not negative");
       }
     }
+    if (a.k_cols != 0 && a.parts != 1) {
+      return Invalid("parts", std::to_string(a.parts), "1 of rows with keys");
+    }
+    if (a.q_weight_ptr == nullptr && a.bias_ptr != nullptr) {
+      return Invalid("bias_ptr", "given", "null without q_weight_ptr");
+    }
     if (a.q_weight_ptr == nullptr) return Status();
     if (a.dim == 0 && a.parts != 1) {
       return Invalid("parts", std::to_string(a.parts), "1 of a row's norm");
@@ -341,6 +349,7 @@ struct Rows {
     if (a.group != 0 && a.group != 32 && a.group != 64 && a.group != 128) {
       return Invalid("group", std::to_string(a.group), "0, 32, 64 or 128");
     }
+    if (a.q_scale_ptr != nullptr) return Status();
     if (a.parts != 1 && (a.group == 0 || a.cols % a.group != 0)) {
       return Invalid("parts", std::to_string(a.parts), "1, or of whole groups");
     }
@@ -370,6 +379,7 @@ struct Rows {
                          {"residual_ptr", a.residual_ptr},
                          {"gate_ptr", a.gate_ptr},
                          {"q_weight_ptr", a.q_weight_ptr},
+                         {"bias_ptr", a.bias_ptr},
                          {"k_ptr", a.k_ptr},
                          {"k_weight_ptr", a.k_weight_ptr},
                          {"q_out_ptr", a.q_out_ptr},
@@ -381,15 +391,34 @@ struct Rows {
   static ProblemKey KeyOf(const Args& a) {
     ProblemKey key;
     key.data_type = a.data_type;
-    key.dims[0] = Number(std::max(a.cols, a.k_cols));
+    key.dims[0] = Number(a.cols);
+    key.dims[1] = Number(a.k_cols);
     bool aligned = a.cols % kAligned == 0 && a.k_cols % kAligned == 0;
     bool norm = a.q_weight_ptr != nullptr;
+    bool turned = a.positions_ptr != nullptr;
+    bool codes = a.codes_ptr != nullptr;
+    bool given = a.q_scale_ptr != nullptr;
+    // Heads with a norm are runs; heads that are turned, a power of two of
+    // them.
+    bool whole =
+        (!norm || a.dim == 0 || a.dim == kRun) &&
+        (!codes || a.group == 0 || a.group == kRun) &&
+        (!turned || (a.dim % kRun == 0 && (a.dim & (a.dim - 1)) == 0 &&
+                     a.pairs % kAligned == 0 && a.first % kAligned == 0));
+    bool rare = a.bias_ptr != nullptr || a.is_sigmoid || a.is_gated_first ||
+                a.is_narrow || (a.scale_is_e8m0 && a.mode != MxRounding::kUp);
     key.features = If(norm, kFusedQkNorm) | If(a.is_gemma, kFusedQkGemma) |
                    If(norm && a.dim == 0, kFusedQkJoint) |
-                   If(a.is_gptj, kFusedQkGptj) |
-                   If(a.codes_ptr != nullptr, kFusedQkQBytes) |
-                   If(a.codes_ptr != nullptr && a.group == 0, kFusedQkToken) |
-                   If(!aligned, kFusedQkUnaligned);
+                   If(rare, kFusedQkRare) | If(a.is_gptj, kFusedQkGptj) |
+                   If(a.residual_ptr != nullptr, kFusedQkResidual) |
+                   If(a.gate_ptr != nullptr, kFusedQkGate) |
+                   If(turned, kFusedQkTurned) |
+                   If(a.q_out_ptr != nullptr, kFusedQkQOut) |
+                   If(a.k_cols != 0, kFusedQkKeys) | If(codes, kFusedQkQBytes) |
+                   If(given, kFusedQkQScaled) |
+                   If(codes && !given && a.group == 0, kFusedQkToken) |
+                   If(a.scale_is_e8m0, kFusedQkE8m0) |
+                   If(!whole, kFusedQkShort) | If(!aligned, kFusedQkUnaligned);
     return key;
   }
 
@@ -408,11 +437,13 @@ struct Rows {
     p.residual_ptr = a.residual_ptr;
     p.gate_ptr = a.gate_ptr;
     p.q_weight_ptr = a.q_weight_ptr;
+    p.bias_ptr = a.bias_ptr;
     p.k_ptr = a.k_ptr;
     p.k_weight_ptr = a.k_weight_ptr;
     p.cos_ptr = a.cos_ptr;
     p.sin_ptr = a.sin_ptr;
     p.positions_ptr = a.positions_ptr;
+    p.q_scale_ptr = a.q_scale_ptr;
     p.q_out_ptr = a.q_out_ptr;
     p.q_out_bytes_ptr = a.codes_ptr;
     p.residual_out_ptr = a.residual_out_ptr;
@@ -424,7 +455,7 @@ struct Rows {
     p.k_cols = Number(a.k_cols);
     // Nothing is divided by 0 where there are no heads.
     p.dim = Number(a.dim == 0 ? a.cols : a.dim);
-    p.pairs = Number(a.positions_ptr == nullptr ? 0 : a.pairs);
+    p.pairs = Number(a.pairs);
     p.first = Number(a.first);
     p.table_rows = Number(a.table_rows);
     p.group = Number(a.group);
@@ -432,13 +463,16 @@ struct Rows {
     p.scale_group = Number(a.scale_group);
     p.kind =
         static_cast<int32_t>(a.q_type) - static_cast<int32_t>(DataType::kI8);
-    p.has_residual = a.residual_ptr != nullptr;
-    p.has_gate = a.gate_ptr != nullptr;
-    p.has_e8m0 = a.scale_is_e8m0;
-    p.has_q_out = a.q_out_ptr != nullptr;
+    p.mode = static_cast<int32_t>(a.mode);
+    p.has_bias = a.bias_ptr != nullptr;
+    p.is_sigmoid = a.is_sigmoid;
+    p.is_gated_first = a.is_gated_first;
+    p.is_narrow = a.is_narrow;
     p.eps = a.eps;
     p.k_eps = a.k_eps;
-    p.flags = static_cast<int32_t>(plan.key.features & kKernelFlags);
+    p.least = a.least;
+    // This kernel is told of those that select, too.
+    p.flags = static_cast<int32_t>(plan.key.features);
     return LaunchKernel(driver, plan.kernel, &p, stream);
   }
 };

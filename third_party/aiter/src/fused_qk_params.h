@@ -45,6 +45,7 @@ struct FusedQkParams {
   const void* v_bytes_ptr = nullptr;
   const void* residual_ptr = nullptr;
   const void* gate_ptr = nullptr;
+  const void* bias_ptr = nullptr;
   const void* residual_out_ptr = nullptr;
   const void* scale_ptr = nullptr;
   const void* scale_e8m0_ptr = nullptr;
@@ -101,12 +102,14 @@ struct FusedQkParams {
   int32_t group = 0;
   int32_t scale_token = 0;
   int32_t scale_group = 0;
-  int32_t has_residual = 0;
-  int32_t has_gate = 0;
-  int32_t has_e8m0 = 0;
-  int32_t has_q_out = 0;
+  int32_t mode = 0;
+  int32_t has_bias = 0;
+  int32_t is_sigmoid = 0;
+  int32_t is_gated_first = 0;
+  int32_t is_narrow = 0;
   float eps = 0;
   float k_eps = 0;
+  float least = 0;
   int32_t flags = 0;
 };
 

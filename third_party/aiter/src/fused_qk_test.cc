@@ -45,13 +45,17 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     k.excludes = plain ? kFusedQkUnaligned | kFusedQkPartial | kFusedQkGptj : 0;
     kernels.push_back(k);
   }
-  KernelInfo k = FakeKernel<FusedQkParams>(blob, "rows", "fused_qk_rows",
-                                           "gfx942", kFusedQkRowsGrid);
-  k.num_dims = 2;
-  k.dims[0] = 2048;
-  k.tile_m = 1;
-  k.excludes = kFusedQkUnaligned;
-  kernels.push_back(k);
+  for (bool whole : {true, false}) {
+    KernelInfo k =
+        FakeKernel<FusedQkParams>(blob, whole ? "whole" : "rows",
+                                  "fused_qk_rows", "gfx942", kFusedQkRowsGrid);
+    k.num_dims = 2;
+    k.dims[0] = 2048;
+    k.dims[1] = whole ? 512 : 2048;
+    k.tile_m = 1;
+    k.excludes = kFusedQkUnaligned | (whole ? kFusedQkShort : 0);
+    kernels.push_back(k);
+  }
   return kernels;
 }
 
@@ -302,13 +306,23 @@ std::string Run(const fused_qk_rows_args& args) {
 
 void TestRows() {
   NewContext("gfx942");
-  CHECK(Run(Rows()) == "rows");
-  CHECK(g_recorder.launches[0].grid[0] == 3 * 2);
+  CHECK(Run(Rows()) == "whole");
+  CHECK(g_recorder.launches[0].grid[0] == 3);
   FusedQkParams p = g_recorder.launches[0].As<FusedQkParams>();
   CHECK(p.cols == 1536 && p.k_cols == 512 && p.dim == 1536 && p.parts == 1);
-  CHECK(p.kind == 1 && p.has_residual == 1 && p.has_gate == 0);
-  CHECK(p.has_q_out == 0 && p.scale_token == 12 && p.pairs == 0);
-  CHECK(p.flags == (kFusedQkNorm | kFusedQkJoint | kFusedQkQBytes));
+  CHECK(p.kind == 1 && p.scale_token == 12 && p.q_scale_ptr == nullptr);
+  CHECK(p.flags == (kFusedQkNorm | kFusedQkJoint | kFusedQkQBytes |
+                    kFusedQkResidual | kFusedQkKeys));
+  fused_qk_rows_args given = Rows();
+  given.group = 0;
+  given.q_scale_ptr = At(0x10);
+  given.scale_ptr = nullptr;
+  CHECK(Run(given) == "whole");
+  p = g_recorder.launches[0].As<FusedQkParams>();
+  CHECK((p.flags & kFusedQkQScaled) != 0 && (p.flags & kFusedQkToken) == 0);
+  given = Rows();
+  given.group = 64;
+  CHECK(Run(given) == "rows");
   fused_qk_rows_args a;
   a.tokens = 3;
   a.parts = 4;
@@ -321,11 +335,19 @@ void TestRows() {
   a.q_ptr = At(0x1000);
   a.positions_ptr = a.cos_ptr = a.sin_ptr = At(0x2000);
   a.q_out_ptr = At(0x3000);
-  CHECK(Run(a) == "rows");
-  CHECK(g_recorder.launches[0].grid[0] == 3 * 4);
+  CHECK(Run(a) == "whole");
+  CHECK(g_recorder.launches[0].grid[0] == 3);
+  CHECK(g_recorder.launches[0].grid[1] == 4);
   p = g_recorder.launches[0].As<FusedQkParams>();
-  CHECK(p.pairs == 32 && p.first == 448 && p.dim == 512 && p.has_q_out == 1);
-  CHECK(p.flags == kFusedQkGptj);
+  CHECK(p.pairs == 32 && p.first == 448 && p.dim == 512);
+  CHECK(p.flags == (kFusedQkGptj | kFusedQkTurned | kFusedQkQOut));
+  // A table's rows of 30 cosines, or heads of 448 columns, are no whole runs.
+  a.pairs = 30;
+  CHECK(Run(a) == "rows");
+  a.pairs = 32;
+  a.dim = a.cols = 448;
+  a.first = 384;
+  CHECK(Run(a) == "rows");
   a = Rows();
   a.cols = 1540;
   CHECK(fused_qk_rows(a, nullptr).code() == StatusCode::kUnimplemented);

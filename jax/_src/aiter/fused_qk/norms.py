@@ -21,10 +21,9 @@ from jax._src.aiter.fused_qk import rows
 from jax._src.aiter.fused_qk.rows import Config, Operands
 from jax._src.aiter.paged import api as paged
 from jax._src.aiter.paged.api import Names
-from jax._src.aiter.quant import api as quant
 
-_DTYPES = ("float16", "bfloat16", "float32", "float64")
-_GROUPS = (32, 64, 128)
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+GROUPS = (32, 64, 128)
 _BYTES = ("int8", "float8_e4m3fn", "float8_e4m3fnuz")
 _NO_GRADIENT = "differentiate the function without _quant, or stop the gradient"
 
@@ -38,32 +37,32 @@ class NormedQk(NamedTuple):
   q_residual_out: jax.Array | None
 
 
-def _eps(function: str, name: str, value) -> float:
+def eps_of(function: str, name: str, value) -> float:
   return arguments.number(function, name, value, "a finite number >= 0",
                           lambda e: 0 <= e < math.inf)
 
 
-def _kind(function: str, name: str, dtype, accepted=_BYTES) -> str:
+def kind_of(function: str, name: str, dtype, accepted=_BYTES) -> str:
   return arguments.dtype_name(
       function, name, dispatch.float8_dtype() if dtype is None else dtype,
       accepted)
 
 
-def _like(n: Names, name: str, t, other: str, x) -> None:
+def check_like(n: Names, name: str, t, other: str, x) -> None:
   if (t.shape, t.dtype) != (x.shape, x.dtype):
     raise bad(n.function, name, describe(t), f"{describe(x)}, as {other}")
 
 
-def _weight(n: Names, name: str, t, cols: int, dtype):
+def weight_of(n: Names, name: str, t, cols: int, dtype):
   """A weight of so many columns, in the dtype of what it multiplies."""
   arguments.check_is_array(n.function, name, t, optional=False)
-  paged.check_array(n, name, t, 1, _DTYPES)
+  paged.check_array(n, name, t, 1, DTYPES)
   paged.check_shape(n, name, t, (cols,), "a number a column")
   return t.astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
-def _run(n: Names, cfg: Config, x: Operands) -> rows.Results:
+def run(n: Names, cfg: Config, x: Operands) -> rows.Results:
   call = lambda x: rows.rows(cfg, vary_together(x))
   if cfg.kind:
     call = arguments.no_gradient(n.function, _NO_GRADIENT)(call)
@@ -74,43 +73,60 @@ def _run(n: Names, cfg: Config, x: Operands) -> rows.Results:
 # Queries and keys of different widths
 
 
-def _qk(function: str, q, q_weight, q_epsilon, k, k_weight, k_epsilon, residual,
-        names=("q", "k", "residual"), **options) -> rows.Results:
-  """The operator's results, after all checks; options are of its Config."""
+def normed_qk(function: str, q, q_weight, q_epsilon, k, k_weight, k_epsilon,
+              residual, names=("q", "k", "q_residual"), scale=None,
+              **options) -> rows.Results:
+  """The operator's results, after all checks; options are of its Config.
+
+  Args:
+    function: the public one.
+    q: these are as in fused_qk_rmsnorm.
+    q_weight: as there.
+    q_epsilon: as there.
+    k: as there.
+    k_weight: as there.
+    k_epsilon: as there.
+    residual: as there.
+    names: what q, k and the residual are called there.
+    scale: what q is divided by, called {q}_scale; None if it is found.
+    **options: fields of Config.
+  """
   q_name, k_name, residual_name = names
   n = Names(function)
   arguments.check_is_array(function, q_name, q, optional=False)
-  paged.check_array(n, q_name, q, 2, _DTYPES)
-  eps = _eps(function, f"{q_name}_epsilon", q_epsilon)
-  k_eps = eps if k_epsilon is None else _eps(
+  paged.check_array(n, q_name, q, 2, DTYPES)
+  eps = eps_of(function, f"{q_name}_epsilon", q_epsilon)
+  k_eps = eps if k_epsilon is None else eps_of(
       function, f"{k_name}_epsilon", k_epsilon)
   options = dict(options, eps=eps)
-  x = Operands(q, q_weight=_weight(n, f"{q_name}_weight", q_weight, q.shape[1],
-                                   q.dtype))
+  x = Operands(q, q_weight=weight_of(
+      n, f"{q_name}_weight", q_weight, q.shape[1], q.dtype))
+  if scale is not None:
+    x = x._replace(q_scale=paged.number_scale(n, f"{q_name}_scale", scale))
   if residual is not None:
     arguments.check_is_array(function, residual_name, residual)
-    _like(n, residual_name, residual, q_name, q)
+    check_like(n, residual_name, residual, q_name, q)
     x = x._replace(residual=residual)
   if k is not None:
     arguments.check_is_array(function, k_name, k)
-    paged.check_array(n, k_name, k, 2, _DTYPES)
+    paged.check_array(n, k_name, k, 2, DTYPES)
     paged.check_shape(n, k_name, k, (q.shape[0], k.shape[1]),
                       f"a row for each of {q_name}")
     if k.dtype != q.dtype:
       raise bad(function, f"{k_name}'s dtype", k.dtype,
                 f"{q.dtype}, as {q_name}", TypeError)
-    x = x._replace(k=k, k_weight=_weight(
+    x = x._replace(k=k, k_weight=weight_of(
         n, f"{k_name}_weight", k_weight, k.shape[1], k.dtype))
     options["k_eps"] = k_eps
   elif k_weight is not None:
     raise bad(function, f"{k_name}_weight", "given", f"None without {k_name}")
-  return _run(n, Config(**options), x)
+  return run(n, Config(**options), x)
 
 
-def _group(function: str, name: str, size, kind: str) -> int:
+def group_of(function: str, name: str, size, kind: str) -> int:
   if kind == "mxfp4":
     return arguments.choice(function, name, size, (32,))
-  return arguments.choice(function, name, size, _GROUPS)
+  return arguments.choice(function, name, size, GROUPS)
 
 
 def fused_qk_rmsnorm(
@@ -150,8 +166,8 @@ def fused_qk_rmsnorm(
     ValueError: a shape or value that cannot be; the message names it.
   """
   function = "fused_qk_rmsnorm"
-  out = _qk(function, q, q_weight, q_epsilon, k, k_weight, k_epsilon,
-            q_residual, ("q", "k", "q_residual"),
+  out = normed_qk(function, q, q_weight, q_epsilon, k, k_weight, k_epsilon,
+            q_residual,
             gemma=arguments.flag(function, "gemma_norm", gemma_norm))
   return tuple(t for t in (out.q, out.k, out.residual) if t is not None)
 
@@ -202,12 +218,12 @@ def fused_qk_rmsnorm_group_quant(
     ValueError: as fused_qk_rmsnorm.
   """
   function = "fused_qk_rmsnorm_group_quant"
-  kind = _kind(function, "quant_dtype", quant_dtype, (*_BYTES, "mxfp4"))
-  out = _qk(
+  kind = kind_of(function, "quant_dtype", quant_dtype, (*_BYTES, "mxfp4"))
+  out = normed_qk(
       function, q, q_weight, q_epsilon, k, k_weight, k_epsilon, q_residual,
-      ("q", "k", "q_residual"), kind=kind, e8m0=kind == "mxfp4",
+      kind=kind, mode="up" if kind == "mxfp4" else "",
       gemma=arguments.flag(function, "gemma_norm", gemma_norm),
-      group=_group(function, "group_size", group_size, kind),
+      group=group_of(function, "group_size", group_size, kind),
       transposed=arguments.flag(function, "transpose_scale", transpose_scale),
       kept=arguments.flag(function, "output_unquantized", output_unquantized))
   return NormedQk(out.codes, out.scale, out.q, out.k, out.residual)
@@ -248,103 +264,21 @@ def fused_qk_rmsnorm_per_token_quant(
     ValueError: as fused_qk_rmsnorm_group_quant.
   """
   function = "fused_qk_rmsnorm_per_token_quant"
-  out = _qk(
+  out = normed_qk(
       function, q, q_weight, q_epsilon, k, k_weight, k_epsilon, q_residual,
-      ("q", "k", "q_residual"),
-      kind=_kind(function, "quant_dtype", quant_dtype),
+      kind=kind_of(function, "quant_dtype", quant_dtype),
       gemma=arguments.flag(function, "gemma_norm", gemma_norm),
       kept=arguments.flag(function, "output_unquantized", output_unquantized))
   return NormedQk(out.codes, out.scale, out.q, out.k, out.residual)
-
-
-def fused_rms_fp8_group_quant(
-    inp1: jax.Array,
-    inp1_weight: jax.Array,
-    inp1_epsilon: float,
-    inp2: jax.Array | None = None,
-    inp2_weight: jax.Array | None = None,
-    inp2_epsilon: float | None = None,
-    group_size: int = 128,
-    dtype_quant: Any = None,
-    res1: jax.Array | None = None,
-    output_unquantized_inp1: bool = False,
-    transpose_scale: bool = False,
-) -> tuple[tuple[jax.Array, jax.Array], jax.Array | None, jax.Array | None,
-           jax.Array | None]:
-  """`fused_qk_rmsnorm_group_quant` as AITER's Triton function has it.
-
-  Args:
-    inp1: q.
-    inp1_weight: q_weight.
-    inp1_epsilon: q_epsilon.
-    inp2: k.
-    inp2_weight: k_weight.
-    inp2_epsilon: k_epsilon.
-    group_size: as there.
-    dtype_quant: quant_dtype, but not "mxfp4".
-    res1: q_residual.
-    output_unquantized_inp1: output_unquantized.
-    transpose_scale: as there.
-
-  Returns:
-    ((q, q_scale), q_unquantized, k, q_residual_out) of what that returns.
-
-  Raises:
-    TypeError: as there.
-    ValueError: as there.
-  """
-  function = "fused_rms_fp8_group_quant"
-  kind = _kind(function, "dtype_quant", dtype_quant)
-  out = _qk(
-      function, inp1, inp1_weight, inp1_epsilon, inp2, inp2_weight,
-      inp2_epsilon, res1, ("inp1", "inp2", "res1"), kind=kind,
-      group=_group(function, "group_size", group_size, kind),
-      transposed=arguments.flag(function, "transpose_scale", transpose_scale),
-      kept=arguments.flag(function, "output_unquantized_inp1",
-                          output_unquantized_inp1))
-  return (out.codes, out.scale), out.q, out.k, out.residual
 
 
 # -----------------------------------------------------------------------------
 # Heads side by side
 
 
-def fused_flatten_fp8_group_quant(
-    x: jax.Array,
-    group_size: int = 128,
-    dtype_quant: Any = None,
-    transpose_scale: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-  """`per_group_quant` of heads side by side.
-
-  Args:
-    x: [m, n1, n2], with n2 of whole groups.
-    group_size: as there.
-    dtype_quant: as quant_dtype there.
-    transpose_scale: as there.
-
-  Returns:
-    (q [m, n1 * n2], scale [m, n1 * n2 / group_size] or transposed).
-
-  Raises:
-    TypeError: as there.
-    ValueError: as there.
-  """
-  function = "fused_flatten_fp8_group_quant"
-  _check_heads(Names(function), "x", x)
-  size = _group(function, "group_size", group_size, "")
-  if x.shape[2] % size:
-    raise bad(function, "x", describe(x), f"[m, n1, a multiple of {size}]")
-  return quant.per_group_quant(
-      x.reshape(x.shape[0], -1), group_size=size,
-      quant_dtype=_kind(function, "dtype_quant", dtype_quant),
-      transpose_scale=arguments.flag(
-          function, "transpose_scale", transpose_scale))
-
-
-def _check_heads(n: Names, name: str, x) -> None:
+def check_heads(n: Names, name: str, x) -> None:
   arguments.check_is_array(n.function, name, x, optional=False)
-  paged.check_array(n, name, x, 3, _DTYPES)
+  paged.check_array(n, name, x, 3, DTYPES)
   if x.shape[1] < 1 or x.shape[2] < 1:
     raise bad(n.function, name, describe(x),
               "[tokens, heads, columns] of at least one head and column")
@@ -352,15 +286,15 @@ def _check_heads(n: Names, name: str, x) -> None:
 
 def _gated(function: str, x, z, weight, epsilon, **options) -> rows.Results:
   n = Names(function)
-  _check_heads(n, "x", x)
+  check_heads(n, "x", x)
   arguments.check_is_array(function, "z", z, optional=False)
-  _like(n, "z", z, "x", x)
+  check_like(n, "z", z, "x", x)
   dim = x.shape[2]
   flat = lambda t: t.reshape(t.shape[0], -1)
-  return _run(
-      n, Config(dim, _eps(function, "epsilon", epsilon), **options),
+  return run(
+      n, Config(dim, eps_of(function, "epsilon", epsilon), **options),
       Operands(flat(x), gate=flat(z),
-               q_weight=_weight(n, "weight", weight, dim, x.dtype)))
+               q_weight=weight_of(n, "weight", weight, dim, x.dtype)))
 
 
 def gated_rmsnorm(
@@ -421,8 +355,8 @@ def gated_rmsnorm_fp8_group_quant(
   function = "gated_rmsnorm_fp8_group_quant"
   out = _gated(
       function, x, z, weight, epsilon,
-      kind=_kind(function, "quant_dtype", quant_dtype),
-      group=_group(function, "group_size", group_size, ""),
+      kind=kind_of(function, "quant_dtype", quant_dtype),
+      group=group_of(function, "group_size", group_size, ""),
       transposed=arguments.flag(function, "transpose_scale", transpose_scale),
       kept=False)
   return out.codes, out.scale
@@ -454,7 +388,7 @@ def gated_rmsnorm_fp8_per_token_quant(
   """
   function = "gated_rmsnorm_fp8_per_token_quant"
   out = _gated(function, x, z, weight, epsilon, kept=False,
-               kind=_kind(function, "quant_dtype", quant_dtype))
+               kind=kind_of(function, "quant_dtype", quant_dtype))
   return out.codes, out.scale
 
 
@@ -503,7 +437,7 @@ def inverse_rope_group_quant(
   """
   function = "inverse_rope_group_quant"
   n = Names(function)
-  _check_heads(n, "o", o)
+  check_heads(n, "o", o)
   tokens, heads, dim = o.shape
   for name, t in (("positions", positions), ("cos_cache", cos_cache),
                   ("sin_cache", sin_cache)):
@@ -511,7 +445,7 @@ def inverse_rope_group_quant(
   positions = paged.integers(n, "positions", positions, 1)
   paged.check_shape(n, "positions", positions, (tokens,), "one for each token")
   for name, t in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
-    paged.check_array(n, name, t, 2, _DTYPES)
+    paged.check_array(n, name, t, 2, DTYPES)
   pairs = cos_cache.shape[1]
   if cos_cache.shape[0] < 1 or not 1 <= pairs <= dim // 2:
     raise bad(function, "cos_cache", describe(cos_cache),
@@ -521,20 +455,21 @@ def inverse_rope_group_quant(
       function, "num_groups", num_groups, f"a divisor of {heads * dim}",
       lambda g: g >= 1 and heads * dim % g == 0, int)
   width = heads * dim // parts
-  size = _group(function, "quant_group_size", quant_group_size, "")
+  size = group_of(function, "quant_group_size", quant_group_size, "")
   if width % size:
     raise bad(function, "quant_group_size", size,
               f"a divisor of {width}, heads * d / num_groups")
-  kind = _kind(function, "quant_dtype", quant_dtype)
+  kind = kind_of(function, "quant_dtype", quant_dtype)
   scales = arguments.dtype_name(
       function, "scale_dtype", scale_dtype,
       ("float32",) if kind == "int8" else ("uint8", "float32"))
   layout = arguments.choice(function, "scale_layout", scale_layout,
                             ("row", "col"))
-  out = _run(n, Config(
+  out = run(n, Config(
       dim, first=dim - 2 * pairs, kind=kind, group=size,
       gptj=not arguments.flag(function, "is_neox", is_neox),
-      e8m0=scales == "uint8", transposed=layout == "col", kept=False), Operands(
+      mode="up" if scales == "uint8" else "", transposed=layout == "col",
+      kept=False), Operands(
           o.reshape(tokens, -1), cos=cos_cache.astype(jnp.float32),
           sin=sin_cache.astype(jnp.float32), positions=positions))
   found = (parts, width // size)

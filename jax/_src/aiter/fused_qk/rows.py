@@ -23,8 +23,10 @@ from jax._src.aiter.quant import op as quant
 
 # What divides the columns of calls for the kernels.
 _ALIGNED = 16
+# Columns of the runs that kernels take where heads and groups are whole ones.
+_RUN = 128
 # Columns of heads with a norm each that kernels have.
-_DIMS = (32, 64, 128, 256)
+HEADS = (32, 64, 128, 256)
 # A token's columns are divided into rows of at most so many, where they can be.
 _PART = 2048
 
@@ -42,9 +44,14 @@ class Config(NamedTuple):
     gptj: pairs are neighbours; else halves.
     kind: what q is rounded to, of rounding.KINDS; else empty.
     group: columns with one scale; 0 for all of a row.
-    e8m0: scales are powers of two, in a byte.
+    mode: how scales that are powers of two, in a byte, are rounded: "up" or
+      "even"; empty for float32.
+    least: scales are those of magnitudes of at least this.
     transposed: scales are [groups, tokens].
     kept: numbers of q's dtype are a result, though there are codes.
+    sigmoid: q is multiplied by the gate's logistic function; else its SiLU.
+    gated_first: it is before the norm.
+    narrow: it is rounded to its dtype before it is to codes.
   """
   dim: int = 0
   eps: float = 0.0
@@ -54,9 +61,13 @@ class Config(NamedTuple):
   gptj: bool = False
   kind: str = ""
   group: int = 0
-  e8m0: bool = False
+  mode: str = ""
+  least: float = 0.0
   transposed: bool = False
   kept: bool = True
+  sigmoid: bool = False
+  gated_first: bool = False
+  narrow: bool = False
 
 
 class Operands(NamedTuple):
@@ -67,21 +78,25 @@ class Operands(NamedTuple):
     residual: like q, or None.
     gate: likewise.
     q_weight: [cols] or, of heads, [dim]; None for no norm.
+    bias: likewise, added to the norm; or None.
     k: [tokens, k_cols], or None.
     k_weight: [k_cols], or None.
     cos: float32 [rows, pairs]; None for no rotation.
     sin: likewise.
     positions: int32 [tokens], or None.
+    q_scale: float32 [1], what q is divided by; None if it is found.
   """
   q: jax.Array
   residual: jax.Array | None = None
   gate: jax.Array | None = None
   q_weight: jax.Array | None = None
+  bias: jax.Array | None = None
   k: jax.Array | None = None
   k_weight: jax.Array | None = None
   cos: jax.Array | None = None
   sin: jax.Array | None = None
   positions: jax.Array | None = None
+  q_scale: jax.Array | None = None
 
 
 class Results(NamedTuple):
@@ -91,7 +106,8 @@ class Results(NamedTuple):
     q: [tokens, cols].
     residual: the sum with the residual, likewise.
     codes: [tokens, cols], of "mxfp4" uint8 of half as many.
-    scale: float32 or uint8 [tokens, groups], or [groups, tokens].
+    scale: float32 or uint8 [tokens, groups], or [groups, tokens]; None if
+      q_scale was given.
     k: [tokens, k_cols].
   """
   q: jax.Array | None
@@ -112,6 +128,20 @@ def _normalised(cfg: Config, t, weight, eps: float):
       1 + w if cfg.gemma else w)
 
 
+def _quantised(cfg: Config, s):
+  """(codes, scales) of rows in float32."""
+  if not cfg.least:
+    return quant.reference(quant.Config(
+        "group" if cfg.group else "row", cfg.kind, cfg.group,
+        cfg.mode or None), quant.Operands(s))
+  # One more column for each scale has the least magnitude.
+  each = s.reshape(s.shape[0], -1, cfg.group or s.shape[1])
+  each = jnp.pad(each, ((0, 0), (0, 0), (0, 1)), constant_values=cfg.least)
+  codes, scale = quant.reference(
+      quant.Config("row", cfg.kind, 0, cfg.mode or None), quant.Operands(each))
+  return codes[..., :-1].reshape(s.shape), scale
+
+
 def reference(cfg: Config, x: Operands) -> Results:
   """The formula in jax.numpy."""
   dtype, s, total = x.q.dtype, _wide(x.q), None
@@ -121,10 +151,18 @@ def reference(cfg: Config, x: Operands) -> Results:
   shape = s.shape
   if cfg.dim:
     s = s.reshape(shape[0], -1, cfg.dim)
+  opened = lambda s: s
+  if x.gate is not None:
+    opened = lambda s: s * (jax.nn.sigmoid if cfg.sigmoid else jax.nn.silu)(
+        _wide(x.gate)).reshape(s.shape)
+  if cfg.gated_first:
+    s = opened(s)
   if x.q_weight is not None:
     s = _normalised(cfg, s, x.q_weight, cfg.eps)
-  if x.gate is not None:
-    s = s * jax.nn.silu(_wide(x.gate)).reshape(s.shape)
+  if x.bias is not None:
+    s = s + _wide(x.bias)
+  if not cfg.gated_first:
+    s = opened(s)
   if x.positions is not None:
     row = jnp.clip(x.positions, 0, x.cos.shape[0] - 1)
     end = cfg.first + 2 * x.cos.shape[1]
@@ -132,24 +170,28 @@ def reference(cfg: Config, x: Operands) -> Results:
                             x.cos[row][:, None], -x.sin[row][:, None])
     s = jnp.concatenate([s[..., :cfg.first], turned, s[..., end:]], -1)
   s = s.reshape(shape)
+  out = s.astype(dtype) if cfg.kept else None
+  if cfg.narrow:
+    s = s.astype(dtype)
   codes = scale = None
-  if cfg.kind:
-    codes, scale = quant.reference(quant.Config(
-        "group" if cfg.group else "row", cfg.kind, cfg.group,
-        "up" if cfg.e8m0 else None), quant.Operands(s))
+  if x.q_scale is not None:
+    codes = quant.reference(quant.Config("row", cfg.kind), quant.Operands(
+        s, scale=jnp.broadcast_to(x.q_scale, shape[:1])))[0]
+  elif cfg.kind:
+    codes, scale = _quantised(cfg, s)
     scale = scale.reshape(shape[0], -1)
     scale = scale.T if cfg.transposed else scale
   k = x.k
   if k is not None:
     k = _normalised(cfg, _wide(k), x.k_weight, cfg.k_eps).astype(k.dtype)
-  return Results(s.astype(dtype) if cfg.kept else None, total, codes, scale, k)
+  return Results(out, total, codes, scale, k)
 
 
 def _parts(cfg: Config, x: Operands) -> int:
   """Rows that a token's queries are divided into."""
   width = x.q.shape[1]
   whole = (x.q_weight is not None and not cfg.dim) or (
-      bool(cfg.kind) and not cfg.group)
+      bool(cfg.kind) and not cfg.group and x.q_scale is None)
   if whole or not is_known(width) or width <= _PART:
     return 1
   unit = math.lcm(cfg.dim or 1, cfg.group or 1, _ALIGNED)
@@ -159,7 +201,8 @@ def _parts(cfg: Config, x: Operands) -> int:
 
 def _kernel(cfg: Config, call, x: Operands) -> Results:
   types = jax.eval_shape(lambda x: reference(cfg, x), x)
-  defaults = dict(cos=jnp.float32, sin=jnp.float32, positions=jnp.int32)
+  defaults = dict(cos=jnp.float32, sin=jnp.float32, positions=jnp.int32,
+                  q_scale=jnp.float32)
   results = call(
       [like(x.q, (0,), x.q.dtype) if t is None else like(x.q, t.shape, t.dtype)
        for t in types],
@@ -168,7 +211,9 @@ def _kernel(cfg: Config, call, x: Operands) -> Results:
       parts=np.int64(_parts(cfg, x)), dim=np.int64(cfg.dim),
       first=np.int64(cfg.first), group=np.int64(cfg.group),
       transposed=cfg.transposed, gptj=cfg.gptj, gemma=cfg.gemma,
-      eps=np.float32(cfg.eps), k_eps=np.float32(cfg.k_eps))
+      eps=np.float32(cfg.eps), k_eps=np.float32(cfg.k_eps),
+      mode=cfg.mode or "up", least=np.float32(cfg.least), sigmoid=cfg.sigmoid,
+      gated_first=cfg.gated_first, narrow=cfg.narrow)
   return Results(*(None if t is None else new
                    for t, new in zip(types, results)))
 
@@ -176,35 +221,47 @@ def _kernel(cfg: Config, call, x: Operands) -> Results:
 def _serves(cfg: Config, x: Operands) -> Key | None:
   norm = x.q_weight is not None
   if any(at_most(n, 0) for t in x if t is not None for n in t.shape) or (
-      norm and cfg.dim and cfg.dim not in _DIMS):
+      norm and cfg.dim and cfg.dim not in HEADS):
     return None
   cols = x.q.shape[1] // _parts(cfg, x)
   k_cols = 0 if x.k is None else x.k.shape[1]
+  turned, given = x.positions is not None, x.q_scale is not None
+  # Heads with a norm are runs; heads that are turned, a power of two of them.
+  whole = (not norm or cfg.dim in (0, _RUN)) and cfg.group in (0, _RUN) and (
+      not turned or (cfg.dim % _RUN == 0 and cfg.dim & (cfg.dim - 1) == 0 and
+                     x.cos.shape[1] % _ALIGNED == 0 and
+                     cfg.first % _ALIGNED == 0))
+  rare = x.bias is not None or cfg.sigmoid or cfg.gated_first or cfg.narrow or (
+      cfg.mode not in ("", "up"))
   on = {"gptj": cfg.gptj, "norm": norm, "gemma": cfg.gemma,
-        "joint": norm and not cfg.dim, "q_bytes": bool(cfg.kind),
-        "token": bool(cfg.kind) and not cfg.group,
+        "joint": norm and not cfg.dim, "residual": x.residual is not None,
+        "gate": x.gate is not None, "turned": turned, "q_out": cfg.kept,
+        "keys": x.k is not None, "q_bytes": bool(cfg.kind), "q_scaled": given,
+        "token": bool(cfg.kind) and not cfg.group and not given,
+        "e8m0": bool(cfg.mode), "short": not whole, "rare": rare,
         "unaligned": cols % _ALIGNED != 0 or k_cols % _ALIGNED != 0}
-  return Key("fused_qk_rows", x.q.dtype.name,
-             (jax.core.max_dim(cols, k_cols), 0),
+  return Key("fused_qk_rows", x.q.dtype.name, (cols, k_cols),
              tuple(name for name, holds in on.items() if holds))
 
 
 def _specs(cfg: Config, x: Operands):
   """Tokens are divided; columns are not."""
   rows = ("t", "_")
-  given = Operands(rows, rows, rows, ("_",), rows, ("_",), ("_", "_"),
-                   ("_", "_"), ("t",))
+  given = Operands(rows, rows, rows, ("_",), ("_",), rows, ("_",), ("_", "_"),
+                   ("_", "_"), ("t",), ("_",))
   given = Operands(*(None if t is None else s for t, s in zip(x, given)))
   codes = rows if cfg.kind else None
   return (given,), Results(
       rows if cfg.kept else None, given.residual, codes,
+      None if x.q_scale is not None else
       rows[::-1] if cfg.kind and cfg.transposed else codes, given.k)
 
 
 def _batch(cfg: Config, op, size: int, mapped, x: Operands) -> Results:
   """A mapped axis is one more of tokens."""
   m, = mapped
-  if cfg.transposed or any((m.q_weight, m.k_weight, m.cos, m.sin)):
+  if cfg.transposed or any((m.q_weight, m.bias, m.k_weight, m.cos, m.sin,
+                            m.q_scale)):
     return lax.map(op, with_axis(size, m, x))
   own = {n: with_axis(size, getattr(m, n), getattr(x, n))
          for n in ("q", "residual", "gate", "k", "positions")

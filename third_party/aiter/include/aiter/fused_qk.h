@@ -11,6 +11,7 @@
 #include "aiter/cache.h"
 #include "aiter/kernel.h"
 #include "aiter/operation.h"
+#include "aiter/quant.h"
 
 namespace aiter {
 
@@ -139,14 +140,17 @@ AITER_OPERATION(fused_qk_heads, fused_qk_heads_args, KernelPlan);
 //
 //   y = R^-1 (N(s) * silu(gate)),   k_out = N(k)
 //
-// where N is an RMSNorm of the row, or of each `dim` columns in it with one
-// weight for all of them, and R^-1 turns pairs of each `dim` columns by minus a
-// token's row of the tables: each of these if its arrays are there. Of `y`, in
-// float32, go numbers of the operands' type to q_out, and codes and scales as
-// of quant.h's rows and groups, of e8m0 rounded up, to codes and scale.
+// or R^-1 N(s * silu(gate)), or with the logistic function in the place of
+// silu, where N is an RMSNorm of the row, or of each `dim` columns in it with
+// one weight for all of them, and R^-1 turns pairs of each `dim` columns by
+// minus a token's row of the tables, and a bias may be added to N(s): each of
+// these if its arrays are there. Of `y`, in float32, go numbers of the
+// operands' type to q_out, and codes and scales as of quant.h's rows and
+// groups, of e8m0 rounded up, to codes and scale; or codes of y / q_scale
+// alone.
 //
 // A token's queries are `parts` rows; more than one only if neither a norm nor
-// a scale is of all of them.
+// a scale is of all of them, and without keys.
 struct fused_qk_rows_args {
   DataType data_type = DataType::kBf16;  // fp16 or bf16.
   DataType q_type = DataType::kI8;       // Of codes: or kE4m3fn, kE4m3fnuz,
@@ -164,27 +168,34 @@ struct fused_qk_rows_args {
   int64_t scale_token = 0;  // How far apart scales of tokens and of groups lie.
   int64_t scale_group = 0;
   bool scale_is_e8m0 = false;
-  bool is_gptj = false;   // Pairs are neighbours; else halves.
-  bool is_gemma = false;  // Weights are 1 + weight.
+  MxRounding mode = MxRounding::kUp;  // Of e8m0.
+  float least = 0;          // Scales are those of magnitudes of at least this.
+  bool is_sigmoid = false;  // Of the gate; else silu.
+  bool is_gated_first = false;  // The gate is before the norm.
+  bool is_narrow = false;  // y is rounded to data_type before it is to codes.
+  bool is_gptj = false;    // Pairs are neighbours; else halves.
+  bool is_gemma = false;   // Weights are 1 + weight.
   float eps = 0;
   float k_eps = 0;
   const void* q_ptr = nullptr;          // [tokens, parts, cols]
   const void* residual_ptr = nullptr;   // likewise, or null
   const void* gate_ptr = nullptr;       // likewise
   const void* q_weight_ptr = nullptr;   // [dim] or [cols], or null: no norm.
+  const void* bias_ptr = nullptr;       // likewise; only with a norm.
   const void* k_ptr = nullptr;          // [tokens, k_cols]
   const void* k_weight_ptr = nullptr;   // [k_cols]
   const void* cos_ptr = nullptr;        // float32 [table_rows, pairs], or null
   const void* sin_ptr = nullptr;        // likewise
   const void* positions_ptr = nullptr;  // int32 [tokens], or null
+  const void* q_scale_ptr = nullptr;    // float32 [1], or null: it is found.
   void* q_out_ptr = nullptr;            // [tokens, parts, cols], or null
   void* residual_out_ptr = nullptr;     // likewise, as residual
   void* codes_ptr = nullptr;            // bytes, or null
-  void* scale_ptr = nullptr;            // float32, or bytes of e8m0
+  void* scale_ptr = nullptr;            // float32, or bytes of e8m0, or null
   void* k_out_ptr = nullptr;            // [tokens, k_cols]
 };
 
-// A problem's sizes are the larger of cols and k_cols, and 0.
+// A problem's sizes are cols and k_cols.
 AITER_OPERATION(fused_qk_rows, fused_qk_rows_args, KernelPlan);
 
 }  // namespace aiter

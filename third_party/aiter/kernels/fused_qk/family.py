@@ -16,21 +16,29 @@ from third_party.aiter.aot.family import (
 FLAGS = flags("gptj norm cache_bytes q_bytes k_scaled q_scaled v_scaled gemma"
               " joint sections f32_tables token kv_out k_runs v_runs"
               " interleaved")
+# Of them rows.py is told too; the other kernels are not.
+FEATURES = {**FLAGS, **selecting("unaligned partial residual gate turned e8m0"
+                                 " q_out short keys rare")}
+
+
+def _bits(names):
+  return sum(FEATURES[name] for name in names)
 
 
 def _constants(row):
   excludes = named(row, "excludes")
   return {"TILE_M": int(row["tile_m"]),
           "HEAD": int(row["head"]), "HALF": int(row["rope"]) // 2,
+          "KEYS": 0 if "keys" in excludes else int(row["rope"]),
+          "RUN": 128 if "short" in excludes else 32,
+          "MAY": _bits(FEATURES.keys() - excludes),
           # Of fused_qk_heads: columns that are not rotated, if a call may have
           # them.
           "REST": 0 if "partial" in excludes else int(row["head"]),
           "ALIGN": 16 if "unaligned" in excludes else 1,
-          "FLAGS": sum(bit for name, bit in FLAGS.items()
-                       if name not in excludes),
-          # Flags that all of them have.
-          "SURE": sum(bit for name, bit in FLAGS.items()
-                      if name in named(row, "features")),
+          "FLAGS": _bits(FLAGS.keys() - excludes),
+          # Features that all of them have.
+          "SURE": _bits(named(row, "features")),
           "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
 
 
@@ -44,24 +52,24 @@ FAMILY = Family(
             " ceil(tokens * heads / tile_m) + ceil(tokens * k_heads / tile_m)"
             " + ceil(tokens * v_heads / tile_m)",)),
         "fused_qk_rows": Op("fused_qk.rows", (
-            "rows = tokens * (parts + min(k_cols, 1))",)),
+            "tokens", "parts")),
     },
     pointers={
         **points_to("dtype", "q_nope q_pe kv_c k_pe weight q_out kv_cache q k v"
                     " q_weight k_weight cos_own sin_own k_out v_out k_cache"
-                    " v_cache residual gate residual_out"),
+                    " v_cache residual gate bias residual_out"),
         **points_to("fp32", "cos sin q_scale k_scale v_scale scale"),
         **points_to("u8", "q_out_bytes kv_bytes k_bytes v_bytes scale_e8m0"),
         **points_to("i32", "positions slots"),
     },
     constants=_constants,
-    floats=frozenset({"eps", "k_eps"}),
+    floats=frozenset({"eps", "k_eps", "least"}),
     int64=r"(k|v)_(start|page|scale_start|scale_page|scale_head)$",
     aligned=(r"(lora|rope|width|first|dim|pairs|cols|k_cols|"
              r"(q|k|v|table)_stride)$"),
     alignment=lambda row: 16 if "unaligned" in named(row, "excludes") else 1,
     aligned_if="unaligned",
-    features={**FLAGS, **selecting("unaligned partial")},
+    features=FEATURES,
     messages={"unaligned": "columns that are no multiples of 16",
               "partial": "columns that are not rotated"},
 )

@@ -246,7 +246,7 @@ def fused_qk_heads(
 
   Grid: (tiles of queries, of keys and of values).
   """
-  flags &= FLAGS
+  flags = (flags | SURE) & FLAGS
   k_places = (RUNS if K_RUNS & SURE else
               tl.where((flags & K_RUNS) != 0, RUNS, 0))
   v_places = (RUNS if V_RUNS & SURE else
