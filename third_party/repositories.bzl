@@ -79,6 +79,7 @@ def repositories():
             "gmm",
             "indexer",
             "mha",
+            "mha_dscores",
             "mha_f32",
             "mha_fp8",
             "mha_one_pass",

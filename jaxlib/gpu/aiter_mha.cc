@@ -94,6 +94,12 @@ struct OnePassBuffers : GradientBuffers {
   Buffer turns = Result("turns");
 };
 
+struct DscoresBuffers : GradientBuffers {
+  using GradientBuffers::GradientBuffers;
+  Buffer dscores = Result("dscores");
+  Buffer delta = Result("delta");
+};
+
 // Row, head and batch strides of a contiguous [batch,] rows, heads, dim.
 void SetStrides(int64_t rows, int64_t heads, int64_t dim, int64_t* stride,
                 int64_t* nhead_stride, int64_t* batch_stride) {
@@ -360,8 +366,18 @@ ffi::Error SetOnePass(const OnePassBuffers& b, const MhaAttrs& attrs,
   return ffi::Error::Success();
 }
 
+ffi::Error SetDscores(const DscoresBuffers& b, const MhaAttrs& attrs,
+                      aiter::mha_dscores_args* a) {
+  AITER_FFI_RETURN_IF_ERROR(SetGradients(b, attrs, a));
+  AITER_FFI_RETURN_IF_ERROR(
+      Check(b.dscores, b.q.element_type(),
+            {a->batch, a->nhead_q, a->seqlen_q, a->seqlen_k}));
+  a->dscores_ptr = b.dscores.untyped_data();
+  return ffi::Error::Success();
+}
+
 const Family kMha({TargetOf<SetFwd>(), TargetOf<SetBwd>(),
-                   TargetOf<SetOnePass>()});
+                   TargetOf<SetOnePass>(), TargetOf<SetDscores>()});
 
 }  // namespace
 }  // namespace jax::JAX_GPU_NAMESPACE

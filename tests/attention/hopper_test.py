@@ -33,9 +33,26 @@ class HopperTest(mha_test.MhaTestCase):
   def test_call(self, call, dims, dtype):
     dqk, dv = dims
     options, _ = calls.CALLS[call]
-    self.check(mha_test.Case(
-        **dict(dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=1, dqk=dqk, dv=dv)
-        | options))
+    with mock.patch.object(op, "_keeps_dscores", lambda *_: False):
+      self.check(mha_test.Case(
+          **dict(dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=1, dqk=dqk, dv=dv)
+          | options))
+
+  @parameterized.product(
+      dtype=["bf16", "fp16"], dqk=[40, 64, 128], options=[
+          dict(), dict(causal=True, hq=6, hk=2, b=3),
+          dict(causal=True, sq=264, sk=152, bias="bhqk"),
+          dict(sq=1, sk=600, use_lse=True, bias="b1qk"),
+          dict(window=(50, 20), sq=300, sk=432, bias="11qk")])
+  def test_dscores(self, dtype, dqk, options):
+    called = []
+    kernel = op._dscores_kernel
+    with mock.patch.object(op, "_dscores_kernel", lambda *args: (
+        called.append(args), kernel(*args))[1]):
+      self.check(mha_test.Case(**dict(
+          dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, bias="1hqk")
+          | options))
+    self.assertLen(called, 1)
 
   @parameterized.product(
       dtype=["bf16", "fp16"], options=[

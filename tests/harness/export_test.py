@@ -88,7 +88,7 @@ class ExportTest(parameterized.TestCase):
     named = {check.is_custom_call() for check in aiter.EXPORT_CHECKS}
     targets = {target for case in CASES for target in case.targets}
     # Staged only where a GPU is seen that has its kernels.
-    targets.add("mha_one_pass")
+    targets |= {"mha_one_pass", "mha_dscores"}
     self.assertEqual(named, {
         f"{prefix}_aiter_{target}" for prefix in PREFIXES.values()
         for target in targets})

@@ -628,10 +628,56 @@ struct OnePass {
   }
 };
 
+struct Dscores {
+  using Args = mha_dscores_args;
+  using Plan = MhaDscoresPlan;
+
+  static Status Check(const Args& a) {
+    AITER_RETURN_IF_ERROR(CheckBwd(a));
+    if (a.dscores_ptr == nullptr) {
+      return Invalid("dscores_ptr", "null", "given");
+    }
+    if (a.batch == 0 || a.seqlen_q == 0 || a.seqlen_k == 0) {
+      return Invalid("a size", "0", "above 0");
+    }
+    return Status();
+  }
+
+  static ProblemKey KeyOf(const Args& a) { return MakeKey(a); }
+
+  static Status KeyOf(const Problem& problem, ProblemKey* key) {
+    return MakeKey("mha_bwd", "mha_bwd", problem, key);
+  }
+
+  static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    constexpr int64_t kServed = kMhaBias | kMhaDbias | kMhaUnaligned |
+                                kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort;
+    if ((key.features & ~kServed) != 0 || (key.features & kMhaBias) == 0) {
+      return Status(StatusCode::kUnimplemented,
+                    "the scores' gradients are kept for a bias alone, of their "
+                    "type, and windows");
+    }
+    AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", key, &plan->delta));
+    AITER_RETURN_IF_ERROR(steps->Add("mha_dscores_bwd", key, &plan->bwd));
+    return steps->Add("mha_dscores_dq", key, &plan->dq);
+  }
+
+  static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
+                       void* stream) {
+    MhaParams params = ParamsOf(args, plan.key);
+    params.dbias_ptr = args.dscores_ptr;
+    params.batch_stride_dbias = args.nhead_q * params.nhead_stride_dbias;
+    AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.delta, params, stream));
+    AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.bwd, params, stream));
+    return LaunchMha(driver, plan.dq, params, stream);
+  }
+};
+
 }  // namespace
 
 AITER_DEFINE_OPERATION(mha_fwd, Fwd);
 AITER_DEFINE_OPERATION(mha_bwd, Bwd);
 AITER_DEFINE_OPERATION(mha_one_pass, OnePass);
+AITER_DEFINE_OPERATION(mha_dscores, Dscores);
 
 }  // namespace aiter

@@ -44,6 +44,14 @@ HeadTensor TensorOf(uint8_t id, const MhaParams& p) {
     case kMhaTensorDv:
       return {p.dv_ptr,   p.stride_dv, p.nhead_stride_dv, p.batch_stride_dv,
               p.seqlen_k, p.nhead_k,   p.hdim_v};
+    case kMhaDscoresTensorDscores:
+      return {p.dbias_ptr,
+              p.stride_dbias,
+              p.nhead_stride_dbias,
+              p.batch_stride_dbias,
+              p.seqlen_q,
+              p.nhead_q,
+              p.seqlen_k};
     default:
       return {};
   }

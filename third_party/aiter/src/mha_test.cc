@@ -101,6 +101,10 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   };
   add_one_pass("one_pass", "mha_one_pass_bwd", kMhaOnePassBwdGrid);
   add_one_pass("round", "mha_one_pass_round", kMhaOnePassRoundGrid);
+  add("dscores", "mha_dscores_bwd", "general", "gfx942", 128, 128, 64, 128,
+      kMhaDscoresBwdGrid);
+  add("dscores_dq", "mha_dscores_dq", "general", "gfx942", 128, 128, 128, 64,
+      kMhaDscoresDqGrid);
   KernelInfo& mapped = add("fwd_mapped", "mha_fwd", "fast", "sm_90", 128, 128,
                            128, 128, kMhaFwdGrid);
   mapped.excludes |= kMhaNoKeys;
@@ -515,6 +519,39 @@ void TestOnePass() {
   CHECK(Contains(mha_one_pass(args, nullptr).message(), "above 0"));
 }
 
+void TestDscores() {
+  mha_dscores_args args;
+  static_cast<mha_bwd_args&>(args) = BwdArgs(128, 128);
+  args.bias_ptr = At(0x120);
+  args.bias_batch = 1;
+  args.bias_nhead = 4;
+  args.dscores_ptr = At(0x130);
+  args.window_size_right = 0;
+  NewContext("gfx942");
+  CHECK_OK(mha_dscores(args, nullptr));
+  CHECK(g_recorder.fills.empty());
+  std::vector<Launch>& launches = g_recorder.launches;
+  CHECK(launches.size() == 3 && launches[0].kernel == "delta");
+  // 300 keys of two heads, 200 rows of four.
+  CHECK(launches[1].kernel == "dscores" && launches[1].grid[0] == 3);
+  CHECK(launches[1].grid[1] == 2 && launches[1].grid[2] == 2);
+  CHECK(launches[2].kernel == "dscores_dq" && launches[2].grid[0] == 2);
+  CHECK(launches[2].grid[1] == 4 && launches[2].grid[2] == 2);
+  const auto params = launches[1].As<MhaParams>();
+  CHECK(params.dbias_ptr == At(0x130) && params.stride_dbias == 300);
+  CHECK(params.nhead_stride_dbias == 200 * 300);
+  CHECK(params.batch_stride_dbias == 4 * 200 * 300);
+
+  args.logits_soft_cap = 20;
+  CHECK(Contains(mha_dscores(args, nullptr).message(), "a bias alone"));
+  args.logits_soft_cap = 0;
+  args.dscores_ptr = nullptr;
+  CHECK(Contains(mha_dscores(args, nullptr).message(), "dscores_ptr is null"));
+  args.dscores_ptr = At(0x130);
+  args.batch = 0;
+  CHECK(Contains(mha_dscores(args, nullptr).message(), "above 0"));
+}
+
 void TestTensorMaps() {
   NewContext("sm_90");
   CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
@@ -762,6 +799,7 @@ int main() {
   aiter::TestPackedPacking();
   aiter::TestBackwardPacking();
   aiter::TestOnePass();
+  aiter::TestDscores();
   aiter::TestTensorMaps();
   aiter::TestZeroSizes();
   aiter::TestFailures();

@@ -45,6 +45,9 @@ _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
 _ONE_PASS = "mha_one_pass"
 _ONE_PASS_DIM, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = 128, 2048, 128
 _ONE_PASS_BLOCKS = 512
+# Kernels that keep the gradients of the scores, whose sums are the bias's, and
+# how many bytes of them may be kept however few the bias has.
+_DSCORES, _DSCORES_BYTES = "mha_dscores", 1 << 30
 
 
 class BwdConfig(NamedTuple):
@@ -196,9 +199,46 @@ def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   return Grads(dq, dk, dv, None, None, None)
 
 
+def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
+                   saved: Saved) -> bool:
+  """Whether kernels that keep the gradients of the scores serve a call."""
+  shapes = (*x.q.shape, *x.k.shape)
+  if not bwd.wanted.dbias or x.packed or not all(map(is_known, shapes)):
+    return False
+  (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
+  # As many as kernels that sum them write, in float32, are never too many.
+  summed = math.prod(x.bias.shape[:2]) * sq * sk * 4
+  if b * hq * sq * sk * x.q.dtype.itemsize > max(summed, _DSCORES_BYTES):
+    return False
+  key = _serves(_DSCORES, bwd.mha, x, bwd.wanted, saved.dlse is not None)
+  if key is None:
+    return False
+  if sk % _ALIGNMENT or x.bias.shape[3] == 1:
+    key = key._replace(features=(*key.features, "unaligned"))
+  return mha_bwd.unserved(platform, key._replace(everywhere=False)) is None
+
+
+def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
+  flat = _flat(x)
+  q, k, v = flat[:3]
+  f32 = jnp.float32
+  shape = (x.q.shape[0], x.q.shape[2], x.q.shape[1], x.k.shape[1])
+  dq, dk, dv, dscores, _ = call._replace(target=_DSCORES)(
+      (*(like(t, t.shape, t.dtype) for t in (q, k, v)),
+       like(q, shape, q.dtype), like(q, saved.lse.shape, f32)),
+      *flat, _aligned(saved.dout), _aligned(saved.out), saved.lse,
+      absent(saved.dlse, f32), **_attributes(bwd.mha))
+  return Grads(
+      dq[..., :x.q.shape[-1]], dk[..., :x.k.shape[-1]],
+      dv[..., :x.v.shape[-1]],
+      reference.sum_to(dscores.astype(f32), x.bias.shape), None, None)
+
+
 def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   if _one_pass(call.platform, bwd, x, saved):
     return _one_pass_kernel(bwd, call, x, saved)
+  if _keeps_dscores(call.platform, bwd, x, saved):
+    return _dscores_kernel(bwd, call, x, saved)
   cfg, wanted = bwd
   flat = _flat(x)
   q, k, v = flat[:3]
@@ -534,7 +574,7 @@ mha_fwd = operator(
     serves=_fwd_serves, dtypes=_DTYPES,
     batch=_fwd_batch, plan=_fwd_plan)
 
-dispatch.declare(_ONE_PASS)
+dispatch.declare(_ONE_PASS, _DSCORES)
 # (BwdConfig, Operands, Saved) -> Grads
 mha_bwd = operator(
     target="mha_bwd", kernel=_bwd_kernel,

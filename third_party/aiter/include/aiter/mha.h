@@ -200,10 +200,26 @@ struct MhaOnePassPlan {
   LoadedKernel round;
 };
 
+// The same where the scores' gradients are kept, for a bias whose gradient is
+// their sum over what shares it. Of dense batches of one length, whose scores
+// have a bias of their tensors' type and at most a window.
+struct mha_dscores_args : mha_bwd_args {
+  // Like q in type, [batch, nhead_q, seqlen_q, seqlen_k], contiguous.
+  void* dscores_ptr = nullptr;
+};
+
+struct MhaDscoresPlan {
+  ProblemKey key;
+  LoadedKernel delta;
+  LoadedKernel bwd;
+  LoadedKernel dq;
+};
+
 // The sizes of a problem are hdim_q and hdim_v.
 AITER_OPERATION(mha_fwd, mha_fwd_args, KernelPlan);
 AITER_OPERATION(mha_bwd, mha_bwd_args, MhaBwdPlan);
 AITER_OPERATION(mha_one_pass, mha_one_pass_args, MhaOnePassPlan);
+AITER_OPERATION(mha_dscores, mha_dscores_args, MhaDscoresPlan);
 
 }  // namespace aiter
 
