@@ -48,6 +48,10 @@ constexpr int64_t kLatentProgramsCuda = 2;
 // Programs that join parts, where a kernel takes several rows of them, of those
 // that attend.
 constexpr int64_t kMergers = 4;
+// Programs that share the columns of a row, where rows are few and have more
+// parts than so many (MERGE_COLS of mla/attend_hopper.py).
+constexpr int64_t kMergeCols = 4;
+constexpr int64_t kMergeParts = 16;
 // Rows of its tiles; the last is for all that are more.
 constexpr int64_t kLatentRows[] = {16, 32, 64};
 
@@ -311,9 +315,14 @@ struct Attend {
     }
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.attend, &p, stream, maps));
     if (p.splits == 1) return Status();
+    const int64_t rows = a.tokens * a.nhead_q;
+    const int64_t most = std::max<int64_t>(plan.merge.info->tile_m, 1);
     p.merge_rows = static_cast<int32_t>(
-        std::clamp<int64_t>(a.tokens * a.nhead_q / (kMergers * plan.programs),
-                            1, std::max<int64_t>(plan.merge.info->tile_m, 1)));
+        std::clamp<int64_t>(rows / (kMergers * plan.programs), 1, most));
+    if (most > 1 && p.splits > kMergeParts &&
+        rows * kMergeCols <= plan.programs) {
+      p.merge_cols = kMergeCols;
+    }
     return LaunchKernel(driver, plan.merge, &p, stream);
   }
 

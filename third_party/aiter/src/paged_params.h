@@ -72,6 +72,7 @@ struct PagedParams {
   int32_t splits = 1;
   int32_t programs = 1;
   int32_t merge_rows = 1;
+  int32_t merge_cols = 1;
   int32_t window_left = 0;
   int32_t window_right = 0;
   int32_t sinks_step = 0;

@@ -349,8 +349,17 @@ void TestLatent() {
   // Four times as many programs join them, of several rows each.
   CHECK(g_recorder.launches[1].grid[0] == 4 * 256);
   CHECK(g_recorder.launches[1].As<PagedParams>().merge_rows == 4);
+  CHECK(g_recorder.launches[1].As<PagedParams>().merge_cols == 1);
   PagedParams p = g_recorder.launches[0].As<PagedParams>();
   CHECK(p.hdim == 576 && p.hdim_v == 512 && p.group == 128 && p.splits == 4);
+
+  // Few rows of many parts: four programs a row.
+  mla_attend_args one = LatentArgs(1, 16);
+  one.splits = 256;
+  CHECK((Run(one) == Names{"latent_16", "latent_merge"}));
+  CHECK(g_recorder.launches[0].grid[1] == 256);
+  CHECK(g_recorder.launches[1].grid[0] == 4 * 16);
+  CHECK(g_recorder.launches[1].As<PagedParams>().merge_cols == 4);
 
   Names names;
   CHECK_OK(mla_attend_kernels({"bf16", {512, 64, -1}, {}}, "gfx942", &names));

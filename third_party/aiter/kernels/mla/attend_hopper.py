@@ -9,6 +9,11 @@ products run. It leaves weights and its new maximum in shared memory, and both
 warpgroups add the tile's values, which are its keys' first columns.
 DeepSeek-AI, FlashMLA, "A Deep-Dive Into the New Flash MLA Kernel", April 2025,
 has halves of the output in two warpgroups too, and scores two tiles at a time.
+
+Few rows, as of 16 heads, are columns of the products instead, whose rows are
+keys: matrix instructions have 64 rows, but as few columns as 8. There each
+warpgroup has all columns of the output for every other tile, and in the end
+both add what they have, half of the columns each.
 """
 
 from typing import NamedTuple
@@ -40,6 +45,8 @@ COLS = gl.constexpr(HEAD.value + ROPE.value)
 # Programs that the library counts where there is one of this kernel, which
 # fills a multiprocessor: so many more parts than fill the device there may be.
 PROGRAMS = gl.constexpr(2)
+# Programs of a row with many parts, where there are few rows.
+MERGE_COLS = gl.constexpr(4)
 # More than any key.
 ABSENT = gl.constexpr(2**31 - 1)
 # Less than any score, and finite: no difference of two maxima is NaN.
@@ -179,14 +186,15 @@ def _produce_bytes(args, N: gl.constexpr, STAGES: gl.constexpr,
 
 
 @gluon.jit
-def _copy_queries(q, left, q_halves, q_rope, w: gl.constexpr):
-  """Copies a warpgroup's columns of the 64 rows, from its half on."""
+def _copy_queries(q, left, q_halves, q_rope, w: gl.constexpr,
+                  M: gl.constexpr):
+  """Copies a warpgroup's columns of the M rows, from its half on."""
   CHUNK: gl.constexpr = 16
   LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
   rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))
   half = gl.arange(0, HALF, gl.SliceLayout(0, LAYOUT))[None, :]
   rope = gl.arange(0, ROPE, gl.SliceLayout(0, LAYOUT))[None, :]
-  for row in gl.static_range(0, 64, CHUNK):
+  for row in gl.static_range(0, M, CHUNK):
     live = (rows + row < left)[:, None]
     at = q + ((rows + row) * COLS)[:, None]
     async_copy.async_load(
@@ -201,10 +209,11 @@ def _copy_queries(q, left, q_halves, q_rope, w: gl.constexpr):
 
 
 @gluon.jit
-def _convert_queries(q, left, q_halves, q_rope, ups, w: gl.constexpr):
-  """Half of the 64 rows in float16, each times a power of two.
+def _convert_queries(q, left, q_halves, q_rope, ups, w: gl.constexpr,
+                     M: gl.constexpr):
+  """Half of the M rows in float16, each times a power of two.
 
-  ups: float32 [64], what undoes that.
+  ups: float32 [M], what undoes that.
   """
   CHUNK: gl.constexpr = 8
   LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -214,7 +223,7 @@ def _convert_queries(q, left, q_halves, q_rope, ups, w: gl.constexpr):
   rows_n = gl.arange(0, CHUNK, ROWS)
   half = gl.arange(0, HALF, gl.SliceLayout(0, WIDE))[None, :]
   rope = gl.arange(0, ROPE, gl.SliceLayout(0, LAYOUT))[None, :]
-  for row in gl.static_range(w * 32, w * 32 + 32, CHUNK):
+  for row in gl.static_range(w * M // 2, (w + 1) * M // 2, CHUNK):
     live = (rows + row < left)[:, None]
     at = q + ((rows + row) * COLS)[:, None]
     a = gl.load(at + half, mask=live, other=0.0).to(gl.float32)
@@ -313,9 +322,9 @@ def _take(acc, m, l, ring, weights, step, w: gl.constexpr,
 
 
 @gluon.jit
-def _row(row0, left, group, LAYOUT: gl.constexpr):
-  """A block's 64 rows: (live, query, head)."""
-  r = gl.arange(0, 64, LAYOUT)
+def _row(row0, left, group, M: gl.constexpr, LAYOUT: gl.constexpr):
+  """A block's M rows: (live, query, head)."""
+  r = gl.arange(0, M, LAYOUT)
   live = r < left
   r = row0 + gl.where(live, r, 0)
   return live, r // group, r % group
@@ -331,15 +340,15 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, STAGES: gl.constexpr,
    bounded, early, divided, flags, steps) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   if KIND == attend.NO_BYTES:
-    _copy_queries(q, left, q_halves, q_rope, w)
+    _copy_queries(q, left, q_halves, q_rope, w, 64)
   else:
-    _convert_queries(q, left, q_halves, q_rope, ups, w)
+    _convert_queries(q, left, q_halves, q_rope, ups, w, 64)
   fence_async_shared()
   mbarrier.arrive(q_full)
   mbarrier.wait(q_full, 0)
   fence_async_shared()
 
-  live, query, head = _row(row0, left, group, ROWS)
+  live, query, head = _row(row0, left, group, 64, ROWS)
   row_scale = scale
   if KIND != attend.NO_BYTES:
     row_scale = (scale * ups.load(ROWS))[:, None]
@@ -408,7 +417,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, STAGES: gl.constexpr,
   # Found once more, rather than kept in registers all the while.
   again = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row0],
                                     gl.int32, False, 1)
-  live, query, head = _row(again, left, group, ROWS)
+  live, query, head = _row(again, left, group, 64, ROWS)
   r = gl.arange(0, 64, ROWS)
   if divided:
     if w == 0:
@@ -425,9 +434,140 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, STAGES: gl.constexpr,
 
 
 @gluon.jit
+def _consume_few(w: gl.constexpr, args, M: gl.constexpr, N: gl.constexpr,
+                 KIND: gl.constexpr):
+  """Computes every other tile of keys for a few rows, and then a half.
+
+  Keys are the rows of the products, and queries the columns: M of them.
+  """
+  (q, q_halves, q_rope, q_full, ups, ring, weights, sums, sums_full, left,
+   out, lse, parts, parts_lse, sinks, scale, out_scale, has_sink, begin,
+   cp_world_size, first, row0, group, tokens, splits, window_left, window_right,
+   bounded, early, divided, flags, steps) = args
+  LAYOUT: gl.constexpr = hopper.accumulator(M)
+  ROWS: gl.constexpr = gl.SliceLayout(0, LAYOUT)
+  if KIND == attend.NO_BYTES:
+    _copy_queries(q, left, q_halves, q_rope, w, M)
+  else:
+    _convert_queries(q, left, q_halves, q_rope, ups, w, M)
+  fence_async_shared()
+  mbarrier.arrive(q_full)
+  mbarrier.wait(q_full, 0)
+  fence_async_shared()
+
+  live, query, head = _row(row0, left, group, M, ROWS)
+  row_scale = scale
+  if KIND != attend.NO_BYTES:
+    row_scale = (scale * ups.load(ROWS))[None, :]
+  place = _key_of(query, begin, cp_world_size)
+  low = place - window_left
+  high = gl.where(bounded, place + window_right, ABSENT - 1)
+  UP: gl.constexpr = 0.0 if KIND == attend.NO_BYTES else 10.0
+  m = gl.full([M], LEAST, gl.float32, ROWS)
+  l = gl.zeros([N, M], gl.float32, LAYOUT)
+  acc = gl.zeros([HALF, M], gl.float32, LAYOUT)
+  more = gl.zeros([HALF, M], gl.float32, LAYOUT)
+  tile = weights.tile.index(w)
+  for step in range(w, steps, 2):
+    # Each warpgroup has a buffer of its own.
+    phase = (step // 2) & 1
+    # Where tiles lie is found once more, rather than kept in registers.
+    zero = gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,r", [step],
+                                     gl.int32, False, 1)
+    at_w = zero + 2 * w
+    s = gl.zeros([N, M], gl.float32, LAYOUT)
+    for other in gl.static_range(2):
+      h = (w + other) % 2
+      mbarrier.wait(ring.full.index(at_w + h), phase)
+      fence_async_shared()
+      s = warpgroup_mma(ring.halves.index(at_w + h),
+                        q_halves.index(zero + h).permute([1, 0]), s,
+                        use_acc=other > 0, is_async=True)
+    s = warpgroup_mma(ring.rope.index(zero + w),
+                      q_rope.index(zero).permute([1, 0]), s, is_async=True)
+    key = ring.key.index(w).load(gl.SliceLayout(1, LAYOUT))
+    s = warpgroup_mma_wait(0, deps=[s])
+    s = gl.where(key[:, None] <= high[None, :], s * row_scale, float("-inf"))
+    if first + step * N < early:
+      s = gl.where(key[:, None] >= low[None, :], s, float("-inf"))
+    m_new = gl.maximum(m, gl.max(s, 0))
+    p = gl.exp2(s - (m_new - UP)[None, :])
+    alpha = gl.exp2(m - m_new)
+    m = m_new
+    l = l * alpha[None, :] + p
+    tile.store(p.to(ring.halves.dtype))
+    fence_async_shared()
+    acc = warpgroup_mma(ring.halves.index(at_w).permute([1, 0]), tile,
+                        acc * alpha[None, :], is_async=True)
+    more = warpgroup_mma(ring.halves.index(at_w + 1).permute([1, 0]), tile,
+                         more * alpha[None, :], is_async=True)
+    acc = warpgroup_mma_wait(1, deps=[acc])
+    mbarrier.arrive(ring.empty.index(2 * w))
+    more = warpgroup_mma_wait(0, deps=[more])
+    mbarrier.arrive(ring.empty.index(2 * w + 1))
+
+  # Each gives the other what it has of the other's half.
+  own, theirs = acc, more
+  if w == 1:
+    own, theirs = more, acc
+  l = gl.sum(l, 0)
+  PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+  # Nothing comes into its buffer any more.
+  sums.index(w).slice(0, M).store(m)
+  sums.index(w).slice(M, M).store(l)
+  ring.halves.index(2 * w).reinterpret(
+      gl.float32, [HALF, M], PLAIN).store(theirs)
+  mbarrier.arrive(sums_full)
+  mbarrier.wait(sums_full, 0)
+  m_other = sums.index(1 - w).slice(0, M).load(ROWS)
+  l_other = sums.index(1 - w).slice(M, M).load(ROWS)
+  theirs = ring.halves.index(2 - 2 * w).reinterpret(
+      gl.float32, [HALF, M], PLAIN).load(LAYOUT)
+  top = gl.maximum(m, m_other)
+  ONE: gl.constexpr = 1.0 if KIND == attend.NO_BYTES else 1024.0
+  again = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row0],
+                                    gl.int32, False, 1)
+  live, query, head = _row(again, left, group, M, ROWS)
+  extra = gl.zeros([M], gl.float32, ROWS)
+  if has_sink:
+    sink = gl.load(sinks + head) * scores.LOG2E
+    sink = gl.minimum(gl.maximum(sink, LEAST), -LEAST)
+    top = gl.maximum(top, sink)
+    extra = gl.where(sink == LEAST, 0.0, gl.exp2(sink - top) * ONE)
+  alpha = gl.exp2(m - top)
+  alpha_other = gl.exp2(m_other - top)
+  l = l * alpha + l_other * alpha_other + extra
+  any_key = l != 0.0
+  l = gl.where(any_key, l, 1.0)
+  own = (own * alpha[None, :] + theirs * alpha_other[None, :])
+  own *= (out_scale / l)[None, :]
+  row_lse = top * scores.LN2 + gl.log(l * (1.0 / ONE))
+  row_lse = gl.where(any_key, row_lse, float("-inf"))
+  r = gl.arange(0, M, ROWS)
+  at = ((r * HEAD)[None, :] + w * HALF
+        + gl.arange(0, HALF, gl.SliceLayout(1, LAYOUT))[:, None])
+  if divided:
+    if w == 0:
+      gl.store(parts_lse + r, row_lse, mask=live)
+    gl.store(parts + at, own, mask=live[None, :])
+  else:
+    if w == 0:
+      if splits > 1:
+        gl.store(parts_lse + r, gl.where(live, float("inf"), 0.0), mask=live)
+      if (flags & attend.LSE) != 0:
+        gl.store(lse + (head * tokens + query), row_lse, mask=live)
+    gl.store(out + at, own.to(out.dtype.element_ty), mask=live[None, :])
+
+
+@gluon.jit
 def _find_rows(slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags,
                TILE_M: gl.constexpr):
-  """attend.py's find_rows, which looks at many sequences at a time."""
+  """attend.py's find_rows, which looks at many sequences at a time.
+
+  Where tiles of rows are whole queries, there is no slot without any: such a
+  block would wait for a multiprocessor of its own.
+  """
+  spare = gl.where(group % TILE_M == 0, 0, 1)
   tiles_each = (seqlen_q * group + TILE_M - 1) // TILE_M
   index = slot // gl.maximum(tiles_each, 1)
   first = index * tiles_each
@@ -440,11 +580,12 @@ def _find_rows(slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags,
       of_lane = gl.load(cu_seqlens + at, mask=at <= batch, other=0)
       of_lane = gl.minimum(gl.maximum(of_lane, 0), tokens)
       before += gl.where(
-          (at <= batch) & (of_lane * group // TILE_M + at <= slot), 1, 0)
+          (at <= batch) & (of_lane * group // TILE_M + at * spare <= slot),
+          1, 0)
     index = gl.sum(before, 0)
     start = gl.load(cu_seqlens + index)
     start = gl.minimum(gl.maximum(start, 0), tokens)
-    first = start * group // TILE_M + index
+    first = start * group // TILE_M + index * spare
     end = gl.load(cu_seqlens + index + 1, mask=index < batch, other=tokens)
     end = gl.minimum(gl.maximum(end, 0), tokens)
   return index, start, end - start, (slot - first) * TILE_M
@@ -457,7 +598,8 @@ def _attend(
     page_size, splits, cp_world_size, window_left, window_right, softmax_scale,
     flags, split, index, start, row0, left, first_page, begin, stop, first_tile,
     steps,
-    TILE_N: gl.constexpr, KIND: gl.constexpr, STAGES: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, KIND: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
   """A block that has rows and keys."""
   # One KV head: all rows of a sequence lie one behind the other.
@@ -468,25 +610,28 @@ def _attend(
   has_sink = ((flags & attend.SINK) != 0) & (split == 0) & (index < batch)
   # Tiles before `early` are cut by a row's window.
   bounded = (flags & attend.WINDOW) != 0
-  last = (row0 + gl.minimum(64, left) - 1) // group
+  last = (row0 + gl.minimum(TILE_M, left) - 1) // group
   early = gl.where(
       bounded, _key_of(last, begin, cp_world_size) - window_left, 0)
 
   dtype: gl.constexpr = (q.dtype.element_ty if KIND == attend.NO_BYTES
                          else gl.float16)
   WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+  FEW: gl.constexpr = TILE_M < 64
   NARROW: gl.constexpr = gl.NVMMASharedLayout(
-      min(2 * TILE_N, 128), 16, rank=2)
+      min(2 * (TILE_M if FEW else TILE_N), 128), 16, rank=2)
   PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-  q_halves = gl.allocate_shared_memory(dtype, [2, 64, HALF], WIDE)
-  q_rope = gl.allocate_shared_memory(dtype, [1, 64, ROPE], WIDE)
-  ups = gl.allocate_shared_memory(gl.float32, [64], PLAIN)
+  q_halves = gl.allocate_shared_memory(dtype, [2, TILE_M, HALF], WIDE)
+  q_rope = gl.allocate_shared_memory(dtype, [1, TILE_M, ROPE], WIDE)
+  ups = gl.allocate_shared_memory(gl.float32, [TILE_M], PLAIN)
   halves = gl.allocate_shared_memory(dtype, [2 * STAGES, TILE_N, HALF], WIDE)
   rope = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, ROPE], WIDE)
   key = gl.allocate_shared_memory(gl.int32, [STAGES, TILE_N], PLAIN)
-  tile = gl.allocate_shared_memory(dtype, [64, TILE_N], NARROW)
+  tile = gl.allocate_shared_memory(
+      dtype, [2, TILE_N, TILE_M] if FEW else [64, TILE_N], NARROW)
   maximum = gl.allocate_shared_memory(gl.float32, [64], PLAIN)
-  sums = gl.allocate_shared_memory(gl.float32, [2, 64], PLAIN)
+  sums = gl.allocate_shared_memory(
+      gl.float32, [2, 2 * TILE_M if FEW else TILE_M], PLAIN)
   q_full = mbarrier.allocate_mbarrier()
   sums_full = mbarrier.allocate_mbarrier()
   full = mbarrier.allocate_mbarrier(batch=2 * STAGES)
@@ -513,7 +658,21 @@ def _attend(
              parts + part * HEAD, parts_lse + part, sinks, scale, out_scale,
              has_sink, begin, cp_world_size, first, row0, group, tokens, splits,
              window_left, window_right, bounded, early, divided, flags, steps)
-  if KIND == attend.NO_BYTES:
+  if FEW:
+    gl.static_assert(STAGES == 2)
+    if KIND == attend.NO_BYTES:
+      gl.warp_specialize([
+          (_consume_few, (0, consume, TILE_M, TILE_N, KIND)),
+          (_consume_few, (1, consume, TILE_M, TILE_N, KIND)),
+          (_produce, (produce, TILE_N, STAGES)),
+      ], [4, 4], [176, 120])
+    else:
+      gl.warp_specialize([
+          (_consume_few, (0, consume, TILE_M, TILE_N, KIND)),
+          (_consume_few, (1, consume, TILE_M, TILE_N, KIND)),
+          (_produce_bytes, (produce, TILE_N, STAGES, KIND)),
+      ], [4, 4], [168, 152])
+  elif KIND == attend.NO_BYTES:
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, STAGES, KIND)),
         (_consume, (1, consume, TILE_N, STAGES, KIND)),
@@ -540,7 +699,6 @@ def mla_attend(
 
   Parts of sequences are of about the same size, as paged_attend's.
   """
-  gl.static_assert(TILE_M == 64)
   slot = gl.program_id(0)
   split = gl.program_id(1)
   share = 0.0
@@ -576,18 +734,19 @@ def mla_attend(
           page_size, splits, cp_world_size, window_left, window_right,
           softmax_scale, flags, split, index, start, row0, left, first_page,
           begin, stop, first_tile,
-          gl.maximum(last_tile - first_tile, 1), TILE_N, KIND, STAGES)
+          gl.maximum(last_tile - first_tile, 1), TILE_M, TILE_N, KIND, STAGES)
 
 
 @gluon.jit
 def mla_merge(parts, parts_lse, out, lse, tokens, nhead_q, splits, merge_rows,
-              flags):
+              merge_cols, flags):
   """Joins the parts of rows, as merge.py does; a row of one is skipped.
 
-  Its lse in scratch is inf. Grid: tiles of merge_rows of tokens * nhead_q rows.
+  Its lse in scratch is inf. Grid: tiles of merge_rows of tokens * nhead_q rows,
+  each with merge_cols programs of as many of their columns.
   """
   LANES: gl.constexpr = 256
-  first = gl.program_id(0) * merge_rows
+  first = gl.program_id(0) // merge_cols * merge_rows
   end = gl.minimum(first + merge_rows, tokens * nhead_q)
   if merge_rows > 1:
     # Most often there is nothing to join, or all rows are joined.
@@ -597,16 +756,13 @@ def mla_merge(parts, parts_lse, out, lse, tokens, nhead_q, splits, merge_rows,
       end = first
   for row in range(first, end):
     _merge_row(parts, parts_lse, out, lse, row.to(gl.int64),
-               tokens.to(gl.int64) * nhead_q, tokens, nhead_q, splits, flags,
-               LANES)
+               tokens.to(gl.int64) * nhead_q, tokens, nhead_q, splits,
+               gl.program_id(0) % merge_cols, merge_cols, flags, LANES)
 
 
 @gluon.jit
 def _merge_row(parts, parts_lse, out, lse, row, count, tokens, nhead_q, splits,
-               flags, LANES: gl.constexpr):
-  PARTS: gl.constexpr = 16
-  LAYOUT: gl.constexpr = gl.BlockedLayout([8, 4], [1, 32], [2, 4], [1, 0])
-  ROW: gl.constexpr = gl.BlockedLayout([2], [32], [8], [0])
+               place, merge_cols, flags, LANES: gl.constexpr):
   p = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [8], [0]))
   top = gl.full([LANES], float("-inf"), gl.float32, p.type.layout)
   past = p * 0
@@ -620,30 +776,48 @@ def _merge_row(parts, parts_lse, out, lse, row, count, tokens, nhead_q, splits,
   past = gl.max(past, 0)
   if top != float("inf"):
     top = gl.where(top == float("-inf"), 0.0, top)
-    acc, l = _some_parts(parts, parts_lse, row, count, 0, past, top, PARTS,
-                         LAYOUT)
-    for p0 in range(PARTS, past, PARTS):
-      more, weight = _some_parts(parts, parts_lse, row, count, p0, past, top,
-                                 PARTS, LAYOUT)
-      acc += more
-      l += weight
-    total = gl.sum(l, 0)
-    any_key = total != 0
-    safe = gl.where(any_key, total, 1.0)
-    if (flags & attend.LSE) != 0:
+    total = 0.0
+    if merge_cols == 1:
+      total = _join(parts, parts_lse, out, row, count, 0, past, top, HEAD)
+    else:
+      total = _join(parts, parts_lse, out, row, count,
+                    place * (HEAD // MERGE_COLS), past, top,
+                    HEAD // MERGE_COLS)
+    if ((flags & attend.LSE) != 0) & (place == 0):
       gl.store(lse + row % nhead_q * tokens + row // nhead_q,
-               gl.where(any_key, top + gl.log(safe), float("-inf")))
-    acc = gl.convert_layout(gl.sum(acc, 0) / safe, ROW)
-    gl.store(out + row * HEAD + gl.arange(0, HEAD, ROW),
-             acc.to(out.dtype.element_ty))
+               gl.where(total != 0, top + gl.log(total), float("-inf")))
 
 
 @gluon.jit
-def _some_parts(parts, parts_lse, row, count, first, past, top,
-                PARTS: gl.constexpr, LAYOUT: gl.constexpr):
-  """Sums of parts from `first` on, [2, HEAD], and their weights."""
-  part = first + gl.arange(0, PARTS, gl.SliceLayout(1, LAYOUT))
-  cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))[None, :]
+def _join(parts, parts_lse, out, row, count, first_col, past, top,
+          WIDTH: gl.constexpr):
+  """Joins WIDTH columns of a row; returns the sum of weights."""
+  GROUPS: gl.constexpr = 2 * HEAD // WIDTH
+  LAYOUT: gl.constexpr = gl.BlockedLayout(
+      [8, 4], [1, 32], [GROUPS, 8 // GROUPS], [1, 0])
+  ROW: gl.constexpr = gl.BlockedLayout([2], [32], [8], [0])
+  acc, l = _some_parts(parts, parts_lse, row, count, 0, past, top, first_col,
+                       GROUPS, WIDTH, LAYOUT)
+  for p0 in range(8 * GROUPS, past, 8 * GROUPS):
+    more, weight = _some_parts(parts, parts_lse, row, count, p0, past, top,
+                               first_col, GROUPS, WIDTH, LAYOUT)
+    acc += more
+    l += weight
+  total = gl.sum(l, 0)
+  safe = gl.where(total != 0, total, 1.0)
+  acc = gl.convert_layout(gl.sum(acc, 0) / safe, ROW)
+  gl.store(out + row * HEAD + first_col + gl.arange(0, WIDTH, ROW),
+           acc.to(out.dtype.element_ty))
+  return total
+
+
+@gluon.jit
+def _some_parts(parts, parts_lse, row, count, first, past, top, first_col,
+                GROUPS: gl.constexpr, WIDTH: gl.constexpr,
+                LAYOUT: gl.constexpr):
+  """Sums of eight parts each from `first` on, and all parts' weights."""
+  part = first + gl.arange(0, 8 * GROUPS, gl.SliceLayout(1, LAYOUT))
+  cols = first_col + gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))[None, :]
   at = part.to(gl.int64) * count + row
   # Those before the last that has keys are all written.
   there = part < past
@@ -652,4 +826,4 @@ def _some_parts(parts, parts_lse, row, count, first, past, top,
   weight = gl.exp(gl.load(parts_lse + at, mask=there, other=float("-inf"))
                   - top)
   x *= weight[:, None]
-  return gl.sum(x.reshape([2, PARTS // 2, HEAD]), 1), weight
+  return gl.sum(x.reshape([GROUPS, 8, WIDTH]), 1), weight

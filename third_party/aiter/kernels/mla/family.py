@@ -20,13 +20,22 @@ def _constants(row):
   }
 
 
+# As paged_attend's, but tiles that are whole queries are counted: a slot that
+# has none would take a multiprocessor from those that do.
+_TILES = ("tiles = tokens * group // tile_m"
+          " + (batch + 1 if group - group // tile_m * tile_m else 0)"
+          " if flags & CU_SEQLENS else"
+          " batch * ceil((seqlen_q * group) / tile_m)")
+
 FAMILY = dataclasses.replace(
     _PAGED,
     pointers={**_PAGED.pointers, **points_to("i32", "places")},
     ops={
-        "mla_attend": Op("mla.attend", _PAGED.ops["paged_attend"].grid),
+        "mla_attend": Op(
+            "mla.attend", _PAGED.ops["paged_attend"].grid,
+            {"STAGES": (_TILES, "splits")}),
         "mla_merge": Op("paged.merge", (
-            "tiles = ceil((tokens * nhead_q) / merge_rows)",)),
+            "tiles = ceil((tokens * nhead_q) / merge_rows) * merge_cols",)),
     },
     constants=_constants,
 )
