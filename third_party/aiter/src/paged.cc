@@ -43,7 +43,7 @@ constexpr int64_t kRoom = 4;
 // The same of latent attention: of AMD's kernels, whose sequences are all
 // divided alike, and of CUDA's, where one fills a multiprocessor and a sequence
 // gets its share of half as many (PROGRAMS of mla/attend_hopper.py).
-constexpr int64_t kLatentPrograms = 4;
+constexpr int64_t kLatentPrograms = 2;
 constexpr int64_t kLatentProgramsCuda = 2;
 // Programs that join parts, where a kernel takes several rows of them, of those
 // that attend.

@@ -342,7 +342,7 @@ void TestLatent() {
   odd.page_size = 12;
   CHECK(Run(odd) == Names{"latent_any"});
 
-  New(64);  // 256 programs: two tiles of rows a sequence, in 4 parts.
+  New(128);  // 256 programs: two tiles of rows a sequence, in 4 parts.
   CHECK((Run(LatentArgs(32, 128)) == Names{"latent_64", "latent_merge"}));
   CHECK(g_recorder.launches[0].grid[0] == 64);
   CHECK(g_recorder.launches[0].grid[1] == 4);

@@ -17,6 +17,8 @@ def _constants(row):
       "ROPE": int(row["rope"]),
       # A fast row's calls have its columns, neither more nor fewer.
       "PARTIAL": row["grade"] != "fast",
+      # The generation of the matrix units.
+      "CDNA": 4 if row["arch"] == "gfx950" else 3,
   }
 
 

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention for CDNA's matrix units (gfx942, gfx950), in Gluon.
+
+A tile of keys is stored in LDS once, and is the left operand of both products:
+scores are [keys, rows], the output [columns, rows]. A wave computes all of a
+tile's scores of its rows, so that weights never leave it; where there are fewer
+rows than waves have, waves compute the same scores and divide the output's
+columns. The next tile is on its way in registers meanwhile.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd.cdna3 import mfma
+
+from third_party.aiter.kernels.mha import scores
+from third_party.aiter.kernels.paged import attend
+
+# A Gluon function calls none of Triton's; of one source it may be either.
+_find_rows = gluon.jit(attend.find_rows.fn)
+_find_keys = gluon.jit(attend.find_keys.fn)
+
+# Rows and columns of a matrix instruction.
+SIDE = gl.constexpr(16)
+# More than any key.
+ABSENT = gl.constexpr(2**31 - 1)
+
+
+@gluon.constexpr_function
+def _matrix(cdna, waves, tile_m, rows, depth):
+  """The layout of a product of so many rows, whose columns are the tile's rows.
+
+  Waves divide the columns, and if those are too few the rows; if there are too
+  few of these also, some waves compute the same. depth: what is summed over.
+  """
+  columns = min(waves, tile_m // SIDE.value)
+  if rows < SIDE.value * waves // columns:
+    columns = waves
+  return gl.amd.AMDMFMALayout(
+      version=cdna, instr_shape=[16, 16, min(16 * (cdna - 2), depth)],
+      transposed=False, warps_per_cta=[waves // columns, columns])
+
+
+@gluon.constexpr_function
+def _rows_of_bytes(waves, columns, bytes_each):
+  """How waves copy rows of so many columns of 16 bits."""
+  values = bytes_each // 2
+  lanes = min(columns // values, 64)
+  return gl.BlockedLayout([1, values], [64 // lanes, lanes], [waves, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def _padded(keys, columns):
+  """Rows of keys in LDS, so that no read of either operand has conflicts.
+
+  Reads of 16 bytes take lanes 0 to 3 with 20 to 23, which are other rows and
+  other columns; those of a column for several keys take every fourth row.
+  """
+  return gl.PaddedSharedLayout.with_identity_for(
+      [[columns, 16], [4 * columns, 32]], [keys, columns], [1, 0])
+
+
+@gluon.jit
+def _page(table, n, page_shift, stop):
+  """The entries of a table for the keys n; -1 behind the last one."""
+  return gl.load(table + (n >> page_shift), mask=n < stop, other=-1)
+
+
+@gluon.jit
+def _load(data, page, n, pages, page_size, k_page, k_token,
+          first: gl.constexpr, COLS: gl.constexpr, LAYOUT: gl.constexpr):
+  """COLS columns of keys from `first` on; 0 of those in no page."""
+  there = (page >= 0) & (page < pages)
+  at = (gl.maximum(page, 0).to(gl.int64) * k_page
+        + (n & (page_size - 1)) * k_token)
+  cols = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))[None, :]
+  return gl.load(data + at[:, None] + (cols + first), mask=there[:, None],
+                 other=0.0)
+
+
+@gluon.jit
+def _which(page, n, pages):
+  """The keys n, ABSENT of those in no page."""
+  return gl.where((page >= 0) & (page < pages), n, ABSENT)
+
+
+@gluon.jit
+def mla_attend(
+    q, k_cache, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
+    table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
+    tokens, batch, seqlen_q, group, pages, page_size, page_shift,
+    width, splits, cp_world_size, window_left, window_right, softmax_scale,
+    flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+    ROPE: gl.constexpr, FLAGS: gl.constexpr, CDNA: gl.constexpr,
+):
+  """As mla/attend.py's, of a cache of the queries' type.
+
+  Grid: (tiles of rows, splits).
+  """
+  split = gl.program_id(1)
+  index, start, len_q, row0 = _find_rows(
+      gl.program_id(0), cu_seqlens, batch, tokens, seqlen_q, group, flags,
+      TILE_M, FLAGS)
+  left = len_q * group - row0
+  if left <= 0:
+    return
+  first_row = start.to(gl.int64) * group + row0
+  part = split.to(gl.int64) * tokens * group + first_row
+  begin = 0
+  right_edge = window_right
+  left_edge = window_left
+  if cp_world_size > 1:
+    begin = gl.load(places + index, mask=index < batch, other=0)
+    right_edge = 1 << 30
+    left_edge = 1 << 30
+  first_page, count, offset, _, stop, first_tile, last_tile = _find_keys(
+      index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
+      width, pages, page_size, group, left_edge, right_edge, split, splits,
+      splits, flags, TILE_N, FLAGS)
+
+  WAVES: gl.constexpr = gl.num_warps()
+  SCORES: gl.constexpr = _matrix(CDNA, WAVES, TILE_M, TILE_N, HEAD)
+  OUT: gl.constexpr = _matrix(CDNA, WAVES, TILE_M, HEAD, TILE_N)
+  P_WIDTH: gl.constexpr = OUT.instr_shape[2] // 4
+  ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+  KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
+  r = gl.arange(0, TILE_M, ROW)
+  if (split > 0) & (first_tile >= last_tile):
+    gl.store(parts_lse + part + r,
+             gl.full([TILE_M], float("-inf"), gl.float32, ROW), mask=r < left)
+    return
+
+  # The queries, as the right operand.
+  WIDTH: gl.constexpr = 8
+  KEYS_IN: gl.constexpr = gl.DotOperandLayout(0, SCORES, WIDTH)
+  QUERIES: gl.constexpr = gl.DotOperandLayout(1, SCORES, WIDTH)
+  q_row = gl.arange(0, TILE_M, gl.SliceLayout(0, QUERIES))[None, :]
+  q_at = q + first_row * (HEAD + ROPE) + q_row * (HEAD + ROPE)
+  q_tile = gl.load(
+      q_at + gl.arange(0, HEAD, gl.SliceLayout(1, QUERIES))[:, None],
+      mask=q_row < left, other=0.0)
+  q_rope = gl.load(
+      q_at + (HEAD + gl.arange(0, ROPE, gl.SliceLayout(1, QUERIES))[:, None]),
+      mask=q_row < left, other=0.0)
+
+  # Which keys a row sees.
+  live = r < left
+  query = (row0 + gl.where(live, r, 0)) // group
+  head = (row0 + gl.where(live, r, 0)) % group
+  position = query + offset
+  if cp_world_size > 1:
+    position = (begin + query + cp_world_size) // cp_world_size - 1
+  bounded = (flags & attend.WINDOW) != 0
+  high = gl.where(bounded, position + window_right, ABSENT - 1)
+  low = gl.where(bounded, position - window_left, 0)
+
+  # A sink is a key without a value: it opens m and l of the first part.
+  m = gl.full([TILE_M], float("-inf"), gl.float32, ROW)
+  if (flags & attend.SINK) != 0:
+    sink = gl.load(sinks + head, mask=live, other=float("-inf"))
+    m = gl.where((split == 0) & (index < batch), sink * scores.LOG2E, m)
+  l = gl.where(m == float("-inf"), 0.0, 1.0)
+  acc = gl.zeros([HEAD, TILE_M], gl.float32, OUT)
+  scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
+
+  WIDE: gl.constexpr = _rows_of_bytes(WAVES, HEAD, 16)
+  NARROW: gl.constexpr = _rows_of_bytes(
+      WAVES, ROPE, min(16, TILE_N * ROPE // (32 * WAVES)))
+  ONE_KEY: gl.constexpr = gl.SliceLayout(1, WIDE)
+  dtype: gl.constexpr = q.dtype.element_ty
+  keys = gl.allocate_shared_memory(dtype, [TILE_N, HEAD],
+                                   _padded(TILE_N, HEAD))
+  ropes = gl.allocate_shared_memory(dtype, [TILE_N, ROPE],
+                                    _padded(TILE_N, ROPE))
+  which = gl.allocate_shared_memory(
+      gl.int32, [TILE_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+  data = k_cache + k_start
+  table += first_page
+  # Of keys behind the part's last tile nothing is loaded.
+  last_tile = gl.maximum(last_tile, first_tile + 1)
+  stop = gl.minimum(stop, last_tile * TILE_N)
+  n = first_tile * TILE_N + gl.arange(0, TILE_N, ONE_KEY)
+  n_rope = first_tile * TILE_N + gl.arange(0, TILE_N, gl.SliceLayout(1, NARROW))
+  page = _page(table, n, page_shift, stop)
+  page_rope = _page(table, n_rope, page_shift, stop)
+  k_next = _load(data, page, n, pages, page_size, k_page, k_token, 0, HEAD,
+                 WIDE)
+  r_next = _load(data, page_rope, n_rope, pages, page_size, k_page, k_token,
+                 HEAD, ROPE, NARROW)
+  n_next = _which(page, n, pages)
+  # A page is looked up a tile ahead. What it says is asked when it is there.
+  page = _page(table, n + TILE_N, page_shift, stop)
+  page_rope = _page(table, n_rope + TILE_N, page_shift, stop)
+  for _ in range(first_tile, last_tile):
+    keys.store(k_next)
+    ropes.store(r_next)
+    which.store(n_next)
+    n += TILE_N
+    n_rope += TILE_N
+    k_next = _load(data, page, n, pages, page_size, k_page, k_token, 0, HEAD,
+                   WIDE)
+    r_next = _load(data, page_rope, n_rope, pages, page_size, k_page, k_token,
+                   HEAD, ROPE, NARROW)
+    n_next = _which(page, n, pages)
+    page = _page(table, n + TILE_N, page_shift, stop)
+    page_rope = _page(table, n_rope + TILE_N, page_shift, stop)
+
+    s = gl.zeros([TILE_N, TILE_M], gl.float32, SCORES)
+    s = mfma(ropes.load(KEYS_IN), q_rope, s)
+    s = mfma(keys.load(KEYS_IN), q_tile, s)
+    key = which.load(KEY)[:, None]
+    shown = (key <= high[None, :]) & (key >= low[None, :])
+    s = gl.where(shown, s * scale, float("-inf"))
+    m_new = gl.maximum(m, gl.max(s, 0))
+    # A row that has seen no key yet: anything finite keeps the NaN away.
+    m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)
+    p = gl.exp2(s - m_exp[None, :])
+    alpha = gl.exp2(m - m_exp)
+    l = l * alpha + gl.sum(p, 0)
+    m = m_new
+    acc *= gl.convert_layout(alpha, gl.SliceLayout(0, OUT))[None, :]
+    p = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(1, OUT, P_WIDTH))
+    v = keys.permute([1, 0]).load(gl.DotOperandLayout(0, OUT, P_WIDTH))
+    acc = mfma(v, p, acc)
+
+  any_key = l != 0.0
+  l_safe = gl.where(any_key, l, 1.0)
+  factor = gl.load(v_scale) / l_safe
+  acc *= gl.convert_layout(factor, gl.SliceLayout(0, OUT))[None, :]
+  row_lse = gl.where(any_key, m * scores.LN2 + gl.log(l_safe), float("-inf"))
+  o_row = gl.arange(0, TILE_M, gl.SliceLayout(0, OUT))[None, :]
+  o_at = o_row * HEAD + gl.arange(0, HEAD, gl.SliceLayout(1, OUT))[:, None]
+  if splits > 1:
+    gl.store(parts_lse + part + r, row_lse, mask=live)
+    gl.store(parts + part * HEAD + o_at, acc, mask=o_row < left)
+  else:
+    if (flags & attend.LSE) != 0:
+      gl.store(lse + head.to(gl.int64) * tokens + start + query, row_lse,
+               mask=live)
+    gl.store(out + first_row * HEAD + o_at, acc.to(dtype), mask=o_row < left)
