@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every attention kernel for sm_90 that a row is made for runs on a GPU."""
 
+import functools
 from unittest import mock
 
 import jax.numpy as jnp
@@ -73,7 +74,7 @@ class HopperTest(mha_test.MhaTestCase):
           dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=128) | options))
 
   def test_one_pass_reads_no_other_rows(self):
-    """Whatever lies between sequences, and past padded lengths."""
+    """Whatever lies between and after sequences, and past padded lengths."""
     lengths = jnp.array([0, 100, 300], jnp.int32)
     apart = jnp.array([0, 150, 400], jnp.int32)
     keys = jax.random.split(jax.random.key(0), 4)
@@ -85,14 +86,15 @@ class HopperTest(mha_test.MhaTestCase):
         2, 200, 2, 128) for t in packed]
     live_padded = np.array([np.arange(200) < 100, np.arange(200) < 200])[
         :, :, None, None]
-    calls_of = (
-        (packed, live, lambda q, k, v: aiter.flash_attn_varlen(
-            q, k, v, lengths, lengths, cu_seqlens_q_padded=apart,
-            cu_seqlens_k_padded=apart, causal=True,
-            deterministic=True)),
-        (padded, live_padded, lambda q, k, v: aiter.flash_attn_func(
-            q, k, v, cu_seqlens_q=lengths, cu_seqlens_kv=lengths)))
-    for arrays, kept, call in calls_of:
+    for function, arrays, kept, options in (
+        (aiter.flash_attn_varlen, packed, (row < 300)[:, None, None],
+         dict(cu_seqlens_q=lengths, cu_seqlens_k=lengths)),
+        (aiter.flash_attn_varlen, packed, live,
+         dict(cu_seqlens_q=lengths, cu_seqlens_k=lengths, causal=True,
+              cu_seqlens_q_padded=apart, cu_seqlens_k_padded=apart)),
+        (aiter.flash_attn_func, padded, live_padded,
+         dict(cu_seqlens_q=lengths, cu_seqlens_kv=lengths))):
+      call = functools.partial(function, deterministic=True, **options)
       def gradients(fill, arrays=arrays, kept=kept, call=call):
         q, k, v, g = (jnp.where(kept, t, fill) for t in arrays)
         return jax.jit(lambda: jax.vjp(call, q, k, v)[1](g))()

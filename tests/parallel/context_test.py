@@ -3,7 +3,6 @@
 
 import functools
 import re
-from unittest import mock
 
 import jax.export
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from harness.transforms import weighted
 from jax.sharding import PartitionSpec as P
 
 import jax
-from jax._src.aiter.parallel import context
 from jax.experimental import aiter
 
 B, S, HQ, HK, D, DV = 2, 48, 8, 4, 16, 8
@@ -268,18 +266,6 @@ class ContextTest(parameterized.TestCase):
     """A head's mask is that of its place among all heads."""
     self.check(2, causal=True, dropout_p=0.3, dropout_key=jax.random.key(7),
                strategy="ulysses", load_balance=balance)
-
-  def test_heads_in_two_parts(self):
-    """What belongs to a head goes with it."""
-    with mock.patch.object(context, "_PART", 0):
-      self.check(
-          2, dict(bias=normal(6, 1, HQ, S, S), sink=normal(4, HQ),
-                  alibi_slopes=jnp.abs(normal(5, HQ))),
-          dict(bias=P(None, None, "x"), sink=P(), alibi_slopes=P()),
-          causal=True, dropout_p=0.3, dropout_key=jax.random.key(7),
-          strategy="ulysses", load_balance="zigzag")
-      self.check_packed(2, (5, 30, 1, 2, 39, 0, 12), causal=True,
-                        strategy="ulysses", sinks=True)
 
   @parameterized.parameters((8, 2, 4), (8, 1, 8), (4, 2, 4), (16, 4, 8))
   def test_fewer_key_heads_than_devices(self, hq, hk, n):

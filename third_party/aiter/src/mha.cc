@@ -392,19 +392,18 @@ Status MakeKey(const char* op, const char* f32_op, const Problem& problem,
   return Status();
 }
 
-// Makes dq, dk and dv zero: of sequences, where no block owns the rows between
-// and after them; or where no query touches any key.
-Status ZeroGradients(const Driver& driver, const mha_bwd_args& a,
-                     void* stream) {
-  const int64_t batches = a.is_group_mode ? 1 : a.batch;
-  const int64_t rows_q = batches * a.seqlen_q;
-  const int64_t rows_k = batches * a.seqlen_k;
+// Makes gradients of queries or keys zero: of sequences, where no block owns
+// the rows between and after them; or where no query touches any key.
+Status ZeroQueries(const Driver& driver, const mha_bwd_args& a, void* stream) {
+  const int64_t rows = (a.is_group_mode ? 1 : a.batch) * a.seqlen_q;
+  return FillZero(driver, a.dq_ptr, PackedBytes(a, rows, a.stride_dq), stream);
+}
+
+Status ZeroKeys(const Driver& driver, const mha_bwd_args& a, void* stream) {
+  const int64_t rows = (a.is_group_mode ? 1 : a.batch) * a.seqlen_k;
   AITER_RETURN_IF_ERROR(
-      FillZero(driver, a.dq_ptr, PackedBytes(a, rows_q, a.stride_dq), stream));
-  AITER_RETURN_IF_ERROR(
-      FillZero(driver, a.dk_ptr, PackedBytes(a, rows_k, a.stride_dk), stream));
-  return FillZero(driver, a.dv_ptr, PackedBytes(a, rows_k, a.stride_dv),
-                  stream);
+      FillZero(driver, a.dk_ptr, PackedBytes(a, rows, a.stride_dk), stream));
+  return FillZero(driver, a.dv_ptr, PackedBytes(a, rows, a.stride_dv), stream);
 }
 
 struct Fwd {
@@ -476,7 +475,8 @@ struct Bwd {
     MhaParams params = ParamsOf(args, plan.key);
     bool empty = args.batch == 0 || args.seqlen_q == 0;
     if (args.is_group_mode || empty) {
-      AITER_RETURN_IF_ERROR(ZeroGradients(driver, args, stream));
+      AITER_RETURN_IF_ERROR(ZeroQueries(driver, args, stream));
+      AITER_RETURN_IF_ERROR(ZeroKeys(driver, args, stream));
       constexpr int64_t kFloatBytes = 4;
       if (args.d_slopes_ptr != nullptr) {
         int64_t rows = (args.is_group_mode ? 1 : args.batch) * args.seqlen_q;
@@ -566,8 +566,12 @@ struct OnePass {
     MhaOnePassParams params;
     static_cast<MhaParams&>(params) = ParamsOf(args, plan.key);
     AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.delta, params, stream));
-    if (args.is_group_mode) {
-      AITER_RETURN_IF_ERROR(ZeroGradients(driver, args, stream));
+    // Sequences with starts of their own have rows between them.
+    if (args.is_group_mode && args.cu_seqlen_q_ptr != nullptr) {
+      AITER_RETURN_IF_ERROR(ZeroQueries(driver, args, stream));
+    }
+    if (args.is_group_mode && args.cu_seqlen_k_ptr != nullptr) {
+      AITER_RETURN_IF_ERROR(ZeroKeys(driver, args, stream));
     }
     const bool shared = args.dk_sums_ptr != nullptr;
     constexpr int64_t kFloatBytes = 4;

@@ -27,8 +27,6 @@ from jax._src.aiter.parallel.ring import RingConfig, cumulative, ring, weighed
 _NAME = "context_parallel_attention"
 _STRATEGIES = ("ring", "all_gather", "ulysses")
 _PAIRS = (("ulysses", "ring"), ("ulysses", "all_gather"))
-# Rows of how many heads together occupy a GPU twice over: 1024 blocks of 128.
-_PART = 1 << 17
 
 
 class _Arrays(NamedTuple):
@@ -231,26 +229,6 @@ def _all_gather(call: _Call, axis: str, dropout_key, x: _Arrays):
 # Heads instead of rows
 
 
-def _dealt(t, axis: int, size: int, parts: int):
-  """`parts` arrays, each with an equal share of every device's heads."""
-  if t is None or t.shape[axis] == 1:
-    return [t] * parts
-  split = t.reshape(*t.shape[:axis], size, parts, -1, *t.shape[axis + 1:])
-  shape = list(t.shape)
-  shape[axis] //= parts
-  return [lax.index_in_dim(split, i, axis + 1, keepdims=False).reshape(shape)
-          for i in range(parts)]
-
-
-def _collected(parts, axis: int, size: int):
-  """The array that `_dealt` made these of."""
-  shape = list(parts[0].shape)
-  split = [t.reshape(*shape[:axis], size, -1, *shape[axis + 1:])
-           for t in parts]
-  shape[axis] *= len(parts)
-  return jnp.stack(split, axis + 1).reshape(shape)
-
-
 def _ulysses(call: _Call, axis: str, dropout_key, x: _Arrays):
   size, rank = lax.axis_size(axis), lax.axis_index(axis).astype(jnp.int32)
   where = f"strategy='ulysses' over {size} devices"
@@ -277,60 +255,36 @@ def _ulysses(call: _Call, axis: str, dropout_key, x: _Arrays):
     return lax.dynamic_slice_in_dim(t, rank * count, count, a)
 
   per_head = lambda t: None if t is None else own(t, t.ndim - 1)
-
-  def exchanged(q, k, v, bias, slopes, sink):
-    """A device's heads of all tokens."""
-    if bias is not None:
-      rows, many = bias.shape[2] > 1, bias.shape[1] > 1
-      if rows:
-        bias = (lax.all_to_all(bias, axis, 1, 2, tiled=True) if many
-                else lax.all_gather(bias, axis, axis=2, tiled=True))
-        bias = in_turn(bias, axis=2)
-      elif many:
-        bias = own(bias, 1)
-      if not inner and bias.shape[3] > 1:
-        bias = in_turn(bias, axis=3)
-    return _Arrays(heads(q), heads(k), heads(v), bias, per_head(slopes),
-                   per_head(sink), x.cu_seqlens)
-
-  def attended(local, first_head):
-    if inner:
-      return _run(call._replace(strategies=inner, axes=call.axes[1:]),
-                  dropout_key, local)
+  bias = x.bias
+  if bias is not None:
+    bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
+    rows, many = bias.shape[2] > 1, bias.shape[1] > 1
+    if rows:
+      bias = (lax.all_to_all(bias, axis, 1, 2, tiled=True) if many
+              else lax.all_gather(bias, axis, axis=2, tiled=True))
+      bias = in_turn(bias, axis=2)
+    elif many:
+      bias = own(bias, 1)
+    if not inner and bias.shape[3] > 1:
+      bias = in_turn(bias, axis=3)
+  local = _Arrays(heads(x.q), heads(k), heads(v), bias,
+                  per_head(x.alibi_slopes), per_head(x.sink), x.cu_seqlens)
+  if inner:
+    out, lse = _run(call._replace(strategies=inner, axes=call.axes[1:]),
+                    dropout_key, local)
+  else:
     cfg, operands = (_operands if x.cu_seqlens is None else _packed_operands)(
         call, local, dropout_key=dropout_key)
     if operands.dropout_state is not None:
       # The mask of a head is that of its place among all heads.
-      first = jnp.zeros(4, jnp.uint32).at[3].set(first_head.astype(jnp.uint32))
+      first = jnp.zeros(4, jnp.uint32).at[3].set(
+          (rank * local.q.shape[2]).astype(jnp.uint32))
       operands = operands._replace(
           dropout_state=operands.dropout_state + first)
-    return _mha((cfg, operands))
-
-  # Heads in two parts, of which the second is on its way while the first one's
-  # kernel runs, and the first one's result while the second's does.
-  count = hq // size
-  tokens = x.q.shape[0] * x.q.shape[1] * size
-  parts = 1 if (size == 1 or inner or tokens * count < _PART or count % 2
-                or k.shape[2] // size % 2) else 2
-  bias = x.bias
-  if bias is not None:
-    bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
-  last = lambda t: 0 if t is None else t.ndim - 1
-  arrays = [exchanged(*part) for part in zip(*(
-      _dealt(t, a, size, parts) for t, a in (
-          (x.q, 2), (k, 2), (v, 2), (bias, 1), (x.alibi_slopes,
-          last(x.alibi_slopes)), (x.sink, last(x.sink)))))]
-  outs, lses = [], []
-  for i, local in enumerate(arrays):
-    if i > 0:
-      # One after the other, whatever a scheduler would rather begin with.
-      outs[-1], local = lax.optimization_barrier((outs[-1], local))
-    out, lse = attended(local, rank * count + i * (count // parts))
-    outs.append(back(out, axis=1))
-    lses.append(back(lse, axis=2))
-  outs = [lax.all_to_all(t, axis, 1, 2, tiled=True) for t in outs]
-  lses = [lax.all_to_all(t, axis, 2, 1, tiled=True) for t in lses]
-  return _collected(outs, 2, size), _collected(lses, 1, size)
+    out, lse = _mha((cfg, operands))
+  out, lse = back(out, axis=1), back(lse, axis=2)
+  return (lax.all_to_all(out, axis, 1, 2, tiled=True),
+          lax.all_to_all(lse, axis, 2, 1, tiled=True))
 
 
 _RUN = {"ring": _ring, "all_gather": _all_gather, "ulysses": _ulysses}

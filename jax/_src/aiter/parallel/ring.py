@@ -53,16 +53,32 @@ class RingConfig(NamedTuple):
 
 
 class _Spans(NamedTuple):
-  """First row and number of rows of sequences, int32 [n] each."""
-  first_q: jax.Array
-  count_q: jax.Array
-  first_k: jax.Array
-  count_k: jax.Array
+  """Where sequences lie, one after the other, int32 [n + 1] each.
 
-  @classmethod
-  def of(cls, bounds_q, first_k, end_k) -> _Spans:
-    return cls(bounds_q[:-1], jnp.diff(bounds_q), first_k,
-               jnp.maximum(end_k - first_k, 0))
+  Attributes:
+    bounds_q: first rows of queries, and the last one's end.
+    bounds_k: likewise of keys.
+    end_k: int32 [n], where keys end, if it is before the next one's.
+  """
+  bounds_q: jax.Array
+  bounds_k: jax.Array
+  end_k: jax.Array | None = None
+
+  def packed(self, b: int, s: int):
+    """Lengths and first rows in b * s rows: those of a packed call's operands.
+
+    Without `end_k` the first rows are None: lengths alone tell them, by
+    sequences of queries or of keys only for what lies before and after these.
+    A gradient then has no rows of nobody.
+    """
+    q, k = self.bounds_q, self.bounds_k
+    if self.end_k is not None:
+      counts = jnp.diff(q), jnp.maximum(self.end_k - k[:-1], 0)
+      return *(_cumulative_of_each(b, t) for t in counts), *(
+          _starts(b, s, t) for t in (q[:-1], k[:-1]))
+    zero, end = jnp.zeros(1, q.dtype), jnp.full(1, s, q.dtype)
+    return (_starts(b, s, jnp.concatenate([zero, q[:1], q, end])),
+            _starts(b, s, jnp.concatenate([zero, zero, k, k[-1:]])), None, None)
 
 
 class _Block(NamedTuple):
@@ -122,7 +138,7 @@ class _Visit(NamedTuple):
     spans = None
     if self.cu is not None:
       own, theirs = self.bounds(self.cu)
-      spans = _Spans.of(own, theirs[:-1], theirs[1:])
+      spans = _Spans(own, theirs)
     return [_Block((0, self.s), (0, self.s), window, spans=spans)]
 
 
@@ -140,7 +156,7 @@ def _striped(visit: _Visit):
   hidden = jnp.where(visit.earlier, 0, 1)
   if block.spans is not None:
     own, theirs = visit.bounds(visit.cu)
-    block = block._replace(spans=_Spans.of(own, theirs[:-1], own[1:] - hidden))
+    block = block._replace(spans=_Spans(own, theirs, own[1:] - hidden))
   elif step:
     block = block._replace(length=s - hidden)
   return [block._replace(distance=step)]
@@ -166,8 +182,7 @@ def _zigzag(visit: _Visit):
   own, theirs = visit.bounds(cu)
   own = jnp.where(visit.earlier, own, jnp.maximum(own, half))
   theirs = jnp.where(visit.earlier, jnp.minimum(theirs, half), theirs)
-  return [_Block((0, s), (0, s), full,
-                 spans=_Spans.of(own, theirs[:-1], theirs[1:]))]
+  return [_Block((0, s), (0, s), full, spans=_Spans(own, theirs))]
 
 
 def _contiguous(visit: _Visit):
@@ -178,8 +193,7 @@ def _contiguous(visit: _Visit):
   if visit.cu is not None:
     own, theirs = visit.bounds(visit.cu)
     theirs = jnp.where(visit.earlier, theirs, 0)
-    return [_Block((0, s), (0, s), (-1, -1),
-                   spans=_Spans.of(own, theirs[:-1], theirs[1:]))]
+    return [_Block((0, s), (0, s), (-1, -1), spans=_Spans(own, theirs))]
   blocks = []
   for away, here in ((step * s, visit.earlier),
                      ((step - cfg.size) * s, ~visit.earlier)):
@@ -254,12 +268,15 @@ def cumulative(counts):
       jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32))
 
 
-def _sequences(b: int, s: int, first, count):
-  """Cumulative lengths, and first rows, of sequences in each of b * s rows."""
+def _cumulative_of_each(b: int, counts):
+  """cumulative of numbers that each of b has."""
+  return cumulative(jnp.broadcast_to(counts, (b, *counts.shape)).reshape(-1))
+
+
+def _starts(b: int, s: int, first):
+  """First rows in each of b * s rows, and their end."""
   starts = s * jnp.arange(b, dtype=jnp.int32)[:, None] + first
-  counts = jnp.broadcast_to(count, starts.shape).reshape(-1)
-  return cumulative(counts), jnp.append(starts.reshape(-1), b * s).astype(
-      jnp.int32)
+  return jnp.append(starts.reshape(-1), b * s).astype(jnp.int32)
 
 
 class _Rows(NamedTuple):
@@ -287,11 +304,8 @@ class _Part(NamedTuple):
     left, right = block.window
     mha = cfg.mha._replace(window_left=left, window_right=right)
     if block.spans is not None:
-      spans = block.spans
-      cu_q, first_q = _sequences(b, s, spans.first_q, spans.count_q)
-      cu_k, first_k = _sequences(b, k.shape[1], spans.first_k, spans.count_k)
       return cls(mha, vary_together(Operands(
-          _flat(q), _flat(k), _flat(v), cu_q, cu_k, first_q, first_k)))
+          _flat(q), _flat(k), _flat(v), *block.spans.packed(b, s))))
     if block.length is not None:
       lengths = block.length * jnp.arange(b + 1, dtype=jnp.int32)
     if x.bias is not None:

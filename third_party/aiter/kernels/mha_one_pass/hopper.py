@@ -110,7 +110,7 @@ def _tiles_of_rows(n0, off, left, right, len_q, len_k):
   low = tl.maximum(n0 - off - right, 0) // SIDE
   end = tl.maximum(tl.minimum(last_key - off + left + 1, len_q), 0)
   high = tl.maximum((end + SIDE - 1) // SIDE, low)
-  return low, tl.where(n0 < len_k, high, low)
+  return low, tl.where((n0 >= 0) & (n0 < len_k), high, low)
 
 
 _tiles_of_rows_gluon = gluon.jit(_tiles_of_rows)
@@ -316,7 +316,7 @@ def _step(dk, dv, k, v, buf, use, row0, keys, span, scale, w: gl.constexpr):
 
 @gluon.jit
 def _store(gradient, acc, factor, row0, length, row_end):
-  """Stores acc * factor in the rows before row_end; 0 from `length` on."""
+  """Stores acc * factor in rows from row0 to row_end; 0 from `length` on."""
   LAYOUT: gl.constexpr = hopper.rows_layout(HEAD)
   acc = gl.convert_layout((acc * factor).to(gradient.base.dtype.element_ty),
                           LAYOUT)
@@ -331,8 +331,8 @@ def _store(gradient, acc, factor, row0, length, row_end):
 @gluon.jit
 def _consume(w: gl.constexpr, args):
   """Computes dk and dv of 64 keys, and half of the block's parts of dq."""
-  (buf, dk_out, dv_out, heads, members, n0, key_end, window, scale, low,
-   high) = args
+  (buf, dk_out, dv_out, heads, members, n0, key_begin, key_end, window, scale,
+   low, high) = args
   LAYOUT: gl.constexpr = hopper.accumulator(HEAD)
   dk = gl.zeros([SIDE, HEAD], gl.float32, LAYOUT)
   dv = gl.zeros([SIDE, HEAD], gl.float32, LAYOUT)
@@ -360,6 +360,9 @@ def _consume(w: gl.constexpr, args):
   if members == 1:
     _store(dv_out, dv, 1.0, n0, window.len_k, key_end)
     _store(dk_out, dk, scale, n0, window.len_k, key_end)
+    for row in range(key_begin + w * SIDE, 0, 2 * SIDE):
+      _store(dv_out, dv, 0.0, row, row, gl.minimum(row + SIDE, 0))
+      _store(dk_out, dk, 0.0, row, row, gl.minimum(row + SIDE, 0))
   else:
     _hand_over_keys(dv, buf, count, w)
     _hand_over_keys(dk, buf, count, w)
@@ -426,7 +429,14 @@ def mha_one_pass_bwd(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
       cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, window_left,
       window_right, 0, flags)
-  key_end = gl.where(packed, window.len_k, seqlen_k)
+  key_begin = 0
+  key_end = seqlen_k
+  if packed:
+    key_end = window.len_k
+    # Without starts of their own sequences leave no rows but at either end.
+    if (flags & scores.CU_SEQLENS_K_PADDED) == 0:
+      key_begin = gl.where(slot_n == 0, -k_row, 0)
+      key_end = gl.where(index_b == batch - 1, seqlen_k - k_row, key_end)
   n0 = tile_n * KEYS
   low, high = _tiles_of_rows_gluon(n0, window.off, window_left, window_right,
                                    window.len_q, window.len_k)
@@ -497,8 +507,8 @@ def mha_one_pass_bwd(
   members = group // heads_of_block
   consume = (buf, bwd_hopper.Matrix(dk, stride_dk, nhead_stride_dk, HEAD),
              bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, HEAD),
-             heads_of_block, members, n0, key_end, window, softmax_scale, low,
-             high)
+             heads_of_block, members, n0, key_begin, key_end, window,
+             softmax_scale, low, high)
   add = (buf, dq_sums, dk_sums, dv_sums, turns, kv_turns, heads_of_block, tiles,
          head % group // heads_of_block, members, n0, low, high, window,
          ordered)
@@ -536,7 +546,20 @@ def mha_one_pass_round(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
       cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, flags)
   row0 = tile * SIDE
-  if row0 < seq.q_rows:
+  dq += slot_b.to(tl.int64) * batch_stride_dq + head * nhead_stride_dq
+  rows = tl.arange(0, SIDE)
+  cols = tl.arange(0, HEAD)[None, :]
+  q_rows = seq.q_rows
+  # Without starts of their own sequences leave no rows but at either end.
+  if (flags & (scores.PACKED | scores.CU_SEQLENS_Q_PADDED)) == scores.PACKED:
+    if index_b == batch - 1:
+      q_rows = seqlen_q - seq.q_start
+    if slot == 0:
+      for first in range(0, seq.q_start, SIDE):
+        at = (first + rows).to(tl.int64)[:, None] * stride_dq + cols
+        tl.store(dq + at, tl.zeros([SIDE, HEAD], dq.dtype.element_ty),
+                 mask=(first + rows < seq.q_start)[:, None])
+  if (row0 >= 0) & (row0 < q_rows):
     off = scores.offset_of(seq, flags)
     # The first block of keys that any of these rows may see.
     n0 = tl.maximum(row0 + off - window_left, 0) // KEYS * KEYS
@@ -550,9 +573,8 @@ def mha_one_pass_round(
     # Bits of columns 6 to 4, of rows 3, 5, 4, 2 to 0, of columns 2, 1, 3, 0.
     x = x.reshape([8, 2, 4, 8, 4, 2, 2]).permute([2, 1, 3, 0, 5, 4, 6])
     x = x.reshape([SIDE, HEAD])
-    rows = row0 + tl.arange(0, SIDE)
+    rows += row0
     x = tl.where((rows < seq.len_q)[:, None], x * softmax_scale, 0.0)
-    dq += slot_b.to(tl.int64) * batch_stride_dq + head * nhead_stride_dq
-    at = (seq.q_start + rows).to(tl.int64)[:, None] * stride_dq
-    tl.store(dq + at + tl.arange(0, HEAD)[None, :],
-             x.to(dq.dtype.element_ty), mask=(rows < seq.q_rows)[:, None])
+    at = (seq.q_start + rows).to(tl.int64)[:, None] * stride_dq + cols
+    tl.store(dq + at, x.to(dq.dtype.element_ty),
+             mask=(rows < q_rows)[:, None])
