@@ -18,6 +18,7 @@ struct GmmAttrs {
   std::string_view layout;
   std::string_view scaling;
   bool lead;
+  bool gated;
 };
 
 }  // namespace jax::JAX_GPU_NAMESPACE
@@ -25,7 +26,8 @@ struct GmmAttrs {
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::GmmAttrs,
                                       StructMember<std::string_view>("layout"),
                                       StructMember<std::string_view>("scaling"),
-                                      StructMember<bool>("lead"));
+                                      StructMember<bool>("lead"),
+                                      StructMember<bool>("gated"));
 
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
@@ -93,6 +95,7 @@ ffi::Error SetGmm(const Buffers& in, const GmmAttrs& attrs,
   AITER_FFI_RETURN_IF_ERROR(
       Choose("scaling", attrs.scaling, kScalings, &args->scaling));
   args->lead = attrs.lead;
+  args->gated = attrs.gated;
   const bool packed = args->scaling == aiter::GmmScaling::kMx ||
                       args->scaling == aiter::GmmScaling::kI4;
   const bool is_float = args->scaling == aiter::GmmScaling::kNone ||
@@ -133,9 +136,10 @@ ffi::Error SetGmm(const Buffers& in, const GmmAttrs& attrs,
         CheckShape(in.out, {args->groups, args->k, args->n}));
   } else {
     const bool transposed = args->layout == aiter::GmmLayout::kNT;
-    args->n = b[transposed ? 1 : 2];
+    const int64_t pair = args->gated ? 2 : 1;
+    args->n = b[transposed ? 1 : 2] / pair;
     AITER_FFI_RETURN_IF_ERROR(
-        transposed ? CheckShape(in.b, {args->groups, args->n,
+        transposed ? CheckShape(in.b, {args->groups, pair * args->n,
                                        packed ? args->k / 2 : args->k})
                    : CheckShape(in.b, {args->groups, args->k, args->n}));
     AITER_FFI_RETURN_IF_ERROR(CheckShape(in.out, {args->m, args->n}));

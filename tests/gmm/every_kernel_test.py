@@ -31,7 +31,7 @@ class GmmKernelsTest(parameterized.TestCase):
     bound = dims[0]
     rng = np.random.default_rng(0)
     short = 24 if aligned else 21
-    m, k, n = 60, 40 if aligned else 37, 72 if aligned else 69
+    m, k, n = 60, 40 if aligned else 37, 80 if aligned else 70
     sizes = [30, 0, 9]
     if layout == "tn":
       if not bound and several:
@@ -40,7 +40,7 @@ class GmmKernelsTest(parameterized.TestCase):
       m, sizes = short, [13, 0, 9]
     elif not bound and several:
       # One group of many rows, most of which are not there.
-      m, k, n, sizes = _MANY, 16, 24, [17]
+      m, k, n, sizes = _MANY, 16, 32, [17]
     a = gmm_test.integers(rng, m, k, dtype=dtype)
     b = (gmm_test.integers(rng, m, n, dtype=dtype) if layout == "tn"
          else gmm_test.integers(rng, len(sizes), k, n, dtype=dtype))
@@ -54,6 +54,15 @@ class GmmKernelsTest(parameterized.TestCase):
             cfg, gmm_op.Operands(*x)))(a, given, np.array(sizes, np.int32))
       np.testing.assert_array_equal(
           np.asarray(got), want.astype(cases.DTYPES[out]))
+    if layout == "nt":
+      cfg = gmm_op.Config(np.dtype(cases.DTYPES[dtype]).name, "nt", gated=True)
+      with simulator.launched(self, symbols + sum(plans, [])):
+        got = jax.jit(lambda *x: gmm_op.scaled(cfg, gmm_op.Operands(*x)))(
+            a, given, np.array(sizes, np.int32))
+      gate, up = np.split(want.astype(cases.DTYPES[dtype]).astype(float), 2, 1)
+      np.testing.assert_allclose(
+          np.asarray(got, float), gate / (1 + np.exp(-np.maximum(gate, -600)))
+          * up, rtol=2**-7, atol=1e-6)
 
 
 class ScaledKernelsTest(gmm_test.ScaledTestCase):

@@ -95,6 +95,31 @@ class GmmTest(parameterized.TestCase):
         (out_f32 if wide else out).array.astype(np.float64),
         want.astype(np.float32 if wide else _BF16).astype(np.float64))
 
+  @parameterized.product(
+      problem=(((13, 0, 20), 40, 24, 40, 8), ((7, 30), 37, 20, 13, 1)),
+      tile_n=(16, 32), slices=(1, 8), xcds=(0, 1))
+  def test_gated(self, problem, tile_n, slices, xcds):
+    """Gates are small enough for their products to be exact."""
+    sizes, m, k, n, align = problem
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-1, 2, s).astype(_BF16)
+            for s in ((m, k), (len(sizes), 2 * n, k)))
+    h = oracle.rows_times(a, b.swapaxes(1, 2), sizes)
+    gate, up = np.split(h, 2, 1)
+    want = gate / (1 + np.exp(-gate)) * up
+    plan = plan_of(sizes, m, 16)
+    out = Tensor(np.full((m, n), np.nan, _BF16))
+    lane, gmm.gemm.first_lane = gmm.gemm.first_lane, lambda x: x
+    try:
+      with gpu_arithmetic(), np.errstate(all="ignore"):
+        gmm.gmm_nt[((len(plan) - 1) * -(-2 * n // tile_n),)](
+            Tensor(a), Tensor(b), Tensor(plan), out, out, n, k,
+            family.FEATURES["gated"], TILE_M=16, TILE_N=tile_n, TILE_K=16,
+            GROUP_M=2, XCDS=xcds, ALIGN=align, SLICES=slices)
+    finally:
+      gmm.gemm.first_lane = lane
+    np.testing.assert_allclose(
+        out.array.astype(np.float64), want, rtol=2**-8, atol=1e-6)
 
   @parameterized.product(
       kind=("row", "block"), dtype=(np.int8, ml_dtypes.float8_e4m3fn,

@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 from moe import oracle
 
 import jax
+from jax._src.aiter.gmm import op as gmm_op
+from jax._src.aiter.moe import fused
 from jax._src.aiter.moe import op as moe_op
 from jax.experimental import aiter
 
@@ -311,6 +313,34 @@ class FusedTest(parameterized.TestCase):
     other = functools.partial(call, weight_layout="ekn")
     self.close(jax.jit(other)(x, w1.swapaxes(1, 2), w2.swapaxes(1, 2), weights,
                               ids), want)
+
+  @parameterized.named_parameters(*machine.size(
+      [("bf16", BF16, 500, 136), ("few", BF16, 90, 136),
+       ("fewest", BF16, 20, 136), ("odd", BF16, 90, 133),
+       ("fp16", np.float16, 500, 136)],
+      [("bf16", BF16, 13, 16)],
+      [("bf16", BF16, 13, 16), ("odd", BF16, 13, 15)]))
+  def test_gated_product(self, dtype, m, i):
+    """It has the bits of a product and its activation; gradients too."""
+    d = machine.size(256, 24, 24)
+    x, w1, _, _, _ = self.layer(m, d, i, 3, 1, dtype=dtype)
+    sizes = np.array([m // 2, 0, m // 3], np.int32)
+    cfg = gmm_op.Config(np.dtype(dtype).name, "nt")
+
+    def one(x, w1):
+      return fused.gated_product(cfg._replace(gated=True),
+                                 gmm_op.Operands(x, w1, sizes))
+
+    def two(x, w1):
+      return aiter.silu_and_mul(
+          gmm_op.product(cfg, gmm_op.Operands(x, w1, sizes)))
+
+    def both(f):
+      out, pull = jax.vjp(f, x, w1)
+      return f(x, w1), out, pull(jnp.cos(out))
+
+    got, want = jax.jit(lambda: (both(one), both(two)))()
+    transforms.assert_close(self, got, want, 0)
 
   @machine.where(not machine.GPU)
   def test_experts_divide(self):

@@ -24,6 +24,8 @@ constexpr int64_t kMaxSize = INT32_MAX / 2;
 // Offsets in a tile have 32 bits.
 constexpr int64_t kMaxAlignedRow = 4194303;
 constexpr int64_t kWideBytes = 16;
+// No tile has more columns.
+constexpr int64_t kMostColumns = 256;
 // Numbers of four bits that share a scale, and that are so many bytes.
 constexpr int64_t kPackedBlock = 32;
 
@@ -73,6 +75,11 @@ ProblemKey KeyFor(GmmLayout layout, GmmScaling scaling, DataType type,
   return key;
 }
 
+// Whether offsets in a tile reach from gates to ups.
+bool IsNear(const gmm_args& a) {
+  return (a.n + kMostColumns) * a.k <= INT32_MAX;
+}
+
 // Whether there is nothing to multiply, so that the result is 0.
 bool IsZero(const gmm_args& a) {
   return a.m == 0 || a.n == 0 || a.k == 0 || a.groups == 0;
@@ -91,7 +98,8 @@ MappedTensor Mapped(const TensorMapSpec& spec, const gmm_args& a) {
   t.type = a.data_type;
   t.rank = spec.rank;
   t.dims[0] = is_b && a.layout != GmmLayout::kNT ? a.n : a.k;
-  t.dims[1] = !by_group ? a.m : a.layout == GmmLayout::kNT ? a.n : a.k;
+  const int64_t rows_of_nt = a.gated ? 2 * a.n : a.n;
+  t.dims[1] = !by_group ? a.m : a.layout == GmmLayout::kNT ? rows_of_nt : a.k;
   t.dims[2] = by_group ? a.groups : 1;
   t.strides[0] = t.dims[0];
   t.strides[1] = t.dims[0] * t.dims[1];
@@ -118,6 +126,12 @@ Status CheckTypes(const gmm_args& a) {
     }
   }
   if (!known) return Invalid("data_type", "another", accepted);
+  if (a.gated &&
+      (scaled || a.layout != GmmLayout::kNT || a.out_type != a.data_type)) {
+    return Invalid("gated", "set",
+                   "unset but of kNT without scaling, whose out_type is"
+                   " data_type");
+  }
   if (a.out_type != (scaled ? DataType::kBf16 : a.data_type) &&
       a.out_type != DataType::kFp32) {
     return Invalid("out_type", "another",
@@ -167,8 +181,9 @@ struct Gmm {
   static ProblemKey KeyOf(const Args& a) {
     ProblemKey key =
         KeyFor(a.layout, a.scaling, a.data_type, a.m, a.n, a.k, a.groups);
-    key.features |=
-        If(a.out_type == DataType::kFp32, kGmmOutF32) | If(a.lead, kGmmLead);
+    key.features |= If(a.out_type == DataType::kFp32, kGmmOutF32) |
+                    If(a.lead, kGmmLead) | If(a.gated, kGmmGated) |
+                    If(a.gated && !IsNear(a), kGmmUnaligned);
     return key;
   }
 

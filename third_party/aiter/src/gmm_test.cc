@@ -47,7 +47,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("few", "gmm_nn", kGmmNnGrid, 16, kGmmUnaligned, 16);
   add("many", "gmm_nn", kGmmNnGrid, 0, kGmmUnaligned, 128);
   add("any", "gmm_nn", kGmmNnGrid, 0, 0, 64);
-  add("nt", "gmm_nt", kGmmNtGrid, 0, 0, 64);
+  add("nt", "gmm_nt", kGmmNtGrid, 0, kGmmUnaligned, 64);
+  add("any nt", "gmm_nt", kGmmNtGrid, 0, 0, 64);
   add("tn", "gmm_tn", kGmmTnGrid, 0, kGmmUnaligned, 64);
   add("row", "gmm_row", kGmmRowGrid, 0, 0, 128);
   add("block", "gmm_block", kGmmBlockGrid, 0, 0, 128);
@@ -108,6 +109,13 @@ void TestSelection() {
   CHECK(p.flags == static_cast<int32_t>(kGmmLead | kGmmOutF32));
   CHECK(p.groups == 10 && p.m == 1300 && p.n == 104 && p.k == 32);
   CHECK(Run(Args(100, 64, 32, 0x10, GmmLayout::kNT), &blocks, &p) == "nt");
+  a = Args(100, 96, 32, 3, GmmLayout::kNT);
+  a.gated = true;
+  CHECK(Run(a, &blocks, &p) == "nt" && p.n == 96);
+  CHECK(p.flags == static_cast<int32_t>(kGmmGated) && blocks == 6 * 3);
+  // Gates and ups are further apart than offsets of 32 bits reach.
+  a.n = a.k = 1 << 16;
+  CHECK(Run(a, &blocks, &p) == "any nt");
   CHECK(Run(Args(100, 104, 200, 3, GmmLayout::kTN), &blocks, &p) == "tn");
   CHECK(p.tile_rows == 0 && p.tiles_of_rows == 3 && blocks == 3 * 4 * 2);
 
@@ -153,6 +161,10 @@ void TestTensorMaps() {
   using Dims = std::vector<uint64_t>;
   Run(Args(1300, 104, 32, 10), &blocks, &p);
   CHECK(dims(0) == (Dims{32, 1300, 1}) && dims(1) == (Dims{104, 32, 10}));
+  gmm_args a = Args(1300, 104, 32, 10, GmmLayout::kNT);
+  a.gated = true;
+  Run(a, &blocks, &p);
+  CHECK(dims(1) == (Dims{32, 208, 10}));
   Run(Args(1300, 104, 32, 10, GmmLayout::kTN), &blocks, &p);
   CHECK(dims(0) == (Dims{32, 1300, 1}) && dims(1) == (Dims{104, 1300, 1}));
 }
@@ -190,6 +202,9 @@ void TestFailures() {
   CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
   a.data_type = DataType::kE2m1;
   a.scaling = GmmScaling::kI4;
+  CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
+  a = Args(5, 16, 8, 3);
+  a.gated = true;  // Of kNN.
   CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
   a = Args(-1, 16, 8, 3);
   CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);

@@ -43,11 +43,15 @@ class Config(NamedTuple):
       one every BLOCK columns of a and BLOCK x BLOCK of b; "mx", b is e2m1 with
       e8m0 every PACKED_BLOCK elements, and so may a be; "i4", b is int4 with
       bfloat16 every PACKED_BLOCK elements. These two pack two numbers a byte.
+    gated: of "nt", whose result then has a's dtype: b's rows are gates and then
+      as many ups, and the result is silu(gate) * up, in float32, of products
+      that are rounded to a's dtype.
   """
   out_dtype: str
   layout: str = "nn"
   lead: bool = False
   scaling: str = "none"
+  gated: bool = False
 
 
 class Operands(NamedTuple):
@@ -78,6 +82,7 @@ def _sizes(cfg: Config, x: Operands):
   """(m, n, k)."""
   m, k = x.a.shape
   n = x.b.shape[1 if cfg.layout in ("nt", "tn") else 2]
+  n = n // 2 if cfg.gated else n
   return m, n, 2 * k if x.a.dtype == jnp.uint8 else k
 
 
@@ -162,6 +167,9 @@ def reference(cfg: Config, x: Operands) -> jax.Array:
     n = x.b.shape[2 if cfg.layout == "nn" else 1]
     out = vary_like(jnp.zeros((m, n), wide), a)
     out, _ = lax.scan(add, out, ((starts, ends), x.b, x.b_scale))
+  if cfg.gated:
+    gate, up = jnp.split(out.astype(x.a.dtype).astype(wide), 2, -1)
+    out = jax.nn.silu(gate) * up
   return out.astype(cfg.out_dtype)
 
 
@@ -190,7 +198,8 @@ def _kernel(cfg: Config, call, x: Operands) -> jax.Array:
       (like(x.a, shape, whole if own else jnp.float32),
        like(x.a, (entries, 4), jnp.int32)),
       *x[:3], *(absent(t, jnp.float32) for t in x[3:]), layout=cfg.layout,
-      lead=cfg.lead, scaling=cfg.scaling)[0].astype(cfg.out_dtype)
+      lead=cfg.lead, scaling=cfg.scaling, gated=cfg.gated)[0].astype(
+          cfg.out_dtype)
 
 
 def _specs(cfg: Config, x: Operands):
@@ -201,6 +210,8 @@ def _specs(cfg: Config, x: Operands):
   b = ("g", "c", "n") if cfg.layout == "nn" else ("g", "n", "c")
   n = "n"
   scales = (None, None)
+  if cfg.gated:
+    b, n = ("g", "u", "c"), "_"
   if cfg.scaling == "row":
     scales = ("m",), ("g", "n")
   elif cfg.scaling == "block":
@@ -232,7 +243,7 @@ _GRADIENTS = {"nn": (("nt", "ob"), ("tn", "ao")),
               "tn": (("nt", "bo"), ("nn", "ao"))}
 
 
-def _backward(cfg: Config, wanted, saved, dout):
+def backward(cfg: Config, wanted, saved, dout):
   wanted, = wanted
   given = {"a": saved.a, "b": saved.b, "o": dout.astype(saved.a.dtype)}
   of = lambda layout, names: _product(
@@ -252,5 +263,5 @@ scaled = _product
 
 # (Config, Operands) -> [m, n], or [g, k, n] of layout "tn".
 product = differentiable(
-    _product, _backward, save=lambda cfg, x: (_product(cfg, x), x),
+    _product, backward, save=lambda cfg, x: (_product(cfg, x), x),
     tangent=_tangent)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jax
 from jax._src.aiter.activation import api as activation_api
 from jax._src.aiter.core import arguments
+from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.gmm import api as gmm_api
 from jax._src.aiter.gmm import op as gmm_op
@@ -136,6 +137,32 @@ def by_row(t, places: Places):
       mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
+def _gated(cfg: gmm_op.Config, x: gmm_op.Operands) -> jax.Array:
+  return gmm_op.scaled(cfg, x)
+
+
+def _gated_save(cfg: gmm_op.Config, x: gmm_op.Operands):
+  h = gmm_op.product(cfg._replace(gated=False), x)
+  return activation_api.silu_and_mul(h), (x, h)
+
+
+def _gated_backward(cfg: gmm_op.Config, wanted, saved, dout):
+  x, h = saved
+  _, pull = jax.vjp(activation_api.silu_and_mul, h)
+  return gmm_op.backward(cfg._replace(gated=False), wanted, x, *pull(dout))
+
+
+def _gated_tangent(cfg: gmm_op.Config, saved, tangents):
+  return formula_jvp(functools.partial(gmm_op.reference, cfg), saved[:1],
+                     tangents)
+
+
+# (gmm's Config with gated, Operands) -> [m, n]: the bits of a product and its
+# activation, which two are what a call runs that is differentiated.
+gated_product = differentiable(
+    _gated, _gated_backward, save=_gated_save, tangent=_gated_tangent)
+
+
 def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
   """What experts make of their rows, [n, d], before they are combined.
 
@@ -159,6 +186,17 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
         gmm_op.Config(x.hidden.dtype.name, "nt", scaling=cfg.scaling),
         gmm_op.Operands(rows, w, counts, scales, w_scale))
 
+  def added(y):
+    if x.bias2 is None:
+      return y
+    return (y + _of_expert(x.bias2, row_ids, jnp.float32)).astype(y.dtype)
+
+  if (cfg.gated and cfg.layout == "nt" and cfg.activation == "silu"
+      and cfg.scaling == "none" and not cfg.interleaved and weights is None
+      and x.bias1 is None and cfg.limit is None):
+    h = gated_product(gmm_op.Config(x.w1.dtype.name, "nt", gated=True),
+                      gmm_op.Operands(rows, x.w1, counts))
+    return added(times(h, None, x.w2, None))
   h = times(rows, scales, x.w1, x.w1_scale)
   bias1 = x.bias1
   if weights is not None:
@@ -168,10 +206,7 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
       h, bias1 = h + _of_expert(bias1, row_ids, wide), None
     h = (h * weights.astype(wide)[:, None]).astype(x.hidden.dtype)
   h, scales = _activate(cfg, h, row_ids, bias1, x.a2_scale, x.hidden.dtype)
-  y = times(h, scales, x.w2, x.w2_scale)
-  if x.bias2 is not None:
-    y = (y + _of_expert(x.bias2, row_ids, jnp.float32)).astype(y.dtype)
-  return y
+  return added(times(h, scales, x.w2, x.w2_scale))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2), inline=True)

@@ -290,7 +290,7 @@ def _gathered(cfg: Gather, t):
   return functools.reduce(jnp.add, blocks).astype(t.dtype)
 
 
-# (Gather, t [m, ..]) -> [n m, ..], all devices'; or back, t [n m, ..] -> [m, ..]
+# (Gather, t [m, ..]) -> [n m, ..], all devices'; or back, [n m, ..] -> [m, ..],
 # what each of n devices has for this one, added up in the order of devices and
 # in float32 or wider. Each is the other's transpose.
 gathered = differentiable(

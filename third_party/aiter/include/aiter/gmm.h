@@ -60,6 +60,10 @@ struct gmm_args {
   const void* sizes_ptr = nullptr;    // int32 [groups], with `lead` one more.
   // Whether the first of the sizes counts rows that no group has.
   bool lead = false;
+  // Whether b is [groups, 2 n, k], n rows of gates and then n of ups, and out
+  // silu(gate) * up in float32 of products that are rounded to data_type. Of
+  // kNT without scaling, with out_type data_type.
+  bool gated = false;
 
   void* out_ptr = nullptr;
   // Scratch, int32 [gmm_plan_entries(m, groups), 4].

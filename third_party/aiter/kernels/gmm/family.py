@@ -20,8 +20,9 @@ _FORMATS = {"e4m3fn": "e4m3", "e2m1": "e2m1"}
 FEATURES = {
     # Without out_f32 the result has the operands' type, of bytes bf16. lead:
     # the first of the sizes counts rows that no matrix is for. fnuz: operands
-    # are e4m3fnuz, for kernels of either float8 type.
-    **flags("out_f32 lead fnuz"),
+    # are e4m3fnuz, for kernels of either float8 type. gated: b has gates and
+    # ups, and the result is silu(gate) * up.
+    **flags("out_f32 lead fnuz gated"),
     # unaligned: rows that do not begin at multiples of 16 bytes. The layouts of
     # a problem are their names, nn without one.
     # float8: operands are of either such type. mx, i4: b has four bits.
@@ -61,6 +62,7 @@ _ROWS = "tiles = tiles_of_rows * ceil(n / tile_n)"
 _GROUPS = "tiles = tiles_of_rows * ceil(k / tile_m) * ceil(n / tile_n)"
 _WALKING = {"WALKS": (
     "blocks = min(multiprocessors, tiles_of_rows * ceil(n / tile_n))",)}
+_PAIRS = "tiles_of_rows * ceil((2 * n if flags & GATED else n) / tile_n)"
 _WALKING_GROUPS = {"WALKS": (
     "blocks = min(multiprocessors,"
     " tiles_of_rows * ceil(k / tile_m) * ceil(n / tile_n))",)}
@@ -70,7 +72,8 @@ FAMILY = Family(
         "gmm_plan": Op("gmm.gmm", ("parts = ceil((tiles_of_rows + 1) / tile_m)",
                                    )),
         "gmm_nn": Op("gmm.gmm", (_ROWS,), _WALKING),
-        "gmm_nt": Op("gmm.gmm", (_ROWS,), _WALKING),
+        "gmm_nt": Op("gmm.gmm", (f"tiles = {_PAIRS}",), {
+            "WALKS": (f"blocks = min(multiprocessors, {_PAIRS})",)}),
         "gmm_tn": Op("gmm.gmm", (_GROUPS,), _WALKING_GROUPS),
         "gmm_row": Op("gmm.gmm", (_ROWS,), _WALKING),
         "gmm_block": Op("gmm.gmm", (_ROWS,), _WALKING),

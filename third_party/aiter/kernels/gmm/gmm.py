@@ -24,14 +24,28 @@ Rows past those of a tile are read again as its first one, and not written.
 import triton
 import triton.language as tl
 
+from third_party.aiter.kernels.activation import rows
+from third_party.aiter.kernels.core import activations
 from third_party.aiter.kernels.gemm import gemm
 from third_party.aiter.kernels.gmm.family import FEATURES
 
 OUT_F32 = tl.constexpr(FEATURES["out_f32"])
 LEAD = tl.constexpr(FEATURES["lead"])
 FNUZ = tl.constexpr(FEATURES["fnuz"])
+GATED = tl.constexpr(FEATURES["gated"])
 
 SCALE_BLOCK = gemm.SCALE_BLOCK
+
+
+@triton.jit
+def silu_and_mul(gate, up):
+  """The result of a tile's gates and ups, rounded as products are.
+
+  So it has the bits that activation_fwd has of such products.
+  """
+  return rows.result_of(
+      gate, up, (0, 0, 0, 0), (activations.SILU, 1.0, 0.0, 0.0), 0, 0, 0, 0, 0,
+      rows.GATED)
 
 
 @triton.jit
@@ -120,16 +134,31 @@ def _tile(plan, tiles, n, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
 
 
 @triton.jit
+def _gated_offsets(stride, rows_left, apart, ROWS: tl.constexpr,
+                   TILE_K: tl.constexpr, ALIGN: tl.constexpr):
+  """gemm.tile_offsets of gates and, `apart` rows behind them, of ups."""
+  r = tl.arange(0, ROWS)
+  up = (r >= ROWS // 2) & (apart > 0)
+  r = tl.where(up, r - ROWS // 2, r)
+  r = tl.where(r < rows_left, r, 0) + tl.where(up, apart, 0)
+  if ALIGN == 1:
+    stride = stride.to(tl.int64)
+  return r[:, None] * stride + tl.arange(0, TILE_K)[None, :]
+
+
+@triton.jit
 def _product(
     a, b, a_scale, b_scale, stride_a, stride_b, m_left, n_left, k, scales_k,
-    flags, KIND: tl.constexpr, A_K_LAST: tl.constexpr, B_K_LAST: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
-    ALIGN: tl.constexpr, PROMOTE: tl.constexpr,
+    apart, flags, KIND: tl.constexpr, A_K_LAST: tl.constexpr,
+    B_K_LAST: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr, ALIGN: tl.constexpr, PROMOTE: tl.constexpr,
+    GATES: tl.constexpr,
 ):
   """The tile's sum over k, of operands that begin at it.
 
   KIND: gemm.BLOCK with scales, scales_k to a row; gemm.PLAIN without. Float8 as
-  bytes is widened, which `flags` are about.
+  bytes is widened, which `flags` are about. GATES: if `apart` is not 0, the
+  second half of b's rows is that of those so many behind the first.
   """
   WIDEN: tl.constexpr = a.dtype.element_ty == tl.uint8
   PACK: tl.constexpr = 2 if WIDEN else 1
@@ -144,6 +173,8 @@ def _product(
       stride_a, m_left, TILE_M, TILE_K // PACK, A_K_LAST, ALIGN)
   b_offsets = gemm.tile_offsets(
       stride_b, n_left, TILE_N, TILE_K // PACK, B_K_LAST, ALIGN)
+  if GATES:
+    b_offsets = _gated_offsets(stride_b, n_left, apart, TILE_N, TILE_K, ALIGN)
   a_scales = 0
   if KIND == gemm.BLOCK:
     # A tile of b lies in one block of its rows.
@@ -189,6 +220,23 @@ def _store(
 
 
 @triton.jit
+def _store_gated(
+    acc, out, m0, n0, m, n,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, SLICES: tl.constexpr,
+):
+  """Stores silu(gate) * up of a tile that has gates in its first half."""
+  PARTS: tl.constexpr = SLICES if SLICES > 4 else 4
+  HALF: tl.constexpr = PARTS // 2
+  PART: tl.constexpr = TILE_N // PARTS
+  dtype: tl.constexpr = out.dtype.element_ty
+  parts = gemm.columns(acc, PARTS)
+  for i in tl.static_range(HALF):
+    x = silu_and_mul(parts[i].to(dtype), parts[HALF + i].to(dtype))
+    gemm.store_tile(out, x.to(dtype), 0, 0, m0, n0 + i * PART, m, n, TILE_M,
+                    PART)
+
+
+@triton.jit
 def _rows(
     a, b, a_scale, b_scale, plan, out, out_f32, n, k, flags,
     KIND: tl.constexpr, ROW: tl.constexpr, B_K_LAST: tl.constexpr,
@@ -197,13 +245,17 @@ def _rows(
     SLICES: tl.constexpr, PROMOTE: tl.constexpr,
 ):
   """A tile of out [m, n]. ROW: sums are scaled by row and column."""
+  GATES: tl.constexpr = B_K_LAST and KIND == gemm.PLAIN and not ROW
+  gated = (flags & GATED) // GATED if GATES else 0
+  columns = n + n * gated  # Of b.
   tiles = _tiles_of_rows(plan, XCDS > 0)
-  if tl.program_id(0) < tiles * tl.cdiv(n, TILE_N):
+  if tl.program_id(0) < tiles * tl.cdiv(columns, TILE_N):
     group, first, end, n0 = _tile(
-        plan, tiles, n, TILE_M, TILE_N, GROUP_M, XCDS)
+        plan, tiles, columns, TILE_M, TILE_N, GROUP_M, XCDS)
+    n0 = n0 >> gated
     a += first.to(tl.int64) * k
     matrix = tl.maximum(group, 0).to(tl.int64)
-    b += matrix * k * n
+    b += matrix * k * columns
     if B_K_LAST:
       b += n0.to(tl.int64) * k
     else:
@@ -214,8 +266,8 @@ def _rows(
       b_scale += (matrix * tl.cdiv(n, 128) + n0 // 128) * scales_k
     acc = _product(
         a, b, a_scale, b_scale, k, k if B_K_LAST else n, end - first, n - n0,
-        tl.where(group < 0, 0, k), scales_k, flags, KIND, True, B_K_LAST,
-        TILE_M, TILE_N, TILE_K, ALIGN, PROMOTE)
+        tl.where(group < 0, 0, k), scales_k, n * gated, flags, KIND, True,
+        B_K_LAST, TILE_M, TILE_N, TILE_K, ALIGN, PROMOTE, GATES)
     if ROW:
       r = first + tl.arange(0, TILE_M)
       c = n0 + tl.arange(0, TILE_N)
@@ -226,8 +278,11 @@ def _rows(
       x = acc.to(tl.float32) * sa[:, None] * sb[None, :]
     else:
       x = acc
-    _store(x, out, out_f32, 0, 0, first, n0, end, n, flags, TILE_M, TILE_N,
-           SLICES)
+    if gated:
+      _store_gated(x, out, first, n0, end, n, TILE_M, TILE_N, SLICES)
+    else:
+      _store(x, out, out_f32, 0, 0, first, n0, end, n, flags, TILE_M, TILE_N,
+             SLICES)
 
 
 @triton.jit
@@ -462,7 +517,7 @@ def gmm_tn(
   n0 = tile_n * TILE_N
   acc = _product(
       a + (first.to(tl.int64) * k + m0), b + (first.to(tl.int64) * n + n0), a,
-      b, k, n, k - m0, n - n0, end - first, 0, flags, gemm.PLAIN, False, False,
-      TILE_M, TILE_N, TILE_K, ALIGN, False)
+      b, k, n, k - m0, n - n0, end - first, 0, 0, flags, gemm.PLAIN, False,
+      False, TILE_M, TILE_N, TILE_K, ALIGN, False, False)
   _store(acc, out, out_f32, group.to(tl.int64), k.to(tl.int64) * n, m0, n0, k,
          n, flags, TILE_M, TILE_N, SLICES)

@@ -31,9 +31,17 @@ def tensor_maps(function, constants):
   """TMA maps of a kernel, of [1 or group, row, column]."""
   rows_m = constants["TILE_M"] if constants["SKINNY"] else 64
   n, k = constants["TILE_N"], constants["TILE_K"]
+  if function == "gmm_nt":
+    n //= 2  # A tile's gates and ups lie apart.
   a = (1, k, rows_m) if function == "gmm_tn" else (1, rows_m, k)
   b = (1, k, n) if function in ("gmm_nn", "gmm_tn") else (1, n, k)
   return {"a_desc": TensorMap("a", a), "b_desc": TensorMap("b", b)}
+
+
+@gluon.constexpr_function
+def _slab(layout, n, k):
+  """The shape of a slab of b."""
+  return [1, n, k] if layout == NT else [1, k, n]
 
 
 @gluon.jit
@@ -43,7 +51,7 @@ def _tile_at(t, walk, LAYOUT: gl.constexpr, GROUP_M: gl.constexpr):
   Past the last one it is that of the last: a consumer asks for its next tile
   before it computes one, which hides how long that takes.
   """
-  plan, tiles, tiles_m, tiles_n, k = walk
+  plan, tiles, tiles_m, tiles_n = walk[:4]
   t = gl.minimum(t, tiles * tiles_m * tiles_n - 1)
   if LAYOUT == TN:
     slot = t // (tiles_m * tiles_n)
@@ -71,26 +79,30 @@ def _produce(ring, walk, maps, LAYOUT: gl.constexpr, SKINNY: gl.constexpr,
              STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """Copies the slabs of a and b of one tile after the other."""
   a_smem, b_smem, full, empty = ring
-  plan, tiles, tiles_m, tiles_n, k = walk
+  plan, tiles, tiles_m, tiles_n, k, span, apart = walk
   a_desc, b_desc = maps
   PARTS: gl.constexpr = 1 if SKINNY else TILE_M // 64
+  AXIS: gl.constexpr = 1 if LAYOUT == NT else 2  # Of b's columns.
+  BOX: gl.constexpr = b_desc.block_type.shape[AXIS]
   i = 0
   phase = 1
   for t in range(gl.program_id(0), tiles * tiles_m * tiles_n,
                  gl.num_programs(0)):
     group, first, end, tile_m, tile_n = _tile_at(t, walk, LAYOUT, GROUP_M)
-    col = tile_n * TILE_N
     for s in range(0, _summed(group, first, end, k, LAYOUT), TILE_K):
       mbarrier.wait(empty.index(i), phase)
       mbarrier.expect(full.index(i),
-                      PARTS * a_desc.nbytes_per_cta + b_desc.nbytes_per_cta)
-      if LAYOUT == NT:
-        tma.async_load(b_desc, [group, col, s], full.index(i), b_smem.index(i))
-      elif LAYOUT == NN:
-        tma.async_load(b_desc, [group, s, col], full.index(i), b_smem.index(i))
-      else:
-        tma.async_load(b_desc, [0, first + s, col], full.index(i),
-                       b_smem.index(i))
+                      PARTS * a_desc.nbytes_per_cta
+                      + TILE_N // BOX * b_desc.nbytes_per_cta)
+      for h in gl.static_range(TILE_N // BOX):
+        col = tile_n * span + h * apart
+        part = b_smem.index(i).slice(h * BOX, BOX, AXIS)
+        if LAYOUT == NT:
+          tma.async_load(b_desc, [group, col, s], full.index(i), part)
+        elif LAYOUT == NN:
+          tma.async_load(b_desc, [group, s, col], full.index(i), part)
+        else:
+          tma.async_load(b_desc, [0, first + s, col], full.index(i), part)
       for p in gl.static_range(PARTS):
         part = a_smem.index(PARTS * i + p)
         if LAYOUT == TN:
@@ -155,6 +167,41 @@ def _store_transposed(ptr, x, row0, col0, row_end, n):
 
 
 @gluon.jit
+def _end(acc, out, out_f32, row0, col0, row_end, n, flags,
+         GATES: gl.constexpr, ELEMENT: gl.constexpr):
+  """Stores a part of the result as `flags` say. GATES: it may be gated."""
+  if GATES and (flags & gmm.GATED) != 0:
+    x = acc.reshape([acc.shape[0], 2, acc.shape[1] // 2])
+    gate, up = x.permute(0, 2, 1).split()  # Each thread its own.
+    x = gmm.silu_and_mul(gate.to(ELEMENT), up.to(ELEMENT))
+    gemm.store(out, x.to(ELEMENT), row0, col0, row_end, n // 8 * 8, ELEMENT)
+  elif (flags & gmm.OUT_F32) != 0:
+    gemm.store(out_f32, acc, row0, col0, row_end, n // 8 * 8, ELEMENT)
+  else:
+    gemm.store(out, acc.to(out.dtype.element_ty), row0, col0, row_end,
+               n // 8 * 8, ELEMENT)
+
+
+@gluon.jit
+def _end_transposed(acc, out, out_f32, row0, col0, row_end, n, flags,
+                    GATES: gl.constexpr):
+  """_end of a part that has columns of the result in its rows."""
+  if GATES and (flags & gmm.GATED) != 0:
+    # Each thread with both of its pairs.
+    LAYOUT: gl.constexpr = gl.BlockedLayout([2, 8, 1], [1, 4, 8], [1, 1, 4],
+                                            [1, 0, 2])
+    x = acc.reshape([2, acc.shape[0] // 2, acc.shape[1]])
+    gate, up = gl.convert_layout(x, LAYOUT).permute(1, 2, 0).split()
+    dtype: gl.constexpr = out.dtype.element_ty
+    x = gmm.silu_and_mul(gate.to(dtype), up.to(dtype))
+    _store_transposed(out, x, row0, col0, row_end, n)
+  elif (flags & gmm.OUT_F32) != 0:
+    _store_transposed(out_f32, acc, row0, col0, row_end, n)
+  else:
+    _store_transposed(out, acc, row0, col0, row_end, n)
+
+
+@gluon.jit
 def _load_ends(scales, rows, row_end, col0, n, group, LAYOUT: gl.constexpr,
                PARTS: gl.constexpr):
   """The scales of rows of a, and of each 64 rows of b: 0 of no matrix."""
@@ -202,7 +249,7 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, LAYOUT: gl.constexpr,
              TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
              GROUP_M: gl.constexpr):
   """Computes a warpgroup's part of one tile after the other."""
-  plan, tiles, tiles_m, tiles_n, k = walk
+  plan, tiles, tiles_m, tiles_n, k, span, apart = walk
   out, out_f32, n, flags = out
   ELEMENT: gl.constexpr = ring[0].dtype
   SUM: gl.constexpr = gl.int32 if ELEMENT == gl.int8 else gl.float32
@@ -216,7 +263,7 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, LAYOUT: gl.constexpr,
                  gl.num_programs(0)):
     ahead = _tile_at(t + gl.num_programs(0), walk, LAYOUT, GROUP_M)
     acc = gl.zeros([64, N], SUM, ACC)
-    col0 = tile_n * TILE_N
+    col0 = tile_n * span
     offset = gl.to_tensor(0).to(gl.int64)
     if LAYOUT == TN:
       row0 = tile_m * TILE_M + w * 64
@@ -237,16 +284,11 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, LAYOUT: gl.constexpr,
                                     row0, row_end, col0, n, group, KIND,
                                     STAGES)
     if SKINNY:
-      if (flags & gmm.OUT_F32) != 0:
-        _store_transposed(out_f32, acc, row0, col0, row_end, n)
-      else:
-        _store_transposed(out, acc, row0, col0, row_end, n)
-    elif (flags & gmm.OUT_F32) != 0:
-      gemm.store(out_f32 + offset, acc, row0, col0, row_end, n // 8 * 8,
-                 ELEMENT)
+      _end_transposed(acc, out, out_f32, row0, col0, row_end, n, flags,
+                      LAYOUT == NT)
     else:
-      gemm.store(out + offset, acc.to(out.dtype.element_ty), row0, col0,
-                 row_end, n // 8 * 8, ELEMENT)
+      _end(acc, out + offset, out_f32 + offset, row0, col0, row_end, n, flags,
+           KIND == gemm.PLAIN and LAYOUT == NT, ELEMENT)
     group, first, end, tile_m, tile_n = ahead
 
 
@@ -262,7 +304,7 @@ def _gmm(a_desc, b_desc, a_scale, b_scale, plan, out, out_f32, n, k, flags,
       dtype, hopper.stack(PARTS * STAGES, a_desc.block_type.shape),
       a_desc.layout)
   b_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(STAGES, b_desc.block_type.shape), b_desc.layout)
+      dtype, hopper.stack(STAGES, _slab(LAYOUT, TILE_N, TILE_K)), b_desc.layout)
   full = mbarrier.allocate_mbarrier(batch=STAGES)
   empty = mbarrier.allocate_mbarrier(batch=STAGES)
   for i in gl.static_range(STAGES):
@@ -274,7 +316,11 @@ def _gmm(a_desc, b_desc, a_scale, b_scale, plan, out, out_f32, n, k, flags,
   tiles_m = gl.to_tensor(1)
   if LAYOUT == TN:
     tiles_m = (k + TILE_M - 1) // TILE_M
-  walk = (plan, gl.load(plan), tiles_m, (n + TILE_N - 1) // TILE_N, k)
+  # A tile's columns in the result, and how far apart its halves are in b.
+  gated = (flags & gmm.GATED) != 0
+  span = gl.where(gated, TILE_N // 2, TILE_N)
+  apart = gl.where(gated, n, TILE_N // 2)
+  walk = (plan, gl.load(plan), tiles_m, (n + span - 1) // span, k, span, apart)
   maps = (a_desc, b_desc)
   scales = (a_scale, b_scale, (k + gmm.SCALE_BLOCK - 1) // gmm.SCALE_BLOCK)
   result = (out, out_f32, n, flags)
