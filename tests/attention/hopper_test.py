@@ -43,8 +43,9 @@ class HopperTest(mha_test.MhaTestCase):
       dtype=["bf16", "fp16"], dqk=[40, 64, 128], options=[
           dict(), dict(causal=True, hq=6, hk=2, b=3),
           dict(causal=True, sq=264, sk=152, bias="bhqk"),
-          dict(sq=1, sk=600, use_lse=True, bias="b1qk"),
-          dict(window=(50, 20), sq=300, sk=432, bias="11qk")])
+          dict(sq=2, sk=600, use_lse=True, bias="b1qk"),
+          dict(window=(50, 20), sq=300, sk=432, bias="11qk"),
+          dict(dropout=0.3, causal=True, sq=300)])
   def test_dscores(self, dtype, dqk, options):
     called = []
     kernel = op._dscores_kernel
@@ -53,7 +54,8 @@ class HopperTest(mha_test.MhaTestCase):
       self.check(mha_test.Case(**dict(
           dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, bias="1hqk")
           | options))
-    self.assertLen(called, 1)
+    # float16 has no row for dropout beside a bias.
+    self.assertLen(called, dtype == "bf16" or "dropout" not in options)
 
   @parameterized.product(
       dtype=["bf16", "fp16"], options=[

@@ -654,16 +654,21 @@ struct Dscores {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    constexpr int64_t kServed = kMhaBias | kMhaDbias | kMhaUnaligned |
-                                kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort;
+    constexpr int64_t kServed = kMhaBias | kMhaDbias | kMhaDropout |
+                                kMhaUnaligned | kMhaWindow | kMhaTopLeft |
+                                kMhaDlse | kMhaShort;
     if ((key.features & ~kServed) != 0 || (key.features & kMhaBias) == 0) {
       return Status(StatusCode::kUnimplemented,
-                    "the scores' gradients are kept for a bias alone, of their "
-                    "type, and windows");
+                    "the scores' gradients are kept for a bias of their type, "
+                    "beside dropout and windows alone");
     }
+    ProblemKey plain;
+    plain.data_type = key.data_type;
+    plain.dims[0] = key.dims[0];
+    plain.dims[1] = key.dims[1];
     AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", key, &plan->delta));
     AITER_RETURN_IF_ERROR(steps->Add("mha_dscores_bwd", key, &plan->bwd));
-    return steps->Add("mha_dscores_dq", key, &plan->dq);
+    return steps->Add("mha_dscores_dq", plain, &plan->dq);
   }
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,

@@ -544,7 +544,7 @@ void TestDscores() {
   CHECK(params.batch_stride_dbias == 4 * 200 * 300);
 
   args.logits_soft_cap = 20;
-  CHECK(Contains(mha_dscores(args, nullptr).message(), "a bias alone"));
+  CHECK(Contains(mha_dscores(args, nullptr).message(), "windows alone"));
   args.logits_soft_cap = 0;
   args.dscores_ptr = nullptr;
   CHECK(Contains(mha_dscores(args, nullptr).message(), "dscores_ptr is null"));

@@ -202,7 +202,7 @@ struct MhaOnePassPlan {
 
 // The same where the scores' gradients are kept, for a bias whose gradient is
 // their sum over what shares it. Of dense batches of one length, whose scores
-// have a bias of their tensors' type and at most a window.
+// have a bias of their tensors' type and at most a window and dropout.
 struct mha_dscores_args : mha_bwd_args {
   // Like q in type, [batch, nhead_q, seqlen_q, seqlen_k], contiguous.
   void* dscores_ptr = nullptr;
