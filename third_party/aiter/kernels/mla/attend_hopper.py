@@ -331,6 +331,16 @@ def _row(row0, left, group, M: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def _store_rows(out, tile, left, w: gl.constexpr, M: gl.constexpr):
+  """Stores a half of M rows, which lies in shared memory, in whole lines."""
+  LAYOUT: gl.constexpr = hopper.rows_layout(HALF)
+  r = gl.arange(0, M, gl.SliceLayout(1, LAYOUT))
+  cols = w * HALF + gl.arange(0, HALF, gl.SliceLayout(0, LAYOUT))
+  gl.store(out + (r * HEAD)[:, None] + cols[None, :], tile.load(LAYOUT),
+           mask=(r < left)[:, None])
+
+
+@gluon.jit
 def _consume(w: gl.constexpr, args, N: gl.constexpr, STAGES: gl.constexpr,
              KIND: gl.constexpr):
   """Computes a half of the columns, and scores every other tile."""
@@ -380,17 +390,28 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, STAGES: gl.constexpr,
       p = _tell(p, m, weights, w)
     for step in range(w, steps - 2, 2):
       i, _ = hopper.ring(step, STAGES)
+      j, _ = hopper.ring(step + 1, STAGES)
       acc = warpgroup_mma(p, ring.halves.index(2 * i + w), acc, is_async=True)
-      s = _score(q_halves, q_rope, ring, step + 2, w, N, STAGES)
       # Scores are three products.
-      acc = warpgroup_mma_wait(3, deps=[acc])
-      mbarrier.arrive(ring.empty.index(2 * i + w))
-      acc, m, l = _take(acc, m, l, ring, weights, step + 1, w, STAGES)
-      s = warpgroup_mma_wait(1, deps=[s])
-      p, m, l, alpha = _weigh(s, m, l, ring, step + 2, terms, N, STAGES, KIND)
-      acc = warpgroup_mma_wait(0, deps=[acc])
-      i, _ = hopper.ring(step + 1, STAGES)
-      mbarrier.arrive(ring.empty.index(2 * i + w))
+      if STAGES > 2:
+        s = _score(q_halves, q_rope, ring, step + 2, w, N, STAGES)
+        acc = warpgroup_mma_wait(3, deps=[acc])
+        mbarrier.arrive(ring.empty.index(2 * i + w))
+        acc, m, l = _take(acc, m, l, ring, weights, step + 1, w, STAGES)
+        s = warpgroup_mma_wait(1, deps=[s])
+        p, m, l, alpha = _weigh(s, m, l, ring, step + 2, terms, N, STAGES, KIND)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(ring.empty.index(2 * j + w))
+      else:
+        # The tile after next comes where this one was.
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(ring.empty.index(2 * i + w))
+        acc, m, l = _take(acc, m, l, ring, weights, step + 1, w, STAGES)
+        s = _score(q_halves, q_rope, ring, step + 2, w, N, STAGES)
+        acc = warpgroup_mma_wait(3, deps=[acc])
+        mbarrier.arrive(ring.empty.index(2 * j + w))
+        s = warpgroup_mma_wait(0, deps=[s])
+        p, m, l, alpha = _weigh(s, m, l, ring, step + 2, terms, N, STAGES, KIND)
       p = _tell(p, m, weights, w)
       acc = _scaled(acc, alpha)
     last = steps - 1 - ((steps - 1 - w) & 1)
@@ -429,8 +450,11 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, STAGES: gl.constexpr,
         gl.store(parts_lse + r, gl.where(live, float("inf"), 0.0), mask=live)
       if (flags & attend.LSE) != 0:
         gl.store(lse + (head * tokens + query), row_lse, mask=live)
-    gl.store(out + at, acc.to(out.dtype.element_ty),
-             mask=(at_r < left)[:, None])
+    # Nobody looks at the queries any more.
+    result = q_halves.index(w).reinterpret(
+        out.dtype.element_ty, [64, HALF], q_halves.layout)
+    result.store(acc.to(out.dtype.element_ty))
+    _store_rows(out, result, left, w, 64)
 
 
 @gluon.jit
@@ -556,7 +580,10 @@ def _consume_few(w: gl.constexpr, args, M: gl.constexpr, N: gl.constexpr,
         gl.store(parts_lse + r, gl.where(live, float("inf"), 0.0), mask=live)
       if (flags & attend.LSE) != 0:
         gl.store(lse + (head * tokens + query), row_lse, mask=live)
-    gl.store(out + at, own.to(out.dtype.element_ty), mask=live[None, :])
+    result = q_halves.index(w).reinterpret(
+        out.dtype.element_ty, [M, HALF], q_halves.layout)
+    result.permute([1, 0]).store(own.to(out.dtype.element_ty))
+    _store_rows(out, result, left, w, M)
 
 
 @gluon.jit
@@ -677,13 +704,20 @@ def _attend(
         (_consume, (0, consume, TILE_N, STAGES, KIND)),
         (_consume, (1, consume, TILE_N, STAGES, KIND)),
         (_produce, (produce, TILE_N, STAGES)),
-    ], [4, 4], [224, 56])
+    ], [4, 4], [232, 40])
   else:
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, STAGES, KIND)),
         (_consume, (1, consume, TILE_N, STAGES, KIND)),
         (_produce_bytes, (produce, TILE_N, STAGES, KIND)),
     ], [4, 4], [208, 88])
+
+
+@gluon.jit
+def _prefetch(ptr):
+  """Asks for what is read soon, behind other numbers that are waited for."""
+  gl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l",
+                            [ptr], gl.int32, False, 1)
 
 
 @gluon.jit
@@ -703,6 +737,10 @@ def mla_attend(
   split = gl.program_id(1)
   share = 0.0
   lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [4], [0]))
+  _prefetch(k_scale)
+  _prefetch(v_scale)
+  if (flags & attend.INDPTR) != 0:
+    _prefetch(indptr + gl.minimum(lanes, batch))
   if splits > 1:
     share = programs / PROGRAMS / gl.maximum(gl.sum(_tiles_of_batch(
         lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
@@ -778,11 +816,11 @@ def _merge_row(parts, parts_lse, out, lse, row, count, tokens, nhead_q, splits,
     top = gl.where(top == float("-inf"), 0.0, top)
     total = 0.0
     if merge_cols == 1:
-      total = _join(parts, parts_lse, out, row, count, 0, past, top, HEAD)
+      total = _join(parts, parts_lse, out, row, count, 0, past, top, HEAD, 2)
     else:
       total = _join(parts, parts_lse, out, row, count,
                     place * (HEAD // MERGE_COLS), past, top,
-                    HEAD // MERGE_COLS)
+                    HEAD // MERGE_COLS, 8)
     if ((flags & attend.LSE) != 0) & (place == 0):
       gl.store(lse + row % nhead_q * tokens + row // nhead_q,
                gl.where(total != 0, top + gl.log(total), float("-inf")))
@@ -790,17 +828,21 @@ def _merge_row(parts, parts_lse, out, lse, row, count, tokens, nhead_q, splits,
 
 @gluon.jit
 def _join(parts, parts_lse, out, row, count, first_col, past, top,
-          WIDTH: gl.constexpr):
-  """Joins WIDTH columns of a row; returns the sum of weights."""
+          WIDTH: gl.constexpr, EACH: gl.constexpr):
+  """Joins WIDTH columns of a row, EACH parts a warp at a time.
+
+  Returns the sum of weights.
+  """
   GROUPS: gl.constexpr = 2 * HEAD // WIDTH
+  PARTS: gl.constexpr = GROUPS * EACH
   LAYOUT: gl.constexpr = gl.BlockedLayout(
-      [8, 4], [1, 32], [GROUPS, 8 // GROUPS], [1, 0])
+      [EACH, 4], [1, 32], [GROUPS, 8 // GROUPS], [1, 0])
   ROW: gl.constexpr = gl.BlockedLayout([2], [32], [8], [0])
   acc, l = _some_parts(parts, parts_lse, row, count, 0, past, top, first_col,
-                       GROUPS, WIDTH, LAYOUT)
-  for p0 in range(8 * GROUPS, past, 8 * GROUPS):
+                       PARTS, GROUPS, WIDTH, LAYOUT)
+  for p0 in range(PARTS, past, PARTS):
     more, weight = _some_parts(parts, parts_lse, row, count, p0, past, top,
-                               first_col, GROUPS, WIDTH, LAYOUT)
+                               first_col, PARTS, GROUPS, WIDTH, LAYOUT)
     acc += more
     l += weight
   total = gl.sum(l, 0)
@@ -813,10 +855,10 @@ def _join(parts, parts_lse, out, row, count, first_col, past, top,
 
 @gluon.jit
 def _some_parts(parts, parts_lse, row, count, first, past, top, first_col,
-                GROUPS: gl.constexpr, WIDTH: gl.constexpr,
+                PARTS: gl.constexpr, GROUPS: gl.constexpr, WIDTH: gl.constexpr,
                 LAYOUT: gl.constexpr):
-  """Sums of eight parts each from `first` on, and all parts' weights."""
-  part = first + gl.arange(0, 8 * GROUPS, gl.SliceLayout(1, LAYOUT))
+  """Sums of GROUPS of parts from `first` on, and all parts' weights."""
+  part = first + gl.arange(0, PARTS, gl.SliceLayout(1, LAYOUT))
   cols = first_col + gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))[None, :]
   at = part.to(gl.int64) * count + row
   # Those before the last that has keys are all written.
@@ -826,4 +868,4 @@ def _some_parts(parts, parts_lse, row, count, first, past, top, first_col,
   weight = gl.exp(gl.load(parts_lse + at, mask=there, other=float("-inf"))
                   - top)
   x *= weight[:, None]
-  return gl.sum(x.reshape([GROUPS, 8, WIDTH]), 1), weight
+  return gl.sum(x.reshape([GROUPS, PARTS // GROUPS, WIDTH]), 1), weight
