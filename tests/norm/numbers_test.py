@@ -175,10 +175,12 @@ class NumbersTest(NormTestCase):
     self.check(Case(cols=cols, lead=(5,), layer=layer, residual=layer))
 
   @parameterized.parameters(
-      (18432, False), (18432, True), (20480, False), (24576, True))
-  def test_wide(self, cols, layer):
+      (18432, False, False), (18432, True, True), (20480, False, True),
+      (24576, True, False))
+  def test_wide(self, cols, layer, residual):
     """On a GPU, more rows than blocks run at once."""
-    self.check(Case(cols=cols, lead=(machine.size(300, 2, 2),), layer=layer))
+    self.check(Case(cols=cols, lead=(machine.size(300, 2, 2),), layer=layer,
+                    residual=residual))
 
   @parameterized.parameters("fp16", "fp32")
   def test_columns_of_other_types(self, dtype):

@@ -186,9 +186,19 @@ struct Norm {
   }
 };
 
-struct Fwd : Norm<norm_fwd_args, KernelPlan> {
+// How many blocks of a kernel run at once: a small one shares its
+// multiprocessor.
+int64_t BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel) {
+  const bool shares =
+      kernel.threads <= kSmallBlock && kernel.shared_bytes <= kSmallShared;
+  return std::max<int64_t>(device.multiprocessors, 1) * (shares ? 2 : 1);
+}
+
+struct Fwd : Norm<norm_fwd_args, NormFwdPlan> {
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    return steps->Add("norm_fwd", key, &plan->kernel);
+    AITER_RETURN_IF_ERROR(steps->Add("norm_fwd", key, &plan->kernel));
+    plan->max_blocks = BlocksAtOnce(steps->device(), *plan->kernel.info);
+    return Status();
   }
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
@@ -198,6 +208,7 @@ struct Fwd : Norm<norm_fwd_args, KernelPlan> {
     params.y_ptr = args.y_ptr;
     params.mean_ptr = args.mean_ptr;
     params.rstd_ptr = args.rstd_ptr;
+    params.max_blocks = static_cast<int32_t>(plan.max_blocks);
     return LaunchKernel(driver, plan.kernel, &params, stream);
   }
 };
@@ -225,11 +236,12 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
     const KernelInfo* dx;
     AITER_RETURN_IF_ERROR(
         SelectKernel(steps->device(), "norm_bwd_dx", key, &dx));
-    // As many blocks as run at once; a small one shares its multiprocessor.
-    const bool shares =
-        dx->threads <= kSmallBlock && dx->shared_bytes <= kSmallShared;
-    plan->max_parts =
-        std::max(steps->device().multiprocessors, 1) * (shares ? 2 : 1);
+    NormParams part;
+    part.parts = 1;
+    int64_t blocks_of_part = 1;
+    dx->grid->sizes(*dx, &part, &blocks_of_part);
+    plan->max_parts = std::max<int64_t>(
+        BlocksAtOnce(steps->device(), *dx) / blocks_of_part, 1);
     // A kernel for any number of columns cannot hold sums for all of them.
     if (dx->dims[0] == 0) {
       AITER_RETURN_IF_ERROR(steps->Add("norm_bwd_parts", key, &plan->parts));

@@ -42,8 +42,9 @@ struct NormParams {
   int32_t parts = 0;
   int32_t rows_per_part = 0;
   float epsilon = 0;
-  int32_t flags = 0;  // Features below kKernelFlags.
-  int32_t kind = 0;   // Of quantised output: kernels/core/rounding.py.
+  int32_t max_blocks = 0;  // As many as run at once.
+  int32_t flags = 0;       // Features below kKernelFlags.
+  int32_t kind = 0;        // Of quantised output: kernels/core/rounding.py.
 };
 
 }  // namespace aiter

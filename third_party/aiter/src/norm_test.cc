@@ -40,9 +40,13 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("fwd_2048", "norm_fwd", kNormFwdGrid, 2048, kNormUnaligned, 256);
   add("fwd_aligned", "norm_fwd", kNormFwdGrid, 0, kNormUnaligned, 256);
   add("fwd_any", "norm_fwd", kNormFwdGrid, 0, 0, 256);
+  add("fwd_8192_walks", "norm_fwd", kNormFwdGridWalks, 8192, kNormUnaligned,
+      512);
   add("quant_any", "norm_quant", kNormQuantGrid, 0, 0, 256);
   add("dx_2048", "norm_bwd_dx", kNormBwdDxGrid, 2048, kNormUnaligned, 256);
   add("dx_4096", "norm_bwd_dx", kNormBwdDxGrid, 4096, kNormUnaligned, 512);
+  add("dx_8192_pairs", "norm_bwd_dx", kNormBwdDxGridPairs, 8192, kNormUnaligned,
+      512);
   add("dx_any", "norm_bwd_dx", kNormBwdDxGrid, 0, 0, 256);
   add("parts", "norm_bwd_parts", kNormBwdPartsGrid, 0, 0, 128);
   add("dgamma", "norm_bwd_dgamma", kNormBwdDgammaGrid, 0, 0, 128);
@@ -130,12 +134,12 @@ void TestSelection() {
   norm_fwd_args add = Forward(8, 2048);
   AddResidual(&add);
   CHECK(Run(add) == Names{"fwd_2048"});
-  CHECK(Run(Forward(8, 2056)) == Names{"fwd_aligned"});
+  CHECK(Run(Forward(8, 8200)) == Names{"fwd_aligned"});
   CHECK(Run(Forward(8, 2047)) == Names{"fwd_any"});
   CHECK(Run(Quantised(8, 64, DataType::kI8)) == Names{"quant_any"});
   CHECK(Run(Backward(8, 64, 4)) == (Names{"dx_2048", "dgamma"}));
   CHECK(Run(Backward(8, 4096, 4)) == (Names{"dx_4096", "dgamma"}));
-  CHECK(Run(Backward(8, 4104, 4)) == (Names{"parts", "dx_any", "dgamma"}));
+  CHECK(Run(Backward(8, 8200, 4)) == (Names{"parts", "dx_any", "dgamma"}));
 
   Names names;
   CHECK_OK(norm_fwd_kernels({"bf16", {2047}, {}}, "gfx942", &names));
@@ -221,15 +225,28 @@ void TestParts() {
   Run(Backward(40, 4096, 8));
   CHECK(g_recorder.launches[0].grid[0] == 3 && Params(0).rows_per_part == 14);
 
-  // 17 tiles of columns, so 8 * 6 / 17 parts; dx has a block a row.
-  Run(Backward(40, 4104, 8));
-  CHECK(g_recorder.launches[0].grid[0] == 17);
-  CHECK(g_recorder.launches[0].grid[1] == 3);
-  CHECK(Params(0).parts == 3 && Params(0).rows_per_part == 14);
+  // Two blocks share a part.
+  Run(Backward(40, 8192, 8));
+  CHECK(g_recorder.launches[0].grid[0] == 2);
+  CHECK(Params(0).parts == 1 && Params(0).rows_per_part == 40);
+
+  // A block that walks has a multiprocessor; rows may be fewer.
+  Run(Forward(40, 8192));
+  CHECK(g_recorder.launches[0].grid[0] == 3 && Params(0).max_blocks == 3);
+  Run(Forward(2, 8192));
+  CHECK(g_recorder.launches[0].grid[0] == 2);
+  Run(Forward(40, 2048));
+  CHECK(g_recorder.launches[0].grid[0] == 20);
+
+  // 33 tiles of columns, so 8 * 6 / 33 parts; dx has a block a row.
+  Run(Backward(40, 8200, 8));
+  CHECK(g_recorder.launches[0].grid[0] == 33);
+  CHECK(g_recorder.launches[0].grid[1] == 2);
+  CHECK(Params(0).parts == 2 && Params(0).rows_per_part == 20);
   CHECK(g_recorder.launches[1].grid[0] == 40);
   CHECK(Params(1).rows_per_part == 1);
-  CHECK(g_recorder.launches[2].grid[0] == 17 && Params(2).parts == 3);
-  Run(Backward(3 << 20, 4104, 8));
+  CHECK(g_recorder.launches[2].grid[0] == 33 && Params(2).parts == 2);
+  Run(Backward(3 << 20, 8200, 8));
   CHECK(g_recorder.launches[1].grid[0] == 1 << 20);
   CHECK(Params(1).rows_per_part == 3);
   g_recorder.multiprocessors = 0;
@@ -298,7 +315,7 @@ void TestInvalidArguments() {
   CheckRefused(Quantised(8, 64, DataType::kI8), kQuantised);
   CheckRefused(Backward(8, 64, 4), kBackward);
 
-  KernelPlan plan;
+  NormFwdPlan plan;
   CHECK_OK(norm_fwd_plan(Forward(8, 64), &plan));
   CHECK_OK(norm_fwd(Forward(9, 64), plan, nullptr));
   norm_fwd_args add = Forward(8, 64);

@@ -80,6 +80,13 @@ struct norm_bwd_args : norm_args {
   int64_t parts = 0;
 };
 
+// The loaded kernel of a forward call.
+struct NormFwdPlan {
+  ProblemKey key;
+  LoadedKernel kernel;
+  int64_t max_blocks = 0;  // That run at once; more only wait.
+};
+
 // Loaded kernels of a backward call.
 struct NormBwdPlan {
   ProblemKey key;
@@ -90,7 +97,7 @@ struct NormBwdPlan {
 };
 
 // The size of a problem is cols.
-AITER_OPERATION(norm_fwd, norm_fwd_args, KernelPlan);
+AITER_OPERATION(norm_fwd, norm_fwd_args, NormFwdPlan);
 AITER_OPERATION(norm_quant, norm_quant_args, KernelPlan);
 AITER_OPERATION(norm_bwd, norm_bwd_args, NormBwdPlan);
 

@@ -6,7 +6,9 @@ itself lies in a ring in shared memory, which copies fill a row or more ahead,
 and is read from there twice: for the averages, and for dx. Where there is room
 for one row only (STAGES = 1), a tile of the next one is copied as soon as this
 one's has been read for the last time. Threads copy what they read themselves,
-so the ring needs no barriers of its own.
+so the ring needs no barriers of its own. Where that is no room for a residual's
+gradient, or registers hold no sums of dbeta, two blocks on two multiprocessors
+share a row: each has half of every tile, and both averages.
 """
 
 from triton.experimental import gluon
@@ -28,27 +30,55 @@ _SHARED = gl.constexpr(226 * 1024)
 
 
 @gluon.constexpr_function
-def columns_layout(tile, warps):
+def columns_layout(tile, warps, blocks):
   """Returns the layout of a tile of columns: neighbours in one thread."""
-  return gl.BlockedLayout([tile // (32 * warps)], [32], [warps], [0])
+  return gl.BlockedLayout([tile // (32 * warps * blocks)], [32], [warps], [0],
+                          cga_layout=_halves(blocks))
+
+
+@gluon.constexpr_function
+def shared_layout(blocks):
+  """Returns the layout of a tile in shared memory: column by column."""
+  return gl.SwizzledSharedLayout(1, 1, 1, [0], cga_layout=_halves(blocks))
+
+
+@gluon.constexpr_function
+def _halves(blocks):
+  """Returns how blocks divide a tile: one has all, or two a half each."""
+  return [[1]] if blocks == 2 else []
 
 
 @gluon.constexpr_function
 def ring_fits(tensors, stages, cols, bits):
-  """Returns whether so many tensors' rings and the weights fit."""
+  """Returns whether so many tensors' rings and the weights fit in a block."""
   return (tensors * stages * bits // 8 + 4) * cols <= _SHARED.value
 
 
 @gluon.jit
-def _add(a0, a1, b0, b1):
+def _add(a, b):
+  return a + b
+
+
+@gluon.jit
+def _add_pairs(a0, a1, b0, b1):
   return a0 + b0, a1 + b1
 
 
 @gluon.jit
-def _allocate(DTYPE: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr,
+def _both_sums(a, b):
+  """The sums of a and of b; of two blocks in one exchange."""
+  if gl.num_ctas() == 1:
+    sum_a, sum_b = gl.reduce((a, b), 0, _add_pairs)
+  else:
+    sum_a, sum_b = gl.split(gl.reduce(gl.join(a, b), 0, _add))
+  return sum_a, sum_b
+
+
+@gluon.jit
+def allocate(DTYPE: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr,
               TILES: gl.constexpr):
   """Returns a ring of rows: for each tile of columns a buffer a stage."""
-  SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+  SHARED: gl.constexpr = shared_layout(gl.num_ctas())
   ring = ()
   for _ in gl.static_range(TILES):
     ring += (gl.allocate_shared_memory(DTYPE, [STAGES, TILE], SHARED),)
@@ -99,16 +129,16 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
   """
   flags &= FLAGS
   DTYPE: gl.constexpr = x.dtype.element_ty
-  LAYOUT: gl.constexpr = columns_layout(TILE_N, gl.num_warps())
+  LAYOUT: gl.constexpr = columns_layout(TILE_N, gl.num_warps(), gl.num_ctas())
   TILES: gl.constexpr = COLS // TILE_N
   REFILL: gl.constexpr = STAGES == 1
   COPY_RESIDUAL: gl.constexpr = not REFILL and ring_fits(
-      3, STAGES, COLS, DTYPE.primitive_bitwidth)
-  ring_x = _allocate(DTYPE, STAGES, TILE_N, TILES)
-  ring_dy = _allocate(DTYPE, STAGES, TILE_N, TILES)
+      3, STAGES, COLS // gl.num_ctas(), DTYPE.primitive_bitwidth)
+  ring_x = allocate(DTYPE, STAGES, TILE_N, TILES)
+  ring_dy = allocate(DTYPE, STAGES, TILE_N, TILES)
   if COPY_RESIDUAL:
-    ring_dr = _allocate(DTYPE, STAGES, TILE_N, TILES)
-  weights = _allocate(gl.float32, 1, TILE_N, TILES)
+    ring_dr = allocate(DTYPE, STAGES, TILE_N, TILES)
+  weights = allocate(gl.float32, 1, TILE_N, TILES)
   c = gl.arange(0, TILE_N, LAYOUT)
   for i in gl.static_range(TILES):
     at = c + i * TILE_N
@@ -182,7 +212,7 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
            * _load(weights[i].index(0), LAYOUT))
       sum_ng += n * g
       sum_g += g
-    avg_ng, avg_g = gl.reduce((sum_ng, sum_g), 0, _add)
+    avg_ng, avg_g = _both_sums(sum_ng, sum_g)
     avg_ng *= inv / n_cols
     avg_g *= inv * per_mean
     # Nothing read above is kept in registers beyond this.

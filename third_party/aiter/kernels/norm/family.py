@@ -19,20 +19,26 @@ FEATURES = flags(
 def _constants(row):
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "COLS": int(row["cols"]),
+          "WALKS": "module=norm.fwd_hopper" in row["options"],
+          "PAIRS": "num_ctas=2" in row["options"],
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FEATURES.items()
                        if name not in {"unaligned", *named(row, "excludes")}),
           "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
 
 
+# A kernel that copies a row ahead walks over rows by itself; parts of dgamma and
+# dbeta may be those of two blocks, half of the columns each.
+_WALKING = ("blocks = min(rows, max_blocks)",)
+_PAIRS = ("blocks = parts * 2",)
 _ROWS = "tiles_of_rows = ceil(rows / tile_m)"
 _COLS = "tiles_of_columns = ceil(cols / tile_n)"
 
 FAMILY = Family(
     ops={
-        "norm_fwd": Op("norm.fwd", (_ROWS,)),
+        "norm_fwd": Op("norm.fwd", (_ROWS,), {"WALKS": _WALKING}),
         "norm_quant": Op("norm.quant", (_ROWS,)),
-        "norm_bwd_dx": Op("norm.bwd", ("parts",)),
+        "norm_bwd_dx": Op("norm.bwd", ("parts",), {"PAIRS": _PAIRS}),
         "norm_bwd_parts": Op("norm.bwd", (_COLS, "parts")),
         "norm_bwd_dgamma": Op("norm.bwd", (_COLS,)),
     },
