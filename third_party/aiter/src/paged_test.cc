@@ -352,6 +352,12 @@ void TestLatent() {
   PagedParams p = g_recorder.launches[0].As<PagedParams>();
   CHECK(p.hdim == 576 && p.hdim_v == 512 && p.group == 128 && p.splits == 4);
 
+  New(304);  // Room for three parts, but with two all programs go at once.
+  mla_attend_args even = LatentArgs(64, 128);
+  even.splits = 3;
+  CHECK((Run(even) == Names{"latent_64", "latent_merge"}));
+  CHECK(g_recorder.launches[0].grid[1] == 2);
+
   Names names;
   CHECK_OK(mla_attend_kernels({"bf16", {512, 64, -1}, {}}, "gfx942", &names));
   CHECK((names == Names{"latent_any", "latent_merge"}));
