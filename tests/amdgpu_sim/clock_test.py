@@ -185,6 +185,39 @@ class MemoryTest(absltest.TestCase):
     # A line of 128 bytes at 16 a clock.
     self.assertEqual(self.load(256), SLOT + 128 / 16 + 1000 + SLOT)
 
+  def test_pointers(self):
+    """A chain of pointers through 64 lines, which the L1 holds."""
+    step, count = 256, 64
+    places = np.zeros(step * count // 4, np.uint32)
+    places[:: step // 4] = (np.arange(1, count + 1) % count) * step
+    def chain(rounds, **attributes):
+      with asm.Buffer(places) as buffer:
+        return report(f"""
+          s_load_dwordx2 s[8:9], s[0:1], 0x0
+          v_mov_b32 v1, 0
+          s_movk_i32 s20, {rounds * count}
+          s_waitcnt lgkmcnt(0)
+          again:
+          global_load_dword v1, v1, s[8:9]
+          s_waitcnt vmcnt(0)
+          s_sub_u32 s20, s20, 1
+          s_cmp_lg_u32 s20, 0
+          s_cbranch_scc1 again""", buffer, **attributes)["clocks"]
+    loop = 4 * SLOT + PARAMETERS["taken_branch"]  # After the load's slot.
+    once = chain(1)
+    # The second time around, the L1's latency: a slot is the load's own.
+    self.assertEqual(chain(2) - once,
+                     count * (PARAMETERS["l1_latency"] + SLOT + loop))
+    # All units read the chain: a line comes from HBM for one of them, with the
+    # bytes between that are its allocation's, and for the others from L2.
+    share = step / 64 / UNITS
+    hbm = 500 / PEAK
+    longer = PARAMETERS["hbm_latency"] - PARAMETERS["l2_latency"]
+    self.assertAlmostEqual(
+        once - chain(1, grid=UNITS),
+        count * ((1 - share) * longer
+                 + 128 / 16 - 128 * ((1 - share) / 16 + share * UNITS / hbm)))
+
   def test_another_wave_hides_latency(self):
     # The other waves' loads are on their way at the same time.
     self.assertEqual(self.load(256, block=512, vgprs=64), self.load(256))

@@ -263,9 +263,8 @@ int Occupancy(const Device& device, const ClockLaunch& launch) {
 Behind BehindL1(const Device& device, const ClockLaunch& launch, double units) {
   double once = 0, asked = 0;
   // Of as much work as the traced ones have.
-  const double groups =
-      std::max<double>(1, launch.traced.size()) * Longest(launch) /
-      Mean(launch);
+  const double groups = std::max<double>(1, launch.traced.size()) *
+                        Longest(launch) / Mean(launch);
   for (const ClockLaunch::Traffic& traffic : launch.traffic) {
     const double all = traffic.asked / groups * launch.workgroups;
     once +=
@@ -343,8 +342,7 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
         std::min<double>(launch.workgroups, device.compute_units);
     const double held = std::min<double>(
         report.occupancy, std::ceil(launch.workgroups / device.compute_units));
-    report.rounds =
-        Makespan(Works(launch), units * held) / Longest(launch);
+    report.rounds = Makespan(Works(launch), units * held) / Longest(launch);
     add(run(held, units), report.rounds);
   } else {
     if (full > 0) add(run(report.occupancy, device.compute_units), full);
