@@ -95,7 +95,7 @@ class UnitTest(absltest.TestCase):
                             before=fill + one(48)), 2 * (MATRIX + 16) + MATRIX)
 
   def test_matrix_beside_vector(self):
-    fill = lines(*(f"v_mov_b32 v{i}, 0" for i in range(8, 128)))
+    fill = lines(*(f"v_mov_b32 v{i}, 0" for i in range(8, 64)))
     one = (f"{MFMA} v[32:47], v[8:9], v[10:11], v[32:47]\n")
     some = MATRIX // 4 - 1
     self.assertEqual(clocks(one + "v_mov_b32 v4, v5\n" * some, before=fill),
@@ -103,6 +103,10 @@ class UnitTest(absltest.TestCase):
     self.assertEqual(
         clocks(one + "v_mov_b32 v4, v5\n" * (some + 5), before=fill),
         MATRIX + 20)
+    # It takes a slot of the other vector instructions, other waves' too.
+    self.assertEqual(
+        clocks(one + "v_mov_b32 v4, v5\n" * (some + 5), before=fill,
+               block=512, vgprs=64), 2 * (MATRIX + 20))
     # A vector instruction that needs the result.
     self.assertEqual(clocks(one + "v_mov_b32 v4, v32\n", before=fill),
                      MATRIX + 16 + SLOT)
@@ -180,6 +184,39 @@ class MemoryTest(absltest.TestCase):
     self.assertEqual(self.load(0), SLOT + 200 + SLOT)
     # A line of 128 bytes at 16 a clock.
     self.assertEqual(self.load(256), SLOT + 128 / 16 + 1000 + SLOT)
+
+  def test_pointers(self):
+    """A chain of pointers through 64 lines, which the L1 holds."""
+    step, count = 256, 64
+    places = np.zeros(step * count // 4, np.uint32)
+    places[:: step // 4] = (np.arange(1, count + 1) % count) * step
+    def chain(rounds, **attributes):
+      with asm.Buffer(places) as buffer:
+        return report(f"""
+          s_load_dwordx2 s[8:9], s[0:1], 0x0
+          v_mov_b32 v1, 0
+          s_movk_i32 s20, {rounds * count}
+          s_waitcnt lgkmcnt(0)
+          again:
+          global_load_dword v1, v1, s[8:9]
+          s_waitcnt vmcnt(0)
+          s_sub_u32 s20, s20, 1
+          s_cmp_lg_u32 s20, 0
+          s_cbranch_scc1 again""", buffer, **attributes)["clocks"]
+    loop = 4 * SLOT + PARAMETERS["taken_branch"]  # After the load's slot.
+    once = chain(1)
+    # The second time around, the L1's latency: a slot is the load's own.
+    self.assertEqual(chain(2) - once,
+                     count * (PARAMETERS["l1_latency"] + SLOT + loop))
+    # All units read the chain: a line comes from HBM for one of them, with the
+    # bytes between that are its allocation's, and for the others from L2.
+    share = step / 64 / UNITS
+    hbm = 500 / PEAK
+    longer = PARAMETERS["hbm_latency"] - PARAMETERS["l2_latency"]
+    self.assertAlmostEqual(
+        once - chain(1, grid=UNITS),
+        count * ((1 - share) * longer
+                 + 128 / 16 - 128 * ((1 - share) / 16 + share * UNITS / hbm)))
 
   def test_another_wave_hides_latency(self):
     # The other waves' loads are on their way at the same time.
@@ -300,6 +337,29 @@ class LaunchTest(absltest.TestCase):
     late = told(f"gt_u32 s2, {4 * UNITS - UNITS // 2}")
     self.assertBetween(late["clocks"], 12.8 * short["unit_clocks"],
                        14.1 * short["unit_clocks"])
+
+  def test_most_have_nothing_to_do(self):
+    """Which workgroups end at once is known exactly, and none is traced."""
+    def told(low, high):
+      return report(f"""
+        s_and_b32 s20, s2, 3
+        s_cmp_ge_u32 s20, {low}
+        s_cselect_b32 s21, 1, 0
+        s_cmp_lt_u32 s20, {high}
+        s_cselect_b32 s20, s21, 0
+        s_mul_i32 s20, s20, 4000
+        again:
+        s_sub_u32 s20, s20, 1
+        s_cmp_gt_i32 s20, 0
+        s_cbranch_scc1 again""", grid=4 * UNITS, block=512, vgprs=128)
+    alone, some = told(0, 4), told(0, 1)
+    # A round of two for each unit, and one in which a fourth is left of two.
+    self.assertEqual(alone["rounds"], 2)
+    self.assertEqual(alone["occupancy"], 2)
+    self.assertAlmostEqual(some["rounds"], 1, delta=0.01)
+    self.assertEqual(some["unit_clocks"], alone["unit_clocks"])
+    # The first of those that a unit would hold has nothing to do.
+    self.assertEqual(told(1, 2)["unit_clocks"], alone["unit_clocks"])
 
   def test_occupancy(self):
     for attributes, expected in (

@@ -68,16 +68,26 @@ struct Use {
   double share;  // Of the time.
 };
 
-// Work of all workgroups: each has as much as the sampled one next to it.
+// Work of all workgroups: those that end early have theirs, each other as much
+// as the sampled one of those next to it.
 std::vector<double> Works(const ClockLaunch& launch) {
+  std::map<uint64_t, double> long_ones = launch.work;
+  for (const auto& entry : launch.early) long_ones.erase(entry.first);
+  const std::map<uint64_t, double>& samples =
+      long_ones.empty() ? launch.work : long_ones;
   std::vector<double> works;
   works.reserve(launch.workgroups);
-  auto after = launch.work.begin();
+  auto after = samples.begin();
   for (uint64_t number = 0; number < launch.workgroups; ++number) {
-    while (after != launch.work.end() && after->first < number) ++after;
+    const auto early = launch.early.find(number);
+    if (early != launch.early.end()) {
+      works.push_back(early->second);
+      continue;
+    }
+    while (after != samples.end() && after->first < number) ++after;
     auto nearest = after;
-    if (after == launch.work.end() ||
-        (after != launch.work.begin() &&
+    if (after == samples.end() ||
+        (after != samples.begin() &&
          number - std::prev(after)->first < after->first - number)) {
       --nearest;
     }
@@ -95,10 +105,10 @@ double Mean(const ClockLaunch& launch) {
 }
 
 // The most work of a traced one; 1 if they are even.
-double Longest(const Device& device, const ClockLaunch& launch) {
+double Longest(const ClockLaunch& launch) {
   double most = 1;
   if (!Uneven(launch.work)) return most;
-  for (uint64_t number : Traced(device, launch)) {
+  for (uint64_t number : launch.traced) {
     most = std::max(most, launch.work.at(number));
   }
   return most;
@@ -253,8 +263,8 @@ int Occupancy(const Device& device, const ClockLaunch& launch) {
 Behind BehindL1(const Device& device, const ClockLaunch& launch, double units) {
   double once = 0, asked = 0;
   // Of as much work as the traced ones have.
-  const double groups =
-      std::max(1.0, launch.traced) * Longest(device, launch) / Mean(launch);
+  const double groups = std::max<double>(1, launch.traced.size()) *
+                        Longest(launch) / Mean(launch);
   for (const ClockLaunch::Traffic& traffic : launch.traffic) {
     const double all = traffic.asked / groups * launch.workgroups;
     once +=
@@ -332,8 +342,7 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
         std::min<double>(launch.workgroups, device.compute_units);
     const double held = std::min<double>(
         report.occupancy, std::ceil(launch.workgroups / device.compute_units));
-    report.rounds =
-        Makespan(Works(launch), units * held) / Longest(device, launch);
+    report.rounds = Makespan(Works(launch), units * held) / Longest(launch);
     add(run(held, units), report.rounds);
   } else {
     if (full > 0) add(run(report.occupancy, device.compute_units), full);
@@ -463,7 +472,6 @@ void AddClock(const Device& device, const ClockLaunch& launch,
   }
   latest.launch = launch;
   latest.launch.traffic = TrafficOf(groups);
-  latest.launch.traced = static_cast<double>(groups.size());
   latest.groups = std::move(groups);
   std::vector<const GroupTrace*> all;
   for (const GroupTrace& group : latest.groups) all.push_back(&group);

@@ -55,9 +55,10 @@ struct ClockLaunch {
     double asked = 0;    // and by each of them, added.
   };
   std::vector<Traffic> traffic;
-  double traced = 0;  // Workgroups.
-  // Instructions of some workgroups, by their numbers.
-  std::map<uint64_t, double> work;
+  std::vector<uint64_t> traced;  // Workgroups.
+  // Instructions of some workgroups, by their numbers, and of all that end
+  // before kEarly of them.
+  std::map<uint64_t, double> work, early;
 };
 
 // What is behind the L1 while so many compute units are busy. Bytes come from
@@ -67,13 +68,16 @@ Behind BehindL1(const Device& device, const ClockLaunch& launch, double units);
 
 // How many workgroups a compute unit holds; at least one.
 int Occupancy(const Device& device, const ClockLaunch& launch);
-// The workgroups to trace: those that the first compute unit holds at once.
+// The workgroups to trace: those that the first compute unit holds at once. Of
+// one that has hardly anything to do the next one takes the place.
 std::vector<uint64_t> Traced(const Device& device, const ClockLaunch& launch);
 // Workgroups all over the launch, whose instructions are counted: `count` of
 // them or, if there are fewer, all.
 std::vector<uint64_t> Sampled(uint64_t workgroups, int count);
 // How many are: more if the first few differ.
 constexpr int kProbes = 4, kSamples = 32;
+// A workgroup that finds nothing to do ends before so many instructions.
+constexpr uint64_t kEarly = 1024;
 // Whether `work` differs so much that workgroups are no rounds.
 bool Uneven(const std::map<uint64_t, double>& work);
 
@@ -91,8 +95,9 @@ struct ClockReport {
 };
 // `groups` are traces of Traced(). The largest part of the workgroups comes in
 // rounds that fill all compute units, what is left in one of its own. Uneven
-// ones come one by one, in order, wherever the first place gets free; each is
-// as long as the sampled one whose number is next to its own.
+// ones come one by one, in order, wherever the first place gets free; each that
+// did not end early is as long as the sampled one of these whose number is next
+// to its own.
 ClockReport Estimate(const Device& device, const ClockLaunch& launch,
                      const std::vector<const GroupTrace*>& groups,
                      bool timeline = false);

@@ -41,9 +41,9 @@ Device Common(const char* name, const char* arch) {
   d.atomic_rate = 2.5;
   d.hbm_latency = 900;
   d.hbm_efficiency = 0.7;
-  d.launch_microseconds = 2.5;
+  d.launch_microseconds = 2;
   d.sustained = 0.9;
-  d.throttle = 0.45;
+  d.throttle = 0.4;
   return d;
 }
 
@@ -53,13 +53,13 @@ std::vector<Device> AllDevices() {
   mi300x.gigahertz = 2.1;       // sheet
   mi300x.hbm_gigabytes = 5300;  // sheet
   mi300x.lds_latency = 64;      // fit, as all below
-  mi300x.l2_latency = 900;
+  mi300x.l2_latency = 700;
   mi300x.l2_rate = 64;
   mi300x.hbm_latency = 1400;
   mi300x.hbm_efficiency = 0.7;
-  mi300x.launch_microseconds = 1.5;
-  mi300x.sustained = 0.9;
-  mi300x.throttle = 0.45;
+  mi300x.launch_microseconds = 1;
+  mi300x.sustained = 0.8;
+  mi300x.throttle = 0.3;
 
   Device mi308x = mi300x;
   mi308x.name = "MI308X";
@@ -71,9 +71,9 @@ std::vector<Device> AllDevices() {
   mi308x.l2_rate = 48;
   mi308x.hbm_latency = 900;
   mi308x.hbm_efficiency = 0.7;
-  mi308x.launch_microseconds = 2.5;
-  mi308x.sustained = 0.6;
-  mi308x.throttle = 0;
+  mi308x.launch_microseconds = 2;
+  mi308x.sustained = 0.8;
+  mi308x.throttle = 0.4;
 
   Device mi355x = Common("MI355X", "gfx950");
   mi355x.compute_units = 256;     // sheet

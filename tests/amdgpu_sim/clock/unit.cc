@@ -151,6 +151,7 @@ class Unit {
         break;
       case InstClass::kMfma:
         until(Operands(wave, inst), Stall::kDependent);
+        until(simd.vector, Stall::kVector);
         until(simd.matrix, Stall::kMatrix);
         break;
       case InstClass::kLds:
@@ -245,6 +246,8 @@ class Unit {
       case InstClass::kMfma: {
         const double clocks = Busy(inst);
         Take(&simd.matrix, time, clocks, &report_.matrix);
+        // It is sent by the way of the vector instructions.
+        Take(&simd.vector, time, d_.slot, &report_.vector);
         Mark(&wave.chain, inst.dst[0], time + clocks);
         Mark(&wave.ready, inst.dst[0],
              time + clocks + d_.matrix_slots * d_.slot);

@@ -32,6 +32,8 @@ namespace {
 // instructions may wait for a later one, so the next ones start beside it.
 constexpr uint64_t kSlice = uint64_t{1} << 24;
 constexpr size_t kResident = 256;
+// So many at most begin only to see whether they end at once.
+constexpr uint64_t kMostBegun = 1 << 14;
 
 // AMDGPU_SIM_LIMIT: instructions of a workgroup that mean it never ends.
 uint64_t InstructionLimit() {
@@ -156,6 +158,8 @@ class Dispatch {
   bool HasNext() const { return only_ ? !chosen_.empty() : next_ < total_; }
   // More of them, where the first few differ. Returns whether there are any.
   bool AddSamples();
+  // Of a workgroup that has ended after so many instructions.
+  void NoteClock(uint64_t number, uint64_t executed);
 
   const Launch& launch_;
   const uint64_t total_;  // Workgroups.
@@ -176,6 +180,8 @@ class Dispatch {
   std::set<uint64_t> samples_;          // Those whose instructions count.
   const bool only_ = ClockOnly();
   std::set<uint64_t> chosen_;  // To begin, if only_.
+  std::set<uint64_t> begun_;   // That are not to go on after kEarly.
+  uint64_t longest_ = 0;       // Instructions of those whose count.
 };
 
 uint64_t Dispatch::MakePacket() {
@@ -334,7 +340,34 @@ bool Dispatch::AddSamples() {
   for (uint64_t number : Sampled(total_, kSamples)) {
     if (samples_.insert(number).second) chosen_.insert(number);
   }
+  // All others begin, to see which end at once.
+  for (uint64_t number = 0; number < std::min(total_, kMostBegun); ++number) {
+    if (samples_.count(number) == 0 && begun_.insert(number).second) {
+      chosen_.insert(number);
+    }
+  }
   return !chosen_.empty();
+}
+
+void Dispatch::NoteClock(uint64_t number, uint64_t executed) {
+  if (executed < kEarly) clock_launch_.early[number] = executed;
+  if (samples_.count(number) == 0) return;
+  clock_launch_.work[number] = static_cast<double>(executed);
+  longest_ = std::max(longest_, executed);
+  // Of what has next to nothing to do a trace says nothing: one that begins
+  // later takes its place.
+  constexpr double kMuch = 8;
+  for (const auto& [early, work] : clock_launch_.early) {
+    if (tracers_.count(early) == 0 || kMuch * work >= longest_) continue;
+    uint64_t other = only_ ? early + 1 : next_;
+    while (tracers_.count(other) > 0) ++other;
+    if (other >= total_) continue;
+    tracers_.erase(early);
+    tracers_.emplace(other, Tracer(setup_.waves));
+    samples_.insert(other);
+    begun_.erase(other);
+    if (only_) chosen_.insert(other);
+  }
 }
 
 void Dispatch::Begin(Workgroup* workgroup) {
@@ -379,7 +412,9 @@ void Dispatch::Run() {
     bool done = false;
     try {
       for (bool warned = true; warned;) {
-        done = workgroup->Run(program_, std::min(kSlice, limit), counts,
+        const uint64_t slice =
+            begun_.count(workgroup->number()) > 0 ? kEarly : kSlice;
+        done = workgroup->Run(program_, std::min(slice, limit), counts,
                               launch_.cancel);
         const Fault* warning = workgroup->lds().warning();
         warned = warning != nullptr;
@@ -405,10 +440,11 @@ void Dispatch::Run() {
     }
     if (done) {
       instructions_ += workgroup->executed();
-      if (samples_.count(workgroup->number()) > 0) {
-        clock_launch_.work[workgroup->number()] =
-            static_cast<double>(workgroup->executed());
+      if (clock_device_ != nullptr) {
+        NoteClock(workgroup->number(), workgroup->executed());
       }
+      pool.Give(std::move(workgroup));
+    } else if (begun_.count(workgroup->number()) > 0) {
       pool.Give(std::move(workgroup));
     } else {
       resident.push_back(std::move(workgroup));
@@ -417,7 +453,10 @@ void Dispatch::Run() {
   AddLaunch(launch_.kernel, instructions_);
   if (clock_device_ != nullptr) {
     std::vector<GroupTrace> groups;
-    for (auto& entry : tracers_) groups.push_back(entry.second.trace());
+    for (auto& entry : tracers_) {
+      clock_launch_.traced.push_back(entry.first);
+      groups.push_back(entry.second.trace());
+    }
     AddClock(*clock_device_, clock_launch_, std::move(groups));
   }
   if (counts != nullptr) {

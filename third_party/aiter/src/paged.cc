@@ -483,10 +483,28 @@ struct Latent {
   static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
                        void* stream) {
     if (a.tokens == 0) return Status();
-    int64_t tiles =
-        std::max(a.tokens * a.nhead_q / plan.attend.info->tile_m, a.batch);
-    return Attend::Launch(driver, a, plan,
-                          plan.programs / std::max<int64_t>(tiles, 1), stream);
+    int64_t tiles = std::max<int64_t>(
+        {a.tokens * a.nhead_q / plan.attend.info->tile_m, a.batch, 1});
+    int64_t most = std::min(plan.programs / tiles, a.splits);
+    // CUDA's blocks share a sequence's keys among as many as there are.
+    if (driver.platform == Platform::kHip) {
+      most = EvenParts(tiles, plan.programs / kLatentPrograms, most);
+    }
+    return Attend::Launch(driver, a, plan, most, stream);
+  }
+
+  // How many parts, of at most so many, keep the multiprocessors busy best: a
+  // few programs more than these take would wait until the others have ended.
+  static int64_t EvenParts(int64_t tiles, int64_t multiprocessors,
+                           int64_t most) {
+    const auto turns = [&](int64_t parts) {
+      return CeilDiv(tiles * parts, std::max<int64_t>(multiprocessors, 1));
+    };
+    int64_t best = 1;
+    for (int64_t parts = 2; parts <= most; ++parts) {
+      if (turns(parts) * best <= turns(best) * parts) best = parts;
+    }
+    return best;
   }
 };
 

@@ -361,6 +361,12 @@ void TestLatent() {
   CHECK(g_recorder.launches[1].grid[0] == 4 * 16);
   CHECK(g_recorder.launches[1].As<PagedParams>().merge_cols == 4);
 
+  New(304);  // Room for three parts, but with two all programs go at once.
+  mla_attend_args even = LatentArgs(64, 128);
+  even.splits = 3;
+  CHECK((Run(even) == Names{"latent_64", "latent_merge"}));
+  CHECK(g_recorder.launches[0].grid[1] == 2);
+
   Names names;
   CHECK_OK(mla_attend_kernels({"bf16", {512, 64, -1}, {}}, "gfx942", &names));
   CHECK((names == Names{"latent_any", "latent_merge"}));
