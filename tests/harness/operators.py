@@ -376,7 +376,7 @@ CASES = (
     _case("gated_rmsnorm_fp8_group_quant", _GATED, _QK_ROWS),
     _case("gated_rmsnorm_fp8_per_token_quant", _GATED, _QK_ROWS),
     _case("inverse_rope_group_quant", (
-        "bf16 t,4,32", "lengths t", "f32 s,8", "f32 s,8"), ("fused_qk_turned",),
+        "bf16 t,4,32", "lengths t", "f32 s,8", "f32 s,8"), _QK_ROWS,
           num_groups=2, quant_group_size=32),
     _case("fp8_mqa_logits", ("e4m3fn m,4,16", "e4m3fn n,16", "share n",
                              "f32 m,4", "lengths m", "lengths m"),
