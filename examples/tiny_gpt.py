@@ -17,17 +17,18 @@ import time
 
 import jax.numpy as jnp
 import numpy as np
-import serve_gpt
 import train_gpt
+from serving.engine import Engine, Request
+from serving.model import Config, init
 
 import jax
 
-CONFIG = serve_gpt.Config(1, 64, 4, 2, 64, 2, 8, 0.1, "bfloat16", 0.02)
+CONFIG = Config(1, 64, 4, 2, 64, 2, 8, 0.1, "bfloat16", 0.02)
 PROMPTS = (3, 20, 9)  # in bytes
 NEW_TOKENS = 5
 
 
-def train(cfg: serve_gpt.Config) -> list[float]:
+def train(cfg: Config) -> list[float]:
   """Returns each step's loss."""
   ops = train_gpt.operators("aiter")
   text, _ = train_gpt.corpus()
@@ -49,20 +50,20 @@ def train(cfg: serve_gpt.Config) -> list[float]:
   return losses
 
 
-def serve(cfg: serve_gpt.Config) -> list[bytes]:
+def serve(cfg: Config) -> list[bytes]:
   """Returns what follows each prompt, by a model of random weights.
 
   One that has learned for a few steps writes nothing but spaces.
   """
-  params = serve_gpt.init(cfg, jax.random.key(0))
+  params = init(cfg, jax.random.key(0))
   _, text = train_gpt.corpus()
   requests = [
-    serve_gpt.Request(text[1000 * n : 1000 * n + n].astype(np.int32),
+    Request(text[1000 * n : 1000 * n + n].astype(np.int32),
                       NEW_TOKENS)
     for n in PROMPTS
   ]
   pages = sum(r.pages_needed(16) for r in requests[:2])
-  engine = serve_gpt.Engine(params, cfg, 2, 16, pages, burst_tokens=4)
+  engine = Engine(params, cfg, 2, 16, pages, burst_tokens=4)
   engine.run(requests)
   return [bytes(r.text) for r in requests]
 

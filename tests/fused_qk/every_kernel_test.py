@@ -33,12 +33,29 @@ class HeadsKernelsTest(fused_test.HeadsTestCase):
 
 class RowsKernelsTest(fused_test.RowsTestCase):
 
-  @parameterized.parameters(*simulator.groups("fused_qk_rows", "dtype", "dims"))
-  def test_kernels(self, dtype, dims, symbols):
+  @parameterized.parameters(
+      *simulator.groups("fused_qk_rows", "dtype", "dims", "symbol"))
+  def test_rows(self, dtype, dims, symbol, symbols):
+    """Those for all calls are alone in having groups of 64."""
+    own = symbol.split("_no_")[0]
+    options = {} if "q_out" in own else dict(
+        kind="float8_e4m3fn", group=128 if "norm" in own else 64)
+    if "gate" in own:
+      options |= dict(op="gated", heads=16, cols=128)
+    else:
+      options |= dict(cols=dims[0] - 16, k_cols=512, residual=True,
+                      kept="kind" in options)
     with simulator.launched(self, symbols):
-      self.check(RowCase(dtype=dtype, cols=dims[0] - 16, k_cols=512, tokens=2,
-                         residual=True, kept=True, kind="float8_e4m3fn",
-                         group=128))
+      self.check(RowCase(dtype=dtype, tokens=2, **options))
+
+  @parameterized.parameters(
+      *simulator.groups("fused_qk_turned", "dtype", "symbol"))
+  def test_turned(self, dtype, symbol, symbols):
+    """Those for runs of heads take whole rows of angles: 16 pairs."""
+    with simulator.launched(self, symbols):
+      self.check(RowCase(
+          op="inverse", dtype=dtype, tokens=2, heads=18, cols=256, group=128,
+          kind="float8_e4m3fn", pairs=16 if "short" in symbol else 8))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,13 @@ from fused_qk.cases import Case, HeadCase, RowCase
 from harness.triton_interpreter import Tensor, gpu_arithmetic
 
 # isort: split
-from third_party.aiter.kernels.fused_qk import family, heads, latent, rows
+from third_party.aiter.kernels.fused_qk import (
+  family,
+  heads,
+  latent,
+  rows,
+  turned,
+)
 
 _NUMBERS = {"": 0, "int8": 0, "float8_e4m3fn": 1, "float8_e4m3fnuz": 2,
             "float8_e5m2": 4}
@@ -151,7 +157,7 @@ class RowsKernelTest(parameterized.TestCase):
       dict(k_cols=64, residual=True, gemma=True),
       dict(k_cols=64, cols=384, kind="float8_e4m3fn", group=128, whole=True),
       dict(op="gated", cols=128, heads=2, kind="int8", group=128, whole=True),
-      dict(op="inverse", cols=128, heads=4, parts=2, group=128, pairs=16,
+      dict(op="inverse", cols=256, heads=3, group=128, pairs=16,
            kind="float8_e4m3fn", whole=True),
       dict(op="gated", cols=64, heads=1, bias=True, gated_first=True,
            kind="int8", least=50.0),
@@ -191,18 +197,28 @@ class RowsKernelTest(parameterized.TestCase):
               rare=c.bias or c.sigmoid or c.gated_first)
     bits = lambda names: sum(family.FEATURES[name] for name in names)
     flags = bits(name for name, holds in on.items() if holds)
+    last = dict(RUN=128 if whole else 32, NATIVE=False,
+                MAY=flags if whole else bits(family.FEATURES),
+                SURE=flags if whole else 0)
+    kind = kinds.index(c.kind) if c.kind else 0
     with gpu_arithmetic(), np.errstate(all="ignore"):
-      rows.fused_qk_rows[(c.tokens, parts)](
-          flat(p.q), flat(p.residual), flat(p.gate), Tensor(p.weight),
-          Tensor(p.bias), Tensor(p.k), Tensor(p.k_weight), Tensor(p.cos),
-          Tensor(p.sin), Tensor(p.positions), Tensor(p.scale), q_out, codes,
-          residual_out, scale, scale, k_out, c.tokens, parts, width // parts, c.k_cols,
-          c.cols, c.pairs, c.cols - 2 * c.pairs, len(p.cos), c.group, *strides,
-          kinds.index(c.kind) if c.kind else 0, 1, int(c.bias),
-          int(c.sigmoid), int(c.gated_first), 0, 1e-6, 1e-6, c.least, flags,
-          HEAD=512, KEYS=64, RUN=128 if whole else 32, NATIVE=False,
-          MAY=flags if whole else bits(family.FEATURES),
-          SURE=flags if whole else 0)
+      if c.op == "inverse":
+        # Two heads a tile, or a row.
+        runs = c.cols // 128
+        tiles = runs * -(-c.heads // 2) if whole else parts
+        turned.fused_qk_turned[(c.tokens, tiles)](
+            flat(p.q), Tensor(p.cos), Tensor(p.sin), Tensor(p.positions),
+            q_out, codes, scale, scale, c.tokens, parts, width // parts, c.cols,
+            c.pairs, c.cols - 2 * c.pairs, len(p.cos), c.group, *strides, kind,
+            flags, TILE_M=2 if whole else 16, **last)
+      else:
+        rows.fused_qk_rows[(c.tokens, parts)](
+            flat(p.q), flat(p.residual), flat(p.gate), Tensor(p.weight),
+            Tensor(p.bias), Tensor(p.k), Tensor(p.k_weight), Tensor(p.scale),
+            q_out, codes, residual_out, scale, scale, k_out, parts,
+            width // parts, c.k_cols, c.cols, c.group, *strides, kind, 1,
+            int(c.bias), int(c.sigmoid), int(c.gated_first), 0, 1e-6, 1e-6,
+            c.least, flags, HEAD=512, KEYS=64, **last)
     if c.kept or not c.kind:
       cases.check_rounded(self, q_out.array, exact, "", None, str(c))
     if c.residual:

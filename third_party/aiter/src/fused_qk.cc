@@ -318,6 +318,9 @@ struct Rows {
     if (a.k_cols != 0 && a.parts != 1) {
       return Invalid("parts", std::to_string(a.parts), "1 of rows with keys");
     }
+    if (a.gate_ptr == nullptr && (a.is_sigmoid || a.is_gated_first)) {
+      return Invalid("gate_ptr", "null", "there, for a gate's kind or place");
+    }
     if (a.q_weight_ptr == nullptr && a.bias_ptr != nullptr) {
       return Invalid("bias_ptr", "given", "null without q_weight_ptr");
     }
@@ -334,6 +337,16 @@ struct Rows {
 
   static Status CheckTurn(const Args& a) {
     if (a.positions_ptr == nullptr) return Status();
+    for (const void* other :
+         {a.residual_ptr, a.gate_ptr, a.q_weight_ptr, a.k_ptr, a.q_scale_ptr}) {
+      if (other != nullptr) {
+        return Invalid("positions_ptr", "given", "null but of heads alone");
+      }
+    }
+    if (a.codes_ptr != nullptr && (a.group == 0 || a.least != 0 ||
+                                   a.is_narrow || a.mode != MxRounding::kUp)) {
+      return Invalid("positions_ptr", "given", "with groups rounded up");
+    }
     AITER_RETURN_IF_ERROR(CheckRange("dim", a.dim, 2, kMaxSize));
     AITER_RETURN_IF_ERROR(CheckRange("pairs", a.pairs, 1, a.dim / 2));
     AITER_RETURN_IF_ERROR(CheckRange("first", a.first, 0, a.dim - 2 * a.pairs));
@@ -427,7 +440,9 @@ struct Rows {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    return steps->Add("fused_qk_rows", key, &plan->kernel);
+    bool turned = (key.features & kFusedQkTurned) != 0;
+    return steps->Add(turned ? "fused_qk_turned" : "fused_qk_rows", key,
+                      &plan->kernel);
   }
 
   static Status Launch(const Driver& driver, const Args& a, const Plan& plan,

@@ -4,8 +4,7 @@
 //
 // aot/embed.py writes, for each list of arguments that the kernels have, a
 // struct and a function which copies these fields into it; an argument NAME of
-// pointer type is the field NAME_ptr. Meanings: kernels/fused_qk/latent.py,
-// heads.py and rows.py.
+// pointer type is the field NAME_ptr. Meanings: kernels/fused_qk.
 #ifndef AITER_SRC_FUSED_QK_PARAMS_H_
 #define AITER_SRC_FUSED_QK_PARAMS_H_
 

@@ -56,6 +56,16 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     k.excludes = kFusedQkUnaligned | (whole ? kFusedQkShort : 0);
     kernels.push_back(k);
   }
+  for (bool heads : {true, false}) {
+    KernelInfo k = FakeKernel<FusedQkParams>(
+        blob, heads ? "heads of runs" : "turned", "fused_qk_turned", "gfx942",
+        heads ? kFusedQkTurnedGridHeads : kFusedQkTurnedGrid);
+    k.num_dims = 2;
+    k.dims[0] = 2048;
+    k.tile_m = heads ? 16 : 64;
+    k.excludes = kFusedQkUnaligned | (heads ? kFusedQkShort : 0);
+    kernels.push_back(k);
+  }
   return kernels;
 }
 
@@ -335,7 +345,8 @@ void TestRows() {
   a.q_ptr = At(0x1000);
   a.positions_ptr = a.cos_ptr = a.sin_ptr = At(0x2000);
   a.q_out_ptr = At(0x3000);
-  CHECK(Run(a) == "whole");
+  CHECK(Run(a) == "heads of runs");
+  // Four runs of the eight heads of a token.
   CHECK(g_recorder.launches[0].grid[0] == 3);
   CHECK(g_recorder.launches[0].grid[1] == 4);
   p = g_recorder.launches[0].As<FusedQkParams>();
@@ -343,11 +354,12 @@ void TestRows() {
   CHECK(p.flags == (kFusedQkGptj | kFusedQkTurned | kFusedQkQOut));
   // A table's rows of 30 cosines, or heads of 448 columns, are no whole runs.
   a.pairs = 30;
-  CHECK(Run(a) == "rows");
+  CHECK(Run(a) == "turned");
+  CHECK(g_recorder.launches[0].grid[1] == 4);
   a.pairs = 32;
   a.dim = a.cols = 448;
   a.first = 384;
-  CHECK(Run(a) == "rows");
+  CHECK(Run(a) == "turned");
   a = Rows();
   a.cols = 1540;
   CHECK(fused_qk_rows(a, nullptr).code() == StatusCode::kUnimplemented);
@@ -369,13 +381,19 @@ void TestInvalidRows() {
        "data_type is fp32"},
       {[](fused_qk_rows_args* a) { a->parts = 0; }, "parts is 0"},
       {[](fused_qk_rows_args* a) { a->parts = 2; }, "parts is 2"},
+      {[](fused_qk_rows_args* a) { a->is_gated_first = true; },
+       "gate_ptr is null"},
       {[](fused_qk_rows_args* a) { a->dim = 100; }, "cols is 1536"},
       {[](fused_qk_rows_args* a) { a->dim = 96; }, "dim is 96"},
       {[](fused_qk_rows_args* a) { a->group = 48; }, "group is 48"},
       {[](fused_qk_rows_args* a) { a->q_type = DataType::kBf16; },
        "q_type is bf16"},
+      {[](fused_qk_rows_args* a) { a->positions_ptr = At(0x10); },
+       "positions_ptr is given"},
       {[](fused_qk_rows_args* a) {
-         a->positions_ptr = At(0x10);
+         *a = fused_qk_rows_args();
+         a->q_ptr = a->positions_ptr = At(0x10);
+         a->cols = 1536;
          a->dim = 128;
          a->pairs = 65;
        },

@@ -138,16 +138,15 @@ AITER_OPERATION(fused_qk_heads, fused_qk_heads_args, KernelPlan);
 // Rows of queries and of keys. With s the queries, or their sum with a residual
 // (formed in float32, and rounded for residual_out alone),
 //
-//   y = R^-1 (N(s) * silu(gate)),   k_out = N(k)
+//   y = N(s) * silu(gate),   k_out = N(k)
 //
-// or R^-1 N(s * silu(gate)), or with the logistic function in the place of
-// silu, where N is an RMSNorm of the row, or of each `dim` columns in it with
-// one weight for all of them, and R^-1 turns pairs of each `dim` columns by
-// minus a token's row of the tables, and a bias may be added to N(s): each of
-// these if its arrays are there. Of `y`, in float32, go numbers of the
-// operands' type to q_out, and codes and scales as of quant.h's rows and
-// groups, of e8m0 rounded up, to codes and scale; or codes of y / q_scale
-// alone.
+// or N(s * silu(gate)), or with the logistic function in the place of silu,
+// where N is an RMSNorm of the row, or of each `dim` columns in it with one
+// weight for all of them, perhaps with a bias: each of these if its arrays are
+// there. Or y = R^-1 q, which turns pairs of each `dim` columns by minus a
+// token's row of the tables. Of `y`, in float32, go numbers of the operands'
+// type to q_out, and codes and scales as of quant.h's rows and groups, to codes
+// and scale; or codes of y / q_scale alone.
 //
 // A token's queries are `parts` rows; more than one only if neither a norm nor
 // a scale is of all of them, and without keys.

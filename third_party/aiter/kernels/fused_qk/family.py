@@ -11,12 +11,11 @@ from third_party.aiter.aot.family import (
     selecting,
 )
 
-# Of the kernels' argument `flags`; latent.py, heads.py and rows.py say what
-# each is.
+# Of the kernels' argument `flags`; the files of kernels say what each is.
 FLAGS = flags("gptj norm cache_bytes q_bytes k_scaled q_scaled v_scaled gemma"
               " joint sections f32_tables token kv_out k_runs v_runs"
               " interleaved")
-# Of them rows.py is told too; the other kernels are not.
+# rows.py and turned.py are told of these too, unlike other kernels.
 FEATURES = {**FLAGS, **selecting("unaligned partial residual gate turned e8m0"
                                  " q_out short keys rare")}
 
@@ -29,8 +28,11 @@ def _constants(row):
   excludes = named(row, "excludes")
   return {"TILE_M": int(row["tile_m"]),
           "HEAD": int(row["head"]), "HALF": int(row["rope"]) // 2,
+          # Of fused_qk_rows: columns of keys, and of the runs of a tile. Of
+          # fused_qk_turned: whether a tile is of as many heads.
           "KEYS": 0 if "keys" in excludes else int(row["rope"]),
           "RUN": 128 if "short" in excludes else 32,
+          "HEADS": "short" in excludes,
           "MAY": _bits(FEATURES.keys() - excludes),
           # Of fused_qk_heads: columns that are not rotated, if a call may have
           # them.
@@ -51,8 +53,10 @@ FAMILY = Family(
             " + ceil(v_heads / tile_m)) if flags & JOINT else"
             " ceil(tokens * heads / tile_m) + ceil(tokens * k_heads / tile_m)"
             " + ceil(tokens * v_heads / tile_m)",)),
-        "fused_qk_rows": Op("fused_qk.rows", (
-            "tokens", "parts")),
+        "fused_qk_rows": Op("fused_qk.rows", ("tokens", "parts")),
+        "fused_qk_turned": Op("fused_qk.turned", ("tokens", "parts"), {
+            "HEADS": ("tokens", "tiles = ceil(parts * cols / (dim * tile_m))"
+                      " * (dim // 128)")}),
     },
     pointers={
         **points_to("dtype", "q_nope q_pe kv_c k_pe weight q_out kv_cache q k v"
@@ -71,5 +75,7 @@ FAMILY = Family(
     aligned_if="unaligned",
     features=FEATURES,
     messages={"unaligned": "columns that are no multiples of 16",
-              "partial": "columns that are not rotated"},
+              "partial": "columns that are not rotated",
+              "short": "heads or groups that are no whole runs of 128 columns",
+              "rare": "a bias, a gate or a scale of a rare kind"},
 )

@@ -2,10 +2,10 @@
 """Rows of queries and of keys, normalised and rounded in one launch.
 
 A program has a row of a token's queries, or a part of one: the sum with a
-residual, RMSNorm of the row or of each head in it, a gate, a rotation by minus
-the position, and rounding with a scale for some columns or for the row. It also
-has the token's row of keys, which is normalised. A tile is a row's runs of RUN
-columns. All that is read is asked for before any of it is waited for.
+residual, RMSNorm of the row or of each head in it, a gate, and rounding with a
+scale for some columns or for the row. It also has the token's row of keys,
+which is normalised. A tile is a row's runs of RUN columns. All that is read is
+asked for before any of it is waited for.
 """
 
 import triton
@@ -14,7 +14,6 @@ import triton.language as tl
 from third_party.aiter.kernels.core import activations, groups, rounding
 from third_party.aiter.kernels.fused_qk.family import FEATURES as _FEATURES
 
-GPTJ = tl.constexpr(_FEATURES["gptj"])  # Pairs are neighbours; else halves.
 NORM = tl.constexpr(_FEATURES["norm"])
 GEMMA = tl.constexpr(_FEATURES["gemma"])  # The weight is 1 + weight.
 JOINT = tl.constexpr(_FEATURES["joint"])  # One norm of a row; else one a head.
@@ -22,7 +21,6 @@ Q_BYTES = tl.constexpr(_FEATURES["q_bytes"])  # Queries are rounded.
 TOKEN = tl.constexpr(_FEATURES["token"])  # One scale of a row; else of groups.
 RESIDUAL = tl.constexpr(_FEATURES["residual"])
 GATE = tl.constexpr(_FEATURES["gate"])
-TURNED = tl.constexpr(_FEATURES["turned"])
 E8M0 = tl.constexpr(_FEATURES["e8m0"])  # Scales are powers of two, in bytes.
 Q_OUT = tl.constexpr(_FEATURES["q_out"])  # Queries are a result unrounded.
 Q_SCALED = tl.constexpr(_FEATURES["q_scaled"])  # The scale is given.
@@ -76,39 +74,6 @@ def _opened(z, is_sigmoid):
 
 
 @triton.jit
-def _turned_back(s, q, at, inside, cos, sin, start, dim, pairs, first, flags,
-                 MAY: tl.constexpr, SURE: tl.constexpr, RUNS: tl.constexpr,
-                 RUN: tl.constexpr):
-  """Heads of `dim` columns, rotated by minus the angles of cos and sin.
-
-  q + at: where they come from. start: the row's first column.
-  """
-  run = tl.arange(0, RUNS)
-  if SHORT & MAY or not GPTJ & SURE:
-    j = (start + at) % dim - first
-    turned = inside & (j >= 0) & (j < 2 * pairs)
-    near = (flags & GPTJ) != 0
-    second = tl.where(near, j & 1, (j >= pairs).to(tl.int32))
-    pair = tl.where(near, j >> 1, j - second * pairs)
-    step = tl.where(near, 1, pairs)
-    other = tl.load(q + (at + step - 2 * second * step), turned, 0.0)
-    u = tl.load(cos + pair, turned, 1.0)
-    v = tl.load(sin + pair, turned, 0.0)
-    s = s * u + other.to(tl.float32) * tl.where(second == 1, -v, v)
-  else:
-    x1, x2 = tl.split(tl.reshape(s, [RUNS, RUN // 2, 2]))
-    # A head's columns are a power of two.
-    begin = ((start + run * RUN) & (dim - 1)) - first
-    begin = tl.multiple_of(begin // 2, 8)
-    pair = begin[:, None] + tl.arange(0, RUN // 2)[None, :]
-    turned = (pair >= 0) & (pair < pairs)
-    u = tl.load(cos + pair, turned, 1.0)
-    v = tl.load(sin + pair, turned, 0.0)
-    s = tl.reshape(tl.join(x1 * u + x2 * v, x2 * u - x1 * v), [RUNS, RUN])
-  return s
-
-
-@triton.jit
 def _f32_scale(amax, kind):
   """rounding.f32_scale, with one division a program."""
   amax = tl.where(amax < AMAX_FLOOR, AMAX_FLOOR, amax)
@@ -127,12 +92,13 @@ def _divided(x, scale):
 
 
 @triton.jit
-def _scaled(s, run, scale, scale_e8m0, at, stride, start, cols, group, kind,
-            mode, least, flags, MAY: tl.constexpr, RUNS: tl.constexpr,
+def _scaled(s, begin, there, scale, scale_e8m0, stride, group, kind, mode,
+            least, flags, MAY: tl.constexpr, RUNS: tl.constexpr,
             RUN: tl.constexpr):
-  """Rows divided by their scales, which are stored: from scale + at on.
+  """Runs divided by their scales, which are stored.
 
-  Scales are those of magnitudes of `least` at least.
+  begin: the runs' first columns, [RUNS], from where scales are counted; `there`
+  says which of them are. Scales are those of magnitudes of `least` at least.
   """
   runs = 1
   if flags & TOKEN:
@@ -146,26 +112,25 @@ def _scaled(s, run, scale, scale_e8m0, at, stride, start, cols, group, kind,
           tl.reshape(amax, [1, RUNS]), group, 1, RUNS), [RUNS])
   amax = amax.to(tl.float32, bitcast=True)
   amax = tl.where(amax < least, least, amax)
-  to = at + (start // (RUN * runs) + run // runs).to(tl.int64) * stride
-  here = (run % runs == 0) & (run * RUN < cols)
+  to = (begin // (RUN * runs)).to(tl.int64) * stride
+  there &= begin % (RUN * runs) == 0
   if flags & E8M0:
-    e = e8m0_scale(amax, mode if RARE & MAY else ROUND_UP, kind)
-    tl.store(scale_e8m0 + to, e, here)
+    e = e8m0_scale(amax, mode, kind)
+    tl.store(scale_e8m0 + to, e, there)
     s *= e8m0_reciprocal(e)[:, None]
   else:
     f = _f32_scale(amax, kind)
-    tl.store(scale + to, f, here)
+    tl.store(scale + to, f, there)
     s = _divided(s, f[:, None])
   return s
 
 
 @triton.jit
 def fused_qk_rows(
-    q, residual, gate, q_weight, bias, k, k_weight, cos, sin, positions,
-    q_scale, q_out, q_out_bytes, residual_out, scale, scale_e8m0, k_out,
-    tokens, parts, cols, k_cols, dim, pairs, first, table_rows, group,
-    scale_token, scale_group, kind, mode, has_bias, is_sigmoid, is_gated_first,
-    is_narrow, eps, k_eps, least, flags,
+    q, residual, gate, q_weight, bias, k, k_weight, q_scale, q_out,
+    q_out_bytes, residual_out, scale, scale_e8m0, k_out,
+    parts, cols, k_cols, dim, group, scale_token, scale_group, kind, mode,
+    has_bias, is_sigmoid, is_gated_first, is_narrow, eps, k_eps, least, flags,
     HEAD: tl.constexpr, KEYS: tl.constexpr, RUN: tl.constexpr,
     MAY: tl.constexpr, SURE: tl.constexpr, NATIVE: tl.constexpr,
 ):
@@ -185,9 +150,6 @@ def fused_qk_rows(
   token = tl.program_id(0)
   part = tl.program_id(1)
   at = (token.to(tl.int64) * parts + part) * cols
-  place = 0
-  if TURNED & MAY:
-    place = tl.load(positions + token, (flags & TURNED) != 0, 0)
   s = tl.load(q + at + c, inside, 0.0).to(tl.float32)
   if RESIDUAL & MAY:
     more = tl.load(residual + at + c, inside & ((flags & RESIDUAL) != 0), 0.0)
@@ -243,13 +205,6 @@ def fused_qk_rows(
         s *= _opened(z, is_sigmoid)
     elif flags & GATE:
       s *= _opened(z, 0)
-  if TURNED & MAY:
-    if flags & TURNED:
-      angles = tl.minimum(tl.maximum(place, 0), table_rows - 1).to(tl.int64)
-      angles *= pairs
-      s = _turned_back(s, q + at, c, inside, cos + angles, sin + angles,
-                       part * cols, dim, pairs, first, flags, MAY, SURE, RUNS,
-                       RUN)
   if Q_OUT & MAY:
     if flags & Q_OUT:
       tl.store(q_out + at + c, s.to(q_out.dtype.element_ty), inside)
@@ -265,9 +220,11 @@ def fused_qk_rows(
       if flags & Q_SCALED:
         s = divide_by_any(s, tl.load(q_scale + tl.zeros([1, 1], tl.int32)))
       else:
-        s = _scaled(s, run, scale, scale_e8m0, token.to(tl.int64) * scale_token,
-                    scale_group, part * cols, cols, group, kind, mode, least,
-                    flags, MAY, RUNS, RUN)
+        to = token.to(tl.int64) * scale_token
+        s = _scaled(s, part * cols + run * RUN, run * RUN < cols, scale + to,
+                    scale_e8m0 + to, scale_group, group, kind,
+                    mode if RARE & MAY else ROUND_UP, least, flags, MAY, RUNS,
+                    RUN)
       codes = to_bits(s, kind, NATIVE)
       if kind == E2M1:
         low, high = tl.split(tl.reshape(codes, [RUNS, RUN // 2, 2]))
