@@ -112,6 +112,7 @@ struct TensorMapCall {
   uint32_t box[kMaxTensorMapRank];
   int type;
   int swizzle;
+  int l2_promotion;
 };
 
 // State of the recording driver.
@@ -213,7 +214,8 @@ inline int MemsetD32(uintptr_t address, unsigned value, size_t count, void*) {
 inline int RecordTensorMap(TensorMap* map, int type, uint32_t rank,
                            void* address, const uint64_t* dims,
                            const uint64_t* strides, const uint32_t* box,
-                           const uint32_t*, int, int swizzle, int, int) {
+                           const uint32_t*, int, int swizzle, int l2_promotion,
+                           int) {
   TensorMapCall call = {};
   call.rank = rank;
   call.address = address;
@@ -222,6 +224,7 @@ inline int RecordTensorMap(TensorMap* map, int type, uint32_t rank,
   std::memcpy(call.box, box, rank * sizeof(call.box[0]));
   call.type = type;
   call.swizzle = swizzle;
+  call.l2_promotion = l2_promotion;
   g_recorder.maps.push_back(call);
   map->opaque[0] = g_recorder.maps.size();
   return Result("encode_tensor_map");

@@ -483,11 +483,14 @@ void TestTensorMaps() {
   CHECK(g_recorder.launches.at(1).grid[0] == 2 * 2 * 4);
   CHECK(g_recorder.maps.at(3).box[1] == 64);
   CHECK(g_recorder.maps.at(4).box[1] == 256);
+  CHECK(g_recorder.maps.at(4).l2_promotion == 2);
   // Where the result is computed transposed, a pair shares rows of a.
   args.kernel = "nt_transposed";
   CHECK_OK(gemm(args, nullptr));
   CHECK(g_recorder.maps.at(6).box[1] == 128);
+  CHECK(g_recorder.maps.at(6).l2_promotion == 2);
   CHECK(g_recorder.maps.at(7).box[1] == 64);
+  CHECK(g_recorder.maps.at(7).l2_promotion == 3);
 
   // k of what is left of the last turn is divided, where there is room.
   g_recorder.multiprocessors = 14;

@@ -20,6 +20,7 @@ constexpr int kTensorMapFloat16 = 6;
 constexpr int kTensorMapFloat32 = 7;
 constexpr int kTensorMapBfloat16 = 9;
 constexpr int kL2Promotion128B = 2;
+constexpr int kL2Promotion256B = 3;
 
 int TensorMapType(DataType type) {
   switch (type) {
@@ -74,7 +75,8 @@ Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,
   int error = driver.encode_tensor_map(
       map, TensorMapType(tensor.type), static_cast<uint32_t>(tensor.rank),
       const_cast<void*>(tensor.address), dims, stride_bytes, box,
-      element_strides, /*interleave=*/0, swizzle, kL2Promotion128B,
+      element_strides, /*interleave=*/0, swizzle,
+      tensor.reads_ahead ? kL2Promotion256B : kL2Promotion128B,
       /*out_of_bounds=*/0);
   if (error == 0) return Status();
   return DriverError(

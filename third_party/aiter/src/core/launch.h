@@ -25,6 +25,8 @@ struct MappedTensor {
   int rank = 0;
   int64_t dims[kMaxTensorMapRank] = {};
   int64_t strides[kMaxTensorMapRank - 1] = {};
+  // Whether 128 bytes bring the next 128 into the L2 cache.
+  bool reads_ahead = false;
 };
 
 // Makes the tensor map that `kernel` wants of a tensor without an empty
