@@ -43,7 +43,7 @@ _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
 # how many queries and keys a sequence on it is worth its sums, what their rows
 # are a multiple of, and how many blocks of so many keys keep a GPU busy.
 _ONE_PASS = "mha_one_pass"
-_ONE_PASS_DIM, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = 128, 2048, 128
+_ONE_PASS_DIM, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = 128, 1024, 128
 _ONE_PASS_BLOCKS = 512
 # Kernels that keep the gradients of the scores, whose sums are the bias's, and
 # how many bytes of them may be kept however few the bias has.

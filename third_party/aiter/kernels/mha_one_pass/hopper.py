@@ -331,8 +331,8 @@ def _store(gradient, acc, factor, row0, length, row_end):
 @gluon.jit
 def _consume(w: gl.constexpr, args):
   """Computes dk and dv of 64 keys, and half of the block's parts of dq."""
-  (buf, dk_out, dv_out, heads, members, n0, key_begin, key_end, window, scale,
-   low, high) = args
+  (buf, dk_out, dv_out, heads, members, n0, key_end, window, scale, low,
+   high) = args
   LAYOUT: gl.constexpr = hopper.accumulator(HEAD)
   dk = gl.zeros([SIDE, HEAD], gl.float32, LAYOUT)
   dv = gl.zeros([SIDE, HEAD], gl.float32, LAYOUT)
@@ -360,9 +360,6 @@ def _consume(w: gl.constexpr, args):
   if members == 1:
     _store(dv_out, dv, 1.0, n0, window.len_k, key_end)
     _store(dk_out, dk, scale, n0, window.len_k, key_end)
-    for row in range(key_begin + w * SIDE, 0, 2 * SIDE):
-      _store(dv_out, dv, 0.0, row, row, gl.minimum(row + SIDE, 0))
-      _store(dk_out, dk, 0.0, row, row, gl.minimum(row + SIDE, 0))
   else:
     _hand_over_keys(dv, buf, count, w)
     _hand_over_keys(dk, buf, count, w)
@@ -429,14 +426,12 @@ def mha_one_pass_bwd(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
       cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, window_left,
       window_right, 0, flags)
-  key_begin = 0
   key_end = seqlen_k
   if packed:
-    key_end = window.len_k
-    # Without starts of their own sequences leave no rows but at either end.
-    if (flags & scores.CU_SEQLENS_K_PADDED) == 0:
-      key_begin = gl.where(slot_n == 0, -k_row, 0)
-      key_end = gl.where(index_b == batch - 1, seqlen_k - k_row, key_end)
+    # Without starts of their own sequences leave no rows but after the last.
+    is_last = ((index_b == batch - 1) &
+               ((flags & scores.CU_SEQLENS_K_PADDED) == 0))
+    key_end = gl.where(is_last, seqlen_k - k_row, window.len_k)
   n0 = tile_n * KEYS
   low, high = _tiles_of_rows_gluon(n0, window.off, window_left, window_right,
                                    window.len_q, window.len_k)
@@ -507,8 +502,8 @@ def mha_one_pass_bwd(
   members = group // heads_of_block
   consume = (buf, bwd_hopper.Matrix(dk, stride_dk, nhead_stride_dk, HEAD),
              bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, HEAD),
-             heads_of_block, members, n0, key_begin, key_end, window,
-             softmax_scale, low, high)
+             heads_of_block, members, n0, key_end, window, softmax_scale, low,
+             high)
   add = (buf, dq_sums, dk_sums, dv_sums, turns, kv_turns, heads_of_block, tiles,
          head % group // heads_of_block, members, n0, low, high, window,
          ordered)
@@ -550,15 +545,10 @@ def mha_one_pass_round(
   rows = tl.arange(0, SIDE)
   cols = tl.arange(0, HEAD)[None, :]
   q_rows = seq.q_rows
-  # Without starts of their own sequences leave no rows but at either end.
+  # Without starts of their own sequences leave no rows but after the last.
   if (flags & (scores.PACKED | scores.CU_SEQLENS_Q_PADDED)) == scores.PACKED:
     if index_b == batch - 1:
       q_rows = seqlen_q - seq.q_start
-    if slot == 0:
-      for first in range(0, seq.q_start, SIDE):
-        at = (first + rows).to(tl.int64)[:, None] * stride_dq + cols
-        tl.store(dq + at, tl.zeros([SIDE, HEAD], dq.dtype.element_ty),
-                 mask=(first + rows < seq.q_start)[:, None])
   if (row0 >= 0) & (row0 < q_rows):
     off = scores.offset_of(seq, flags)
     # The first block of keys that any of these rows may see.
