@@ -54,7 +54,8 @@ def _summed(rows, weights, places: Places):
 def rows_of(x, places: Places):
   """spread of what has no gradient: x [m, ...] -> [n, ...]."""
   token, numbers = _token(places), 4 // x.dtype.itemsize
-  if x.ndim != 2 or numbers < 2 or not dims.at_most(x.shape[1] % numbers, 0):
+  known = all(map(dims.is_known, (*x.shape, *token.shape)))
+  if not known or x.ndim != 2 or numbers < 2 or x.shape[1] % numbers:
     return _take(x, token)
   # XLA's kernel copies a number a thread, so it gets fewer and wider ones.
   words = lax.bitcast_convert_type(
