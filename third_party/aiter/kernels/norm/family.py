@@ -27,8 +27,8 @@ def _constants(row):
           "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
 
 
-# A kernel that copies a row ahead walks over rows by itself; parts of dgamma and
-# dbeta may be those of two blocks, half of the columns each.
+# A kernel that copies a row ahead walks over rows by itself; a part of dgamma
+# and dbeta may be two blocks', half of the columns each.
 _WALKING = ("blocks = min(rows, max_blocks)",)
 _PAIRS = ("blocks = parts * 2",)
 _ROWS = "tiles_of_rows = ceil(rows / tile_m)"

@@ -42,6 +42,14 @@ def _keep(weights, t, t_f32, c, cols, flags, TILE: gl.constexpr):
 
 
 @gluon.jit
+def _copy_tile(ring, t, row, wanted, cols, c, i: gl.constexpr,
+               TILE: gl.constexpr):
+  """Begins the copy of a tile of t's row; what is not wanted becomes 0."""
+  async_copy.async_load(ring[i].index(0), t + c + (row + i * TILE),
+                        mask=(c < cols - i * TILE) & wanted)
+
+
+@gluon.jit
 def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
              mean, rstd, rows, cols, epsilon, flags, TILE_N: gl.constexpr,
              COLS: gl.constexpr, FLAGS: gl.constexpr):
@@ -71,12 +79,11 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
   begin = gl.program_id(0)
   step = gl.num_programs(0)
   for i in gl.static_range(TILES):
-    there = (c < cols - i * TILE_N) & (begin < rows)
-    at = begin.to(gl.int64) * cols + i * TILE_N
-    async_copy.async_load(ring_x[i].index(0), x + c + at, mask=there)
+    at = begin.to(gl.int64) * cols
+    _copy_tile(ring_x, x, at, begin < rows, cols, c, i, TILE_N)
     if FLAGS & RESIDUAL:
-      async_copy.async_load(ring_r[i].index(0), residual + c + at,
-                            mask=there & has_residual)
+      _copy_tile(ring_r, residual, at, has_residual & (begin < rows), cols, c,
+                 i, TILE_N)
     async_copy.commit_group()
 
   for r in range(begin, rows, step):
@@ -90,11 +97,10 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
       v = ring_x[i].index(0).load(LAYOUT).to(gl.float32)
       if FLAGS & RESIDUAL:
         v += ring_r[i].index(0).load(LAYOUT).to(gl.float32)
-      there = (c < cols - i * TILE_N) & more
-      async_copy.async_load(ring_x[i].index(0), x + c + (ahead + i * TILE_N), mask=there)
+      _copy_tile(ring_x, x, ahead, more, cols, c, i, TILE_N)
       if FLAGS & RESIDUAL:
-        async_copy.async_load(ring_r[i].index(0), residual + c + (ahead + i * TILE_N),
-                              mask=there & has_residual)
+        _copy_tile(ring_r, residual, ahead, has_residual & more, cols, c, i,
+                   TILE_N)
       async_copy.commit_group()
       total += v
       s += (v,)
@@ -125,6 +131,7 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
     shift = -mu * inv
     for i in gl.static_range(TILES):
       inside = c < cols - i * TILE_N
+      # One instruction; sums of 16 bits lose no digits that y has.
       n = s[i] * inv + shift
       n *= gammas[i].index(0).load(LAYOUT).to(gl.float32) + one
       if FLAGS & HAS_BETA:
@@ -133,8 +140,8 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
       gl.store(y + c + (base + i * TILE_N), n.to(DTYPE), inside)
     if flags & RESIDUAL:
       off = gl.where((flags & LAYER) != 0, off / n_cols, 0.0)
-      var = gl.maximum(var_rounded / n_cols - off * off, 0.0)
-      inv = 1.0 / gl.sqrt_rn(var + epsilon)
+      var = var_rounded / n_cols - off * off
+      inv = 1.0 / gl.sqrt_rn(gl.where(var < 0.0, 0.0, var) + epsilon)
       mu += off
     gl.store(mean + r, mu)
     gl.store(rstd + r, inv)

@@ -21,6 +21,7 @@ from third_party.aiter.kernels.core import groups, rounding
 from third_party.aiter.kernels.quant.family import FEATURES
 
 E2M1 = rounding.E2M1
+INT8 = rounding.INT8
 magnitude = rounding.magnitude
 f32_scale = rounding.f32_scale
 divide = rounding.divide
@@ -106,6 +107,83 @@ def e2m1_code(x):
   return tl.minimum(tl.minimum(a, b), c) | sign
 
 
+# Eight numbers, four even ones and their neighbours, in pairs of float16: where
+# it counts ones, from 2^10 on, as e2m1_code's lines. Then nibbles to bytes.
+_E2M1_BYTES = tl.constexpr("""{
+.reg .b32 x<4>, a<4>, b, c, six, two, half, from0, from2, from4;
+mov.b32 six, 0x46004600;
+mov.b32 two, 0x40004000;
+mov.b32 half, 0x38003800;
+mov.b32 from0, 0x64006400;
+mov.b32 from2, 0x64026402;
+mov.b32 from4, 0x64046404;
+cvt.rn.f16x2.f32 x0, $2, $1;
+cvt.rn.f16x2.f32 x1, $4, $3;
+cvt.rn.f16x2.f32 x2, $6, $5;
+cvt.rn.f16x2.f32 x3, $8, $7;
+""" + "".join(f"""
+and.b32 c, x{i}, 0x7FFF7FFF;
+min.f16x2 c, c, six;
+fma.rn.f16x2 a{i}, c, two, from0;
+add.rn.f16x2 b, c, from2;
+fma.rn.f16x2 c, c, half, from4;
+min.f16x2 a{i}, a{i}, b;
+min.f16x2 a{i}, a{i}, c;
+shr.u32 x{i}, x{i}, 12;
+and.b32 a{i}, a{i}, 0x00070007;
+and.b32 x{i}, x{i}, 0x00080008;
+or.b32 a{i}, a{i}, x{i};
+""" for i in range(4)) + """
+shl.b32 a2, a2, 4;
+shl.b32 a3, a3, 4;
+or.b32 a0, a0, a2;
+or.b32 a1, a1, a3;
+prmt.b32 $0, a0, a1, 0x6420;
+}""")
+
+
+@triton.jit
+def e2m1_bytes(even, odd, PAIRED: tl.constexpr):
+  """The codes of two neighbours in uint8, the even one's in the low bits.
+
+  PAIRED: the target has PTX, and both are numbers of 16 bits times a power of
+  two. So they are float16 as well, or so small that they round to 0.
+  """
+  if PAIRED:
+    byte = tl.inline_asm_elementwise(
+        _E2M1_BYTES, "=r,f,f,f,f,f,f,f,f", [even, odd], dtype=tl.uint8,
+        is_pure=True, pack=4)
+  else:
+    byte = (e2m1_code(even) | (e2m1_code(odd) << 4)).to(tl.uint8)
+  return byte
+
+
+# Four numbers; the conversions saturate, and make 0 of NaN.
+_INT8 = tl.constexpr("""{
+.reg .b32 a<4>, high;
+cvt.rni.s32.f32 a0, $1;
+cvt.rni.s32.f32 a1, $2;
+cvt.rni.s32.f32 a2, $3;
+cvt.rni.s32.f32 a3, $4;
+cvt.pack.sat.s8.s32.b32 high, a3, a2, 0;
+cvt.pack.sat.s8.s32.b32 $0, a1, a0, high;
+}""")
+
+
+@triton.jit
+def codes(x, kind, NATIVE: tl.constexpr):
+  """rounding.to_bits; NATIVE: the target has PTX, of sm_89 or later."""
+  if NATIVE:
+    if kind == INT8:
+      q = tl.inline_asm_elementwise(_INT8, "=r,f,f,f,f", [x], dtype=tl.uint8,
+                                    is_pure=True, pack=4)
+    else:
+      q = to_bits(x, kind, NATIVE)
+  else:
+    q = to_bits(x, kind, NATIVE)
+  return q
+
+
 @triton.jit
 def _quotient(v, scale, flags, DTYPE: tl.constexpr):
   """v / scale, where v was a number of DTYPE, perhaps smoothed."""
@@ -142,7 +220,7 @@ def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
     amax = tl.max(magnitude(v), 1).to(tl.float32, bitcast=True)
     s = f32_scale(amax, kind)
     v = _quotient(v, s[:, None], flags, DTYPE)
-    _store(q, to_bits(v, kind, NATIVE), row, c, inside, cols, 16, flags)
+    _store(q, codes(v, kind, NATIVE), row, c, inside, cols, 16, flags)
   else:
     m = tl.zeros([TILE_M, TILE_N], tl.int32)
     for c0 in range(0, cols, TILE_N):
@@ -156,7 +234,7 @@ def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
       v = _load(x, row, c, inside, cols, flags)
       v = _smoothed(v, smooth_scale, c, cols, flags)
       v = _quotient(v, s[:, None], flags, DTYPE)
-      _store(q, to_bits(v, kind, NATIVE), row, c, inside, cols, 16, flags)
+      _store(q, codes(v, kind, NATIVE), row, c, inside, cols, 16, flags)
   tl.store(scale + r, s, inside_r)
 
 
@@ -218,13 +296,15 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
       tl.store(scale + to, s, first)
       v = _quotient(v, s[:, :, None], flags, x.dtype.element_ty)
   if kind == E2M1:
-    codes = tl.reshape(e2m1_code(v), [TILE_M, RUNS, RUN // 2, 2])
-    low, high = tl.split(codes)
+    PAIRED: tl.constexpr = (
+        NATIVE and x.dtype.element_ty.primitive_bitwidth == 16
+        and not FLAGS & SMOOTH_SCALE)
+    even, odd = tl.split(tl.reshape(v, [TILE_M, RUNS, RUN // 2, 2]))
     byte = g[:, None] * (RUN // 2) + tl.arange(0, RUN // 2)[None, :]
-    _store(q, (low | (high << 4)).to(tl.uint8), at, byte[None, :, :], inside,
+    _store(q, e2m1_bytes(even, odd, PAIRED), at, byte[None, :, :], inside,
            cols // 2, 8, flags)
   else:
-    _store(q, to_bits(v, kind, NATIVE), at, c, inside, cols, 16, flags)
+    _store(q, codes(v, kind, NATIVE), at, c, inside, cols, 16, flags)
 
 
 @triton.jit
@@ -257,7 +337,7 @@ def quant_block(x, smooth_scale, q, scale, rows, cols, stride_scale_m,
   for i in tl.static_range(0, TILE_M, STEP):
     r = tile_m * TILE_M + i + tl.arange(0, STEP)[:, None]
     v = _quotient(tile[i // STEP], s, flags, x.dtype.element_ty)
-    _store(q, to_bits(v, kind, NATIVE), batch * rows + r, c, r < rows, cols, 16,
+    _store(q, codes(v, kind, NATIVE), batch * rows + r, c, r < rows, cols, 16,
            flags)
 
 
