@@ -9,7 +9,8 @@
   wheels  build the wheels of a release into a folder
   sim     run a program on simulated AMD GPUs
   bench   time an operator against other implementations on this machine
-  tune    measure every kernel that serves given sizes, and note the best
+  tune    measure every kernel that serves given sizes, and note the best; or
+          predict changed rows of a kernel on a simulated AMD GPU
   lint    check Python, C++ and Bazel files
 
 On Debian as root, missing tools are installed. Elsewhere, or without the
@@ -20,8 +21,11 @@ PYTHON_BIN_PATH.
 
 import argparse
 import collections
+import csv
 import hashlib
+import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -409,6 +413,11 @@ def bench(args: argparse.Namespace) -> None:
 
 
 def tune(args: argparse.Namespace) -> None:
+  if args.simulated:
+    tune_simulated(args)
+    return
+  if not (args.op and args.shapes):
+    fail("tune wants --op and --shapes, or --simulated")
   shapes = args.shapes.absolute()
   if find_gpu()[0] == "cpu":
     fail("tune measures on a GPU, and there is none here that has kernels")
@@ -424,6 +433,85 @@ def tune(args: argparse.Namespace) -> None:
     ],
     env=environment_for(platform),
   )
+
+
+def candidates(row: dict, changes: Sequence[str]) -> dict[str, dict]:
+  """A table's row as it is, and with each combination of changes.
+
+  Args:
+    row: its cells.
+    changes: such as "num_warps=4,8". What is no column is one of the row's
+      options, which an empty value removes.
+
+  Returns:
+    What is changed -> the row.
+  """
+  found = {"as it is": row}
+  names, values = zip(*(change.split("=", 1) for change in changes))
+  for chosen in itertools.product(*(value.split(",") for value in values)):
+    cells = dict(row)
+    options = dict(option.split("=", 1) for option in row["options"].split())
+    for name, value in zip(names, chosen):
+      (cells if name in row else options)[name] = value
+    cells["options"] = " ".join(f"{k}={v}" for k, v in options.items() if v)
+    if cells != row:
+      found[" ".join(map("=".join, zip(names, chosen)))] = cells
+  return found
+
+
+def table_of(kernel: str) -> tuple[pathlib.Path, dict]:
+  """The table of configs that has a kernel's row, and its rows by name."""
+  sys.path.insert(0, str(ROOT))
+  from third_party.aiter.aot import table
+
+  for file in sorted((ROOT / "third_party/aiter/configs").glob("*.csv")):
+    try:
+      rows = table.read(file)
+    except ValueError:
+      continue  # It is no table of kernels.
+    if kernel in rows:
+      return file, rows
+  fail(f"no row of third_party/aiter/configs is of {kernel}")
+
+
+def tune_simulated(args: argparse.Namespace) -> None:
+  """Predicts changed rows of a kernel, each in a wheel of its own."""
+  if not args.change or not all("=" in change for change in args.change):
+    fail(f"--change is {args.change}, not such as num_warps=4,8")
+  file, rows = table_of(args.simulated)
+  header, _, row = rows[args.simulated]
+  text = file.read_text()
+  found = []
+  try:
+    for change, cells in candidates(row, args.change).items():
+      lines = {name: line for name, (_, line, _) in rows.items()}
+      lines[args.simulated] = ",".join(cells.values())
+      file.write_text("\n".join([header, *lines.values()]) + "\n")
+      say(f"{args.simulated}: {change}")
+      with tempfile.TemporaryDirectory() as folder:
+        try:
+          interpreter, environment = simulated(row["arch"], devices=1)
+          program = [interpreter, ROOT / "benchmarks/predict.py"]
+          run([*program, "--out", folder, *args.rest], env=environment)
+        except SystemExit as failure:
+          print(failure)
+          found.append((math.inf, change, ["does not build, or does not run"]))
+          continue
+        with (pathlib.Path(folder) / "predict.csv").open() as stream:
+          told = list(csv.DictReader(stream))
+      found.append((
+        sum(float(line["us"]) for line in told),
+        change,
+        [
+          f"{line['problem']}: {float(line['us']):.1f} us, {line['bound']}"
+          for line in told
+        ],
+      ))
+  finally:
+    file.write_text(text)
+  say(f"{args.simulated}, predicted; {file.name} is as before")
+  for _, change, told in sorted(found):
+    print("\n    ".join([change, *told]))
 
 
 def simulated(arch: str, devices: int) -> tuple[pathlib.Path, dict[str, str]]:
@@ -737,15 +825,23 @@ def main() -> None:
   added.add_argument(
     "--op", choices=families_with("benchmarks/{}.py"), default="attention"
   )
-  added = command(tune, "measure kernels; further flags go to the program")
-  added.add_argument(
-    "--op", required=True, choices=families_with("benchmarks/tune_{}.py")
-  )
+  added = command(tune, "choose kernels; further flags go to the program")
+  added.add_argument("--op", choices=families_with("benchmarks/tune_{}.py"))
   added.add_argument(
     "--shapes",
-    required=True,
     type=pathlib.Path,
     help="CSV with the columns op,dtype,m,n,k",
+  )
+  added.add_argument(
+    "--simulated",
+    metavar="KERNEL",
+    help="measure nothing: predict changed rows of this kernel on a simulated "
+    "GPU; further flags go to benchmarks/predict.py",
+  )
+  added.add_argument(
+    "--change",
+    action="append",
+    help="values of a column or an option of the row: num_warps=4,8",
   )
   added = command(sim, "run a program on simulated AMD GPUs")
   added.add_argument(

@@ -41,9 +41,10 @@ def _matrix(cdna, waves, tile_m, rows, depth):
 
 
 @gluon.constexpr_function
-def _rows_of_bytes(waves, columns, bytes_each):
-  """How waves copy rows of so many columns of 16 bits."""
-  values = bytes_each // 2
+def _copied(waves, keys, columns, most):
+  """How waves copy keys of so many columns: a lane copies `most` at once, or as
+  few as leave none without."""
+  values = min(most, keys * columns // (64 * waves))
   lanes = min(columns // values, 64)
   return gl.BlockedLayout([1, values], [64 // lanes, lanes], [waves, 1], [1, 0])
 
@@ -74,7 +75,18 @@ def _load(data, page, n, pages, page_size, k_page, k_token,
         + (n & (page_size - 1)) * k_token)
   cols = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))[None, :]
   return gl.load(data + at[:, None] + (cols + first), mask=there[:, None],
-                 other=0.0)
+                 other=0)
+
+
+@gluon.jit
+def _numbers(x, dtype: gl.constexpr, KIND: gl.constexpr):
+  """What was loaded, in the queries' type: float8 that the device converts."""
+  if KIND == attend.NO_BYTES:
+    return x
+  elif KIND == attend.E4M3FN:
+    return x.to(gl.float8e4nv, bitcast=True).to(dtype)
+  else:
+    return x.to(gl.float8e4b8, bitcast=True).to(dtype)
 
 
 @gluon.jit
@@ -85,18 +97,20 @@ def _which(page, n, pages):
 
 @gluon.jit
 def mla_attend(
-    q, k_cache, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
+    q, k_cache, k_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
     table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
     tokens, batch, seqlen_q, group, pages, page_size, page_shift,
     width, splits, cp_world_size, window_left, window_right, softmax_scale,
     flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    ROPE: gl.constexpr, FLAGS: gl.constexpr, CDNA: gl.constexpr,
+    ROPE: gl.constexpr, FLAGS: gl.constexpr, KIND: gl.constexpr,
+    NATIVE: gl.constexpr, CDNA: gl.constexpr,
 ):
-  """As mla/attend.py's, of a cache of the queries' type.
+  """As mla/attend.py's, of a cache of the queries' type or of NATIVE bytes.
 
   Grid: (tiles of rows, splits).
   """
+  gl.static_assert(KIND == attend.NO_BYTES or KIND == NATIVE)
   split = gl.program_id(1)
   index, start, len_q, row0 = _find_rows(
       gl.program_id(0), cu_seqlens, batch, tokens, seqlen_q, group, flags,
@@ -163,9 +177,9 @@ def mla_attend(
   acc = gl.zeros([HEAD, TILE_M], gl.float32, OUT)
   scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
 
-  WIDE: gl.constexpr = _rows_of_bytes(WAVES, HEAD, 16)
-  NARROW: gl.constexpr = _rows_of_bytes(
-      WAVES, ROPE, min(16, TILE_N * ROPE // (32 * WAVES)))
+  MOST: gl.constexpr = 8 if KIND == attend.NO_BYTES else 16
+  WIDE: gl.constexpr = _copied(WAVES, TILE_N, HEAD, MOST)
+  NARROW: gl.constexpr = _copied(WAVES, TILE_N, ROPE, MOST)
   ONE_KEY: gl.constexpr = gl.SliceLayout(1, WIDE)
   dtype: gl.constexpr = q.dtype.element_ty
   keys = gl.allocate_shared_memory(dtype, [TILE_N, HEAD],
@@ -174,7 +188,7 @@ def mla_attend(
                                     _padded(TILE_N, ROPE))
   which = gl.allocate_shared_memory(
       gl.int32, [TILE_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-  data = k_cache + k_start
+  data = (k_cache if KIND == attend.NO_BYTES else k_bytes) + k_start
   table += first_page
   # Of keys behind the part's last tile nothing is loaded.
   last_tile = gl.maximum(last_tile, first_tile + 1)
@@ -192,8 +206,8 @@ def mla_attend(
   page = _page(table, n + TILE_N, page_shift, stop)
   page_rope = _page(table, n_rope + TILE_N, page_shift, stop)
   for _ in range(first_tile, last_tile):
-    keys.store(k_next)
-    ropes.store(r_next)
+    keys.store(_numbers(k_next, dtype, KIND))
+    ropes.store(_numbers(r_next, dtype, KIND))
     which.store(n_next)
     n += TILE_N
     n_rope += TILE_N
