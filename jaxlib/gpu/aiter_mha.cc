@@ -253,7 +253,7 @@ ffi::Error SetCommon(const Operands& in, const MhaAttrs& attrs,
   AITER_FFI_RETURN_IF_ERROR(
       Optional(in.sink, ffi::F32, {a->batch, a->nhead_q}, &a->sink_ptr));
   AITER_FFI_RETURN_IF_ERROR(Optional(in.dropout_state, ffi::U32,
-                                     {a->batch, a->nhead_q, 4},
+                                     {a->batch, a->nhead_q, 6},
                                      &a->dropout_state_ptr));
 
   a->is_exact = attrs.exact;

@@ -66,9 +66,11 @@ class _Case:
     if mask:
       self.mask = rng.random(full(mask)) < 0.6
     self.key = (123456789, 3987654321)
-    state = np.zeros((b, hq, 4), np.uint32)
+    self.origin = (7, 36)
+    state = np.zeros((b, hq, 6), np.uint32)
     state[..., :2] = self.key
     state[..., 2], state[..., 3] = np.mgrid[:b, :hq]
+    state[..., 4:] = self.origin
     self.state = state
     self.cu = [cu_q, cu_k, pad_q, pad_k]
     self.scale = dqk**-0.5 if scale is None else scale
@@ -116,7 +118,7 @@ class _Case:
         dlse=self.dlse, sequences=sequences, scale=self.scale,
         mask=oracle.Mask(left, right, sink_tokens, top_left), cap=cap,
         bias=self._hiding_bias(), slopes=self.slopes, sink=self.sink,
-        key=self.key, dropout_p=dropout_p, skip=skip)
+        key=self.key, dropout_p=dropout_p, origin=self.origin, skip=skip)
 
   def _hiding_bias(self):
     """Bias and mask in one, as the oracle takes them."""

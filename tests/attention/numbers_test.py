@@ -25,7 +25,7 @@ from harness import machine
 from harness.cases import DTYPES, FLOOR
 
 import jax
-from jax._src.aiter.attention import reference
+from jax._src.aiter.attention import op, reference, types
 from jax.experimental import aiter
 
 LSE_TOLERANCE = 1e-4
@@ -735,6 +735,43 @@ class ReviewTest(MhaTestCase):
         np.testing.assert_array_equal(
             mask[n, h], oracle.keep_mask(
                 key, n, h, case.sq, case.sk, case.dropout))
+
+  @parameterized.parameters(False, True)
+  def test_mask_from_an_origin(self, packed):
+    """Blocks of a whole drop what it drops there, in both passes.
+
+    All probabilities are 1 / n and v, k and dout such that out, dq and dv show
+    the mask: where it keeps, by its sign, and how often it keeps a key.
+    """
+    n, heads, p = 64, 2, 0.25
+    origins = [[(3, 8), (70_001, 64)], [(n, 40_000), (0, 4)]]
+    key = (123456789, 3987654321)
+    state = np.array([[(*key, b, h, *origins[b][h]) for h in range(heads)]
+                      for b in range(2)], np.uint32)
+    one = np.broadcast_to(np.eye(n, dtype=ml_dtypes.bfloat16)[:, None],
+                          (2, n, heads, n))
+    cu = {}
+    if packed:
+      one = one.reshape(2 * n, heads, n)
+      cu = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"),
+                         np.arange(3, dtype=np.int32) * n)
+
+    @jax.jit
+    def both(q, k, v, state, cu):
+      out, vjp = jax.vjp(lambda *qkv: op.mha(
+          types.Config(1.0, dropout_p=p),
+          types.Operands(*qkv, **cu, dropout_state=state))[0], q, k, v)
+      return out, *vjp(jnp.ones_like(out))
+
+    results = jax.device_get(both(jnp.zeros_like(one), one, one, state, cu))
+    out, dq, _, dv = (t.reshape(2, n, heads, n) for t in results)
+    for b in range(2):
+      for h in range(heads):
+        keep = oracle.keep_mask(key, b, h, n, n, p, origins[b][h])
+        np.testing.assert_array_equal(out[b, :, h] > 0, keep)
+        np.testing.assert_array_equal(dq[b, :, h] > 0, keep)
+        np.testing.assert_allclose(
+            dv[b, :, h, 0], keep.sum(0) / (n * (1 - p)), rtol=2**-7)
 
   def test_repeatable(self):
     """Backward has the same bits every time, deterministic or not."""

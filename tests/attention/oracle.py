@@ -28,10 +28,10 @@ def philox4x32(key, counter, rounds=10):
   return [x.astype(np.uint32) for x in (x0, x1, x2, x3)]
 
 
-def keep_mask(key, batch, head, sq, sk, p):
-  """Dropout mask of one head: bool [sq, sk]."""
-  cols = np.arange(sk)
-  words = philox4x32(key, (cols // 4, np.arange(sq)[:, None], head, batch))
+def keep_mask(key, batch, head, sq, sk, p, origin=(0, 0)):
+  """Dropout mask of one head from a row and column on: bool [sq, sk]."""
+  rows, cols = (first + np.arange(n) for first, n in zip(origin, (sq, sk)))
+  words = philox4x32(key, (cols // 4, rows[:, None], head, batch))
   chosen = np.choose(cols % 4, [w.astype(np.int64) for w in words])
   return chosen >= int(np.floor(np.float64(np.float32(p)) * 2**32))
 
@@ -130,7 +130,7 @@ def head(q, k, v, dout, dlse, *, scale, mask, cap=0.0, bias=None, slope=None,
 
 def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
               cap=0.0, bias=None, slopes=None, sink=None, key=None,
-              dropout_p=0.0, skip=0, dtype=None):
+              dropout_p=0.0, origin=(0, 0), skip=0, dtype=None):
   """All heads and sequences.
 
   Args:
@@ -149,6 +149,7 @@ def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
     sink: [b, hq].
     key: two words, if dropout_p > 0.
     dropout_p: probability of dropping.
+    origin: row and column of the dropout mask where each sequence's begins.
     skip: sequences of at most this many queries are skipped.
     dtype: rounding of every step; None for none.
 
@@ -193,8 +194,8 @@ def attention(q, k, v, dout, dlse=None, *, sequences=None, scale, mask=None,
           cap=cap, bias=None if bias is None else bias[picked],
           slope=None if slopes is None else slopes[n, h],
           sink=None if sink is None else sink[n, h],
-          keep=keep_mask(key, n, h, nq, nk, dropout_p) if dropout_p else None,
-          dropout_p=dropout_p, dtype=dtype)
+          keep=keep_mask(key, n, h, nq, nk, dropout_p, origin)
+          if dropout_p else None, dropout_p=dropout_p, dtype=dtype)
       out["out"][rows] = x["out"]
       out["lse"][lse_rows] = x["lse"]
       out["dq"][rows] = x["dq"]

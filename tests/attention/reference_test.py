@@ -109,12 +109,14 @@ class PhiloxTest(parameterized.TestCase):
 
   @parameterized.parameters(0.0, 0.17, 0.5, 0.999)
   def test_mask(self, p):
-    """Both ways of making a mask are the oracle's."""
+    """Both ways of making a mask are the oracle's; a part is the whole's."""
     p = float(np.float32(p))
-    key, batch, head = (0xDEADBEEF, 17), 3, 5
-    state = jnp.array([*key, batch, head], jnp.uint32)
+    key, batch, head, origin = (0xDEADBEEF, 17), 3, 5, (11, 8)
+    state = jnp.array([*key, batch, head, *origin], jnp.uint32)
     rows, cols = jnp.arange(19)[:, None], jnp.arange(24)
-    want = oracle.keep_mask(key, batch, head, 19, 24, p)
+    whole = oracle.keep_mask(key, batch, head, 30, 32, p)
+    want = oracle.keep_mask(key, batch, head, 19, 24, p, origin)
+    np.testing.assert_array_equal(want, whole[11:, 8:])
     np.testing.assert_array_equal(
         philox.keep_mask(state, rows, cols, p, cols_are_a_run=True), want)
     np.testing.assert_array_equal(philox.keep_mask(state, rows, cols, p), want)

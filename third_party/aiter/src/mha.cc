@@ -81,9 +81,9 @@ Status CheckCommon(const mha_args& a) {
   }
   AITER_RETURN_IF_ERROR(CheckRange("seqlen_q", a.seqlen_q, 0, kMaxSeqlen));
   AITER_RETURN_IF_ERROR(CheckRange("seqlen_k", a.seqlen_k, 0, kMaxSeqlen));
-  // Four words of dropout state a batch and head are indexed in 32 bits.
+  // Six words of dropout state a batch and head are indexed in 32 bits.
   AITER_RETURN_IF_ERROR(
-      CheckRange("batch", a.batch, 0, kMaxInt32 / 4 / a.nhead_q));
+      CheckRange("batch", a.batch, 0, kMaxInt32 / 6 / a.nhead_q));
   if (!std::isfinite(a.scale_s)) {
     return Invalid("scale_s", std::to_string(a.scale_s), "finite");
   }

@@ -178,7 +178,7 @@ def _check_mask(call: Call, mask, bias, q, k):
 
 
 def _dropout_state(call: Call, key, b: int, hq: int):
-  """uint32 [b, hq, 4] from a PRNG key, or None without dropout."""
+  """uint32 [b, hq, 6] from a PRNG key, or None without dropout."""
   name = call.names[5]
   if key is not None:
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
@@ -193,10 +193,10 @@ def _dropout_state(call: Call, key, b: int, hq: int):
     raise bad(call.function, name, None,
               f"a PRNG key whenever dropout_p > 0 (it is {call.dropout_p:g})")
   words = jnp.broadcast_to(jax.random.bits(key, (2,), jnp.uint32), (b, hq, 2))
-  if call.one_dropout_mask:
-    return jnp.concatenate([words, jnp.zeros_like(words)], axis=-1)
-  counter = functools.partial(lax.broadcasted_iota, jnp.uint32, (b, hq, 1))
-  return jnp.concatenate([words, counter(0), counter(1)], axis=-1)
+  zeros = jnp.zeros_like(words)
+  counters = [zeros] if call.one_dropout_mask else [
+      lax.broadcasted_iota(jnp.uint32, (b, hq, 1), axis) for axis in range(2)]
+  return jnp.concatenate([words, *counters, zeros], axis=-1)
 
 
 def _config(call: Call, x: Operands) -> Config:

@@ -64,7 +64,7 @@ class _Problem:
   mask: jax.Array | None  # likewise, bool
   slopes: jax.Array | None  # [B, hk, g, 1 | sq]
   sink: jax.Array | None  # [B, hk, g, 1 | sq]
-  dropout_state: jax.Array | None  # [B, hk, g, 1 | sq, 4]
+  dropout_state: jax.Array | None  # [B, hk, g, 1 | sq, 6]
   sq: int
   sk: int
   block_q: int

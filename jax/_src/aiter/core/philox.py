@@ -69,7 +69,8 @@ def keep_mask(state: jax.Array, rows: jax.Array, cols: jax.Array,
   state[..., i], rows and cols broadcast together.
 
   Args:
-    state: uint32 [..., 4]: key word 0, key word 1, batch counter, head counter.
+    state: uint32 [..., 6]: key word 0, key word 1, batch counter, head counter,
+      and what is added to rows and to columns, to these a multiple of 4.
     rows: int32 query positions inside their sequence.
     cols: int32 key positions inside their sequence.
     dropout_p: probability of dropping, 0 <= p < 1.
@@ -79,15 +80,18 @@ def keep_mask(state: jax.Array, rows: jax.Array, cols: jax.Array,
   Returns:
     bool, True where kept, of the broadcast shape.
   """
-  k0, k1, batch, head = (state[..., i] for i in range(4))
-  rows = rows.astype(jnp.uint32)
+  k0, k1, batch, head, first_row, first_col = (
+      state[..., i] for i in range(6))
+  rows = first_row + rows.astype(jnp.uint32)
   cols = cols.astype(jnp.uint32)
   cut = np.uint32(threshold(dropout_p))
   if cols_are_a_run:
-    words = philox4x32((k0, k1), (cols[::4] >> 2, rows, head, batch))
+    block = (first_col + cols[::4]) >> 2
+    words = philox4x32((k0, k1), (block, rows, head, batch))
     bits = jnp.stack(words, axis=-1)
     return (bits >= cut).reshape(*bits.shape[:-2], cols.shape[0])
-  words = philox4x32((k0, k1), (cols >> 2, rows, head, batch))
+  block = (first_col + cols) >> 2
+  words = philox4x32((k0, k1), (block, rows, head, batch))
   lane = cols & np.uint32(3)
   bits = lax.select_n(jnp.broadcast_to(lane, words[0].shape).astype(jnp.int32),
                       *words)

@@ -277,7 +277,7 @@ def _ulysses(call: _Call, axis: str, dropout_key, x: _Arrays):
         call, local, dropout_key=dropout_key)
     if operands.dropout_state is not None:
       # The mask of a head is that of its place among all heads.
-      first = jnp.zeros(4, jnp.uint32).at[3].set(
+      first = jnp.zeros(6, jnp.uint32).at[3].set(
           (rank * local.q.shape[2]).astype(jnp.uint32))
       operands = operands._replace(
           dropout_state=operands.dropout_state + first)

@@ -70,8 +70,10 @@ struct mha_args {
   const void* alibi_slopes_ptr = nullptr;
   // float32 [batch, nhead_q]: a logit without a value in each row's softmax.
   const void* sink_ptr = nullptr;
-  // uint32 [batch, nhead_q, 4]: Philox key (2 words), batch counter and head
-  // counter of the dropout mask. Required iff p_drop > 0.
+  // uint32 [batch, nhead_q, 6]: Philox key (2 words), batch counter and head
+  // counter of the dropout mask, and its origin: the row and the column, a
+  // multiple of 4, of a whole's mask at which the sequence's own begin.
+  // Required iff p_drop > 0.
   const void* dropout_state_ptr = nullptr;
 
   // int32 [batch + 1]. seqstart_*: first row of each sequence (packed, where it

@@ -86,7 +86,8 @@ class Terms(NamedTuple):
   """What makes a score of q.k and weighs it, for one head.
 
   Bias and mask stand at the head's plane, whose strides are 0 where it has one
-  row or one column for all; key and counter are Philox's.
+  row or one column for all; key and counter are Philox's, and first_row and
+  first_block what is added to rows and to blocks of four keys that it counts.
   """
   scale: tl.tensor
   logits_soft_cap: tl.tensor
@@ -102,6 +103,8 @@ class Terms(NamedTuple):
   key1: tl.tensor
   counter0: tl.tensor
   counter1: tl.tensor
+  first_row: tl.tensor
+  first_block: tl.tensor
   drop_threshold: tl.tensor
   rp_keep: tl.tensor
   flags: tl.tensor
@@ -207,6 +210,8 @@ def terms_of(
   key1 = tl.zeros([], tl.uint32)
   counter0 = tl.zeros([], tl.uint32)
   counter1 = tl.zeros([], tl.uint32)
+  first_row = tl.zeros([], tl.uint32)
+  first_block = tl.zeros([], tl.uint32)
   if not FEATURES & MAYBE:
     # Rows made for a bias or mask exclude those that are not aligned so.
     bias_offset = bias_offset // 8 * 8
@@ -223,15 +228,17 @@ def terms_of(
       slope = tl.load(alibi_slopes + index * nhead_q + head) * LOG2E
   if FEATURES & DROPOUT:
     if is_there(flags, DROPOUT, FEATURES):
-      state = dropout_state + (index * nhead_q + head) * 4
+      state = dropout_state + (index * nhead_q + head) * 6
       key0 = tl.load(state)
       key1 = tl.load(state + 1)
       counter0 = tl.load(state + 2)
       counter1 = tl.load(state + 3)
+      first_row = tl.load(state + 4)
+      first_block = tl.load(state + 5) // 4
   return Terms(
       scale, logits_soft_cap, bias, bias_f32, stride_bias, key_stride_bias,
       mask, stride_mask, key_stride_mask, slope, key0, key1, counter0, counter1,
-      drop_threshold, rp_keep, flags)
+      first_row, first_block, drop_threshold, rp_keep, flags)
 
 
 @triton.jit
@@ -637,8 +644,8 @@ def keep_scale(
   1, 2, 3, SC 2011) gives the words of four neighbouring keys: counter
   (key // 4, row, head, batch), word key % 4.
   """
-  w0 = (n0 // 4 + tl.arange(0, TILE_N // 4)).to(tl.uint32)[None, :]
-  w1 = (m0 + tl.arange(0, TILE_M)).to(tl.uint32)[:, None]
+  w0 = (terms.first_block + n0 // 4 + tl.arange(0, TILE_N // 4))[None, :]
+  w1 = (terms.first_row + m0 + tl.arange(0, TILE_M))[:, None]
   w2 = terms.counter1
   w3 = terms.counter0
   key0 = terms.key0

@@ -81,6 +81,8 @@ class Terms(NamedTuple):
   key1: tl.tensor
   counter0: tl.tensor
   counter1: tl.tensor
+  first_row: tl.tensor
+  first_block: tl.tensor
   drop_threshold: tl.tensor
   rp_keep: tl.tensor
 
@@ -134,6 +136,8 @@ def terms_of(heads, head, FEATURES: gl.constexpr):
   key1 = 0
   counter0 = 0
   counter1 = 0
+  first_row = 0
+  first_block = 0
   if FEATURES & scores.HAS_BIAS:
     bias_offset = _aligned(head * heads.nhead_stride_bias, FEATURES)
     bias = _moved(bias, bias_offset)
@@ -146,14 +150,16 @@ def terms_of(heads, head, FEATURES: gl.constexpr):
                     mask=(heads.flags & scores.ALIBI) != 0,
                     other=0.0) * scores.LOG2E
   if FEATURES & scores.DROPOUT:
-    state = heads.dropout_state + (heads.first + head) * 4
+    state = heads.dropout_state + (heads.first + head) * 6
     key0 = gl.load(state)
     key1 = gl.load(state + 1)
     counter0 = gl.load(state + 2)
     counter1 = gl.load(state + 3)
+    first_row = gl.load(state + 4)
+    first_block = gl.load(state + 5) // 4
   return Terms(heads.scale, heads.logits_soft_cap, bias, bias_f32, mask, slope,
-               key0, key1, counter0, counter1, heads.drop_threshold,
-               heads.rp_keep)
+               key0, key1, counter0, counter1, first_row, first_block,
+               heads.drop_threshold, heads.rp_keep)
 
 
 @gluon.constexpr_function
@@ -375,8 +381,8 @@ def hides(terms, col0, len_k, N: gl.constexpr, FEATURES: gl.constexpr):
 @gluon.jit
 def _kept(block, rows, terms):
   """Four bits a block of four keys: those that dropout keeps."""
-  block = block.to(gl.uint32)
-  rows = rows.to(gl.uint32)
+  block = terms.first_block + block.to(gl.uint32)
+  rows = terms.first_row + rows.to(gl.uint32)
   zero = block * 0 + rows * 0
   w0, w1, w2, w3 = _philox(
       zero + block, zero + rows, zero + terms.counter1, zero + terms.counter0,
