@@ -170,6 +170,8 @@ LENGTHS = [
      dict(cu_seqlens_q=[0, 6, 4]), ["[0 6 4]", "add up"]),
     ("negative", aiter.flash_attn_varlen, "cu_seqlens_k",
      dict(cu_seqlens_k=[-1, 6, 12]), ["[-1  6 12]", "from 0"]),
+    ("starts_late", aiter.flash_attn_varlen, "cu_seqlens_k",
+     dict(cu_seqlens_k=[1, 6, 12]), ["[ 1  6 12]", "from 0"]),
     ("oversized", aiter.flash_attn_varlen, "cu_seqlens_q",
      dict(cu_seqlens_q=[0, 3, 9]), ["[0 3 9]", "at most 8 rows"]),
     ("past_the_end", aiter.flash_attn_varlen, "cu_seqlens_k",

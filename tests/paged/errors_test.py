@@ -80,6 +80,7 @@ class ErrorsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ([0, 3, 2], "add up"), ([-1, 2, 5], "counted from 0"),
+      ([1, 2, 5], "counted from 0"),
       ([0, 2, 6], "at most 5 rows"))
   def test_cumulative(self, cu, word):
     errors.check(

@@ -474,7 +474,8 @@ def flash_attn_varlen(
       ("cu_seqlens_k", cu_seqlens_k, k, cu_seqlens_k_padded)):
     if t.ndim == 3:
       arguments.check_cumulative(name, arg, cu, t.shape[0], padded)
-      arguments.check_cumulative(name, f"{arg}_padded", padded, None)
+      arguments.check_cumulative(
+          name, f"{arg}_padded", padded, None, first_rows=True)
   flag(name, "zero_tensors", zero_tensors)
   call = static_arguments(
       name, dropout_p, softmax_scale, causal, window_size, logits_soft_cap,

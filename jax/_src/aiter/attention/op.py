@@ -155,6 +155,17 @@ def _fwd_kernel(cfg: Config, call, x: Operands):
   return out[..., :x.v.shape[-1]], lse, None
 
 
+def _has_kernels(op: str, platform: str, bwd: BwdConfig, x: Operands,
+                 saved: Saved, more: tuple[str, ...] = ()) -> bool:
+  """Whether a backward call has kernels of another kind, `op`.
+
+  `more`: features that _serves does not see.
+  """
+  key = _serves(op, bwd.mha, x, bwd.wanted, saved.dlse is not None)
+  return key is not None and mha_bwd.unserved(platform, key._replace(
+      features=key.features + more, everywhere=False)) is None
+
+
 def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
   """Whether kernels that compute dk, dv and dq in one pass serve a call.
 
@@ -168,9 +179,7 @@ def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
       or min(rows) < _ONE_PASS_LENGTH
       or 0 <= bwd.mha.window_left < _ONE_PASS_LENGTH):
     return False
-  key = _serves(_ONE_PASS, bwd.mha, x, bwd.wanted, saved.dlse is not None)
-  return key is not None and mha_bwd.unserved(
-      platform, key._replace(everywhere=False)) is None
+  return _has_kernels(_ONE_PASS, platform, bwd, x, saved)
 
 
 def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
@@ -210,12 +219,9 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
   summed = math.prod(x.bias.shape[:2]) * sq * sk * 4
   if b * hq * sq * sk * x.q.dtype.itemsize > max(summed, _DSCORES_BYTES):
     return False
-  key = _serves(_DSCORES, bwd.mha, x, bwd.wanted, saved.dlse is not None)
-  if key is None:
-    return False
-  if sk % _ALIGNMENT or x.bias.shape[3] == 1:
-    key = key._replace(features=(*key.features, "unaligned"))
-  return mha_bwd.unserved(platform, key._replace(everywhere=False)) is None
+  unaligned = sk % _ALIGNMENT != 0 or x.bias.shape[3] == 1
+  return _has_kernels(_DSCORES, platform, bwd, x, saved,
+                      ("unaligned",) if unaligned else ())
 
 
 def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:

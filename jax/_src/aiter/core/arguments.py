@@ -188,7 +188,7 @@ def at_hand(t) -> np.ndarray | None:
 
 
 def check_cumulative(function, name, cu, total, starts=None,
-                     longest=None) -> None:
+                     longest=None, first_rows=False) -> None:
   """An error of cumulative lengths that cannot be, where they are at hand.
 
   Those that are traced, or in a device's memory, are not looked at. Nor are
@@ -202,6 +202,7 @@ def check_cumulative(function, name, cu, total, starts=None,
       sequences are padded, each in rows of its own.
     starts: [b + 1], the first row of each sequence where that is not cu.
     longest: rows there are for each sequence; None if there is no such limit.
+    first_rows: cu says where sequences start, and the first may anywhere.
   """
   values = at_hand(cu)
   if (values is None or values.ndim != 1 or not values.size
@@ -211,8 +212,9 @@ def check_cumulative(function, name, cu, total, starts=None,
   def wrong(accepted):
     return bad(function, name, np.array2string(values, threshold=8), accepted)
 
-  if values[0] < 0:
-    raise wrong("lengths counted from 0")
+  if values[0] < 0 or (values[0] > 0 and not first_rows):
+    raise wrong("rows counted from 0" if first_rows else
+                "lengths counted from 0, which is the first number")
   if (values[1:] < values[:-1]).any():
     raise wrong("lengths that add up: no number is less than the one before")
   lengths = values[1:] - values[:-1]
