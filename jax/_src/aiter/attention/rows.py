@@ -24,7 +24,7 @@ def may_divide(cfg: Config, x: Operands) -> bool:
   aligned = cfg.window_left >= 0 or x.alibi_slopes is not None
   return not (
       x.packed or x.cu_seqlens_q is not None or x.cu_seqlens_k is not None
-      or x.dropout_state is not None or cfg.top_left or cfg.min_seqlen_q > 0
+      or cfg.top_left or cfg.min_seqlen_q > 0
       or cfg.window_right > 0 or (cfg.window_right < 0 and aligned))
 
 
@@ -84,21 +84,25 @@ def _calls(cfg: Config, mesh, axes, x: Operands):
   Returns:
     (operands of each, the exchange of halves or None).
   """
-  if cfg.window_right < 0:
-    return [x], None
   rows, n = x.q.shape[1], math.prod(mesh.shape[a] for a in axes)
   count = jnp.arange(x.q.shape[0] + 1, dtype=jnp.int32)
   ahead = x.k.shape[1] - n * rows
 
-  def call(q, end):
-    return x._replace(
-        q=q, cu_seqlens_k=jnp.maximum(end + ahead, 0) * count)
+  def call(q, first):
+    part = x._replace(q=q)
+    if cfg.window_right >= 0:
+      end = jnp.maximum(first + q.shape[1] + ahead, 0)
+      part = part._replace(cu_seqlens_k=end * count)
+    if x.dropout_state is not None:  # Its word 4 is the first row.
+      part = part._replace(dropout_state=x.dropout_state.at[..., 4].add(
+          first.astype(jnp.uint32)))
+    return part
 
   planes = any(t is not None and t.shape[2] > 1 for t in (x.bias, x.mask))
-  if planes or cfg.keep_p or rows % 2:
-    return [call(x.q, (shard_index(mesh, axes) + 1) * rows)], None
+  if cfg.window_right < 0 or planes or cfg.keep_p or rows % 2:
+    return [call(x.q, shard_index(mesh, axes) * rows)], None
   halves = _Halves(mesh, axes)
-  return [call(halves.taken(x.q, odd, 1), (halves.place(odd) + 1) * (rows // 2))
+  return [call(halves.taken(x.q, odd, 1), halves.place(odd) * (rows // 2))
           for odd in range(2)], halves
 
 
