@@ -648,7 +648,8 @@ def _dq_step(dq, d_slope, q, do, ring, step, tile, row0, lse, delta, window,
   ds, complete = score_gradients(p, dp, slope, keep, delta[:, None], terms,
                                  FEATURES)
   if FEATURES & scores.ALIBI:
-    d_slope -= gl.sum(complete * gl.abs(diff).to(gl.float32), 1)
+    distance = scores_hopper.penalty(row0, tile * N, rows, cols, window, 1.0)
+    d_slope -= gl.sum(complete * distance, 1)
   dq = parts.accumulate(dq, parts.operand(ds, dtype, HEAD), k, TAIL)
   dq = parts.wait(0, dq, TAIL)
   mbarrier.arrive(ring.k_empty.index(i))

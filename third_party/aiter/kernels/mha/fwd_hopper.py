@@ -9,6 +9,10 @@ as long as the products, three warpgroups that do one thing after the other
 (OVERLAP = 0) hide each other's better. Under a mask each of them then takes
 only the key tiles that its own rows see (OWN_KEYS = 1).
 
+Where scores cost much, two warpgroups would compute them at once, and leave the
+tensor cores idle. With TURNS = 1 one starts its products only after the other,
+so that they stay half a step apart.
+
 Short sequences end before a block of two warpgroups is in its stride: blocks of
 one, two of which share a multiprocessor (maxnreg=128), hide each other's begin
 and end, and under a mask see fewer keys in vain.
@@ -118,6 +122,17 @@ def _mask_scores(s, rows, cols, window, FEATURES: gl.constexpr):
 
 
 @gluon.jit
+def _unit(terms, FEATURES: gl.constexpr):
+  """What turns _exponentials' scores into base 2."""
+  unit = 1.0
+  if FEATURES & scores.OF_SCORES == scores.SOFT_CAP:
+    unit = terms.logits_soft_cap * scores.LOG2E
+  elif not FEATURES & scores.OF_SCORES:
+    unit = terms.scale * scores.LOG2E
+  return unit
+
+
+@gluon.jit
 def _exponentials(s, m, row0, tile, window, terms, keys, i, N: gl.constexpr,
                   MASK: gl.constexpr, FEATURES: gl.constexpr):
   """Takes a tile's products into the running maximum; its keys are not needed.
@@ -128,14 +143,15 @@ def _exponentials(s, m, row0, tile, window, terms, keys, i, N: gl.constexpr,
   S_LAYOUT: gl.constexpr = hopper.accumulator(N)
   rows = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
   cols = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))[None, :]
-  scale = terms.scale * scores.LOG2E
+  scale = _unit(terms, FEATURES)
   if not scores_hopper.staged(FEATURES):
     mbarrier.arrive(keys.k_empty.index(i))
-  if FEATURES & scores.OF_SCORES:
+  if FEATURES & scores.OF_SCORES == scores.SOFT_CAP:
+    s = scores_hopper.capped(s, terms)
+  elif FEATURES & scores.OF_SCORES:
     planes = scores_hopper.planes_at(keys.planes, i, False, FEATURES)
     s, _ = scores_hopper.complete(s, row0, tile * N, rows, cols, window, terms,
                                   planes, MASK, FEATURES)
-    scale = 1.0
   if scores_hopper.staged(FEATURES):
     mbarrier.arrive(keys.k_empty.index(i))
   if MASK:
@@ -162,15 +178,23 @@ def _weights(e, row0, tile, terms, dtype: gl.constexpr, N: gl.constexpr,
 def _step(acc, p, m, norm, q, keys, step, tile, row0, window, terms,
           N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
           DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
-          MASK: gl.constexpr, FEATURES: gl.constexpr):
-  """Adds tile `tile + 1`'s P V while computing tile `tile`'s P."""
+          MASK: gl.constexpr, FEATURES: gl.constexpr, turns=None,
+          TURN: gl.constexpr = -1):
+  """Adds tile `tile + 1`'s P V while computing tile `tile`'s P.
+
+  Where warpgroups take turns, this one is number TURN.
+  """
   ki, k_phase = hopper.ring(step, STAGES)
   vi, v_phase = hopper.ring(step - 1, STAGES)
   mbarrier.wait(keys.k_full.index(ki), k_phase)
+  if TURN >= 0:
+    mbarrier.wait(turns.index(TURN), (step + TURN) & 1)
   s = parts.product(q, parts.tile(keys.k, ki, N, HEAD, TAIL), 64, N, TAIL)
   mbarrier.wait(keys.v_full.index(vi), v_phase)
   acc = parts.accumulate(acc, p, parts.tile(keys.v, vi, N, DV, DV_TAIL),
                          DV_TAIL)
+  if TURN >= 0:
+    mbarrier.arrive(turns.index(1 - TURN))
   s = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[s])
   e, m, alpha = _exponentials(s, m, row0, tile, window, terms, keys, ki, N,
                               MASK, FEATURES)
@@ -218,14 +242,16 @@ def _serial_step(acc, m, norm, q, keys, step, tile, row0, window, terms,
 def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
              TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
              STAGES: gl.constexpr, OVERLAP: gl.constexpr,
-             OWN_KEYS: gl.constexpr, FEATURES: gl.constexpr):
+             OWN_KEYS: gl.constexpr, TURNS: gl.constexpr,
+             FEATURES: gl.constexpr):
   """Computes 64 query rows: an online softmax over the key tiles."""
-  (q_smem, q_full, keys, out, lse, sink_logit, stride_o, hdim_v, row0, row_end,
-   window, terms, flags, tile_lo, tile_hi, full_lo, full_hi, steps,
+  (q_smem, q_full, keys, turns, out, lse, sink_logit, stride_o, hdim_v, row0,
+   row_end, window, terms, flags, tile_lo, tile_hi, full_lo, full_hi, steps,
    sinks) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   keys = Keys(keys.k, keys.v, keys.k_full, keys.k_empty, keys.v_full,
               keys.v_empty, scores_hopper.own_planes(keys.planes, w))
+  TURN: gl.constexpr = w if TURNS else -1
   row0 += w * 64
   rows = row0 + gl.arange(0, 64, ROWS)
   acc = parts.zeros(64, DV, DV_TAIL)
@@ -252,16 +278,19 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       acc, p, m, norm = _step(
           acc, p, m, norm, q, keys, step,
           _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, True, FEATURES)
+          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, True, FEATURES, turns,
+          TURN)
     for step in range(right, whole):
       acc, p, m, norm = _step(
           acc, p, m, norm, q, keys, step, tile_hi - 1 - step, row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, False, FEATURES)
+          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, False, FEATURES, turns,
+          TURN)
     for step in range(gl.maximum(right, whole), steps):
       acc, p, m, norm = _step(
           acc, p, m, norm, q, keys, step,
           _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, True, FEATURES)
+          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, True, FEATURES, turns,
+          TURN)
     vi, v_phase = hopper.ring(steps - 1, STAGES)
     mbarrier.wait(keys.v_full.index(vi), v_phase)
     acc = parts.accumulate(acc, p, parts.tile(keys.v, vi, N, DV, DV_TAIL),
@@ -300,8 +329,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       for step in range(end, steps):
         _skip_step(keys, step, STAGES)
 
-  if not FEATURES & scores.OF_SCORES:
-    m = m * (terms.scale * scores.LOG2E)
+  m *= _unit(terms, FEATURES)
   if (flags & scores.SINK) != 0:
     m_new = gl.maximum(m, sink_logit * scores.LOG2E)
     alpha = gl.exp2(m - m_new)
@@ -347,7 +375,8 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
             TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
             TAIL: gl.constexpr, BLOCK_DV: gl.constexpr, DV_TAIL: gl.constexpr,
             STAGES: gl.constexpr, OVERLAP: gl.constexpr,
-            OWN_KEYS: gl.constexpr, FEATURES: gl.constexpr):
+            OWN_KEYS: gl.constexpr, FEATURES: gl.constexpr,
+            TURNS: gl.constexpr = 0):
   """Attention forward; the argument list of the plain kernel, plus TMA maps.
 
   The maps view q, k and v as [batch, head, row, dim] (packed: batch 1), with
@@ -357,6 +386,7 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
   to be there.
   """
   WARPGROUPS: gl.constexpr = TILE_M // 64
+  gl.static_assert(not TURNS or (OVERLAP and WARPGROUPS == 2))
   tile = gl.num_programs(0) - 1 - gl.program_id(0)
   head = gl.program_id(1)
   index_b = gl.program_id(2)
@@ -432,8 +462,13 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
   k_empty = mbarrier.allocate_mbarrier(batch=STAGES)
   v_full = mbarrier.allocate_mbarrier(batch=STAGES)
   v_empty = mbarrier.allocate_mbarrier(batch=STAGES)
+  # A warpgroup may start its products.
+  turns = mbarrier.allocate_mbarrier(batch=2)
   for w in gl.static_range(WARPGROUPS):
     mbarrier.init(q_full.index(w), count=1)
+  if TURNS:
+    for w in gl.static_range(2):
+      mbarrier.init(turns.index(w), count=1)
   for i in gl.static_range(STAGES):
     mbarrier.init(k_full.index(i), count=1 + scores_hopper.arrivals(FEATURES))
     mbarrier.init(v_full.index(i), count=1)
@@ -446,22 +481,22 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
   produce = (q_desc, k_desc, v_desc, q_smem, q_full, keys, slot_b, head,
              head_k, q_row, k_row, row0, tile_hi, steps, sinks, v, stride_v,
              hdim_v, foreign_rows, terms, window)
-  consume = (q_smem, q_full, keys, out, lse, sink_logit, stride_o, hdim_v,
-             row0, row_end, window, terms, flags, tile_lo, tile_hi,
+  consume = (q_smem, q_full, keys, turns, out, lse, sink_logit, stride_o,
+             hdim_v, row0, row_end, window, terms, flags, tile_lo, tile_hi,
              full_lo, full_hi, steps, sinks)
   if WARPGROUPS == 1:
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    OVERLAP, OWN_KEYS, FEATURES)),
+                    OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_produce, (produce, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
                     WARPGROUPS, FEATURES)),
     ], [4], [40])
   elif WARPGROUPS == 2:
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    OVERLAP, OWN_KEYS, FEATURES)),
+                    OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_consume, (1, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    OVERLAP, OWN_KEYS, FEATURES)),
+                    OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_produce, (produce, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
                     WARPGROUPS, FEATURES)),
     ], [4, 4], scores_hopper.registers(FEATURES))
@@ -469,11 +504,11 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
     gl.static_assert(WARPGROUPS == 3)
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    OVERLAP, OWN_KEYS, FEATURES)),
+                    OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_consume, (1, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    OVERLAP, OWN_KEYS, FEATURES)),
+                    OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_consume, (2, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    OVERLAP, OWN_KEYS, FEATURES)),
+                    OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_produce, (produce, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
                     WARPGROUPS, FEATURES)),
     ], [4, 4, 4], [160, 160, 32])

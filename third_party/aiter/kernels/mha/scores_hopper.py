@@ -13,7 +13,6 @@ from third_party.aiter.kernels.mha import scores
 
 # A Gluon function calls none of Triton's; of one source it may be either.
 find_sequence = gluon.jit(scores.find_sequence.fn)
-_philox = gluon.jit(tl.random.philox_impl.fn)
 
 
 class Window(NamedTuple):
@@ -292,9 +291,49 @@ def _tile_of(plane, row0, col0, rows, cols, window, other, MASK: gl.constexpr):
 
 
 @gluon.jit
-def _reciprocal(x):
+def capped(s, terms):
+  """tanh of the soft cap, from products q.k, in parts of the cap.
+
+  It is one instruction of the unit that computes exponentials, and errs by no
+  more than 2^-11 of the score; exactly, tanh would take two.
+  """
   return gl.inline_asm_elementwise(
-      "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
+      "tanh.approx.f32 $0, $1;", "=f,f",
+      [s * (terms.scale / terms.logits_soft_cap)], gl.float32, True, 1)
+
+
+@gluon.constexpr_function
+def _column_parts(n):
+  """hopper.accumulator(n)'s layout, as [64, n / 8, 4 lanes, 2]."""
+  return gl.DistributedLinearLayout(
+      [[0, 0, 0, 1], [8, 0, 0, 0], *_steps(n // 8, 1, 4)],
+      [[0, 0, 1, 0], [0, 0, 2, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
+      [[16, 0, 0, 0], [32, 0, 0, 0]], [], [64, n // 8, 4, 2])
+
+
+@gluon.jit
+def penalty(row0, col0, rows, cols, window, slope):
+  """ALiBi's, slope * |distance of row and key|; arguments as of _tile_of.
+
+  A conversion takes as long as an exponential. So that not every score has one,
+  an accumulator's column is a constant plus the lane's part. In transposed
+  tiles, which need each distance for the window too, that was slower.
+  """
+  first = row0 + window.off - col0
+  if cols.shape[0] > 1:
+    x = gl.abs(first + rows - cols).to(gl.float32) * slope
+  else:
+    N: gl.constexpr = cols.shape[1]
+    PARTS: gl.constexpr = _column_parts(N)
+    own = gl.arange(0, 64, _vector(PARTS, 0, 4))[:, None, None, None]
+    lane = gl.arange(0, 4, _vector(PARTS, 2, 4))[None, None, :, None] * 2
+    eights = gl.arange(0, N // 8, _vector(PARTS, 1, 4))[None, :, None, None]
+    pair = gl.arange(0, 2, _vector(PARTS, 3, 4))[None, None, None, :]
+    start = (first + own - lane).to(gl.float32) * slope
+    x = gl.abs(
+        gl.fma((eights * 8 + pair).to(gl.float32), 0.0 - slope, start))
+    x = gl.convert_layout(x.reshape([64, N]), hopper.accumulator(N))
+  return x
 
 
 @gluon.jit
@@ -309,18 +348,14 @@ def complete(s, row0, col0, rows, cols, window, terms, planes,
   """
   slope = 1.0
   if FEATURES & scores.SOFT_CAP:
-    # cap tanh(x / cap) = cap - 2 cap / (1 + exp(2 x / cap)); what cancels near
-    # zero is 1e-7 of the cap, and only a difference of scores matters.
-    cap = terms.logits_soft_cap * scores.LOG2E
-    e = gl.exp2(s * (2.0 * scores.LOG2E * terms.scale / terms.logits_soft_cap))
-    r = _reciprocal(1.0 + e)
-    capped = cap - 2.0 * cap * r
-    slope = 4.0 * r * (1.0 - r)
+    t = capped(s, terms)
+    slope = 1.0 - t * t
+    t *= terms.logits_soft_cap * scores.LOG2E
     if FEATURES & scores.MAYBE:
       has_cap = terms.logits_soft_cap > 0
       slope = gl.where(has_cap, slope, 1.0)
-      capped = gl.where(has_cap, capped, s * (terms.scale * scores.LOG2E))
-    s = capped
+      t = gl.where(has_cap, t, s * (terms.scale * scores.LOG2E))
+    s = t
   else:
     s *= terms.scale * scores.LOG2E
   LAYOUT: gl.constexpr = hopper.accumulator(s.shape[1])
@@ -343,8 +378,7 @@ def complete(s, row0, col0, rows, cols, window, terms, planes,
       shown = _tile_of(terms.mask, row0, col0, rows, cols, window, 1, MASK)
     s = gl.where(shown != 0, s, float("-inf"))
   if FEATURES & scores.ALIBI:
-    distance = row0 + rows + window.off - (col0 + cols)
-    s -= terms.slope * gl.abs(distance).to(gl.float32)
+    s -= penalty(row0, col0, rows, cols, window, terms.slope)
   return s, slope
 
 
@@ -376,6 +410,21 @@ def hides(terms, col0, len_k, N: gl.constexpr, FEATURES: gl.constexpr):
 # Dropout's mask is scores.keep_scale's: one draw of Philox serves four
 # neighbouring keys of a row, which lie in several threads' scores. So a thread
 # draws whole blocks, packs their bits, and threads share the words.
+
+
+@gluon.jit
+def _philox(c0, c1, c2, c3, k0, k1):
+  """tl.philox_impl's ten rounds; one instruction gives both halves."""
+  for _ in gl.static_range(10):
+    a = c0.to(gl.uint64) * 0xD2511F53
+    b = c2.to(gl.uint64) * 0xCD9E8D57
+    c0 = (b >> 32).to(gl.uint32) ^ c1 ^ k0
+    c2 = (a >> 32).to(gl.uint32) ^ c3 ^ k1
+    c1 = b.to(gl.uint32)
+    c3 = a.to(gl.uint32)
+    k0 += 0x9E3779B9
+    k1 += 0xBB67AE85
+  return c0, c1, c2, c3
 
 
 @gluon.jit
@@ -412,36 +461,45 @@ def _vector(layout, axis, rank):
 
 
 @gluon.constexpr_function
-def _row_blocks(n):
-  """Draws for 64 rows: [64, n / 32, 8 blocks]."""
+def _row_blocks(n, c):
+  """Draws for 64 rows: [64, n / 8c, c, 2 blocks]."""
   return gl.DistributedLinearLayout(
-      [[8, 0, 0], [0, 0, 4], *_steps(n // 32, 1, 3)],
-      [[0, 0, 1], [0, 0, 2], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-      [[16, 0, 0], [32, 0, 0]], [], [64, n // 32, 8])
+      [*_steps(c, 2, 4), *_steps(n // (8 * c), 1, 4)],
+      [[8, 0, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
+      [[16, 0, 0, 0], [32, 0, 0, 0]], [], [64, n // (8 * c), c, 2])
 
 
 @gluon.constexpr_function
-def _row_keys(n):
-  """hopper.accumulator(n)'s layout of scores as [64, n / 32, 32 keys]."""
+def _row_keys(n, c):
+  """hopper.accumulator(n)'s layout of scores.
+
+  As [64, n / 8c, c, 2 blocks, 4 keys].
+  """
   return gl.DistributedLinearLayout(
-      [[0, 0, 1], [8, 0, 0], [0, 0, 8], [0, 0, 16], *_steps(n // 32, 1, 3)],
-      [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-      [[16, 0, 0], [32, 0, 0]], [], [64, n // 32, 32])
+      [[0, 0, 0, 0, 1], [8, 0, 0, 0, 0], *_steps(c, 2, 5),
+       *_steps(n // (8 * c), 1, 5)],
+      [[0, 0, 0, 0, 2], [0, 0, 0, 1, 0], [1, 0, 0, 0, 0], [2, 0, 0, 0, 0],
+       [4, 0, 0, 0, 0]],
+      [[16, 0, 0, 0, 0], [32, 0, 0, 0, 0]], [], [64, n // (8 * c), c, 2, 4])
 
 
 @gluon.jit
 def keep_of_rows(terms, row0, col0, N: gl.constexpr):
   """Whether dropout keeps: 64 rows from row0 on, N keys from col0 on."""
-  DRAWS: gl.constexpr = _row_blocks(N)
-  KEYS: gl.constexpr = _row_keys(N)
-  row = gl.arange(0, 64, _vector(DRAWS, 0, 3))[:, None, None]
-  word = gl.arange(0, N // 32, _vector(DRAWS, 1, 3))[None, :, None]
-  block = gl.arange(0, 8, _vector(DRAWS, 2, 3))[None, None, :]
-  bits = _kept(col0 // 4 + word * 8 + block, row0 + row, terms)
-  bits = gl.sum(bits << (block * 4), 2)
-  bits = gl.convert_layout(bits, gl.SliceLayout(2, KEYS))
-  key = gl.arange(0, 32, _vector(KEYS, 2, 3))[None, None, :]
-  keep = ((bits[:, :, None] >> key) & 1).reshape([64, N])
+  C: gl.constexpr = min(8, N // 8)
+  DRAWS: gl.constexpr = _row_blocks(N, C)
+  KEYS: gl.constexpr = _row_keys(N, C)
+  WORDS: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(4, KEYS))
+  row = gl.arange(0, 64, _vector(DRAWS, 0, 4))[:, None, None, None]
+  word = gl.arange(0, N // (8 * C), _vector(DRAWS, 1, 4))[None, :, None, None]
+  part = gl.arange(0, C, _vector(DRAWS, 2, 4))[None, None, :, None]
+  block = gl.arange(0, 2, _vector(DRAWS, 3, 4))[None, None, None, :]
+  bits = _kept(col0 // 4 + (word * C + part) * 2 + block, row0 + row, terms)
+  bits = gl.convert_layout(gl.sum(bits << (part * 4), 2), WORDS)
+  part = gl.arange(0, C, _vector(KEYS, 2, 5))[None, None, :, None, None]
+  key = gl.arange(0, 4, _vector(KEYS, 4, 5))[None, None, None, None, :]
+  keep = (bits[:, :, None, :, None] >> (part * 4 + key)) & 1
+  keep = keep.reshape([64, N])
   return gl.convert_layout(keep, hopper.accumulator(N)) != 0
 
 
