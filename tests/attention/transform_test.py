@@ -383,6 +383,10 @@ class ShardingTest(TransformTestCase):
        dict(causal=True, window_size=(9, 0))),
       ("one_key_head", P(None, "x", "y"), P("x"), dict(causal=True)),
       ("not_causal", P(None, "y"), P(None, "y"), dict(causal=False)),
+      ("dropout", P(None, "y"), P(None, "y"),
+       dict(dropout_p=0.3, dropout_key=jax.random.key(0))),
+      ("dropout_not_causal", P(None, "y"), P(None, "y"), dict(
+          causal=False, dropout_p=0.3, dropout_key=jax.random.key(0))),
       ("odd", P(None, "y"), P(None, "y"), dict(sq=12)),
       ("bias", P(None, "y"), P(), dict(bias=(1, 4, 16, 24))),
       ("bias_of_keys", P(None, "y"), P(), dict(bias=(4, 1, 1, 24))))

@@ -24,8 +24,23 @@ def may_divide(cfg: Config, x: Operands) -> bool:
   aligned = cfg.window_left >= 0 or x.alibi_slopes is not None
   return not (
       x.packed or x.cu_seqlens_q is not None or x.cu_seqlens_k is not None
-      or x.dropout_state is not None or cfg.top_left or cfg.min_seqlen_q > 0
+      or cfg.top_left or cfg.min_seqlen_q > 0
       or cfg.window_right > 0 or (cfg.window_right < 0 and aligned))
+
+
+def at_place(state, row, col=0):
+  """A dropout state of rows and columns that others come before, or None.
+
+  Args:
+    state: uint32 [b, h, 6], as Operands has it, or None.
+    row: int32 [] or [b], how many rows come before these.
+    col: likewise of columns, a multiple of 4.
+  """
+  if state is None:
+    return None
+  first = jnp.stack([jnp.broadcast_to(t, state.shape[:1]) for t in (row, col)],
+                    axis=-1).astype(jnp.uint32)
+  return state + jnp.pad(first, ((0, 0), (4, 0)))[:, None]
 
 
 def shard_index(mesh, axes):
@@ -84,21 +99,22 @@ def _calls(cfg: Config, mesh, axes, x: Operands):
   Returns:
     (operands of each, the exchange of halves or None).
   """
-  if cfg.window_right < 0:
-    return [x], None
   rows, n = x.q.shape[1], math.prod(mesh.shape[a] for a in axes)
   count = jnp.arange(x.q.shape[0] + 1, dtype=jnp.int32)
   ahead = x.k.shape[1] - n * rows
 
-  def call(q, end):
+  def call(q, first):
+    end = first + q.shape[1] + ahead
     return x._replace(
-        q=q, cu_seqlens_k=jnp.maximum(end + ahead, 0) * count)
+        q=q, dropout_state=at_place(x.dropout_state, first),
+        cu_seqlens_k=None if cfg.window_right < 0
+        else jnp.maximum(end, 0) * count)
 
   planes = any(t is not None and t.shape[2] > 1 for t in (x.bias, x.mask))
-  if planes or cfg.keep_p or rows % 2:
-    return [call(x.q, (shard_index(mesh, axes) + 1) * rows)], None
+  if cfg.window_right < 0 or planes or cfg.keep_p or rows % 2:
+    return [call(x.q, shard_index(mesh, axes) * rows)], None
   halves = _Halves(mesh, axes)
-  return [call(halves.taken(x.q, odd, 1), (halves.place(odd) + 1) * (rows // 2))
+  return [call(halves.taken(x.q, odd, 1), halves.place(odd) * (rows // 2))
           for odd in range(2)], halves
 
 
