@@ -104,11 +104,11 @@ def _calls(cfg: Config, mesh, axes, x: Operands):
   ahead = x.k.shape[1] - n * rows
 
   def call(q, first):
-    end = first + q.shape[1] + ahead
-    return x._replace(
-        q=q, dropout_state=at_place(x.dropout_state, first),
-        cu_seqlens_k=None if cfg.window_right < 0
-        else jnp.maximum(end, 0) * count)
+    part = x._replace(q=q, dropout_state=at_place(x.dropout_state, first))
+    if cfg.window_right >= 0:
+      end = jnp.maximum(first + q.shape[1] + ahead, 0)
+      part = part._replace(cu_seqlens_k=end * count)
+    return part
 
   planes = any(t is not None and t.shape[2] > 1 for t in (x.bias, x.mask))
   if cfg.window_right < 0 or planes or cfg.keep_p or rows % 2:
