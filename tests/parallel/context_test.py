@@ -261,11 +261,46 @@ class ContextTest(parameterized.TestCase):
     self.check_packed((2, 4), (5, 30, 1, 2, 39, 0, 19), causal=True,
                       strategy=("ulysses", "ring"), load_balance="zigzag")
 
-  @parameterized.parameters(None, "zigzag")
-  def test_dropout(self, balance):
-    """A head's mask is that of its place among all heads."""
-    self.check(2, causal=True, dropout_p=0.3, dropout_key=jax.random.key(7),
-               strategy="ulysses", load_balance=balance)
+  @parameterized.parameters(
+      (1, "ring", "zigzag"), (2, "ring", None), (3, "ring", "zigzag"),
+      (4, "ring", None), (2, "all_gather", "zigzag"), (8, "all_gather", None),
+      (2, "ulysses", "zigzag"), ((2, 2), ("ulysses", "ring"), "zigzag"))
+  def test_dropout(self, n, strategy, balance):
+    """The mask is that of the whole, by tokens' places and heads'."""
+    self.check(n, causal=True, dropout_p=0.3, dropout_key=jax.random.key(7),
+               strategy=strategy, load_balance=balance)
+
+  @parameterized.parameters(
+      ("ring", None, dict(window_size=(13, 0), causal=True)),
+      ("ring", "zigzag", dict(logits_soft_cap=2.0)),
+      ("all_gather", "zigzag", {}))
+  def test_dropout_of_options(self, strategy, balance, options):
+    self.check(3 if balance else 4, dropout_p=0.3, strategy=strategy,
+               dropout_key=jax.random.key(7), load_balance=balance, **options)
+
+  @parameterized.parameters(
+      ("ring", None), ("ring", "zigzag"), ("all_gather", "zigzag"))
+  def test_packed_dropout(self, strategy, balance):
+    """Only sequences across borders begin at a multiple of four."""
+    self.check_packed(
+        4, (5, 0, 3, 28, 9, 1, 2, 40), causal=True, dropout_p=0.3,
+        dropout_key=jax.random.key(7), strategy=strategy, load_balance=balance)
+
+  def test_packed_dropout_of_torn_sequences(self):
+    """One that begins elsewhere and crosses a border is NaN, and it alone."""
+    q, k, v = (t.reshape(B * S, *t.shape[2:]) for t in qkv())
+    cu = jnp.array([0, 5, 30, 40, 90], jnp.int32)
+    attend = jax.jit(jax.shard_map(
+        lambda *t: aiter.context_parallel_attention(
+            *t, cu_seqlens=cu, axis_name="x", dropout_p=0.3,
+            dropout_key=jax.random.key(7), return_lse=True),
+        mesh=sharding.mesh((4,), ("x",)), in_specs=P("x"),
+        out_specs=(P("x"), P(None, "x"))))
+    out, lse = attend(q, k, v)
+    torn = (np.arange(B * S) >= 5) & (np.arange(B * S) < 30)
+    for nan in (np.isnan(out).all((1, 2)), np.isnan(out).any((1, 2)),
+                np.isnan(lse).all(0), np.isnan(lse).any(0)):
+      np.testing.assert_array_equal(nan, torn)
 
   @parameterized.parameters((8, 2, 4), (8, 1, 8), (4, 2, 4), (16, 4, 8))
   def test_fewer_key_heads_than_devices(self, hq, hk, n):
@@ -322,7 +357,10 @@ class ContextTest(parameterized.TestCase):
        "window_size or alibi_slopes"),
       (dict(window_size=(4, 0, 2)), "third number"),
       (dict(load_balance="striped", strategy="all_gather"), "load_balance"),
-      (dict(dropout_p=0.1, dropout_key=jax.random.key(0)), "dropout_p"),
+      (dict(dropout_p=0.1, dropout_key=jax.random.key(0),
+            load_balance="striped"), "dropout_p"),
+      (dict(dropout_p=0.1, dropout_key=jax.random.key(0),
+            load_balance="zigzag"), "local length is 12; .* multiple of 8"),
       (dict(logits_soft_cap=-1.0), "logits_soft_cap is -1"))
   def test_refused(self, options, message):
     options = dict(causal=True) | options

@@ -2,13 +2,17 @@
 """Attention on four simulated GPUs gives what one gives.
 
 The kernels run on every device, forward and backward, and XLA's collectives
-carry what the partitions have to exchange.
+carry what the partitions have to exchange. What fails on one of them is an
+error, and the others do not wait for it forever.
 """
 
 import functools
 import os
 import pathlib
+import signal
+import subprocess
 import sys
+import time
 
 os.environ.setdefault("AMDGPU_SIM_DEVICES", "4")
 
@@ -49,6 +53,37 @@ def results(fn):
       return jnp.vdot(out.astype(jnp.float32), weights), out
     return jax.grad(loss, tuple(range(len(args))), has_aux=True)(*args)
   return jax.jit(run)
+
+
+def fail_on_one_device() -> None:
+  """A launch fails, and no sum of all devices can end.
+
+  In a process of its own: XLA ends it, if its flags say when.
+  """
+  mesh = Mesh(np.array(DEVICES), ("x",))
+  place = lambda t, spec: jax.device_put(t, NamedSharding(mesh, spec))
+
+  @jax.jit
+  @jax.shard_map(mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"))
+  def norm(x, gain):
+    y = aiter.rms_norm(x, gain)
+    return y + jax.lax.psum(y, "x")
+
+  args = (place(jnp.ones((8, 64), jnp.bfloat16), P("x")),
+          place(jnp.ones(64, jnp.bfloat16), P()))
+  jax.block_until_ready(norm(*args))
+  simulator.fail("hipModuleLaunchKernel")
+  result = norm(*args)
+  parts = [shard.data for shard in result.addressable_shards]
+  while not any(part.is_ready() for part in parts):
+    time.sleep(0.01)
+  for part in parts:
+    if part.is_ready():
+      try:
+        part.block_until_ready()
+      except jax.errors.JaxRuntimeError as error:
+        print(error, flush=True)
+  result.block_until_ready()
 
 
 class DevicesTest(parameterized.TestCase):
@@ -112,11 +147,14 @@ class DevicesTest(parameterized.TestCase):
     self.check(fn, (*qkv(b=1), w), specs, sharded)
 
   @parameterized.parameters(
-      ("ring", "striped"), ("ring", "zigzag"), ("ulysses", None))
-  def test_divided_sequence(self, strategy, balance):
+      ("ring", "striped"), ("ring", "zigzag"), ("ulysses", None),
+      ("ring", "zigzag", 0.3))
+  def test_divided_sequence(self, strategy, balance, dropout_p=0.0):
     """Keys go round, or heads are exchanged; kernels do the rest."""
     args = qkv(b=1, s=128)
-    attend = functools.partial(aiter.flash_attn_func, causal=True)
+    options = dict(causal=True, dropout_p=dropout_p,
+                   dropout_key=jax.random.key(3) if dropout_p else None)
+    attend = functools.partial(aiter.flash_attn_func, **options)
     order, back = (
         functools.partial(f, strategy=balance, size=4) if balance
         else lambda t: t
@@ -126,19 +164,22 @@ class DevicesTest(parameterized.TestCase):
     rows = P(None, "x")
     local = jax.shard_map(
         functools.partial(
-            aiter.context_parallel_attention, causal=True, axis_name="x",
+            aiter.context_parallel_attention, **options, axis_name="x",
             strategy=strategy, load_balance=balance),
         mesh=mesh, in_specs=(rows,) * 3, out_specs=rows)
-    before = [simulator.launches(kernel) for kernel in (FORWARD, BACKWARD)]
+    kernels = [symbols for op in ("mha_fwd", "mha_bwd_dkdv")
+               for symbols, in simulator.groups(op)]
+    count = lambda: np.array([
+        sum(map(simulator.launches, symbols)) for symbols in kernels])
+    before = count()
     placed = [jax.device_put(order(t), NamedSharding(mesh, rows)) for t in args]
     out, vjp = jax.vjp(jax.jit(local), *placed)
     weights = jnp.sin(jnp.arange(out.size, dtype=jnp.float32)).reshape(
         out.shape).astype(out.dtype)
     grads = vjp(jax.device_put(order(weights), NamedSharding(mesh, rows)))
-    for kernel, count in zip((FORWARD, BACKWARD), before):
-      # On every device, and in every step of a ring.
-      self.assertGreaterEqual(simulator.launches(kernel) - count,
-                              4 * (4 if strategy == "ring" else 1))
+    # On every device, and in every step of a ring.
+    self.assertGreaterEqual(
+        min(count() - before), 4 * (4 if strategy == "ring" else 1))
     want, want_vjp = jax.vjp(jax.jit(attend), *args)
     self.assert_close([back(t) for t in (out, *grads)],
                       [want, *want_vjp(weights)])
@@ -213,6 +254,22 @@ class DevicesTest(parameterized.TestCase):
         jax.devices("cpu")[0])
     np.testing.assert_allclose(got, want, atol=cfg.limit)
 
+  def test_failure_of_one_device(self):
+    """Its part of the result has the error; the process ends in time."""
+    flags = "--xla_gpu_device_execution_terminate_timeout=5s"
+    ended = subprocess.run(
+        [sys.executable, __file__, fail_on_one_device.__name__], timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            # With the simulator's choice a buffer's end waits for its device.
+            "XLA_PYTHON_CLIENT_ALLOCATOR": "bfc",
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"})
+    self.assertEqual(ended.returncode, -signal.SIGABRT, ended.stdout)
+    self.assertRegex(
+        ended.stdout, r"aiter: Launching kernel norm_fwd\w+ on a grid of .*"
+        r"failed: HIP error 999")
+
   def test_each_device_alone(self):
     """The same call, placed on one device after the other."""
     fn = results(functools.partial(aiter.flash_attn_func, window_size=(40, 9)))
@@ -224,4 +281,7 @@ class DevicesTest(parameterized.TestCase):
 
 
 if __name__ == "__main__":
-  absltest.main()
+  if sys.argv[1:] == [fail_on_one_device.__name__]:
+    fail_on_one_device()
+  else:
+    absltest.main()

@@ -28,6 +28,21 @@ def may_divide(cfg: Config, x: Operands) -> bool:
       or cfg.window_right > 0 or (cfg.window_right < 0 and aligned))
 
 
+def at_place(state, row, col=0):
+  """A dropout state of rows and columns that others come before, or None.
+
+  Args:
+    state: uint32 [b, h, 6], as Operands has it, or None.
+    row: int32 [] or [b], how many rows come before these.
+    col: likewise of columns, a multiple of 4.
+  """
+  if state is None:
+    return None
+  first = jnp.stack([jnp.broadcast_to(t, state.shape[:1]) for t in (row, col)],
+                    axis=-1).astype(jnp.uint32)
+  return state + jnp.pad(first, ((0, 0), (4, 0)))[:, None]
+
+
 def shard_index(mesh, axes):
   """Linear index of this shard along a dimension sharded over axes."""
   index = jnp.int32(0)
@@ -89,13 +104,10 @@ def _calls(cfg: Config, mesh, axes, x: Operands):
   ahead = x.k.shape[1] - n * rows
 
   def call(q, first):
-    part = x._replace(q=q)
+    part = x._replace(q=q, dropout_state=at_place(x.dropout_state, first))
     if cfg.window_right >= 0:
       end = jnp.maximum(first + q.shape[1] + ahead, 0)
       part = part._replace(cu_seqlens_k=end * count)
-    if x.dropout_state is not None:  # Its word 4 is the first row.
-      part = part._replace(dropout_state=x.dropout_state.at[..., 4].add(
-          first.astype(jnp.uint32)))
     return part
 
   planes = any(t is not None and t.shape[2] > 1 for t in (x.bias, x.mask))

@@ -18,6 +18,7 @@ import jax
 from jax import lax
 from jax._src.aiter.attention import api
 from jax._src.aiter.attention import op as mha_op
+from jax._src.aiter.attention.rows import at_place
 from jax._src.aiter.core import arguments
 from jax._src.aiter.core.arguments import bad, describe
 from jax._src.aiter.core.partition import vary_together
@@ -32,7 +33,8 @@ _PAIRS = (("ulysses", "ring"), ("ulysses", "all_gather"))
 class _Arrays(NamedTuple):
   """The arrays of a call for one device, as the user gave them.
 
-  But q, k and v of a packed call, which has cu_seqlens, are a batch of one.
+  But q, k and v of a packed call, which has cu_seqlens, are a batch of one, and
+  of a dropout_key there is the state that it stands for.
   """
   q: jax.Array
   k: jax.Array
@@ -41,6 +43,7 @@ class _Arrays(NamedTuple):
   alibi_slopes: jax.Array | None
   sink: jax.Array | None
   cu_seqlens: jax.Array | None = None
+  dropout_state: jax.Array | None = None
 
 
 class _Call(NamedTuple):
@@ -61,14 +64,21 @@ class _Call(NamedTuple):
     return left >= 0 or (right >= 0 and not self.attention.causal)
 
 
-def _operands(call: _Call, x: _Arrays, cu_k=None, dropout_key=None):
+def _dropping(call: _Call, x: _Arrays, operands):
+  """What api.operands gave without dropout, with it."""
+  cfg, own = operands
+  return (cfg._replace(dropout_p=call.attention.dropout_p),
+          own._replace(dropout_state=x.dropout_state))
+
+
+def _operands(call: _Call, x: _Arrays, cu_k=None):
   """The operator's form; cu_k are lengths of keys of a dense call."""
-  return api.operands(
-      call.attention, None, dropout_key, x.q, x.k, x.v, None, cu_k, x.bias,
-      None, x.alibi_slopes, x.sink)
+  return _dropping(call, x, api.operands(
+      call.attention._replace(dropout_p=0.0), None, None, x.q, x.k, x.v, None,
+      cu_k, x.bias, None, x.alibi_slopes, x.sink))
 
 
-def _packed_operands(call: _Call, x: _Arrays, dropout_key=None, lengths=None,
+def _packed_operands(call: _Call, x: _Arrays, lengths=None,
                      first=(None, None)):
   """Likewise of sequences.
 
@@ -76,9 +86,10 @@ def _packed_operands(call: _Call, x: _Arrays, dropout_key=None, lengths=None,
     lengths: cumulative, of queries and keys; x.cu_seqlens by default.
     first: rows of queries and keys, where they are not these.
   """
-  return api.operands(
-      call.attention, first, dropout_key, x.q[0], x.k[0], x.v[0],
-      *(lengths or (x.cu_seqlens,) * 2), None, None, x.alibi_slopes, x.sink)
+  return _dropping(call, x, api.operands(
+      call.attention._replace(dropout_p=0.0), first, None, x.q[0], x.k[0],
+      x.v[0], *(lengths or (x.cu_seqlens,) * 2), None, None, x.alibi_slopes,
+      x.sink))
 
 
 def _mha(operands):
@@ -96,10 +107,17 @@ def _refuse(what, strategy, instead):
 # Ring
 
 
-def _ring(call: _Call, axis: str, dropout_key, x: _Arrays):
+def _ring(call: _Call, axis: str, x: _Arrays):
   where = "strategy='ring'"
+  size, s = lax.axis_size(axis), x.q.shape[1]
   if call.attention.dropout_p:
-    _refuse("dropout_p", where, "strategy='ulysses' has it")
+    if call.balance == "striped":
+      _refuse("dropout_p", f"{where} and load_balance='striped'",
+              "None and 'zigzag' have it")
+    least = 8 if call.balance == "zigzag" else 4
+    if s % least:
+      raise bad(_NAME, "q's local length", s, f"a multiple of {least} with"
+                f" dropout_p, {where} and load_balance={call.balance!r}")
   if call.attention.window[2]:
     _refuse("window_size's third number", where,
             "strategy='all_gather' and 'ulysses' have it")
@@ -112,7 +130,6 @@ def _ring(call: _Call, axis: str, dropout_key, x: _Arrays):
   if call.balance == "striped" and call.right > 0:
     _refuse("window_size's right side", f"{where} and load_balance='striped'",
             "None has it")
-  size, s = lax.axis_size(axis), x.q.shape[1]
   if x.cu_seqlens is not None:
     if call.windowed and call.balance != "striped":
       _refuse("window_size", f"{where}, cu_seqlens and"
@@ -144,9 +161,27 @@ def _ring(call: _Call, axis: str, dropout_key, x: _Arrays):
   cfg = cfg._replace(window_left=left, window_right=call.right)
   out, lse = ring(
       RingConfig(cfg, axis, size, call.balance), vary_together(own))
+  if x.cu_seqlens is not None and x.dropout_state is not None:
+    out, lse = _without_torn(call, axis, out, lse, x)
   if x.sink is not None:
     out, lse = _with_sink(out, lse, _per_row(call, axis, x.sink, x))
   return out, lse
+
+
+def _without_torn(call: _Call, axis: str, out, lse, x: _Arrays):
+  """Results of a packed call with NaN where a mask would not be one's own.
+
+  A kernel's columns are a multiple of four behind its state's first: borders
+  are a multiple of four from the beginning of a sequence that crosses them.
+  """
+  s, cu = x.q.shape[1], x.cu_seqlens
+  piece = s // 2 if call.balance == "zigzag" else s
+  torn = (cu[:-1] % 4 != 0) & (
+      cu[:-1] // piece < (cu[1:] - 1) // piece)
+  factor = _per_row(call, axis, jnp.where(torn, jnp.nan, 1.0)[:, None], x)
+  factor = jnp.where(jnp.isnan(factor), factor, 1)
+  of_out = jnp.swapaxes(factor, 1, 2)[..., None].astype(out.dtype)
+  return out * of_out, lse * factor
 
 
 def _with_sink(out, lse, sink):
@@ -173,10 +208,8 @@ def _per_row(call: _Call, axis: str, t, x: _Arrays):
 # Keys and values gathered
 
 
-def _all_gather(call: _Call, axis: str, dropout_key, x: _Arrays):
+def _all_gather(call: _Call, axis: str, x: _Arrays):
   where = "strategy='all_gather'"
-  if call.attention.dropout_p:
-    _refuse("dropout_p", where, "strategy='ulysses' has it")
   if call.balance == "striped":
     _refuse("load_balance='striped'", where, "'zigzag' and None are possible")
   if call.right and (call.windowed or x.alibi_slopes is not None):
@@ -189,7 +222,7 @@ def _all_gather(call: _Call, axis: str, dropout_key, x: _Arrays):
   if call.balance:
     k, v = (order.restored(t, call.balance, size, 1) for t in (k, v))
   packed = x.cu_seqlens is not None
-  if call.right and not packed:
+  if call.right and not packed and x.dropout_state is None:
     return _mha(_operands(call, x._replace(k=k, v=v)))
   if x.k.shape[1] != s:
     raise bad(_NAME, "k", describe(x.k),
@@ -207,11 +240,14 @@ def _all_gather(call: _Call, axis: str, dropout_key, x: _Arrays):
   for first, last, place in chunks:
     begin, end = place * (last - first), (place + 1) * (last - first)
     rows = x.bias is not None and x.bias.ndim > 1 and x.bias.shape[-2] > 1
+    cu = x.cu_seqlens
     own = x._replace(
         q=x.q[:, first:last], k=k, v=v,
-        bias=x.bias[..., first:last, :] if rows else x.bias)
+        bias=x.bias[..., first:last, :] if rows else x.bias,
+        dropout_state=at_place(
+            x.dropout_state,
+            jnp.maximum(begin - cu[:-1], 0) if packed else begin))
     if packed:
-      cu = x.cu_seqlens
       bounds = jnp.clip(cu, begin, end)
       keys = jnp.minimum(cu[1:], end) if call.right == 0 else cu[1:]
       counts = jnp.diff(bounds), jnp.maximum(keys - cu[:-1], 0)
@@ -219,8 +255,8 @@ def _all_gather(call: _Call, axis: str, dropout_key, x: _Arrays):
           call, own, lengths=tuple(map(cumulative, counts)),
           first=(bounds - begin, cu))))
     else:
-      parts.append(_mha(_operands(
-          call, own, end * jnp.arange(b + 1, dtype=jnp.int32))))
+      keys = None if call.right else end * jnp.arange(b + 1, dtype=jnp.int32)
+      parts.append(_mha(_operands(call, own, keys)))
   outs, lses = zip(*parts)
   return jnp.concatenate(outs, 1), jnp.concatenate(lses, 2)
 
@@ -229,7 +265,7 @@ def _all_gather(call: _Call, axis: str, dropout_key, x: _Arrays):
 # Heads instead of rows
 
 
-def _ulysses(call: _Call, axis: str, dropout_key, x: _Arrays):
+def _ulysses(call: _Call, axis: str, x: _Arrays):
   size, rank = lax.axis_size(axis), lax.axis_index(axis).astype(jnp.int32)
   where = f"strategy='ulysses' over {size} devices"
   hq, hk = x.q.shape[2], x.k.shape[2]
@@ -254,7 +290,9 @@ def _ulysses(call: _Call, axis: str, dropout_key, x: _Arrays):
     count = t.shape[a] // size
     return lax.dynamic_slice_in_dim(t, rank * count, count, a)
 
-  per_head = lambda t: None if t is None else own(t, t.ndim - 1)
+  def per_head(t, a=-1):
+    return None if t is None else own(t, a % t.ndim)
+
   bias = x.bias
   if bias is not None:
     bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
@@ -268,20 +306,13 @@ def _ulysses(call: _Call, axis: str, dropout_key, x: _Arrays):
     if not inner and bias.shape[3] > 1:
       bias = in_turn(bias, axis=3)
   local = _Arrays(heads(x.q), heads(k), heads(v), bias,
-                  per_head(x.alibi_slopes), per_head(x.sink), x.cu_seqlens)
+                  per_head(x.alibi_slopes), per_head(x.sink), x.cu_seqlens,
+                  per_head(x.dropout_state, 1))
   if inner:
-    out, lse = _run(call._replace(strategies=inner, axes=call.axes[1:]),
-                    dropout_key, local)
+    out, lse = _run(call._replace(strategies=inner, axes=call.axes[1:]), local)
   else:
-    cfg, operands = (_operands if x.cu_seqlens is None else _packed_operands)(
-        call, local, dropout_key=dropout_key)
-    if operands.dropout_state is not None:
-      # The mask of a head is that of its place among all heads.
-      first = jnp.zeros(6, jnp.uint32).at[3].set(
-          (rank * local.q.shape[2]).astype(jnp.uint32))
-      operands = operands._replace(
-          dropout_state=operands.dropout_state + first)
-    out, lse = _mha((cfg, operands))
+    out, lse = _mha((_operands if x.cu_seqlens is None else _packed_operands)(
+        call, local))
   out, lse = back(out, axis=1), back(lse, axis=2)
   return (lax.all_to_all(out, axis, 1, 2, tiled=True),
           lax.all_to_all(lse, axis, 2, 1, tiled=True))
@@ -290,22 +321,26 @@ def _ulysses(call: _Call, axis: str, dropout_key, x: _Arrays):
 _RUN = {"ring": _ring, "all_gather": _all_gather, "ulysses": _ulysses}
 
 
-def _run(call: _Call, dropout_key, x: _Arrays):
-  return _RUN[call.strategies[0]](call, call.axes[0], dropout_key, x)
+def _run(call: _Call, x: _Arrays):
+  return _RUN[call.strategies[0]](call, call.axes[0], x)
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def _attend(call: _Call, dropout_key, x: _Arrays):
   # The checks of an ordinary call, by the arguments' own names.
   if x.cu_seqlens is None:
-    _operands(call, x._replace(bias=None), dropout_key=dropout_key)
+    _, own = api.operands(
+        call.attention, None, dropout_key, x.q, x.k, x.v, None, None, None,
+        None, x.alibi_slopes, x.sink)
   else:
     if x.bias is not None:
       raise bad(_NAME, "bias", "given", "none with cu_seqlens")
-    x = x._replace(q=x.q[None], k=x.k[None], v=x.v[None])
-    _, packed = _packed_operands(call, x, dropout_key)
-    x = x._replace(cu_seqlens=packed.cu_seqlens_q)
-  out, lse = _run(call, dropout_key, x)
+    _, own = api.operands(
+        call.attention, (None, None), dropout_key, x.q, x.k, x.v,
+        x.cu_seqlens, x.cu_seqlens, None, None, x.alibi_slopes, x.sink)
+    x = x._replace(q=x.q[None], k=x.k[None], v=x.v[None],
+                   cu_seqlens=own.cu_seqlens_q)
+  out, lse = _run(call, x._replace(dropout_state=own.dropout_state))
   if x.cu_seqlens is not None:
     out, lse = out[0], lse[0]
   return (out, lse) if call.attention.return_lse else out
@@ -361,7 +396,10 @@ def context_parallel_attention(
     q: [b, s, hq, dqk]: this device's s tokens.
     k: [b, s, hk, dqk], as in flash_attn_func.
     v: [b, s, hk, dv].
-    dropout_p: as in flash_attn_func, whose mask it is. "ulysses" alone.
+    dropout_p: as in flash_attn_func, whose mask it is. In a ring not with
+      "striped", and there s is a multiple of 4, with "zigzag" of 8; of packed
+      sequences those that lie on both sides of a border between devices, or
+      their halves, begin at a multiple of 4, or come out as NaN.
     softmax_scale: factor on q.k; None is 1 / sqrt(dqk).
     causal: a token sees itself and those before it.
     window_size: (left, right) in tokens of the whole sequence, -1 for

@@ -23,6 +23,7 @@ import jax
 from jax import lax
 from jax._src.aiter.attention import op as mha_op
 from jax._src.aiter.attention import reference
+from jax._src.aiter.attention.rows import at_place
 from jax._src.aiter.attention.types import (
   Config,
   Operands,
@@ -31,6 +32,7 @@ from jax._src.aiter.attention.types import (
 )
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.partition import vary_together
+from jax._src.aiter.parallel.order import places as place_of
 from jax._src.aiter.parallel.order import rows_before
 
 
@@ -110,12 +112,14 @@ class _Visit(NamedTuple):
     s: rows of a device.
     cu: cumulative lengths of the sequences, packed on all devices, or None.
     apart: blocks are of rows and columns that are known while tracing.
+    runs: rows and columns of a block follow each other in the sequence, too.
   """
   cfg: RingConfig
   places: int
   s: int
   cu: jax.Array | None
   apart: bool
+  runs: bool
 
   @property
   def rank(self):
@@ -164,16 +168,13 @@ def _striped(visit: _Visit):
 
 def _zigzag(visit: _Visit):
   s, half, full = visit.s, visit.s // 2, (-1, -1)
-  if visit.cfg.mha.window_right < 0:
+  causal = visit.cfg.mha.window_right >= 0
+  if visit.runs or (visit.apart and causal and visit.places):
+    return _halves(visit, causal)
+  if not causal:
     return visit.whole(full)
   if visit.places == 0:
     return visit.whole((-1, 0))
-  if visit.apart:
-    first, last = (0, half), (half, s)
-    return [
-        _Block(first, first, full, jnp.where(visit.earlier, half, 0)),
-        _Block(last, first, full),
-        _Block(last, last, full, jnp.where(visit.earlier, 0, half))]
   # All queries see the first half of an earlier device's keys; the last half of
   # them sees all of a later one's.
   cu = visit.cu
@@ -183,6 +184,36 @@ def _zigzag(visit: _Visit):
   own = jnp.where(visit.earlier, own, jnp.maximum(own, half))
   theirs = jnp.where(visit.earlier, jnp.minimum(theirs, half), theirs)
   return [_Block((0, s), (0, s), full, spans=_Spans(own, theirs))]
+
+
+def _halves(visit: _Visit, causal: bool):
+  """The blocks of an order by zigzag of which each has one half of the rows.
+
+  And of the keys: the last half of any device's comes after all first halves.
+  """
+  s, half = visit.s, visit.s // 2
+  halves = (0, half), (half, s)
+  blocks = []
+  for i, rows in enumerate(halves):
+    for j, cols in enumerate(halves):
+      if causal and j > i:
+        continue
+      seen, window = True, (-1, -1)
+      if causal and i == j and visit.places:
+        seen = visit.earlier if i == 0 else ~visit.earlier
+      elif causal and i == j:
+        window = (-1, 0)
+      block = _Block(rows, cols, window)
+      if visit.cu is not None:
+        own, theirs = (
+            jnp.clip(cu - first, 0, half) for cu, (first, _) in zip(
+                visit.bounds(visit.cu), (rows, cols)))
+        block = block._replace(
+            spans=_Spans(own, jnp.where(seen, theirs, 0)))
+      elif seen is not True:
+        block = block._replace(length=jnp.where(seen, half, 0))
+      blocks.append(block)
+  return blocks
 
 
 def _contiguous(visit: _Visit):
@@ -202,6 +233,9 @@ def _contiguous(visit: _Visit):
     high = away + right if right >= 0 and away + right < s else None
     rows = (max(0, -(high or 0)), min(s, s - (low or 0)))
     cols = (max(0, low or 0), min(s, s + (high or 0)))
+    if visit.runs:
+      # As a dropout state counts columns; the window hides what is too many.
+      cols = cols[0] // 4 * 4, cols[1]
     if rows[0] >= rows[1] or cols[0] >= cols[1]:
       continue
     count = cols[1] - cols[0]
@@ -225,7 +259,8 @@ def _steps(cfg: RingConfig, x: Operands):
   """
   s = x.q.shape[1]
   steps = [(places, _BLOCKS[cfg.order](
-      _Visit(cfg, places, s, x.cu_seqlens_q, x.bias is not None)))
+      _Visit(cfg, places, s, x.cu_seqlens_q, x.bias is not None,
+             x.dropout_state is not None)))
       for places in range(cfg.size)]
   steps = [(places, blocks) for places, blocks in steps if blocks]
   read = [b.cols for _, blocks in steps[1:] for b in blocks] or [(0, s)]
@@ -303,9 +338,11 @@ class _Part(NamedTuple):
     lengths = bias = slopes = None
     left, right = block.window
     mha = cfg.mha._replace(window_left=left, window_right=right)
+    state = _dropout_block(cfg, places, block, x)
     if block.spans is not None:
       return cls(mha, vary_together(Operands(
-          _flat(q), _flat(k), _flat(v), *block.spans.packed(b, s))))
+          _flat(q), _flat(k), _flat(v), *block.spans.packed(b, s),
+          dropout_state=state)))
     if block.length is not None:
       lengths = block.length * jnp.arange(b + 1, dtype=jnp.int32)
     if x.bias is not None:
@@ -313,7 +350,8 @@ class _Part(NamedTuple):
     if x.alibi_slopes is not None:
       slopes = x.alibi_slopes * cfg.size
     return cls(mha, vary_together(Operands(
-        q, k, v, cu_seqlens_k=lengths, bias=bias, alibi_slopes=slopes)))
+        q, k, v, cu_seqlens_k=lengths, bias=bias, alibi_slopes=slopes,
+        dropout_state=state)))
 
   def saved(self, dout, out, lse, dlse) -> Saved:
     """What the backward pass saved, of the block's own rows."""
@@ -340,6 +378,24 @@ def _bias_block(cfg: RingConfig, places: int, block: _Block, x: Operands):
   return lax.dynamic_slice_in_dim(
       bias, _first_column(cfg, places, block, x.q.shape[1]),
       block.cols[1] - block.cols[0], 3)
+
+
+def _dropout_block(cfg: RingConfig, places: int, block: _Block, x: Operands):
+  """The state of a block's first rows and columns, in each of its sequences."""
+  if x.dropout_state is None:
+    return None
+  rank = lax.axis_index(cfg.axis).astype(jnp.int32)
+  row, col = (
+      place_of(cfg.order, cfg.size, device % cfg.size, x.q.shape[1])[first]
+      for device, first in ((rank, block.rows[0]),
+                            (rank - places, block.cols[0])))
+  if x.cu_seqlens_q is None:
+    return at_place(x.dropout_state, row, col)
+  begin = x.cu_seqlens_q[:-1]
+  state = at_place(x.dropout_state, jnp.maximum(row - begin, 0),
+                   jnp.maximum(col - begin, 0))
+  # _Spans.packed has two sequences of nobody before and after these.
+  return jnp.pad(state, ((2, 2), (0, 0), (0, 0)))
 
 
 def _farther(block: _Block, x: Operands):
@@ -375,10 +431,14 @@ def _wide(dtype):
   return jnp.promote_types(dtype, jnp.float32)
 
 
-def _joined(total, part, rows, dtype):
-  """(out, lse) of all rows with a part's, of some of them, taken in."""
+def _joined(total, part, rows, s: int, dtype):
+  """(out, lse) of all s rows with a part's, of some of them, taken in."""
   if total is None:
-    return part
+    pads = (rows[0], s - rows[1], 0)
+    return tuple(
+        lax.pad(t, jnp.asarray(nothing, t.dtype), [
+            pads if a == axis else (0, 0, 0) for a in range(t.ndim)])
+        for t, nothing, axis in zip(part, (0, -jnp.inf), (1, 2)))
   (all_out, all_lse), (out, lse) = total, part
   own_out, own_lse = _rows(all_out, rows), _rows(all_lse, rows, 2)
   joint = jnp.logaddexp(own_lse, lse)
@@ -407,7 +467,7 @@ def _ring(attend, cfg: RingConfig, x: Operands):
       if x.alibi_slopes is not None:
         lse = lse - _farther(block, x)
       final = then is None and block is blocks[-1]
-      total = _joined(total, (out, lse), block.rows,
+      total = _joined(total, (out, lse), block.rows, s,
                       x.q.dtype if final else _wide(x.q.dtype))
     if then is not None:
       # One step after the other, whatever a scheduler would rather begin with.
