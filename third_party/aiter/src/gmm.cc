@@ -94,13 +94,20 @@ MappedTensor Mapped(const TensorMapSpec& spec, const gmm_args& a) {
   MappedTensor t;
   const bool is_b = spec.tensor == kGmmTensorB;
   const bool by_group = is_b && a.layout != GmmLayout::kTN;
-  t.address = is_b ? a.b_ptr : a.a_ptr;
   t.type = a.data_type;
   t.rank = spec.rank;
-  t.dims[0] = is_b && a.layout != GmmLayout::kNT ? a.n : a.k;
-  const int64_t rows_of_nt = a.gated ? 2 * a.n : a.n;
-  t.dims[1] = !by_group ? a.m : a.layout == GmmLayout::kNT ? rows_of_nt : a.k;
-  t.dims[2] = by_group ? a.groups : 1;
+  if (spec.tensor == kGmmTensorOut) {  // Of kTN; not asked for of kFp32.
+    t.address = a.out_ptr;
+    t.dims[0] = a.n;
+    t.dims[1] = a.k;
+    t.dims[2] = a.groups;
+  } else {
+    t.address = is_b ? a.b_ptr : a.a_ptr;
+    t.dims[0] = is_b && a.layout != GmmLayout::kNT ? a.n : a.k;
+    const int64_t rows_of_nt = a.gated ? 2 * a.n : a.n;
+    t.dims[1] = !by_group ? a.m : a.layout == GmmLayout::kNT ? rows_of_nt : a.k;
+    t.dims[2] = by_group ? a.groups : 1;
+  }
   t.strides[0] = t.dims[0];
   t.strides[1] = t.dims[0] * t.dims[1];
   return t;

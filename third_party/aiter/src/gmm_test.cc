@@ -24,6 +24,7 @@ namespace {
 constexpr TensorMapSpec kMaps[] = {
     {kGmmTensorA, 3, 128, {64, 64, 1}},
     {kGmmTensorB, 3, 128, {64, 64, 1}},
+    {kGmmTensorOut, 3, 128, {64, 64, 1}},
 };
 
 std::vector<KernelInfo> MakeKernels(const Blob& blob) {
@@ -39,7 +40,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     k.tile_k = 32;
     if (excludes != 0) {
       k.tensor_maps = kMaps;
-      k.num_tensor_maps = 2;
+      k.num_tensor_maps = k.op == std::string("gmm_tn") ? 3 : 2;
     }
     kernels.push_back(k);
   };
@@ -167,6 +168,7 @@ void TestTensorMaps() {
   CHECK(dims(1) == (Dims{32, 208, 10}));
   Run(Args(1300, 104, 32, 10, GmmLayout::kTN), &blocks, &p);
   CHECK(dims(0) == (Dims{32, 1300, 1}) && dims(1) == (Dims{104, 1300, 1}));
+  CHECK(dims(2) == (Dims{104, 32, 10}));
 }
 
 void TestNothingToMultiply() {

@@ -117,7 +117,8 @@ def topk_softmax(
     need_renorm: bool = False,
     num_shared_experts: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
-  """The experts of each token, with the softmax of their logits as weights.
+  """The experts of each token, with the softmax of their logits as weights
+  (arXiv:2101.03961; with need_renorm arXiv:1701.06538).
 
   Logits are compared as they are, so ids are exact: of equal ones the lower
   expert is taken, and NaN is taken as -inf. Weights have gradients by the
@@ -132,8 +133,9 @@ def topk_softmax(
       which every token goes to, with the logit's sigmoid as a weight.
 
   Returns:
-    (topk_weights, topk_ids): float32 [..., topk + num_shared_experts], that of
-    the largest logit first and the shared ones last, and int32 [..., topk].
+    (topk_weights, topk_ids): float32, of float64 logits float64, [..., topk +
+    num_shared_experts], that of the largest logit first and the shared ones
+    last, and int32 [..., topk].
 
   Raises:
     TypeError: an argument of the wrong type or dtype.
@@ -160,7 +162,8 @@ def topk_sigmoid(
     topk: experts of a token.
 
   Returns:
-    (topk_weights, topk_ids): float32 and int32 [..., topk].
+    (topk_weights, topk_ids): float32 (float64) and int32 [..., topk], the
+    largest first.
 
   Raises:
     TypeError: as topk_softmax.
@@ -191,7 +194,8 @@ def topk_gating(
       "softmax".
 
   Returns:
-    (topk_weights, topk_ids): float32 and int32 [..., topk], the largest first.
+    (topk_weights, topk_ids): float32 (float64) and int32 [..., topk], the
+    largest score + bias first.
 
   Raises:
     TypeError: as topk_softmax.
@@ -226,7 +230,8 @@ def grouped_topk(
     routed_scaling_factor: by which weights are multiplied then.
 
   Returns:
-    (topk_weights, topk_ids): float32 and int32 [..., topk], the largest first.
+    (topk_weights, topk_ids): float32 (float64) and int32 [..., topk], the
+    largest first.
 
   Raises:
     TypeError: as topk_softmax.
@@ -265,7 +270,8 @@ def biased_grouped_topk(
     routed_scaling_factor: by which weights are multiplied then.
 
   Returns:
-    (topk_weights, topk_ids): float32 and int32 [..., topk], the largest first.
+    (topk_weights, topk_ids): float32 (float64) and int32 [..., topk], the
+    largest score + bias first.
 
   Raises:
     TypeError: as topk_softmax.

@@ -211,9 +211,13 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
 
 @functools.partial(jax.jit, static_argnums=(0, 2), inline=True)
 def layer(cfg: Config, x: Layer, room: int | None = None) -> jax.Array:
-  """The layer of checked arguments and local ids.
+  """The layer of checked arguments and local ids, [tokens, d].
 
-  room: for so many rows; a token of which one has none is NaN.
+  Args:
+    cfg: of the layer.
+    x: its arrays.
+    room: rows that there is room for, by default all; a token with a row that
+      has none is NaN.
   """
   x = vary_together(x)
   counts, places = api.places_of(x.ids, x.w1.shape[0])

@@ -95,5 +95,5 @@ FAMILY = Family(
     features=FEATURES,
     messages={"unaligned": "rows that are not aligned"},
     no_maps_if="unaligned",
-    tensors=("a", "b"),
+    tensors=("a", "b", "out"),
 )

@@ -4,7 +4,8 @@
 A block stays on its multiprocessor and takes tile after tile. A slab of rows
 that a group shares with the next one is copied whole: rows of a result are not
 written past a tile's end, and gmm_tn, whose sum is over rows, clears those that
-are not the group's in shared memory.
+are not the group's in shared memory. As groups are short, its tiles end often:
+TMA copies them out while the next one is multiplied.
 """
 
 from triton.experimental import gluon
@@ -35,7 +36,10 @@ def tensor_maps(function, constants):
     n //= 2  # A tile's gates and ups lie apart.
   a = (1, k, rows_m) if function == "gmm_tn" else (1, rows_m, k)
   b = (1, k, n) if function in ("gmm_nn", "gmm_tn") else (1, n, k)
-  return {"a_desc": TensorMap("a", a), "b_desc": TensorMap("b", b)}
+  maps = {"a_desc": TensorMap("a", a), "b_desc": TensorMap("b", b)}
+  if function == "gmm_tn":
+    maps["out_desc"] = TensorMap("out", (1, 64, n))
+  return maps
 
 
 @gluon.constexpr_function
@@ -183,6 +187,26 @@ def _end(acc, out, out_f32, row0, col0, row_end, n, flags,
 
 
 @gluon.jit
+def _end_group(acc, desc, smem, out_f32, group, row0, col0, k, n, flags,
+               ELEMENT: gl.constexpr):
+  """Stores a part of gmm_tn's result, of 16 bits by way of a buffer.
+
+  Nobody waits for the copy but who needs the buffer next.
+  """
+  if (flags & gmm.OUT_F32) != 0:
+    # So written, the compiler knows that 8 divides it.
+    at = out_f32 + group.to(gl.int64) * k * (n // 8 * 8)
+    gemm.store(at, acc, row0, col0, k, n // 8 * 8, ELEMENT)
+  else:
+    tma.store_wait(0)
+    gl.barrier()
+    smem.reshape(acc.shape).store(acc.to(ELEMENT))
+    fence_async_shared()
+    gl.barrier()
+    tma.async_store(desc, [group, row0, col0], smem)
+
+
+@gluon.jit
 def _end_transposed(acc, out, out_f32, row0, col0, row_end, n, flags,
                     GATES: gl.constexpr):
   """_end of a part that has columns of the result in its rows."""
@@ -250,7 +274,7 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, LAYOUT: gl.constexpr,
              GROUP_M: gl.constexpr):
   """Computes a warpgroup's part of one tile after the other."""
   plan, tiles, tiles_m, tiles_n, k, span, apart = walk
-  out, out_f32, n, flags = out
+  out, out_smem, out_f32, n, flags = out
   ELEMENT: gl.constexpr = ring[0].dtype
   SUM: gl.constexpr = gl.int32 if ELEMENT == gl.int8 else gl.float32
   N: gl.constexpr = TILE_M if SKINNY else TILE_N
@@ -264,32 +288,30 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, LAYOUT: gl.constexpr,
     ahead = _tile_at(t + gl.num_programs(0), walk, LAYOUT, GROUP_M)
     acc = gl.zeros([64, N], SUM, ACC)
     col0 = tile_n * span
-    offset = gl.to_tensor(0).to(gl.int64)
+    row0 = first + w * 64
     if LAYOUT == TN:
-      row0 = tile_m * TILE_M + w * 64
-      row_end = k
-      # So written, the compiler knows that 8 divides it.
-      offset = group.to(gl.int64) * k * (n // 8 * 8)
       acc, i, phase = _sum_rows(acc, ring, end - first, i, phase, w, TILE_K,
                                 STAGES)
     else:
-      row0 = first + w * 64
-      row_end = end
       steps = (_summed(group, first, end, k, LAYOUT) + TILE_K - 1) // TILE_K
       if KIND == gemm.PLAIN:
         acc, i, phase = gemm.sum_slabs(acc, ring, steps, i, phase, w, False,
                                        LAYOUT == NN, SKINNY, STAGES)
       else:
         acc, i, phase = _scaled_sum(acc, ring, scales, steps, i, phase, w,
-                                    row0, row_end, col0, n, group, KIND,
-                                    STAGES)
-    if SKINNY:
-      _end_transposed(acc, out, out_f32, row0, col0, row_end, n, flags,
+                                    row0, end, col0, n, group, KIND, STAGES)
+    if LAYOUT == TN:
+      _end_group(acc, out, out_smem.index(w), out_f32, group,
+                 tile_m * TILE_M + w * 64, col0, k, n, flags, ELEMENT)
+    elif SKINNY:
+      _end_transposed(acc, out, out_f32, row0, col0, end, n, flags,
                       LAYOUT == NT)
     else:
-      _end(acc, out + offset, out_f32 + offset, row0, col0, row_end, n, flags,
+      _end(acc, out, out_f32, row0, col0, end, n, flags,
            KIND == gemm.PLAIN and LAYOUT == NT, ELEMENT)
     group, first, end, tile_m, tile_n = ahead
+  if LAYOUT == TN:
+    tma.store_wait(0)
 
 
 @gluon.jit
@@ -297,7 +319,10 @@ def _gmm(a_desc, b_desc, a_scale, b_scale, plan, out, out_f32, n, k, flags,
          LAYOUT: gl.constexpr, KIND: gl.constexpr, SKINNY: gl.constexpr,
          TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
          STAGES: gl.constexpr, GROUP_M: gl.constexpr):
-  """A block's tiles. SKINNY: one warpgroup computes a tile's transpose."""
+  """A block's tiles. SKINNY: one warpgroup computes a tile's transpose.
+
+  out: of TN a map.
+  """
   PARTS: gl.constexpr = 1 if SKINNY else TILE_M // 64
   dtype: gl.constexpr = a_desc.dtype
   a_smem = gl.allocate_shared_memory(
@@ -305,6 +330,10 @@ def _gmm(a_desc, b_desc, a_scale, b_scale, plan, out, out_f32, n, k, flags,
       a_desc.layout)
   b_smem = gl.allocate_shared_memory(
       dtype, hopper.stack(STAGES, _slab(LAYOUT, TILE_N, TILE_K)), b_desc.layout)
+  out_smem = b_smem  # Of others nobody asks for it.
+  if LAYOUT == TN:
+    out_smem = gl.allocate_shared_memory(
+        dtype, hopper.stack(2, out.block_type.shape), out.layout)
   full = mbarrier.allocate_mbarrier(batch=STAGES)
   empty = mbarrier.allocate_mbarrier(batch=STAGES)
   for i in gl.static_range(STAGES):
@@ -323,7 +352,7 @@ def _gmm(a_desc, b_desc, a_scale, b_scale, plan, out, out_f32, n, k, flags,
   walk = (plan, gl.load(plan), tiles_m, (n + span - 1) // span, k, span, apart)
   maps = (a_desc, b_desc)
   scales = (a_scale, b_scale, (k + gmm.SCALE_BLOCK - 1) // gmm.SCALE_BLOCK)
-  result = (out, out_f32, n, flags)
+  result = (out, out_smem, out_f32, n, flags)
   if SKINNY:
     gl.warp_specialize([
         (_consume, (0, ring, walk, scales, result, LAYOUT, KIND, SKINNY,
@@ -361,12 +390,12 @@ def gmm_nt(a_desc, b_desc, plan, out, out_f32, n, k, flags,
 
 
 @gluon.jit
-def gmm_tn(a_desc, b_desc, plan, out, out_f32, n, k, flags,
+def gmm_tn(a_desc, b_desc, out_desc, plan, out_f32, n, k, flags,
            SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
            TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gmm.gmm_tn."""
-  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out, out_f32, n, k, flags, TN,
-       gemm.PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out_desc, out_f32, n, k, flags,
+       TN, gemm.PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
