@@ -194,10 +194,20 @@ int64_t BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel) {
   return std::max<int64_t>(device.multiprocessors, 1) * (shares ? 2 : 1);
 }
 
+// How many blocks of a kernel that walks over rows divide them. More than run
+// at once fall out of step, and some read while others write; but a LayerNorm
+// has two sums to wait for, and more to do before its first row.
+int64_t WalkingBlocks(const DeviceInfo& device, const KernelInfo& kernel,
+                      const ProblemKey& key) {
+  if ((key.features & kNormLayer) != 0) return BlocksAtOnce(device, kernel);
+  const int64_t turns = (key.features & kNormResidual) != 0 ? 8 : 2;
+  return std::max<int64_t>(device.multiprocessors, 1) * turns;
+}
+
 struct Fwd : Norm<norm_fwd_args, NormFwdPlan> {
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     AITER_RETURN_IF_ERROR(steps->Add("norm_fwd", key, &plan->kernel));
-    plan->max_blocks = BlocksAtOnce(steps->device(), *plan->kernel.info);
+    plan->max_blocks = WalkingBlocks(steps->device(), *plan->kernel.info, key);
     return Status();
   }
 

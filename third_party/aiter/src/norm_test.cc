@@ -230,9 +230,19 @@ void TestParts() {
   CHECK(g_recorder.launches[0].grid[0] == 2);
   CHECK(Params(0).parts == 1 && Params(0).rows_per_part == 40);
 
-  // A block that walks has a multiprocessor; rows may be fewer.
-  Run(Forward(40, 8192));
+  // Blocks that walk: a LayerNorm's have a multiprocessor each, others are
+  // more; rows may be fewer.
+  norm_fwd_args walk = Forward(40, 8192);
+  walk.is_layer_norm = true;
+  Run(walk);
   CHECK(g_recorder.launches[0].grid[0] == 3 && Params(0).max_blocks == 3);
+  walk.is_layer_norm = false;
+  Run(walk);
+  CHECK(g_recorder.launches[0].grid[0] == 6 && Params(0).max_blocks == 6);
+  walk.residual_ptr = At(0xd000);
+  walk.residual_out_ptr = At(0xe000);
+  Run(walk);
+  CHECK(g_recorder.launches[0].grid[0] == 24 && Params(0).max_blocks == 24);
   Run(Forward(2, 8192));
   CHECK(g_recorder.launches[0].grid[0] == 2);
   Run(Forward(40, 2048));

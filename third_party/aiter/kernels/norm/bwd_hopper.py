@@ -125,20 +125,23 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
   """dx and one part of dgamma and dbeta, as norm_bwd.norm_bwd_dx has them.
 
   The columns are a number of tiles of TILE_N, at most COLS; FLAGS are those
-  that may be set.
+  that may be set, and what they leave out costs nothing.
   """
   flags &= FLAGS
   DTYPE: gl.constexpr = x.dtype.element_ty
+  # 1 + gamma has more digits than gamma's type.
+  WEIGHT: gl.constexpr = (
+      gl.float32 if FLAGS & (F32_WEIGHTS | GEMMA) else DTYPE)
   LAYOUT: gl.constexpr = columns_layout(TILE_N, gl.num_warps(), gl.num_ctas())
   TILES: gl.constexpr = COLS // TILE_N
   REFILL: gl.constexpr = STAGES == 1
-  COPY_RESIDUAL: gl.constexpr = not REFILL and ring_fits(
+  COPY_RESIDUAL: gl.constexpr = FLAGS & RESIDUAL and not REFILL and ring_fits(
       3, STAGES, COLS // gl.num_ctas(), DTYPE.primitive_bitwidth)
   ring_x = allocate(DTYPE, STAGES, TILE_N, TILES)
   ring_dy = allocate(DTYPE, STAGES, TILE_N, TILES)
   if COPY_RESIDUAL:
     ring_dr = allocate(DTYPE, STAGES, TILE_N, TILES)
-  weights = allocate(gl.float32, 1, TILE_N, TILES)
+  weights = allocate(WEIGHT, 1, TILE_N, TILES)
   c = gl.arange(0, TILE_N, LAYOUT)
   for i in gl.static_range(TILES):
     at = c + i * TILE_N
@@ -148,13 +151,14 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
       w = gl.load(gamma + at, at < cols, 0.0).to(gl.float32)
     if flags & GEMMA:
       w += 1.0
-    weights[i].index(0).store(w)
+    weights[i].index(0).store(w.to(WEIGHT))
 
   n_cols = cols.to(gl.float32)
   # Branches within the loop would keep the compiler from ordering it.
   per_mean = gl.where((flags & LAYER) != 0, 1.0, 0.0) / n_cols
   has_residual = (flags & RESIDUAL) != 0
   t5 = (flags & T5) != 0
+  has_beta = (flags & HAS_BETA) != 0
   part = gl.program_id(0)
   begin = part * rows_per_part
   end = gl.minimum(rows, begin + rows_per_part)
@@ -174,7 +178,8 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
   dbeta = ()
   for _ in gl.static_range(TILES):
     dgamma += (gl.zeros([TILE_N], gl.float32, LAYOUT),)
-    dbeta += (gl.zeros([TILE_N], gl.float32, LAYOUT),)
+    if FLAGS & HAS_BETA:
+      dbeta += (gl.zeros([TILE_N], gl.float32, LAYOUT),)
   inv = gl.load(rstd + begin, begin < end, 0.0)
   mu = gl.load(mean + begin, begin < end, 0.0)
 
@@ -193,7 +198,7 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
     mu_next = gl.load(mean + r + 1, r + 1 < end, 0.0)
     base = r.to(gl.int64) * cols
     dr = ()
-    if not COPY_RESIDUAL and not REFILL:
+    if FLAGS & RESIDUAL and not COPY_RESIDUAL and not REFILL:
       for i in gl.static_range(TILES):
         at = c + i * TILE_N
         dr += (gl.load(dresidual + base + at, (at < cols) & has_residual,
@@ -211,10 +216,15 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
       g = (_load(ring_dy[i].index(stage), LAYOUT)
            * _load(weights[i].index(0), LAYOUT))
       sum_ng += n * g
-      sum_g += g
-    avg_ng, avg_g = _both_sums(sum_ng, sum_g)
+      if FLAGS & LAYER:
+        sum_g += g
+    if FLAGS & LAYER:
+      avg_ng, avg_g = _both_sums(sum_ng, sum_g)
+      avg_g *= inv * per_mean
+    else:
+      avg_ng = gl.sum(sum_ng, 0)
+      avg_g = 0.0
     avg_ng *= inv / n_cols
-    avg_g *= inv * per_mean
     # Nothing read above is kept in registers beyond this.
     gl.barrier()
 
@@ -230,19 +240,23 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
         async_copy.commit_group()
       d = (dout * _load(weights[i].index(0), LAYOUT) * inv - avg_g
            - n * avg_ng)
-      if REFILL:
-        d += gl.load(dresidual + base + at, (at < cols) & has_residual,
-                     0.0).to(gl.float32)
-      elif COPY_RESIDUAL:
-        d += _load(ring_dr[i].index(stage), LAYOUT)
-      else:
-        d += dr[i].to(gl.float32)
+      if FLAGS & RESIDUAL:
+        if REFILL:
+          d += gl.load(dresidual + base + at, (at < cols) & has_residual,
+                       0.0).to(gl.float32)
+        elif COPY_RESIDUAL:
+          d += _load(ring_dr[i].index(stage), LAYOUT)
+        else:
+          d += dr[i].to(gl.float32)
       gl.store(dx + base + at, d.to(DTYPE), at < cols)
-      n = gl.where(t5, n.to(DTYPE).to(gl.float32), n)
+      if FLAGS & T5:
+        n = gl.where(t5, n.to(DTYPE).to(gl.float32), n)
       dgamma_here += (dgamma[i] + dout * n,)
-      dbeta_here += (dbeta[i] + dout,)
+      if FLAGS & HAS_BETA:
+        dbeta_here += (dbeta[i] + dout,)
     dgamma = dgamma_here
-    dbeta = dbeta_here
+    if FLAGS & HAS_BETA:
+      dbeta = dbeta_here
     inv = inv_next
     mu = mu_next
 
@@ -250,5 +264,5 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
     at = c + i * TILE_N
     out = part.to(gl.int64) * cols + at
     gl.store(dgamma_parts + out, dgamma[i], at < cols)
-    if flags & HAS_BETA:
-      gl.store(dbeta_parts + out, dbeta[i], at < cols)
+    if FLAGS & HAS_BETA:
+      gl.store(dbeta_parts + out, dbeta[i], (at < cols) & has_beta)
