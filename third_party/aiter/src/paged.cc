@@ -35,10 +35,10 @@ constexpr int64_t kLargePage = 64;
 // Rows that a tensor map's boxes of the smallest kernel have.
 constexpr int64_t kTinyPage = 16;
 // Programs of a multiprocessor, below which keys are divided, or of small ones
-// so many threads; and how often the grid has room for them, of which a long
+// so many waves; and how often the grid has room for them, of which a long
 // sequence may take more than its share.
 constexpr int64_t kPrograms = 3;
-constexpr int64_t kThreads = 256;
+constexpr int64_t kWaves = 8;
 constexpr int64_t kRoom = 4;
 // The same of latent attention: of AMD's kernels, whose sequences are all
 // divided alike, and of CUDA's, where one fills a multiprocessor and a sequence
@@ -273,7 +273,7 @@ struct Attend {
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     AITER_RETURN_IF_ERROR(steps->Add("paged_attend", key, &plan->attend));
     const DeviceInfo& device = steps->device();
-    plan->programs = ProgramsOf(*plan->attend.info, device.max_shared_bytes) *
+    plan->programs = ProgramsOf(*plan->attend.info, device) *
                      std::max(device.multiprocessors, 1);
     ProblemKey rows;
     rows.data_type = key.data_type;
@@ -282,11 +282,14 @@ struct Attend {
   }
 
   // Programs of a kernel that a multiprocessor is to have at a time.
-  static int64_t ProgramsOf(const KernelInfo& kernel, int64_t shared_bytes) {
+  static int64_t ProgramsOf(const KernelInfo& kernel,
+                            const DeviceInfo& device) {
     constexpr int64_t kReserved = 1024;  // The driver's, of each block.
-    return std::max(kPrograms,
-                    std::min(kThreads / kernel.threads,
-                             shared_bytes / (kernel.shared_bytes + kReserved)));
+    const int64_t wave = device.platform == Platform::kCuda ? 32 : 64;
+    return std::max(
+        kPrograms,
+        std::min(kWaves * wave / kernel.threads,
+                 device.max_shared_bytes / (kernel.shared_bytes + kReserved)));
   }
 
   static Status Launch(const Driver& driver, const Args& a, const Plan& plan,

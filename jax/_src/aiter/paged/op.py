@@ -302,7 +302,11 @@ def _splits(cfg: Config, x: Operands, shape: Shape) -> int:
   With many programs there are none; the library may take fewer.
   """
   tokens, hq, _ = x.q.shape
-  tiles = tokens * (hq // shape.hk) // _FEW_ROWS + x.lengths.shape[0]
+  batch, group = x.lengths.shape[0], hq // shape.hk
+  if x.cu_seqlens is None:
+    tiles = batch * -(-max(cfg.seqlen_q, 1) * group // _FEW_ROWS)
+  else:
+    tiles = tokens * group // _FEW_ROWS + batch
   keys = x.table.shape[-1] * cfg.page_size
   least = jax.core.min_dim(
       jax.core.min_dim(_PROGRAMS // (shape.hk * tiles),

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gemm.py's products of few rows of a, for CDNA's matrix units, in Gluon.
+
+Such a product takes as long as b takes to come from memory. So nothing stands
+between the two: a wave loads both operands into the registers from which matrix
+instructions take them, always a step ahead of these, and no wave waits for
+another. Waves divide each step's k. Their sums meet once, at the end.
+
+Of aligned operands whose type the matrix unit has.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd.cdna3 import buffer_load, mfma
+
+from third_party.aiter.kernels.core import tiles
+from third_party.aiter.kernels.gemm import gemm
+
+_tile_of = gluon.jit(gemm.tile_of.fn)
+
+
+@gluon.constexpr_function
+def _sums(waves, bits, cdna):
+  """The layout of sums [waves, rows, columns]: a wave has all of its own."""
+  # What an instruction of 16 rows and columns adds up.
+  depth = 256 // bits * (1 if bits == 8 else cdna - 2)
+  return gl.amd.AMDMFMALayout(
+      version=cdna, instr_shape=[16, 16, depth], transposed=True,
+      warps_per_cta=[waves, 1, 1])
+
+
+@gluon.constexpr_function
+def _added(waves, rows, columns):
+  """The layout of the same where each lane has the sums of all waves."""
+  values = min(4, rows * columns // (64 * waves))
+  lanes = columns // values
+  return gl.BlockedLayout(
+      [waves, 1, values], [1, 64 // lanes, lanes], [1, waves, 1], [2, 1, 0])
+
+
+@gluon.jit
+def _load(a, b, at, left, CHECK: gl.constexpr):
+  """What each wave takes of a step of a and b; with CHECK 0 behind the first
+  `left` of k."""
+  a_at, a_along, b_at, b_along = at
+  if CHECK:
+    # A buffer reads as 0 where its mask is 0.
+    return (buffer_load(a, a_at, mask=a_along < left),
+            buffer_load(b, b_at, mask=b_along < left))
+  else:
+    return buffer_load(a, a_at), buffer_load(b, b_at)
+
+
+@gluon.jit
+def _load_scales(a_scale, b_scale, at, left, BLOCK: gl.constexpr):
+  """What scales each wave's product of a step: of its rows, and of all."""
+  if BLOCK:
+    a_at, b_at, wave = at
+    there = wave * gemm.SCALE_BLOCK < left
+    return (buffer_load(a_scale, a_at, mask=there[:, None]),
+            buffer_load(b_scale, b_at, mask=there))
+  else:
+    return left, left
+
+
+@gluon.jit
+def _add(acc, step, scales, BLOCK: gl.constexpr):
+  """acc plus a step's product."""
+  if BLOCK:
+    scale = scales[0] * scales[1][:, None]
+    part = mfma(step[0], step[1], gl.zeros_like(acc))
+    return acc + part * scale[:, :, None]
+  else:
+    return mfma(step[0], step[1], acc)
+
+
+@gluon.jit
+def _gemm(
+    a, b, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32, workspace,
+    batch, m, n, k, stride_a, stride_b,
+    batch_stride_a, batch_stride_b, batch_stride_out,
+    batch_stride_a_scale, batch_stride_b_scale,
+    stride_a_scale_m, stride_a_scale_k, stride_b_scale_n, stride_b_scale_k,
+    k_per_split, activation, flags, BLOCK: gl.constexpr, ROW: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+    GROUP_M: gl.constexpr, XCDS: gl.constexpr, CDNA: gl.constexpr,
+):
+  """One tile of out, or of one split's part of it."""
+  WAVES: gl.constexpr = gl.num_warps()
+  EACH: gl.constexpr = TILE_K // WAVES
+  BITS: gl.constexpr = a.dtype.element_ty.primitive_bitwidth
+  SUMS: gl.constexpr = _sums(WAVES, BITS, CDNA)
+  A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 128 // BITS)
+  B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 128 // BITS)
+  tile_m, tile_n = _tile_of(
+      gl.program_id(0), m, n, TILE_M, TILE_N, GROUP_M, XCDS, True)
+  split = gl.program_id(1)
+  index = gl.program_id(2).to(gl.int64)
+  m0 = tile_m * TILE_M
+  n0 = tile_n * TILE_N
+  tiles.assume_stride(stride_a)
+  tiles.assume_stride(stride_b)
+  first = split * k_per_split
+  left = gl.minimum(k - first, k_per_split)
+  a += index * batch_stride_a + m0.to(gl.int64) * stride_a + first
+  b += index * batch_stride_b + n0.to(gl.int64) * stride_b + first
+
+  # Rows and columns past the last are the tile's first.
+  row = gl.arange(0, TILE_M, gl.SliceLayout(0, gl.SliceLayout(2, A)))
+  row = gl.where(row < m - m0, row, 0)[None, :, None]
+  a_along = (
+      gl.arange(0, WAVES, gl.SliceLayout(1, gl.SliceLayout(2, A)))[:, None, None]
+      * EACH
+      + gl.arange(0, EACH, gl.SliceLayout(0, gl.SliceLayout(1, A)))[None, None])
+  a_at = row * stride_a + a_along
+  col = gl.arange(0, TILE_N, gl.SliceLayout(0, gl.SliceLayout(1, B)))
+  col = gl.where(col < n - n0, col, 0)[None, None, :]
+  b_along = (
+      gl.arange(0, WAVES, gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]
+      * EACH
+      + gl.arange(0, EACH, gl.SliceLayout(0, gl.SliceLayout(2, B)))[
+          None, :, None])
+  b_at = col * stride_b + b_along
+
+  a_scale += index * batch_stride_a_scale
+  b_scale += index * batch_stride_b_scale
+  a_scale_at = a_scale
+  b_scale_at = b_scale
+  wave = gl.arange(0, WAVES, gl.SliceLayout(1, gl.SliceLayout(2, SUMS)))
+  rows_at = 0
+  if BLOCK:
+    gl.static_assert(gemm.SCALE_BLOCK % TILE_N == 0, "a tile has one of b's")
+    gl.static_assert(EACH == gemm.SCALE_BLOCK, "a wave's step has one")
+    block = (first // gemm.SCALE_BLOCK).to(gl.int64)
+    a_scale_at += m0.to(gl.int64) * stride_a_scale_m + block * stride_a_scale_k
+    b_scale_at += ((n0 // gemm.SCALE_BLOCK).to(gl.int64) * stride_b_scale_n
+                   + block * stride_b_scale_k)
+    r = gl.arange(0, TILE_M, gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))
+    r = gl.where(r < m - m0, r, 0)
+    rows_at = (wave * stride_a_scale_k)[:, None] + (r * stride_a_scale_m)[None]
+  waves_at = wave * stride_b_scale_k
+
+  ADDED: gl.constexpr = gl.int32 if a.dtype.element_ty == gl.int8 else (
+      gl.float32)
+  acc = gl.zeros([WAVES, TILE_M, TILE_N], ADDED, SUMS)
+  at = (a_at, a_along, b_at, b_along)
+  scales_at = (rows_at, waves_at, wave)
+  a_scale_step = WAVES * stride_a_scale_k
+  b_scale_step = WAVES * stride_b_scale_k
+  # Two steps a turn: what is loaded stays in its registers. The scales of both
+  # are loaded at once: a line of the cache is gone before the next step's.
+  turns = left // (2 * TILE_K)
+  even = _load(a, b, at, left, True)
+  scales = _load_scales(a_scale_at, b_scale_at, scales_at, left, BLOCK)
+  scales_odd = _load_scales(
+      a_scale_at + a_scale_step, b_scale_at + b_scale_step, scales_at,
+      left - TILE_K, BLOCK)
+  for turn in range(0, turns):
+    odd = _load(a + TILE_K, b + TILE_K, at, TILE_K, False)
+    acc = _add(acc, even, scales, BLOCK)
+    a += 2 * TILE_K
+    b += 2 * TILE_K
+    left -= 2 * TILE_K
+    a_scale_at += 2 * a_scale_step
+    b_scale_at += 2 * b_scale_step
+    if turn < turns - 1:
+      even = _load(a, b, at, TILE_K, False)
+    acc = _add(acc, odd, scales_odd, BLOCK)
+    scales = _load_scales(a_scale_at, b_scale_at, scales_at, left, BLOCK)
+    scales_odd = _load_scales(
+        a_scale_at + a_scale_step, b_scale_at + b_scale_step, scales_at,
+        left - TILE_K, BLOCK)
+  while left > 0:
+    step = _load(a, b, at, left, True)
+    acc = _add(acc, step, scales, BLOCK)
+    a += TILE_K
+    b += TILE_K
+    left -= TILE_K
+    scales = scales_odd
+
+  END: gl.constexpr = _added(WAVES, TILE_M, TILE_N)
+  x = gl.sum(gl.convert_layout(acc, END), 0)
+  TILE: gl.constexpr = x.type.layout
+  row = m0 + gl.arange(0, TILE_M, gl.SliceLayout(1, TILE))
+  col = n0 + gl.arange(0, TILE_N, gl.SliceLayout(0, TILE))
+  mask = (row < m)[:, None] & (col < n)[None, :]
+  whole = k_per_split >= k
+  if whole:
+    y = x.to(gl.float32)
+    if ROW:
+      y *= gl.load(a_scale + row * stride_a_scale_m, mask=row < m,
+                   other=0.0)[:, None]
+      y *= gl.load(b_scale + col * stride_b_scale_n, mask=col < n,
+                   other=0.0)[None, :]
+    if (flags & gemm.HAS_BIAS) != 0:
+      if (flags & gemm.BIAS_F32) != 0:
+        y += gl.load(bias_f32 + col, mask=col < n, other=0.0)[None, :]
+      else:
+        bits = gl.load(bias + col, mask=col < n, other=0)
+        if (flags & gemm.OUT_FP16) != 0:
+          y += bits.to(gl.float16, bitcast=True).to(gl.float32)[None, :]
+        else:
+          y += bits.to(gl.bfloat16, bitcast=True).to(gl.float32)[None, :]
+    y = gemm.activate(y, activation)
+  else:
+    y = x.to(gl.float32, bitcast=True)
+  at = row.to(gl.int64)[:, None] * n + col[None, :]
+  if whole & ((flags & gemm.OUT_F32) == 0):
+    out_bf16 += index * batch_stride_out
+    if (flags & gemm.OUT_FP16) != 0:
+      gl.store(out_bf16 + at,
+               y.to(gl.float16).to(gl.bfloat16, bitcast=True), mask=mask)
+    else:
+      gl.store(out_bf16 + at, y.to(gl.bfloat16), mask=mask)
+  else:
+    if whole:
+      to = out_f32 + index * batch_stride_out
+    else:
+      to = workspace + (index + split * batch) * (m.to(gl.int64) * n)
+    gl.store(to + at, y, mask=mask)
+
+
+@gluon.jit
+def gemm_nt(
+    a, b, bias, bias_f32, out_bf16, out_f32, workspace,
+    batch, m, n, k, stride_a, stride_b,
+    batch_stride_a, batch_stride_b, batch_stride_out,
+    k_per_split, activation, flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+    GROUP_M: gl.constexpr, XCDS: gl.constexpr, CDNA: gl.constexpr,
+):
+  """gemm.gemm_nt."""
+  _gemm(
+      a, b, a, b, bias, bias_f32, out_bf16, out_f32, workspace,
+      batch, m, n, k, stride_a, stride_b,
+      batch_stride_a, batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0,
+      k_per_split, activation, flags, False, False,
+      TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, CDNA)
+
+
+@gluon.jit
+def gemm_row(
+    a, b, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32, workspace,
+    batch, m, n, k, stride_a, stride_b,
+    batch_stride_a, batch_stride_b, batch_stride_out,
+    batch_stride_a_scale, batch_stride_b_scale, a_scale_step, b_scale_step,
+    k_per_split, activation, flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+    GROUP_M: gl.constexpr, XCDS: gl.constexpr, CDNA: gl.constexpr,
+):
+  """gemm.gemm_row."""
+  _gemm(
+      a, b, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32, workspace,
+      batch, m, n, k, stride_a, stride_b,
+      batch_stride_a, batch_stride_b, batch_stride_out,
+      batch_stride_a_scale, batch_stride_b_scale,
+      a_scale_step, 0, b_scale_step, 0,
+      k_per_split, activation, flags, False, True,
+      TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, CDNA)
+
+
+@gluon.jit
+def gemm_block(
+    a, b, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32, workspace,
+    batch, m, n, k, stride_a, stride_b,
+    batch_stride_a, batch_stride_b, batch_stride_out,
+    batch_stride_a_scale, batch_stride_b_scale,
+    stride_a_scale_m, stride_a_scale_k, stride_b_scale_n, stride_b_scale_k,
+    k_per_split, activation, flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+    GROUP_M: gl.constexpr, XCDS: gl.constexpr, CDNA: gl.constexpr,
+):
+  """gemm.gemm_block, of a tile in one block of b's columns."""
+  _gemm(
+      a, b, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32, workspace,
+      batch, m, n, k, stride_a, stride_b,
+      batch_stride_a, batch_stride_b, batch_stride_out,
+      batch_stride_a_scale, batch_stride_b_scale,
+      stride_a_scale_m, stride_a_scale_k, stride_b_scale_n, stride_b_scale_k,
+      k_per_split, activation, flags, True, False,
+      TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, CDNA)

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding over paged caches for CDNA's matrix units (gfx942, gfx950), in Gluon.
+
+A step of decoding takes as long as its keys and values take to come from
+memory. A program is one wave, and loads both into the registers from which
+matrix instructions take them, always a tile ahead of these: no LDS, no wave
+that waits for another. Scores are [keys, rows], so that the weights of a tile
+lie where the second product wants them.
+
+Values lie in memory as [keys, columns], and a matrix instruction wants several
+keys of one column in a lane. A lane loads some columns of its keys, and gives
+the i-th instruction the i-th of them.
+
+Of aligned queries and caches of their type, a power of two of keys a page, and
+nothing that changes scores but sinks.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd.cdna3 import mfma
+
+from third_party.aiter.kernels.mha import scores
+from third_party.aiter.kernels.paged import attend
+
+_find_rows = gluon.jit(attend.find_rows.fn)
+_find_keys = gluon.jit(attend.find_keys.fn)
+_tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
+
+# Rows, columns and keys of a matrix instruction.
+SIDE = gl.constexpr(16)
+
+
+@gluon.jit
+def _pages(table, n, stop):
+  """The pages of keys, -1 where there is none; behind the last key its page."""
+  first, pages, page_shift = table
+  at = gl.minimum(n, stop - 1) >> page_shift
+  page = gl.load(first + at)
+  return gl.where((page >= 0) & (page < pages), page, -1)
+
+
+@gluon.jit
+def _load(side, page, n, stop, cols):
+  """Keys or values; of those in no page what the first one has."""
+  data, page_stride, token_stride, page_size = side
+  at = (gl.maximum(page, 0).to(gl.int64) * page_stride
+        + (gl.minimum(n, stop - 1) & (page_size - 1)) * token_stride)
+  return gl.load(data + (at[:, None] + cols[None, :]))
+
+
+@gluon.jit
+def _attend(sums, q, k, v, page, n, stop, scale, OUT: gl.constexpr):
+  """Adds a tile: its largest scores, their weights' sum, weighted values."""
+  m, l, acc = sums
+  N: gl.constexpr = k.shape[0]
+  HEAD: gl.constexpr = k.shape[1]
+  ROWS: gl.constexpr = q.shape[1]
+  SCORES: gl.constexpr = k.type.layout.parent
+  there = page >= 0
+  if gl.min(page, 0) < 0:
+    # It may be NaN.
+    v = gl.where(there[:, None], v, 0.0)
+  s = mfma(k, q, gl.zeros([N, ROWS], gl.float32, SCORES))
+  shown = gl.convert_layout(there & (n < stop), gl.SliceLayout(1, SCORES))
+  s = gl.where(shown[:, None], s * scale, float("-inf"))
+  m_new = gl.maximum(m, gl.max(s, 0))
+  # A row that has seen no key yet: anything finite keeps the NaN away.
+  m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)
+  p = gl.exp2(s - m_exp[None, :])
+  alpha = gl.exp2(m - m_exp)
+  l = l * alpha + gl.sum(p, 0)
+  acc *= gl.convert_layout(alpha, gl.SliceLayout(0, OUT))[None, :]
+  p = gl.convert_layout(p.to(q.dtype), gl.DotOperandLayout(1, OUT, 4))
+  # The i-th instruction has the i-th column of each lane.
+  v = v.reshape([N, SIDE, HEAD // SIDE]).permute(2, 1, 0).reshape([HEAD, N])
+  v = gl.convert_layout(v, gl.DotOperandLayout(0, OUT, 4))
+  return m_new, l, mfma(v, p, acc)
+
+
+@gluon.jit
+def paged_attend(
+    q, k_cache, v_cache, out, lse, parts, parts_lse,
+    k_scale, v_scale, sinks, table, indptr, lengths, cu_seqlens,
+    k_start, k_page, k_head, k_token, k_scale_head,
+    v_start, v_page, v_head, v_token, v_scale_head,
+    tokens, batch, seqlen_q, nhead_q, nhead_k, group, pages,
+    page_size, page_shift, width, splits, programs, window_left, window_right,
+    sinks_step, softmax_scale, flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+    FLAGS: gl.constexpr, CDNA: gl.constexpr,
+):
+  """As attend.py's.
+
+  Grid: (tiles of rows and KV heads, these fastest, splits).
+  """
+  gl.static_assert(gl.num_warps() == 1 and TILE_M == SIDE)
+  head = gl.program_id(0) % nhead_k
+  slot = gl.program_id(0) // nhead_k
+  split = gl.program_id(1)
+  share = 0.0
+  if splits > 1:
+    lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([2], [64], [1], [0]))
+    share = programs / (nhead_k * gl.maximum(gl.sum(_tiles_of_batch(
+        lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
+        window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
+  index, start, len_q, row0 = _find_rows(
+      slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
+  left = len_q * group - row0
+  if left <= 0:
+    return
+  first_page, _, _, _, stop, first_tile, last_tile = _find_keys(
+      index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
+      width, pages, page_size, group, window_left, window_right, split, splits,
+      share, flags, TILE_N, FLAGS)
+
+  SCORES: gl.constexpr = gl.amd.AMDMFMALayout(
+      version=CDNA, instr_shape=[16, 16, 16 * (CDNA - 2)], transposed=False,
+      warps_per_cta=[1, 1])
+  OUT: gl.constexpr = gl.amd.AMDMFMALayout(
+      version=CDNA, instr_shape=[16, 16, 16], transposed=False,
+      warps_per_cta=[1, 1])
+  KEYS: gl.constexpr = gl.DotOperandLayout(0, SCORES, 8)
+  QUERIES: gl.constexpr = gl.DotOperandLayout(1, SCORES, 8)
+  # Four keys of a lane lie where the second product wants them.
+  VALUES: gl.constexpr = gl.BlockedLayout(
+      [4, HEAD // SIDE], [64 // SIDE, SIDE], [1, 1], [1, 0])
+  ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+
+  r = gl.arange(0, TILE_M, ROW)
+  live = r < left
+  r = row0 + gl.where(live, r, 0)
+  head_q = head * group + r % group
+  token = start + r // group
+  part = split.to(gl.int64) * tokens * nhead_q
+  part_lse_at = parts_lse + part + token.to(gl.int64) * nhead_q + head_q
+  if (split > 0) & (first_tile >= last_tile):
+    gl.store(part_lse_at, gl.full([TILE_M], float("-inf"), gl.float32, ROW),
+             mask=live)
+    return
+
+  # A sink is a key without a value: it opens m and l of the first part.
+  m = gl.full([TILE_M], float("-inf"), gl.float32, ROW)
+  if (flags & attend.SINK) != 0:
+    sink = gl.load(sinks + index * sinks_step + head_q,
+                   mask=live & (index < batch), other=float("-inf"))
+    m = gl.where(split == 0, sink * scores.LOG2E, m)
+  l = gl.where(m == float("-inf"), 0.0, 1.0)
+  sums = m, l, gl.zeros([HEAD, TILE_M], gl.float32, OUT)
+  if first_tile < last_tile:
+    q_row = gl.arange(0, TILE_M, gl.SliceLayout(0, QUERIES))
+    q_row = row0 + gl.where(q_row < left, q_row, 0)
+    q_at = ((start + q_row // group).to(gl.int64) * nhead_q + head * group
+            + q_row % group)
+    q_col = gl.arange(0, HEAD, gl.SliceLayout(1, QUERIES))
+    q_tile = gl.load(q + (q_at * HEAD)[None, :] + q_col[:, None])
+    scale = gl.load(k_scale + head.to(gl.int64) * k_scale_head)
+    scale *= softmax_scale * scores.LOG2E
+    k_side = (k_cache + k_start + head.to(gl.int64) * k_head, k_page, k_token,
+              page_size)
+    v_side = (v_cache + v_start + head.to(gl.int64) * v_head, v_page, v_token,
+              page_size)
+    pages_of = (table + first_page, pages, page_shift)
+    k_col = gl.arange(0, HEAD, gl.SliceLayout(0, KEYS))
+    v_col = gl.arange(0, HEAD, gl.SliceLayout(0, VALUES))
+    n = first_tile * TILE_N + gl.arange(0, TILE_N, gl.SliceLayout(1, VALUES))
+    n_k = first_tile * TILE_N + gl.arange(0, TILE_N, gl.SliceLayout(1, KEYS))
+
+    # Two tiles a turn: what is loaded stays in its registers. The pages of a
+    # tile are looked up before the tile in front of it is loaded.
+    page = _pages(pages_of, n, stop)
+    page_k = _pages(pages_of, n_k, stop)
+    odd = _pages(pages_of, n + TILE_N, stop)
+    odd_k = _pages(pages_of, n_k + TILE_N, stop)
+    k = _load(k_side, page_k, n_k, stop, k_col)
+    v = _load(v_side, page, n, stop, v_col)
+    for _ in range(first_tile, last_tile, 2):
+      following = _pages(pages_of, n + 2 * TILE_N, stop)
+      following_k = _pages(pages_of, n_k + 2 * TILE_N, stop)
+      k_odd = _load(k_side, odd_k, n_k + TILE_N, stop, k_col)
+      v_odd = _load(v_side, odd, n + TILE_N, stop, v_col)
+      sums = _attend(sums, q_tile, k, v, page, n, stop, scale, OUT)
+      page_odd = odd
+      page = following
+      odd = _pages(pages_of, n + 3 * TILE_N, stop)
+      odd_k = _pages(pages_of, n_k + 3 * TILE_N, stop)
+      k = _load(k_side, following_k, n_k + 2 * TILE_N, stop, k_col)
+      v = _load(v_side, page, n + 2 * TILE_N, stop, v_col)
+      sums = _attend(sums, q_tile, k_odd, v_odd, page_odd, n + TILE_N, stop,
+                     scale, OUT)
+      n += 2 * TILE_N
+      n_k += 2 * TILE_N
+
+  m, l, acc = sums
+  any_key = l != 0.0
+  l_safe = gl.where(any_key, l, 1.0)
+  factor = gl.load(v_scale + head.to(gl.int64) * v_scale_head) / l_safe
+  acc *= gl.convert_layout(factor, gl.SliceLayout(0, OUT))[None, :]
+  row_lse = gl.where(any_key, m * scores.LN2 + gl.log(l_safe), float("-inf"))
+  x = acc.reshape([HEAD // SIDE, SIDE, TILE_M]).permute(2, 1, 0)
+  x = x.reshape([TILE_M, HEAD])
+  X: gl.constexpr = x.type.layout
+  x_row = gl.arange(0, TILE_M, gl.SliceLayout(1, X))
+  x_live = x_row < left
+  x_row = row0 + gl.where(x_live, x_row, 0)
+  x_at = ((start + x_row // group).to(gl.int64) * nhead_q + head * group
+          + x_row % group)
+  at = (x_at * HEAD)[:, None] + gl.arange(0, HEAD, gl.SliceLayout(0, X))[None]
+  if splits > 1:
+    gl.store(part_lse_at, row_lse, mask=live)
+    gl.store(parts + part * HEAD + at, x, mask=x_live[:, None])
+  else:
+    if (flags & attend.LSE) != 0:
+      gl.store(lse + head_q.to(gl.int64) * tokens + token, row_lse, mask=live)
+    gl.store(out + at, x.to(out.dtype.element_ty), mask=x_live[:, None])
