@@ -44,6 +44,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
       512);
   add("quant_any", "norm_quant", kNormQuantGrid, 0, 0, 256);
   add("dx_2048", "norm_bwd_dx", kNormBwdDxGrid, 2048, kNormUnaligned, 256);
+  add("dx_3072", "norm_bwd_dx", kNormBwdDxGrid, 3072, kNormUnaligned, 128);
+  kernels.back().tile_m = 1;
   add("dx_4096", "norm_bwd_dx", kNormBwdDxGrid, 4096, kNormUnaligned, 512);
   add("dx_8192_pairs", "norm_bwd_dx", kNormBwdDxGridPairs, 8192, kNormUnaligned,
       512);
@@ -222,6 +224,8 @@ void TestParts() {
   CHECK(g_recorder.launches[1].grid[0] == 1 && Params(1).parts == 6);
   Run(Backward(40, 64, 4));
   CHECK(g_recorder.launches[0].grid[0] == 4 && Params(0).rows_per_part == 10);
+  Run(Backward(40, 3072, 16));  // Smaller ones, of a row each: three.
+  CHECK(g_recorder.launches[0].grid[0] == 9 && Params(0).rows_per_part == 5);
   Run(Backward(40, 4096, 8));
   CHECK(g_recorder.launches[0].grid[0] == 3 && Params(0).rows_per_part == 14);
 

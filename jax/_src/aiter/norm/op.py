@@ -24,7 +24,7 @@ from jax._src.aiter.core.partition import resharded
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 # Runs of rows whose shares of dgamma are summed apart: enough to occupy the
 # largest device of a platform (MI300X has 304 compute units, H100 132).
-_PARTS = {"rocm": 608, "cuda": 264}
+_PARTS = {"rocm": 608, "cuda": 396}
 MX_BLOCK = 32  # columns that share a scale
 
 
