@@ -160,6 +160,8 @@ def paged_attend(
     v_side = (v_cache + v_start + head.to(gl.int64) * v_head, v_page, v_token,
               page_size)
     pages_of = (table + first_page, pages, page_shift)
+    # The last turn may have a tile of the next part.
+    stop = gl.minimum(stop, last_tile * TILE_N)
     k_col = gl.arange(0, HEAD, gl.SliceLayout(0, KEYS))
     v_col = gl.arange(0, HEAD, gl.SliceLayout(0, VALUES))
     n = first_tile * TILE_N + gl.arange(0, TILE_N, gl.SliceLayout(1, VALUES))
