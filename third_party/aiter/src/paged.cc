@@ -286,10 +286,9 @@ struct Attend {
                             const DeviceInfo& device) {
     constexpr int64_t kReserved = 1024;  // The driver's, of each block.
     const int64_t wave = device.platform == Platform::kCuda ? 32 : 64;
-    return std::max(
-        kPrograms,
-        std::min(kWaves * wave / kernel.threads,
-                 device.max_shared_bytes / (kernel.shared_bytes + kReserved)));
+    return std::max(kPrograms, std::min(kWaves * wave / kernel.threads,
+                                        device.max_shared_bytes /
+                                            (kernel.shared_bytes + kReserved)));
   }
 
   static Status Launch(const Driver& driver, const Args& a, const Plan& plan,

@@ -39,39 +39,43 @@ def _added(waves, rows, columns):
 
 
 @gluon.jit
-def _load(a, b, at, left, CHECK: gl.constexpr):
-  """What each wave takes of a step of a and b; with CHECK 0 behind the first
-  `left` of k."""
-  a_at, a_along, b_at, b_along = at
+def _load(ptrs, at, left, BLOCK: gl.constexpr, CHECK: gl.constexpr):
+  """What each wave takes of a step: of a, of b, and with BLOCK what scales the
+  product's rows and all of it; with CHECK 0 behind the first `left` of k."""
+  a, b, a_scale, b_scale = ptrs
+  a_at, a_along, b_at, b_along, a_scale_at, b_scale_at, wave = at
   if CHECK:
     # A buffer reads as 0 where its mask is 0.
-    return (buffer_load(a, a_at, mask=a_along < left),
-            buffer_load(b, b_at, mask=b_along < left))
+    a_tile = buffer_load(a, a_at, mask=a_along < left)
+    b_tile = buffer_load(b, b_at, mask=b_along < left)
   else:
-    return buffer_load(a, a_at), buffer_load(b, b_at)
-
-
-@gluon.jit
-def _load_scales(a_scale, b_scale, at, left, BLOCK: gl.constexpr):
-  """What scales each wave's product of a step: of its rows, and of all."""
+    a_tile = buffer_load(a, a_at)
+    b_tile = buffer_load(b, b_at)
   if BLOCK:
-    a_at, b_at, wave = at
     there = wave * gemm.SCALE_BLOCK < left
-    return (buffer_load(a_scale, a_at, mask=there[:, None]),
-            buffer_load(b_scale, b_at, mask=there))
+    return (a_tile, b_tile,
+            buffer_load(a_scale, a_scale_at, mask=there[:, None]),
+            buffer_load(b_scale, b_scale_at, mask=there))
   else:
-    return left, left
+    return a_tile, b_tile, left, left
 
 
 @gluon.jit
-def _add(acc, step, scales, BLOCK: gl.constexpr):
+def _next(ptrs, steps):
+  """Where the next step begins."""
+  return (ptrs[0] + steps[0], ptrs[1] + steps[1], ptrs[2] + steps[2],
+          ptrs[3] + steps[3])
+
+
+@gluon.jit
+def _add(acc, step, BLOCK: gl.constexpr):
   """acc plus a step's product."""
+  a_tile, b_tile, rows, block = step
   if BLOCK:
-    scale = scales[0] * scales[1][:, None]
-    part = mfma(step[0], step[1], gl.zeros_like(acc))
-    return acc + part * scale[:, :, None]
+    part = mfma(a_tile, b_tile, gl.zeros_like(acc))
+    return acc + part * (rows * block[:, None])[:, :, None]
   else:
-    return mfma(step[0], step[1], acc)
+    return mfma(a_tile, b_tile, acc)
 
 
 @gluon.jit
@@ -108,18 +112,17 @@ def _gemm(
   # Rows and columns past the last are the tile's first.
   row = gl.arange(0, TILE_M, gl.SliceLayout(0, gl.SliceLayout(2, A)))
   row = gl.where(row < m - m0, row, 0)[None, :, None]
-  a_along = (
-      gl.arange(0, WAVES, gl.SliceLayout(1, gl.SliceLayout(2, A)))[:, None, None]
-      * EACH
-      + gl.arange(0, EACH, gl.SliceLayout(0, gl.SliceLayout(1, A)))[None, None])
+  WAVE_A: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, A))
+  ALONG_A: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, A))
+  a_along = (gl.arange(0, WAVES, WAVE_A)[:, None, None] * EACH
+             + gl.arange(0, EACH, ALONG_A)[None, None, :])
   a_at = row * stride_a + a_along
   col = gl.arange(0, TILE_N, gl.SliceLayout(0, gl.SliceLayout(1, B)))
   col = gl.where(col < n - n0, col, 0)[None, None, :]
-  b_along = (
-      gl.arange(0, WAVES, gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]
-      * EACH
-      + gl.arange(0, EACH, gl.SliceLayout(0, gl.SliceLayout(2, B)))[
-          None, :, None])
+  WAVE_B: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, B))
+  ALONG_B: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, B))
+  b_along = (gl.arange(0, WAVES, WAVE_B)[:, None, None] * EACH
+             + gl.arange(0, EACH, ALONG_B)[None, :, None])
   b_at = col * stride_b + b_along
 
   a_scale += index * batch_stride_a_scale
@@ -143,40 +146,25 @@ def _gemm(
   ADDED: gl.constexpr = gl.int32 if a.dtype.element_ty == gl.int8 else (
       gl.float32)
   acc = gl.zeros([WAVES, TILE_M, TILE_N], ADDED, SUMS)
-  at = (a_at, a_along, b_at, b_along)
-  scales_at = (rows_at, waves_at, wave)
-  a_scale_step = WAVES * stride_a_scale_k
-  b_scale_step = WAVES * stride_b_scale_k
-  # Two steps a turn: what is loaded stays in its registers. The scales of both
-  # are loaded at once: a line of the cache is gone before the next step's.
+  ptrs = (a, b, a_scale_at, b_scale_at)
+  steps = (TILE_K, TILE_K, WAVES * stride_a_scale_k, WAVES * stride_b_scale_k)
+  at = (a_at, a_along, b_at, b_along, rows_at, waves_at, wave)
+  # Two steps a turn: what is loaded stays in its registers.
   turns = left // (2 * TILE_K)
-  even = _load(a, b, at, left, True)
-  scales = _load_scales(a_scale_at, b_scale_at, scales_at, left, BLOCK)
-  scales_odd = _load_scales(
-      a_scale_at + a_scale_step, b_scale_at + b_scale_step, scales_at,
-      left - TILE_K, BLOCK)
+  even = _load(ptrs, at, left, BLOCK, True)
   for turn in range(0, turns):
-    odd = _load(a + TILE_K, b + TILE_K, at, TILE_K, False)
-    acc = _add(acc, even, scales, BLOCK)
-    a += 2 * TILE_K
-    b += 2 * TILE_K
-    left -= 2 * TILE_K
-    a_scale_at += 2 * a_scale_step
-    b_scale_at += 2 * b_scale_step
+    ptrs = _next(ptrs, steps)
+    odd = _load(ptrs, at, TILE_K, BLOCK, False)
+    acc = _add(acc, even, BLOCK)
+    ptrs = _next(ptrs, steps)
     if turn < turns - 1:
-      even = _load(a, b, at, TILE_K, False)
-    acc = _add(acc, odd, scales_odd, BLOCK)
-    scales = _load_scales(a_scale_at, b_scale_at, scales_at, left, BLOCK)
-    scales_odd = _load_scales(
-        a_scale_at + a_scale_step, b_scale_at + b_scale_step, scales_at,
-        left - TILE_K, BLOCK)
+      even = _load(ptrs, at, TILE_K, BLOCK, False)
+    acc = _add(acc, odd, BLOCK)
+  left -= turns * (2 * TILE_K)
   while left > 0:
-    step = _load(a, b, at, left, True)
-    acc = _add(acc, step, scales, BLOCK)
-    a += TILE_K
-    b += TILE_K
+    acc = _add(acc, _load(ptrs, at, left, BLOCK, True), BLOCK)
+    ptrs = _next(ptrs, steps)
     left -= TILE_K
-    scales = scales_odd
 
   END: gl.constexpr = _added(WAVES, TILE_M, TILE_N)
   x = gl.sum(gl.convert_layout(acc, END), 0)

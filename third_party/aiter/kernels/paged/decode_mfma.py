@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding over paged caches for CDNA's matrix units (gfx942, gfx950), in Gluon.
+"""Decoding over paged caches for CDNA's matrix units, in Gluon.
 
 A step of decoding takes as long as its keys and values take to come from
 memory. A program is one wave, and loads both into the registers from which
@@ -11,8 +11,8 @@ Values lie in memory as [keys, columns], and a matrix instruction wants several
 keys of one column in a lane. A lane loads some columns of its keys, and gives
 the i-th instruction the i-th of them.
 
-Of aligned queries and caches of their type, a power of two of keys a page, and
-nothing that changes scores but sinks.
+Of aligned queries, caches of their type or of NATIVE bytes, a power of two of
+keys a page, and nothing that changes scores but sinks.
 """
 
 from triton.experimental import gluon
@@ -49,7 +49,19 @@ def _load(side, page, n, stop, cols):
 
 
 @gluon.jit
-def _attend(sums, q, k, v, page, n, stop, scale, OUT: gl.constexpr):
+def _numbers(x, dtype: gl.constexpr, KIND: gl.constexpr):
+  """What was loaded, in the queries' type: float8 that the device converts."""
+  if KIND == attend.NO_BYTES:
+    return x
+  elif KIND == attend.E4M3FN:
+    return x.to(gl.float8e4nv, bitcast=True).to(dtype)
+  else:
+    return x.to(gl.float8e4b8, bitcast=True).to(dtype)
+
+
+@gluon.jit
+def _attend(sums, q, k, v, page, n, stop, scale, KIND: gl.constexpr,
+            OUT: gl.constexpr):
   """Adds a tile: its largest scores, their weights' sum, weighted values."""
   m, l, acc = sums
   N: gl.constexpr = k.shape[0]
@@ -59,8 +71,9 @@ def _attend(sums, q, k, v, page, n, stop, scale, OUT: gl.constexpr):
   there = page >= 0
   if gl.min(page, 0) < 0:
     # It may be NaN.
-    v = gl.where(there[:, None], v, 0.0)
-  s = mfma(k, q, gl.zeros([N, ROWS], gl.float32, SCORES))
+    v = gl.where(there[:, None], v, gl.zeros_like(v))
+  s = mfma(_numbers(k, q.dtype, KIND), q,
+           gl.zeros([N, ROWS], gl.float32, SCORES))
   shown = gl.convert_layout(there & (n < stop), gl.SliceLayout(1, SCORES))
   s = gl.where(shown[:, None], s * scale, float("-inf"))
   m_new = gl.maximum(m, gl.max(s, 0))
@@ -72,6 +85,7 @@ def _attend(sums, q, k, v, page, n, stop, scale, OUT: gl.constexpr):
   acc *= gl.convert_layout(alpha, gl.SliceLayout(0, OUT))[None, :]
   p = gl.convert_layout(p.to(q.dtype), gl.DotOperandLayout(1, OUT, 4))
   # The i-th instruction has the i-th column of each lane.
+  v = _numbers(v, q.dtype, KIND)
   v = v.reshape([N, SIDE, HEAD // SIDE]).permute(2, 1, 0).reshape([HEAD, N])
   v = gl.convert_layout(v, gl.DotOperandLayout(0, OUT, 4))
   return m_new, l, mfma(v, p, acc)
@@ -79,7 +93,7 @@ def _attend(sums, q, k, v, page, n, stop, scale, OUT: gl.constexpr):
 
 @gluon.jit
 def paged_attend(
-    q, k_cache, v_cache, out, lse, parts, parts_lse,
+    q, k_cache, v_cache, k_bytes, v_bytes, out, lse, parts, parts_lse,
     k_scale, v_scale, sinks, table, indptr, lengths, cu_seqlens,
     k_start, k_page, k_head, k_token, k_scale_head,
     v_start, v_page, v_head, v_token, v_scale_head,
@@ -87,13 +101,15 @@ def paged_attend(
     page_size, page_shift, width, splits, programs, window_left, window_right,
     sinks_step, softmax_scale, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    FLAGS: gl.constexpr, CDNA: gl.constexpr,
+    FLAGS: gl.constexpr, KIND: gl.constexpr, NATIVE: gl.constexpr,
+    CDNA: gl.constexpr,
 ):
   """As attend.py's.
 
   Grid: (tiles of rows and KV heads, these fastest, splits).
   """
   gl.static_assert(gl.num_warps() == 1 and TILE_M == SIDE)
+  gl.static_assert(KIND == attend.NO_BYTES or KIND == NATIVE)
   head = gl.program_id(0) % nhead_k
   slot = gl.program_id(0) // nhead_k
   split = gl.program_id(1)
@@ -155,11 +171,15 @@ def paged_attend(
     q_tile = gl.load(q + (q_at * HEAD)[None, :] + q_col[:, None])
     scale = gl.load(k_scale + head.to(gl.int64) * k_scale_head)
     scale *= softmax_scale * scores.LOG2E
-    k_side = (k_cache + k_start + head.to(gl.int64) * k_head, k_page, k_token,
+    k_data = k_cache if KIND == attend.NO_BYTES else k_bytes
+    v_data = v_cache if KIND == attend.NO_BYTES else v_bytes
+    k_side = (k_data + k_start + head.to(gl.int64) * k_head, k_page, k_token,
               page_size)
-    v_side = (v_cache + v_start + head.to(gl.int64) * v_head, v_page, v_token,
+    v_side = (v_data + v_start + head.to(gl.int64) * v_head, v_page, v_token,
               page_size)
     pages_of = (table + first_page, pages, page_shift)
+    # The last turn may have a tile of the next part.
+    stop = gl.minimum(stop, last_tile * TILE_N)
     k_col = gl.arange(0, HEAD, gl.SliceLayout(0, KEYS))
     v_col = gl.arange(0, HEAD, gl.SliceLayout(0, VALUES))
     n = first_tile * TILE_N + gl.arange(0, TILE_N, gl.SliceLayout(1, VALUES))
@@ -178,7 +198,7 @@ def paged_attend(
       following_k = _pages(pages_of, n_k + 2 * TILE_N, stop)
       k_odd = _load(k_side, odd_k, n_k + TILE_N, stop, k_col)
       v_odd = _load(v_side, odd, n + TILE_N, stop, v_col)
-      sums = _attend(sums, q_tile, k, v, page, n, stop, scale, OUT)
+      sums = _attend(sums, q_tile, k, v, page, n, stop, scale, KIND, OUT)
       page_odd = odd
       page = following
       odd = _pages(pages_of, n + 3 * TILE_N, stop)
@@ -186,7 +206,7 @@ def paged_attend(
       k = _load(k_side, following_k, n_k + 2 * TILE_N, stop, k_col)
       v = _load(v_side, page, n + 2 * TILE_N, stop, v_col)
       sums = _attend(sums, q_tile, k_odd, v_odd, page_odd, n + TILE_N, stop,
-                     scale, OUT)
+                     scale, KIND, OUT)
       n += 2 * TILE_N
       n_k += 2 * TILE_N
 
