@@ -110,13 +110,19 @@ _ONE = gl.constexpr((1.0, 1.0, 2.0**-7, 1.0))
 
 
 @gluon.jit
-def _keys(words, KIND: gl.constexpr):
-  """Words [N, 32] of keys as float16 [N, HEAD], columns as of _column."""
+def _half(words, KIND: gl.constexpr):
+  """Words as float16 [..., 2, 2]: bytes 2 i + j, of e4m3fnuz i + 2 j."""
   a, b, c, d = gl.inline_asm_elementwise(
       _TO_HALF[KIND], "=&h,=&h,=&h,=&h,r", [words],
       (gl.float16, gl.float16, gl.float16, gl.float16), True, 1)
+  return gl.join(gl.join(a, c), gl.join(b, d))
+
+
+@gluon.jit
+def _keys(words, KIND: gl.constexpr):
+  """Words [N, 32] of keys as float16 [N, HEAD], columns as of _column."""
   N: gl.constexpr = words.shape[0]
-  k = gl.join(gl.join(a, c), gl.join(b, d)).reshape([N, 2, 4, 4, 2, 2])
+  k = _half(words, KIND).reshape([N, 2, 4, 4, 2, 2])
   return k.permute([0, 1, 3, 4, 2, 5]).reshape([N, HEAD])
 
 
