@@ -100,6 +100,7 @@ struct Forward {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    plan->multiprocessors = steps->device().multiprocessors;
     AITER_RETURN_IF_ERROR(steps->Add("mha_fp8_columns", key, &plan->columns));
     return steps->Add("mha_fp8_fwd", key, &plan->attend);
   }
@@ -136,6 +137,7 @@ struct Forward {
     p.window_left = bound(a.window_left);
     p.window_right = bound(a.window_right);
     p.flags = static_cast<int32_t>(plan.key.features & kKernelFlags);
+    p.multiprocessors = plan.multiprocessors;
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.columns, &p, stream));
     const KernelInfo& kernel = *plan.attend.info;
     TensorMap maps[kMaxTensorMaps];

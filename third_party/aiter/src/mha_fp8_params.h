@@ -38,6 +38,7 @@ struct MhaFp8Params {
   int32_t window_left = 0;
   int32_t window_right = 0;
   int32_t flags = 0;
+  int32_t multiprocessors = 0;
 };
 
 }  // namespace aiter

@@ -45,7 +45,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   }
   add("blocks", "gfx942", DataType::kE4m3fnuz, 128, kMhaFp8Blocks,
       kMhaFp8FwdGridHeadsFirst);
-  add("mapped", "sm_90", DataType::kE4m3fn, 128, 0, kMhaFp8FwdGrid);
+  add("mapped", "sm_90", DataType::kE4m3fn, 128, 0, kMhaFp8FwdGridWalks);
   kernels.back().tensor_maps = kMaps;
   kernels.back().num_tensor_maps = 2;
   for (const char* arch : {"gfx942", "sm_90"}) {
@@ -146,10 +146,12 @@ void TestPacking() {
 }
 
 void TestTensorMaps() {
+  g_recorder.multiprocessors = 30;
   NewContext("sm_90");
   mha_fp8_fwd_args a = Args();
   a.data_type = DataType::kE4m3fn;
-  CHECK(Run(a).grid[1] == 4);
+  // A block for each of two tiles of four heads of two sequences.
+  CHECK(Run(a).grid[0] == 16 && g_recorder.launches.back().grid[1] == 1);
   const TensorMapCall q = g_recorder.maps.at(0);
   CHECK(q.address == At(0x1000) && q.rank == 4);
   CHECK(q.dims[0] == 128 && q.dims[1] == 200 && q.dims[2] == 4);
@@ -160,8 +162,10 @@ void TestTensorMaps() {
   CHECK(v.dims[2] == 2 && v.strides[0] == 384 && v.strides[1] == 64 * 384);
   a = Args(/*packed=*/true);
   a.data_type = DataType::kE4m3fn;
-  Run(a);
+  // 200 / 128 slots, one a sequence and one for the rows of none.
+  CHECK(Run(a).grid[0] == 16);
   CHECK(g_recorder.maps.at(1).dims[3] == 1);
+  g_recorder.multiprocessors = 0;
 }
 
 void TestInvalidArguments() {

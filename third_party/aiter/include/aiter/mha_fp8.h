@@ -62,6 +62,7 @@ struct MhaFp8Plan {
   ProblemKey key;
   LoadedKernel columns;
   LoadedKernel attend;
+  int multiprocessors = 0;
 };
 
 // A problem's size is the larger head dimension.

@@ -27,6 +27,7 @@ def _constants(row):
       "WEIGHT_BITS": _WEIGHT_BITS[row["dtype"]],
       "HEADS_FIRST": ARCHS[row["arch"]].matrix == "mfma",
       "ORDERED": ARCHS[row["arch"]].platform == "cuda",
+      "WALKS": "fwd_hopper" in row["options"],
   }
 
 
@@ -35,13 +36,18 @@ def _constants(row):
 _TILES = ("tiles_of_rows = seqlen_q // tile_m + batch + 1 if flags & PACKED"
           " else ceil(seqlen_q / tile_m)")
 _BATCH = "batch = 1 if flags & PACKED else batch"
+# A kernel that walks over tiles has a block for each multiprocessor.
+_WALKING = ("blocks = min(nhead_q * (seqlen_q // tile_m + batch + 1"
+            " if flags & PACKED else ceil(seqlen_q / tile_m) * batch),"
+            " max(multiprocessors, 1))",)
 
 FAMILY = Family(
     ops={
         "mha_fp8_columns": Op("mha_fp8.columns", (
             "tiles_of_columns = columns // tile_n", "nhead_k", _BATCH)),
         "mha_fp8_fwd": Op("mha_fp8.fwd", (_TILES, "nhead_q", _BATCH),
-                          {"HEADS_FIRST": ("nhead_q", _TILES, _BATCH)}),
+                          {"HEADS_FIRST": ("nhead_q", _TILES, _BATCH),
+                           "WALKS": _WALKING}),
     },
     pointers={
         **points_to("dtype", "q k v"), "out": "bf16",

@@ -714,13 +714,6 @@ def _attend(
 
 
 @gluon.jit
-def _prefetch(ptr):
-  """Asks for what is read soon, behind other numbers that are waited for."""
-  gl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l",
-                            [ptr], gl.int32, False, 1)
-
-
-@gluon.jit
 def mla_attend(
     q, k_cache, k_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
     table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
@@ -737,10 +730,6 @@ def mla_attend(
   split = gl.program_id(1)
   share = 0.0
   lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [4], [0]))
-  _prefetch(k_scale)
-  _prefetch(v_scale)
-  if (flags & attend.INDPTR) != 0:
-    _prefetch(indptr + gl.minimum(lanes, batch))
   if splits > 1:
     share = programs / PROGRAMS / gl.maximum(gl.sum(_tiles_of_batch(
         lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,

@@ -49,54 +49,129 @@ def _v_layout(n):
       [[2, 0], [4, 0], [0, 4], [0, 8], [0, 16]], [], [], [n, 32])
 
 
-# PTX that makes t of the lower or upper two bytes of a word $4, exactly.
+# What makes two pairs of float16, l and h, of a word w of four bytes, exactly:
+# of bytes 0 and 1 and of 2 and 3; of e4m3fnuz of 0 and 2 and of 1 and 3, whose
+# NaN is a -0 here.
 _INT8 = """
       // 1024 + 128 + x is 0x6400 with x + 128 for its low byte.
-      xor.b32 w, $4, 0x80808080;
+      xor.b32 t, w, 0x80808080;
       mov.b32 k, 0x64806480;
-      prmt.b32 t, w, 0x64646464, PICK;
-      sub.f16x2 t, t, k;"""
+      prmt.b32 l, t, 0x64646464, 0x4140;
+      prmt.b32 h, t, 0x64646464, 0x4342;
+      sub.f16x2 l, l, k;
+      sub.f16x2 h, h, k;"""
 _E4M3FN = """
-      mov.b32 {c, d}, $4;
-      cvt.rn.f16x2.e4m3x2 t, PICK;"""
-# What would be -0 is NaN: bit 7 of the bytes of n.
-_FNUZ_NAN = """
-      and.b32 n, $4, 0x7f7f7f7f;
-      add.u32 n, n, 0x7f7f7f7f;
-      lop3.b32 n, $4, n, 0, 0x30;"""
+      mov.b32 {c, d}, w;
+      cvt.rn.f16x2.e4m3x2 l, c;
+      cvt.rn.f16x2.e4m3x2 h, d;"""
 _E4M3FNUZ = """
       // Times 2^-7: exponents count from 8, float16's from 15.
-      prmt.b32 w, $4, 0, PICK;
+      shl.b32 t, w, 7;
+      and.b32 t, t, 0x3f803f80;
+      shl.b32 l, w, 8;
+      lop3.b32 l, l, t, 0x80008000, 0xec;
       shr.u32 t, w, 1;
-      lop3.b32 t, w, t, 0x80008000, 0xe4;
-      prmt.b32 w, n, 0, PICK | 0x8080;
-      lop3.b32 t, t, 0xbfffbfff, w, 0xea;"""
+      and.b32 t, t, 0x3f803f80;
+      lop3.b32 h, w, t, 0x80008000, 0xec;"""
 _E5M2 = """
-      prmt.b32 t, $4, 0, PICK;"""
+      prmt.b32 l, w, 0, 0x1404;
+      prmt.b32 h, w, 0, 0x3424;"""
 
 
-def _pairs(ptx, low, high, first=""):
-  """The assembly of a word: $0 to $3 are its bytes as float16."""
-  return ("{ .reg .b16 c, d; .reg .b32 t, w, n, k;" + first
-          + ptx.replace("PICK", low) + "\n mov.b32 {$0, $1}, t;"
-          + ptx.replace("PICK", high) + "\n mov.b32 {$2, $3}, t; }")
+def _of_words(ptx):
+  """The assembly of a word, $4: $0 to $3 are its bytes as float16."""
+  return ("{ .reg .b16 c, d; .reg .b32 w, l, h, t, k; mov.b32 w, $4;" + ptx
+          + "\n mov.b32 {$0, $1}, l; mov.b32 {$2, $3}, h; }")
+
+
+def _of_keys(ptx, zips):
+  """The assembly of four words of a key, from $16 on, and of the next one's.
+
+  $(4 i + j) are bytes i of both keys' words j, side by side; zips: how `ptx`
+  wants bytes 0 and 1, and 2 and 3, of two words.
+  """
+  out = "{ .reg .b16 c, d; .reg .b32 w, l, h, t, k;"
+  for j in range(4):
+    for i, pick in zip((0, 2), zips):
+      out += (f"\n prmt.b32 w, ${16 + j}, ${20 + j}, {pick};" + ptx
+              + f"\n mov.b32 ${4 * i + j}, l; mov.b32 ${4 * i + 4 + j}, h;")
+  return out + "}"
 
 
 # In the order of KINDS; and what float16 has in the place of 1.
-_TO_HALF = gl.constexpr((
-    _pairs(_INT8, "0x4140", "0x4342"), _pairs(_E4M3FN, "c", "d"),
-    _pairs(_E4M3FNUZ, "0x1404", "0x3424", _FNUZ_NAN),
-    _pairs(_E5M2, "0x1404", "0x3424")))
+_SIDE_BY_SIDE = "0x5140", "0x7362"
+_TO_HALF = gl.constexpr(tuple(
+    map(_of_words, (_INT8, _E4M3FN, _E4M3FNUZ, _E5M2))))
+_TO_PAIRS = gl.constexpr((
+    _of_keys(_INT8, _SIDE_BY_SIDE), _of_keys(_E4M3FN, _SIDE_BY_SIDE),
+    _of_keys(_E4M3FNUZ, ("0x5410", "0x7632")), _of_keys(_E5M2, _SIDE_BY_SIDE)))
+_OF_PAIRS = gl.constexpr(",".join(["=&r"] * 16 + ["r"] * 8))
 _ONE = gl.constexpr((1.0, 1.0, 2.0**-7, 1.0))
 
 
 @gluon.jit
 def _half(words, KIND: gl.constexpr):
-  """Words [N, 32] of bytes as float16 [N, 32, 2, 2]."""
+  """Words as float16 [..., 2, 2]: bytes 2 i + j, of e4m3fnuz i + 2 j."""
   a, b, c, d = gl.inline_asm_elementwise(
       _TO_HALF[KIND], "=&h,=&h,=&h,=&h,r", [words],
       (gl.float16, gl.float16, gl.float16, gl.float16), True, 1)
   return gl.join(gl.join(a, c), gl.join(b, d))
+
+
+@gluon.jit
+def _keys(words, KIND: gl.constexpr):
+  """Words [N, 32] of keys as float16 [N, HEAD], columns as of _column."""
+  N: gl.constexpr = words.shape[0]
+  k = _half(words, KIND).reshape([N, 2, 4, 4, 2, 2])
+  return k.permute([0, 1, 3, 4, 2, 5]).reshape([N, HEAD])
+
+
+@gluon.jit
+def _column(c, KIND: gl.constexpr):
+  """The column that keys have as their c-th."""
+  low = c & 1
+  high = c >> 3 & 1
+  if KIND == attend.E4M3FNUZ:
+    byte = high | low << 1
+  else:
+    byte = low | high << 1
+  return byte | (c >> 4 & 3) << 2 | (c >> 1 & 3) << 4 | c >> 6 << 6
+
+
+@gluon.jit
+def _values(words, KIND: gl.constexpr):
+  """Words [N, 32] of values as float16 [HEAD, N].
+
+  Those of two keys are paired as the product takes them, which the names of
+  elements that the assembly returns do not say. Column 16 l + c comes as the
+  8 c + l-th.
+  """
+  a, b, c, d = gl.inline_asm_elementwise(
+      _TO_PAIRS[KIND], _OF_PAIRS, [words],
+      (gl.float16, gl.float16, gl.float16, gl.float16), True, 8)
+  N: gl.constexpr = words.shape[0]
+  v = gl.join(gl.join(a, c), gl.join(b, d))
+  v = v.reshape([N // 2, 2, 8, 2, 2, 2, 2]).permute([1, 3, 5, 6, 2, 0, 4])
+  return v.reshape([HEAD, N])
+
+
+@gluon.jit
+def _nans(words):
+  """Bit 7 of the bytes of e4m3fnuz that are NaN; other bits mean nothing."""
+  return words & ~((words & 0x7f7f7f7f) + 0x7f7f7f7f)
+
+
+@gluon.jit
+def _nan_keys(words):
+  """[N]: whether a column of a key is NaN."""
+  return (gl.reduce_or(_nans(words), 1) & ~0x7f7f7f7f) != 0
+
+
+@gluon.jit
+def _nan_values(words):
+  """[4, 32]: `_nans` of the words of any key, for each lane that has keys."""
+  words = _nans(words).reshape([words.shape[0] // 8, 4, 2, HEAD // 4])
+  return gl.reduce_or(gl.reduce_or(words, 2), 0)
 
 
 @gluon.jit
@@ -193,10 +268,8 @@ def paged_attend(
     r = row0 + gl.where(live, r, 0)
     row = (start + r // group).to(gl.int64) * nhead_q + head * group + r % group
     c = gl.arange(0, HEAD, gl.SliceLayout(0, ROWS))
-    col = ((c & 1) | (c >> 3 & 1) << 1 | (c >> 4 & 3) << 2 | (c >> 1 & 3) << 4
-           | c >> 6 << 6)
-    x = gl.load(q + row[:, None] * HEAD + col[None, :], mask=live[:, None],
-                other=0.0).to(gl.float32)
+    x = gl.load(q + row[:, None] * HEAD + _column(c, KIND)[None, :],
+                mask=live[:, None], other=0.0).to(gl.float32)
     top = gl.max(gl.abs(x), 1).to(gl.int32, bitcast=True) >> 23
     up = gl.minimum(127 + 14 + 127 - top, 253)
     x *= (up << 23).to(gl.float32, bitcast=True)[:, None]
@@ -228,12 +301,15 @@ def paged_attend(
     v_raw = _load(v_words, v_page, v_token, boxes, end - key, TILE_N, BOX,
                   V_BYTES)
     following = _pages(table, page_size, pages, key + TILE_N, end, TILE_N, BOX)
+    if KIND == attend.E4M3FNUZ:
+      nan = _nan_values(v_raw)
     while key < end:
-      k = _half(k_raw, KIND)
-      k = k.reshape([TILE_N, 2, 4, 4, 2, 2]).permute([0, 1, 3, 4, 2, 5])
-      k = k.reshape([TILE_N, HEAD])
-      s = mma_v2(gl.convert_layout(k, LEFT), q_tile,
+      s = mma_v2(gl.convert_layout(_keys(k_raw, KIND), LEFT), q_tile,
                  gl.zeros([TILE_N, TILE_M], gl.float32, MMA))
+      if KIND == attend.E4M3FNUZ:
+        # Of the MMA's rows this thread's lanes have the same keys.
+        is_nan = gl.convert_layout(_nan_keys(k_raw), gl.SliceLayout(1, MMA))
+        s = gl.where(is_nan[:, None], float("nan"), s)
       left = end - key - TILE_N
       k_raw = _load(k_words, k_page, k_token, following, left, TILE_N, BOX,
                     K_BYTES)
@@ -251,9 +327,9 @@ def paged_attend(
       alpha = gl.exp2(m - m_exp)
       m = m_new
       l = l * alpha + gl.sum(p, 0)
-      v = _half(v_raw, KIND)
-      v = v.reshape([TILE_N, 8, 16]).permute([2, 1, 0]).reshape([HEAD, TILE_N])
-      acc = mma_v2(gl.convert_layout(v, LEFT),
+      if KIND == attend.E4M3FNUZ:
+        nan = nan | _nan_values(v_raw)
+      acc = mma_v2(gl.convert_layout(_values(v_raw, KIND), LEFT),
                    gl.convert_layout(p.to(gl.float16), RIGHT),
                    acc * alpha[None, :])
       v_raw = _load(v_words, v_page, v_token, following, left, TILE_N, BOX,
@@ -270,6 +346,13 @@ def paged_attend(
                        float("-inf"))
     acc = acc.reshape([16, 8, TILE_M]).permute([2, 1, 0])
     acc = gl.convert_layout(acc.reshape([TILE_M, HEAD]), ROWS)
+    if KIND == attend.E4M3FNUZ:
+      BYTES: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [1, 1], [1, 0])
+      nan = gl.convert_layout(gl.reduce_or(nan, 0), gl.SliceLayout(1, BYTES))
+      byte = gl.arange(0, 4, gl.SliceLayout(0, BYTES))
+      is_nan = (nan[:, None] >> (8 * byte + 7)[None, :] & 1).reshape([HEAD])
+      is_nan = gl.convert_layout(is_nan, gl.SliceLayout(0, ROWS))
+      acc = gl.where((is_nan != 0)[None, :], float("nan"), acc)
     at = row[:, None] * HEAD + c[None, :]
     if splits > 1:
       part = split.to(gl.int64) * tokens * nhead_q
