@@ -226,7 +226,7 @@ GemmParams ParamsOf(const gemm_args& a, const GemmPlan& plan) {
   p.skew = plan.skew;
   p.sum_tile_m = plan.gemm.info->tile_m;
   p.sum_tile_n = plan.gemm.info->tile_n;
-  p.multiprocessors = plan.multiprocessors;
+  p.multiprocessors = plan.blocks_at_once;
   p.stride_a = static_cast<int32_t>(a.stride_a);
   p.stride_b = static_cast<int32_t>(a.stride_b);
   p.batch_stride_a = a.batch_stride_a;
@@ -439,7 +439,7 @@ struct Gemm {
     // Of the fewest rows it takes 2 % less time, of more some more.
     constexpr int64_t kFewestRows = 16;
     plan->skew = key.m <= kFewestRows;
-    plan->multiprocessors = Multiprocessors(steps->device(), *best.kernel);
+    plan->blocks_at_once = BlocksAtOnce(steps->device(), *best.kernel);
     AITER_RETURN_IF_ERROR(steps->Add(*best.kernel, &plan->gemm));
     if (plan->splits == 1) return Status();
     return steps->Add(Walks(*best.kernel) ? "gemm_sum_tiles" : "gemm_sum",

@@ -32,10 +32,11 @@ struct Costs {
   double sum;         // Seconds of the kernel that adds parts.
   double sum_share;   // Of the memory's bandwidth: how fast parts move.
   double draw_share;  // Of the memory's: a block draws its share so many times.
+  double pair;        // Seconds in which a pair's blocks wait for each other.
 };
 
-constexpr Costs kMeasured = {3e-6, 0.56, 3.5};  // sm_90, on an H200.
-constexpr Costs kAssumed = {4e-6, 1, 4};        // Others: nobody has measured.
+constexpr Costs kMeasured = {3e-6, 0.56, 3.5, 1e-6};  // sm_90, on an H200.
+constexpr Costs kAssumed = {4e-6, 1, 4, 0};  // Others: nobody has measured.
 
 double BytesOf(DataType type) {
   return type == DataType::kE2m1 ? 0.5
@@ -47,7 +48,7 @@ int64_t TilesOf(const KernelInfo& kernel, const GemmKey& key) {
          key.batch;
 }
 
-// What computes a tile of a kernel: multiprocessors, or pairs of them.
+// What computes tiles of a kernel at once: blocks, or pairs of them.
 int64_t UnitsOf(const DeviceInfo& device, const KernelInfo& kernel) {
   GemmParams params;
   params.m = kernel.tile_m;
@@ -56,7 +57,7 @@ int64_t UnitsOf(const DeviceInfo& device, const KernelInfo& kernel) {
   params.multiprocessors = 2;
   int64_t blocks[3];
   kernel.grid->sizes(kernel, &params, blocks);
-  return std::max<int64_t>(Multiprocessors(device, kernel) / blocks[0], 1);
+  return std::max<int64_t>(BlocksAtOnce(device, kernel) / blocks[0], 1);
 }
 
 // The lines of the L2 cache that are read for so many bytes of an operand's
@@ -112,6 +113,7 @@ double Estimate(const DeviceInfo& device, const GemmKey& key,
       bandwidth;
   double seconds =
       std::max(length * std::max(products, operands) + written, all);
+  if (units < BlocksAtOnce(device, kernel)) seconds += costs.pair;
   if (tiling.splits > 1) {
     // The parts are written and read.
     const double numbers = Walks(kernel)
@@ -300,6 +302,15 @@ void AddTilings(const DeviceInfo& device, const GemmKey& key,
 int Multiprocessors(const DeviceInfo& device, const KernelInfo& kernel) {
   return device.multiprocessors > 0 ? device.multiprocessors
                                     : FactsOf(kernel.arch).multiprocessors;
+}
+
+int BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel) {
+  // Shared memory that each block takes beside its own, and of which a
+  // multiprocessor has as much beside what one block may have.
+  constexpr int kOfEachBlock = 1024;
+  const bool two = Walks(kernel) && 2 * (kernel.shared_bytes + kOfEachBlock) <=
+                                        device.max_shared_bytes + kOfEachBlock;
+  return (two ? 2 : 1) * Multiprocessors(device, kernel);
 }
 
 Status ListGemmTilings(const DeviceInfo& device, const GemmKey& key,

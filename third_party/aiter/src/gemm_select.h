@@ -41,6 +41,10 @@ inline bool Walks(const KernelInfo& kernel) {
 // Multiprocessors (compute units) of a device, for which `kernel` was chosen.
 int Multiprocessors(const DeviceInfo& device, const KernelInfo& kernel);
 
+// Blocks of `kernel` that a device runs at once: one on each multiprocessor
+// (compute unit), or two of a kernel that walks and leaves room for two.
+int BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel);
+
 }  // namespace aiter
 
 #endif  // AITER_SRC_GEMM_SELECT_H_

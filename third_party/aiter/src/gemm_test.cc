@@ -98,6 +98,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   KernelInfo& mapped =
       add("nt_mapped", "gemm_nt", "sm_90", kB, 128, 256, 64, 700, kU);
   mapped.grid = &kGemmNtGridWalks;
+  mapped.shared_bytes = 150 * 1024;
   mapped.pack = PackMapped;
   mapped.arg_offsets = kMappedOffsets;
   mapped.num_args = 3;
@@ -111,12 +112,14 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   kernels.push_back(pairs);
   KernelInfo transposed = pairs;
   transposed.symbol = "nt_transposed";
+  transposed.grid = &kGemmNtGridWalks;
   transposed.tensor_maps = kTransposedMaps;
   transposed.num_tensor_maps = 2;
   kernels.push_back(transposed);
   KernelInfo& flat = add("tn_mapped", "gemm_tn", "sm_90", kB, 64, 64, 64, 700,
                          kU | kGemmOutF32);
   flat.grid = &kGemmTnGridWalks;
+  flat.shared_bytes = 150 * 1024;
   flat.pack = PackMapped;
   flat.arg_offsets = kMappedOffsets;
   flat.num_args = 3;
@@ -484,13 +487,23 @@ void TestTensorMaps() {
   CHECK(g_recorder.maps.at(3).box[1] == 64);
   CHECK(g_recorder.maps.at(4).box[1] == 256);
   CHECK(g_recorder.maps.at(4).l2_promotion == 2);
-  // Where the result is computed transposed, a pair shares rows of a.
+  // Where the result is computed transposed, warpgroups share rows of a.
   args.kernel = "nt_transposed";
   CHECK_OK(gemm(args, nullptr));
+  CHECK(g_recorder.launches.at(2).grid[0] == 2 * 4);
   CHECK(g_recorder.maps.at(6).box[1] == 128);
   CHECK(g_recorder.maps.at(6).l2_promotion == 2);
   CHECK(g_recorder.maps.at(7).box[1] == 64);
   CHECK(g_recorder.maps.at(7).l2_promotion == 3);
+
+  // A multiprocessor holds two blocks that leave room for each other.
+  args.kernel = "nt_mapped";
+  g_recorder.multiprocessors = 5;
+  for (int most : {300 * 1024 + 1023, 300 * 1024 + 1024}) {
+    NewContext("sm_90", most);
+    CHECK_OK(gemm(args, nullptr));
+    CHECK(g_recorder.launches.at(0).grid[0] == (most % 2 == 0 ? 10 : 5));
+  }
 
   // k of what is left of the last turn is divided, where there is room.
   g_recorder.multiprocessors = 14;

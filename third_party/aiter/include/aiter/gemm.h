@@ -113,8 +113,8 @@ struct GemmPlan {
   int32_t k_per_split = 0;
   int32_t whole_tiles = 0;
   int32_t divided_tiles = 0;
-  bool skew = false;            // Columns of tiles begin at different k.
-  int32_t multiprocessors = 0;  // Of the device.
+  bool skew = false;           // Columns of tiles begin at different k.
+  int32_t blocks_at_once = 0;  // That the device has room for.
 };
 
 // The sizes of a problem are m, n, k, batch (1 if not told) and the bytes of
