@@ -42,7 +42,7 @@ LAUNCH = np.arange(1, 5.1, 0.5)
 SUSTAINED = np.arange(0.75, 1.01, 0.05)
 THROTTLE = np.arange(0, 1.01, 0.1)
 CLOCKS = np.array(list(itertools.product(LAUNCH, SUSTAINED, THROTTLE)))
-# What a row of another device weighs in that: it decides where a device has few.
+# What a row of another device weighs in that, where a device has few.
 OTHERS = 0.05
 # A pair of kernels is ranked if one took so many times as long as the other.
 RANKED = 1.1

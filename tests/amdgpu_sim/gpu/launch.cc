@@ -34,6 +34,8 @@ constexpr uint64_t kSlice = uint64_t{1} << 24;
 constexpr size_t kResident = 256;
 // So many at most begin only to see whether they end at once.
 constexpr uint64_t kMostBegun = 1 << 14;
+// Of one that begins so many pieces of memory are looked at.
+constexpr size_t kMostPieces = 1 << 16;
 
 // AMDGPU_SIM_LIMIT: instructions of a workgroup that mean it never ends.
 uint64_t InstructionLimit() {
@@ -396,8 +398,11 @@ void Dispatch::NoteFirst(uint64_t number) {
       pieces.insert(pieces.end(), wave.lines.begin(), wave.lines.end());
     }
   }
+  // A wave that never waits may have gone far beyond its first instructions.
+  if (pieces.size() > kMostPieces) pieces.resize(kMostPieces);
   std::sort(pieces.begin(), pieces.end());
   pieces.erase(std::unique(pieces.begin(), pieces.end()), pieces.end());
+  pieces.shrink_to_fit();
 }
 
 void Dispatch::Begin(Workgroup* workgroup) {
