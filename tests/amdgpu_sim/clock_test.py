@@ -17,15 +17,17 @@ import asm  # pylint: disable=g-import-not-at-top,g-bad-import-order
 
 # What tests count with, whatever a device's are.
 PARAMETERS = {
-    "lds_latency": 100, "l1_latency": 200, "l2_latency": 600, "l2_rate": 16,
-    "atomic_rate": 2, "hbm_latency": 1000, "hbm_gigabytes": 1000,
-    "hbm_efficiency": 0.5,
+    "lds_latency": 100, "l1_latency": 200, "address_clocks": 4,
+    "l2_bytes": 1 << 20, "l2_latency": 600, "l2_rate": 16, "atomic_rate": 2,
+    "mall_bytes": 1 << 24, "mall_latency": 800, "mall_gigabytes": 2000,
+    "hbm_latency": 1000, "hbm_gigabytes": 1000, "hbm_efficiency": 0.5,
     "taken_branch": 20, "barrier": 10,
     "launch_microseconds": 3, "sustained": 0.875, "throttle": 0.25,
     "scalar_latency": 300,
 }
 UNITS = {"gfx90a": 110, "gfx942": 304, "gfx950": 256}[asm.ARCH]
 PEAK = {"gfx90a": 1.7, "gfx942": 2.1, "gfx950": 2.4}[asm.ARCH]
+DIES = 1 if asm.ARCH == "gfx90a" else 8
 SLOT = 4  # Clocks between two instructions of a wave.
 MFMA = {"gfx90a": "v_mfma_f32_32x32x8f16",
         "gfx942": "v_mfma_f32_32x32x8_f16",
@@ -41,11 +43,14 @@ def call(name, *arguments):
   return function(*arguments)
 
 
+def set_parameter(name, value):
+  return asm.library().amdgpu_sim_clock_set(name.encode(),
+                                            ctypes.c_double(value))
+
+
 def setUpModule():  # pylint: disable=invalid-name
   for name, value in PARAMETERS.items():
-    done = asm.library().amdgpu_sim_clock_set(name.encode(),
-                                              ctypes.c_double(value))
-    assert done == 1 or not PARAMETERS, name
+    assert set_parameter(name, value) == 1, name
 
 
 def report(body, *arguments, **attributes):
@@ -60,6 +65,16 @@ def clocks(body, *arguments, repeat=8, before="", after="", **attributes):
       for count in (repeat, 2 * repeat)
   ]
   return (times[1] - times[0]) / repeat
+
+
+def behind(die, all_):
+  """Latency, and clocks of a byte for all units, of what these shares miss: of
+  all asks those of which no other of the die asks for the same, and of all."""
+  clock = PEAK * PARAMETERS["sustained"]
+  rate = lambda gigabytes: max(1 / 16, UNITS * clock / gigabytes)
+  hits, dies = 1 - die, die - all_
+  return (hits * 600 + dies * 800 + all_ * 1000,
+          hits / 16 + dies * rate(2000) + all_ * rate(500))
 
 
 def lines(*texts):
@@ -208,15 +223,11 @@ class MemoryTest(absltest.TestCase):
     # The second time around, the L1's latency: a slot is the load's own.
     self.assertEqual(chain(2) - once,
                      count * (PARAMETERS["l1_latency"] + SLOT + loop))
-    # All units read the chain: a line comes from HBM for one of them, with the
-    # bytes between that are its allocation's, and for the others from L2.
-    share = step / 64 / UNITS
-    hbm = 500 / PEAK
-    longer = PARAMETERS["hbm_latency"] - PARAMETERS["l2_latency"]
+    # All units read the chain: it comes to each die once, and from HBM once.
+    latency, byte = behind(DIES / UNITS, 1 / UNITS)
     self.assertAlmostEqual(
         once - chain(1, grid=UNITS),
-        count * ((1 - share) * longer
-                 + 128 / 16 - 128 * ((1 - share) / 16 + share * UNITS / hbm)))
+        count * (PARAMETERS["hbm_latency"] - latency + 128 / 16 - 128 * byte))
 
   def test_another_wave_hides_latency(self):
     # The other waves' loads are on their way at the same time.
@@ -240,40 +251,115 @@ class MemoryTest(absltest.TestCase):
     body = "global_atomic_add v1, v2, s[8:9]\n"
     load = "global_load_dword v3, v1, s[8:9] offset:1024\n"
     with asm.Buffer(np.zeros(1 << 12, np.uint8)) as buffer:
-      # 64 lanes of 4 bytes, at 2 a clock.
+      # 64 lanes of 4 bytes, at 2 a clock, of a die of which this unit is the
+      # only one.
       self.assertEqual(clocks(body, buffer, before=before), 256 / 2)
+      self.assertAlmostEqual(
+          clocks(body, buffer, before=before, grid=UNITS),
+          256 / 2 * UNITS / DIES)
       # A load beside them goes its own way, and hits the L1.
       self.assertEqual(clocks(body + load, buffer, before=before), 256 / 2)
 
-  def shared(self, step):
-    """Of a load of 1 KiB in a workgroup on each unit, `step` bytes apart."""
+  def test_addresses(self):
+    """Of loads that hit the L1."""
     before = lines("s_load_dwordx2 s[8:9], s[0:1], 0x0",
-                   f"s_mul_i32 s20, s2, {step}", "v_lshlrev_b32 v1, 4, v0",
-                   "v_add_u32 v1, s20, v1", "s_waitcnt lgkmcnt(0)")
+                   "v_lshlrev_b32 v1, 4, v0", "s_waitcnt lgkmcnt(0)",
+                   "global_load_dwordx4 v[4:7], v1, s[8:9]",
+                   "s_waitcnt vmcnt(0)")
+    one, four = ("global_load_dword v2, v3, s[8:9]\n",
+                 "global_load_dwordx4 v[4:7], v1, s[8:9]\n")
+    before += "v_mov_b32 v3, 0\n"
+    with asm.Buffer(np.zeros(1024, np.uint8)) as buffer:
+      self.assertEqual(clocks(one, buffer, before=before), SLOT)
+      try:
+        set_parameter("address_clocks", 12)
+        self.assertEqual(clocks(one, buffer, before=before), 12)
+        # 1 KiB, at 64 bytes a clock.
+        self.assertEqual(clocks(four, buffer, before=before), 16)
+      finally:
+        set_parameter("address_clocks", PARAMETERS["address_clocks"])
+
+  def clocks_of_a_byte(self, place, size, rounds=1):
+    """Of workgroups, one a unit, that each read 4 KiB of `size` bytes.
+
+    Args:
+      place: instructions that make s20 of s2, the workgroup's number: which 4
+        KiB.
+      size: of the buffer.
+      rounds: of workgroups.
+    """
     body = lines("global_load_dwordx4 v[4:7], v1, s[8:9]",
-                 "v_add_u32 v1, 0x400, v1")
-    size = 16 * 1024 + step * UNITS
+                 "v_add_u32 v1, 0x400, v1") * 4
+    before = lines("s_load_dwordx2 s[8:9], s[0:1], 0x0", *place,
+                   "s_lshl_b32 s20, s20, 12", "v_and_b32 v1, 63, v0",
+                   "v_lshlrev_b32 v1, 4, v1", "v_add_u32 v1, s20, v1",
+                   "s_waitcnt lgkmcnt(0)")
     with asm.Buffer(np.zeros(size, np.uint8)) as buffer:
-      return clocks(body, buffer, before=before, grid=UNITS)
+      # 512 registers: a workgroup of four waves fills a unit.
+      told = report(before + body, buffer, grid=rounds * UNITS, block=256,
+                    vgprs=512)
+    self.assertEqual((told["occupancy"], told["rounds"]), (1, rounds))
+    # The other waves find it in the L1.
+    self.assertEqual(told["memory_bytes"], 4096)
+    return told["busy"]["memory"] * told["unit_clocks"] / 4096
 
   def test_hbm_is_shared(self):
-    # All that all ask for, at half of 1000 GB/s.
-    hbm = 500 / PEAK
-    self.assertAlmostEqual(self.shared(16 * 1024), 1024 * UNITS / hbm)
+    # Everyone has its own.
+    self.assertAlmostEqual(
+        self.clocks_of_a_byte(["s_mov_b32 s20, s2"], 4096 * UNITS),
+        UNITS * PEAK * PARAMETERS["sustained"] / 500)
 
   def test_what_others_read_too(self):
-    # It comes from HBM once for all, and else from a cache. Of this buffer
-    # both runs of `clocks` read another share, so this is one run.
-    hbm = 500 / PEAK
-    before = lines("s_load_dwordx2 s[8:9], s[0:1], 0x0",
-                   "v_lshlrev_b32 v1, 4, v0", "s_waitcnt lgkmcnt(0)")
-    body = lines("global_load_dwordx4 v[4:7], v1, s[8:9]",
-                 "v_add_u32 v1, 0x400, v1") * 16
-    with asm.Buffer(np.zeros(16 * 1024, np.uint8)) as buffer:
-      told = report(before + body, buffer, grid=UNITS)
-    rate = 1 / ((1 - 1 / UNITS) / 16 + 1 / hbm)
-    self.assertAlmostEqual(told["busy"]["memory"] * told["unit_clocks"],
-                           16 * 1024 / rate)
+    # It comes to each die once, and from HBM once.
+    self.assertAlmostEqual(
+        self.clocks_of_a_byte(["s_mov_b32 s20, 0"], 4096),
+        behind(DIES / UNITS, 1 / UNITS)[1])
+
+  def test_dies(self):
+    """Workgroups of a die that read the same need it once."""
+    # The die's number: each has its own. That of every so many workgroups: all
+    # dies have all of these.
+    same = self.clocks_of_a_byte([f"s_and_b32 s20, s2, {DIES - 1}"],
+                                 4096 * DIES)
+    self.assertAlmostEqual(same, behind(DIES / UNITS, DIES / UNITS)[1])
+    count = UNITS // 8 if UNITS % 8 == 0 else UNITS // 10
+    step = -(-65536 // count)  # s2 * step >> 16: s2 / count.
+    others = self.clocks_of_a_byte(
+        [f"s_mul_i32 s20, s2, {step}", "s_lshr_b32 s20, s20, 16"],
+        4096 * (UNITS // count))
+    parts = UNITS // count
+    self.assertAlmostEqual(
+        others, behind(parts * DIES / UNITS, parts / UNITS)[1])
+    if DIES > 1:
+      self.assertGreater(others, same)
+
+  def test_room_in_caches(self):
+    """The second round finds what they kept of the first."""
+    place = ["s_cmp_ge_u32 s2, " + str(UNITS),
+             f"s_cselect_b32 s21, {UNITS}, 0", "s_sub_u32 s20, s2, s21"]
+    size = 4096 * UNITS
+    # In the last-level cache all, half of it or nothing.
+    for room in (1, 0.5, 0):
+      with self.subTest(room=room):
+        try:
+          set_parameter("l2_bytes", 0)
+          set_parameter("mall_bytes", room * size)
+          self.assertAlmostEqual(
+              self.clocks_of_a_byte(place, size, rounds=2),
+              behind(1, 1 - room / 2)[1])
+        finally:
+          for name in ("l2_bytes", "mall_bytes"):
+            set_parameter(name, PARAMETERS[name])
+    # What all read: an L2 has room for it, or for half of it.
+    for room in (1, 0.5):
+      with self.subTest(l2=room):
+        try:
+          set_parameter("l2_bytes", room * 4096)
+          self.assertAlmostEqual(
+              self.clocks_of_a_byte(["s_mov_b32 s20, 0"], 4096, rounds=2),
+              behind(DIES / UNITS * (1 - room / 2), 0.5 / UNITS)[1])
+        finally:
+          set_parameter("l2_bytes", PARAMETERS["l2_bytes"])
 
   def test_stalls_by_instruction(self):
     self.load(256)
@@ -376,12 +462,15 @@ class LaunchTest(absltest.TestCase):
                            3 + idle["clocks"] / (875 * peak))
     one = f"{MFMA} v[32:47], v[8:9], v[10:11], v[32:47]\n"
     fill = lines(*(f"v_mov_b32 v{i}, 0" for i in range(8, 64)))
-    busy = report(fill + one * 100, block=256)
-    share = 100 * MATRIX / busy["clocks"]
-    self.assertAlmostEqual(busy["busy"]["matrix"], share)
-    self.assertAlmostEqual(busy["matrix_share"], share)
-    self.assertAlmostEqual(busy["gigahertz"], peak * (0.875 - 0.25 * share**2))
-    self.assertEqual(busy["bound"], "matrix")
+    for grid in (UNITS, UNITS // 2):  # Half of the device leaves it cooler.
+      busy = report(fill + one * 100, block=256, grid=grid)
+      share = 100 * MATRIX / busy["clocks"]
+      self.assertAlmostEqual(busy["busy"]["matrix"], share)
+      self.assertAlmostEqual(busy["matrix_share"], share * grid / UNITS)
+      self.assertAlmostEqual(
+          busy["gigahertz"],
+          peak * (0.875 - 0.25 * (share * grid / UNITS)**2))
+      self.assertEqual(busy["bound"], "matrix")
 
   def test_again(self):
     with asm.Module(asm.assemble(asm.kernel_file(
@@ -390,18 +479,14 @@ class LaunchTest(absltest.TestCase):
       module.launch("kernel", 0)
       before = json.loads(call("amdgpu_sim_clock"))
       try:
-        self.set("scalar_latency", 500)
+        set_parameter("scalar_latency", 500)
         again = json.loads(call("amdgpu_sim_clock_again"))
       finally:
-        self.set("scalar_latency", PARAMETERS["scalar_latency"])
+        set_parameter("scalar_latency", PARAMETERS["scalar_latency"])
     self.assertEqual(again["clocks"] - before["clocks"], 200)
 
-  def set(self, name, value):
-    return asm.library().amdgpu_sim_clock_set(name.encode(),
-                                              ctypes.c_double(value))
-
   def test_unknown_parameter(self):
-    self.assertEqual(self.set("speed", 1), 0)
+    self.assertEqual(set_parameter("speed", 1), 0)
 
 
 class EnvironmentTest(absltest.TestCase):
@@ -414,14 +499,15 @@ with asm.Buffer(np.zeros(4, np.uint32)) as out:
     s_load_dwordx2 s[8:9], s[0:1], 0x0
     v_mov_b32 v1, 0
     v_mov_b32 v2, 1
-    s_waitcnt lgkmcnt(0)
+    s_waitcnt lgkmcnt(0)MORE
     global_atomic_add v1, v2, s[8:9]''', out, grid=GRID)
   print(int(out.read()[0]))
 """
 
-  def run_program(self, grid=600, **environment):
+  def run_program(self, grid=600, more="", **environment):
+    program = self.PROGRAM.replace("GRID", str(grid)).replace("MORE", more)
     done = subprocess.run(
-        [sys.executable, "-c", self.PROGRAM.replace("GRID", str(grid))],
+        [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(
             [os.path.dirname(os.path.abspath(__file__)), *sys.path]),
              "AMDGPU_SIM_CLOCK": "", **environment},
@@ -466,8 +552,10 @@ with asm.Buffer(np.zeros(4, np.uint32)) as out:
     self.assertEqual(shown["v_mov_b32_e32 v2, 1"], SLOT)
 
   def test_only_some_workgroups(self):
-    done = self.run_program(AMDGPU_SIM_CLOCK=os.devnull,
-                            AMDGPU_SIM_CLOCK_ONLY="1", grid=305)
+    # Others of the first round begin, and end before the atomic.
+    done = self.run_program(AMDGPU_SIM_CLOCK=os.devnull, AMDGPU_SIM_TURN="1",
+                            AMDGPU_SIM_CLOCK_ONLY="1", grid=305,
+                            more="\n s_nop 0" * 5000)
     # Those of one unit, and four probes; more if these differ.
     self.assertEqual(int(done.stdout), 64 * (-(-305 // UNITS) + 4 - 1))
 

@@ -2,10 +2,12 @@
 """Fits the model of time to the microseconds that AITER publishes.
 
 The measured rows name AITER's own kernels, which the simulator executes from a
-checkout of the user's. Fitted are what a launch takes, the clock with and
-without matrix load, latencies and rates of L2 and HBM, the latency of LDS.
-Errors are told for rows that the fit has seen, with each kernel left out in
-turn, and with each device left out in turn.
+checkout of the user's. Latencies and the share of HBM's rate are fitted for all
+devices together, what a launch takes and the clock with and without matrix load
+for each. Errors are told for rows that the fit has seen, with each kernel left
+out in turn, and with each device left out in turn: it has the launch and the
+clock that fit the others. With --pairs, how often of two kernels for one
+problem, each left out of its fit, the faster one is known.
 
   python3 build/build.py sim -- python tests/amdgpu_sim/clock/calibrate.py \\
       CHECKOUT MEASURED.csv
@@ -33,23 +35,28 @@ DEVICES = {("gfx942", 304): "MI300X", ("gfx942", 80): "MI308X",
            ("gfx950", 256): "MI355X"}
 PEAK = {"MI300X": 2.1, "MI308X": 2.1, "MI355X": 2.4}  # clock/device.cc
 # What changes the model's clocks: all combinations are tried.
-GRID = {"l2_latency": (500, 700, 900), "l2_rate": (48, 64),
-        "hbm_latency": (900, 1400), "hbm_efficiency": (0.5, 0.7),
-        "lds_latency": (64, 128)}
-# What changes only what they become: the best of these.
-LAUNCH = np.arange(1, 7, 0.5)
-SUSTAINED = np.arange(0.6, 1.01, 0.05)
-THROTTLE = np.arange(0, 0.61, 0.05)
+GRID = {"l2_latency": (600, 800), "hbm_latency": (800, 1000),
+        "hbm_efficiency": (0.7, 0.8)}
+# What changes only what they become, of each device: the best of these.
+LAUNCH = np.arange(1, 5.1, 0.5)
+SUSTAINED = np.arange(0.75, 1.01, 0.05)
+THROTTLE = np.arange(0, 1.01, 0.1)
+CLOCKS = np.array(list(itertools.product(LAUNCH, SUSTAINED, THROTTLE)))
+# What a row of another device weighs in that, where a device has few.
+OTHERS = 0.05
+# A pair of kernels is ranked if one took so many times as long as the other.
+RANKED = 1.1
 
 
-def evenly(rows: Sequence[Any], most: int) -> list[Any]:
-  """Up to so many, evenly by their time."""
+def evenly(rows: Sequence[Any], most: int | None) -> list[Any]:
+  """Up to so many, evenly by their time, or all."""
+  most = most or len(rows)
   rows = sorted(rows, key=lambda row: row["microseconds"])
   at = np.linspace(0, len(rows) - 1, min(most, len(rows)))
   return [rows[i] for i in sorted(set(at.round().astype(int)))]
 
 
-def measured(path: pathlib.Path, families: Sequence[str], most: int):
+def measured(path: pathlib.Path, families: Sequence[str], most: int | None):
   """Rows, up to so many of a kernel and device, evenly by their time."""
   groups = collections.defaultdict(list)
   with path.open() as stream:
@@ -165,24 +172,41 @@ class Table:
     self.rows = rows
     clocks, share = np.moveaxis(np.array(predictions), -1, 0)
     self.clocks, self.share = clocks[:, 1:], share[:, 1:]
+    self.device = np.array([row["device"] for row in rows])
     self.peak = np.array([PEAK[row["device"]] for row in rows])
     self.measured = np.array([row["microseconds"] for row in rows])
 
-  def microseconds(self, combination, launch, sustained, throttle, at):
+  def microseconds(self, combination, clock, at):
+    """Of rows, for each of some (launch, sustained, throttle)."""
+    launch, sustained, throttle = np.moveaxis(clock, -1, 0)[..., None]
     share = self.share[at, combination]
-    clock = self.peak[at] * np.maximum(sustained - throttle * share**2, 0.1)
-    return launch + self.clocks[at, combination] / (1000 * clock)
+    rate = self.peak[at] * np.maximum(sustained - throttle * share**2, 0.1)
+    return launch + self.clocks[at, combination] / (1000 * rate)
 
-  def fit(self, at) -> tuple[int, float, float, float]:
-    """The parameters with the least mean |log| of the ratio."""
-    choices = itertools.product(range(self.clocks.shape[1]), LAUNCH, SUSTAINED,
-                                THROTTLE)
-    loss = lambda choice: np.abs(np.log(
-        self.microseconds(*choice, at) / self.measured[at])).mean()
-    return min(choices, key=loss)
+  def best(self, combination, at):
+    """Each device's clock with the least |log| of the ratio, and that, added;
+    None's is that of them all."""
+    losses = np.abs(np.log(self.microseconds(combination, CLOCKS, at)
+                           / self.measured[at]))
+    clocks, total = {None: CLOCKS[losses.sum(axis=1).argmin()]}, 0
+    for device in sorted(set(self.device[at])):
+      own = self.device[at] == device
+      best = (losses @ np.where(own, 1, OTHERS)).argmin()
+      clocks[device] = CLOCKS[best]
+      total += losses[best, own].sum()
+    return clocks, total
 
-  def errors(self, choice, at) -> np.ndarray:
-    return np.abs(self.microseconds(*choice, at) / self.measured[at] - 1)
+  def fit(self, at) -> tuple[int, dict[str | None, np.ndarray]]:
+    """A combination, and the clocks that go with it."""
+    combination = min(range(self.clocks.shape[1]),
+                      key=lambda c: self.best(c, at)[1])
+    return combination, self.best(combination, at)[0]
+
+  def predicted(self, fit, at) -> np.ndarray:
+    combination, clocks = fit
+    return np.array([
+        self.microseconds(combination, clocks.get(device, clocks[None]), [row])
+        for row, device in zip(at, self.device[at], strict=True)]).ravel()
 
 
 def told(errors: np.ndarray) -> str:
@@ -192,18 +216,34 @@ def told(errors: np.ndarray) -> str:
           f"{np.quantile(errors, 0.9):.1%} of {len(errors)}")
 
 
-def left_out(table: Table, groups: Iterable[np.ndarray], everything):
-  """Errors of each group by a fit of the others."""
-  errors = np.zeros(len(table.rows))
+def left_out(table: Table, groups: Iterable[np.ndarray], fitted):
+  """Microseconds of each group by a fit of the others."""
+  predicted = np.zeros(len(table.rows))
   for group in groups:
-    rest = np.setdiff1d(everything, group)
-    if len(rest):
-      errors[group] = table.errors(table.fit(rest), group)
-  return errors
+    rest = np.setdiff1d(fitted, group)
+    predicted[group] = table.predicted(table.fit(rest), group)
+  return predicted
+
+
+def report_ranking(rows, predicted):
+  """Of pairs of kernels for one problem those whose order is predicted."""
+  problems = collections.defaultdict(list)
+  for row, time in zip(rows, predicted, strict=True):
+    problems[row["device"], row["kernel"].split("_")[0],
+             row["m"], row["n"], row["k"]].append((row["microseconds"], time))
+  right = collections.defaultdict(list)
+  for (device, family, *_), times in problems.items():
+    for (a, mine), (b, other) in itertools.combinations(sorted(times), 2):
+      if b >= RANKED * a:
+        right[device, family].append(mine < other)
+        right["all", ""].append(mine < other)
+  print(f"\nPairs that differ by {RANKED - 1:.0%}, ranked right:")
+  for (device, family), found in sorted(right.items()):
+    print(f"  {device} {family}: {sum(found)} of {len(found)}")
 
 
 def report_kernels(rows, groups, ratio):
-  print("\nBy kernel, of its device's:")
+  print("\nBy kernel:")
   for group in groups:
     row = rows[group[0]]
     print(f"  {row['device']} {row['kernel']}: {told(np.abs(ratio[group] - 1))}"
@@ -236,6 +276,10 @@ def main():
   parser.add_argument("--jobs", type=int, default=os.cpu_count())
   parser.add_argument("--out", type=pathlib.Path,
                       help="CSV for measured and predicted microseconds")
+  parser.add_argument("--pairs", type=pathlib.Path,
+                      help="a CSV as MEASURED.csv, of problems for which "
+                      "several kernels were measured: they are ranked, and not "
+                      "fitted")
   parser.add_argument("--attention", action="store_true",
                       help="MEASURED.csv has TFLOP/s of attention")
   arguments = parser.parse_args()
@@ -244,62 +288,56 @@ def main():
               arguments.jobs)
     return
   rows = measured(arguments.measured, arguments.families, arguments.rows)
+  fitted = len(rows)
+  if arguments.pairs:
+    rows += measured(arguments.pairs, arguments.families, None)
   grid = None if arguments.no_fit else {} if arguments.keep else GRID
   predictions = run_all(predict, arguments.checkout, rows,
                         [grid], arguments.jobs)
   ended = [p is not None for p in predictions]
   print(f"{len(rows)} rows, of which {ended.count(False)} do not end without "
         "workgroups that are not executed")
+  fitted = sum(ended[:fitted])
   rows = [row for row, good in zip(rows, ended, strict=True) if good]
   predictions = [p for p in predictions if p is not None]
   table = Table(rows, predictions)
-  everything = np.arange(len(rows))
-  by = lambda *names: [
-      np.array([i for i in everything
-                if tuple(rows[i][name] for name in names) == key])
-      for key in sorted({tuple(row[name] for name in names) for row in rows})
-  ]
+  everything = np.arange(fitted)
+  by = lambda name, at: [
+      np.array([i for i in at if rows[i][name] == key])
+      for key in sorted({rows[i][name] for i in at})]
 
-  long = table.measured > 20
+  def report(name, times):
+    """For all of the fitted rows and by device."""
+    errors = np.abs(times / table.measured - 1)
+    long = table.measured > 20
+    print(f"\n{name}: {told(errors[:fitted])}; above 20 us "
+          f"{told(errors[:fitted][long[:fitted]])}")
+    for group in by("device", everything):
+      print(f"  {rows[group[0]]['device']}: {told(errors[group])}; above 20 us "
+            f"{told(errors[group[long[group]]])}")
+
   if arguments.no_fit:
-    print("\nWith the devices' own numbers:")
-    own = np.array([p[0][0] for p in predictions])
-    for group in by("device"):
-      errors = np.abs(own[group] / table.measured[group] - 1)
-      print(f"{rows[group[0]]['device']}: {told(errors)}; above 20 us "
-            f"{told(errors[long[group]])}")
-    report_kernels(rows, by("device", "kernel"), own / table.measured)
-    write(arguments.out, rows, own)
-    return
-
-  combinations = list(itertools.product(*grid.values()))
-  def describe(choice):
-    values = dict(zip(grid, combinations[choice[0]], strict=True))
-    return (", ".join(f"{k} {v:g}" for k, v in values.items())
-            + f", launch_microseconds {choice[1]:g}, sustained {choice[2]:.2g}"
-            + f", throttle {choice[3]:.2g}")
-
-  common = table.fit(everything)
-  print(f"\nOne fit of all: {describe(common)}")
-  cases = {
-      "seen by the fit": table.errors(common, everything),
-      "each kernel left out": left_out(table, by("kernel"), everything),
-      "each device left out": left_out(table, by("device"), everything),
-  }
-  for name, errors in cases.items():
-    print(f"{name}: {told(errors)}; above 20 us {told(errors[long])}")
-  print("\nA fit of each device:")
-  final = np.zeros(len(rows))
-  for group in by("device"):
-    choice = table.fit(group)
-    final[group] = table.microseconds(*choice, group)
-    kernels = [np.intersect1d(g, group) for g in by("kernel")]
-    out = left_out(table, [g for g in kernels if len(g)], group)[group]
-    print(f"{rows[group[0]]['device']}: {describe(choice)}\n"
-          f"  seen: {told(table.errors(choice, group))}\n"
-          f"  each kernel left out: {told(out)}; above 20 us "
-          f"{told(out[long[group]])}")
-  report_kernels(rows, by("device", "kernel"), final / table.measured)
+    final = np.array([p[0][0] for p in predictions])
+    report("With the devices' own numbers", final)
+    report_ranking(rows[fitted:], final[fitted:])
+  else:
+    fit = table.fit(everything)
+    values = list(itertools.product(*grid.values()))[fit[0]]
+    print("Fitted:", ", ".join(
+        f"{k} {v:g}" for k, v in zip(grid, values, strict=True)))
+    for device, clock in fit[1].items():
+      print(f"  {device or 'one for all'}: launch_microseconds {clock[0]:g}, "
+            f"sustained {clock[1]:.2g}, throttle {clock[2]:.2g}")
+    final = table.predicted(fit, np.arange(len(rows)))
+    report("Seen by the fit", final)
+    kernels = left_out(table, by("kernel", range(len(rows))), everything)
+    report("Each kernel left out", kernels)
+    report("Each device left out",
+           left_out(table, by("device", range(len(rows))), everything))
+    report_ranking(rows[fitted:], kernels[fitted:])
+  groups = [group for same in by("device", everything)
+            for group in by("kernel", same)]
+  report_kernels(rows, groups, final / table.measured)
   write(arguments.out, rows, final)
 
 

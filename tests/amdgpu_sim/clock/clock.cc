@@ -131,15 +131,15 @@ double Makespan(const std::vector<double>& works, double places) {
   return last;
 }
 
-// How the traced workgroups use allocations.
+// How workgroups use allocations.
 std::vector<ClockLaunch::Traffic> TrafficOf(
+    const Device& device, const ClockLaunch& launch,
     const std::vector<GroupTrace>& groups) {
+  using Traffic = ClockLaunch::Traffic;
   constexpr double kPiece = 64;
-  std::vector<uint64_t> all;
-  std::map<uint64_t, ClockLaunch::Traffic> found;  // By address.
+  std::map<uint64_t, Traffic> found;  // By address.
   // Pieces in order; each allocation is looked up once.
-  auto count = [&](std::vector<uint64_t>* pieces,
-                   double ClockLaunch::Traffic::* field) {
+  auto count = [&](std::vector<uint64_t>* pieces, double Traffic::* field) {
     std::sort(pieces->begin(), pieces->end());
     pieces->erase(std::unique(pieces->begin(), pieces->end()), pieces->end());
     Allocation allocation;
@@ -153,21 +153,36 @@ std::vector<ClockLaunch::Traffic> TrafficOf(
           continue;
         }
       }
-      ClockLaunch::Traffic& traffic = found[allocation.base];
+      Traffic& traffic = found[allocation.base];
+      traffic.base = allocation.base;
       traffic.size = static_cast<double>(allocation.size);
       traffic.*field += kPiece;
     }
   };
+  auto add = [](std::vector<uint64_t>* all, const std::vector<uint64_t>& some) {
+    all->insert(all->end(), some.begin(), some.end());
+  };
+  std::vector<uint64_t> all;
   for (const GroupTrace& group : groups) {
     std::vector<uint64_t> pieces;
-    for (const WaveTrace& wave : group.waves) {
-      pieces.insert(pieces.end(), wave.lines.begin(), wave.lines.end());
-    }
-    count(&pieces, &ClockLaunch::Traffic::asked);
-    all.insert(all.end(), pieces.begin(), pieces.end());
+    for (const WaveTrace& wave : group.waves) add(&pieces, wave.lines);
+    count(&pieces, &Traffic::asked);
+    add(&all, pieces);
   }
-  count(&all, &ClockLaunch::Traffic::touched);
-  std::vector<ClockLaunch::Traffic> traffic;
+  count(&all, &Traffic::touched);
+  all.clear();
+  std::vector<std::vector<uint64_t>> dies(static_cast<size_t>(device.dies));
+  for (const auto& [number, first] : launch.first) {
+    std::vector<uint64_t> pieces = first;
+    count(&pieces, &Traffic::first);
+    add(&dies[number % dies.size()], pieces);
+  }
+  for (std::vector<uint64_t>& pieces : dies) {
+    count(&pieces, &Traffic::first_dies);
+    add(&all, pieces);
+  }
+  count(&all, &Traffic::first_all);
+  std::vector<Traffic> traffic;
   for (const auto& entry : found) traffic.push_back(entry.second);
   return traffic;
 }
@@ -181,7 +196,7 @@ std::vector<Use> Uses(const Device& device, const ClockReport& report) {
       {"scalar", unit.scalar / (device.simds * all)},
       {"lds", unit.lds / all},
       {"l1", unit.memory / all},
-      {"memory", unit.memory_bytes / report.behind.rate / all},
+      {"memory", unit.behind / all},
   };
 }
 
@@ -260,25 +275,73 @@ int Occupancy(const Device& device, const ClockLaunch& launch) {
   return std::max(1, static_cast<int>(groups));
 }
 
+uint64_t FirstRound(const Device& device, const ClockLaunch& launch) {
+  const double most = device.compute_units * Occupancy(device, launch);
+  return std::min(launch.workgroups, static_cast<uint64_t>(most));
+}
+
 Behind BehindL1(const Device& device, const ClockLaunch& launch, double units) {
-  double once = 0, asked = 0;
-  // Of as much work as the traced ones have.
-  const double groups = std::max<double>(1, launch.traced.size()) *
-                        Longest(launch) / Mean(launch);
-  for (const ClockLaunch::Traffic& traffic : launch.traffic) {
-    const double all = traffic.asked / groups * launch.workgroups;
-    once +=
-        std::min(traffic.size, traffic.touched / groups * launch.workgroups);
-    asked += all;
+  // As much work as the traced ones have, in the whole launch.
+  const double times = static_cast<double>(launch.workgroups) /
+                       std::max<double>(1, launch.traced.size()) *
+                       Mean(launch) / Longest(launch);
+  const double dies = std::min<double>(device.dies, launch.workgroups);
+  struct Flow {
+    uint64_t base;
+    double asked, once;  // Bytes: by all workgroups, and as if one had a cache.
+    double die, all;     // Of `asked`, what no other asks for at that time: no
+                         // other of the die, and of all.
+  };
+  std::vector<Flow> flows;
+  double footprint = 0, footprint_of_die = 0;
+  for (const ClockLaunch::Traffic& t : launch.traffic) {
+    Flow f = {t.base, std::max(1.0, t.asked * times), 0, 0, 0};
+    f.once = std::min({t.size, t.touched * times, f.asked});
+    if (t.first > 0) {
+      f.die = t.first_dies / t.first;
+      f.all = t.first_all / t.first;
+    } else {
+      f.die = std::min(1.0, dies * f.once / f.asked);
+      f.all = f.once / f.asked;
+    }
+    footprint += f.once;
+    footprint_of_die += std::min(f.once, f.die * f.asked / dies);
+    flows.push_back(f);
   }
-  const double share = asked > 0 ? std::min(1.0, once / asked) : 0;
-  const double hbm = device.hbm_gigabytes * device.hbm_efficiency /
-                     device.gigahertz;  // Bytes a clock.
+  // A cache keeps what it has room for until it is asked for again.
+  auto lost = [](double footprint, double bytes) {
+    return 1 - std::min(1.0, bytes / std::max(1.0, footprint));
+  };
+  const double l2_lost = lost(footprint_of_die, device.l2_bytes);
+  const double mall_lost = lost(footprint, device.mall_bytes);
+  auto misses = [](double least, double most, double lost) {
+    least = std::min(least, most);
+    return least + (most - least) * lost;
+  };
+
+  // Clocks of a byte that a unit gets of a rate that all share.
+  auto shared = [&](double gigabytes) {
+    return std::max(1 / device.l2_rate,
+                    units * device.gigahertz * device.sustained / gigabytes);
+  };
+  auto source = [&](double die, double all) {
+    const double l2 = 1 - die, mall = die - all;
+    return Source{
+        l2 * device.l2_latency + mall * device.mall_latency +
+            all * device.hbm_latency,
+        l2 / device.l2_rate + mall * shared(device.mall_gigabytes) +
+            all * shared(device.hbm_gigabytes * device.hbm_efficiency)};
+  };
   Behind behind;
-  behind.latency =
-      device.l2_latency + share * (device.hbm_latency - device.l2_latency);
-  behind.rate = 1 / ((1 - share) / device.l2_rate +
-                     share * std::max(1 / device.l2_rate, units / hbm));
+  behind.sources[0] = source(1, 1);  // What was freed since.
+  for (const Flow& f : flows) {
+    const double die = misses(dies * f.once / f.asked, f.die, l2_lost);
+    const double all = misses(f.once / f.asked, f.all, mall_lost);
+    behind.sources[f.base / 64] = source(die, std::min(die, all));
+  }
+  behind.atomic_clocks =
+      std::max(1 / device.l1_rate,
+               units / std::min(units, device.dies) / device.atomic_rate);
   return behind;
 }
 
@@ -326,14 +389,13 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
     const size_t some =
         std::min<size_t>(groups.size(), static_cast<size_t>(count));
     const Behind behind = BehindL1(device, launch, units);
-    if (report.unit.clocks == 0) report.behind = behind;
     return RunUnit(device, behind, {groups.begin(), groups.begin() + some},
                    timeline && report.unit.clocks == 0);
   };
   double clocks = 0, matrix = 0;
-  auto add = [&](UnitReport unit, double times) {
+  auto add = [&](UnitReport unit, double times, double units) {
     clocks += times * unit.clocks;
-    matrix += times * unit.matrix;
+    matrix += times * unit.matrix * units / device.compute_units;
     // The fuller one comes first.
     if (report.unit.clocks == 0) report.unit = std::move(unit);
   };
@@ -343,14 +405,11 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
     const double held = std::min<double>(
         report.occupancy, std::ceil(launch.workgroups / device.compute_units));
     report.rounds = Makespan(Works(launch), units * held) / Longest(launch);
-    add(run(held, units), report.rounds);
+    add(run(held, units), report.rounds, units);
   } else {
-    if (full > 0) add(run(report.occupancy, device.compute_units), full);
-    if (rest > 0) {
-      add(run(std::ceil(rest / device.compute_units),
-              std::min(rest, device.compute_units)),
-          1);
-    }
+    const double all = device.compute_units, some = std::min(rest, all);
+    if (full > 0) add(run(report.occupancy, all), full, all);
+    if (rest > 0) add(run(std::ceil(rest / all), some), 1, some);
     report.rounds = full + (rest > 0 ? 1 : 0);
   }
   report.clocks = clocks;
@@ -471,7 +530,8 @@ void AddClock(const Device& device, const ClockLaunch& launch,
     *Parameter(&latest.device, name) = value;
   }
   latest.launch = launch;
-  latest.launch.traffic = TrafficOf(groups);
+  latest.launch.traffic = TrafficOf(latest.device, latest.launch, groups);
+  latest.launch.first.clear();
   latest.groups = std::move(groups);
   std::vector<const GroupTrace*> all;
   for (const GroupTrace& group : latest.groups) all.push_back(&group);

@@ -48,26 +48,37 @@ struct ClockLaunch {
   int vector_registers = 0;  // Of a lane, v and a.
   uint32_t lds_bytes = 0;    // Of a workgroup.
 
-  // Of each allocation that the traced workgroups access.
+  // Of an allocation.
   struct Traffic {
+    uint64_t base = 0;
     double size = 0;     // Bytes.
     double touched = 0;  // Of them, by one or more of the traced workgroups,
     double asked = 0;    // and by each of them, added.
+    // What the first round's workgroups ask for at first: all of them, added,
+    // by those of each die, added, and by one or more of all.
+    double first = 0, first_dies = 0, first_all = 0;
   };
   std::vector<Traffic> traffic;
   std::vector<uint64_t> traced;  // Workgroups.
   // Instructions of some workgroups, by their numbers, and of all that end
   // before kEarly of them.
   std::map<uint64_t, double> work, early;
+  // Pieces of 64 bytes that each workgroup of the first round accesses before
+  // kFirst of its instructions.
+  std::map<uint64_t, std::vector<uint64_t>> first;
 };
 
-// What is behind the L1 while so many compute units are busy. Bytes come from
-// HBM once for the launch and else from a cache: of an allocation once the
-// bytes of each workgroup, as if each had its own, or all that it has.
+// What is behind the L1 while so many compute units are busy. Workgroups are
+// given to the dies one after another. Those of the first round tell by what
+// they ask for at first how much of an allocation others of their die ask for
+// at the same time, and others of all dies: that comes once. From round to
+// round an L2, and the last-level cache, keep as much as they have room for.
 Behind BehindL1(const Device& device, const ClockLaunch& launch, double units);
 
 // How many workgroups a compute unit holds; at least one.
 int Occupancy(const Device& device, const ClockLaunch& launch);
+// How many workgroups all compute units hold at once.
+uint64_t FirstRound(const Device& device, const ClockLaunch& launch);
 // The workgroups to trace: those that the first compute unit holds at once. Of
 // one that has hardly anything to do the next one takes the place.
 std::vector<uint64_t> Traced(const Device& device, const ClockLaunch& launch);
@@ -78,6 +89,8 @@ std::vector<uint64_t> Sampled(uint64_t workgroups, int count);
 constexpr int kProbes = 4, kSamples = 32;
 // A workgroup that finds nothing to do ends before so many instructions.
 constexpr uint64_t kEarly = 1024;
+// One has told by so many what it shares with others.
+constexpr uint64_t kFirst = 4096;
 // Whether `work` differs so much that workgroups are no rounds.
 bool Uneven(const std::map<uint64_t, double>& work);
 
@@ -90,7 +103,6 @@ struct ClockReport {
   int occupancy = 0;
   double rounds = 0;  // Of workgroups, one after another.
   std::string bound;  // What it is bound by.
-  Behind behind;      // What the unit had behind its L1.
   UnitReport unit;    // Of a compute unit that holds as many as it can.
 };
 // `groups` are traces of Traced(). The largest part of the workgroups comes in

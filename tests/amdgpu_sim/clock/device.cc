@@ -12,8 +12,9 @@ namespace {
 // "ISA": the document of its instructions. "paper": AMD's white papers of CDNA
 // 3 and 4. "LLVM": wait states in its hazard recognizer for gfx940. "fit":
 // calibrate.py, on microseconds that AITER publishes; that of atomics on those
-// of attention's gradient, which adds up dq in 32 bits. "assumed": none of
-// these, and nothing has shown how far it is off.
+// of attention's gradient, which adds up dq in 32 bits. A clock under load is
+// between those that fit products and attention. "assumed": none of these, and
+// nothing has shown how far it is off.
 Device Common(const char* name, const char* arch) {
   Device d = {};
   d.name = name;
@@ -35,15 +36,21 @@ Device Common(const char* name, const char* arch) {
   d.l1_line = 128;           // paper
   d.l1_latency = 120;        // assumed
   d.l1_rate = 64;            // paper
-  d.lds_latency = 128;       // As of one fit for all devices, and so on:
-  d.l2_latency = 900;
+  d.dies = 8;                // sheet
+  d.l2_bytes = 4 << 20;      // paper
+  d.mall_bytes = 256 << 20;  // paper
+  d.mall_gigabytes = 17200;  // paper: of CDNA 3; assumed of CDNA 4
+  d.address_clocks = 4;      // fit, as all below
+  d.lds_latency = 128;
+  d.l2_latency = 800;
   d.l2_rate = 64;
-  d.atomic_rate = 2.5;
+  d.atomic_rate = 80;
+  d.mall_latency = 800;
   d.hbm_latency = 900;
-  d.hbm_efficiency = 0.7;
-  d.launch_microseconds = 2;
-  d.sustained = 0.9;
-  d.throttle = 0.4;
+  d.hbm_efficiency = 0.8;
+  d.launch_microseconds = 3;
+  d.sustained = 0.95;
+  d.throttle = 0.5;
   return d;
 }
 
@@ -52,50 +59,40 @@ std::vector<Device> AllDevices() {
   mi300x.compute_units = 304;   // sheet
   mi300x.gigahertz = 2.1;       // sheet
   mi300x.hbm_gigabytes = 5300;  // sheet
-  mi300x.lds_latency = 64;      // fit, as all below
-  mi300x.l2_latency = 700;
-  mi300x.l2_rate = 64;
-  mi300x.hbm_latency = 1400;
-  mi300x.hbm_efficiency = 0.7;
-  mi300x.launch_microseconds = 1;
-  mi300x.sustained = 0.8;
-  mi300x.throttle = 0.3;
+  mi300x.address_clocks = 16;   // fit, as all below
+  mi300x.launch_microseconds = 2.5;
+  mi300x.sustained = 1;
+  mi300x.throttle = 0.7;
 
   Device mi308x = mi300x;
   mi308x.name = "MI308X";
-  mi308x.compute_units = 80;    // AITER's tables
-  mi308x.gigahertz = 2.1;       // assumed as MI300X; see `sustained`
-  mi308x.hbm_gigabytes = 5300;  // sheet
-  mi308x.lds_latency = 64;      // fit, as all below
-  mi308x.l2_latency = 500;
-  mi308x.l2_rate = 48;
-  mi308x.hbm_latency = 900;
-  mi308x.hbm_efficiency = 0.7;
-  mi308x.launch_microseconds = 2;
-  mi308x.sustained = 0.8;
+  mi308x.compute_units = 80;  // AITER's tables
+  mi308x.dies = 4;            // assumed
+  mi308x.launch_microseconds = 3;
+  mi308x.sustained = 0.95;
   mi308x.throttle = 0.4;
 
   Device mi355x = Common("MI355X", "gfx950");
-  mi355x.compute_units = 256;     // sheet
-  mi355x.gigahertz = 2.4;         // sheet
-  mi355x.lds_bytes = 160 * 1024;  // paper
-  mi355x.transcendental = 8;      // paper: twice the rate
-  mi355x.lds_write_factor = 2;    // paper: reads are twice as wide
-  mi355x.hbm_gigabytes = 8000;    // sheet
-  mi355x.lds_latency = 128;       // fit, as all below
-  mi355x.l2_latency = 900;
-  mi355x.l2_rate = 48;
-  mi355x.hbm_latency = 900;
-  mi355x.hbm_efficiency = 0.7;
-  mi355x.launch_microseconds = 2.5;
-  mi355x.sustained = 0.95;
-  mi355x.throttle = 0.4;
+  mi355x.compute_units = 256;        // sheet
+  mi355x.gigahertz = 2.4;            // sheet
+  mi355x.lds_bytes = 160 * 1024;     // paper
+  mi355x.transcendental = 8;         // paper: twice the rate
+  mi355x.lds_write_factor = 2;       // paper: reads are twice as wide
+  mi355x.hbm_gigabytes = 8000;       // sheet
+  mi355x.launch_microseconds = 2.5;  // fit, as all below
+  mi355x.sustained = 0.85;
+  mi355x.throttle = 0.25;
 
-  // One of its two dies. No measured time has been seen of it.
+  // One of its two dies. No measured time has been seen of it: latencies and
+  // rates are those of the others.
   Device mi250x = Common("MI250X", "gfx90a");
   mi250x.compute_units = 110;   // sheet
   mi250x.gigahertz = 1.7;       // sheet
+  mi250x.dies = 1;              // sheet
+  mi250x.l2_bytes = 8 << 20;    // sheet
+  mi250x.mall_bytes = 0;        // sheet: it has none
   mi250x.hbm_gigabytes = 1638;  // sheet
+  mi250x.address_clocks = 16;   // assumed as CDNA 3's
   return {mi300x, mi308x, mi355x, mi250x};
 }
 
@@ -111,9 +108,14 @@ constexpr Name kNames[] = {
     {"lds_latency", &Device::lds_latency},
     {"scalar_latency", &Device::scalar_latency},
     {"l1_latency", &Device::l1_latency},
+    {"address_clocks", &Device::address_clocks},
+    {"l2_bytes", &Device::l2_bytes},
     {"l2_latency", &Device::l2_latency},
     {"l2_rate", &Device::l2_rate},
     {"atomic_rate", &Device::atomic_rate},
+    {"mall_bytes", &Device::mall_bytes},
+    {"mall_latency", &Device::mall_latency},
+    {"mall_gigabytes", &Device::mall_gigabytes},
     {"hbm_latency", &Device::hbm_latency},
     {"hbm_gigabytes", &Device::hbm_gigabytes},
     {"hbm_efficiency", &Device::hbm_efficiency},

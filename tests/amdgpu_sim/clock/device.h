@@ -30,21 +30,27 @@ struct Device {
   double lds_latency;       // Of a read, beside the clocks that it takes.
   double lds_write_factor;  // Clocks of a write for one of a read.
   double scalar_latency;    // A scalar load.
+  double address_clocks;    // Of a vector memory instruction, at least.
   double l1_bytes;
   double l1_line;
-  double l1_latency;      // A load that hits.
-  double l1_rate;         // Bytes a clock.
-  double l2_latency;      // A load that misses the L1.
-  double l2_rate;         // Bytes a clock and compute unit.
-  double atomic_rate;     // Bytes of atomics a clock and compute unit.
-  double hbm_latency;     // One that nobody made before.
+  double l1_latency;   // A load that hits.
+  double l1_rate;      // Bytes a clock.
+  double dies;         // Each has an L2.
+  double l2_bytes;     // Of one.
+  double l2_latency;   // A load that misses the L1.
+  double l2_rate;      // Bytes a clock and compute unit.
+  double atomic_rate;  // Bytes of atomics a clock and die.
+  double mall_bytes;   // The last-level cache.
+  double mall_latency;
+  double mall_gigabytes;  // A second, of the device.
+  double hbm_latency;
   double hbm_gigabytes;   // A second, of the device, at its peak.
   double hbm_efficiency;  // The share of it that there is.
 
   // Of a launch.
   double launch_microseconds;
-  // The clock under load:
-  // peak * (sustained - throttle * (share of matrix clocks)^2).
+  // The clock under load: peak * (sustained - throttle * share^2), where the
+  // share is that of matrix clocks among all of the device's.
   double sustained;
   double throttle;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -348,7 +349,7 @@ class Unit {
   double Memory(const Wave& wave, const Event& event, double time) {
     constexpr double kPiece = 64;
     const double clocks =
-        std::max<double>(d_.slot, event.lines * kPiece / d_.l1_rate);
+        std::max<double>(d_.address_clocks, event.lines * kPiece / d_.l1_rate);
     l1_free_ = std::max(l1_free_, time) + clocks;
     report_.memory += clocks;
     report_.l1_bytes += event.lines * kPiece;
@@ -365,16 +366,20 @@ class Unit {
         continue;
       }
       const double bytes = event.write ? kPiece : d_.l1_line;
+      const Source& source =
+          std::prev(behind_.sources.upper_bound(piece))->second;
+      const double clocks = bytes * source.clocks;
+      report_.behind += clocks;
       report_.memory_bytes += bytes;
       if (event.atomic) {
         // What adds them up is beside what loads and stores take.
         atomic_free_ =
-            std::max(atomic_free_, l1_free_) + bytes / d_.atomic_rate;
-        end = std::max(end, atomic_free_ + behind_.latency);
+            std::max(atomic_free_, l1_free_) + bytes * behind_.atomic_clocks;
+        end = std::max(end, atomic_free_ + source.latency);
         continue;
       }
-      behind_free_ = std::max(behind_free_, l1_free_) + bytes / behind_.rate;
-      end = std::max(end, behind_free_ + behind_.latency);
+      behind_free_ = std::max(behind_free_, l1_free_) + clocks;
+      end = std::max(end, behind_free_ + source.latency);
       if (!event.write) l1_.SetArrival(line, end);
     }
     // A load to LDS takes its clocks there. They are booked now, so that reads
@@ -414,7 +419,7 @@ class Unit {
   }
 
   const Device& d_;
-  const Behind behind_;
+  const Behind& behind_;
   const bool timeline_;
   std::vector<Simd> simds_;
   std::vector<Wave> waves_;

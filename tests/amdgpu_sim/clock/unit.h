@@ -36,7 +36,8 @@ struct UnitReport {
   double matrix = 0, vector = 0, scalar = 0, lds = 0, memory = 0;
   double lds_conflicts = 0;
   double l1_bytes = 0;      // Asked of the L1,
-  double memory_bytes = 0;  // and of what is behind it.
+  double memory_bytes = 0;  // and of what is behind it,
+  double behind = 0;        // which is busy for so many clocks.
   double wave_clocks = 0;   // From start to end, of all waves.
   double stalls[static_cast<int>(Stall::kCount)] = {};
   // By instruction.
@@ -57,9 +58,15 @@ struct UnitReport {
 };
 
 // What loads that miss the L1 find behind it.
-struct Behind {
+struct Source {
   double latency = 0;
-  double rate = 0;  // Bytes a clock.
+  double clocks = 0;  // For each byte, in which nothing else comes.
+};
+struct Behind {
+  // By where they are in memory: what begins at a piece of 64 bytes and goes on
+  // until the next one.
+  std::map<uint64_t, Source> sources;
+  double atomic_clocks = 0;  // For each byte of atomics.
 };
 
 UnitReport RunUnit(const Device& device, const Behind& behind,

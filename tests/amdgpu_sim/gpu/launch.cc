@@ -34,6 +34,8 @@ constexpr uint64_t kSlice = uint64_t{1} << 24;
 constexpr size_t kResident = 256;
 // So many at most begin only to see whether they end at once.
 constexpr uint64_t kMostBegun = 1 << 14;
+// Of one that begins so many pieces of memory are looked at.
+constexpr size_t kMostPieces = 1 << 16;
 
 // AMDGPU_SIM_LIMIT: instructions of a workgroup that mean it never ends.
 uint64_t InstructionLimit() {
@@ -160,6 +162,10 @@ class Dispatch {
   bool AddSamples();
   // Of a workgroup that has ended after so many instructions.
   void NoteClock(uint64_t number, uint64_t executed);
+  // Where a workgroup's accesses to memory go; null if nobody asks for them.
+  std::vector<uint64_t>* LogOf(const Workgroup& workgroup);
+  // Of a workgroup of the first round that has run for kFirst instructions.
+  void NoteFirst(uint64_t number);
 
   const Launch& launch_;
   const uint64_t total_;  // Workgroups.
@@ -181,6 +187,7 @@ class Dispatch {
   const bool only_ = ClockOnly();
   std::set<uint64_t> chosen_;  // To begin, if only_.
   std::set<uint64_t> begun_;   // That are not to go on after kEarly.
+  uint64_t round_ = 0;         // Workgroups of the first round.
   uint64_t longest_ = 0;       // Instructions of those whose count.
 };
 
@@ -332,7 +339,12 @@ void Dispatch::SetUpClock() {
   for (uint64_t number : Sampled(total_, only_ ? kProbes : kSamples)) {
     samples_.insert(number);
   }
-  if (only_) chosen_ = samples_;
+  round_ = std::min(FirstRound(*clock_device_, clock_launch_), kMostBegun);
+  if (!only_) return;
+  chosen_ = samples_;
+  for (uint64_t number = 0; number < round_; ++number) {
+    if (chosen_.insert(number).second) begun_.insert(number);
+  }
 }
 
 bool Dispatch::AddSamples() {
@@ -370,6 +382,29 @@ void Dispatch::NoteClock(uint64_t number, uint64_t executed) {
   }
 }
 
+std::vector<uint64_t>* Dispatch::LogOf(const Workgroup& workgroup) {
+  if (clock_device_ == nullptr) return nullptr;
+  const auto tracer = tracers_.find(workgroup.number());
+  if (tracer != tracers_.end()) return tracer->second.log();
+  const bool first = workgroup.number() < round_ && workgroup.executed() == 0;
+  return first ? &clock_launch_.first[workgroup.number()] : nullptr;
+}
+
+void Dispatch::NoteFirst(uint64_t number) {
+  std::vector<uint64_t>& pieces = clock_launch_.first[number];
+  const auto tracer = tracers_.find(number);
+  if (tracer != tracers_.end()) {
+    for (const WaveTrace& wave : tracer->second.trace().waves) {
+      pieces.insert(pieces.end(), wave.lines.begin(), wave.lines.end());
+    }
+  }
+  // A wave that never waits may have gone far beyond its first instructions.
+  if (pieces.size() > kMostPieces) pieces.resize(kMostPieces);
+  std::sort(pieces.begin(), pieces.end());
+  pieces.erase(std::unique(pieces.begin(), pieces.end()), pieces.end());
+  pieces.shrink_to_fit();
+}
+
 void Dispatch::Begin(Workgroup* workgroup) {
   uint32_t id[3];
   if (only_) {
@@ -392,10 +427,14 @@ void Dispatch::Run() {
   const uint64_t limit = InstructionLimit();
   if (ClockEnabled()) SetUpClock();
   std::deque<std::unique_ptr<Workgroup>> resident;
+  bool goes_on = false;  // The last one of `resident` does, before others.
   while (HasNext() || !resident.empty() || AddSamples()) {
     std::unique_ptr<Workgroup> workgroup;
     // New ones first, until there are enough: a waiting one needs them.
-    if (HasNext() && resident.size() < kResident) {
+    if (goes_on) {
+      workgroup = std::move(resident.back());
+      resident.pop_back();
+    } else if (HasNext() && resident.size() < kResident) {
       workgroup = pool.Take();
       Begin(workgroup.get());
     } else {
@@ -404,16 +443,14 @@ void Dispatch::Run() {
     }
     running_ = workgroup.get();
     memory_.SetWorkgroup(workgroup->number());
-    if (clock_device_ != nullptr) {
-      auto tracer = tracers_.find(workgroup->number());
-      memory_.set_log(tracer == tracers_.end() ? nullptr
-                                               : tracer->second.log());
-    }
+    memory_.set_log(LogOf(*workgroup));
+    const bool first =
+        workgroup->number() < round_ && workgroup->executed() == 0;
     bool done = false;
     try {
       for (bool warned = true; warned;) {
-        const uint64_t slice =
-            begun_.count(workgroup->number()) > 0 ? kEarly : kSlice;
+        const bool begins = begun_.count(workgroup->number()) > 0;
+        const uint64_t slice = first ? kFirst : begins ? kEarly : kSlice;
         done = workgroup->Run(program_, std::min(slice, limit), counts,
                               launch_.cancel);
         const Fault* warning = workgroup->lds().warning();
@@ -438,6 +475,8 @@ void Dispatch::Run() {
         launch_.cancel->load(std::memory_order_relaxed)) {
       return;
     }
+    if (first) NoteFirst(workgroup->number());
+    goes_on = false;
     if (done) {
       instructions_ += workgroup->executed();
       if (clock_device_ != nullptr) {
@@ -447,6 +486,9 @@ void Dispatch::Run() {
     } else if (begun_.count(workgroup->number()) > 0) {
       pool.Give(std::move(workgroup));
     } else {
+      // Of those that are chosen all begin before one goes on: it may wait for
+      // another.
+      goes_on = first && !only_;
       resident.push_back(std::move(workgroup));
     }
   }
