@@ -84,6 +84,7 @@ class HandlerTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("nt", NT, NONE, jnp.bfloat16, 5, 72, 520),
+      ("nt_odd", NT, NONE, jnp.bfloat16, 5, 67, 520),
       ("nt_unaligned", NT, NONE, jnp.bfloat16, 5, 67, 515),
       ("nn", NN, NONE, jnp.bfloat16, 33, 72, 136),
       ("tn", TN, NONE, jnp.bfloat16, 40, 72, 99),
@@ -113,7 +114,7 @@ class HandlerTest(parameterized.TestCase):
       (NT, NONE, jnp.bfloat16, 5208), (NN, NONE, jnp.float16, 5208),
       (TN, NONE, jnp.bfloat16, 5208), (NT, ROW, jnp.int8, 5208),
       (NT, ROW, jnp.float8_e4m3fn, 5208), (NT, BLOCK, jnp.float8_e4m3fn, 5208),
-      (NT, NONE, jnp.bfloat16, 72))
+      (NT, NONE, jnp.bfloat16, 5203), (NT, NONE, jnp.bfloat16, 72))
   def test_turns_of_tiles(self, layout, scaling, dtype, n):
     """More tiles than multiprocessors, the last turn's whole and divided."""
     m, k = 712, 1040
@@ -142,9 +143,9 @@ class HandlerTest(parameterized.TestCase):
   def test_batches_share(self):
     rng = np.random.default_rng(0)
     a = rng.integers(-3, 4, (3, 5, 64)).astype(jnp.bfloat16)
-    b = rng.integers(-3, 4, (3, 40, 64)).astype(jnp.bfloat16)
-    for x, y in ((a, b), (a[0], b), (a, b[0])):
-      got = call(x, y, out=(3, 5, 40), out_dtype=jnp.float32)
+    b = rng.integers(-3, 4, (3, 43, 64)).astype(jnp.bfloat16)
+    for x, y in ((a, b), (a[0], b), (a, b[0]), (a, b[:, :40])):
+      got = call(x, y, out=(3, 5, y.shape[-2]), out_dtype=jnp.float32)
       want = np.float64(x) @ np.swapaxes(np.float64(y), -1, -2)
       np.testing.assert_array_equal(got, want)
 

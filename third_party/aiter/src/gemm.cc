@@ -273,15 +273,18 @@ MappedTensor Mapped(const TensorMapSpec& spec, const gemm_args& a,
       t.strides[0] = a.stride_b;
       batch_stride = a.batch_stride_b;
       break;
-    default:
+    default: {
+      constexpr int64_t kWide = kWideBytes / 2;
       // No kernel stores float32 by a map, but its halves have one as well.
       t.address = p.out_bf16_ptr;
       t.type = a.out_type == DataType::kFp32 ? DataType::kBf16 : a.out_type;
       t.dims[0] = a.n * (ElementBytes(a.out_type) / ElementBytes(t.type));
       t.dims[1] = a.m;
-      t.strides[0] = t.dims[0];
-      batch_stride = a.m * t.dims[0];
+      // Rows of another length are stored without it.
+      t.strides[0] = CeilDiv(t.dims[0], kWide) * kWide;
+      batch_stride = a.m * t.strides[0];
       break;
+    }
   }
   t.rank = spec.rank;
   // What all batches share has one, of any stride that does.

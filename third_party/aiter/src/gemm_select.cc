@@ -22,6 +22,7 @@ constexpr int64_t kScaleBlock = 128;
 // Tiles of a call, that parts of them are counted in 32 bits.
 constexpr int64_t kMostTiles = INT32_MAX / 64;
 
+constexpr int64_t kMostTileRows = 256;
 constexpr int64_t kMostParts = 16;  // That are worth their sum.
 constexpr int64_t kMaxGrid = 65535;
 constexpr int kSumColumns = 64;
@@ -168,8 +169,11 @@ bool Serves(const DeviceInfo& device, const KernelInfo& kernel,
     }
   }
   if (Walks(kernel)) {
-    // They store 16 bytes at a time, and count parts of tiles.
-    if (key.n % 8 != 0 || key.batch > kMostTiles ||
+    // They store rows of any length where nothing is scaled, with offsets of 32
+    // bits in a tile, and count parts of tiles in as many.
+    if ((key.n % 8 != 0 && (key.scaling != GemmScaling::kNone ||
+                            key.n > INT32_MAX / kMostTileRows)) ||
+        key.batch > kMostTiles ||
         CeilDiv(key.m, kernel.tile_m) > kMostTiles / key.batch ||
         TilesOf(kernel, key) > kMostTiles) {
       return false;

@@ -243,7 +243,7 @@ void TestSelection() {
   CHECK(Names(Args(4096, 4096, 512, 3), "sm_90") == "nt_mapped");
   CHECK(Names(Args(4096, 4096, 0), "sm_90") == "nt_sm_90");
   CHECK(Names(Args(4096, 4096, 510), "sm_90") == "nt_sm_90");
-  CHECK(Names(Args(4096, 4092, 512), "sm_90") == "nt_sm_90");
+  CHECK(Names(Args(4096, 4092, 512), "sm_90") == "nt_mapped");
   CHECK(Names(Args(4096, 4096, 512, 1, GemmLayout::kTN), "sm_90") ==
         "tn_mapped");
   CHECK(Names(Args(4096, 4096, 512, 3, GemmLayout::kTN), "sm_90") ==
@@ -543,7 +543,7 @@ void TestProblems() {
   CHECK(names("e4m3fn", {512, 512, 512}, {"block"}) == "block_any");
   CHECK(names("e2m1", {512, 512, 512}, {"mx"}) == "mx");
   CHECK(names("bf16", {4096, 4096, 512, 3}, {}, "sm_90") == "nt_mapped");
-  CHECK(names("bf16", {4096, 4092, 512, 3}, {}, "sm_90") == "nt_sm_90");
+  CHECK(names("bf16", {4096, 4092, 512, 3}, {}, "sm_90") == "nt_mapped");
   gemm_args args = Args(16, 256, 4096);
   AddWorkspace(16, &args);
   CHECK(names("bf16", {16, 256, 4096, 1, 16 * 4 * 16 * 256}) == Names(args));

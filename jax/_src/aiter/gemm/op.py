@@ -276,8 +276,8 @@ def _folded(cfg: Config, x: Operands) -> Operands:
 def _whole_rows(cfg: Config, x: Operands) -> Operands:
   """Folded operands with zeros behind rows that are no multiples of 16 bytes.
 
-  The fast kernels copy and store 16 bytes at a time. Where all sizes are large
-  the product is much more work than a copy of its operands.
+  The fast kernels copy and, if operands are scaled, store 16 bytes at a time.
+  Where all sizes are large the product is much more work than such copies.
   """
   m, n, k = _sizes(cfg, x.a, x.b)
   if (cfg.scaling == "mx" or not all(map(dims.is_known, (m, n, k)))
@@ -285,7 +285,8 @@ def _whole_rows(cfg: Config, x: Operands) -> Operands:
     return x
   unit = 16 // x.a.dtype.itemsize
   m = dims.round_up(m, unit) if cfg.layout == "tn" else m
-  n = dims.round_up(n, 8 if cfg.layout == "nt" else unit)
+  if (cfg.layout, cfg.scaling) != ("nt", "none"):
+    n = dims.round_up(n, 8 if cfg.layout == "nt" else unit)
   k = dims.round_up(k, unit)
 
   def pad(t, *core):

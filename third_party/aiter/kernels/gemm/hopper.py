@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products for Hopper (sm_90) in Gluon: TMA, mbarriers, wgmma.
 
-The same functions as gemm.py's, for operands that TMA maps can describe, and n
-a multiple of 8. A block stays on its multiprocessor and takes item after item:
-tiles and, behind them, parts of k of the tiles that would fill a last turn of
-blocks badly, which gemm_sum_tiles adds. A producer warp copies slabs of a and b
-into a ring, also those of the next item while this one is written. Consumer
-warpgroups, one or two, multiply: each owns 64 rows of one operand, and they
-share what a tile has of the other one:
+The same functions as gemm.py's, for operands that TMA maps can describe; where
+they are scaled n is a multiple of 8. A block stays on its multiprocessor and
+takes item after item: tiles and, behind them, parts of k of the tiles that
+would fill a last turn of blocks badly, which gemm_sum_tiles adds. A producer
+warp copies slabs of a and b into a ring, also those of the next item while this
+one is written. Consumer warpgroups, one or two, multiply: each owns 64 rows of
+one operand, and they share what a tile has of the other one:
 
   rows of a, by columns of b;
   SKINNY  columns of b, by rows of a: the tile's transpose, for few rows of a.
@@ -98,9 +98,16 @@ def _columns(blocks):
 
 
 @gluon.constexpr_function
-def _transposed(blocks):
-  """Returns the layout of what is stored 8 rows a thread."""
-  return gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1],
+def _transposed(rows):
+  """Returns the layout of what is stored so many rows a thread."""
+  lanes = min(64 // rows, 32)
+  return gl.BlockedLayout([rows, 1], [lanes, 32 // lanes], [1, 4], [0, 1])
+
+
+@gluon.constexpr_function
+def _single(blocks):
+  """Returns the layout of what is stored a column a thread."""
+  return gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0],
                           cga_layout=[[1, 0]] if blocks == 2 else [])
 
 
@@ -179,18 +186,16 @@ def _produce(ring, walk, maps, skew, A_T: gl.constexpr, B_T: gl.constexpr,
   """Copies the slabs of a and b of one item after the other.
 
   With a skew of 1 each column of tiles begins one slab further along k than the
-  one before, and ends with those that it left out: all blocks that read the
-  same rows of a at once would queue at the few parts of the L2 cache that have
-  them.
+  one before, and ends with those that it left out: blocks that read the same
+  rows of a then read different slabs of them at a time.
   """
   a_smem, b_smem, full, empty, both, rest = ring
   a_desc, b_desc, rest_desc, a_batches, b_batches = maps
-  BLOCKS_: gl.constexpr = gl.num_ctas()
-  PAIR: gl.constexpr = BLOCKS_ == 2
+  PAIR: gl.constexpr = gl.num_ctas() == 2
   OWN: gl.constexpr = TILE_N if SKINNY else TILE_M
   SHARED: gl.constexpr = TILE_M if SKINNY else TILE_N
   PARTS: gl.constexpr = warpgroups(OWN)
-  BYTES: gl.constexpr = ((OWN // BLOCKS_ + SHARED) * TILE_K
+  BYTES: gl.constexpr = (((OWN // 2 if PAIR else OWN) + SHARED) * TILE_K
                          * a_desc.dtype.primitive_bitwidth // 8)
   i = 0
   phase = 1
@@ -211,10 +216,10 @@ def _produce(ring, walk, maps, skew, A_T: gl.constexpr, B_T: gl.constexpr,
       ready = full.index(i)
       mbarrier.expect(ready, BYTES)
       if SKINNY:
-        _copy_slab(a_desc, z_a, row, k, ready, a_smem.index(i), A_T, PAIR)
+        _copy_slab(a_desc, z_a, row, k, ready, a_smem.index(i), A_T, False)
         if part(SHARED, 1) > 0:
           _copy_slab(rest_desc, z_a, row + part(SHARED, 0), k, ready,
-                     rest.index(i), A_T, PAIR)
+                     rest.index(i), A_T, False)
         for p in gl.static_range(PARTS):
           _copy_slab(b_desc, z_b, col + p * (OWN // PARTS), k, ready,
                      b_smem.index(PARTS * i + p), B_T, False)
@@ -575,16 +580,43 @@ def _copy_out(x, desc, smem, z, row0, col0, p: gl.constexpr,
 
 
 @gluon.jit
-def _store_transposed(ptr, pitch, x, row0, col0, m, n, ELEMENT: gl.constexpr):
-  """Stores what has columns of the result in its rows, 8 values a thread."""
+def _store_odd(ptr, x, smem, row0, col0, m, n, p: gl.constexpr,
+               ELEMENT: gl.constexpr):
+  """Stores 16 bits of rows that no map describes, by way of the buffers."""
+  N: gl.constexpr = x.shape[1]
+  if N > 64:
+    low, high = _halves(x, ELEMENT)
+    _store_odd(ptr, low, smem, row0, col0, m, n, p, ELEMENT)
+    _store_odd(ptr, high, smem, row0, col0 + N // 2, m, n, p + N // 128,
+               ELEMENT)
+  else:
+    # A warp writes what of a row is next to each other. Offsets in a tile have
+    # 32 bits: registers are few here.
+    LAYOUT: gl.constexpr = _single(gl.num_ctas())
+    buffer = smem.index(p % 2).reshape([x.shape[0], N])
+    gl.barrier()
+    buffer.store(x)
+    gl.barrier()
+    rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
+    cols = gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
+    ptr += row0.to(gl.int64) * n + col0
+    gl.store(ptr + (rows[:, None] * n + cols[None, :]), buffer.load(LAYOUT),
+             mask=(rows < m - row0)[:, None] & (cols < n - col0)[None, :])
+
+
+@gluon.jit
+def _store_transposed(ptr, pitch, x, row0, col0, m, n, WIDTH: gl.constexpr,
+                      ELEMENT: gl.constexpr):
+  """Stores what has columns of the result in its rows, WIDTH a thread."""
   N: gl.constexpr = x.shape[1]
   # Numbers are moved through memory, few at a time.
   if N * x.dtype.primitive_bitwidth > 1024:
     low, high = _halves(x, ELEMENT)
-    _store_transposed(ptr, pitch, low, row0, col0, m, n, ELEMENT)
-    _store_transposed(ptr, pitch, high, row0 + N // 2, col0, m, n, ELEMENT)
+    _store_transposed(ptr, pitch, low, row0, col0, m, n, WIDTH, ELEMENT)
+    _store_transposed(ptr, pitch, high, row0 + N // 2, col0, m, n, WIDTH,
+                      ELEMENT)
   else:
-    LAYOUT: gl.constexpr = _transposed(gl.num_ctas())
+    LAYOUT: gl.constexpr = _transposed(WIDTH)
     x = gl.convert_layout(x, LAYOUT)
     rows = row0 + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
     cols = col0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
@@ -607,17 +639,38 @@ def _finish(acc, ends, out, buffers, row0, col0, whole, p: gl.constexpr,
       x = acc.to(gl.float32, bitcast=True)
   if ((flags & gemm.HAS_BIAS) != 0) | (activation != 0):
     x = _activate(x, bias, activation, flags, SKINNY, ELEMENT)
-  if (flags & gemm.OUT_F32) != 0:
-    if SKINNY:
-      _store_transposed(out_f32, pitch, x, row0, col0, m, n, ELEMENT)
+  if KIND == PLAIN and whole & (n % 8 != 0):
+    # Rows of the result do not begin at multiples of 16 bytes.
+    skipped = z * ((m % 8) * (n % 8) % 8)
+    # The same n (0 is added), but of this tile: what is made of it shall not
+    # take registers while sums are made.
+    n += z >> 31
+    if (flags & gemm.OUT_F32) != 0:
+      if SKINNY:
+        _store_transposed(out_f32 + skipped, n, x, row0, col0, m, n, 1, ELEMENT)
+      else:
+        _store_rows(out_f32 + skipped, n, x, row0, col0, m, n)
     else:
-      _store_rows(out_f32, pitch, x, row0, col0, m, n)
+      y = _to_bf16(x, flags)
+      if SKINNY:
+        _store_transposed(out_bf16 + skipped, n, y, row0, col0, m, n, 1,
+                          ELEMENT)
+      else:
+        _store_odd(out_bf16 + skipped, y, smem, row0, col0, m, n, p, ELEMENT)
   else:
-    y = _to_bf16(x, flags)
-    if SKINNY:
-      _store_transposed(out_bf16, pitch, y, row0, col0, m, n, ELEMENT)
+    # So written, the compiler knows what divides them.
+    edge = (n + 7) // 8 * 8
+    if (flags & gemm.OUT_F32) != 0:
+      if SKINNY:
+        _store_transposed(out_f32, pitch, x, row0, col0, m, edge, 8, ELEMENT)
+      else:
+        _store_rows(out_f32, pitch, x, row0, col0, m, edge)
     else:
-      _copy_out(y, out_desc, smem, z, row0, col0, p, ELEMENT)
+      y = _to_bf16(x, flags)
+      if SKINNY:
+        _store_transposed(out_bf16, pitch, y, row0, col0, m, edge, 8, ELEMENT)
+      else:
+        _copy_out(y, out_desc, smem, z, row0, col0, p, ELEMENT)
 
 
 @gluon.jit
@@ -645,7 +698,8 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
     index, tile_m, tile_n, in_parts, k_first, k_end = _item(t, walk, GROUP_M)
     steps = (k_end - k_first + TILE_K - 1) // TILE_K
     whole = in_parts < 0
-    offset = index.to(gl.int64) * batch_stride_out
+    # So written, the compiler knows what divides it; _finish adds the rest.
+    offset = index.to(gl.int64) * (batch_stride_out // 8 * 8)
     # A part's sum goes as it is into a tile of the workspace.
     to_part = workspace + (in_parts.to(gl.int64) * TILE_M - tile_m * TILE_M - (
         tile_n)) * TILE_N
@@ -706,16 +760,14 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
           TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
           GROUP_M: gl.constexpr):
   """A program's items."""
-  # The same numbers; so written, the compiler knows what divides them.
-  n = n // 8 * 8
-  batch_stride_out = batch_stride_out // 8 * 8
   OWN: gl.constexpr = TILE_N if SKINNY else TILE_M
   PARTS: gl.constexpr = warpgroups(OWN)
   BLOCKS_: gl.constexpr = gl.num_ctas()
   dtype: gl.constexpr = a_desc.dtype
-  # Pairs of blocks divide rows of what warpgroups own.
-  A_SPLIT: gl.constexpr = None if SKINNY else (2 if A_T else 1)
-  B_SPLIT: gl.constexpr = (2 if B_T else 1) if SKINNY else None
+  # Pairs of blocks divide rows of what warpgroups own. Of a tile's transpose
+  # they were slower than a block by itself.
+  gl.static_assert(BLOCKS_ == 1 or not SKINNY)
+  A_SPLIT: gl.constexpr = 2 if A_T else 1
   a_smem = gl.allocate_shared_memory(
       dtype, hopper.stack(STAGES if SKINNY else PARTS * STAGES,
                           a_desc.block_type.shape),
@@ -723,7 +775,7 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
   b_smem = gl.allocate_shared_memory(
       dtype, hopper.stack(PARTS * STAGES if SKINNY else STAGES,
                           b_desc.block_type.shape),
-      _slab(b_desc, BLOCKS_, B_SPLIT))
+      _slab(b_desc, BLOCKS_, None))
   # Without another part or block, a place in the tuple that nobody reads.
   rest = b_smem
   if rest_desc is not None:
