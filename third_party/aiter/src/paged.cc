@@ -40,6 +40,10 @@ constexpr int64_t kTinyPage = 16;
 constexpr int64_t kPrograms = 3;
 constexpr int64_t kWaves = 8;
 constexpr int64_t kRoom = 4;
+constexpr int64_t kRoomCuda = 8;
+// How often CUDA's multiprocessors are filled when they decode: programs of
+// sequences of different lengths end at about the same time then.
+constexpr int64_t kTurnsCuda = 2;
 // The same of latent attention: of AMD's kernels, whose sequences are all
 // divided alike, and of CUDA's, where one fills a multiprocessor and a sequence
 // gets its share of half as many (PROGRAMS of mla/attend_hopper.py).
@@ -275,6 +279,10 @@ struct Attend {
     const DeviceInfo& device = steps->device();
     plan->programs = ProgramsOf(*plan->attend.info, device) *
                      std::max(device.multiprocessors, 1);
+    if (device.platform == Platform::kCuda &&
+        (key.features & (kPagedManyRows | kPagedBytes)) == 0) {
+      plan->programs *= kTurnsCuda;
+    }
     ProblemKey rows;
     rows.data_type = key.data_type;
     rows.dims[0] = key.dims[0];
@@ -297,8 +305,9 @@ struct Attend {
     int64_t tiles = a.nhead_k * (a.tokens * (a.nhead_q / a.nhead_k) /
                                      plan.attend.info->tile_m +
                                  a.batch);
+    int64_t room = driver.platform == Platform::kCuda ? kRoomCuda : kRoom;
     return Launch(driver, a, plan,
-                  kRoom * plan.programs / std::max<int64_t>(tiles, 1), stream);
+                  room * plan.programs / std::max<int64_t>(tiles, 1), stream);
   }
 
   // The same, of sequences in up to so many parts.

@@ -39,8 +39,9 @@ KINDS = {"int8": "int8", "float8_e4m3fn": "e4m3fn",
 # Rows of the smallest tile, and of one that many rows are worth.
 _FEW_ROWS, _MANY_ROWS = 16, 32
 # Programs that fill any device, among which few sequences' keys are divided;
-# parts are of so many keys at least, and there are so many at most.
-_PROGRAMS, _PART, _MAX_SPLITS = 2048, 256, 128
+# with few queries, whose results are small, often enough for sequences of
+# different lengths. Parts are of so many keys at least, and so many at most.
+_PROGRAMS, _PROGRAMS_DECODE, _PART, _MAX_SPLITS = 2048, 8192, 256, 128
 # Of latent attention, one of whose rows of keys is as much as many heads'.
 _MAX_LATENT_SPLITS = 256
 # Pages of a multiple of so many tokens have kernels of their own.
@@ -308,8 +309,11 @@ def _splits(cfg: Config, x: Operands, shape: Shape) -> int:
   else:
     tiles = tokens * group // _FEW_ROWS + batch
   keys = x.table.shape[-1] * cfg.page_size
+  few = is_known(tokens) and is_known(x.lengths.shape[0]) and (
+      tokens * (hq // shape.hk) < _MANY_ROWS * x.lengths.shape[0])
+  programs = _PROGRAMS_DECODE if few and not cfg.dv else _PROGRAMS
   least = jax.core.min_dim(
-      jax.core.min_dim(_PROGRAMS // (shape.hk * tiles),
+      jax.core.min_dim(programs // (shape.hk * tiles),
                        _MAX_LATENT_SPLITS if cfg.dv else _MAX_SPLITS),
       (keys + _PART - 1) // _PART)
   return jax.core.max_dim(least, 1)
