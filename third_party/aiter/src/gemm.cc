@@ -226,7 +226,7 @@ GemmParams ParamsOf(const gemm_args& a, const GemmPlan& plan) {
   p.skew = plan.skew;
   p.sum_tile_m = plan.gemm.info->tile_m;
   p.sum_tile_n = plan.gemm.info->tile_n;
-  p.multiprocessors = plan.blocks_at_once;
+  p.blocks_at_once = plan.blocks_at_once;
   p.stride_a = static_cast<int32_t>(a.stride_a);
   p.stride_b = static_cast<int32_t>(a.stride_b);
   p.batch_stride_a = a.batch_stride_a;

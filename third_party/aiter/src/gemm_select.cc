@@ -55,7 +55,7 @@ int64_t UnitsOf(const DeviceInfo& device, const KernelInfo& kernel) {
   params.m = kernel.tile_m;
   params.n = kernel.tile_n;
   params.whole_tiles = params.batch = params.splits = 1;
-  params.multiprocessors = 2;
+  params.blocks_at_once = 2;
   int64_t blocks[3];
   kernel.grid->sizes(kernel, &params, blocks);
   return std::max<int64_t>(BlocksAtOnce(device, kernel) / blocks[0], 1);

@@ -54,9 +54,9 @@ _GRID = ("tiles = ceil(m / tile_m) * ceil(n / tile_n)", "splits", "batch")
 # A kernel that copies by tensor maps walks over tiles, and over parts of the
 # last ones, by itself, or a pair of its blocks does.
 _WALKING = ("blocks = min(whole_tiles + divided_tiles * splits,"
-            " max(multiprocessors, 1))",)
+            " max(blocks_at_once, 1))",)
 _PAIRS = ("blocks = min(whole_tiles + divided_tiles * splits,"
-          " max(multiprocessors // 2, 1)) * 2",)
+          " max(blocks_at_once // 2, 1)) * 2",)
 
 FAMILY = Family(
     ops={

@@ -835,7 +835,7 @@ def gemm_nt(a_desc, b_desc, rest_desc, out_desc, bias, bias_f32, out_bf16,
             activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
             GROUP_M: gl.constexpr):
-  """gemm.gemm_nt. Grid: (multiprocessors, or items if fewer)."""
+  """gemm.gemm_nt. Grid: (blocks at once, or items if fewer)."""
   _gemm(a_desc, b_desc, rest_desc, out_desc, bias_f32, bias_f32, bias, bias_f32,
         out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
         batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits,
