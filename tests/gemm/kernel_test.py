@@ -151,7 +151,8 @@ class _Problem:
     arguments = dict(
         a=Tensor(a), b=Tensor(b), bias=bias, bias_f32=bias, out_bf16=out,
         out_f32=out, workspace=workspace, batch=batch,
-        splits=splits, m=m, n=n, k=k, stride_a=a.shape[2], stride_b=b.shape[2],
+        splits=splits, m=m, n=n, k=k, k_rows=k,
+        stride_a=a.shape[2], stride_b=b.shape[2],
         batch_stride_a=a[0].size if a.shape[0] > 1 else 0,
         batch_stride_b=b[0].size if b.shape[0] > 1 else 0,
         batch_stride_out=m * n, k_per_split=k_per_split,

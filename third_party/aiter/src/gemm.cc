@@ -173,7 +173,7 @@ Status CheckGemm(const gemm_args& a) {
 }
 
 // Whether some row of an operand does not begin and end at a multiple of 16
-// bytes, nor k of its elements, or rows are far apart.
+// bytes, or rows are far apart.
 bool IsUnaligned(const gemm_args& a) {
   auto odd = [](int64_t elements, DataType type) {
     return elements * ElementBytes(type) % kWideBytes != 0;
@@ -181,7 +181,6 @@ bool IsUnaligned(const gemm_args& a) {
   return odd(RowOfA(a), a.a_type) || odd(RowOfB(a), a.b_type) ||
          odd(a.stride_a, a.a_type) || odd(a.stride_b, a.b_type) ||
          odd(a.batch_stride_a, a.a_type) || odd(a.batch_stride_b, a.b_type) ||
-         odd(a.a_type == DataType::kE2m1 ? a.k / 2 : a.k, a.a_type) ||
          a.stride_a > kMaxAlignedStride || a.stride_b > kMaxAlignedStride;
 }
 
@@ -218,6 +217,7 @@ GemmParams ParamsOf(const gemm_args& a, const GemmPlan& plan) {
   p.m = static_cast<int32_t>(a.m);
   p.n = static_cast<int32_t>(a.n);
   p.k = static_cast<int32_t>(a.k);
+  p.k_rows = p.k;
   p.batch = static_cast<int32_t>(a.batch);
   p.splits = plan.splits;
   p.k_per_split = plan.k_per_split;

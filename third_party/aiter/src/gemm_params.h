@@ -35,6 +35,7 @@ struct GemmParams {
   int32_t m = 0, n = 0, k = 0;
   int32_t batch = 0;
   int32_t splits = 0;
+  int32_t k_rows = 0;       // k of gemm_tn, where it may be any number.
   int32_t k_per_split = 0;  // A multiple of tile_k, even of k = 0.
   // Kernels that walk over tiles divide k of the last ones alone.
   int32_t whole_tiles = 0, divided_tiles = 0;

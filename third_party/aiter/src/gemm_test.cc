@@ -544,6 +544,8 @@ void TestProblems() {
   CHECK(names("e2m1", {512, 512, 512}, {"mx"}) == "mx");
   CHECK(names("bf16", {4096, 4096, 512, 3}, {}, "sm_90") == "nt_mapped");
   CHECK(names("bf16", {4096, 4092, 512, 3}, {}, "sm_90") == "nt_mapped");
+  // k counts rows there.
+  CHECK(names("bf16", {4096, 512, 4093}, {"tn"}, "sm_90") == "tn_mapped");
   gemm_args args = Args(16, 256, 4096);
   AddWorkspace(16, &args);
   CHECK(names("bf16", {16, 256, 4096, 1, 16 * 4 * 16 * 256}) == Names(args));

@@ -287,7 +287,8 @@ def _whole_rows(cfg: Config, x: Operands) -> Operands:
   m = dims.round_up(m, unit) if cfg.layout == "tn" else m
   if (cfg.layout, cfg.scaling) != ("nt", "none"):
     n = dims.round_up(n, 8 if cfg.layout == "nt" else unit)
-  k = dims.round_up(k, unit)
+  if cfg.layout != "tn":  # There k counts rows.
+    k = dims.round_up(k, unit)
 
   def pad(t, *core):
     if t is None or t.shape[t.ndim - len(core):] in (core, (1,)):

@@ -473,17 +473,20 @@ def gemm_nn(
 @triton.jit
 def gemm_tn(
     a, b, bias, bias_f32, out_bf16, out_f32, workspace,
-    batch, m, n, k, stride_a, stride_b,
+    batch, m, n, k_rows, stride_a, stride_b,
     batch_stride_a, batch_stride_b, batch_stride_out,
     k_per_split, activation, flags,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
     GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
     SLICES: tl.constexpr,
 ):
-  """gemm_nt with a [k, m] and b [k, n]."""
+  """gemm_nt with a [k, m] and b [k, n].
+
+  k_rows is k. Nobody promises what divides it: here it counts rows alone.
+  """
   _gemm(
       a, b, a, b, bias, bias_f32, out_bf16, out_f32, workspace,
-      batch, m, n, k, stride_a, stride_b,
+      batch, m, n, k_rows, stride_a, stride_b,
       batch_stride_a, batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0,
       k_per_split, activation, flags, PLAIN, False, False, False,
       TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, False, SLICES)

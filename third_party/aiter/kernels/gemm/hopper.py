@@ -860,14 +860,14 @@ def gemm_nn(a_desc, b_desc, rest_desc, out_desc, bias, bias_f32, out_bf16,
 
 @gluon.jit
 def gemm_tn(a_desc, b_desc, rest_desc, out_desc, bias, bias_f32, out_bf16,
-            out_f32, workspace, batch, m, n, k, batch_stride_a, batch_stride_b,
-            batch_stride_out, whole_tiles, splits, k_per_split, skew,
-            activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+            out_f32, workspace, batch, m, n, k_rows, batch_stride_a,
+            batch_stride_b, batch_stride_out, whole_tiles, splits, k_per_split,
+            skew, activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
             GROUP_M: gl.constexpr):
   """gemm.gemm_tn."""
   _gemm(a_desc, b_desc, rest_desc, out_desc, bias_f32, bias_f32, bias, bias_f32,
-        out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
+        out_bf16, out_f32, workspace, batch, m, n, k_rows, batch_stride_a,
         batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits,
         k_per_split, skew, activation, flags, True, True, PLAIN, SKINNY, TILE_M,
         TILE_N, TILE_K, STAGES, GROUP_M)
