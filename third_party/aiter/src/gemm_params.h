@@ -41,7 +41,7 @@ struct GemmParams {
   int32_t whole_tiles = 0, divided_tiles = 0;
   int32_t skew = 0;  // 1: columns of tiles begin at different slabs of k.
   int32_t sum_tile_m = 0, sum_tile_n = 0;  // gemm_sum_tiles: their tile.
-  int32_t blocks_at_once = 0;  // That the device has room for.
+  int32_t blocks_at_once = 0;              // That the device has room for.
 
   int32_t stride_a = 0, stride_b = 0;
   int64_t batch_stride_a = 0, batch_stride_b = 0, batch_stride_out = 0;
