@@ -2,7 +2,7 @@
 """Times writes into paged KV caches: ours and XLA's scatter, both donated.
 
   python cache.py                   the whole list below
-  python cache.py --random 20       and so many sizes drawn at random
+  python cache.py --random 20       and so many sizes drawn by --seed
   python cache.py --only flash      one kind of write
   python cache.py --smoke           tiny sizes, on any platform
 
@@ -78,9 +78,9 @@ SMOKE = [Write(kind, 5, 1 if kind in ("mla", "indexer") else 2, 128)
          for kind in KINDS]
 
 
-def drawn(count: int) -> list[Write]:
-  """Sizes at random, the same in every run."""
-  rng = np.random.default_rng(0)
+def drawn(count: int, seed: int) -> list[Write]:
+  """Sizes at random, the same in every run with a seed."""
+  rng = np.random.default_rng(seed)
   return [
     Write(
       ("flash", "HND", "fp8", "token")[rng.integers(4)],
@@ -321,6 +321,7 @@ def main() -> int:
   parser.add_argument("--smoke", action="store_true", help="tiny sizes")
   parser.add_argument("--only", action="append", choices=KINDS)
   parser.add_argument("--random", type=int, default=0, metavar="N")
+  parser.add_argument("--seed", type=int, default=0)
   parser.add_argument(
     "--implementations",
     nargs="+",
@@ -338,7 +339,7 @@ def main() -> int:
     "--markdown", metavar="FILE", help="write the table there too; - prints it"
   )
   args = parser.parse_args()
-  writes = [*(SMOKE if args.smoke else WRITES), *drawn(args.random)]
+  writes = [*(SMOKE if args.smoke else WRITES), *drawn(args.random, args.seed)]
   writes = [w for w in writes if not args.only or w.kind in args.only]
   seconds = 0.02 if args.smoke else args.seconds
   title = report.title("bfloat16")

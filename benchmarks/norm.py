@@ -3,6 +3,7 @@
 
   python norm.py                    the whole list of shapes.py
   python norm.py --only 8192        rows of 8192 columns
+  python norm.py --random 20        so many drawn by --seed, behind the list
   python norm.py --smoke            tiny shapes, on any platform
 
 Prints a table and writes norm.csv to --out. The exit code is 1 if a result of
@@ -19,6 +20,7 @@ same array as that of x.
 
 import functools
 import os
+import random
 import sys
 
 # Leave room for PyTorch beside XLA's own pool.
@@ -232,7 +234,8 @@ def measure(shape, kind, names, dtype, rate, seconds):
       }
       rows.append(row)
       print(
-        f"{shape.cols:<7}{kind:<10}{which:<9}{name:<6}{row['ms']:>9.3f} ms"
+        f"{shape.rows:>7} x {shape.cols:<7}{kind:<10}{which:<9}{name:<6}"
+        f"{row['ms']:>9.3f} ms"
         f"{row['gb_per_s']:>8.0f} GB/s{row['share_of_copy']:>7.3f}",
         flush=True,
       )
@@ -246,15 +249,19 @@ def table(rows: list[dict]) -> list[list[str]]:
     n for n in IMPLEMENTATIONS if any(r["implementation"] == n for r in rows)
   ]
   cells = {
-    (r["cols"], r["kind"], r["pass"], r["implementation"]): r for r in rows
+    (r["rows"], r["cols"], r["kind"], r["pass"], r["implementation"]): r
+    for r in rows
   }
-  lines = [["columns", "norm", "pass", "copy GB/s", *present]]
-  for key in dict.fromkeys((r["cols"], r["kind"], r["pass"]) for r in rows):
+  lines = [["rows x columns", "norm", "pass", "copy GB/s", *present]]
+  for key in dict.fromkeys(
+    (r["rows"], r["cols"], r["kind"], r["pass"]) for r in rows
+  ):
     mine = [cells.get((*key, n)) for n in present]
     rate = next(r["copy_gb_per_s"] for r in mine if r)
     lines.append(
       [
-        *map(str, key),
+        f"{key[0]} x {key[1]}",
+        *key[2:],
         f"{rate:.0f}",
         *(f"{r['share_of_copy']:.2f}" if r else "-" for r in mine),
       ]
@@ -262,18 +269,36 @@ def table(rows: list[dict]) -> list[list[str]]:
   return lines
 
 
+def drawn(count: int, seed: int) -> list[shapes.Norm]:
+  """Returns problems whose sizes are drawn at random.
+
+  Evenly in the logarithm: columns, of which one in three is no multiple of 64
+  and one in six not even of 8, and numbers in all.
+  """
+  rng = random.Random(seed)
+  found = []
+  for _ in range(count):
+    step = rng.choice((64, 64, 64, 64, 8, 1))
+    cols = max(round(2 ** rng.uniform(6, 15.5) / step), 1) * step
+    rows = max(int(2 ** rng.uniform(16, 27)) // cols, 1)
+    found.append(shapes.Norm(rows, cols))
+  return found
+
+
 def main() -> int:
   parser = report.parser(__doc__, "norm", IMPLEMENTATIONS)
   parser.add_argument(
     "--only", action="append", type=int, metavar="COLS", help="these columns"
   )
+  parser.add_argument("--random", type=int, default=0, metavar="N")
+  parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
   args = parser.parse_args()
   problems = [
     s
     for s in (shapes.NORM_SMOKE if args.smoke else shapes.NORM)
     if not args.only or s.cols in args.only
-  ]
+  ] + drawn(args.random, args.seed)
   if not problems:
     parser.error("no problem has so many columns; see shapes.py")
   seconds = 0.02 if args.smoke else args.seconds

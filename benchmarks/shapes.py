@@ -486,6 +486,25 @@ ACTIVATION = [
 ACTIVATION_SMOKE = [Activation("silu", 9, 128), Activation("gelu", 5, 40)]
 
 
+class Quant(NamedTuple):
+  """Rows to quantise."""
+
+  kind: str
+  rows: int
+  cols: int
+
+  def bytes(self, m: int, n: int, itemsize: int) -> int:
+    """What a call must move, with a scale for m rows of n columns (0: all)."""
+    groups = -(-self.rows // m) * -(-self.cols // (n or self.cols))
+    scales = groups * (1 if self.kind.startswith("mx") else 4)
+    halves = 1 if self.kind == "mxfp4" else 2
+    return self.rows * self.cols * (2 * itemsize + halves) // 2 + scales
+
+
+QUANT = [(8192, 8192), (4096, 5120), (64, 8192)]
+QUANT_SMOKE = [(9, 96), (130, 256)]
+
+
 class Sampling(NamedTuple):
   """Rows of logits: a token drawn of each, or the largest columns."""
 

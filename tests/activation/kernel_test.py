@@ -126,7 +126,8 @@ class ActivationKernelTest(parameterized.TestCase):
       tiles = _cdiv(cols, 16)
       activation.activation_fwd[(_cdiv(_ROWS, 2) * tiles,)](
           *p.operands, *outs.values(), _ROWS, cols, tiles, *p.scalars(),
-          TILE_M=2, TILE_N=16, FLAGS=_ALL)
+          TILE_M=2, TILE_N=16, FLAGS=_ALL,
+          ONLY_SILU=p.act.name == "silu" and cols == 40)
       got = outs.pop(None if out is dtype else out)
       self.close(got.array, p.result(), out)
       for other in outs.values():
@@ -144,7 +145,8 @@ class ActivationKernelTest(parameterized.TestCase):
       dup = dgate if packed else _new(_ROWS, cols, dtype=dtype)
       activation.activation_bwd[(_cdiv(_ROWS, 2) * tiles,)](
           *p.operands, *[Tensor(dy)] * 4, dgate, dup, _ROWS, cols, tiles,
-          *p.scalars(), TILE_M=2, TILE_N=16, FLAGS=_ALL)
+          *p.scalars(), TILE_M=2, TILE_N=16, FLAGS=_ALL,
+          ONLY_SILU=p.act.name == "silu" and cols == 40)
       want = p.act.gradients(
           p.gate, p.up, np.where(p.known, dy.astype(np.float64), 0))
       got = (np.split(dgate.array, 2, -1) if packed

@@ -162,6 +162,7 @@ uint32_t FeaturesOf(const activation_args& a) {
          If(a.is_packed, kActivationPacked) |
          If(a.bias_ptr != nullptr, kActivationBias) |
          If(a.bias_ptr != nullptr && a.bias_is_f32, kActivationBiasF32) |
+         If(a.activation == Activation::kSilu, kActivationSilu) |
          If(std::isfinite(a.gate_limit) || std::isfinite(a.limit),
             kActivationLimits);
 }
@@ -199,7 +200,7 @@ ActivationParams ParamsOf(const activation_args& a, const KernelPlan& plan) {
   p.alpha = a.alpha;
   p.gate_limit = a.gate_limit;
   p.up_limit = a.limit;
-  p.flags = static_cast<int32_t>(plan.key.features);
+  p.flags = static_cast<int32_t>(plan.key.features & kKernelFlags);
   return p;
 }
 

@@ -26,12 +26,13 @@ namespace {
 std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   std::vector<KernelInfo> kernels;
   auto add = [&](const char* symbol, const char* op, const Grid& grid, int cols,
-                 uint32_t excludes) {
+                 uint32_t excludes, uint32_t needs = 0) {
     KernelInfo k =
         FakeKernel<ActivationParams>(blob, symbol, op, "gfx942", grid);
     k.num_dims = 1;
     k.dims[0] = cols;
     k.excludes = excludes;
+    k.needs = needs;
     k.tile_m = 2;
     k.tile_n = 256;
     kernels.push_back(k);
@@ -39,6 +40,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   constexpr uint32_t kUnaligned = kActivationUnaligned;
   add("fwd_256", "activation_fwd", kActivationFwdGrid, 256, kUnaligned);
   add("fwd_aligned", "activation_fwd", kActivationFwdGrid, 0, kUnaligned);
+  add("fwd_silu", "activation_fwd", kActivationFwdGrid, 0,
+      kUnaligned | kActivationBias, kActivationSilu);
   add("fwd_any", "activation_fwd", kActivationFwdGrid, 0, 0);
   add("bwd_any", "activation_bwd", kActivationBwdGrid, 0, 0);
   add("row_any", "activation_quant_row", kActivationQuantRowGrid, 0, 0);
@@ -119,7 +122,10 @@ uint32_t Blocks() { return g_recorder.launches[0].grid[0]; }
 void TestSelection() {
   NewContext("gfx942");
   CHECK(Run(Forward(8, 256)) == Names{"fwd_256"});
-  CHECK(Run(Forward(8, 264)) == Names{"fwd_aligned"});
+  CHECK(Run(Forward(8, 264)) == Names{"fwd_silu"});
+  auto gelu = Forward(8, 264);
+  gelu.activation = Activation::kGelu;
+  CHECK(Run(gelu) == Names{"fwd_aligned"});
   CHECK(Run(Forward(8, 260)) == Names{"fwd_any"});
   CHECK(Run(Backward(8, 256)) == Names{"bwd_any"});
   CHECK(Run(Row(8, 256)) == Names{"row_any"});

@@ -170,6 +170,17 @@ ProblemKey WithoutUnused(ProblemKey key) {
   return key;
 }
 
+// Whether scales follow each other as their groups do, and no group ends with
+// a row: all rows are one then, of which a tile of one row cuts no other.
+bool IsOneRow(const quant_args& a, const KernelInfo& kernel) {
+  return a.per == QuantScale::kGroup && kernel.tile_m == 1 &&
+         a.cols % a.group == 0 && a.smooth_scale_ptr == nullptr &&
+         !a.scale_is_shuffled && a.col_stride_scale == 1 &&
+         a.stride_scale == a.scale_cols &&
+         (a.batch == 1 || a.batch_stride_scale == a.rows * a.scale_cols) &&
+         a.batch * a.rows <= kMaxSize / a.cols;
+}
+
 struct Quant {
   using Args = quant_args;
   using Plan = KernelPlan;
@@ -188,6 +199,7 @@ struct Quant {
     flag(a.per == QuantScale::kBlock, kQuantBlock);
     flag(a.per == QuantScale::kAmax, kQuantAmax);
     flag(a.per == QuantScale::kGroup && a.group < kQuantBlockSize, kQuantShort);
+    flag(a.per != QuantScale::kAmax && a.q_type == DataType::kE2m1, kQuantE2m1);
     flag(a.smooth_scale_ptr != nullptr, kQuantSmoothScale);
     flag(a.scale_is_e8m0, kQuantE8m0);
     flag(a.scale_is_shuffled, kQuantShuffled);
@@ -220,6 +232,13 @@ struct Quant {
       batch = 1;
       AITER_RETURN_IF_ERROR(CheckRange("batch * rows", rows, 0, kMaxSize));
       params.rows = static_cast<int32_t>(rows);
+    }
+    if (IsOneRow(a, kernel)) {
+      cols *= rows * batch;
+      params.cols = static_cast<int32_t>(cols);
+      params.scale_cols = static_cast<int32_t>(cols / a.group);
+      params.rows = params.scale_rows = 1;
+      rows = batch = 1;
     }
     if (a.scale_is_shuffled) {
       rows = a.scale_rows;

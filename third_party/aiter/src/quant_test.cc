@@ -26,18 +26,23 @@ namespace {
 std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   std::vector<KernelInfo> kernels;
   auto add = [&](const char* symbol, const char* op, const Grid& grid, int cols,
-                 int tile_m, int tile_n) {
+                 int tile_m, int tile_n, uint32_t needs = 0,
+                 uint32_t excludes = 0) {
     KernelInfo k = FakeKernel<QuantParams>(blob, symbol, op, "gfx942", grid);
     k.num_dims = 1;
     k.dims[0] = cols;
     k.tile_m = static_cast<int16_t>(tile_m);
     k.tile_n = static_cast<int16_t>(tile_n);
+    k.needs = needs;
+    k.excludes = excludes;
     kernels.push_back(k);
   };
   add("row_1024", "quant_row", kQuantRowGrid, 1024, 4, 0);
   add("row_4096", "quant_row", kQuantRowGrid, 4096, 1, 0);
   add("row_any", "quant_row", kQuantRowGrid, 0, 1, 8192);
   add("group", "quant_group", kQuantGroupGrid, 0, 16, 256);
+  add("mxfp4", "quant_group", kQuantGroupGrid, 0, 1, 1024, kQuantE2m1,
+      kQuantShuffled);
   add("block", "quant_block", kQuantBlockGrid, 0, 128, 128);
   add("amax", "quant_amax", kQuantAmaxGrid, 0, 4, 4096);
   return kernels;
@@ -157,6 +162,33 @@ void TestPacking() {
   CHECK(g_recorder.launches[0].grid[0] == 32);
 }
 
+// A kernel whose tiles are of one row is given all rows as one.
+void TestOneRow() {
+  NewContext("gfx942");
+  quant_args a = Args(QuantScale::kGroup, 2, 40, 96, 40, 3);
+  a.group = 32;
+  a.q_type = DataType::kE2m1;
+  a.scale_is_e8m0 = true;
+  CHECK(Run(a).kernel == "mxfp4");
+  QuantParams p = Run(a).As<QuantParams>();
+  CHECK(p.rows == 1 && p.cols == 2 * 40 * 96 && p.tiles_m == 1);
+  CHECK(p.scale_rows == 1 && p.scale_cols == 2 * 40 * 3 && p.tiles_n == 8);
+  CHECK(g_recorder.launches[0].grid[0] == 8);
+
+  // Not where a group ends with a row, or scales are transposed or apart.
+  quant_args cut = a;
+  cut.cols = 80;
+  quant_args transposed = a;
+  transposed.stride_scale = 1;
+  transposed.col_stride_scale = 40;
+  quant_args apart = a;
+  apart.batch_stride_scale = 128;
+  for (const quant_args& each : {cut, transposed, apart}) {
+    p = Run(each).As<QuantParams>();
+    CHECK(p.rows == 40 && p.cols == each.cols && p.tiles_m == 40);
+  }
+}
+
 void TestEmpty() {
   NewContext("gfx942");
   for (const quant_args& a : {Rows(0, 4, 4), Rows(2, 0, 4), Rows(2, 4, 0)}) {
@@ -256,6 +288,7 @@ int main() {
   aiter::SetDriverForTesting(&aiter::FakeDriver());
   aiter::TestSelection();
   aiter::TestPacking();
+  aiter::TestOneRow();
   aiter::TestEmpty();
   aiter::TestInvalidArguments();
   aiter::TestFailures();

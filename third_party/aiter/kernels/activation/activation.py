@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from third_party.aiter.kernels.activation import rows as act
+from third_party.aiter.kernels.core import activations
 
 GATED = act.GATED
 HAS_BIAS = act.HAS_BIAS
@@ -19,6 +20,7 @@ LIMITS = act.LIMITS
 OUT_BF16 = act.OUT_BF16
 OUT_F32 = act.OUT_F32
 OUT_FP16 = act.OUT_FP16
+SILU = activations.SILU
 add_bias = act.add_bias
 clip_gate = act.clip_gate
 factor = act.factor
@@ -47,7 +49,8 @@ def _store(t, at, v, inside):
 def activation_fwd(gate, up, bias, bias_f32, expert_ids, out, out_fp16,
                    out_bf16, out_f32, rows, cols, tiles_n, experts, activation,
                    alpha, gate_limit, up_limit, flags, TILE_M: tl.constexpr,
-                   TILE_N: tl.constexpr, FLAGS: tl.constexpr):
+                   TILE_N: tl.constexpr, FLAGS: tl.constexpr,
+                   ONLY_SILU: tl.constexpr):
   """out = activation(gate) * up.
 
   gate, up: [rows, cols]; PACKED: both in [rows, 2 * cols], and the pointers
@@ -55,9 +58,12 @@ def activation_fwd(gate, up, bias, bias_f32, expert_ids, out, out_fp16,
   2 * cols], of gate's type or float32, by either of two pointers; expert_ids:
   int32 [rows]; of an expert that is not there, the row's result is 0. out:
   [rows, cols], by the pointer of its type, which is `out` for gate's.
-  gate_limit, up_limit: infinite where there is none.
+  gate_limit, up_limit: infinite where there is none. FLAGS: those that may be
+  set; ONLY_SILU: `activation` is that.
   """
   flags &= FLAGS
+  if ONLY_SILU:
+    activation = SILU
   r, c, inside_r, inside = _where(rows, cols, tiles_n, TILE_M, TILE_N)
   y = result(gate, up, (bias, bias_f32, expert_ids, experts),
              (activation, alpha, gate_limit, up_limit), r, c, inside_r, inside,
@@ -77,12 +83,15 @@ def activation_fwd(gate, up, bias, bias_f32, expert_ids, out, out_fp16,
 def activation_bwd(gate, up, bias, bias_f32, expert_ids, dy, dy_fp16, dy_bf16,
                    dy_f32, dgate, dup, rows, cols, tiles_n, experts, activation,
                    alpha, gate_limit, up_limit, flags, TILE_M: tl.constexpr,
-                   TILE_N: tl.constexpr, FLAGS: tl.constexpr):
+                   TILE_N: tl.constexpr, FLAGS: tl.constexpr,
+                   ONLY_SILU: tl.constexpr):
   """Gradients of gate and up, in their layout, from dy, that of out.
 
   What a limit clips has none.
   """
   flags &= FLAGS
+  if ONLY_SILU:
+    activation = SILU
   r, c, inside_r, inside = _where(rows, cols, tiles_n, TILE_M, TILE_N)
   g, u = load_pair(gate, up, r, c, inside, cols, flags)
   at = r * cols + c

@@ -7,15 +7,17 @@ from third_party.aiter.aot.family import (
     flags,
     named,
     points_to,
+    selecting,
 )
 
 # Bits of the kernels' argument `flags`; rows.py and quant.py say what each is.
 # Rows that do not begin at multiples of 16 bytes are a bit of no meaning there.
 FLAGS = flags("unaligned gated packed bias bias_f32 limits out_fp16 out_bf16"
               " out_f32 e8m0 shuffled static short")
-# A result, or its gradient, of another type than the gate's.
-FEATURES = FLAGS | {"cast": sum(FLAGS[f"out_{t}"] for t in
-                                ("fp16", "bf16", "f32"))}
+# cast: a result, or its gradient, of another type than the gate's; silu: that
+# activation alone, whose kernels are half as long, which few rows wait for.
+FEATURES = FLAGS | selecting("silu") | {
+    "cast": sum(FLAGS[f"out_{t}"] for t in ("fp16", "bf16", "f32"))}
 
 
 def _constants(row):
@@ -25,6 +27,7 @@ def _constants(row):
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "COLS": int(row["cols"]), "NATIVE": row["arch"] == "sm_90",
           "RUN": 128 if left & FLAGS["short"] else 32,
+          "ONLY_SILU": "silu" in named(row, "features"),
           # Flags that calls of this row may have.
           "FLAGS": sum(FLAGS.values()) & ~left}
 

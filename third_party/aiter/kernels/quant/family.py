@@ -15,9 +15,9 @@ from third_party.aiter.aot.family import (
 # given, one a row; e8m0: they are e8m0, not float32; shuffled: they lie as
 # scaled MFMA takes them; unaligned: 16 does not divide the columns.
 # What a scale is for, if not a row, only selects: group, block, amax; short:
-# for less than 128 columns.
+# for less than 128 columns; e2m1: numbers of 4 bits.
 FLAGS = flags("smooth_scale static e8m0 shuffled unaligned")
-FEATURES = {**FLAGS, **selecting("group block amax short")}
+FEATURES = {**FLAGS, **selecting("group block amax short e2m1")}
 
 
 def _constants(row):
