@@ -59,8 +59,8 @@ class MlaKernelTest(parameterized.TestCase):
           CHEAP_CAST=False, PARTIAL=partial)
       if splits > 1:
         merge.paged_merge[(tokens * heads,)](
-            parts, parts_lse, out, lse, tokens, heads, lora, splits, bits,
-            TILE_N=4, HEAD=head)
+            parts, parts_lse, out, lse, tokens, heads, lora, splits, 1, bits,
+            TILE_N=4, HEAD=head, OVERLAPS=False)
     exact, exact_lse = p.exact()
     plain, _ = p.exact(DTYPES[case.dtype])
     check_error(self, out.array, exact, plain, case.dtype, str(case))

@@ -70,10 +70,11 @@ def _scale_strides(scale, layout):
 class PagedKernelTest(parameterized.TestCase):
 
   def run_kernels(self, case: Case, splits=1, kind=None, flags=_ALL, csr=False,
-                  large_pages=False, own=False, programs=99):
+                  large_pages=False, own=False, programs=99, one_axis=False):
     """Runs them and compares with the oracle.
 
     own: sinks and slopes are an array of [batch, hq].
+    one_axis: the grid has no program without a part, if there are splits.
     """
     p = cases.Problem(case)
     tokens, hq, d = p.q.shape
@@ -118,9 +119,12 @@ class PagedKernelTest(parameterized.TestCase):
     steps = (hq, hq) if own else (0, 0)
     sinks, slopes = (np.tile(t, (b, 1)) if own else t
                      for t in (p.sinks, p.slopes))
+    grid = (tiles * case.hk, splits)
+    if one_axis and splits > 1:
+      grid = (programs * min(b, 2) + tiles * case.hk,)
     scale = d ** -0.5 if case.softmax_scale is None else case.softmax_scale
     with gpu_arithmetic(), np.errstate(all="ignore"):
-      attend.paged_attend[(tiles * case.hk, splits)](
+      attend.paged_attend[grid](
           Tensor(p.q), *caches, *caches, out, lse, parts,
           parts_lse, _or(p.k_scale, np.ones(1, np.float32)),
           _or(p.v_scale, np.ones(1, np.float32)), Tensor(sinks),
@@ -133,11 +137,12 @@ class PagedKernelTest(parameterized.TestCase):
           names.index(case.cache) if in_bytes else 0, bits, TILE_M=_TILE_M,
           TILE_N=_TILE_N, HEAD=head, FLAGS=flags, KIND=kind, NATIVE=-1,
           CHEAP_CAST=False, LARGE_PAGES=large_pages, ONE_LANE=False,
-          PRECISION="ieee")
+          PRECISION="ieee", ONE_AXIS=one_axis, OVERLAPS=False)
       if splits > 1:
-        merge.paged_merge[(tokens * hq,)](
-            parts, parts_lse, out, lse, tokens, hq, dv, splits, bits, TILE_N=2,
-            HEAD=head)
+        cols = 4 if one_axis else 1
+        merge.paged_merge[(tokens * hq * cols,)](
+            parts, parts_lse, out, lse, tokens, hq, dv, splits, cols, bits,
+            TILE_N=2, HEAD=head, OVERLAPS=False)
     if csr:
       for row, n in zip(p.table, counts):
         row[n:] = -1
@@ -152,18 +157,27 @@ class PagedKernelTest(parameterized.TestCase):
 
   @parameterized.product(
       case=[Case(d=32), Case(d=32, decode=False, lengths=_MIXED)],
-      splits=[1, 3])
-  def test_plain(self, case, splits):
-    self.run_kernels(case, splits)
+      splits=[1, 3], one_axis=[False, True])
+  def test_plain(self, case, splits, one_axis):
+    self.run_kernels(case, splits, one_axis=one_axis)
 
-  @parameterized.parameters(4, 9, 30)
-  def test_shares(self, programs):
+  @parameterized.product(programs=[4, 9, 30], one_axis=[False, True])
+  def test_shares(self, programs, one_axis):
     """Long sequences are divided, short ones not, and no key is lost."""
     for decode, lengths in ((True, ((1, 300), (1, 9), (1, 90))),
                             (False, ((5, 200), (1, 40), (0, 12), (9, 33)))):
       for window in ((-1, -1), (70, -1)):
         self.run_kernels(Case(d=32, decode=decode, lengths=lengths,
-                              window=window), splits=5, programs=programs)
+                              window=window), splits=5, programs=programs,
+                         one_axis=one_axis)
+
+  @parameterized.parameters(attend.LANES.value - 1, attend.LANES.value + 2)
+  def test_many_sequences(self, count):
+    """More than are looked at together."""
+    lengths = [(i % 7 != 3, 29 * i % 31) for i in range(count - 2)]
+    lengths = ((1, 70), *((int(n), k) for n, k in lengths), (1, 50))
+    self.run_kernels(Case(d=32, hq=2, hk=1, decode=False, lengths=lengths),
+                     splits=4, programs=40, one_axis=True)
 
   @parameterized.parameters(*family.KINDS)
   def test_bytes(self, cache):

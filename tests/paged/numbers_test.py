@@ -88,6 +88,17 @@ class PagedTest(PagedTestCase):
   def test_edges(self, **options):
     self.check(Case(**options))
 
+  @parameterized.parameters("", "e4m3fnuz")
+  def test_divided(self, cache):
+    """What a program's calls leave in scratch is not seen by the next."""
+    long, short = machine.size((3000, 700), (600, 300), (600, 300))
+    for seed, keys in enumerate((
+        (long, 10, 0, short), (1, 1, long, 5), (0, 0, 0, 0), (short,) * 4,
+        (long,) * 4)):
+      self.check(Case(
+          lengths=tuple((1, n) for n in keys), d=128, hq=8, hk=2, cache=cache,
+          pages=4 * (long // 16 + 1) + 3, width=long // 16 + 1), seed)
+
   @examples(30, 8, 4)
   @given(st.data())
   def test_random(self, data):

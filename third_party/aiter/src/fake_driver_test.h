@@ -88,6 +88,7 @@ struct Launch {
   unsigned shared;
   void* stream;
   unsigned char args[kMaxArgsBytes];
+  bool early = false;
 
   // The kernel's arguments; Args is what its packing function leaves.
   template <typename Args>
@@ -195,6 +196,15 @@ inline int LaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
   return Result("launch");
 }
 
+inline int LaunchEarly(void* function, unsigned gx, unsigned gy, unsigned gz,
+                       unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                       void* stream, void** params, void** extra) {
+  int error = LaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream,
+                           params, extra);
+  g_recorder.launches.back().early = true;
+  return error;
+}
+
 inline int MemsetD8(uintptr_t address, unsigned char value, size_t count,
                     void*) {
   g_recorder.fills.push_back({address, value, count});
@@ -266,6 +276,7 @@ inline const Driver& FakeDriver() {
     d.module_get_function = ModuleGetFunction;
     d.allow_shared = AllowShared;
     d.launch = LaunchKernel;
+    d.launch_early = LaunchEarly;
     d.memset_d8 = MemsetD8;
     d.memset_d32 = MemsetD32;
     d.memcpy_dtod = MemcpyDtoD;

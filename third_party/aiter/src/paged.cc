@@ -12,6 +12,7 @@
 #include "third_party/aiter/src/core/check.h"
 #include "third_party/aiter/src/core/driver.h"
 #include "third_party/aiter/src/core/features.h"
+#include "third_party/aiter/src/core/grids.h"
 #include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/operation.h"
 #include "third_party/aiter/src/core/select.h"
@@ -35,15 +36,11 @@ constexpr int64_t kLargePage = 64;
 // Rows that a tensor map's boxes of the smallest kernel have.
 constexpr int64_t kTinyPage = 16;
 // Programs of a multiprocessor, below which keys are divided, or of small ones
-// so many waves; and how often the grid has room for them, of which a long
-// sequence may take more than its share.
+// so many waves; and how often a grid of two axes has room for them, of which a
+// long sequence may take more than its share.
 constexpr int64_t kPrograms = 3;
 constexpr int64_t kWaves = 8;
 constexpr int64_t kRoom = 4;
-constexpr int64_t kRoomCuda = 8;
-// How often CUDA's multiprocessors are filled when they decode: programs of
-// sequences of different lengths end at about the same time then.
-constexpr int64_t kTurnsCuda = 2;
 // The same of latent attention: of AMD's kernels, whose sequences are all
 // divided alike, and of CUDA's, where one fills a multiprocessor and a sequence
 // gets its share of half as many (PROGRAMS of mla/attend_hopper.py).
@@ -53,7 +50,7 @@ constexpr int64_t kLatentProgramsCuda = 2;
 // that attend.
 constexpr int64_t kMergers = 4;
 // Programs that share the columns of a row, where rows are few and have more
-// parts than so many (MERGE_COLS of mla/attend_hopper.py).
+// parts than so many (MERGE_COLS of paged/merge.py).
 constexpr int64_t kMergeCols = 4;
 constexpr int64_t kMergeParts = 16;
 // Rows of its tiles; the last is for all that are more.
@@ -279,10 +276,6 @@ struct Attend {
     const DeviceInfo& device = steps->device();
     plan->programs = ProgramsOf(*plan->attend.info, device) *
                      std::max(device.multiprocessors, 1);
-    if (device.platform == Platform::kCuda &&
-        (key.features & (kPagedManyRows | kPagedBytes)) == 0) {
-      plan->programs *= kTurnsCuda;
-    }
     ProblemKey rows;
     rows.data_type = key.data_type;
     rows.dims[0] = key.dims[0];
@@ -302,12 +295,16 @@ struct Attend {
   static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
                        void* stream) {
     if (a.tokens == 0) return Status();
-    int64_t tiles = a.nhead_k * (a.tokens * (a.nhead_q / a.nhead_k) /
-                                     plan.attend.info->tile_m +
-                                 a.batch);
-    int64_t room = driver.platform == Platform::kCuda ? kRoomCuda : kRoom;
+    const KernelInfo& kernel = *plan.attend.info;
+    // In a grid of one axis there is no program without a part.
+    if (kernel.grid == &kPagedAttendGridOneAxis) {
+      return Launch(driver, a, plan, a.splits, stream);
+    }
+    int64_t tiles =
+        a.nhead_k *
+        (a.tokens * (a.nhead_q / a.nhead_k) / kernel.tile_m + a.batch);
     return Launch(driver, a, plan,
-                  room * plan.programs / std::max<int64_t>(tiles, 1), stream);
+                  kRoom * plan.programs / std::max<int64_t>(tiles, 1), stream);
   }
 
   // The same, of sequences in up to so many parts.
@@ -315,7 +312,7 @@ struct Attend {
                        int64_t splits, void* stream) {
     PagedParams p = ParamsOf(a, plan.key);
     p.splits = static_cast<int32_t>(std::clamp<int64_t>(splits, 1, a.splits));
-    p.programs = static_cast<int32_t>(plan.programs);
+    p.programs = p.splits > 1 ? static_cast<int32_t>(plan.programs) : 0;
     TensorMap maps[kMaxTensorMaps];
     const KernelInfo& kernel = *plan.attend.info;
     for (int i = 0; i < kernel.num_tensor_maps; ++i) {
@@ -330,11 +327,11 @@ struct Attend {
     const int64_t most = std::max<int64_t>(plan.merge.info->tile_m, 1);
     p.merge_rows = static_cast<int32_t>(
         std::clamp<int64_t>(rows / (kMergers * plan.programs), 1, most));
-    if (most > 1 && p.splits > kMergeParts &&
-        rows * kMergeCols <= plan.programs) {
+    if (p.splits > kMergeParts && rows * kMergeCols <= plan.programs) {
       p.merge_cols = kMergeCols;
     }
-    return LaunchKernel(driver, plan.merge, &p, stream);
+    return LaunchKernel(driver, plan.merge, &p, stream, /*maps=*/nullptr,
+                        /*early=*/true);
   }
 
   // Whether a row of columns begins at a multiple of 16 bytes.

@@ -83,6 +83,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   kernels.back().tensor_maps = kMaps;
   kernels.back().num_tensor_maps = 2;
   add("any_sm_90", "general", 256, 16, 0, kPagedBytes, "sm_90");
+  kernels.back().grid = &kPagedAttendGridOneAxis;
   for (const char* arch : {"gfx942", "sm_90"}) {
     KernelInfo merge = FakeKernel<PagedParams>(blob, "merge", "paged_merge",
                                                arch, kPagedMergeGrid);
@@ -294,7 +295,7 @@ void TestSplits() {
   New(64);
   CHECK((Run(Args(1)) == Names{"decode", "merge"}));
   CHECK(g_recorder.launches[0].grid[1] == 8);
-  CHECK(g_recorder.launches[1].grid[0] == 2);  // 8 rows of 4 a block.
+  CHECK(g_recorder.launches[1].grid[0] == 8);  // A program a row.
   CHECK((Run(Args(64)) == Names{"decode", "merge"}));
   // 128 programs, and 32 more that packed tiles might need, in 768.
   CHECK(g_recorder.launches[0].grid[1] == 4);
@@ -303,6 +304,31 @@ void TestSplits() {
   one.splits = 1;
   one.parts_ptr = one.parts_lse_ptr = nullptr;
   CHECK(Run(one) == Names{"decode"});
+}
+
+// A grid of one axis has room for a part of each tile and for twice as many as
+// fill the device, however long one sequence is; what joins them starts early.
+void TestOneAxis() {
+  g_recorder.multiprocessors = 64;
+  NewContext("sm_90");
+  CHECK((Run(Args(64)) == Names{"any_sm_90", "merge"}));
+  const Launch attend = g_recorder.launches[0];
+  const PagedParams p = attend.As<PagedParams>();
+  CHECK(p.splits == 8 && p.programs > 0);
+  CHECK(attend.grid[0] == 128 + 2 * static_cast<unsigned>(p.programs));
+  CHECK(attend.grid[1] == 1);
+  CHECK(!attend.early && g_recorder.launches[1].early);
+  // One sequence is as long as itself.
+  CHECK((Run(Args(1)) == Names{"any_sm_90", "merge"}));
+  CHECK(g_recorder.launches[0].grid[0] ==
+        2 + static_cast<unsigned>(p.programs));
+  paged_attend_args one = Args(64);
+  one.splits = 1;
+  CHECK(Run(one) == Names{"any_sm_90"});
+  CHECK(g_recorder.launches[0].grid[0] == 128);
+  New(64);
+  Run(Args(1));
+  CHECK(!g_recorder.launches[1].early);
 }
 
 // `batch` sequences of `heads` rows, in a cache [pages, page, 576].
@@ -507,6 +533,7 @@ int main() {
   aiter::TestPacking();
   aiter::TestTensorMaps();
   aiter::TestSplits();
+  aiter::TestOneAxis();
   aiter::TestLatent();
   aiter::TestEmpty();
   aiter::TestInvalidArguments();

@@ -39,9 +39,10 @@ KINDS = {"int8": "int8", "float8_e4m3fn": "e4m3fn",
 # Rows of the smallest tile, and of one that many rows are worth.
 _FEW_ROWS, _MANY_ROWS = 16, 32
 # Programs that fill any device, among which few sequences' keys are divided;
-# with few queries, whose results are small, often enough for sequences of
-# different lengths. Parts are of so many keys at least, and so many at most.
-_PROGRAMS, _PROGRAMS_DECODE, _PART, _MAX_SPLITS = 2048, 8192, 256, 128
+# with few queries, whose results are small, on CUDA often enough for sequences
+# of different lengths. Parts are of so many keys at least, and so many at most.
+_PROGRAMS, _PART, _MAX_SPLITS = 2048, 256, 128
+_PROGRAMS_DECODE = {"cuda": 8192, "rocm": _PROGRAMS}
 # Of latent attention, one of whose rows of keys is as much as many heads'.
 _MAX_LATENT_SPLITS = 256
 # Pages of a multiple of so many tokens have kernels of their own.
@@ -297,7 +298,15 @@ def reference(cfg: Config, x: Operands):
 # The kernel
 
 
-def _splits(cfg: Config, x: Operands, shape: Shape) -> int:
+def _many_rows(cfg: Config, x: Operands, shape: Shape) -> bool:
+  """Whether sequences have, as is known, more rows than decoding has."""
+  group = x.q.shape[1] // shape.hk
+  rows = (cfg.seqlen_q * group if cfg.seqlen_q else
+          x.q.shape[0] * group // jax.core.max_dim(x.lengths.shape[0], 1))
+  return is_known(rows) and rows >= _MANY_ROWS
+
+
+def _splits(platform: str, cfg: Config, x: Operands, shape: Shape) -> int:
   """Parts that a sequence's keys are divided into at most, for scratch.
 
   With many programs there are none; the library may take fewer.
@@ -309,9 +318,8 @@ def _splits(cfg: Config, x: Operands, shape: Shape) -> int:
   else:
     tiles = tokens * group // _FEW_ROWS + batch
   keys = x.table.shape[-1] * cfg.page_size
-  few = is_known(tokens) and is_known(x.lengths.shape[0]) and (
-      tokens * (hq // shape.hk) < _MANY_ROWS * x.lengths.shape[0])
-  programs = _PROGRAMS_DECODE if few and not cfg.dv else _PROGRAMS
+  programs = (_PROGRAMS if cfg.dv or _many_rows(cfg, x, shape) else
+              _PROGRAMS_DECODE[platform])
   least = jax.core.min_dim(
       jax.core.min_dim(programs // (shape.hk * tiles),
                        _MAX_LATENT_SPLITS if cfg.dv else _MAX_SPLITS),
@@ -330,7 +338,7 @@ def _strides(names, scale):
 def kernel(cfg: Config, call, x: Operands):
   shape = shape_of(cfg, x)
   tokens, hq, _ = x.q.shape
-  splits = _splits(cfg, x, shape)
+  splits = _splits(call.platform, cfg, x, shape)
   no_parts = is_known(splits) and splits == 1
   numbers = lambda t: np.asarray(t, np.int64)
   out, lse, _, _ = call(
@@ -360,11 +368,8 @@ def features(cfg: Config, x: Operands, shape: Shape):
   """What the call asks of the kernels; src/paged.cc has the same of buffers."""
   d, size = x.q.shape[-1], cfg.page_size
   run = cache_op.run_of(x.k_cache)
-  group = x.q.shape[1] // shape.hk
   kind = KINDS.get(x.k_cache.dtype.name)
   per_token = {"page", "offset"} & {*cfg.k_scale, *cfg.v_scale}
-  rows = (cfg.seqlen_q * group if cfg.seqlen_q else
-          x.q.shape[0] * group // jax.core.max_dim(x.lengths.shape[0], 1))
   on = {
       "cu_seqlens": x.cu_seqlens is not None, "indptr": x.indptr is not None,
       "window": cfg.window != (-1, -1), "soft_cap": cfg.soft_cap > 0,
@@ -375,7 +380,7 @@ def features(cfg: Config, x: Operands, shape: Shape):
       "shuffled": cfg.layout in ("x", "asm"),
       "odd_pages": size & (size - 1) != 0,
       "small_pages": size % _LARGE_PAGE != 0,
-      "many_rows": is_known(rows) and rows >= _MANY_ROWS,
+      "many_rows": _many_rows(cfg, x, shape),
       "bytes": kind is not None, kind: kind is not None,
   }
   return tuple(name for name, holds in on.items() if holds)

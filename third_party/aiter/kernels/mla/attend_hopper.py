@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from third_party.aiter.kernels.core import hopper
 from third_party.aiter.kernels.mha import scores
@@ -724,8 +725,10 @@ def mla_attend(
 ):
   """attend.py's mla_attend, of 512 columns of values and 64 beside them.
 
-  Parts of sequences are of about the same size, as paged_attend's.
+  Parts of sequences are of about the same size, as paged_attend's. What joins
+  them may start before this ends, and waits itself.
   """
+  gdc_launch_dependents()
   slot = gl.program_id(0)
   split = gl.program_id(1)
   share = 0.0
@@ -773,6 +776,7 @@ def mla_merge(parts, parts_lse, out, lse, tokens, nhead_q, splits, merge_rows,
   each with merge_cols programs of as many of their columns.
   """
   LANES: gl.constexpr = 256
+  gdc_wait()
   first = gl.program_id(0) // merge_cols * merge_rows
   end = gl.minimum(first + merge_rows, tokens * nhead_q)
   if merge_rows > 1:

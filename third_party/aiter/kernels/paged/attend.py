@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from third_party.aiter.kernels.core import tiles
 from third_party.aiter.kernels.mha.scores import LN2, LOG2E
@@ -49,6 +50,11 @@ E4M3FNUZ = tl.constexpr(_KINDS.index("e4m3fnuz"))
 E5M2 = tl.constexpr(_KINDS.index("e5m2"))
 # Sequences that are looked at together.
 LANES = tl.constexpr(128)
+# How often the device is filled where sequences are of different lengths:
+# programs end at about the same time then. They are, if all together have less
+# than so much of what they had if each were as long as the longest.
+TURNS = tl.constexpr(2)
+EVEN = tl.constexpr(0.95)
 
 ANY_BYTES = tl.constexpr(-1)
 NO_BYTES = tl.constexpr(-2)
@@ -278,6 +284,34 @@ def find_rows(
 
 
 @triton.jit
+def _sequences(at, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
+               window_left, window_right, flags, TILE_M: tl.constexpr,
+               TILE_N: tl.constexpr, FLAGS: tl.constexpr):
+  """(first token, tokens, tiles of rows, tiles of keys that one of these sees).
+
+  Of sequence `at`, or of many. Sequence `batch` is the tokens behind all
+  others, and those behind that have none.
+  """
+  inside = at < batch
+  length = tl.load(lengths + at, mask=inside, other=0)
+  length = tl.minimum(tl.maximum(length, 0), 1 << 30)
+  start = at * seqlen_q
+  len_q = tl.where(inside, seqlen_q, 0)
+  if CU_SEQLENS & FLAGS and flags & CU_SEQLENS:
+    start = tl.load(cu_seqlens + at, mask=at <= batch, other=0)
+    start = tl.minimum(tl.maximum(start, 0), tokens)
+    end = tl.load(cu_seqlens + at + 1, mask=inside, other=1 << 30)
+    end = tl.minimum(tl.maximum(end, 0), tokens)
+    len_q = tl.where(at <= batch, tl.maximum(end - start, 0), 0)
+  if WINDOW & FLAGS and flags & WINDOW:
+    length = tl.minimum(
+        length, tl.minimum(window_left, 1 << 29)
+        + tl.minimum(window_right, 1 << 29) + TILE_M)
+  rows = (len_q * group + TILE_M - 1) // TILE_M
+  return start, len_q, rows, (length + TILE_N - 1) // TILE_N
+
+
+@triton.jit
 def tiles_of_batch(
     lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
     window_right, flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
@@ -289,22 +323,78 @@ def tiles_of_batch(
   """
   total = (lanes * 0).to(tl.float32)
   for i in range(0, batch, LANES):
-    at = i + lanes
-    inside = at < batch
-    length = tl.load(lengths + at, mask=inside, other=0)
-    length = tl.minimum(tl.maximum(length, 0), 1 << 30)
-    len_q = lanes * 0 + seqlen_q
-    if CU_SEQLENS & FLAGS and flags & CU_SEQLENS:
-      len_q = tl.load(cu_seqlens + at + 1, mask=inside, other=0)
-      len_q -= tl.load(cu_seqlens + at, mask=inside, other=0)
-    if WINDOW & FLAGS and flags & WINDOW:
-      length = tl.minimum(
-          length, tl.minimum(window_left, 1 << 29)
-          + tl.minimum(window_right, 1 << 29) + TILE_M)
-    rows = (tl.maximum(len_q, 0) * group + TILE_M - 1) // TILE_M
-    tiles = (length + TILE_N - 1) // TILE_N
-    total += tl.where(inside, rows.to(tl.float32) * tiles.to(tl.float32), 0.0)
+    _, _, rows, tiles = _sequences(
+        i + lanes, cu_seqlens, lengths, batch, 1 << 30, seqlen_q, group,
+        window_left, window_right, flags, TILE_M, TILE_N, FLAGS)
+    total += rows.to(tl.float32) * tiles.to(tl.float32)
   return total
+
+
+@triton.jit
+def _parts_of(tiles, share, splits):
+  """Parts of so many tiles of keys, each of which is worth `share` programs."""
+  # Rather fewer: a few programs too many wait until the others have ended. By
+  # one instruction: the same number wherever it is computed.
+  parts = tl.fma(tiles.to(tl.float32), share, 0.3).to(tl.int32)
+  return tl.minimum(tl.maximum(parts, 1), splits)
+
+
+@triton.jit
+def find_work(
+    program, lanes, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
+    nhead_k, window_left, window_right, splits, programs, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, FLAGS: tl.constexpr,
+):
+  """What a program of a grid of one axis does, in which none is without a part.
+
+  The programs of a sequence lie side by side: KV heads fastest, then tiles of
+  rows, then parts of the keys.
+
+  Args:
+    programs: that fill the device.
+
+  Returns:
+    (index, start, len_q, row0, head, split, parts): find_rows' four, where
+    len_q is 0 if nothing is left; the KV head; part `split` of so many.
+  """
+  total = (lanes * 0).to(tl.float32)
+  count = total
+  longest = total
+  for i in range(0, batch, LANES):
+    _, _, rows, tiles = _sequences(
+        i + lanes, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
+        window_left, window_right, flags, TILE_M, TILE_N, FLAGS)
+    of_keys = tiles.to(tl.float32)
+    rows = tl.where(tiles > 0, rows, 0).to(tl.float32)
+    total += rows * of_keys
+    count += rows
+    longest = tl.maximum(longest, tl.where(rows > 0, of_keys, 0.0))
+  total = tl.sum(total, 0)
+  even = total >= EVEN * tl.sum(count, 0) * tl.max(longest, 0)
+  share = (tl.where(even, programs, TURNS * programs)
+           / (nhead_k * tl.maximum(total, 1.0)))
+  first = 0
+  index = 0
+  passed = 0
+  searching = True
+  while searching:
+    _, _, rows, tiles = _sequences(
+        index + lanes, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
+        window_left, window_right, flags, TILE_M, TILE_N, FLAGS)
+    ends = first + tl.cumsum(
+        rows * _parts_of(tiles, share, splits) * nhead_k, 0)
+    first = tl.max(tl.where(ends <= program, ends, first), 0)
+    passed = tl.sum((ends <= program).to(tl.int32), 0)
+    index += passed
+    searching = (passed == LANES) & (index <= batch)
+  start, len_q, rows, tiles = _sequences(
+      index, cu_seqlens, lengths, batch, tokens, seqlen_q, group, window_left,
+      window_right, flags, TILE_M, TILE_N, FLAGS)
+  place = (program - first) // nhead_k
+  rows = tl.maximum(rows, 1)
+  return (index, start, len_q, place % rows * TILE_M,
+          (program - first) % nhead_k, place // rows,
+          _parts_of(tiles, share, splits))
 
 
 @triton.jit
@@ -342,9 +432,7 @@ def find_keys(
     low = tl.maximum(offset + row0 // group - window_left, 0)
   low_tile = low // TILE_N
   tiles_of_keys = tl.maximum((stop + TILE_N - 1) // TILE_N - low_tile, 0)
-  # Rather fewer: a few programs too many wait until the others have ended.
-  parts = (tiles_of_keys.to(tl.float32) * share + 0.3).to(tl.int32)
-  parts = tl.minimum(tl.maximum(parts, 1), splits)
+  parts = _parts_of(tiles_of_keys, share, splits)
   each = (tiles_of_keys + parts - 1) // parts
   first_tile = low_tile + split * each
   last_tile = tl.minimum(first_tile + each, low_tile + tiles_of_keys)
@@ -365,7 +453,8 @@ def paged_attend(
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, HEAD: tl.constexpr,
     FLAGS: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr,
     CHEAP_CAST: tl.constexpr, LARGE_PAGES: tl.constexpr,
-    ONE_LANE: tl.constexpr, PRECISION: tl.constexpr,
+    ONE_LANE: tl.constexpr, PRECISION: tl.constexpr, ONE_AXIS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
   """Attention of packed or even queries; semantics in include/aiter/paged.h.
 
@@ -381,23 +470,37 @@ def paged_attend(
   ONE_LANE: AMD's compiler is told that a sum over lanes is one number, or else
     all that follows from it, pages and the loop, is computed in every lane.
   PRECISION: what a product takes of a float32; see mha_f32/fwd.py.
+  ONE_AXIS: if there are splits, the grid is find_work's, and scratch merge.py's
+  of such.
+  OVERLAPS: the next kernel may start before this one ends, and waits itself.
 
   Grid: (tiles of rows and KV heads, these fastest, splits).
   """
+  if OVERLAPS:
+    gdc_launch_dependents()
   head = tl.program_id(0) % nhead_k
   slot = tl.program_id(0) // nhead_k
   split = tl.program_id(1)
-
-  # Parts are of about the same size in all sequences: as many as programs.
-  share = 0.0
-  if splits > 1:
-    share = programs / (nhead_k * tl.maximum(tl.sum(tiles_of_batch(
-        tl.arange(0, LANES), cu_seqlens, lengths, batch, seqlen_q, group,
-        window_left, window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
-
-  # The rows.
-  index, start, len_q, row0 = find_rows(
-      slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
+  index = 0
+  start = 0
+  len_q = 0
+  row0 = 0
+  parts_here = splits
+  share = splits * 1.0
+  if ONE_AXIS and splits > 1:
+    index, start, len_q, row0, head, split, parts_here = find_work(
+        tl.program_id(0), tl.arange(0, LANES), cu_seqlens, lengths, batch,
+        tokens, seqlen_q, group, nhead_k, window_left, window_right, splits,
+        programs, flags, TILE_M, TILE_N, FLAGS)
+    share = parts_here * 1.0
+  else:
+    # Parts are of about the same size in all sequences: as many as programs.
+    if splits > 1:
+      share = programs / (nhead_k * tl.maximum(tl.sum(tiles_of_batch(
+          tl.arange(0, LANES), cu_seqlens, lengths, batch, seqlen_q, group,
+          window_left, window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
+    index, start, len_q, row0 = find_rows(
+        slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
   rows_left = len_q * group - row0
   if rows_left <= 0:
     return
@@ -410,14 +513,19 @@ def paged_attend(
 
   first_page, count, offset, _, stop, first_tile, last_tile = find_keys(
       index, row0, tl.minimum(TILE_M, rows_left), len_q, lengths, indptr, batch,
-      width, pages, page_size, group, window_left, window_right, split, splits,
-      share, flags, TILE_N, FLAGS)
+      width, pages, page_size, group, window_left, window_right, split,
+      parts_here, share, flags, TILE_N, FLAGS)
   if ONE_LANE:
     first_tile = tl.inline_asm_elementwise(
         "v_readfirstlane_b32 $0, $1", "=s,v", [first_tile], tl.int32, True, 1)
     last_tile = tl.inline_asm_elementwise(
         "v_readfirstlane_b32 $0, $1", "=s,v", [last_tile], tl.int32, True, 1)
   part = split.to(tl.int64) * tokens * nhead_q + row
+  if ONE_AXIS and (split == parts_here - 1) & (parts_here < splits):
+    # Behind the parts, or in the place of one by itself, which needs no merge.
+    end = tl.where(parts_here > 1, parts_here, 0).to(tl.int64)
+    tl.store(parts_lse + end * tokens * nhead_q + row,
+             tl.full([TILE_M], float("inf"), tl.float32), mask=live)
   if (split > 0) & (first_tile >= last_tile):
     tl.store(parts_lse + part, tl.full([TILE_M], float("-inf"), tl.float32),
              mask=live)
@@ -511,7 +619,7 @@ def paged_attend(
   acc = acc * (out_scale / l_safe)[:, None]
   row_lse = tl.where(any_key, m * LN2 + tl.log(l_safe), float("-inf"))
   o_mask = live[:, None] & (cols < hdim_v)
-  if splits > 1:
+  if parts_here > 1:
     tl.store(parts_lse + part, row_lse, mask=live)
     tl.store(parts + part[:, None] * hdim_v + cols, acc, mask=o_mask)
   else:

@@ -13,6 +13,7 @@ subnormal numbers.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from third_party.aiter.kernels.mha import scores
 from third_party.aiter.kernels.paged import attend
@@ -20,7 +21,7 @@ from third_party.aiter.kernels.paged import attend
 # A Gluon function calls none of Triton's; of one source it may be either.
 _find_rows = gluon.jit(attend.find_rows.fn)
 _find_keys = gluon.jit(attend.find_keys.fn)
-_tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
+_find_work = gluon.jit(attend.find_work.fn)
 
 MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, MMA.value, 2))
@@ -228,29 +229,37 @@ def paged_attend(
   BOX: of so many keys none lie in two pages.
   """
   gl.static_assert(TILE_M == 8)
+  gdc_launch_dependents()
   head = gl.program_id(0) % nhead_k
-  slot = gl.program_id(0) // nhead_k
   split = gl.program_id(1)
-  share = 0.0
+  count = splits
   if splits > 1:
     lanes = gl.arange(0, attend.LANES,
                       gl.BlockedLayout([1], [32], [1], [0]))
-    share = programs / (nhead_k * gl.maximum(gl.sum(_tiles_of_batch(
-        lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
-        window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
-  index, start, len_q, row0 = _find_rows(
-      slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
+    index, start, len_q, row0, head, split, count = _find_work(
+        gl.program_id(0), lanes, cu_seqlens, lengths, batch, tokens, seqlen_q,
+        group, nhead_k, window_left, window_right, splits, programs, flags,
+        TILE_M, TILE_N, FLAGS)
+  else:
+    index, start, len_q, row0 = _find_rows(
+        gl.program_id(0) // nhead_k, cu_seqlens, batch, tokens, seqlen_q, group,
+        flags, TILE_M, FLAGS)
   rows_left = len_q * group - row0
   first, _, offset, _, stop, first_tile, last_tile = _find_keys(
       index, row0, gl.minimum(TILE_M, rows_left), len_q, lengths, indptr, batch,
-      width, pages, page_size, group, window_left, window_right, split, splits,
-      share, flags, TILE_N, FLAGS)
+      width, pages, page_size, group, window_left, window_right, split, count,
+      count, flags, TILE_N, FLAGS)
+  at = row0 + gl.arange(0, TILE_M, COLUMN)
+  there = at < len_q * group
+  at = (start + at // group).to(gl.int64) * nhead_q + head * group + at % group
+  if (split == count - 1) & (count < splits):
+    # As attend.py ends them.
+    end = gl.where(count > 1, count, 0).to(gl.int64) * tokens * nhead_q
+    gl.store(parts_lse + end + at,
+             gl.full([TILE_M], float("inf"), gl.float32, COLUMN), mask=there)
   if (rows_left > 0) & (split > 0) & (first_tile >= last_tile):
-    r = row0 + gl.arange(0, TILE_M, COLUMN)
-    at = (start + r // group).to(gl.int64) * nhead_q + head * group + r % group
     gl.store(parts_lse + split.to(gl.int64) * tokens * nhead_q + at,
-             gl.full([TILE_M], float("-inf"), gl.float32, COLUMN),
-             mask=r < len_q * group)
+             gl.full([TILE_M], float("-inf"), gl.float32, COLUMN), mask=there)
   elif rows_left > 0:
     table += first
     # Words, which stay together in a register from one round to the next.
@@ -353,14 +362,13 @@ def paged_attend(
       is_nan = (nan[:, None] >> (8 * byte + 7)[None, :] & 1).reshape([HEAD])
       is_nan = gl.convert_layout(is_nan, gl.SliceLayout(0, ROWS))
       acc = gl.where((is_nan != 0)[None, :], float("nan"), acc)
-    at = row[:, None] * HEAD + c[None, :]
-    if splits > 1:
+    place = row[:, None] * HEAD + c[None, :]
+    if count > 1:
       part = split.to(gl.int64) * tokens * nhead_q
-      at_s = (start + query).to(gl.int64) * nhead_q + head_q
-      gl.store(parts_lse + part + at_s, row_lse, mask=live_s)
-      gl.store(parts + part * HEAD + at, acc, mask=live[:, None])
+      gl.store(parts_lse + part + at, row_lse, mask=there)
+      gl.store(parts + part * HEAD + place, acc, mask=live[:, None])
     else:
       if (flags & attend.LSE) != 0:
         gl.store(lse + head_q.to(gl.int64) * tokens + start + query, row_lse,
                  mask=live_s)
-      gl.store(out + at, acc.to(out.dtype.element_ty), mask=live[:, None])
+      gl.store(out + place, acc.to(out.dtype.element_ty), mask=live[:, None])

@@ -41,6 +41,9 @@ def _constants(row):
       "CHEAP_CAST": "bf16" not in arch.casts,
       "LARGE_PAGES": "small_pages" in left,
       "ONE_LANE": arch.platform == "rocm",
+      "ONE_AXIS": (arch.platform == "cuda" and row["grade"] == "fast"
+                   and "many_rows" not in made_for),
+      "OVERLAPS": arch.name == "sm_90",
       "PRECISION": "ieee",
       # Keys of which none lie in two pages.
       "BOX": 64 if "small_pages" in left else 16,
@@ -57,15 +60,20 @@ def _alignment(row):
 # A sequence's rows are its queries, each with the query heads of one KV head.
 # Tiles of a packed batch find their sequence themselves: find_rows of attend.py
 # says how many there are. The last owns the rows of no sequence.
-_TILES = ("tiles = nhead_k * (tokens * group // tile_m + batch + 1"
+_TILES = ("nhead_k * (tokens * group // tile_m + batch + 1"
           " if flags & CU_SEQLENS else"
           " batch * ceil((seqlen_q * group) / tile_m))")
 
 FAMILY = Family(
     ops={
-        "paged_attend": Op("paged.attend", (_TILES, "splits")),
+        "paged_attend": Op(
+            "paged.attend", (f"tiles = {_TILES}", "splits"),
+            # Those that fill the device, of sequences of different lengths
+            # attend.py's TURNS times, and one more of each tile.
+            {"ONE_AXIS": (
+                f"programs = programs * min(batch, 2) + {_TILES}",)}),
         "paged_merge": Op("paged.merge", (
-            "tiles = ceil((tokens * nhead_q) / tile_m)",)),
+            "rows = tokens * nhead_q * merge_cols",)),
     },
     pointers={
         **points_to("dtype", "q k_cache v_cache out"),

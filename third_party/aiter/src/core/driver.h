@@ -45,6 +45,12 @@ struct Driver {
                 unsigned grid_z, unsigned block_x, unsigned block_y,
                 unsigned block_z, unsigned shared_bytes, void* stream,
                 void** params, void** extra) = nullptr;
+  // The same of a kernel that may start while the one before it in its stream
+  // ends, and itself waits for that. Null on HIP and on drivers without it.
+  int (*launch_early)(void* function, unsigned grid_x, unsigned grid_y,
+                      unsigned grid_z, unsigned block_x, unsigned block_y,
+                      unsigned block_z, unsigned shared_bytes, void* stream,
+                      void** params, void** extra) = nullptr;
   int (*memset_d8)(uintptr_t address, unsigned char value, size_t count,
                    void* stream) = nullptr;
   int (*memset_d32)(uintptr_t address, unsigned value, size_t count,

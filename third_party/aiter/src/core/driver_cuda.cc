@@ -23,6 +23,42 @@ int (*cu_device_get_count)(int*);
 int (*cu_device_get_attribute)(int*, int, int);
 int (*cu_get_error_string)(int, const char**);
 
+// CUlaunchAttribute and CUlaunchConfig, as far as they are used here.
+struct LaunchAttribute {
+  int id;
+  alignas(8) int value;
+  char unused[60];
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned num_attributes;
+};
+
+// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+constexpr int kProgrammaticStreamSerialization = 6;
+
+int (*cu_launch_kernel_ex)(const LaunchConfig*, void*, void**, void**);
+
+int LaunchEarly(void* function, unsigned grid_x, unsigned grid_y,
+                unsigned grid_z, unsigned block_x, unsigned block_y,
+                unsigned block_z, unsigned shared_bytes, void* stream,
+                void** params, void** extra) {
+  LaunchAttribute early = {kProgrammaticStreamSerialization, 1, {}};
+  LaunchConfig config = {{grid_x, grid_y, grid_z},
+                         {block_x, block_y, block_z},
+                         shared_bytes,
+                         stream,
+                         &early,
+                         1};
+  return cu_launch_kernel_ex(&config, function, params, extra);
+}
+
 int CurrentContext(uint64_t* context) {
   void* current = nullptr;
   int error = cu_ctx_get_current(&current);
@@ -86,7 +122,10 @@ Status LoadCudaDriver(Driver* driver) {
   AITER_RETURN_IF_ERROR(library.Find("cuMemsetD32Async", &driver->memset_d32));
   AITER_RETURN_IF_ERROR(
       library.Find("cuMemcpyDtoDAsync_v2", &driver->memcpy_dtod));
-  // Drivers before CUDA 12 have no tensor maps and no device that needs them.
+  // Drivers before CUDA 12 have neither, and no device that needs them.
+  if (library.Find("cuLaunchKernelEx", &cu_launch_kernel_ex).ok()) {
+    driver->launch_early = LaunchEarly;
+  }
   (void)library.Find("cuTensorMapEncodeTiled", &driver->encode_tensor_map).ok();
   AITER_RETURN_IF_ERROR(library.Find("cuInit", &cu_init));
   AITER_RETURN_IF_ERROR(library.Find("cuCtxGetCurrent", &cu_ctx_get_current));
