@@ -23,6 +23,38 @@ int (*cu_device_get_count)(int*);
 int (*cu_device_get_attribute)(int*, int, int);
 int (*cu_get_error_string)(int, const char**);
 
+// CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+  int id;
+  alignas(8) int value[16];
+};
+
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned num_attributes;
+};
+
+int (*cu_launch_kernel_ex)(const LaunchConfig*, void*, void**, void**);
+
+int LaunchEarly(void* function, unsigned grid_x, unsigned grid_y,
+                unsigned grid_z, unsigned block_x, unsigned block_y,
+                unsigned block_z, unsigned shared_bytes, void* stream,
+                void** params, void** extra) {
+  constexpr int kProgrammaticStreamSerialization = 6;
+  LaunchAttribute early = {kProgrammaticStreamSerialization, {1}};
+  LaunchConfig config = {{grid_x, grid_y, grid_z},
+                         {block_x, block_y, block_z},
+                         shared_bytes,
+                         stream,
+                         &early,
+                         1};
+  return cu_launch_kernel_ex(&config, function, params, extra);
+}
+
 int CurrentContext(uint64_t* context) {
   void* current = nullptr;
   int error = cu_ctx_get_current(&current);
@@ -88,6 +120,9 @@ Status LoadCudaDriver(Driver* driver) {
       library.Find("cuMemcpyDtoDAsync_v2", &driver->memcpy_dtod));
   // Drivers before CUDA 12 have no tensor maps and no device that needs them.
   (void)library.Find("cuTensorMapEncodeTiled", &driver->encode_tensor_map).ok();
+  if (library.Find("cuLaunchKernelEx", &cu_launch_kernel_ex).ok()) {
+    driver->launch_early = LaunchEarly;
+  }
   AITER_RETURN_IF_ERROR(library.Find("cuInit", &cu_init));
   AITER_RETURN_IF_ERROR(library.Find("cuCtxGetCurrent", &cu_ctx_get_current));
   AITER_RETURN_IF_ERROR(library.Find("cuCtxGetDevice", &cu_ctx_get_device));

@@ -85,7 +85,8 @@ Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,
 }
 
 Status LaunchKernel(const Driver& driver, const LoadedKernel& loaded,
-                    const void* params, void* stream, const TensorMap* maps) {
+                    const void* params, void* stream, const TensorMap* maps,
+                    bool early) {
   const KernelInfo& kernel = *loaded.info;
   int64_t sizes[3] = {1, 1, 1};
   kernel.grid->sizes(kernel, params, sizes);
@@ -113,10 +114,13 @@ Status LaunchKernel(const Driver& driver, const LoadedKernel& loaded,
   for (int i = 0; i < kernel.num_args; ++i) {
     args[i] = buffer + kernel.arg_offsets[i];
   }
-  int error = driver.launch(loaded.function, grid[0], grid[1], grid[2],
-                            static_cast<unsigned>(kernel.threads), 1, 1,
-                            static_cast<unsigned>(kernel.shared_bytes), stream,
-                            args, /*extra=*/nullptr);
+  const auto launch = early && driver.launch_early != nullptr
+                          ? driver.launch_early
+                          : driver.launch;
+  int error = launch(loaded.function, grid[0], grid[1], grid[2],
+                     static_cast<unsigned>(kernel.threads), 1, 1,
+                     static_cast<unsigned>(kernel.shared_bytes), stream, args,
+                     /*extra=*/nullptr);
   if (error == 0) return Status();
   return DriverError(
       driver, error,

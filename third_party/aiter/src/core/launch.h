@@ -36,10 +36,11 @@ Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,
                        TensorMap* map);
 
 // Launches a kernel on its grid; nothing if that is empty. `params` is what its
-// packing function and its grid take.
+// packing function and its grid take. An `early` one waits itself for the
+// kernel before it, and may begin while that still runs.
 Status LaunchKernel(const Driver& driver, const LoadedKernel& kernel,
                     const void* params, void* stream,
-                    const TensorMap* maps = nullptr);
+                    const TensorMap* maps = nullptr, bool early = false);
 
 // Sets `bytes` bytes of device memory to 0; nothing if there are none.
 Status FillZero(const Driver& driver, const void* address, int64_t bytes,
