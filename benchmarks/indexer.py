@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times the lightning indexer's logits.
 
-  python indexer.py            shapes.INDEXER
-  python indexer.py --smoke    tiny sizes, on any platform
+  python indexer.py                        shapes.INDEXER
+  python indexer.py --random 20 --seed 3   so many drawn ones instead
+  python indexer.py --smoke                tiny sizes, on any platform
 
 Prints a table and writes indexer.csv to --out. The exit code is 1 if our
 numbers are not those of jax.numpy. Of pages the second figure is the rate at
@@ -147,10 +148,13 @@ def table(found: list[dict]) -> list[list[str]]:
 def main() -> int:
   parser = report.parser(__doc__, "indexer", IMPLEMENTATIONS,
                          ("float8_e4m3fn",))
+  parser.add_argument("--random", type=int, default=0, metavar="N")
+  parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args()
   print(report.title(args.dtype))
   found, wrong = [], []
-  for shape in shapes.INDEXER_SMOKE if args.smoke else shapes.INDEXER:
+  for shape in (shapes.random_indexer(args.random, args.seed) or
+                (shapes.INDEXER_SMOKE if args.smoke else shapes.INDEXER)):
     rows, errors = measure(shape, args.implementations,
                            0.02 if args.smoke else args.seconds)
     found += rows

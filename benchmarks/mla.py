@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times latent attention: ours, our paged kernel's, cuDNN's and jax.numpy's.
 
-  python mla.py                   shapes.MLA
-  python mla.py --random 20       and so many batches of random lengths
-  python mla.py --smoke           tiny sizes, on any platform
+  python mla.py                            shapes.MLA
+  python mla.py --only tp8 sparse          those of these names
+  python mla.py --random 20 --seed 3       and so many of random lengths
+  python mla.py --smoke                    tiny sizes, on any platform
 
 Prints a table and writes mla.csv to --out. The exit code is 1 if our numbers
 are not those of jax.numpy. The figures are the rate at which a call reads the
@@ -37,9 +38,9 @@ SETS = 2
 _ROOM = 2**33  # Bytes that a plain formula may gather or score.
 
 
-def drawn(count: int) -> list[Mla]:
-  """Batches of random lengths, the same in every run."""
-  rng = np.random.default_rng(0)
+def drawn(count: int, seed: int) -> list[Mla]:
+  """Batches of random lengths, drawn by a seed."""
+  rng = np.random.default_rng(seed)
   out = []
   for i in range(count):
     batch = int(np.exp2(rng.uniform(0, 7)))
@@ -193,11 +194,16 @@ def table(found: list[dict]) -> list[list[str]]:
 def main() -> int:
   parser = report.parser(__doc__, "mla", IMPLEMENTATIONS,
                          ("bfloat16", "float16"))
+  parser.add_argument("--only", nargs="*", metavar="NAME")
   parser.add_argument("--random", type=int, default=0, metavar="N")
+  parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args()
   print(report.title(args.dtype))
   found, wrong = [], []
-  for shape in [*(MLA_SMOKE if args.smoke else MLA), *drawn(args.random)]:
+  listed = MLA_SMOKE if args.smoke else MLA
+  if args.only is not None:
+    listed = [shape for shape in listed if shape.name in args.only]
+  for shape in [*listed, *drawn(args.random, args.seed)]:
     rows, errors = measure(shape, args.implementations, args.dtype,
                            0.02 if args.smoke else args.seconds)
     found += rows

@@ -854,6 +854,23 @@ INDEXER = [
 INDEXER_SMOKE = [Indexer(8, 200), Indexer(4, 100, 2)]
 
 
+def random_indexer(count: int, seed: int) -> list[Indexer]:
+  """Returns so many shapes, drawn by a seed."""
+  rng = random.Random(seed)
+  drawn = []
+  for _ in range(count):
+    keys = int(2 ** rng.uniform(9, 16))
+    heads = rng.choice((32, 64))
+    if rng.random() < 0.5:
+      sequences = int(2 ** rng.uniform(0, 7))
+      drawn.append(
+        Indexer(sequences * rng.choice((1, 2)), keys, sequences, heads))
+    else:
+      rows = min(keys, int(2 ** rng.uniform(4, 12)))
+      drawn.append(Indexer(rows, keys, heads=heads))
+  return drawn
+
+
 def markdown() -> str:
   """Returns ATTENTION as a Markdown table."""
   rows = [

@@ -72,6 +72,11 @@ class MlaTest(MlaTestCase):
       dict(heads=12, lengths=((4, 300), (4, 70)), page=64),
       dict(heads=16, lengths=((4, 90),) * 3, cache="e4m3fn", scales=True),
       dict(heads=64, lengths=((1, 90),) * 3, cache="e4m3fnuz", page=1),
+      # A long one among many that are short.
+      dict(heads=16, lengths=((1, 1500), *((1, 20),) * machine.size(
+          140, 140, 20))),
+      dict(heads=20, lengths=(*((0, 9), (2, 20)) * 3, (1, 900), (0, 7)),
+           tokens=12),
       dict(heads=5, topk=64, lengths=((1, 200), (3, 50), (20, 20))))
   def test_shapes(self, **options):
     self.check(Case(**options))

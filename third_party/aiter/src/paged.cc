@@ -124,6 +124,14 @@ uint32_t If(bool condition, uint32_t feature) {
   return condition ? feature : 0;
 }
 
+// Whether a kernel is of mla/attend_hopper.py: each waits itself for the one
+// before it, and as many blocks attend as there are parts.
+bool IsLatentHopper(const KernelInfo& kernel) {
+  return std::string(kernel.op).compare(0, 4, "mla_") == 0 &&
+         kernel.arch == std::string("sm_90") &&
+         kernel.grade == std::string("fast");
+}
+
 uint32_t KindBits(PagedKind kind) {
   switch (kind) {
     case PagedKind::kInt8:
@@ -321,7 +329,8 @@ struct Attend {
           driver, kernel, spec,
           Mapped(a, spec.tensor == kPagedTensorK ? a.k : a.v), &maps[i]));
     }
-    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.attend, &p, stream, maps));
+    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.attend, &p, stream, maps,
+                                       IsLatentHopper(kernel)));
     if (p.splits == 1) return Status();
     const int64_t rows = a.tokens * a.nhead_q;
     const int64_t most = std::max<int64_t>(plan.merge.info->tile_m, 1);
@@ -497,6 +506,15 @@ struct Latent {
     // CUDA's blocks share a sequence's keys among as many as there are.
     if (driver.platform == Platform::kHip) {
       most = EvenParts(tiles, plan.programs / kLatentPrograms, most);
+    }
+    // A sequence may have all parts, but of lists, which are about as long as
+    // they are wide, each has its share; the rest of one counts from 0.7 on.
+    if (IsLatentHopper(*plan.attend.info)) {
+      most = plan.programs / kLatentProgramsCuda;
+      if (a.indptr_ptr == nullptr && a.cu_seqlens_ptr == nullptr) {
+        most = (10 * most + 3 * tiles) / (10 * tiles);
+      }
+      most = std::min(most, a.splits);
     }
     return Attend::Launch(driver, a, plan, most, stream);
   }

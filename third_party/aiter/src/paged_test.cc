@@ -93,8 +93,9 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     kernels.push_back(merge);
   }
   auto add_latent = [&](const char* symbol, const char* grade, int rows,
-                        int tile_m, uint32_t excludes) {
-    KernelInfo k = FakeKernel<PagedParams>(blob, symbol, "mla_attend", "gfx942",
+                        int tile_m, uint32_t excludes,
+                        const char* arch = "gfx942") {
+    KernelInfo k = FakeKernel<PagedParams>(blob, symbol, "mla_attend", arch,
                                            kMlaAttendGrid);
     k.grade = grade;
     k.num_dims = 3;
@@ -108,12 +109,17 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add_latent("latent_16", "fast", 16, 16, kPagedOddPages | kPagedBytes);
   add_latent("latent_64", "fast", 64, 64, kPagedOddPages | kPagedBytes);
   add_latent("latent_any", "general", 0, 16, kPagedUnaligned | kPagedBytes);
-  KernelInfo merge = FakeKernel<PagedParams>(blob, "latent_merge", "mla_merge",
-                                             "gfx942", kMlaMergeGrid);
-  merge.num_dims = 1;
-  merge.dims[0] = 512;
-  merge.tile_m = 16;
-  kernels.push_back(merge);
+  add_latent("latent_hopper", "fast", 16, 16, kPagedBytes, "sm_90");
+  kernels.back().grid = &kMlaAttendGridStages;
+  for (const char* arch : {"gfx942", "sm_90"}) {
+    KernelInfo merge = FakeKernel<PagedParams>(
+        blob, "latent_merge", "mla_merge", arch, kMlaMergeGrid);
+    if (arch == std::string("sm_90")) merge.grade = "fast";
+    merge.num_dims = 1;
+    merge.dims[0] = 512;
+    merge.tile_m = 16;
+    kernels.push_back(merge);
+  }
   return kernels;
 }
 
@@ -386,6 +392,26 @@ void TestLatent() {
   CHECK(g_recorder.launches[0].grid[1] == 256);
   CHECK(g_recorder.launches[1].grid[0] == 4 * 16);
   CHECK(g_recorder.launches[1].As<PagedParams>().merge_cols == 4);
+
+  // A block of sm_90 fills a multiprocessor, and what joins parts begins early.
+  static std::vector<std::string> early;
+  Driver cuda = FakeDriver();
+  cuda.platform = Platform::kCuda;
+  cuda.launch_early = [](void* function, unsigned gx, unsigned gy, unsigned gz,
+                         unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                         void* stream, void** params, void** extra) {
+    early.push_back(static_cast<const char*>(function));
+    return LaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream,
+                        params, extra);
+  };
+  SetDriverForTesting(&cuda);
+  g_recorder.multiprocessors = 132;
+  NewContext("sm_90");
+  CHECK((Run(one) == Names{"latent_hopper", "latent_merge"}));
+  CHECK(g_recorder.launches[0].grid[0] == 132 + 1);
+  CHECK(g_recorder.launches[0].As<PagedParams>().splits == 132);
+  CHECK((early == Names{"latent_hopper", "latent_merge"}));
+  SetDriverForTesting(&FakeDriver());
 
   New(304);  // Room for three parts, but with two all programs go at once.
   mla_attend_args even = LatentArgs(64, 128);

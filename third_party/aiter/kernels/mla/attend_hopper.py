@@ -36,7 +36,6 @@ from third_party.aiter.kernels.paged import attend, decode_hopper
 
 # A Gluon function calls none of Triton's; of one source it may be either.
 _find_keys = gluon.jit(attend.find_keys.fn)
-_tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
 
 # Columns of the values, of a warpgroup's half of them, and of the keys' rest.
 HEAD = gl.constexpr(512)
@@ -588,42 +587,97 @@ def _consume_few(w: gl.constexpr, args, M: gl.constexpr, N: gl.constexpr,
 
 
 @gluon.jit
-def _find_rows(slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags,
-               TILE_M: gl.constexpr):
-  """attend.py's find_rows, which looks at many sequences at a time.
+def _sequence(index, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
+              window_left, window_right, flags, TILE_M: gl.constexpr,
+              TILE_N: gl.constexpr):
+  """(first token, tokens, tiles of rows, tiles of keys) of sequences.
 
-  Where tiles of rows are whole queries, there is no slot without any: such a
-  block would wait for a multiprocessor of its own.
+  Sequence `batch` is the tokens behind all others.
   """
-  spare = gl.where(group % TILE_M == 0, 0, 1)
-  tiles_each = (seqlen_q * group + TILE_M - 1) // TILE_M
-  index = slot // gl.maximum(tiles_each, 1)
-  first = index * tiles_each
+  inside = index < batch
   start = index * seqlen_q
-  end = start + seqlen_q
+  end = start + gl.where(inside, seqlen_q, 0)
   if (flags & attend.CU_SEQLENS) != 0:
-    before = lanes * 0
-    for i in range(1, batch + 1, attend.LANES):
-      at = i + lanes
-      of_lane = gl.load(cu_seqlens + at, mask=at <= batch, other=0)
-      of_lane = gl.minimum(gl.maximum(of_lane, 0), tokens)
-      before += gl.where(
-          (at <= batch) & (of_lane * group // TILE_M + at * spare <= slot),
-          1, 0)
-    index = gl.sum(before, 0)
-    start = gl.load(cu_seqlens + index)
+    last = index <= batch
+    start = gl.load(cu_seqlens + index, mask=last, other=0)
+    end = gl.load(cu_seqlens + index + 1, mask=inside, other=0)
     start = gl.minimum(gl.maximum(start, 0), tokens)
-    first = start * group // TILE_M + index * spare
-    end = gl.load(cu_seqlens + index + 1, mask=index < batch, other=tokens)
     end = gl.minimum(gl.maximum(end, 0), tokens)
-  return index, start, end - start, (slot - first) * TILE_M
+    end = gl.where(inside, end, gl.where(last, tokens, start))
+  length = gl.load(lengths + index, mask=inside, other=0)
+  length = gl.minimum(gl.maximum(length, 0), 1 << 30)
+  if (flags & attend.WINDOW) != 0:
+    length = gl.minimum(
+        length, gl.minimum(window_left, 1 << 29)
+        + gl.minimum(window_right, 1 << 29) + TILE_M)
+  rows = (gl.maximum(end - start, 0) * group + TILE_M - 1) // TILE_M
+  return start, end - start, rows, (length + TILE_N - 1) // TILE_N
+
+
+@gluon.jit
+def _parts(tiles, splits, share):
+  """Parts of so many tiles of keys."""
+  # Rather fewer: a few blocks too many wait until the others have ended.
+  parts = (tiles.to(gl.float32) * share + 0.3).to(gl.int32)
+  return gl.minimum(gl.maximum(parts, 1), splits)
+
+
+@gluon.jit
+def _find_block(block, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
+                window_left, window_right, splits, programs, flags,
+                TILE_M: gl.constexpr, TILE_N: gl.constexpr):
+  """What a block does: one part of one tile of rows.
+
+  Parts are of about the same size in all sequences, and a sequence's blocks lie
+  one behind the other, so that there are no more blocks than parts: one without
+  keys would wait for a multiprocessor of its own.
+
+  Returns:
+    (index, start, len_q, row0, split, parts, share): a sequence, its first
+    token, so many tokens, the first of its rows, the part of so many, and what
+    a tile of keys is worth of a part.
+  """
+  # Each warp has all of them, and most often there are no more.
+  lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([4], [32], [4], [0]))
+  _, _, rows, tiles = _sequence(
+      lanes, cu_seqlens, lengths, batch, tokens, seqlen_q, group, window_left,
+      window_right, flags, TILE_M, TILE_N)
+  share = 0.0
+  if splits > 1:
+    total = rows.to(gl.float32) * tiles.to(gl.float32)
+    for i in range(attend.LANES, batch, attend.LANES):
+      _, _, more, of_more = _sequence(
+          i + lanes, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
+          window_left, window_right, flags, TILE_M, TILE_N)
+      total += more.to(gl.float32) * of_more.to(gl.float32)
+    share = programs / PROGRAMS / gl.maximum(gl.sum(total, 0), 1.0)
+  ends = gl.cumsum(rows * _parts(tiles, splits, share), 0)
+  there = (ends <= block) & (lanes <= batch)
+  index = gl.sum(there.to(gl.int32), 0)
+  before = gl.max(gl.where(there, ends, 0), 0)
+  for i in range(attend.LANES, batch + 1, attend.LANES):
+    past = gl.max(ends, 0)
+    _, _, rows, tiles = _sequence(
+        i + lanes, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
+        window_left, window_right, flags, TILE_M, TILE_N)
+    ends = past + gl.cumsum(rows * _parts(tiles, splits, share), 0)
+    there = (ends <= block) & (i + lanes <= batch)
+    index += gl.sum(there.to(gl.int32), 0)
+    before = gl.maximum(before, gl.max(gl.where(there, ends, 0), 0))
+  start, len_q, _, tiles = _sequence(
+      index, cu_seqlens, lengths, batch, tokens, seqlen_q, group, window_left,
+      window_right, flags, TILE_M, TILE_N)
+  parts = _parts(tiles, splits, share)
+  tile = (block - before) // parts
+  split = block - before - tile * parts
+  return index, start, len_q, tile * TILE_M, split, parts, share
 
 
 @gluon.jit
 def _attend(
-    q, data, out, lse, parts, parts_lse, k_scale, v_scale, sinks, table,
+    q, data, out, lse, parts, parts_lse, scale, out_scale, sinks, table,
     k_page, k_token, tokens, batch, group, pages,
-    page_size, splits, cp_world_size, window_left, window_right, softmax_scale,
+    page_size, splits, cp_world_size, window_left, window_right,
     flags, split, index, start, row0, left, first_page, begin, stop, first_tile,
     steps,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, KIND: gl.constexpr,
@@ -633,8 +687,6 @@ def _attend(
   # One KV head: all rows of a sequence lie one behind the other.
   first_row = start.to(gl.int64) * group + row0
   part = split.to(gl.int64) * tokens * group + first_row
-  scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
-  out_scale = gl.load(v_scale)
   has_sink = ((flags & attend.SINK) != 0) & (split == 0) & (index < batch)
   # Tiles before `early` are cut by a row's window.
   bounded = (flags & attend.WINDOW) != 0
@@ -725,29 +777,35 @@ def mla_attend(
 ):
   """attend.py's mla_attend, of 512 columns of values and 64 beside them.
 
-  Parts of sequences are of about the same size, as paged_attend's. What joins
-  them may start before this ends, and waits itself.
+  Grid: as many blocks as there are parts (_find_block), or a few more.
   """
+  # mla_merge may get ready, as this may have while the kernel before it ran.
   gdc_launch_dependents()
-  slot = gl.program_id(0)
-  split = gl.program_id(1)
-  share = 0.0
+  gdc_wait()
   lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [4], [0]))
-  if splits > 1:
-    share = programs / PROGRAMS / gl.maximum(gl.sum(_tiles_of_batch(
-        lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
-        window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0)
-  index, start, len_q, row0 = _find_rows(
-      slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M)
+  scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
+  out_scale = gl.load(v_scale)
+  index, start, len_q, row0, split, most, share = _find_block(
+      gl.program_id(0), cu_seqlens, lengths, batch, tokens, seqlen_q, group,
+      window_left, window_right, splits, programs, flags, TILE_M, TILE_N)
   left = len_q * group - row0
   # What of another cache's keys is behind a query is found key by key.
   one = cp_world_size == 1
   first_page, _, begin, _, stop, first_tile, last_tile = _find_keys(
       index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
       width, pages, page_size, group, gl.where(one, window_left, 1 << 30),
-      gl.where(one, window_right, 1 << 30), split, splits, share, flags, TILE_N,
+      gl.where(one, window_right, 1 << 30), split, most, share, flags, TILE_N,
       FLAGS)
   if left > 0:
+    # Of parts that there are none of, what joins them is told by the first.
+    told = gl.where((split == 0) & (most > 1), splits, 0)
+    for first in range(most, told, attend.LANES // TILE_M):
+      none = first + lanes // TILE_M
+      row = row0 + lanes % TILE_M
+      at = (none.to(gl.int64) * tokens * group + start.to(gl.int64) * group
+            + row)
+      gl.store(parts_lse + at, lanes * 0.0 + float("-inf"),
+               mask=(none < told) & (row < len_q * group))
     if (split > 0) & (first_tile >= last_tile):
       at = (split.to(gl.int64) * tokens * group + start.to(gl.int64) * group
             + row0)
@@ -759,10 +817,10 @@ def mla_attend(
       data = (k_cache if KIND == attend.NO_BYTES else k_bytes) + k_start
       # Without a key there is a tile of none.
       _attend(
-          q, data, out, lse, parts, parts_lse, k_scale, v_scale, sinks, table,
+          q, data, out, lse, parts, parts_lse, scale, out_scale, sinks, table,
           k_page, k_token, tokens, batch, group, pages,
           page_size, splits, cp_world_size, window_left, window_right,
-          softmax_scale, flags, split, index, start, row0, left, first_page,
+          flags, split, index, start, row0, left, first_page,
           begin, stop, first_tile,
           gl.maximum(last_tile - first_tile, 1), TILE_M, TILE_N, KIND, STAGES)
 
@@ -776,6 +834,7 @@ def mla_merge(parts, parts_lse, out, lse, tokens, nhead_q, splits, merge_rows,
   each with merge_cols programs of as many of their columns.
   """
   LANES: gl.constexpr = 256
+  # It may have begun before the parts are there.
   gdc_wait()
   first = gl.program_id(0) // merge_cols * merge_rows
   end = gl.minimum(first + merge_rows, tokens * nhead_q)

@@ -22,12 +22,13 @@ def _constants(row):
   }
 
 
-# As paged_attend's, but tiles that are whole queries are counted: a slot that
-# has none would take a multiprocessor from those that do.
-_TILES = ("tiles = tokens * group // tile_m"
-          " + (batch + 1 if group - group // tile_m * tile_m else 0)"
-          " if flags & CU_SEQLENS else"
-          " batch * ceil((seqlen_q * group) / tile_m)")
+# No fewer than there are parts of tiles of rows, each of which has a block: a
+# tile has at least one, and its share of half as many as `programs`.
+_BLOCKS = ("blocks = (programs // 2 if splits - 1 else 0)"
+           " + (tokens * group // tile_m"
+           " + (batch + 1 if group - group // tile_m * tile_m else 0)"
+           " if flags & CU_SEQLENS else"
+           " batch * ceil((seqlen_q * group) / tile_m))")
 
 FAMILY = dataclasses.replace(
     _PAGED,
@@ -35,7 +36,7 @@ FAMILY = dataclasses.replace(
     ops={
         "mla_attend": Op(
             "mla.attend", _PAGED.ops["paged_attend"].grid,
-            {"STAGES": (_TILES, "splits")}),
+            {"STAGES": (_BLOCKS,)}),
         "mla_merge": Op("paged.merge", (
             "tiles = ceil((tokens * nhead_q) / merge_rows) * merge_cols",)),
     },

@@ -45,12 +45,9 @@ struct Driver {
                 unsigned grid_z, unsigned block_x, unsigned block_y,
                 unsigned block_z, unsigned shared_bytes, void* stream,
                 void** params, void** extra) = nullptr;
-  // The same of a kernel that may start while the one before it in its stream
-  // ends, and itself waits for that. Null on HIP and on drivers without it.
-  int (*launch_early)(void* function, unsigned grid_x, unsigned grid_y,
-                      unsigned grid_z, unsigned block_x, unsigned block_y,
-                      unsigned block_z, unsigned shared_bytes, void* stream,
-                      void** params, void** extra) = nullptr;
+  // The same, of a kernel that may begin before the one before it has ended,
+  // and waits for that itself. Null on HIP, and in CUDA before 12.
+  decltype(launch) launch_early = nullptr;
   int (*memset_d8)(uintptr_t address, unsigned char value, size_t count,
                    void* stream) = nullptr;
   int (*memset_d32)(uintptr_t address, unsigned value, size_t count,
