@@ -90,6 +90,18 @@ class UnitTest(absltest.TestCase):
     self.assertEqual(clocks("v_mov_b32 v4, v5\n", block=256), 4)
     self.assertEqual(clocks("v_mov_b32 v4, v5\n", block=512, vgprs=64), 8)
 
+  def test_workgroups_of_one_wave(self):
+    # As many as a unit has SIMDs have one each; with twice as many two take
+    # turns on each, as two workgroups of four waves do.
+    body = "v_mov_b32 v4, v5\n"
+    times = lambda groups, block: clocks(
+        body, grid=groups * UNITS, block=block, vgprs=64)
+    self.assertEqual(times(4, 64), 4)
+    self.assertEqual(times(8, 64), 8)
+    self.assertEqual(times(2, 256), 8)
+    # Two waves have two SIMDs.
+    self.assertEqual(times(2, 128), 4)
+
   def test_transcendental(self):
     body = "v_exp_f32 v4, v5\n"
     self.assertEqual(clocks(body), TRANSCENDENTAL)

@@ -88,7 +88,8 @@ class Unit {
         Wave wave;
         wave.trace = &groups[g]->waves[w];
         wave.group = static_cast<int>(g);
-        wave.simd = static_cast<int>(w % simds_.size());
+        // In turn, over all workgroups: those of one wave fill all SIMDs.
+        wave.simd = static_cast<int>(waves_.size() % simds_.size());
         wave.ready.assign(kVectorRegisters, 0);
         wave.chain.assign(kVectorRegisters, 0);
         waves_.push_back(std::move(wave));
