@@ -81,7 +81,7 @@ def divided(n, arrays, strategy="ring", load_balance=None, **options):
     if name != "bias":
       return t
     # All-gather's keys are in the order of the tokens.
-    for axis in (2, 3)[:1 if strategy == "all_gather" else 2]:
+    for axis in (2, 3)[:1 if "all_gather" in strategy else 2]:
       t = order(t, axis=axis) if t.shape[axis] > 1 else t
     return t
 
@@ -130,11 +130,12 @@ def drawn(rng: random.Random):
       arrays["alibi_slopes"] = jnp.abs(normal(5, hq)) / 4
       if "ring" in strategy:
         fixed.append("alibi_slopes")
-    elif feature == "bias":
+    elif feature == "bias" and "cu_seqlens" not in arrays:
       arrays["bias"] = normal(
           6, *(pick((1, size)) for size in (b, hq, total)), total)
     elif feature == "packed":
       b = 1
+      arrays.pop("bias", None)  # One device has none either.
       ends = sorted(rng.randint(0, total) for _ in range(pick((1, 3, 6))))
       if "dropout_p" in options or rng.random() < 0.5:
         ends = [end // 4 * 4 for end in ends]
@@ -409,6 +410,8 @@ class ContextTest(parameterized.TestCase):
     arrays = dict(zip("qkv", qkv())) | slopes
     with self.assertRaisesRegex(ValueError, "alibi_slopes"):
       divided(4, arrays, causal=True)(*arrays.values())
+    with self.assertRaisesRegex(ValueError, "alibi_slopes is given"):
+      divided(4, arrays, load_balance="striped")(*arrays.values())
     with self.assertRaisesRegex(TypeError, "alibi_slopes have no gradient"):
       self.check(4, slopes, causal=True, load_balance="striped")
     with self.assertRaisesRegex(ValueError, "x's axis 1 is 6"):

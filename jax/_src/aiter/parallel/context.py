@@ -117,6 +117,9 @@ def _ring(call: _Call, axis: str, x: _Arrays):
   if x.alibi_slopes is not None and call.balance != "striped":
     _refuse("alibi_slopes", f"{where} and load_balance={call.balance!r}",
             "load_balance='striped' has them, and so have the other strategies")
+  if x.alibi_slopes is not None and call.right:
+    _refuse("alibi_slopes", f"{where} and causal=False",
+            "strategy='ulysses' has them")
   if call.windowed and call.balance == "zigzag":
     _refuse("window_size", f"{where} and load_balance='zigzag'",
             "None and 'striped' have it")
@@ -403,7 +406,7 @@ def context_parallel_attention(
       sequence, in the order in which the devices hold these; for "all_gather"
       in the order of the sequence.
     alibi_slopes: [hq] or [b, hq]; with "all_gather" only if causal, in a ring
-      with "striped" alone, and there without a gradient.
+      with "striped" alone, if causal, and there without a gradient.
     deterministic: see flash_attn_func.
     return_lse: return the log-sum-exp of every row too.
     axis_name: the mesh axis that divides the sequence, or two.
