@@ -2,6 +2,8 @@
 """Attention to a divided sequence is that to the whole; eight host devices."""
 
 import functools
+import os
+import random
 import re
 
 import jax.export
@@ -16,8 +18,7 @@ import jax
 from jax.experimental import aiter
 
 B, S, HQ, HK, D, DV = 2, 48, 8, 4, 16, 8
-# A sequence's axis is the second of q, k, v and out, and the third of lse.
-ROWS, LSE = P(None, "x"), P(None, None, "x")
+ROWS = P(None, "x")
 
 
 def normal(seed, *shape):
@@ -30,88 +31,164 @@ def qkv(hq=HQ, hk=HK):
           normal(3, B, S, hk, DV))
 
 
-def divided(n, arrays, spec, **options):
+def packed(sequences, **arrays):
+  """As qkv with others by name, of sequences of these lengths in one axis."""
+  arrays = dict(zip("qkv", qkv())) | arrays
+  return {name: t.reshape(B * S, *t.shape[2:]) if name in "qkv" else t
+          for name, t in arrays.items()} | dict(
+              cu_seqlens=np.cumsum((0, *sequences), dtype=np.int32))
+
+
+def divided(n, arrays, strategy="ring", load_balance=None, **options):
   """The function on n devices, of whole arrays in the order of the tokens.
 
   Args:
     n: devices, or a pair of numbers of the two axes.
-    arrays: name -> an array of whole sequences.
-    spec: name -> its PartitionSpec.
-    **options: of context_parallel_attention.
+    arrays: name -> an array of whole sequences; but q, k and v all have equal
+      parts on each device, or of a bias its rows.
+    strategy: as of context_parallel_attention.
+    load_balance: likewise.
+    **options: likewise.
   """
-  balance = options.get("load_balance")
   shape = n if isinstance(n, tuple) else (n,)
   mesh = sharding.mesh(shape, ("x", "y")[:len(shape)])
-  rows, lse = (
-      P(*(tuple(reversed(mesh.axis_names)) if e == "x" else e for e in p))
-      if len(shape) == 2 else p for p in (ROWS, LSE))
+  names, axes = mesh.axis_names, tuple(reversed(mesh.axis_names))
+  along = 0 if "cu_seqlens" in arrays else 1  # The sequence's axis.
   order, back = (
-      functools.partial(f, strategy=balance, size=shape[-1]) if balance
-      else lambda t, axis: t
+      functools.partial(f, strategy=load_balance, size=shape[-1])
+      if load_balance else lambda t, axis: t
       for f in (aiter.reorder_causal_load_balancing,
                 aiter.inverse_reorder_causal_load_balancing))
-  names = list(arrays)
-  specs = tuple(rows if name in "qkv" else spec[name] for name in names)
+  by = {axis: P(*[None] * axis, axes) for axis in (along, along + 1)}
 
-  @functools.partial(jax.shard_map, mesh=mesh, in_specs=specs,
-                     out_specs=(rows, lse))
+  def spec(name, t):
+    if name in "qkv":
+      return by[along]
+    return P(None, None, axes) if name == "bias" and t.shape[2] > 1 else P()
+
+  @functools.partial(
+      jax.shard_map, mesh=mesh, out_specs=(by[along], by[along + 1]),
+      in_specs=tuple(spec(*item) for item in arrays.items()))
   def local(*own):
     return aiter.context_parallel_attention(
-        **dict(zip(names, own)), axis_name=(
-            mesh.axis_names if len(shape) == 2 else "x"),
-        return_lse=True, **options)
+        **dict(zip(arrays, own)), strategy=strategy, load_balance=load_balance,
+        axis_name=names if len(names) > 1 else names[0], return_lse=True,
+        **options)
+
+  def ordered(name, t):
+    if name in "qkv":
+      return order(t, axis=along)
+    if name != "bias":
+      return t
+    # All-gather's keys are in the order of the tokens.
+    for axis in (2, 3)[:1 if "all_gather" in strategy else 2]:
+      t = order(t, axis=axis) if t.shape[axis] > 1 else t
+    return t
 
   def run(*own):
-    own = [order(t, axis=1) if name in "qkv" else t
-           for name, t in zip(names, own)]
-    if "bias" in arrays and balance:
-      at = names.index("bias")
-      for axis in (2, 3):
-        # All-gather's keys are in the order of the tokens.
-        if own[at].shape[axis] > 1 and (
-            axis == 2 or options.get("strategy") != "all_gather"):
-          own[at] = order(own[at], axis=axis)
-    out, lse = local(*own)
-    return back(out, axis=1), back(lse, axis=2)
+    out, lse = local(*map(ordered, arrays, own))
+    return back(out, axis=along), back(lse, axis=along + 1)
 
   return run
+
+
+# AITER_CASES=300 in the environment asks for so many random calls.
+CASES = int(os.environ.get("AITER_CASES", 4))
+
+
+def drawn(rng: random.Random):
+  """A call that nobody chose, as ContextTest.check takes it.
+
+  Most are of what some strategy does; the others have to say what they lack.
+  """
+  pick = rng.choice
+  strategy = pick(("ring", "ring", "all_gather", "ulysses",
+                   ("ulysses", "ring"), ("ulysses", "all_gather")))
+  n = pick((2, 3, 4)) if isinstance(strategy, str) else (2, 2)
+  balance = pick((None, "zigzag", "striped"))
+  s = pick((rng.randint(1, 12), 8)) * (2 if balance == "zigzag" else 1)
+  total = s * int(np.prod(n))
+  b, hk = pick((1, 2)), pick((1, 2, 3, 4))
+  hq = hk * pick((1, 2, n if isinstance(n, int) else 2))
+  shapes = dict(q=(hq, 8), k=(hk, 8), v=(hk, pick((8, 4))))
+  options = dict(strategy=strategy, load_balance=balance,
+                 causal=pick((True, True, False)))
+  arrays, fixed = {}, ["cu_seqlens"]
+  for feature in rng.sample(
+      ("window", "cap", "sink", "bias", "alibi", "dropout", "packed"),
+      pick((0, 1, 1, 2, 3))):
+    if feature == "window":
+      left, right = (rng.randint(-1, 2 * s) for _ in range(2))
+      options["window_size"] = left, pick((0, right))
+    elif feature == "cap":
+      options["logits_soft_cap"] = 2.0
+    elif feature == "dropout":
+      options |= dict(dropout_p=0.3, dropout_key=jax.random.key(7))
+    elif feature == "sink":
+      arrays["sink"] = normal(4, hq)
+    elif feature == "alibi":
+      arrays["alibi_slopes"] = jnp.abs(normal(5, hq)) / 4
+      if "ring" in strategy:
+        fixed.append("alibi_slopes")
+    elif feature == "bias" and "cu_seqlens" not in arrays:
+      arrays["bias"] = normal(
+          6, *(pick((1, size)) for size in (b, hq, total)), total)
+    elif feature == "packed":
+      b = 1
+      arrays.pop("bias", None)  # One device has none either.
+      ends = sorted(rng.randint(0, total) for _ in range(pick((1, 3, 6))))
+      if "dropout_p" in options or rng.random() < 0.5:
+        ends = [end // 4 * 4 for end in ends]
+      arrays["cu_seqlens"] = np.array((0, *ends), np.int32)
+  rows = (total,) if "cu_seqlens" in arrays else (b, total)
+  arrays = {name: normal(seed, *rows, *shape) for seed, (name, shape)
+            in enumerate(shapes.items())} | arrays
+  return dict(n=n, arrays=arrays, fixed=fixed, tolerance=1e-4, **options)
 
 
 class ContextTest(parameterized.TestCase):
   # What each problem is on one device, for all ways to divide it.
   of_one_device = {}
 
-  def check(self, n, arrays=None, spec=None, fixed=(), tolerance=2e-5,
-            dropout_key=None, strategy="ring", load_balance=None, **options):
+  def check(self, n, arrays=None, fixed=("cu_seqlens",), tolerance=2e-5,
+            strategy="ring", load_balance=None, **options):
     """Results and gradients are those of one device."""
     arrays = dict(zip("qkv", qkv())) | (arrays or {})
-    names = list(arrays)
-    whole = lambda *t: aiter.flash_attn_func(
-        **dict(zip(names, t)), return_lse=True, dropout_key=dropout_key,
-        **options)
-    parts = divided(n, arrays, spec or {}, strategy=strategy,
-                    load_balance=load_balance, dropout_key=dropout_key,
-                    **options)
-    by = tuple(i for i, name in enumerate(names) if name not in fixed)
-    def loss(f, *t):
-      out, lse = f(*t)
-      seen = jnp.where(jnp.isfinite(lse), lse, 0)
-      return weighted(out) + weighted(seen), (out, lse)
+    parts = divided(n, arrays, strategy, load_balance, **options)
 
-    run = lambda f: jax.jit(jax.value_and_grad(
-        functools.partial(loss, f), by, has_aux=True))(*arrays.values())
-    (_, got), got_grads = run(parts)
-    key = repr((options, fixed, [(n, t.shape) for n, t in arrays.items()]))
+    def whole(*t):
+      own, attend = dict(zip(arrays, t)), aiter.flash_attn_func
+      if "cu_seqlens" in own:
+        cu = own.pop("cu_seqlens")
+        attend = functools.partial(
+            aiter.flash_attn_varlen, cu_seqlens_q=cu, cu_seqlens_k=cu)
+      return attend(**own, return_lse=True, **options)
+
+    by = tuple(i for i, name in enumerate(arrays) if name not in fixed)
+
+    def run(f):
+      def loss(*t):
+        out, lse = f(*t)
+        seen = jnp.where(jnp.isfinite(lse), lse, 0)
+        return weighted(out) + weighted(seen), (out, lse)
+      (_, results), grads = jax.jit(jax.value_and_grad(
+          loss, by, has_aux=True))(*arrays.values())
+      # To NumPy: each of JAX's own operations would be compiled.
+      return jax.device_get((*results, *grads))
+
+    lengths = tuple(arrays.get("cu_seqlens", ()))
+    key = repr((options, fixed, lengths, [
+        (name, t.shape) for name, t in arrays.items()]))
     if key not in self.of_one_device:
       self.of_one_device[key] = run(whole)
-    (_, want), want_grads = self.of_one_device[key]
-    for name, a, b in (("out", got[0], want[0]), ("lse", got[1], want[1]), *(
-        (names[i], a, b) for i, a, b in zip(by, got_grads, want_grads))):
-      np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b), name)
-      fine = np.isfinite(b)
+    for name, got, want in zip(
+        ("out", "lse", *(list(arrays)[i] for i in by)), run(parts),
+        self.of_one_device[key], strict=True):
+      fine = np.isfinite(want)
+      np.testing.assert_array_equal(np.isfinite(got), fine, name)
       np.testing.assert_allclose(
-          np.where(fine, a, 0), np.where(fine, b, 0), rtol=tolerance,
-          atol=tolerance * np.abs(b[fine]).max(), err_msg=name)
+          np.where(fine, got, 0), np.where(fine, want, 0), rtol=tolerance,
+          atol=tolerance * np.abs(want[fine]).max(initial=0), err_msg=name)
 
   @parameterized.product(
       n=(1, 2, 3, 8), balance=(None, "zigzag", "striped"))
@@ -150,7 +227,7 @@ class ContextTest(parameterized.TestCase):
   @parameterized.product(
       strategy=("ring", "all_gather", "ulysses"), balance=("zigzag",))
   def test_soft_cap_and_sink(self, strategy, balance):
-    self.check(4, dict(sink=normal(4, HQ)), dict(sink=P()), causal=True,
+    self.check(4, dict(sink=normal(4, HQ)), causal=True,
                logits_soft_cap=2.0, strategy=strategy, load_balance=balance)
 
   @parameterized.parameters(
@@ -159,8 +236,8 @@ class ContextTest(parameterized.TestCase):
       ("ulysses", "striped", ()))
   def test_alibi(self, strategy, balance, fixed):
     slopes = jnp.abs(normal(5, HQ)) / 4
-    self.check(4, dict(alibi_slopes=slopes), dict(alibi_slopes=P()), fixed,
-               causal=True, strategy=strategy, load_balance=balance)
+    self.check(4, dict(alibi_slopes=slopes), fixed, causal=True,
+               strategy=strategy, load_balance=balance)
 
   @parameterized.product(
       how=(("ring", None), ("ring", "zigzag"), ("ring", "striped"),
@@ -168,74 +245,13 @@ class ContextTest(parameterized.TestCase):
       shape=((1, 1, 1, S), (B, HQ, S, S)))
   def test_bias(self, how, shape):
     strategy, balance = how
-    rows = P(None, None, "x") if shape[2] > 1 else P()
-    self.check(2, dict(bias=normal(6, *shape)), dict(bias=rows), causal=True,
-               strategy=strategy, load_balance=balance)
+    self.check(2, dict(bias=normal(6, *shape)), causal=True, strategy=strategy,
+               load_balance=balance)
 
   @parameterized.product(strategy=("ring", "ulysses"),
                          shape=((1, 1, S, S), (1, HQ, 1, S)))
   def test_bias_that_broadcasts(self, strategy, shape):
-    rows = P(None, None, "x") if shape[2] > 1 else P()
-    self.check(4, dict(bias=normal(6, *shape)), dict(bias=rows),
-               strategy=strategy)
-
-  def check_packed(self, n, sequences, sinks=False, strategy="ring",
-                   load_balance=None, **options):
-    """As check, of sequences of these lengths, and rows of none at the end."""
-    q, k, v = (t.reshape(B * S, *t.shape[2:]) for t in qkv())
-    cu = jnp.cumsum(jnp.array((0, *sequences), jnp.int32))
-    b = len(sequences)
-    arrays = dict(q=q, k=k, v=v) | (
-        dict(sink=normal(4, b, HQ)) if sinks else {})
-    names = list(arrays)
-    mesh = sharding.mesh(n if isinstance(n, tuple) else (n,),
-                         ("x", "y")[:1 + isinstance(n, tuple)])
-    axes = mesh.axis_names
-    rows = P(tuple(reversed(axes)))
-    size = mesh.shape[axes[-1]]
-    order, back = (
-        functools.partial(f, strategy=load_balance, size=size)
-        if load_balance else lambda t, axis: t
-        for f in (aiter.reorder_causal_load_balancing,
-                  aiter.inverse_reorder_causal_load_balancing))
-
-    @functools.partial(
-        jax.shard_map, mesh=mesh, out_specs=(rows, P(None, *rows)),
-        in_specs=(P(), *(rows if name in "qkv" else P() for name in names)))
-    def local(cu, *own):
-      return aiter.context_parallel_attention(
-          **dict(zip(names, own)), cu_seqlens=cu, return_lse=True,
-          axis_name=axes if len(axes) > 1 else axes[0], strategy=strategy,
-          load_balance=load_balance, **options)
-
-    def parts(cu, *own):
-      out, lse = local(cu, *(order(t, axis=0) if name in "qkv" else t
-                             for name, t in zip(names, own)))
-      return back(out, axis=0), back(lse, axis=1)
-
-    def whole(cu, *own):
-      return aiter.flash_attn_varlen(
-          **dict(zip(names, own)), cu_seqlens_q=cu, cu_seqlens_k=cu,
-          return_lse=True, **options)
-
-    def loss(f, cu, *own):
-      out, lse = f(cu, *own)
-      seen = jnp.where(jnp.isfinite(lse), lse, 0)
-      return weighted(out) + weighted(seen), (out, lse)
-
-    run = lambda f: jax.tree.leaves(jax.jit(jax.value_and_grad(
-        functools.partial(loss, f), tuple(range(1, 1 + len(names))),
-        has_aux=True))(cu, *arrays.values()))[1:]
-    key = repr((sequences, sinks, options))
-    if key not in self.of_one_device:
-      self.of_one_device[key] = run(whole)
-    for name, got, want in zip(
-        ("out", "lse", *names), run(parts), self.of_one_device[key]):
-      np.testing.assert_array_equal(np.isfinite(got), np.isfinite(want), name)
-      fine = np.isfinite(want)
-      np.testing.assert_allclose(
-          np.where(fine, got, 0), np.where(fine, want, 0), rtol=2e-5,
-          atol=2e-5 * np.abs(want[fine]).max(), err_msg=name)
+    self.check(4, dict(bias=normal(6, *shape)), strategy=strategy)
 
   @parameterized.parameters(
       ("ring", None, True), ("ring", "zigzag", True),
@@ -244,22 +260,23 @@ class ContextTest(parameterized.TestCase):
       ("ulysses", None, True))
   def test_packed(self, strategy, balance, causal):
     """Sequences that lie across borders, that are short, empty and missing."""
-    self.check_packed(4, (5, 0, 30, 1, 2, 39, 0, 8), strategy=strategy,
-                      load_balance=balance, causal=causal)
+    self.check(4, packed((5, 0, 30, 1, 2, 39, 0, 8)), strategy=strategy,
+               load_balance=balance, causal=causal)
 
   @parameterized.parameters(
-      ("ring", "zigzag", dict(sinks=True)),
-      ("ring", "striped", dict(window_size=(9, 0), sinks=True)),
-      ("all_gather", "zigzag", dict(window_size=(9, 0), sinks=True)),
-      ("ulysses", "zigzag", dict(window_size=(9, 0), sinks=True)))
+      ("ring", "zigzag", {}),
+      ("ring", "striped", dict(window_size=(9, 0))),
+      ("all_gather", "zigzag", dict(window_size=(9, 0))),
+      ("ulysses", "zigzag", dict(window_size=(9, 0))))
   def test_packed_features(self, strategy, balance, options):
-    self.check_packed(2, (5, 30, 1, 2, 39, 0, 12), strategy=strategy,
-                      load_balance=balance, causal=True, logits_soft_cap=2.0,
-                      **options)
+    sequences = 5, 30, 1, 2, 39, 0, 12
+    self.check(2, packed(sequences, sink=normal(4, len(sequences), HQ)),
+               strategy=strategy, load_balance=balance, causal=True,
+               logits_soft_cap=2.0, **options)
 
   def test_packed_of_two_axes(self):
-    self.check_packed((2, 4), (5, 30, 1, 2, 39, 0, 19), causal=True,
-                      strategy=("ulysses", "ring"), load_balance="zigzag")
+    self.check((2, 4), packed((5, 30, 1, 2, 39, 0, 19)), causal=True,
+               strategy=("ulysses", "ring"), load_balance="zigzag")
 
   @parameterized.parameters(
       (1, "ring", "zigzag"), (2, "ring", None), (3, "ring", "zigzag"),
@@ -282,8 +299,8 @@ class ContextTest(parameterized.TestCase):
       ("ring", None), ("ring", "zigzag"), ("all_gather", "zigzag"))
   def test_packed_dropout(self, strategy, balance):
     """Only sequences across borders begin at a multiple of four."""
-    self.check_packed(
-        4, (5, 0, 3, 28, 9, 1, 2, 40), causal=True, dropout_p=0.3,
+    self.check(
+        4, packed((5, 0, 3, 28, 9, 1, 2, 40)), causal=True, dropout_p=0.3,
         dropout_key=jax.random.key(7), strategy=strategy, load_balance=balance)
 
   def test_packed_dropout_of_torn_sequences(self):
@@ -311,7 +328,7 @@ class ContextTest(parameterized.TestCase):
   @parameterized.product(
       inner=("ring", "all_gather"), balance=(None, "zigzag"))
   def test_two_axes(self, inner, balance):
-    self.check((2, 4), dict(sink=normal(4, HQ)), dict(sink=P()), causal=True,
+    self.check((2, 4), dict(sink=normal(4, HQ)), causal=True,
                strategy=("ulysses", inner), load_balance=balance)
 
   @parameterized.parameters(
@@ -322,6 +339,24 @@ class ContextTest(parameterized.TestCase):
     q, k, v = (t[:, :7 * n] for t in qkv())
     self.check(n, dict(q=q, k=k, v=v), causal=True, strategy=strategy,
                load_balance=balance)
+
+  @parameterized.parameters(*range(CASES))
+  def test_drawn(self, seed):
+    """Any call is right, or is refused by the name of an argument."""
+    rng = random.Random(seed)
+    while True:
+      case = drawn(rng)
+      with self.subTest(**{name: t for name, t in case.items()
+                           if name != "arrays"}, arrays={
+                               name: t.shape
+                               for name, t in case["arrays"].items()}):
+        try:
+          self.check(**case)
+          return
+        except (TypeError, ValueError) as error:
+          self.assertRegex(str(error), (
+              r"^\w+: (heads of q and k|bias|dropout_p|alibi_slopes|window_size"
+              r"|load_balance|q's local length)\b"))
 
   def test_exported(self):
     """From an explicit mesh."""
@@ -338,7 +373,7 @@ class ContextTest(parameterized.TestCase):
   def test_windows_skip_steps(self):
     """What no query sees is not sent either."""
     sends = lambda **options: len(re.findall(r"ppermute\[", str(
-        jax.make_jaxpr(divided(4, dict(zip("qkv", qkv())), {}, causal=True,
+        jax.make_jaxpr(divided(4, dict(zip("qkv", qkv())), causal=True,
                                **options))(*qkv()))))
     self.assertEqual(sends(), 3)
     self.assertEqual(sends(window_size=(11, 0)), 1)
@@ -365,19 +400,20 @@ class ContextTest(parameterized.TestCase):
   def test_refused(self, options, message):
     options = dict(causal=True) | options
     with self.assertRaisesRegex(ValueError, message):
-      divided(4, dict(zip("qkv", qkv())), {}, **options)(*qkv())
+      divided(4, dict(zip("qkv", qkv())), **options)(*qkv())
 
   def test_refused_arrays(self):
     """What the arrays do not allow is said, too."""
     with self.assertRaisesRegex(ValueError, "heads of q and k is 8 and 4"):
-      divided(3, dict(zip("qkv", qkv())), {}, strategy="ulysses")(*qkv())
+      divided(3, dict(zip("qkv", qkv())), strategy="ulysses")(*qkv())
     slopes = dict(alibi_slopes=jnp.ones(HQ))
     arrays = dict(zip("qkv", qkv())) | slopes
     with self.assertRaisesRegex(ValueError, "alibi_slopes"):
-      divided(4, arrays, dict(alibi_slopes=P()), causal=True)(*arrays.values())
+      divided(4, arrays, causal=True)(*arrays.values())
+    with self.assertRaisesRegex(ValueError, "alibi_slopes is given"):
+      divided(4, arrays, load_balance="striped")(*arrays.values())
     with self.assertRaisesRegex(TypeError, "alibi_slopes have no gradient"):
-      self.check(4, slopes, dict(alibi_slopes=P()), causal=True,
-                 load_balance="striped")
+      self.check(4, slopes, causal=True, load_balance="striped")
     with self.assertRaisesRegex(ValueError, "x's axis 1 is 6"):
       aiter.reorder_causal_load_balancing(jnp.ones((1, 6)), "zigzag", 2)
 

@@ -228,8 +228,8 @@ def _config(call: Call, x: Operands) -> Config:
 
 
 def operands(call: Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
-             cu_seqlens_k, bias, mask, alibi_slopes,
-             sink) -> tuple[Config, Operands]:
+             cu_seqlens_k, bias, mask, alibi_slopes, sink,
+             dropout_state=None) -> tuple[Config, Operands]:
   """The operator's form of a call; arguments as the user gave them.
 
   Args:
@@ -237,6 +237,8 @@ def operands(call: Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
     packed_cu: None for a dense call, else the pair of padded cu_seqlens.
     dropout_key: a PRNG key or None.
     q: queries; k, v, and so on likewise.
+    dropout_state: what the key stands for, where it is known; as Operands has
+      it, of a part of a whole.
   """
   packed = packed_cu is not None
   q, k, v = arguments.agreeing(q, k, v)
@@ -261,7 +263,8 @@ def operands(call: Call, packed_cu, dropout_key, q, k, v, cu_seqlens_q,
       _check_mask(call, mask, bias, q, k),
       _check_per_head(call, "alibi_slopes", alibi_slopes, b, hq),
       _check_per_head(call, "sink", sink, b, hq),
-      _dropout_state(call, dropout_key, b, hq))
+      _dropout_state(call, dropout_key, b, hq) if dropout_state is None
+      else dropout_state)
   return _config(call, x), x
 
 

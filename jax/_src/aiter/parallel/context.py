@@ -64,18 +64,11 @@ class _Call(NamedTuple):
     return left >= 0 or (right >= 0 and not self.attention.causal)
 
 
-def _dropping(call: _Call, x: _Arrays, operands):
-  """What api.operands gave without dropout, with it."""
-  cfg, own = operands
-  return (cfg._replace(dropout_p=call.attention.dropout_p),
-          own._replace(dropout_state=x.dropout_state))
-
-
 def _operands(call: _Call, x: _Arrays, cu_k=None):
   """The operator's form; cu_k are lengths of keys of a dense call."""
-  return _dropping(call, x, api.operands(
-      call.attention._replace(dropout_p=0.0), None, None, x.q, x.k, x.v, None,
-      cu_k, x.bias, None, x.alibi_slopes, x.sink))
+  return api.operands(
+      call.attention, None, None, x.q, x.k, x.v, None, cu_k, x.bias, None,
+      x.alibi_slopes, x.sink, x.dropout_state)
 
 
 def _packed_operands(call: _Call, x: _Arrays, lengths=None,
@@ -86,10 +79,10 @@ def _packed_operands(call: _Call, x: _Arrays, lengths=None,
     lengths: cumulative, of queries and keys; x.cu_seqlens by default.
     first: rows of queries and keys, where they are not these.
   """
-  return _dropping(call, x, api.operands(
-      call.attention._replace(dropout_p=0.0), first, None, x.q[0], x.k[0],
-      x.v[0], *(lengths or (x.cu_seqlens,) * 2), None, None, x.alibi_slopes,
-      x.sink))
+  return api.operands(
+      call.attention, first, None, x.q[0], x.k[0], x.v[0],
+      *(lengths or (x.cu_seqlens,) * 2), None, None, x.alibi_slopes, x.sink,
+      x.dropout_state)
 
 
 def _mha(operands):
@@ -124,6 +117,9 @@ def _ring(call: _Call, axis: str, x: _Arrays):
   if x.alibi_slopes is not None and call.balance != "striped":
     _refuse("alibi_slopes", f"{where} and load_balance={call.balance!r}",
             "load_balance='striped' has them, and so have the other strategies")
+  if x.alibi_slopes is not None and call.right:
+    _refuse("alibi_slopes", f"{where} and causal=False",
+            "strategy='ulysses' has them")
   if call.windowed and call.balance == "zigzag":
     _refuse("window_size", f"{where} and load_balance='zigzag'",
             "None and 'striped' have it")
@@ -410,7 +406,7 @@ def context_parallel_attention(
       sequence, in the order in which the devices hold these; for "all_gather"
       in the order of the sequence.
     alibi_slopes: [hq] or [b, hq]; with "all_gather" only if causal, in a ring
-      with "striped" alone, and there without a gradient.
+      with "striped" alone, if causal, and there without a gradient.
     deterministic: see flash_attn_func.
     return_lse: return the log-sum-exp of every row too.
     axis_name: the mesh axis that divides the sequence, or two.
