@@ -481,8 +481,8 @@ def flash_attn_varlen(
       name, dropout_p, softmax_scale, causal, window_size, logits_soft_cap,
       deterministic, return_lse=flag(name, "return_lse", return_lse),
       min_seqlen_q=arguments.number(
-          name, "min_seqlen_q", min_seqlen_q, "an integer >= 0",
-          lambda n: n >= 0, int))
+          name, "min_seqlen_q", min_seqlen_q, "an integer from 0 to 2^31 - 1",
+          lambda n: 0 <= n < 2**31, int))
   return _attend(call, (cu_seqlens_q_padded, cu_seqlens_k_padded), dropout_key,
                  q, k, v, cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes,
                  sink)
@@ -603,8 +603,9 @@ def dot_product_attention(
   """
   name = "dot_product_attention"
   query, key, value = (
-      t if t is None or isinstance(t, (list, tuple)) else jnp.asarray(t)
-      for t in (query, key, value))
+      t if t is None or isinstance(t, (list, tuple)) else jnp.asarray(
+          arguments.operand(name, arg, t))
+      for arg, t in (("query", query), ("key", key), ("value", value)))
   check_arrays(
       name, dict(query=query, key=key, value=value),
       dict(bias=bias, mask=mask, query_seq_lengths=query_seq_lengths,

@@ -83,6 +83,11 @@ def _check_qkv(function: str, q, k, v, rank: int) -> None:
               "a number of q heads that is a multiple of k's")
 
 
+def _check_scales(function: str, *scales) -> None:
+  for name, t in zip(("q_descale", "k_descale", "v_descale"), scales):
+    arguments.operand(function, name, t)
+
+
 def _scale(function: str, name: str, scale, b, hk, blocks):
   """float32 [b, hk, 1 or blocks]; `blocks` is None if there are none."""
   if scale is None:
@@ -195,6 +200,7 @@ def flash_attn_fp8_pertensor_func(
     check_is_array(name, arg, t, optional=False)
   check_is_array(name, "sink_ptr", sink_ptr)
   s = _static(name, causal, window_size, softmax_scale, return_lse)
+  _check_scales(name, q_descale, k_descale, v_descale)
   return _attend(s, q, k, v, q_descale, k_descale, v_descale, sink_ptr)
 
 
@@ -265,5 +271,6 @@ def flash_attn_varlen_fp8_pertensor_func(
       arguments.check_cumulative(name, arg, cu, t.shape[0])
   s = _static(name, causal, window_size, softmax_scale, return_lse,
               logits_soft_cap, min_seqlen_q)
+  _check_scales(name, q_descale, k_descale, v_descale)
   return _attend(s, q, k, v, q_descale, k_descale, v_descale, sink_ptr,
                  cu_seqlens_q, cu_seqlens_k)
