@@ -520,7 +520,7 @@ def attend_as_jax_nn(call: Call, dropout_key, query, key, value, bias, mask,
     return jnp.broadcast_to(t.reshape(shape), (*axes, *inner)).reshape(
         b, *inner)
 
-  def cumulative(name, lengths):
+  def cumulative(name, lengths, most):
     if lengths is None:
       return None
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -529,7 +529,9 @@ def attend_as_jax_nn(call: Call, dropout_key, query, key, value, bias, mask,
     if lengths.shape != axes:
       raise bad(call.function, name, describe(lengths),
                 f"shape {list(axes)}")
-    lengths = lengths.reshape(b).astype(jnp.int32)
+    # As jax.nn, which compares places with them: more are all there are.
+    lengths = jnp.clip(
+        arguments.int32(lengths).reshape(b), 0, dims.as_int32(most))
     return jnp.concatenate([jnp.zeros((1,), jnp.int32),
                             jnp.cumsum(lengths, dtype=jnp.int32)])
 
@@ -537,8 +539,9 @@ def attend_as_jax_nn(call: Call, dropout_key, query, key, value, bias, mask,
       call, None, dropout_key,
       *(t if len(lead) == 1 else t.reshape(b, *t.shape[-3:])
         for t in (query, key, value)),
-      cumulative("query_seq_lengths", query_seq_lengths),
-      cumulative("key_value_seq_lengths", key_value_seq_lengths),
+      cumulative("query_seq_lengths", query_seq_lengths, query.shape[-3]),
+      cumulative("key_value_seq_lengths", key_value_seq_lengths,
+                 key.shape[-3]),
       planes("bias", bias), planes("mask", mask), None, None)
   out, lse = result if call.return_lse else (result, None)
   out = out.reshape(*lead, *out.shape[1:])
