@@ -55,7 +55,8 @@ def _static(function, causal, window_size, softmax_scale, return_lse,
                        "0 for none or a number > 0",
                        lambda c: 0 <= c < math.inf),
       arguments.number(function, "min_seqlen_q", min_seqlen_q,
-                       "an integer >= 0", lambda n: n >= 0, int),
+                       "an integer from 0 to 2^31 - 1",
+                       lambda n: 0 <= n < 2**31, int),
       arguments.flag(function, "return_lse", return_lse))
 
 
