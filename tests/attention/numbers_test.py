@@ -559,6 +559,17 @@ class ShapeTest(MhaTestCase):
         *(jnp.ones((3, 2, 8), jnp.bfloat16),) * 3, cu, cu)
     self.assertTrue((out == 0).all())
 
+  def test_lengths_of_jax_nn(self):
+    """Lengths beyond the rows that there are mean all of them, as in jax.nn."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((2, n, 4, 16)), jnp.bfloat16)
+               for n in (9, 5, 5))
+    run = jax.jit(lambda lengths_q, lengths_k: aiter.dot_product_attention(
+        q, k, v, query_seq_lengths=lengths_q, key_value_seq_lengths=lengths_k))
+    np.testing.assert_array_equal(
+        run(jnp.array([2**31 - 1, 4]), jnp.array([99, 3])),
+        run(jnp.array([9, 4]), jnp.array([5, 3])))
+
   def test_rows_that_see_nothing(self):
     """Causal with sq > sk: the first rows see no key."""
     case = Case(sq=machine.size(300, 30, 150), sk=machine.size(100, 10, 50),

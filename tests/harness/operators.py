@@ -476,13 +476,20 @@ CASES = (
 
 def arrays_of(case: Case, sizes):
   """Arrays for a case; sizes are numbers, by name."""
+  return list(_arrays(case, tuple(sizes.items())))
+
+
+@functools.cache
+def _arrays(case: Case, sizes):
+  sizes = dict(sizes)
   rng = np.random.default_rng(0)
   arrays = []
   for line in case.arrays:
     kind, shape = line.split(" ")
     dtype, make = KINDS[kind]
     shape = tuple(eval(n, {}, dict(sizes)) for n in shape.split(","))
-    arrays.append(jnp.asarray(make(rng, shape, sizes)).astype(dtype))
+    # NumPy casts without a program to compile.
+    arrays.append(jnp.asarray(make(rng, shape, sizes).astype(dtype)))
   return arrays
 
 

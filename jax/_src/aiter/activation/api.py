@@ -89,12 +89,18 @@ def _apply(cfg: Config, *arrays):
   return activation_op.activation(cfg, _rows(*arrays))
 
 
+def _result_dtype(function: str, x, out_dtype) -> str:
+  out = x.dtype if out_dtype is None else arguments.dtype_name(
+      function, "out_dtype", out_dtype, _DTYPES)
+  # NumPy's float64 is JAX's float32, unless JAX has 64 bits.
+  return jax.dtypes.canonicalize_dtype(out).name
+
+
 def _activation(function: str, cfg: Config, x, up, expert_ids, bias, out_dtype):
   """The result, after all checks."""
   _check_pair(function, x, up)
   expert_ids = _experts_of(function, x, up, expert_ids, bias)
-  out = x.dtype.name if out_dtype is None else arguments.dtype_name(
-      function, "out_dtype", out_dtype, _DTYPES)
+  out = _result_dtype(function, x, out_dtype)
   cfg = cfg._replace(limit=_limit(function, cfg.limit), packed=up is None,
                      out=out)
   return _apply(cfg, x, up, expert_ids, bias)
@@ -257,8 +263,7 @@ def gelu_fast(x: jax.Array, *, out_dtype: Any = None) -> jax.Array:
   """
   function = "gelu_fast"
   _check_float(function, "x", x, 1)
-  out = x.dtype.name if out_dtype is None else arguments.dtype_name(
-      function, "out_dtype", out_dtype, _DTYPES)
+  out = _result_dtype(function, x, out_dtype)
   cfg = Config("gelu_tanh", out=out, packed=False, gated=False)
   return _apply(cfg, x, None, None, None)
 

@@ -484,8 +484,8 @@ def flash_attn_varlen(
       name, dropout_p, softmax_scale, causal, window_size, logits_soft_cap,
       deterministic, return_lse=flag(name, "return_lse", return_lse),
       min_seqlen_q=arguments.number(
-          name, "min_seqlen_q", min_seqlen_q, "an integer >= 0",
-          lambda n: n >= 0, int))
+          name, "min_seqlen_q", min_seqlen_q, "an integer from 0 to 2^31 - 1",
+          lambda n: 0 <= n < 2**31, int))
   return _attend(call, (cu_seqlens_q_padded, cu_seqlens_k_padded), dropout_key,
                  q, k, v, cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes,
                  sink)
@@ -523,7 +523,7 @@ def attend_as_jax_nn(call: Call, dropout_key, query, key, value, bias, mask,
     return jnp.broadcast_to(t.reshape(shape), (*axes, *inner)).reshape(
         b, *inner)
 
-  def cumulative(name, lengths):
+  def cumulative(name, lengths, most):
     if lengths is None:
       return None
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -532,7 +532,9 @@ def attend_as_jax_nn(call: Call, dropout_key, query, key, value, bias, mask,
     if lengths.shape != axes:
       raise bad(call.function, name, describe(lengths),
                 f"shape {list(axes)}")
-    lengths = lengths.reshape(b).astype(jnp.int32)
+    # As jax.nn, which compares places with them: more are all there are.
+    lengths = jnp.clip(
+        arguments.int32(lengths).reshape(b), 0, dims.as_int32(most))
     return jnp.concatenate([jnp.zeros((1,), jnp.int32),
                             jnp.cumsum(lengths, dtype=jnp.int32)])
 
@@ -540,8 +542,9 @@ def attend_as_jax_nn(call: Call, dropout_key, query, key, value, bias, mask,
       call, None, dropout_key,
       *(t if len(lead) == 1 else t.reshape(b, *t.shape[-3:])
         for t in (query, key, value)),
-      cumulative("query_seq_lengths", query_seq_lengths),
-      cumulative("key_value_seq_lengths", key_value_seq_lengths),
+      cumulative("query_seq_lengths", query_seq_lengths, query.shape[-3]),
+      cumulative("key_value_seq_lengths", key_value_seq_lengths,
+                 key.shape[-3]),
       planes("bias", bias), planes("mask", mask), None, None)
   out, lse = result if call.return_lse else (result, None)
   out = out.reshape(*lead, *out.shape[1:])
@@ -606,8 +609,9 @@ def dot_product_attention(
   """
   name = "dot_product_attention"
   query, key, value = (
-      t if t is None or isinstance(t, (list, tuple)) else jnp.asarray(t)
-      for t in (query, key, value))
+      t if t is None or isinstance(t, (list, tuple)) else jnp.asarray(
+          arguments.operand(name, arg, t))
+      for arg, t in (("query", query), ("key", key), ("value", value)))
   check_arrays(
       name, dict(query=query, key=key, value=value),
       dict(bias=bias, mask=mask, query_seq_lengths=query_seq_lengths,

@@ -11,7 +11,13 @@ import numpy as np
 
 import jax
 from jax._src.aiter.attention import api
-from jax._src.aiter.core.arguments import bad, check_is_array, flag, number
+from jax._src.aiter.core.arguments import (
+    bad,
+    check_is_array,
+    dtype_name,
+    flag,
+    number,
+)
 
 
 def flax_attention_fn(
@@ -93,15 +99,32 @@ def flax_attention_fn(
       lambda p: 0 <= p and np.float32(p) < 1)
   if flag(name, "deterministic", deterministic):
     dropout_rate = 0.0
+  if precision is not None:
+    one = jax.ShapeDtypeStruct((1,), np.float32)
+    try:
+      jax.eval_shape(lambda t: jnp.dot(t, t, precision=precision), one)
+    except (TypeError, ValueError):
+      raise bad(name, "precision", repr(precision), "as jax.numpy.dot takes it",
+                TypeError) from None
   call = api.static_arguments(
       name, dropout_rate, None, flag(name, "is_causal", is_causal), (-1, -1),
       0.0, True, top_left=True, least_rank=0, precision=precision,
       one_dropout_mask=flag(name, "broadcast_dropout", broadcast_dropout),
       names=("query", "key", "value", "", "", "dropout_rng"))
+  if dtype is not None:
+    dtype = dtype_name(name, "dtype", dtype)
   if promote_dtype is not None:
+    if not callable(promote_dtype):
+      raise bad(name, "promote_dtype", repr(promote_dtype),
+                "None or a function", TypeError)
     query, key, value = promote_dtype((query, key, value), dtype=dtype)
   else:
-    dtype = jnp.result_type(query, key, value) if dtype is None else dtype
+    try:
+      dtype = jnp.result_type(query, key, value) if dtype is None else dtype
+    except (TypeError, ValueError):
+      raise bad(name, "dtypes of query, key and value",
+                f"{query.dtype}, {key.dtype}, {value.dtype}",
+                "types that promote to one", TypeError) from None
     query, key, value = (jnp.asarray(t, dtype) for t in (query, key, value))
   return api.attend_as_jax_nn(
       call, dropout_rng if dropout_rate else None, query, key, value, bias,

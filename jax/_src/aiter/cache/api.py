@@ -21,7 +21,7 @@ from jax import lax
 from jax._src.aiter.cache import op
 from jax._src.aiter.cache.op import Config, Operands
 from jax._src.aiter.core import arguments
-from jax._src.aiter.core.dims import last_start
+from jax._src.aiter.core.dims import last_start, take
 from jax._src.aiter.core.partition import vary_together
 
 _FLOATS = ("float16", "bfloat16", "float32")
@@ -135,7 +135,7 @@ def static_scale(function: str, name: str, scale, mode: str, heads: int, like):
     raise arguments.bad(function, name, "given",
                         f"None with a cache of {jnp.dtype(like.dtype).name} "
                         "that keeps numbers as they are")
-  scale = jnp.asarray(scale)
+  scale = jnp.asarray(arguments.operand(function, name, scale))
   if scale.dtype.name not in (*_FLOATS, "float64"):
     raise arguments.bad(function, f"{name}'s dtype", scale.dtype,
                         " or ".join(_FLOATS), TypeError)
@@ -312,7 +312,7 @@ def append_kv(
   """
   function = "append_kv"
   arguments.check_is_array(function, "k_pool", k_pool, optional=False)
-  own = jnp.dtype(k_pool.dtype).name
+  own = k_pool.dtype.name
   arguments.choice(function, "kv_cache_dtype", kv_cache_dtype, ("auto", own))
   return _write_kv(function, k_new, v_new, k_pool, v_pool, slot_mapping, "NHD",
                    k_scale, v_scale)
@@ -371,7 +371,8 @@ def kv_cache_update(
         int)
   count = slices.shape[1]
   if num_slices is not None:
-    num_slices = jnp.asarray(num_slices)
+    num_slices = jnp.asarray(
+        arguments.operand(function, "num_slices", num_slices))
     if num_slices.shape not in ((), (1,)) or not jnp.issubdtype(
         num_slices.dtype, jnp.integer):
       raise arguments.bad(function, "num_slices",
@@ -477,10 +478,10 @@ def _block_quantised(function, key, value, k_cache, v_cache, k_scales,
                         "an array of rank 5")
   pages, size = k_cache.shape[0], k_cache.shape[3]
   block = block or size
-  if block % size or pages * size % block:
+  if size < 1 or block % size or pages * size % block:
     raise arguments.bad(
         function, "k_cache", arguments.describe(k_cache),
-        f"pages that fill blocks of {block} slots")
+        f"pages that fill blocks of {max(block, 1)} slots")
   def shape(pages, size, heads):
     blocks = pages * size // block
     return (blocks, heads) if asm_layout else (heads, blocks)
@@ -592,10 +593,11 @@ def _mla(function, kv_c, k_pe, kv_cache, slot_mapping, scale):
   slots = _integers(function, "slot_mapping", slot_mapping, 1)
   _check_shape(function, "slot_mapping", slots, kv_c.shape[:1],
                "a slot a token")
-  scale = None if scale is None else jnp.asarray(scale)
-  if scale is not None and scale.size != 1:
-    raise arguments.bad(function, "scale", arguments.describe(scale),
-                        "shape [] or [1]")
+  if scale is not None:
+    scale = jnp.asarray(arguments.operand(function, "scale", scale))
+    if scale.size != 1:
+      raise arguments.bad(function, "scale", arguments.describe(scale),
+                          "shape [] or [1]")
   return slots, scale
 
 
@@ -774,7 +776,7 @@ def _gathered_slots(function, block_table, cu_seq_lens, total_tokens, pages,
   token = jnp.arange(total, dtype=jnp.int32)
   sequence = last_start(cu, token)
   at = token - cu.at[sequence].get(mode="clip")
-  page = table.at[sequence, at // size].get(mode="fill", fill_value=-1)
+  page = take(table, (sequence, at // size), -1)
   inside = (sequence >= 0) & (token < cu[-1]) & (page >= 0) & (page < pages)
   return jnp.where(inside, page * size + at % size, -1)
 
@@ -877,9 +879,10 @@ def cp_gather_indexer_k_quant_cache(
           + col // 16 * 256 + col % 16)
   else:
     at = offset * head_dim + col
-  take = lambda at: flat.at[page, at].get(mode="fill", fill_value=0)
-  scale = take(size * head_dim + offset * 4 * groups + jnp.arange(4 * groups))
-  return (lax.bitcast_convert_type(take(at), op.KINDS[kind].dtype),
+  at_page = lambda at: take(flat, (page, at), 0)
+  scale = at_page(
+      size * head_dim + offset * 4 * groups + jnp.arange(4 * groups))
+  return (lax.bitcast_convert_type(at_page(at), op.KINDS[kind].dtype),
           lax.bitcast_convert_type(scale.reshape(-1, groups, 4), jnp.float32))
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import jax
 from jax import lax
 from jax._src.aiter.core import rounding
+from jax._src.aiter.core.dims import take
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, with_axis
 from jax._src.aiter.core.partition import axes_of_arguments
@@ -181,9 +182,8 @@ def tokens_of(names, cache, page, offset):
   index = {"page": page, "offset": offset}
   if "run_offset" in names:
     index = {"page": page, "run_offset": offset // run, "offset": offset % run}
-  t = jnp.asarray(cache).at[tuple(
-      index.get(name, slice(None)) for name in names)].get(
-          mode="fill", fill_value=0)
+  t = take(
+      cache, tuple(index.get(name, slice(None)) for name in names), 0)
   if names[0] == "head":
     t = jnp.swapaxes(t, 0, 1)
   # Advanced indices apart from each other come to the front.
@@ -538,7 +538,8 @@ def _kernel(cfg: Config, call, operands: Operands) -> Caches:
 
 def _as_rows(operands: Operands, write) -> Caches:
   """A write of whole pages: rows of one head, in pages of one token."""
-  rows = lambda t: None if t is None else t.reshape(t.shape[0], 1, -1)
+  rows = lambda t: None if t is None else t.reshape(
+      t.shape[0], 1, math.prod(t.shape[1:]))
   pool = lambda t: None if t is None else rows(t)[:, None]
   out = write(Operands(
       pool(operands.k_cache), pool(operands.v_cache), None, None,

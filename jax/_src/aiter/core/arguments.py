@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import numbers
+import operator
+import re
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +21,25 @@ def bad(function: str, name: str, given: Any, accepted: str,
         error: type[Exception] = ValueError) -> Exception:
   """The error of a bad argument."""
   return error(f"{function}: {name} is {given}; accepted is {accepted}")
+
+
+@contextlib.contextmanager
+def called(function, **names):
+  """Lets errors of the functions called here name what a user called.
+
+  Args:
+    function: the public function's name.
+    **names: what the other calls an argument -> its own name for it.
+  """
+  try:
+    yield
+  except (TypeError, ValueError) as error:
+    found = re.match(r"(\w+): (\w+)('s|)(.*)", str(error), re.DOTALL)
+    if type(error) not in (TypeError, ValueError) or not found:
+      raise
+    _, name, *rest = found.groups()
+    raise type(error)(
+        f"{function}: {names.get(name, name)}{''.join(rest)}") from None
 
 
 def static(function, name, value, accepted,
@@ -45,13 +67,15 @@ def number(function, name, value, accepted, allowed, kind=float):
   """
   if type(value) is not kind:
     static(function, name, value, accepted)
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+    if getattr(value, "shape", None) == () and jnp.issubdtype(
+        value.dtype, np.number):
       value = value.item()
     wanted = numbers.Integral if kind is int else numbers.Real
     if not isinstance(value, wanted) or isinstance(value, bool):
       raise bad(function, name, repr(value), accepted, TypeError)
     value = kind(value)
-  if not allowed(value):
+  # What no size or attribute of a kernel holds is no number either.
+  if kind is int and abs(value) >= 2**63 or not allowed(value):
     raise bad(function, name, repr(value), accepted)
   return value
 
@@ -68,6 +92,18 @@ def integers(function, name, value, accepted, allowed,
     raise bad(function, name, repr(value), accepted)
   return tuple(number(function, name, item, accepted, allowed, int)
                for item in items)
+
+
+def two_sizes(function, name, value):
+  """A pair of sizes, numbers or symbols, from a static argument."""
+  static(function, name, value, "two sizes")
+  try:
+    found = tuple(operator.index(n) if dims.is_known(n) else n for n in value)
+  except TypeError:
+    raise bad(function, name, repr(value), "two sizes", TypeError) from None
+  if len(found) != 2 or any(dims.is_known(n) and n < 0 for n in found):
+    raise bad(function, name, value, "two sizes")
+  return found
 
 
 def flag(function, name, value) -> bool:
@@ -105,6 +141,8 @@ def dtype_name(function, name, value, accepted=None) -> str:
              else np.dtype(value).name)
   except TypeError:
     found = None
+  if found and found.startswith("void"):  # NumPy's of fields, and of what not.
+    found = None
   if found is None or accepted is not None and found not in accepted:
     words = "a dtype" if accepted is None else " or ".join(accepted)
     static(function, name, value, words)
@@ -119,6 +157,21 @@ def check_is_array(function, name, value, optional=True):
   if not (hasattr(value, "shape") and hasattr(value, "dtype")):
     raise bad(function, name, f"a {type(value).__name__}", "an array",
               TypeError)
+
+
+def operand(function, name, value):
+  """value, None or what JAX makes an array of, such as a number; or an error.
+
+  For a function under jit, which says neither the name nor what is accepted.
+  """
+  if value is not None and not isinstance(value, float) and not (
+      hasattr(value, "shape") and hasattr(value, "dtype")):
+    try:
+      jnp.asarray(value)
+    except (TypeError, ValueError, OverflowError):
+      raise bad(function, name, repr(value), "a number or an array",
+                TypeError) from None
+  return value
 
 
 def check_dtype(function, name, value, accepted):

@@ -40,6 +40,18 @@ def as_int32(size):
   return np.int32(size) if is_known(size) else jnp.asarray(size, jnp.int32)
 
 
+def filled(t, fill):
+  """t, which JAX can gather from: an empty dimension has one place of fill."""
+  more = [(0, int(is_known(n) and n == 0)) for n in t.shape]
+  return jnp.pad(t, more, constant_values=fill) if (0, 1) in more else t
+
+
+def take(t, index, fill):
+  """t[index], and `fill` for indices behind the end: all, if t is empty."""
+  return jnp.asarray(filled(t, fill)).at[index].get(
+      mode="fill", fill_value=fill)
+
+
 def last_start(starts, rows):
   """For each row the last of the ascending starts that is <= it; -1 if none."""
   if is_known(starts.shape[0]):

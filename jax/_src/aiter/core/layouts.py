@@ -135,8 +135,8 @@ def unshuffle_scale(scale: jax.Array, shape: tuple[int, int] | None = None
   """
   _check_matrix("unshuffle_scale", "scale", scale, _SCALE_TILE)
   *lead, m, g = scale.shape
-  rows, cols = (m, g) if shape is None else arguments.static(
-      "unshuffle_scale", "shape", shape, "None or (rows, columns)")
+  rows, cols = (m, g) if shape is None else arguments.two_sizes(
+      "unshuffle_scale", "shape", shape)
   if not (dims.at_most(rows, m) and dims.at_most(cols, g)):
     raise arguments.bad("unshuffle_scale", "shape", tuple(shape),
                         f"at most {(m, g)}, the shape of scale")

@@ -8,13 +8,15 @@ cos_sin_cache has a row a position, cosines and then sines.
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-
 from jax._src.aiter.cache import api as cache
-from jax._src.aiter.core import arguments
+from jax._src.aiter.core import arguments, dims
 from jax._src.aiter.fused_qk import api
 
 _SHUFFLED = {4: "x", 5: "asm"}
+
+
+# What both AITER's functions and ours take, ours first.
+_NAMES = dict(q="qkv", q_weight="qw", k_weight="kw", is_neox="is_neox_style")
 
 
 def _heads(function, num_heads_q, num_heads_k, num_heads_v):
@@ -55,7 +57,7 @@ def _layout(function, v_cache):
 def _check_kind(function, kv_cache_dtype, k_cache):
   """kv_cache_dtype is "auto" or what k_cache is."""
   arguments.check_is_array(function, "k_cache", k_cache, optional=False)
-  own = jnp.dtype(k_cache.dtype).name
+  own = k_cache.dtype.name
   arguments.choice(function, "kv_cache_dtype", kv_cache_dtype, (
       "auto", own, *(("fp8", "fp8_e4m3") if own.startswith("float8") else ())))
 
@@ -78,12 +80,16 @@ def fused_qk_norm_rope_cache_quant_shuffle(
   function = "fused_qk_norm_rope_cache_quant_shuffle"
   heads = _heads(function, num_heads_q, num_heads_k, num_heads_v)
   _check_kind(function, kv_cache_dtype, k_cache)
-  q, *caches, k, _ = api.fused_qk_norm_rope_cache(
-      _checked(function, qkv, heads, "head_dim", head_dim), None, None, k_cache,
-      v_cache, slot_mapping, pos_ids, cos_sin_cache, q_weight=qw, k_weight=kw,
-      eps=eps, is_neox=is_neox_style, num_heads=heads,
-      layout=_layout(function, v_cache), k_token_scales=k_scale,
-      v_token_scales=v_scale, return_kv=True)
+  qkv = _checked(function, qkv, heads, "head_dim", head_dim)
+  layout = _layout(function, v_cache)
+  with arguments.called(
+      function, **_NAMES, cos="cos_sin_cache", positions="pos_ids",
+      k_token_scales="k_scale", v_token_scales="v_scale"):
+    q, *caches, k, _ = api.fused_qk_norm_rope_cache(
+        qkv, None, None, k_cache, v_cache, slot_mapping, pos_ids, cos_sin_cache,
+        q_weight=qw, k_weight=kw, eps=eps, is_neox=is_neox_style,
+        num_heads=heads, layout=layout, k_token_scales=k_scale,
+        v_token_scales=v_scale, return_kv=True)
   return q, k, *caches
 
 
@@ -105,20 +111,25 @@ def fused_qk_norm_rope_cache_block_quant_shuffle(
   function = "fused_qk_norm_rope_cache_block_quant_shuffle"
   heads = _heads(function, num_heads_q, num_heads_k, num_heads_v)
   _check_kind(function, kv_cache_dtype, k_cache)
+  if k_cache.ndim != 5:
+    raise arguments.bad(function, "k_cache", arguments.describe(k_cache),
+                        "an array of rank 5")
   for name, t in (("k_scale", k_scale), ("v_scale", v_scale)):
     arguments.check_is_array(function, name, t, optional=False)
     if t.shape != (k_cache.shape[0], heads[1]):
       raise arguments.bad(function, name, arguments.describe(t),
                           f"shape {[k_cache.shape[0], heads[1]]}")
   asm = _layout(function, v_cache) == "asm"
-  q, k, v = api.fused_qk_norm_rope(
-      _checked(function, qkv, heads, "head_dim", head_dim), None, pos_ids,
-      cos_sin_cache, q_weight=qw, k_weight=kw, eps=eps, is_neox=is_neox_style,
-      num_heads=heads)
+  qkv = _checked(function, qkv, heads, "head_dim", head_dim)
   turned = lambda t: t if asm else t.T
-  k_cache, v_cache, *scales = cache.reshape_and_cache_with_block_quant(
-      k, v, k_cache, v_cache, turned(k_scale), turned(v_scale), slot_mapping,
-      asm_layout=asm)
+  with arguments.called(function, **_NAMES, cos="cos_sin_cache",
+                        positions="pos_ids"):
+    q, k, v = api.fused_qk_norm_rope(
+        qkv, None, pos_ids, cos_sin_cache, q_weight=qw, k_weight=kw, eps=eps,
+        is_neox=is_neox_style, num_heads=heads)
+    k_cache, v_cache, *scales = cache.reshape_and_cache_with_block_quant(
+        k, v, k_cache, v_cache, turned(k_scale), turned(v_scale), slot_mapping,
+        asm_layout=asm)
   return q, k, k_cache, v_cache, *map(turned, scales)
 
 
@@ -133,23 +144,34 @@ def _by_tensor(function, qkv, qw, kw, cos_sin, positions, num_tokens,
   arguments.check_is_array(function, "k_cache", k_cache, optional=False)
   arguments.check_is_array(function, "cos_sin", cos_sin, optional=False)
   layout = _layout(function, v_cache) if shuffled else "NHD"
+  if k_cache.ndim != (5 if shuffled else 4):
+    raise arguments.bad(function, "k_cache", arguments.describe(k_cache),
+                        f"an array of rank {5 if shuffled else 4}")
+  if cos_sin.ndim != 2:
+    raise arguments.bad(function, "cos_sin", arguments.describe(cos_sin),
+                        "an array of rank 2")
   # Said twice: here it must be what the arrays say.
   size, run = k_cache.shape[3 if shuffled else 1], 16 // k_cache.dtype.itemsize
   for name, given, own in (
-      ("block_size", block_size or size, size), ("x", x or run, run),
-      ("rotary_dim", rotary_dim or cos_sin.shape[-1], cos_sin.shape[-1])):
-    if given != own:
-      raise arguments.bad(function, name, given, f"{own}, as of the arrays")
-  if num_tokens != qkv.shape[0]:
-    raise arguments.bad(function, "num_tokens", num_tokens,
-                        f"{qkv.shape[0]}, as of qkv")
+      ("block_size", block_size, size), ("x", x, run),
+      ("rotary_dim", rotary_dim, cos_sin.shape[1])):
+    arguments.number(function, name, given, f"{own}, as of the arrays, or 0",
+                     lambda n, own=own: n in (0, own), int)
+  if dims.is_known(num_tokens) and dims.is_known(qkv.shape[0]):
+    arguments.number(function, "num_tokens", num_tokens,
+                     f"{qkv.shape[0]}, as of qkv",
+                     lambda n: n == qkv.shape[0], int)
   scales = {}
   if k_cache.dtype != qkv.dtype:
     scales = dict(k_scale=per_tensor_k_scale, v_scale=per_tensor_v_scale)
-  return api.fused_qk_norm_rope_cache(
-      qkv, None, None, k_cache, v_cache, slot_mapping, positions, cos_sin,
-      q_weight=qw, k_weight=kw, eps=eps, is_neox=is_neox_style, num_heads=heads,
-      layout=layout, return_kv=return_kv, **scales, **sections)
+  with arguments.called(
+      function, **_NAMES, cos="cos_sin", k_scale="per_tensor_k_scale",
+      v_scale="per_tensor_v_scale", mrope_interleaved="is_interleaved"):
+    return api.fused_qk_norm_rope_cache(
+        qkv, None, None, k_cache, v_cache, slot_mapping, positions, cos_sin,
+        q_weight=qw, k_weight=kw, eps=eps, is_neox=is_neox_style,
+        num_heads=heads, layout=layout, return_kv=return_kv, **scales,
+        **sections)
 
 
 def fused_qk_norm_rope_cache_pts_quant_shuffle(

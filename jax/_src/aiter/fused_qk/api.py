@@ -8,6 +8,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 import jax
 from jax._src.aiter.cache import api as cache
@@ -165,6 +166,9 @@ def fused_qk_rope_concat_and_cache_mla(
       "" if q_dtype == own else q_dtype,
       arguments.number(n.function, "eps", eps, "a number >= 0",
                        lambda e: 0 <= e < math.inf))
+  arguments.check_is_array(n.function, "kv_norm_weight", kv_norm_weight)
+  for name, t in (("q_scale", q_scale), ("k_scale", k_scale)):
+    arguments.operand(n.function, name, t)
   return _run(s, Operands(
       kv_cache, q_nope, q_pe, kv_c, k_pe, kv_norm_weight, cos, sin, positions,
       slot_mapping, q_scale, k_scale))
@@ -319,8 +323,16 @@ class _HeadStatic(NamedTuple):
   return_kv: bool = True
 
 
-@functools.partial(jax.jit, static_argnums=(0,), inline=True)
 def _run_heads(s: _HeadStatic, x: _HeadArrays) -> heads.Results:
+  for name, t in zip(x._fields, x):
+    check = (arguments.operand if name in ("q_scale", "k_scale", "v_scale")
+             else arguments.check_is_array)
+    check(s.names.function, name, t)
+  return _run_checked(s, x)
+
+
+@functools.partial(jax.jit, static_argnums=(0,), inline=True)
+def _run_checked(s: _HeadStatic, x: _HeadArrays) -> heads.Results:
   n = s.names
   packed, tokens, heads_k, dim = _check_heads(
       n, x, s.num_heads, bool(s.layout))
@@ -362,8 +374,13 @@ def _run_heads(s: _HeadStatic, x: _HeadArrays) -> heads.Results:
 
 def _head_static(function, num_heads, mrope_section, eps, **flags):
   """_HeadStatic of arguments that are no arrays."""
-  hashable = lambda name, t: t if t is None else tuple(arguments.static(
-      function, name, t, "integers"))
+  def hashable(name, t):
+    arguments.static(function, name, t, "integers")
+    if t is not None and not isinstance(t, (tuple, list, np.ndarray)):
+      raise bad(function, name, repr(t), "None or a sequence of integers",
+                TypeError)
+    return t if t is None else tuple(t)
+
   return _HeadStatic(
       Names(function), eps=arguments.number(
           function, "eps", eps, "a number >= 0", lambda e: 0 <= e < math.inf),

@@ -185,7 +185,7 @@ def _apart(cfg: Config, x: Operands):
   if not cfg.packed:
     return x.q, x.k, x.v
   n = _sizes(cfg, x)
-  whole = x.q.reshape(n.tokens, -1, n.dim)
+  whole = x.q.reshape(n.tokens, n.heads + 2 * n.k_heads, n.dim)
   return (whole[:, :n.heads], whole[:, n.heads:n.heads + n.k_heads],
           whole[:, n.heads + n.k_heads:])
 

@@ -290,7 +290,7 @@ def _gated(function: str, x, z, weight, epsilon, **options) -> rows.Results:
   arguments.check_is_array(function, "z", z, optional=False)
   check_like(n, "z", z, "x", x)
   dim = x.shape[2]
-  flat = lambda t: t.reshape(t.shape[0], -1)
+  flat = lambda t: t.reshape(t.shape[0], t.shape[1] * dim)
   return run(
       n, Config(dim, eps_of(function, "epsilon", epsilon), **options),
       Operands(flat(x), gate=flat(z),
@@ -470,7 +470,8 @@ def inverse_rope_group_quant(
       gptj=not arguments.flag(function, "is_neox", is_neox),
       mode="up" if scales == "uint8" else "", transposed=layout == "col",
       kept=False), Operands(
-          o.reshape(tokens, -1), cos=cos_cache.astype(jnp.float32),
+          o.reshape(tokens, math.prod(o.shape[1:])),
+          cos=cos_cache.astype(jnp.float32),
           sin=sin_cache.astype(jnp.float32), positions=positions))
   found = (parts, width // size)
   return (out.codes.reshape(tokens, parts, width), out.scale.reshape(

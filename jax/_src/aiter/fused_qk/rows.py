@@ -135,7 +135,8 @@ def _quantised(cfg: Config, s):
         "group" if cfg.group else "row", cfg.kind, cfg.group,
         cfg.mode or None), quant.Operands(s))
   # One more column for each scale has the least magnitude.
-  each = s.reshape(s.shape[0], -1, cfg.group or s.shape[1])
+  group = cfg.group or s.shape[1]
+  each = s.reshape(s.shape[0], s.shape[1] // group, group)
   each = jnp.pad(each, ((0, 0), (0, 0), (0, 1)), constant_values=cfg.least)
   codes, scale = quant.reference(
       quant.Config("row", cfg.kind, 0, cfg.mode or None), quant.Operands(each))
@@ -150,7 +151,7 @@ def reference(cfg: Config, x: Operands) -> Results:
     total = s.astype(dtype)
   shape = s.shape
   if cfg.dim:
-    s = s.reshape(shape[0], -1, cfg.dim)
+    s = s.reshape(shape[0], shape[1] // cfg.dim, cfg.dim)
   opened = lambda s: s
   if x.gate is not None:
     opened = lambda s: s * (jax.nn.sigmoid if cfg.sigmoid else jax.nn.silu)(
@@ -179,7 +180,7 @@ def reference(cfg: Config, x: Operands) -> Results:
         s, scale=jnp.broadcast_to(x.q_scale, shape[:1])))[0]
   elif cfg.kind:
     codes, scale = _quantised(cfg, s)
-    scale = scale.reshape(shape[0], -1)
+    scale = scale.reshape(shape[0], math.prod(scale.shape[1:]))
     scale = scale.T if cfg.transposed else scale
   k = x.k
   if k is not None:

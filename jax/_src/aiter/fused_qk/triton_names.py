@@ -212,7 +212,7 @@ def fused_flatten_fp8_group_quant(
   if x.shape[2] % size:
     raise bad(function, "x", describe(x), f"[m, n1, a multiple of {size}]")
   return quant.per_group_quant(
-      x.reshape(x.shape[0], -1), group_size=size,
+      x.reshape(x.shape[0], x.shape[1] * x.shape[2]), group_size=size,
       quant_dtype=norms.kind_of(function, "dtype_quant", dtype_quant),
       transpose_scale=arguments.flag(
           function, "transpose_scale", transpose_scale))
@@ -235,7 +235,8 @@ def fused_flatten_mxfp4_quant(x: jax.Array) -> tuple[jax.Array, jax.Array]:
   norms.check_heads(Names(function), "x", x)
   if x.shape[2] % _MX_GROUP:
     raise bad(function, "x", describe(x), f"[m, n1, a multiple of {_MX_GROUP}]")
-  return quant.mx_quant(x.reshape(x.shape[0], -1), round_mode="even")
+  return quant.mx_quant(
+      x.reshape(x.shape[0], x.shape[1] * x.shape[2]), round_mode="even")
 
 
 def _heads_a_row(rows: int, cols: int) -> int:
@@ -308,8 +309,9 @@ def fused_rms_gated_fp8_group_quant(
   largest = rounding.KINDS[kind].largest
   for name, value, own in (("fp8_min", fp8_min, -largest),
                            ("fp8_max", fp8_max, largest)):
-    if value is not None and value != own:
-      raise bad(function, name, value, f"{own}, of {kind}, or None")
+    if value is not None:
+      arguments.number(function, name, value, f"{own}, of {kind}, or None",
+                       lambda n, own=own: n == own)
   factor = arguments.number(
       function, "fp8_min_scaling_factor",
       1 / (512 * largest) if fp8_min_scaling_factor is None else

@@ -403,7 +403,8 @@ def gemm_fp4(
       scale = lax.bitcast_convert_type(scale, jnp.uint8)
     shape = (*t.shape[:-1], -(-t.shape[-1] * 2 // MX_BLOCK))
     if shuffled:
-      scale = layouts.unshuffle_scale(scale, shape[-2:])
+      with arguments.called(function, scale=name):
+        scale = layouts.unshuffle_scale(scale, shape[-2:])
     if scale.shape != shape:
       raise arguments.bad(function, name, arguments.describe(scale),
                           f"shape {list(shape)}")

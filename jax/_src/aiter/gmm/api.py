@@ -61,6 +61,7 @@ def _rows_times(function: str, cfg: Config, lhs, rhs, sizes) -> jax.Array:
 
 def _windowed(function: str, sizes, offset, groups):
   """The sizes that a shard of groups is for, with those before as its lead."""
+  offset = jnp.asarray(arguments.operand(function, "group_offset", offset))
   arguments.check_integers(function, "group_offset", offset)
   if offset.size != 1:
     raise arguments.bad(function, "group_offset", arguments.describe(offset),
@@ -89,7 +90,7 @@ def _ragged_dot(function: str, lhs, rhs, group_sizes, dtype, group_offset,
     sizes = _sizes(function, group_sizes, rhs.shape[0])
   else:
     sizes = _windowed(function, _sizes(function, group_sizes),
-                      jnp.asarray(group_offset), rhs.shape[0])
+                      group_offset, rhs.shape[0])
   return _rows_times(function, cfg, lhs, rhs, sizes)
 
 
@@ -474,7 +475,7 @@ def tgmm(
   cfg = Config(_result_dtype(function, preferred_element_type), "tn",
                group_offset is not None)
   sizes = sizes[:groups] if group_offset is None else _windowed(
-      function, sizes, jnp.asarray(group_offset), groups)
+      function, sizes, group_offset, groups)
   out = _apply(cfg, Operands(lhs.T, rhs, sizes))
   if existing_out is None:
     return out

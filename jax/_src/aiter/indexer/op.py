@@ -10,7 +10,7 @@ import numpy as np
 
 import jax
 from jax import lax
-from jax._src.aiter.core.dims import at_most
+from jax._src.aiter.core.dims import at_most, take
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, with_axis
 
@@ -71,17 +71,18 @@ def _keys_of(cfg: Config, x: Operands):
             jnp.ones((1, x.k.shape[0]), bool))
   size, pages = cfg.page_size, x.k.shape[0]
   n = jnp.arange(cfg.cols)
-  page = x.table.at[:, n // size].get(mode="fill", fill_value=-1)
+  page = take(x.table, (slice(None), n // size), -1)
   there = (page >= 0) & (page < pages)
   offset = (n % size)[:, None]
   col = jnp.arange(dim)
   at = (offset // 16 * 16 * dim + offset % 16 * 16 + col // 16 * 256 + col % 16
         if cfg.tiles else offset * dim + col)
   page = jnp.where(there, page, 0)[..., None]
-  keys = lax.bitcast_convert_type(x.k[page, at], x.q.dtype)
+  keys = lax.bitcast_convert_type(take(x.k, (page, at), 0), x.q.dtype)
   # By shifts: with open sizes JAX exports no cast to fewer, larger elements.
   byte = jnp.arange(4)
-  parts = x.k[page, size * dim + 4 * offset + byte].astype(jnp.uint32)
+  parts = take(x.k, (page, size * dim + 4 * offset + byte), 0
+               ).astype(jnp.uint32)
   scale = lax.bitcast_convert_type(
       jnp.sum(parts << (8 * byte).astype(jnp.uint32), -1, dtype=jnp.uint32),
       jnp.float32)

@@ -55,7 +55,8 @@ def _static(function, causal, window_size, softmax_scale, return_lse,
                        "0 for none or a number > 0",
                        lambda c: 0 <= c < math.inf),
       arguments.number(function, "min_seqlen_q", min_seqlen_q,
-                       "an integer >= 0", lambda n: n >= 0, int),
+                       "an integer from 0 to 2^31 - 1",
+                       lambda n: 0 <= n < 2**31, int),
       arguments.flag(function, "return_lse", return_lse))
 
 
@@ -81,6 +82,11 @@ def _check_qkv(function: str, q, k, v, rank: int) -> None:
   if hq < 1 or hk < 1 or hq % hk:
     raise bad(function, "heads of q and k", f"{hq} and {hk}",
               "a number of q heads that is a multiple of k's")
+
+
+def _check_scales(function: str, *scales) -> None:
+  for name, t in zip(("q_descale", "k_descale", "v_descale"), scales):
+    arguments.operand(function, name, t)
 
 
 def _scale(function: str, name: str, scale, b, hk, blocks):
@@ -195,6 +201,7 @@ def flash_attn_fp8_pertensor_func(
     check_is_array(name, arg, t, optional=False)
   check_is_array(name, "sink_ptr", sink_ptr)
   s = _static(name, causal, window_size, softmax_scale, return_lse)
+  _check_scales(name, q_descale, k_descale, v_descale)
   return _attend(s, q, k, v, q_descale, k_descale, v_descale, sink_ptr)
 
 
@@ -265,5 +272,6 @@ def flash_attn_varlen_fp8_pertensor_func(
       arguments.check_cumulative(name, arg, cu, t.shape[0])
   s = _static(name, causal, window_size, softmax_scale, return_lse,
               logits_soft_cap, min_seqlen_q)
+  _check_scales(name, q_descale, k_descale, v_descale)
   return _attend(s, q, k, v, q_descale, k_descale, v_descale, sink_ptr,
                  cu_seqlens_q, cu_seqlens_k)

@@ -17,7 +17,7 @@ import jax
 from jax import lax
 from jax._src.aiter.attention import op as mha_op
 from jax._src.aiter.attention import types
-from jax._src.aiter.core.dims import is_known, last_start, round_up
+from jax._src.aiter.core.dims import is_known, last_start, round_up, take
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, with_axis
 from jax._src.aiter.core.partition import axes_of_arguments
@@ -85,7 +85,7 @@ def _dequantised(x: Operands, t, scale):
     cu = x.cu_seqlens_k
     index = jnp.maximum(last_start(cu[:-1], rows), 0)
     block = jnp.clip((rows - cu[index]) // BLOCK, 0, last)
-    factor = scale[index, :, block]
+    factor = take(scale, (index, slice(None), block), 1)
   else:
     factor = jnp.swapaxes(scale[:, :, jnp.minimum(rows // BLOCK, last)], 1, 2)
   return (t.astype(jnp.float32) * factor[..., None]).astype(jnp.bfloat16)

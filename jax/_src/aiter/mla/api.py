@@ -148,6 +148,11 @@ def _call(s: _Static, a: _Arrays, needed: tuple[str, ...]):
   for name, t in zip(names, a):
     if name in needed:
       arguments.check_is_array(n.function, name, t, optional=False)
+  for name, t in ((n.sinks, a.sink), ("g_kv_indptr", a.g_kv_indptr)):
+    arguments.check_is_array(n.function, name, t)
+  for name, t in ((n.q_scale, a.q_scale), (n.k_scale, a.kv_scale),
+                  ("cp_rank", a.cp_rank)):
+    arguments.operand(n.function, name, t)
   out, lse = _attend(s, a)
   return (out, lse) if s.scores.return_lse else out
 

@@ -147,6 +147,7 @@ def topk_softmax(
       function, "num_shared_experts", num_shared_experts,
       f"an integer from 0 to {x.shape[-1] - 1}",
       lambda n: 0 <= n < x.shape[-1], int)
+  topk = _positive(function, "topk", topk, x.shape[-1] - shared)
   return _with_shared(
       function, "softmax", topk, x, num_shared_experts=shared,
       renormalise=arguments.flag(function, "need_renorm", need_renorm))
@@ -432,7 +433,7 @@ def moe_sorting(
   there = entries >= 0
   packed = jnp.where(there, (entries % k) << 24 | (entries // k),
                      k << 24 | dims.as_int32(tokens))
-  weights = jnp.where(there, topk_weights.astype(jnp.float32).reshape(-1)[
+  weights = jnp.where(there, jnp.asarray(topk_weights, jnp.float32).reshape(-1)[
       jnp.maximum(entries, 0)], 0)
   expert, used = _block_experts(found.counts, block, -(-n // block))
   count = (dims.as_int32(tokens) if num_local_tokens is None

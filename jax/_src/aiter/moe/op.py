@@ -97,9 +97,9 @@ def choose_reference(cfg: TopK, rows: Scores) -> jax.Array:
   x = rows.x.astype(jnp.float32)
   number = ordered(x)
   if cfg.topk_groups < cfg.groups:
-    grouped = lambda t: t.reshape(*t.shape[:-1], cfg.groups, -1)
-    best = jnp.max(grouped(number), -1)
     size = x.shape[-1] // cfg.groups
+    grouped = lambda t: t.reshape(*t.shape[:-1], cfg.groups, size)
+    best = jnp.max(grouped(number), -1)
     if cfg.by_sum and size > 1:
       two = jnp.where(jnp.isnan(x), -jnp.inf, x)
       a, b = jnp.moveaxis(lax.top_k(grouped(two), 2)[0], -1, 0)

@@ -47,7 +47,7 @@ def _bound(n: Names, name: str, value) -> None:
 
 def _own_dtype(n: Names, cache, name) -> None:
   arguments.check_is_array(n.function, n.k, cache, optional=False)
-  own = jnp.dtype(cache.dtype).name
+  own = cache.dtype.name
   arguments.choice(n.function, "kv_cache_dtype", name, ("auto", own))
 
 

@@ -158,7 +158,7 @@ def _scale(n: Names, name: str, scale, layout: str, pages, size: int,
   """(a scale of dequantisation in float32, the names of its dimensions)."""
   if scale is None:
     return jnp.ones(1, jnp.float32), ()
-  scale = jnp.asarray(scale)
+  scale = jnp.asarray(arguments.operand(n.function, name, scale))
   if scale.dtype.name not in (*_FLOATS, "float64"):
     raise bad(n.function, f"{name}'s dtype", scale.dtype,
               " or ".join(_FLOATS), TypeError)
@@ -242,6 +242,9 @@ def attend(s: Static, a: Arrays):
   others = (n.indptr, n.cu_seqlens, n.sinks, n.slopes)
   for name, t in zip((*needed, *others), a):
     check_is_array(n.function, name, t, optional=name not in needed)
+  for name, t in ((n.q_scale, a.q_scale), (n.k_scale, a.k_scale),
+                  (n.v_scale, a.v_scale)):
+    arguments.operand(n.function, name, t)
   return _attend(s, a)
 
 

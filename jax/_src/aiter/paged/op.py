@@ -18,7 +18,7 @@ import numpy as np
 import jax
 from jax import lax
 from jax._src.aiter.cache import op as cache_op
-from jax._src.aiter.core.dims import at_most, is_known, last_start
+from jax._src.aiter.core.dims import at_most, is_known, last_start, take
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, with_axis
 from jax._src.aiter.core.partition import axes_of_arguments, vary_like
@@ -198,7 +198,7 @@ def reference(cfg: Config, x: Operands):
     first = starts // rows + jnp.arange(batch, dtype=jnp.int32)
     slot = jnp.arange(tokens // rows + batch, dtype=jnp.int32)
     index = jnp.maximum(last_start(first, slot), 0)
-    tile = slot - first[index]
+    tile = slot - take(first, index, 0)
   left, right = cfg.window
   room = _PART if not is_known(shape.pages) else min(
       _PART, max(shape.pages * size, 1))

@@ -18,7 +18,7 @@ import jax
 from jax._src.aiter.cache import op as cache_op
 from jax._src.aiter.core import arguments
 from jax._src.aiter.core.arguments import bad, describe
-from jax._src.aiter.core.dims import last_start, round_up
+from jax._src.aiter.core.dims import as_int32, last_start, round_up, take
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.paged import api
 from jax._src.aiter.paged.api import Names
@@ -149,8 +149,7 @@ def slots_of(tokens, cu, lengths, table, indptr, page_size: int):
   place = indptr[of] + position // page_size
   there = (i >= 0) & (row < end) & (position >= 0) & (
       place < indptr[1:][of])
-  page = table.at[jnp.where(there, place, -1)].get(
-      mode="fill", fill_value=-1, wrap_negative_indices=False)
+  page = take(table, jnp.where(there, place, as_int32(table.shape[0])), -1)
   return jnp.where(there & (page >= 0),
                    page * page_size + position % page_size, -1)
 
@@ -287,7 +286,9 @@ def _static(n: Names, hd64, causal, update, sm_scale, sliding_window, soft_cap,
   """Checks everything that is not an array."""
   return _Call(
       n, hd64, arguments.flag(n.function, "update_kv_cache", update),
-      scores(n, sm_scale, sliding_window, soft_cap, causal), out_dtype)
+      scores(n, sm_scale, sliding_window, soft_cap, causal),
+      None if out_dtype is None else arguments.dtype_name(
+          n.function, "out_dtype", out_dtype))
 
 
 def count_of(n: Names, name: str, t, size: int):

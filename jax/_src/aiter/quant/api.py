@@ -98,7 +98,7 @@ def per_tensor_quant(
     amax = jnp.max(amax, keepdims=False, initial=0)
     scale = rounding.f32_scale(amax, rounding.KINDS[cfg.kind])
   else:
-    scale = jnp.asarray(scale)
+    scale = jnp.asarray(arguments.operand(function, "scale", scale))
     _check_float(function, "scale", scale, 0)
     if scale.size != 1 or scale.ndim > 1:
       raise arguments.bad(function, "scale", arguments.describe(scale),
@@ -335,6 +335,9 @@ def pack_e2m1(x: jax.Array) -> jax.Array:
 def unpack_e2m1(packed: jax.Array, *, dtype: Any = jnp.float32) -> jax.Array:
   """The inverse of `pack_e2m1`: uint8 [..., n / 2] -> dtype [..., n]."""
   _check_quantised("unpack_e2m1", "packed", packed, ("uint8",))
+  if packed.ndim == 0:
+    raise arguments.bad("unpack_e2m1", "packed", arguments.describe(packed),
+                        "an array of rank 1 or more")
   return rounding.from_e2m1(rounding.unpack(packed)).astype(
       arguments.dtype_name("unpack_e2m1", "dtype", dtype))
 
@@ -437,6 +440,10 @@ def mx_dequant(
   _check_quantised(function, "q", q, ("uint8", *_FP8))
   _check_quantised(function, "scale", scale, ("uint8",))
   if arguments.flag(function, "scale_shuffled", scale_shuffled):
+    if q.ndim < 2:
+      raise arguments.bad(function, "q", arguments.describe(q),
+                          "an array of rank 2 or more, of shuffled scales")
     n = q.shape[-1] * (2 if q.dtype == jnp.uint8 else 1)
-    scale = layouts.unshuffle_scale(scale, (q.shape[-2], -(-n // _MX_GROUP)))
+    with arguments.called(function):
+      scale = layouts.unshuffle_scale(scale, (q.shape[-2], -(-n // _MX_GROUP)))
   return _dequant(function, q, scale, (1, _MX_GROUP), dtype)

@@ -11,10 +11,12 @@ changes nothing. `..._bwd` turn gradients back: the transpose of `..._fwd`.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 import jax
 from jax._src.aiter.core import arguments
@@ -31,7 +33,10 @@ def _style(function: str, rotate_style) -> str:
 
 def _truth(function: str, name: str, value) -> bool:
   """AITER takes numbers for flags."""
-  return bool(arguments.static(function, name, value, "a bool"))
+  if isinstance(arguments.static(function, name, value, "a bool"),
+                (numbers.Number, np.bool_)):
+    return bool(value)
+  raise arguments.bad(function, name, repr(value), "a bool", TypeError)
 
 
 def _call(function, x, y, cos, sin, rotate_style, reuse_freqs_front_part,
@@ -222,11 +227,21 @@ def _rotary(function, positions, query, key, head_size, cos_cache, sin_cache,
   q = _heads(function, "query", query, head_size)
   k = _heads(function, "key", key, head_size)
   arguments.check_is_array(function, "positions", positions, False)
+  arguments.check_is_array(function, "cos_sin_cache_offsets", offsets)
+  for name, t in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
+    arguments.check_is_array(function, name, t, False)
+    if t.ndim < 2:
+      raise arguments.bad(function, name, arguments.describe(t),
+                          "shape [positions, n], perhaps with axes of 1")
   flat = lambda t: None if t is None else t.reshape(-1)
   if rot_dim is not None:
+    rot_dim = arguments.number(
+        function, "rot_dim", rot_dim, f"an even integer from 2 to {head_size}",
+        lambda n: 2 <= n <= head_size and n % 2 == 0, int)
     cos_cache, sin_cache = (
         t[..., :rot_dim // 2] for t in (cos_cache, sin_cache))
-  out = _call(function, q, k, cos_cache, sin_cache, 0 if is_neox else 1, True,
+  out = _call(function, q, k, cos_cache, sin_cache,
+              0 if _truth(function, "is_neox", is_neox) else 1, True,
               is_nope_first, layout="thd", positions=flat(positions),
               offsets=flat(offsets))
   return tuple(t.reshape(like.shape) for t, like in zip(out, (query, key)))
@@ -315,7 +330,7 @@ def apply_rope(
   by, amplitude = tables.frequencies("apply_rope", head_dim, 0, rope_theta,
                                      rope_scaling)
   by[int(proportion * len(by)):] = 0
-  arguments.check_is_array("apply_rope", "positions", positions, False)
+  arguments.check_integers("apply_rope", "positions", positions)
   angles = positions.astype(jnp.float32)[..., None] * by.astype("float32")
   if positions.ndim == 2:
     sections = (rope_scaling or {}).get("mrope_section")

@@ -21,6 +21,7 @@ import numpy as np
 import jax
 from jax import lax
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
+from jax._src.aiter.core.dims import filled
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, with_axis
 from jax._src.aiter.core.partition import axes_of_arguments
@@ -142,7 +143,8 @@ def _own(cfg: Config, tokens: Tokens, table):
     take = functools.partial(jnp.take, axis=0, mode="clip")
     sides = [
         jnp.concatenate([take(side[:, b:e], place) for b, e, place in zip(
-            begins, begins[1:], places)], -1) for side in sides]
+            begins, begins[1:], places)], -1)
+        for side in (filled(t, 0) for t in sides)]
   sides = [_wide(side)[..., None, :] for side in sides]
   return sides[0], sides[-1]
 

@@ -192,9 +192,10 @@ def rotary_embedding(
   """
   rows = arguments.number(
       "rotary_embedding", "max_position", max_position,
-      "an integer of at least 1", lambda n: n >= 1, int)
+      "an integer of at least 1", lambda n: 1 <= n < 2**31, int)
   by, amplitude = frequencies("rotary_embedding", rotary_dim, rows, base,
                               rope_scaling)
+  dtype = arguments.dtype_name("rotary_embedding", "dtype", dtype)
   angles = np.arange(rows, dtype=np.float64)[:, None] * by
   return tuple(jnp.asarray(amplitude * f(angles), dtype)
                for f in (np.cos, np.sin))
@@ -233,9 +234,13 @@ def get_rope(
   share = arguments.number(
       "get_rope", "partial_rotary_factor", partial_rotary_factor,
       "a number > 0 and at most 1", lambda n: 0 < n <= 1)
+  head_size = arguments.number("get_rope", "head_size", head_size,
+                               "an integer of at least 2", lambda n: n >= 2,
+                               int)
   rotary_dim = arguments.number(
       "get_rope", "rotary_dim", rotary_dim,
       f"an integer of at most head_size, {head_size}",
       lambda n: n <= head_size, int)
-  return rotary_embedding(int(rotary_dim * share), max_position, base,
-                          rope_scaling=rope_scaling, dtype=dtype)
+  with arguments.called("get_rope"):
+    return rotary_embedding(int(rotary_dim * share), max_position, base,
+                            rope_scaling=rope_scaling, dtype=dtype)

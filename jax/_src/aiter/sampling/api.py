@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 
 import jax.numpy as jnp
 import numpy as np
@@ -312,11 +311,7 @@ def exponential(
   """
   lambd = arguments.number("exponential", "lambd", lambd, "a number above 0",
                            lambda t: t > 0)
-  arguments.static("exponential", "shape", shape, "two sizes")
-  if len(shape) != 2 or any(
-      dims.is_known(n) and operator.index(n) < 0 for n in shape):
-    raise arguments.bad("exponential", "shape", shape, "two sizes")
-  b, v = shape
+  b, v = arguments.two_sizes("exponential", "shape", shape)
   e = exact.exponential(
       sampling_op.words_of(keys_of("exponential", key, b), v))
   return e if lambd == 1 else divide(e, lambd)
@@ -445,6 +440,8 @@ def top_k(
     ValueError: an argument has a wrong value.
   """
   arguments.check_is_array("top_k", "x", x, False)
+  if not jnp.isrealobj(x) or jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    raise arguments.bad("top_k", "x's dtype", x.dtype, "a real type", TypeError)
   if x.ndim == 0:
     raise arguments.bad("top_k", "x", arguments.describe(x), "an axis at least")
   arguments.flag("top_k", "is_stable", is_stable)
