@@ -117,8 +117,10 @@ def make_inputs(case: Case):
     x["dlse"] = normal(*lse_shape, dtype=np.float32)
   per_head = {"h": (case.hq,), "bh": (b, case.hq)}
   if case.alibi:
-    x["alibi_slopes"] = (2.0**-rng.uniform(
-        2, 6, per_head[case.alibi])).astype(np.float32)
+    # Of either sign: a slope below 0 rewards distance.
+    x["alibi_slopes"] = (rng.choice((-1, 1, 1), per_head[case.alibi]) *
+                         2.0**-rng.uniform(2, 6, per_head[case.alibi])).astype(
+                             np.float32)
   if case.sink:
     x["sink"] = normal(*per_head[case.sink], dtype=np.float32)
   sizes = {"b": b, "h": case.hq, "q": sq, "k": sk, "1": 1}
@@ -650,6 +652,24 @@ class ShapeTest(MhaTestCase):
     dirty = run(case, x)
     for name, value in clean.items():
       np.testing.assert_array_equal(value, dirty[name], err_msg=name)
+
+  @parameterized.parameters("padded", "packed")
+  def test_lengths_end_with_the_rows(self, which):
+    """The last sequence's lengths, which only the device sees, are too large.
+    """
+    case = Case(**FEATURES[which], causal=True)
+    fits, _ = make_inputs(case)
+    beyond = dict(fits)
+    for name in ("q", "k"):
+      cu = fits.get(f"cu_seqlens_{name}")
+      if cu is None:
+        continue
+      if not case.packed:
+        cu[-1] = cu[-2] + fits[name].shape[1]
+      beyond[f"cu_seqlens_{name}"] = cu + np.eye(len(cu), dtype=np.int32)[-1] * 9
+    got = run(case, beyond)
+    for name, value in run(case, fits).items():
+      np.testing.assert_array_equal(value, got[name], err_msg=name)
 
 
 class ReviewTest(MhaTestCase):

@@ -130,17 +130,21 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
     heads = (hk, g) if t.shape[1] == hq else (1, 1)
     return t.reshape(t.shape[0], *heads, *t.shape[2:])
 
-  def count(cu):
-    return cu[1:] - cu[:-1]
+  def extents(cu, padded, rows):
+    """First rows and lengths of all sequences, held inside `rows`."""
+    rows = dims.as_int32(rows)
+    if cu is None:
+      return 0, rows
+    start = 0
+    if x.packed:
+      start = jnp.clip((cu if padded is None else padded)[:-1], 0, rows)
+    return start, jnp.clip(cu[1:] - cu[:-1], 0, rows - start)
 
+  start_q, len_q = extents(x.cu_seqlens_q, x.cu_seqlens_q_padded, sq)
+  start_k, len_k = extents(x.cu_seqlens_k, x.cu_seqlens_k_padded, sk)
   slopes, sink, state = x.alibi_slopes, x.sink, x.dropout_state
   segment_q = segment_k = None
   if x.packed:
-    len_q, len_k = count(x.cu_seqlens_q), count(x.cu_seqlens_k)
-    start_q, start_k = (
-        (cu if padded is None else padded)[:-1] for cu, padded in (
-            (x.cu_seqlens_q, x.cu_seqlens_q_padded),
-            (x.cu_seqlens_k, x.cu_seqlens_k_padded)))
     segment_q, row, seq = _segments(start_q, len_q, sq, -1)
     segment_k, col, _ = _segments(start_k, len_k, sk, -2)
     len_q, len_k, start_k = (t[seq][None] for t in (len_q, len_k, start_k))
@@ -153,12 +157,10 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
   else:
     row = jnp.arange(sq, dtype=jnp.int32)[None]
     col = jnp.arange(sk, dtype=jnp.int32)[None]
-    start_k = 0
     padded = x.cu_seqlens_q is not None or x.cu_seqlens_k is not None
-    len_q = dims.as_int32(sq) if x.cu_seqlens_q is None else count(
-        x.cu_seqlens_q)[:, None]
-    len_k = dims.as_int32(sk) if x.cu_seqlens_k is None else count(
-        x.cu_seqlens_k)[:, None]
+    len_q, len_k = (
+        n if cu is None else n[:, None] for n, cu in (
+            (len_q, x.cu_seqlens_q), (len_k, x.cu_seqlens_k)))
     if padded or cfg.min_seqlen_q > 0:
       segment_q = jnp.where(row < len_q, 0, -1)
       segment_k = jnp.where(col < len_k, 0, -2)

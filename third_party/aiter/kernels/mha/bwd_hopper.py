@@ -72,21 +72,12 @@ def extents(index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
             cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, left,
             right, sink_tokens, flags):
   """Returns a sequence's first rows in memory, and its Window."""
-  q_row = 0
-  k_row = 0
-  if (flags & scores.PACKED) != 0:
-    q_row = gl.load(cu_seqlens_q + index_b)
-    k_row = gl.load(cu_seqlens_k + index_b)
-  if (flags & scores.CU_SEQLENS_Q) != 0:
-    seqlen_q = (gl.load(cu_seqlens_q + index_b + 1) -
-                gl.load(cu_seqlens_q + index_b))
-  if (flags & scores.CU_SEQLENS_K) != 0:
-    seqlen_k = (gl.load(cu_seqlens_k + index_b + 1) -
-                gl.load(cu_seqlens_k + index_b))
-  if (flags & scores.CU_SEQLENS_Q_PADDED) != 0:
-    q_row = gl.load(cu_seqlens_q_padded + index_b)
-  if (flags & scores.CU_SEQLENS_K_PADDED) != 0:
-    k_row = gl.load(cu_seqlens_k_padded + index_b)
+  q_row, seqlen_q = scores_hopper.sequence_extent(
+      index_b, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
+      scores.CU_SEQLENS_Q, scores.CU_SEQLENS_Q_PADDED)
+  k_row, seqlen_k = scores_hopper.sequence_extent(
+      index_b, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
+      scores.CU_SEQLENS_K, scores.CU_SEQLENS_K_PADDED)
   if min_seqlen_q > 0:
     seqlen_q = gl.where(seqlen_q <= min_seqlen_q, 0, seqlen_q)
   off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)

@@ -392,25 +392,17 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
   index_b = gl.program_id(2)
   head_k = head // (nhead_q // nhead_k)
   slot_b = index_b
-  q_row = 0
-  k_row = 0
   dense_rows = seqlen_q
   if (flags & scores.PACKED) != 0:
     index_b, tile = scores_hopper.find_sequence(
         tile, cu_seqlens_q, batch, TILE_M)
     slot_b = 0
-    q_row = gl.load(cu_seqlens_q + index_b)
-    k_row = gl.load(cu_seqlens_k + index_b)
-  if (flags & scores.CU_SEQLENS_Q) != 0:
-    seqlen_q = (gl.load(cu_seqlens_q + index_b + 1) -
-                gl.load(cu_seqlens_q + index_b))
-  if (flags & scores.CU_SEQLENS_K) != 0:
-    seqlen_k = (gl.load(cu_seqlens_k + index_b + 1) -
-                gl.load(cu_seqlens_k + index_b))
-  if (flags & scores.CU_SEQLENS_Q_PADDED) != 0:
-    q_row = gl.load(cu_seqlens_q_padded + index_b)
-  if (flags & scores.CU_SEQLENS_K_PADDED) != 0:
-    k_row = gl.load(cu_seqlens_k_padded + index_b)
+  q_row, seqlen_q = scores_hopper.sequence_extent(
+      index_b, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
+      scores.CU_SEQLENS_Q, scores.CU_SEQLENS_Q_PADDED)
+  k_row, seqlen_k = scores_hopper.sequence_extent(
+      index_b, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
+      scores.CU_SEQLENS_K, scores.CU_SEQLENS_K_PADDED)
   row0 = tile * TILE_M
   # Rows that this block must write; the rest belong to others or to nobody.
   row_end = seqlen_q

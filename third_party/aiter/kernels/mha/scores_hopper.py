@@ -13,6 +13,7 @@ from third_party.aiter.kernels.mha import scores
 
 # A Gluon function calls none of Triton's; of one source it may be either.
 find_sequence = gluon.jit(scores.find_sequence.fn)
+sequence_extent = gluon.jit(scores.sequence_extent.fn)
 
 
 class Window(NamedTuple):
@@ -329,9 +330,9 @@ def penalty(row0, col0, rows, cols, window, slope):
     lane = gl.arange(0, 4, _vector(PARTS, 2, 4))[None, None, :, None] * 2
     eights = gl.arange(0, N // 8, _vector(PARTS, 1, 4))[None, :, None, None]
     pair = gl.arange(0, 2, _vector(PARTS, 3, 4))[None, None, None, :]
-    start = (first + own - lane).to(gl.float32) * slope
-    x = gl.abs(
-        gl.fma((eights * 8 + pair).to(gl.float32), 0.0 - slope, start))
+    start = (first + own - lane).to(gl.float32)
+    # The distance's sign goes, the slope's stays.
+    x = gl.abs(start - (eights * 8 + pair).to(gl.float32)) * slope
     x = gl.convert_layout(x.reshape([64, N]), hopper.accumulator(N))
   return x
 
