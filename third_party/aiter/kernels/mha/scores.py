@@ -540,14 +540,14 @@ def _minus_slopes(
   if LANE_KEYS > 0:
     if TRANSPOSED:
       first = n0 + tl.arange(0, TILE_N) - (window.offset + m0)
-      penalty = _along_columns(
-          first.to(tl.float32) * slope, -slope, TILE_M, LANE_KEYS)
+      distance = _along_columns(
+          first.to(tl.float32), -1.0, TILE_M, LANE_KEYS)
     else:
       first = m0 + tl.arange(0, TILE_M) + (window.offset - n0)
-      penalty = _along_columns(
-          first.to(tl.float32) * slope, -slope, TILE_N, LANE_KEYS)
-    wide = tl.reshape(s, penalty.shape)
-    s = tl.reshape(wide - tl.abs(penalty), s.shape)
+      distance = _along_columns(
+          first.to(tl.float32), -1.0, TILE_N, LANE_KEYS)
+    wide = tl.reshape(s, distance.shape)
+    s = tl.reshape(wide - slope * tl.abs(distance), s.shape)
   else:
     rows, cols = _rows_and_keys(TRANSPOSED, TILE_M, TILE_N)
     distance = (n0 + cols) - (m0 + window.offset + rows)
