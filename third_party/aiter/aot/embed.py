@@ -130,6 +130,7 @@ class _ArgList:
     lines += [
         f"static_assert(sizeof({self.name}) <= kMaxArgsBytes);",
         f"static_assert({len(self.members)} <= kMaxArgs);",
+        f"static_assert({len(self.tensor_maps)} <= kMaxTensorMaps);",
         "",
         f"inline constexpr uint16_t kOffsetsOf{self.name}[] = {{{offsets}}};",
         "",

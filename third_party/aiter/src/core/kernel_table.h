@@ -92,7 +92,7 @@ struct KernelTable {
 // Bounds of a kernel's arguments.
 inline constexpr size_t kMaxArgsBytes = 2048;
 inline constexpr int kMaxArgs = 192;
-inline constexpr int kMaxTensorMaps = 8;
+inline constexpr int kMaxTensorMaps = 12;
 
 const KernelTable& GetKernelTable();
 
