@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every attention kernel for sm_90 that a row is made for runs on a GPU."""
 
+import contextlib
 import functools
 from unittest import mock
 
@@ -27,6 +28,19 @@ def one_pass(least=1, together=False):
       op, _ONE_PASS_LENGTH=least, _ONE_PASS_BLOCKS=0 if together else 1 << 20)
 
 
+@contextlib.contextmanager
+def called(kernel):
+  """The calls of a function of op."""
+  original, calls_of_it = getattr(op, kernel), []
+
+  def call(*args):
+    calls_of_it.append(args)
+    return original(*args)
+
+  with mock.patch.object(op, kernel, call):
+    yield calls_of_it
+
+
 class HopperTest(mha_test.MhaTestCase):
 
   @parameterized.parameters(
@@ -40,22 +54,39 @@ class HopperTest(mha_test.MhaTestCase):
           | options))
 
   @parameterized.product(
-      dtype=["bf16", "fp16"], dqk=[40, 64, 128], options=[
+      dtype=["bf16", "fp16"], dqk=[40, 64, 128, 144, 184, 256], options=[
           dict(), dict(causal=True, hq=6, hk=2, b=3),
           dict(causal=True, sq=264, sk=152, bias="bhqk"),
           dict(sq=2, sk=600, use_lse=True, bias="b1qk"),
           dict(window=(50, 20), sq=300, sk=432, bias="11qk"),
           dict(dropout=0.3, causal=True, sq=300)])
   def test_dscores(self, dtype, dqk, options):
-    called = []
-    kernel = op._dscores_kernel
-    with mock.patch.object(op, "_dscores_kernel", lambda *args: (
-        called.append(args), kernel(*args))[1]):
+    with called("_dscores_kernel") as calls_of_it:
       self.check(mha_test.Case(**dict(
           dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, bias="1hqk")
           | options))
-    # float16 has no row for dropout beside a bias.
-    self.assertLen(called, dtype == "bf16" or "dropout" not in options)
+    # Dropout beside a bias has rows for bfloat16 and narrow head dims alone.
+    self.assertLen(calls_of_it, "dropout" not in options or
+                   (dtype == "bf16" and dqk <= 128))
+
+  def test_dscores_of_constant_bias(self):
+    """Of a wide head dim; dq, dk and dv are the same as beside dbias."""
+    keys = jax.random.split(jax.random.key(0), 5)
+    q, k, v, g = (jax.random.normal(key, (2, 200, 2, 192), jnp.bfloat16)
+                  for key in keys[:4])
+    bias = jax.random.normal(keys[4], (1, 2, 200, 200), jnp.bfloat16)
+
+    def gradients(of_bias):
+      def call(q, k, v, bias):
+        bias = bias if of_bias else jax.lax.stop_gradient(bias)
+        return aiter.flash_attn_func(q, k, v, bias=bias)
+      return jax.jit(lambda: jax.vjp(call, q, k, v, bias)[1](g))()
+
+    with called("_dscores_kernel") as calls_of_it:
+      alone, beside = gradients(False), gradients(True)
+    self.assertLen(calls_of_it, 2)
+    for a, b in zip(alone[:3], beside[:3], strict=True):
+      np.testing.assert_array_equal(a, b)
 
   @parameterized.product(
       dtype=["bf16", "fp16"], options=[
@@ -64,6 +95,9 @@ class HopperTest(mha_test.MhaTestCase):
           dict(sq=130, sk=600, hq=4, hk=1, use_lse=True, scale=0.3),
           dict(window=(150, 20), sq=300, sk=429),
           dict(lengths=((150, 264), (77, 130)), causal=True, hk=1),
+          dict(dropout=0.3, causal=True, sq=400, sk=400, hq=6, hk=2, b=3),
+          dict(dropout=0.3, packed=True, hq=4,
+               lengths=((70, 100), (1, 130), (0, 5), (131, 67), (300, 400))),
           dict(packed=True, causal=True, hq=4,
                lengths=((70, 100), (1, 130), (0, 5), (131, 67), (300, 400))),
           dict(packed=True, gaps=(3, 2), window=(150, 20), hq=4, hk=1,
@@ -71,9 +105,11 @@ class HopperTest(mha_test.MhaTestCase):
           dict(packed=True, min_seqlen_q=30, hk=1, use_lse=True,
                lengths=((20, 90), (300, 290)))])
   def test_one_pass(self, dtype, options):
-    with one_pass(together=dtype == "bf16"):
+    with one_pass(together=dtype == "bf16"), called(
+        "_one_pass_kernel") as calls_of_it:
       self.check(mha_test.Case(**dict(
           dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=128) | options))
+    self.assertNotEmpty(calls_of_it)
 
   def test_one_pass_reads_no_other_rows(self):
     """Whatever lies between and after sequences, and past padded lengths."""

@@ -547,17 +547,19 @@ struct OnePass {
     constexpr int64_t kServed = kMhaWindow | kMhaTopLeft | kMhaDlse |
                                 kMhaShort | kMhaMinSeqlen | kMhaPacked |
                                 kMhaCuSeqlens | kMhaCuSeqlensQPadded |
-                                kMhaCuSeqlensKPadded;
+                                kMhaCuSeqlensKPadded | kMhaDropout;
     if ((key.features & ~kServed) != 0 || key.dims[0] != key.dims[1]) {
       return Status(StatusCode::kUnimplemented,
-                    "one pass over the scores serves windows alone, and equal "
-                    "head dimensions");
+                    "one pass over the scores serves windows and dropout "
+                    "alone, and equal head dimensions");
     }
     ProblemKey plain;
     plain.data_type = key.data_type;
     plain.dims[0] = key.dims[0];
     AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", key, &plan->delta));
-    AITER_RETURN_IF_ERROR(steps->Add("mha_one_pass_bwd", plain, &plan->bwd));
+    ProblemKey scores = plain;
+    scores.features = key.features & kMhaDropout;
+    AITER_RETURN_IF_ERROR(steps->Add("mha_one_pass_bwd", scores, &plan->bwd));
     return steps->Add("mha_one_pass_round", plain, &plan->round);
   }
 
@@ -627,7 +629,7 @@ struct OnePass {
     params.stride_dq = params.stride_dv;
     params.nhead_stride_dq = params.nhead_stride_dv;
     params.batch_stride_dq = params.batch_stride_dv;
-    params.softmax_scale = 1;
+    params.softmax_scale = params.rp_keep;
     return LaunchMha(driver, plan.round, params, stream);
   }
 };

@@ -89,17 +89,21 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     f32.data_type = DataType::kFp32;
     f32.excludes = kMhaF32GeneralOnly | (exact ? 0 : kMhaF32Exact);
   }
-  auto add_one_pass = [&](const char* symbol, const char* op,
-                          const Grid& grid) {
+  auto add_one_pass = [&](const char* symbol, const char* op, const Grid& grid,
+                          uint32_t needs = 0) {
     KernelInfo k =
         FakeKernel<MhaOnePassParams>(blob, symbol, op, "gfx942", grid);
     k.num_dims = 1;
     k.dims[0] = 128;
     k.tile_m = 64;
     k.tile_n = 128;
+    k.needs = needs;
+    k.excludes = kMhaOnePassGeneralOnly & ~needs;
     kernels.push_back(k);
   };
   add_one_pass("one_pass", "mha_one_pass_bwd", kMhaOnePassBwdGrid);
+  add_one_pass("one_pass_dropout", "mha_one_pass_bwd", kMhaOnePassBwdGrid,
+               kMhaOnePassDropout);
   add_one_pass("round", "mha_one_pass_round", kMhaOnePassRoundGrid);
   add("dscores", "mha_dscores_bwd", "general", "gfx942", 128, 128, 64, 128,
       kMhaDscoresBwdGrid);
@@ -468,6 +472,17 @@ void TestOnePass() {
   CHECK(dv.dq_ptr == At(0xb000) && dv.dq_sums_ptr == At(0xf000));
   CHECK(dv.softmax_scale == 1);
 
+  // Of what dropout keeps the sums of dv lack the factor.
+  NewContext("gfx942");
+  args.p_drop = 0.5f;
+  args.dropout_state_ptr = At(0x340);
+  CHECK_OK(mha_one_pass(args, nullptr));
+  CHECK(launches[1].kernel == "one_pass_dropout");
+  CHECK(launches[2].kernel == "round" && launches[4].kernel == "round");
+  CHECK(launches[3].As<MhaOnePassParams>().softmax_scale == 0.125f);
+  CHECK(launches[4].As<MhaOnePassParams>().softmax_scale == 2);
+  args.p_drop = 0;
+
   // Packed: 300 / 128 blocks of keys and one a sequence. The rows between
   // keys' sequences are zeros; queries' have none. What rounds dk takes keys'
   // lengths for queries'.
@@ -514,7 +529,7 @@ void TestOnePass() {
   CHECK(Contains(mha_one_pass(args, nullptr).message(), "dk_sums_ptr"));
   args.dv_sums_ptr = nullptr;
   args.alibi_slopes_ptr = At(0x340);
-  CHECK(Contains(mha_one_pass(args, nullptr).message(), "windows alone"));
+  CHECK(Contains(mha_one_pass(args, nullptr).message(), "dropout alone"));
   args.alibi_slopes_ptr = nullptr;
   args.seqlen_k = 0;
   CHECK(Contains(mha_one_pass(args, nullptr).message(), "above 0"));

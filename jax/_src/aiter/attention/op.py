@@ -45,9 +45,10 @@ _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
 _ONE_PASS = "mha_one_pass"
 _ONE_PASS_DIM, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = 128, 1024, 128
 _ONE_PASS_BLOCKS = 512
-# Kernels that keep the gradients of the scores, whose sums are the bias's, and
-# how many bytes of them may be kept however few the bias has.
-_DSCORES, _DSCORES_BYTES = "mha_dscores", 1 << 30
+# Kernels that keep the gradients of the scores, whose sums are the bias's; how
+# many bytes of them may be kept however few the bias has; and beyond which head
+# dim they are the faster ones for a bias without a gradient too.
+_DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, 128
 
 
 class BwdConfig(NamedTuple):
@@ -212,11 +213,14 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
                    saved: Saved) -> bool:
   """Whether kernels that keep the gradients of the scores serve a call."""
   shapes = (*x.q.shape, *x.k.shape)
-  if not bwd.wanted.dbias or x.packed or not all(map(is_known, shapes)):
+  if x.bias is None or x.packed or not all(map(is_known, shapes)):
+    return False
+  wide = max(x.q.shape[-1], x.v.shape[-1]) > _DSCORES_WIDE
+  if not (bwd.wanted.dbias or wide):
     return False
   (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
   # As many as kernels that sum them write, in float32, are never too many.
-  summed = math.prod(x.bias.shape[:2]) * sq * sk * 4
+  summed = bwd.wanted.dbias * math.prod(x.bias.shape[:2]) * sq * sk * 4
   if b * hq * sq * sk * x.q.dtype.itemsize > max(summed, _DSCORES_BYTES):
     return False
   unaligned = sk % _ALIGNMENT != 0 or x.bias.shape[3] == 1
@@ -237,7 +241,8 @@ def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   return Grads(
       dq[..., :x.q.shape[-1]], dk[..., :x.k.shape[-1]],
       dv[..., :x.v.shape[-1]],
-      reference.sum_to(dscores.astype(f32), x.bias.shape), None, None)
+      reference.sum_to(dscores.astype(f32), x.bias.shape)
+      if bwd.wanted.dbias else None, None, None)
 
 
 def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:

@@ -167,9 +167,9 @@ struct MhaBwdPlan {
 };
 
 // The same in one pass over the scores, of batches whose scores have no more
-// than a scale and a window, and equal head dimensions that a kernel has. What
-// heads and blocks of keys add up is float32 [batch, heads, rows, hdim_q], the
-// batch 1 if packed: scratch.
+// than a scale and a window, with dropout or without, and equal head dimensions
+// that a kernel has. What heads and blocks of keys add up is float32 [batch,
+// heads, rows, hdim_q], the batch 1 if packed: scratch.
 struct mha_one_pass_args : mha_bwd_args {
   // Add up in the same order every time.
   bool ordered = true;

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention's backward pass in five products, as the compiler sees it."""
 
-from third_party.aiter.aot.family import Family, Op, flags, points_to
+from third_party.aiter.aot.family import (
+    Family,
+    Op,
+    flags,
+    named,
+    points_to,
+)
 from third_party.aiter.kernels.mha import family as mha
 
 # The kernels' argument `flags` is attention's and one more. ordered: sums are
@@ -11,7 +17,10 @@ FEATURES = FLAGS
 
 
 def _constants(row):
-  return {"TILE_M": int(row["tile_m"]), "DIM": int(row["dim"])}
+  return {
+      "TILE_M": int(row["tile_m"]), "DIM": int(row["dim"]),
+      "FEATURES": sum(FEATURES[name] for name in named(row, "features")),
+  }
 
 
 _BATCH = "batch = 1 if flags & PACKED else batch"
@@ -31,12 +40,14 @@ FAMILY = Family(
         **points_to("fp32", "lse delta dq_sums dk_sums dv_sums"),
         **points_to("i32", "turns cu_seqlens_q cu_seqlens_k "
                     "cu_seqlens_q_padded cu_seqlens_k_padded"),
+        "dropout_state": "u32",
     },
-    floats=frozenset({"softmax_scale"}),
+    floats=frozenset({"softmax_scale", "rp_keep"}),
     int64=r"batch_stride_|nhead_stride_lse$",
     aligned=r"(stride|nhead_stride|batch_stride)_(q|k|v|do|dq|dk|dv)$",
     constants=_constants,
     features=FEATURES,
+    general_only=("dropout",),
     # The producer's and the adding warp's few registers hold no more, and a
     # step reloads four numbers: nothing, by measurement.
     no_spills_up_to=0,

@@ -35,10 +35,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
 from third_party.aiter.kernels.mha import bwd_hopper, scores, scores_hopper
-from third_party.aiter.kernels.mha_one_pass.family import FEATURES
+from third_party.aiter.kernels.mha_one_pass.family import FLAGS
 
-ORDERED = tl.constexpr(FEATURES["ordered"])
-TOP_LEFT = tl.constexpr(FEATURES["top_left"])
+ORDERED = tl.constexpr(FLAGS["ordered"])
+TOP_LEFT = tl.constexpr(FLAGS["top_left"])
 # Keys of a block, and what the rows of a head's sums are a multiple of.
 KEYS = tl.constexpr(128)
 # Rows of a tile; keys of a warpgroup; rows and columns of a part of a sum.
@@ -270,8 +270,9 @@ def _hand_over_keys(acc, buf, use, w: gl.constexpr):
 
 
 @gluon.jit
-def _step(dk, dv, k, v, buf, use, row0, keys, span, scale, w: gl.constexpr):
-  """Adds a tile of rows to dk and dv of 64 keys, and to dq."""
+def _step(dk, dv, k, v, buf, use, row0, n0, keys, span, scale, heads, head,
+          w: gl.constexpr, FEATURES: gl.constexpr):
+  """Adds a tile of rows to dk and dv of 64 keys from n0 on, and to dq."""
   LAYOUT: gl.constexpr = hopper.accumulator(SIDE)
   ROWS: gl.constexpr = gl.SliceLayout(0, LAYOUT)
   OPERAND: gl.constexpr = gl.DotOperandLayout(0, hopper.accumulator(HEAD), 2)
@@ -284,14 +285,23 @@ def _step(dk, dv, k, v, buf, use, row0, keys, span, scale, w: gl.constexpr):
   s = warpgroup_mma(k, q.permute([1, 0]), zero, use_acc=False, is_async=True)
   mbarrier.wait(buf.do_full.index(i), phase)
   dp = warpgroup_mma(v, do.permute([1, 0]), zero, use_acc=False, is_async=True)
+  keep = s
+  if FEATURES & scores.DROPOUT:
+    keep = scores_hopper.keep_of_keys(
+        scores_hopper.terms_of(heads, head, FEATURES), row0, n0, SIDE)
   s = warpgroup_mma_wait(1, deps=[s])
   p = gl.exp2(s * scale - buf.lse.index(i).load(ROWS)[None, :])
   # -left <= key - row <= right, as one comparison of unsigned numbers.
   diff = (keys - row0)[:, None] - gl.arange(0, SIDE, ROWS)[None, :]
   p = gl.where(diff.to(gl.uint32, bitcast=True) <= span, p, 0.0)
-  dv = warpgroup_mma(gl.convert_layout(p.to(dtype), OPERAND), do, dv,
+  weights = p
+  if FEATURES & scores.DROPOUT:
+    weights = gl.where(keep, p, 0.0)
+  dv = warpgroup_mma(gl.convert_layout(weights.to(dtype), OPERAND), do, dv,
                      is_async=True)
   dp = warpgroup_mma_wait(1, deps=[dp])
+  if FEATURES & scores.DROPOUT:
+    dp = gl.where(keep, dp * heads.rp_keep, 0.0)
   ds = (p * (dp - buf.delta.index(i).load(ROWS)[None, :])).to(dtype)
   mbarrier.wait(buf.ds_empty.index(i), phase ^ 1)
   buf.ds.index(i * 2 + w).store(ds)
@@ -329,10 +339,10 @@ def _store(gradient, acc, factor, row0, length, row_end):
 
 
 @gluon.jit
-def _consume(w: gl.constexpr, args):
+def _consume(w: gl.constexpr, args, FEATURES: gl.constexpr):
   """Computes dk and dv of 64 keys, and half of the block's parts of dq."""
-  (buf, dk_out, dv_out, heads, members, n0, key_end, window, scale, low,
-   high) = args
+  (buf, dk_out, dv_out, head, heads, members, n0, key_end, window, of_heads,
+   low, high) = args
   LAYOUT: gl.constexpr = hopper.accumulator(HEAD)
   dk = gl.zeros([SIDE, HEAD], gl.float32, LAYOUT)
   dv = gl.zeros([SIDE, HEAD], gl.float32, LAYOUT)
@@ -352,14 +362,18 @@ def _consume(w: gl.constexpr, args):
     row0 = (high - 1) * SIDE
     left = heads
     for use in range(count):
-      dk, dv = _step(dk, dv, k, v, buf, use, row0, keys, span,
-                     scale * scores.LOG2E, w)
+      dk, dv = _step(dk, dv, k, v, buf, use, row0, n0, keys, span,
+                     of_heads.scale * scores.LOG2E, of_heads,
+                     head + heads - left, w, FEATURES)
       left -= 1
       row0 = gl.where(left == 0, row0 - SIDE, row0)
       left = gl.where(left == 0, heads, left)
   if members == 1:
-    _store(dv_out, dv, 1.0, n0, window.len_k, key_end)
-    _store(dk_out, dk, scale, n0, window.len_k, key_end)
+    keep = 1.0
+    if FEATURES & scores.DROPOUT:
+      keep = of_heads.rp_keep
+    _store(dv_out, dv, keep, n0, window.len_k, key_end)
+    _store(dk_out, dk, of_heads.scale, n0, window.len_k, key_end)
   else:
     _hand_over_keys(dv, buf, count, w)
     _hand_over_keys(dk, buf, count, w)
@@ -369,7 +383,8 @@ def _consume(w: gl.constexpr, args):
 def mha_one_pass_bwd(
     q_desc, k_desc, v_desc, do_desc,
     q, k, v, do, lse, delta, dk, dv, dq_sums, dk_sums, dv_sums, turns,
-    cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
+    dropout_state, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
+    cu_seqlens_k_padded,
     stride_q, nhead_stride_q, batch_stride_q,
     stride_k, nhead_stride_k, batch_stride_k,
     stride_v, nhead_stride_v, batch_stride_v,
@@ -378,8 +393,9 @@ def mha_one_pass_bwd(
     stride_dv, nhead_stride_dv, batch_stride_dv,
     nhead_stride_lse, batch_stride_lse,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, heads_of_block,
-    softmax_scale, window_left, window_right, min_seqlen_q, flags,
-    TILE_M: gl.constexpr, DIM: gl.constexpr,
+    softmax_scale, drop_threshold, rp_keep, window_left, window_right,
+    min_seqlen_q, flags,
+    TILE_M: gl.constexpr, DIM: gl.constexpr, FEATURES: gl.constexpr,
 ):
   """dk and dv of 128 keys of some query heads, and their part of dq, unscaled.
 
@@ -420,8 +436,9 @@ def mha_one_pass_bwd(
     index_b, tile_n = scores_hopper.find_sequence(
         slot_n, cu_seqlens_k, batch, KEYS)
     tiles = (seqlen_q // KEYS + batch) * (KEYS // SIDE)
-    q_tile = (gl.load(cu_seqlens_q + index_b) // KEYS + index_b) * (
-        KEYS // SIDE)
+    # Held inside the scratch memory, whatever is read.
+    place = gl.minimum(gl.maximum(gl.load(cu_seqlens_q + index_b), 0), seqlen_q)
+    q_tile = (place // KEYS + index_b) * (KEYS // SIDE)
   q_row, k_row, window = bwd_hopper.extents(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
       cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, window_left,
@@ -500,15 +517,18 @@ def mha_one_pass_bwd(
              head, heads_of_block, head_k, q_row, k_row, q_end, k_end, n0, low,
              high, window.len_q)
   members = group // heads_of_block
+  # Nothing but dropout: of the rest any pointer will do.
+  heads = scores_hopper.heads_of(
+      index_b, nhead_q, q, q, 0, 0, 0, 0, q, 0, 0, 0, 0, q, dropout_state,
+      softmax_scale, 0.0, drop_threshold, rp_keep, flags, FEATURES)
   consume = (buf, bwd_hopper.Matrix(dk, stride_dk, nhead_stride_dk, HEAD),
-             bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, HEAD),
-             heads_of_block, members, n0, key_end, window, softmax_scale, low,
-             high)
+             bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, HEAD), head,
+             heads_of_block, members, n0, key_end, window, heads, low, high)
   add = (buf, dq_sums, dk_sums, dv_sums, turns, kv_turns, heads_of_block, tiles,
          head % group // heads_of_block, members, n0, low, high, window,
          ordered)
   gl.warp_specialize([
-      (_consume, (0, consume)), (_consume, (1, consume)),
+      (_consume, (0, consume, FEATURES)), (_consume, (1, consume, FEATURES)),
       (_produce, (produce,)), (_sum, (add,)),
   ], [4, 1, 1], [240, 24, 24])
 
