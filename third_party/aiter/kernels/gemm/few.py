@@ -169,43 +169,18 @@ def _gemm(
   END: gl.constexpr = _added(WAVES, TILE_M, TILE_N)
   x = gl.sum(gl.convert_layout(acc, END), 0)
   TILE: gl.constexpr = x.type.layout
-  row = m0 + gl.arange(0, TILE_M, gl.SliceLayout(1, TILE))
-  col = n0 + gl.arange(0, TILE_N, gl.SliceLayout(0, TILE))
-  mask = (row < m)[:, None] & (col < n)[None, :]
+  rows = gl.arange(0, TILE_M, gl.SliceLayout(1, TILE))
+  cols = gl.arange(0, TILE_N, gl.SliceLayout(0, TILE))
   whole = k_per_split >= k
   if whole:
-    y = x.to(gl.float32)
-    if ROW:
-      y *= gl.load(a_scale + row * stride_a_scale_m, mask=row < m,
-                   other=0.0)[:, None]
-      y *= gl.load(b_scale + col * stride_b_scale_n, mask=col < n,
-                   other=0.0)[None, :]
-    if (flags & gemm.HAS_BIAS) != 0:
-      if (flags & gemm.BIAS_F32) != 0:
-        y += gl.load(bias_f32 + col, mask=col < n, other=0.0)[None, :]
-      else:
-        bits = gl.load(bias + col, mask=col < n, other=0)
-        if (flags & gemm.OUT_FP16) != 0:
-          y += bits.to(gl.float16, bitcast=True).to(gl.float32)[None, :]
-        else:
-          y += bits.to(gl.bfloat16, bitcast=True).to(gl.float32)[None, :]
-    y = gemm.activate(y, activation)
+    y = gemm.finish(
+        x, a_scale, b_scale, stride_a_scale_m, stride_b_scale_n, bias, bias_f32,
+        m0, n0, m, n, rows, cols, activation, flags, ROW)
   else:
     y = x.to(gl.float32, bitcast=True)
-  at = row.to(gl.int64)[:, None] * n + col[None, :]
-  if whole & ((flags & gemm.OUT_F32) == 0):
-    out_bf16 += index * batch_stride_out
-    if (flags & gemm.OUT_FP16) != 0:
-      gl.store(out_bf16 + at,
-               y.to(gl.float16).to(gl.bfloat16, bitcast=True), mask=mask)
-    else:
-      gl.store(out_bf16 + at, y.to(gl.bfloat16), mask=mask)
-  else:
-    if whole:
-      to = out_f32 + index * batch_stride_out
-    else:
-      to = workspace + (index + split * batch) * (m.to(gl.int64) * n)
-    gl.store(to + at, y, mask=mask)
+  gemm.store(
+      y, out_bf16, out_f32, workspace, split, batch, index, batch_stride_out,
+      m0, n0, m, n, rows, cols, whole, flags)
 
 
 @gluon.jit

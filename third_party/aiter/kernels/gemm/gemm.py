@@ -214,11 +214,21 @@ def add_step(
 
 
 @triton.jit
+def _store_inside(ptr, x, stride, m, n, rows, cols):
+  tl.store(
+      ptr + (rows[:, None] * stride + cols[None, :]),
+      x.to(ptr.dtype.element_ty),
+      mask=(rows[:, None] < m) & (cols[None, :] < n))
+
+
+@triton.jit
 def store_tile(
-    ptr, x, matrix, matrix_stride, m0, n0, m, n,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    ptr, x, matrix, matrix_stride, m0, n0, m, n, rows, cols,
 ):
-  """Stores the tile at (m0, n0) of a dense [m, n] matrix, of many at `ptr`."""
+  """Stores the tile at (m0, n0) of a dense [m, n] matrix, of many at `ptr`.
+
+  rows and cols count its own from 0.
+  """
   stride = n.to(tl.int64)  # A row may be as long as 2^31 - 1.
   if (n % 8 == 0) & (matrix_stride % 8 == 0):
     # The same numbers; so written, the compiler knows what divides them and
@@ -226,35 +236,34 @@ def store_tile(
     n = n // 8 * 8
     stride = n.to(tl.int64)
     ptr += matrix * (matrix_stride // 8 * 8) + m0 * stride + n0
-    tiles.store_tile(ptr, x, stride, m - m0, n - n0, TILE_M, TILE_N)
+    _store_inside(ptr, x, stride, m - m0, n - n0, rows, cols)
   else:
     ptr += matrix * matrix_stride + m0 * stride + n0
-    tiles.store_tile(ptr, x, stride, m - m0, n - n0, TILE_M, TILE_N)
+    _store_inside(ptr, x, stride, m - m0, n - n0, rows, cols)
 
 
 @triton.jit
 def finish(
     x, a_scale, b_scale, a_scale_step, b_scale_step, bias, bias_f32,
-    m0, n0, m, n, activation, flags, SCALED,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    m0, n0, m, n, rows, cols, activation, flags, SCALED,
 ):
   """Scales (if SCALED), bias and activation of whole sums x at (m0, n0).
 
-  Scales stand at the matrix' first; of step 0 there is one for all rows
-  (columns).
+  rows and cols count the tile's own from 0. Scales stand at the matrix' first;
+  of step 0 there is one for all rows (columns).
   """
   x = x.to(tl.float32)
+  there = cols < n - n0
   if SCALED:
-    r = m0 + tl.arange(0, TILE_M)
-    c = n0 + tl.arange(0, TILE_N)
-    sa = tl.load(a_scale + r * a_scale_step, mask=r < m, other=0.0)
-    sb = tl.load(b_scale + c * b_scale_step, mask=c < n, other=0.0)
+    sa = tl.load(a_scale + (m0 + rows) * a_scale_step, mask=rows < m - m0,
+                 other=0.0)
+    sb = tl.load(b_scale + (n0 + cols) * b_scale_step, mask=there, other=0.0)
     x = x * sa[:, None] * sb[None, :]
   if flags & HAS_BIAS:
     if flags & BIAS_F32:
-      x += tiles.load_rows(bias_f32 + n0, n - n0, 0.0, TILE_N)[None, :]
+      x += tl.load(bias_f32 + n0 + cols, mask=there, other=0.0)[None, :]
     else:
-      bits = tiles.load_rows(bias + n0, n - n0, 0, TILE_N)
+      bits = tl.load(bias + n0 + cols, mask=there, other=0)
       if flags & OUT_FP16:
         x += bits.to(tl.float16, bitcast=True).to(tl.float32)[None, :]
       else:
@@ -265,7 +274,7 @@ def finish(
 @triton.jit
 def store(
     x, out_bf16, out_f32, workspace, split, batch, index, batch_stride_out,
-    m0, n0, m, n, whole, flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    m0, n0, m, n, rows, cols, whole, flags,
 ):
   """Stores float32 x at (m0, n0) of out in its type, which `flags` say.
 
@@ -278,14 +287,13 @@ def store(
     else:
       y = x.to(tl.bfloat16)
     store_tile(
-        out_bf16, y, index, batch_stride_out, m0, n0, m, n, TILE_M, TILE_N)
+        out_bf16, y, index, batch_stride_out, m0, n0, m, n, rows, cols)
   else:
     if not whole:
       out_f32 = workspace
       index += split * batch
       batch_stride_out = m.to(tl.int64) * n
-    store_tile(
-        out_f32, x, index, batch_stride_out, m0, n0, m, n, TILE_M, TILE_N)
+    store_tile(out_f32, x, index, batch_stride_out, m0, n0, m, n, rows, cols)
 
 
 @triton.jit
@@ -411,18 +419,19 @@ def _gemm(
   # In parts: a whole large tile's temporaries would not fit the registers.
   PART: tl.constexpr = TILE_N // SLICES
   parts = columns(acc, SLICES)
+  rows = tl.arange(0, TILE_M)
+  cols = tl.arange(0, PART)
   for i in tl.static_range(SLICES):
     first = n0 + i * PART
     if whole:
       x = finish(
           parts[i], a_scale, b_scale, stride_a_scale_m, stride_b_scale_n,
-          bias, bias_f32, m0, first, m, n, activation, flags, ROW,
-          TILE_M, PART)
+          bias, bias_f32, m0, first, m, n, rows, cols, activation, flags, ROW)
     else:
       x = parts[i].to(tl.float32, bitcast=True)
     store(
         x, out_bf16, out_f32, workspace, split, batch, index, batch_stride_out,
-        m0, first, m, n, whole, flags, TILE_M, PART)
+        m0, first, m, n, rows, cols, whole, flags)
 
 
 @triton.jit
@@ -586,8 +595,10 @@ def gemm_sum(
   n0 = tl.program_id(0) * TILE_N
   m0 = tl.program_id(1) * TILE_M
   index = tl.program_id(2).to(tl.int64)
-  r = tl.arange(0, TILE_M)[:, None]
-  c = tl.arange(0, TILE_N)[None, :]
+  rows = tl.arange(0, TILE_M)
+  cols = tl.arange(0, TILE_N)
+  r = rows[:, None]
+  c = cols[None, :]
   inside = (r < m - m0) & (c < n - n0)
   workspace += (index * m + m0) * n + n0
   part = batch.to(tl.int64) * m * n
@@ -607,11 +618,11 @@ def gemm_sum(
   x = finish(
       x, a_scale + index * batch_stride_a_scale,
       b_scale + index * batch_stride_b_scale, a_scale_step, b_scale_step,
-      bias, bias_f32, m0, n0, m, n, activation, flags,
-      (flags & ROW_SCALED) != 0, TILE_M, TILE_N)
+      bias, bias_f32, m0, n0, m, n, rows, cols, activation, flags,
+      (flags & ROW_SCALED) != 0)
   store(
       x, out_bf16, out_f32, workspace, 0, batch, index, batch_stride_out,
-      m0, n0, m, n, True, flags, TILE_M, TILE_N)
+      m0, n0, m, n, rows, cols, True, flags)
 
 
 @triton.jit
@@ -644,22 +655,24 @@ def gemm_sum_tiles(
   if (m0 >= m) | (n0 >= n):
     return
   index = index.to(tl.int64)
-  r = tl.arange(0, TILE_M)[:, None]
-  c = tl.arange(0, TILE_N)[None, :]
+  rows = tl.arange(0, TILE_M)
+  cols = tl.arange(0, TILE_N)
+  r = rows[:, None]
+  c = cols[None, :]
   size = sum_tile_m * stride
   workspace += tl.program_id(1).to(tl.int64) * size
   at = workspace + ((piece_m + r) * stride + (piece_n + c))
   part = divided_tiles.to(tl.int64) * size
   x = tl.zeros([TILE_M, TILE_N], tl.float32)
   total = tl.zeros([TILE_M, TILE_N], tl.int32)
-  rows = r < m - m0
+  inside = r < m - m0
   # Four loads are under way at a time.
   for first in range(0, splits, 4):
     left = splits - first + tl.zeros_like(r)
-    y0 = tl.load(at, mask=rows, other=0.0)
-    y1 = tl.load(at + part, mask=rows & (left > 1), other=0.0)
-    y2 = tl.load(at + 2 * part, mask=rows & (left > 2), other=0.0)
-    y3 = tl.load(at + 3 * part, mask=rows & (left > 3), other=0.0)
+    y0 = tl.load(at, mask=inside, other=0.0)
+    y1 = tl.load(at + part, mask=inside & (left > 1), other=0.0)
+    y2 = tl.load(at + 2 * part, mask=inside & (left > 2), other=0.0)
+    y3 = tl.load(at + 3 * part, mask=inside & (left > 3), other=0.0)
     at += 4 * part
     x = x + y0 + y1 + y2 + y3
     total += (y0.to(tl.int32, bitcast=True) + y1.to(tl.int32, bitcast=True)
@@ -669,8 +682,8 @@ def gemm_sum_tiles(
   x = finish(
       x, a_scale + index * batch_stride_a_scale,
       b_scale + index * batch_stride_b_scale, a_scale_step, b_scale_step,
-      bias, bias_f32, m0, n0, m, n, activation, flags,
-      (flags & ROW_SCALED) != 0, TILE_M, TILE_N)
+      bias, bias_f32, m0, n0, m, n, rows, cols, activation, flags,
+      (flags & ROW_SCALED) != 0)
   store(
       x, out_bf16, out_f32, workspace, 0, 1, index, batch_stride_out,
-      m0, n0, m, n, True, flags, TILE_M, TILE_N)
+      m0, n0, m, n, rows, cols, True, flags)

@@ -114,18 +114,19 @@ def _gemm(
   # In parts: a whole large tile's temporaries would not fit the registers.
   PART: tl.constexpr = TILE_N // SLICES
   parts = gemm.columns(acc, SLICES)
+  rows = tl.arange(0, TILE_M)
+  part = tl.arange(0, PART)
   for i in tl.static_range(SLICES):
     left = n0 + i * PART
     if whole:
       x = gemm.finish(
           parts[i], a_scale, b_scale, stride_a_scale_m, stride_b_scale_n,
-          bias, bias_f32, m0, left, m, n, activation, flags, ROW,
-          TILE_M, PART)
+          bias, bias_f32, m0, left, m, n, rows, part, activation, flags, ROW)
     else:
       x = parts[i].to(tl.float32, bitcast=True)
     gemm.store(
         x, out_bf16, out_f32, workspace, split, batch, index, batch_stride_out,
-        m0, left, m, n, whole, flags, TILE_M, PART)
+        m0, left, m, n, rows, part, whole, flags)
 
 
 @triton.jit

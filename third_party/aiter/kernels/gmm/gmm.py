@@ -210,13 +210,15 @@ def _store(
   """Stores a tile in parts, in the type that `flags` say."""
   PART: tl.constexpr = TILE_N // SLICES
   parts = gemm.columns(acc, SLICES)
+  rows = tl.arange(0, TILE_M)
+  cols = tl.arange(0, PART)
   for i in tl.static_range(SLICES):
     if flags & OUT_F32:
       gemm.store_tile(out_f32, parts[i], matrix, matrix_stride, m0,
-                      n0 + i * PART, m, n, TILE_M, PART)
+                      n0 + i * PART, m, n, rows, cols)
     else:
       gemm.store_tile(out, parts[i].to(out.dtype.element_ty), matrix,
-                      matrix_stride, m0, n0 + i * PART, m, n, TILE_M, PART)
+                      matrix_stride, m0, n0 + i * PART, m, n, rows, cols)
 
 
 @triton.jit
@@ -230,10 +232,11 @@ def _store_gated(
   PART: tl.constexpr = TILE_N // PARTS
   dtype: tl.constexpr = out.dtype.element_ty
   parts = gemm.columns(acc, PARTS)
+  rows = tl.arange(0, TILE_M)
+  cols = tl.arange(0, PART)
   for i in tl.static_range(HALF):
     x = silu_and_mul(parts[i].to(dtype), parts[HALF + i].to(dtype))
-    gemm.store_tile(out, x.to(dtype), 0, 0, m0, n0 + i * PART, m, n, TILE_M,
-                    PART)
+    gemm.store_tile(out, x.to(dtype), 0, 0, m0, n0 + i * PART, m, n, rows, cols)
 
 
 @triton.jit
