@@ -666,7 +666,7 @@ class ShapeTest(MhaTestCase):
         continue
       if not case.packed:
         cu[-1] = cu[-2] + fits[name].shape[1]
-      beyond[f"cu_seqlens_{name}"] = cu + np.eye(len(cu), dtype=np.int32)[-1] * 9
+      beyond[f"cu_seqlens_{name}"] = np.append(cu[:-1], cu[-1:] + 9)
     got = run(case, beyond)
     for name, value in run(case, fits).items():
       np.testing.assert_array_equal(value, got[name], err_msg=name)
