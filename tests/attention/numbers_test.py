@@ -620,6 +620,19 @@ class ShapeTest(MhaTestCase):
       self.assertTrue(np.isfinite(value).all(), name)
       np.testing.assert_array_equal(value, dirty[name], err_msg=name)
 
+  @parameterized.parameters("", "h")
+  def test_what_is_behind_hidden_keys(self, sink):
+    """A tile with hidden keys ends with the keys: the next batch is foreign."""
+    case = Case(mask="b11k", sink=sink)
+    x, _ = make_inputs(case)
+    clean = run(case, x)
+    for name in "kv":
+      x[name][1] = np.nan
+    dirty = run(case, x)
+    for name in ("out", "dq", "dk", "dv"):
+      np.testing.assert_array_equal(clean[name][0], dirty[name][0],
+                                    err_msg=name)
+
   def test_padding_mask_with_nans(self):
     """A mask of queries by keys: hidden keys and rows hold NaN, values do not.
 

@@ -100,9 +100,8 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
       if foreign | scores_hopper.hides(terms, tile * N, window.len_k, N,
                                         FEATURES):
         shown = scores_hopper.shown_keys(terms, tile * N)
-        parts.copy_rows(v, stride_v, keys.v, i,
-                        gl.where(foreign, N - foreign_rows, N), row, hdim_v,
-                        shown, N, DV, DV_TAIL,
+        parts.copy_rows(v, stride_v, keys.v, i, window.len_k - tile * N, row,
+                        hdim_v, shown, N, DV, DV_TAIL,
                         (FEATURES & scores.HAS_MASK) != 0)
         mbarrier.arrive(v_full)
       else:
