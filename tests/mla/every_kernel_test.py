@@ -28,6 +28,13 @@ class MlaKernelsTest(mla_test.MlaTestCase):
           dtype=dtype, lora=lora if fast else 96, rope=rope if fast else 16,
           heads=rows // 2 or 3, lengths=((1, 60), (1, 33)), cache=cache))
 
+  @parameterized.parameters(
+      dict(), dict(holes=True), dict(heads=41, lengths=((2, 150),)))
+  def test_many_tiles(self, **options):
+    """Of 64 rows, over several tiles of keys that are loaded ahead."""
+    self.check(Case(**{"heads": 64, "lengths": ((1, 170), (1, 97), (1, 1)),
+                       "page": 4, "holes": False} | options))
+
   @parameterized.parameters(*simulator.groups("mla_merge", "dtype", "symbol"))
   def test_merge(self, dtype, symbol, symbols):
     del symbol

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attend_mfma.py's latent attention of many rows, in Gluon.
+
+A unit's registers have room for one program of four waves, so that nothing
+hides what a wave waits for but the wave itself. A wave computes all scores and
+all columns of the output of its 16 rows. Keys lie in LDS once, in four parts of
+128 columns: while one is multiplied the next one is read, and while the far
+half of the output is computed the near half of the next tile is stored.
+
+The second product wants several keys of a column in a lane. gfx950 reads LDS
+so. On gfx942 a lane reads neighbouring columns of four keys, turns them in
+registers, and gives the i-th instruction the i-th of them: the output's columns
+are put in order when they are stored.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd.cdna3 import mfma
+from triton.experimental.gluon.language.amd.hint import sched_barrier
+
+from third_party.aiter.kernels.core import tiles
+from third_party.aiter.kernels.mha import scores
+from third_party.aiter.kernels.paged import attend
+
+# A Gluon function calls none of Triton's; of one source it may be either.
+_cast = gluon.jit(tiles.cast.fn)
+_find_rows = gluon.jit(attend.find_rows.fn)
+_find_keys = gluon.jit(attend.find_keys.fn)
+
+# Rows and columns of a matrix instruction.
+SIDE = gl.constexpr(16)
+# Columns of a part; keys of a tile; waves, which divide its rows.
+PART = gl.constexpr(128)
+KEYS = gl.constexpr(32)
+WAVES = gl.constexpr(4)
+# Entries of a table that a wave looks at together.
+LOOKS = gl.constexpr(1024)
+
+
+@gluon.constexpr_function
+def _matrix(cdna):
+  """A product whose columns are rows of queries."""
+  return gl.amd.AMDMFMALayout(
+      version=cdna, instr_shape=[16, 16, 16 * (cdna - 2)], transposed=False,
+      warps_per_cta=[1, WAVES.value])
+
+
+@gluon.constexpr_function
+def _copied(columns):
+  """How waves copy a tile: 16 lanes a key, so that a lane's keys are the same
+  whatever the columns are."""
+  return gl.BlockedLayout([1, columns // 16], [4, 16], [WAVES.value, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def _padded(keys, columns):
+  """Keys in LDS, so that no read has conflicts: reads of 16 bytes take lanes 0
+  to 3 with 20 to 23, other keys and other columns."""
+  return gl.PaddedSharedLayout.with_identity_for(
+      [[columns, 16]], [keys, columns], [1, 0])
+
+
+@gluon.constexpr_function
+def _turned():
+  """A part as a lane turns it: 8 columns of 4 neighbouring keys, and of every
+  sixteenth one; all waves have the same."""
+  return gl.DistributedLinearLayout(
+      reg_bases=[[0, 1], [0, 2], [0, 4], [1, 0], [2, 0], [16, 0]],
+      lane_bases=[[0, 8], [0, 16], [0, 32], [0, 64], [4, 0], [8, 0]],
+      warp_bases=[[0, 0], [0, 0]], block_bases=[], shape=[KEYS.value, PART.value])
+
+
+@gluon.constexpr_function
+def _in_order():
+  """A part of the output, in the lanes that have it."""
+  return gl.DistributedLinearLayout(
+      reg_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]],
+      lane_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [32, 0], [64, 0]],
+      warp_bases=[[0, 16], [0, 32]], block_bases=[], shape=[PART.value, 64])
+
+
+@gluon.constexpr_function
+def _sums():
+  """[4, rows]: a number of each of the four lanes that share a row."""
+  return gl.DistributedLinearLayout(
+      reg_bases=[], lane_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [1, 0], [2, 0]],
+      warp_bases=[[0, 16], [0, 32]], block_bases=[], shape=[4, 64])
+
+
+@gluon.jit
+def _pages(table, n):
+  """The table's entries for keys; for those behind the last one the last's."""
+  first, page_shift, end = table
+  return gl.load(first + (gl.minimum(n, end - 1) >> page_shift))
+
+
+@gluon.jit
+def _is_page(page, pages):
+  return (page >= 0) & (page < pages)
+
+
+@gluon.jit
+def _misses(table, start, pages):
+  """Whether some of the keys from `start` on are in no page."""
+  first, page_shift, end = table
+  # Each wave looks for itself: then it is one number, and a branch is a branch.
+  lanes = gl.arange(0, LOOKS, gl.BlockedLayout(
+      [LOOKS // 64], [64], [WAVES], [0]))
+  missed = lanes * 0
+  last = (end - 1) >> page_shift
+  for at in range(start >> page_shift, last + 1, LOOKS):
+    page = gl.load(first + gl.minimum(at + lanes, last))
+    missed |= gl.where(_is_page(page, pages), 0, 1)
+  return gl.max(missed, 0) > 0
+
+
+@gluon.jit
+def _place(cache, page, n):
+  """Where keys are; of those in no page where the first page's are."""
+  data, pages, page_size, k_page, k_token, end = cache
+  page = gl.where(_is_page(page, pages), page, 0)
+  return data + (page.to(gl.int64) * k_page
+                 + (gl.minimum(n, end - 1) & (page_size - 1)) * k_token)
+
+
+@gluon.jit
+def _hidden(cache, page, n):
+  """What to add to scores of keys: -inf where there is none."""
+  _, pages, _, _, _, end = cache
+  return gl.where(_is_page(page, pages) & (n < end), 0.0, float("-inf"))
+
+
+@gluon.jit
+def _load(place, first: gl.constexpr, COLS: gl.constexpr, LAYOUT: gl.constexpr):
+  """COLS columns of keys from `first` on."""
+  place = gl.convert_layout(place, gl.SliceLayout(1, LAYOUT))
+  col = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
+  return gl.load(place[:, None] + (col + first)[None, :])
+
+
+@gluon.jit
+def _load_near(place, HEAD: gl.constexpr, ROPE: gl.constexpr,
+               WIDE: gl.constexpr, NARROW: gl.constexpr):
+  """The first half of the values' columns, and those behind them."""
+  return (_load(place, 0, PART, WIDE), _load(place, PART, PART, WIDE),
+          _load(place, HEAD, ROPE, NARROW))
+
+
+@gluon.jit
+def _load_far(place, WIDE: gl.constexpr):
+  return (_load(place, 2 * PART, PART, WIDE),
+          _load(place, 3 * PART, PART, WIDE))
+
+
+@gluon.jit
+def _without(columns, page, pages):
+  """Columns of keys, 0 of those in no page: what is there may be NaN."""
+  found = ()
+  for i in gl.static_range(len(columns)):
+    there = gl.convert_layout(_is_page(page, pages),
+                              gl.SliceLayout(1, columns[i].type.layout))
+    found = found + (gl.where(there[:, None], columns[i],
+                              gl.zeros_like(columns[i])),)
+  return found
+
+
+@gluon.jit
+def _put(half, columns):
+  """Stores two parts."""
+  for i in gl.static_range(2):
+    half.slice(i * KEYS, KEYS).store(columns[i])
+
+
+@gluon.jit
+def _keys(half, i: gl.constexpr, S: gl.constexpr):
+  """A part, as the left operand of the first product."""
+  return half.slice(i * KEYS, KEYS).load(gl.DotOperandLayout(0, S, 8))
+
+
+@gluon.jit
+def _values(half, i: gl.constexpr, S: gl.constexpr):
+  """A part, of which _operand makes the left operand of the second product."""
+  part = half.slice(i * KEYS, KEYS)
+  if S.version == 4:
+    return part.permute([1, 0]).load(gl.DotOperandLayout(0, S, 4))
+  else:
+    return part.load(_turned())
+
+
+@gluon.jit
+def _operand(v, S: gl.constexpr):
+  if S.version == 4:
+    return v
+  else:
+    v = v.reshape([KEYS, SIDE, PART // SIDE]).permute(2, 1, 0)
+    return gl.convert_layout(v.reshape([PART, KEYS]),
+                             gl.DotOperandLayout(0, S, 4))
+
+
+@gluon.jit
+def _columns(x, S: gl.constexpr):
+  """A part of the output, its columns in order."""
+  if S.version == 4:
+    return x
+  else:
+    M: gl.constexpr = x.shape[1]
+    x = x.reshape([PART // SIDE, SIDE, M]).permute(1, 0, 2)
+    return gl.convert_layout(x.reshape([PART, M]), _in_order())
+
+
+@gluon.jit
+def _store(out, x, left, HEAD: gl.constexpr):
+  col = gl.arange(0, PART, gl.SliceLayout(1, x.type.layout))[:, None]
+  row = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))[None, :]
+  gl.store(out + (row * HEAD + col), x, mask=row < left)
+
+
+@gluon.jit
+def mla_attend(
+    q, k_cache, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
+    table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
+    tokens, batch, seqlen_q, group, pages, page_size, page_shift,
+    width, splits, cp_world_size, window_left, window_right, softmax_scale,
+    flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+    ROPE: gl.constexpr, FLAGS: gl.constexpr, CHEAP_CAST: gl.constexpr,
+    CDNA: gl.constexpr,
+):
+  """As mla/attend.py's, of a cache of the queries' type.
+
+  Grid: (tiles of rows, splits).
+  """
+  gl.static_assert(gl.num_warps() == WAVES and TILE_M == SIDE * WAVES)
+  gl.static_assert(TILE_N == KEYS and HEAD == 4 * PART)
+  split = gl.program_id(1)
+  index, start, len_q, row0 = _find_rows(
+      gl.program_id(0), cu_seqlens, batch, tokens, seqlen_q, group, flags,
+      TILE_M, FLAGS)
+  left = len_q * group - row0
+  if left <= 0:
+    return
+  first_row = start.to(gl.int64) * group + row0
+  part = split.to(gl.int64) * tokens * group + first_row
+  begin = 0
+  right_edge = window_right
+  left_edge = window_left
+  if cp_world_size > 1:
+    begin = gl.load(places + index, mask=index < batch, other=0)
+    right_edge = 1 << 30
+    left_edge = 1 << 30
+  first_page, _, offset, _, stop, first_tile, last_tile = _find_keys(
+      index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
+      width, pages, page_size, group, left_edge, right_edge, split, splits,
+      splits, flags, TILE_N, FLAGS)
+
+  dtype: gl.constexpr = q.dtype.element_ty
+  # Of both products.
+  S: gl.constexpr = _matrix(CDNA)
+  ROW: gl.constexpr = gl.SliceLayout(0, S)
+  KEY: gl.constexpr = gl.SliceLayout(1, S)
+  r = gl.arange(0, TILE_M, ROW)
+  if (split > 0) & (first_tile >= last_tile):
+    gl.store(parts_lse + part + r,
+             gl.full([TILE_M], float("-inf"), gl.float32, ROW), mask=r < left)
+    return
+
+  # Which keys a row sees.
+  live = r < left
+  query = (row0 + gl.where(live, r, 0)) // group
+  head = (row0 + gl.where(live, r, 0)) % group
+  position = query + offset
+  if cp_world_size > 1:
+    position = (begin + query + cp_world_size) // cp_world_size - 1
+  bounded = (flags & attend.WINDOW) != 0
+  high = (position + window_right)[None, :]
+  low = (position - window_left)[None, :]
+
+  # A sink is a key without a value: it opens m and l of the first part.
+  m = gl.full([TILE_M], float("-inf"), gl.float32, ROW)
+  if (flags & attend.SINK) != 0:
+    sink = gl.load(sinks + head, mask=live, other=float("-inf"))
+    m = gl.where((split == 0) & (index < batch), sink * scores.LOG2E, m)
+  # Of each of four lanes; they add theirs up at the end.
+  SUMS: gl.constexpr = _sums()
+  l = gl.zeros([4, TILE_M], gl.float32, SUMS) + gl.convert_layout(
+      gl.where(m == float("-inf"), 0.0, 0.25), gl.SliceLayout(0, SUMS))[None, :]
+  a0 = gl.zeros([PART, TILE_M], gl.float32, S)
+  a1 = gl.zeros_like(a0)
+  a2 = gl.zeros_like(a0)
+  a3 = gl.zeros_like(a0)
+  if first_tile < last_tile:
+    # The queries, as the right operand.
+    QUERIES: gl.constexpr = gl.DotOperandLayout(1, S, 8)
+    q_row = gl.arange(0, TILE_M, gl.SliceLayout(0, QUERIES))[None, :]
+    q_at = q + (first_row + q_row) * (HEAD + ROPE)
+    q_col = gl.arange(0, PART, gl.SliceLayout(1, QUERIES))[:, None]
+    q0 = gl.load(q_at + q_col, mask=q_row < left, other=0.0)
+    q1 = gl.load(q_at + (PART + q_col), mask=q_row < left, other=0.0)
+    q2 = gl.load(q_at + (2 * PART + q_col), mask=q_row < left, other=0.0)
+    q3 = gl.load(q_at + (3 * PART + q_col), mask=q_row < left, other=0.0)
+    q_col = gl.arange(0, ROPE, gl.SliceLayout(1, QUERIES))[:, None]
+    q_rope = gl.load(q_at + (HEAD + q_col), mask=q_row < left, other=0.0)
+    scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
+
+    WIDE: gl.constexpr = _copied(PART)
+    NARROW: gl.constexpr = _copied(ROPE)
+    near = gl.allocate_shared_memory(dtype, [2 * KEYS, PART],
+                                     _padded(2 * KEYS, PART))
+    far = gl.allocate_shared_memory(dtype, [2 * KEYS, PART],
+                                    _padded(2 * KEYS, PART))
+    ropes = gl.allocate_shared_memory(dtype, [KEYS, ROPE], _padded(KEYS, ROPE))
+    hidden = gl.allocate_shared_memory(
+        gl.float32, [KEYS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    # Of keys behind the part's last tile nothing is loaded.
+    end = gl.minimum(stop, last_tile * KEYS)
+    cache = k_cache + k_start, pages, page_size, k_page, k_token, end
+    pages_of = table + first_page, page_shift, end
+    misses = _misses(pages_of, first_tile * KEYS, pages)
+    n = first_tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, WIDE))
+    page = _pages(pages_of, n)
+    # A page is looked up a tile ahead. What it says is asked when it is there;
+    # loads come in order, so that it is loaded before the columns.
+    following = _pages(pages_of, n + KEYS)
+    place = _place(cache, page, n)
+    k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
+    k_far = _load_far(place, WIDE)
+    if misses:
+      k_near = _without(k_near, page, pages)
+      k_far = _without(k_far, page, pages)
+    _put(near, k_near)
+    ropes.store(k_near[2])
+    hidden.store(_hidden(cache, page, n))
+    _put(far, k_far)
+    n += KEYS
+    page = following
+    following = _pages(pages_of, n + KEYS)
+    place = _place(cache, page, n)
+    sched_barrier()
+    k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
+    k_far = _load_far(place, WIDE)
+    for tile in range(first_tile, last_tile):
+      # The scheduler finds a place for each instruction between two barriers.
+      s = gl.zeros([KEYS, TILE_M], gl.float32, S)
+      k_rope = ropes.load(gl.DotOperandLayout(0, S, 8))
+      k0 = _keys(near, 0, S)
+      sched_barrier()
+      k1 = _keys(near, 1, S)
+      s = mfma(k_rope, q_rope, s)
+      s = mfma(k0, q0, s)
+      sched_barrier()
+      k2 = _keys(far, 0, S)
+      s = mfma(k1, q1, s)
+      sched_barrier()
+      k3 = _keys(far, 1, S)
+      shut = hidden.load(KEY)[:, None]
+      s = mfma(k2, q2, s)
+      sched_barrier()
+      v0 = _values(near, 0, S)
+      s = mfma(k3, q3, s)
+      sched_barrier()
+      if misses:
+        # Else it would be done for every tile, and chosen from.
+        sched_barrier()
+        k_near = _without(k_near, page, pages)
+        k_far = _without(k_far, page, pages)
+      s = s * scale + shut
+      if bounded:
+        key = tile * KEYS + gl.arange(0, KEYS, KEY)[:, None]
+        s = gl.where((key <= high) & (key >= low), s, float("-inf"))
+      m_new = gl.maximum(m, gl.max(s, 0))
+      # A row that has seen no key yet: anything finite keeps the NaN away.
+      m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)
+      p = gl.exp2(s - m_exp[None, :])
+      alpha = gl.exp2(m - m_exp)
+      m = m_new
+      own = gl.sum(gl.sum(p.reshape([KEYS // SIDE, 4, 4, TILE_M]), 2), 0)
+      l = l * gl.convert_layout(alpha, gl.SliceLayout(0, SUMS))[None, :]
+      l += gl.convert_layout(own, SUMS)
+      p = gl.convert_layout(_cast(p, dtype, CHEAP_CAST),
+                            gl.DotOperandLayout(1, S, 4))
+      fade = alpha[None, :]
+      v1 = _values(near, 1, S)
+      v0 = _operand(v0, S)
+      a0 *= fade
+      sched_barrier()
+      a0 = mfma(v0, p, a0)
+      _put(near, k_near)
+      ropes.store(k_near[2])
+      hidden.store(_hidden(cache, page, n))
+      n += KEYS
+      place = _place(cache, following, n)
+      page = following
+      following = _pages(pages_of, n + KEYS)
+      sched_barrier()
+      k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
+      v2 = _values(far, 0, S)
+      v1 = _operand(v1, S)
+      a1 *= fade
+      sched_barrier()
+      a1 = mfma(v1, p, a1)
+      v3 = _values(far, 1, S)
+      v2 = _operand(v2, S)
+      a2 *= fade
+      sched_barrier()
+      a2 = mfma(v2, p, a2)
+      v3 = _operand(v3, S)
+      a3 *= fade
+      sched_barrier()
+      _put(far, k_far)
+      k_far = _load_far(place, WIDE)
+      a3 = mfma(v3, p, a3)
+
+  l = gl.convert_layout(gl.sum(l, 0), ROW)
+  any_key = l != 0.0
+  l_safe = gl.where(any_key, l, 1.0)
+  factor = (gl.load(v_scale) / l_safe)[None, :]
+  row_lse = gl.where(any_key, m * scores.LN2 + gl.log(l_safe), float("-inf"))
+  acc = a0, a1, a2, a3
+  if splits > 1:
+    gl.store(parts_lse + part + r, row_lse, mask=live)
+    for i in gl.static_range(4):
+      _store(parts + (part * HEAD + i * PART), _columns(acc[i] * factor, S),
+             left, HEAD)
+  else:
+    if (flags & attend.LSE) != 0:
+      gl.store(lse + head.to(gl.int64) * tokens + start + query, row_lse,
+               mask=live)
+    for i in gl.static_range(4):
+      _store(out + (first_row * HEAD + i * PART),
+             _columns((acc[i] * factor).to(dtype), S), left, HEAD)
