@@ -459,6 +459,24 @@ class LaunchTest(absltest.TestCase):
     # The first of those that a unit would hold has nothing to do.
     self.assertEqual(told(1, 2)["unit_clocks"], alone["unit_clocks"])
 
+  def test_those_with_nothing_to_do_ask_for_nothing(self):
+    """Memory is shared by the units that have something to do."""
+    def told(grid):
+      body = lines(
+          f"s_cmp_ge_u32 s2, {UNITS // 2}", "s_cbranch_scc1 nothing",
+          "s_load_dwordx2 s[8:9], s[0:1], 0x0", "s_lshl_b32 s20, s2, 18",
+          "v_lshlrev_b32 v1, 4, v0", "v_add_u32 v1, s20, v1",
+          "s_waitcnt lgkmcnt(0)") + lines(
+              "global_load_dwordx4 v[4:7], v1, s[8:9]",
+              "v_add_u32 v1, 0x1000, v1") * 64 + "nothing:\n"
+      with asm.Buffer(np.zeros(UNITS // 2 << 18, np.uint8)) as buffer:
+        return report(body, buffer, grid=grid, block=256, vgprs=512)
+    alone, some = told(UNITS // 2), told(2 * UNITS)
+    self.assertEqual((alone["rounds"], alone["occupancy"]), (1, 1))
+    self.assertAlmostEqual(some["rounds"], 1, delta=0.2)
+    self.assertAlmostEqual(some["unit_clocks"], alone["unit_clocks"],
+                           delta=0.1 * alone["unit_clocks"])
+
   def test_occupancy(self):
     for attributes, expected in (
         ({"vgprs": 512}, 1), ({"vgprs": 168}, 3), ({"vgprs": 64}, 8),

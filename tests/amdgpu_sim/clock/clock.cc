@@ -114,6 +114,16 @@ double Longest(const ClockLaunch& launch) {
   return most;
 }
 
+// Workgroups that have more than next to nothing to do.
+double Busy(const ClockLaunch& launch) {
+  const double longest = Longest(launch);
+  return static_cast<double>(launch.workgroups) -
+         std::count_if(launch.early.begin(), launch.early.end(),
+                       [&](const std::pair<const uint64_t, double>& one) {
+                         return kMuch * one.second < longest;
+                       });
+}
+
 // When the last one ends of workgroups that begin in order, each at the first
 // of so many places that gets free.
 double Makespan(const std::vector<double>& works, double places) {
@@ -405,7 +415,10 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
     const double held = std::min<double>(
         report.occupancy, std::ceil(launch.workgroups / device.compute_units));
     report.rounds = Makespan(Works(launch), units * held) / Longest(launch);
-    add(run(held, units), report.rounds, units);
+    // Those with nothing to do leave their places, and memory, to others.
+    const double busy =
+        std::clamp(std::ceil(Busy(launch) / held), 1.0, units);
+    add(run(held, busy), report.rounds, busy);
   } else {
     const double all = device.compute_units, some = std::min(rest, all);
     if (full > 0) add(run(report.occupancy, all), full, all);

@@ -89,6 +89,8 @@ std::vector<uint64_t> Sampled(uint64_t workgroups, int count);
 constexpr int kProbes = 4, kSamples = 32;
 // A workgroup that finds nothing to do ends before so many instructions.
 constexpr uint64_t kEarly = 1024;
+// So many times less than the longest one's are next to nothing.
+constexpr double kMuch = 8;
 // One has told by so many what it shares with others.
 constexpr uint64_t kFirst = 4096;
 // Whether `work` differs so much that workgroups are no rounds.
@@ -109,7 +111,7 @@ struct ClockReport {
 // rounds that fill all compute units, what is left in one of its own. Uneven
 // ones come one by one, in order, wherever the first place gets free; each that
 // did not end early is as long as the sampled one of these whose number is next
-// to its own.
+// to its own. No unit is kept busy by those that have next to nothing to do.
 ClockReport Estimate(const Device& device, const ClockLaunch& launch,
                      const std::vector<const GroupTrace*>& groups,
                      bool timeline = false);

@@ -368,7 +368,6 @@ void Dispatch::NoteClock(uint64_t number, uint64_t executed) {
   longest_ = std::max(longest_, executed);
   // Of what has next to nothing to do a trace says nothing: one that begins
   // later takes its place.
-  constexpr double kMuch = 8;
   for (const auto& [early, work] : clock_launch_.early) {
     if (tracers_.count(early) == 0 || kMuch * work >= longest_) continue;
     uint64_t other = only_ ? early + 1 : next_;
