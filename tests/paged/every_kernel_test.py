@@ -39,12 +39,11 @@ class PagedKernelsTest(paged_test.PagedTestCase):
       self.check(case)
 
   @parameterized.parameters(
-      *simulator.groups("paged_merge", "dtype", "symbol"))
-  def test_merge(self, dtype, symbol, symbols):
+      *simulator.groups("paged_merge", "dtype", "dims", "symbol"))
+  def test_merge(self, dtype, dims, symbol, symbols):
     del symbol
     with simulator.launched(self, symbols):
-      self.check(Case(dtype=dtype, lengths=_LONG, hq=2, hk=1,
-                      d=128 if dtype == "fp32" else 256))
+      self.check(Case(dtype=dtype, lengths=_LONG, hq=2, hk=1, d=dims[0]))
 
 
 if __name__ == "__main__":

@@ -416,8 +416,7 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
         report.occupancy, std::ceil(launch.workgroups / device.compute_units));
     report.rounds = Makespan(Works(launch), units * held) / Longest(launch);
     // Those with nothing to do leave their places, and memory, to others.
-    const double busy =
-        std::clamp(std::ceil(Busy(launch) / held), 1.0, units);
+    const double busy = std::clamp(std::ceil(Busy(launch) / held), 1.0, units);
     add(run(held, busy), report.rounds, busy);
   } else {
     const double all = device.compute_units, some = std::min(rest, all);

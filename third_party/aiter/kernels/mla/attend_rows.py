@@ -67,7 +67,8 @@ def _turned():
   return gl.DistributedLinearLayout(
       reg_bases=[[0, 1], [0, 2], [0, 4], [1, 0], [2, 0], [16, 0]],
       lane_bases=[[0, 8], [0, 16], [0, 32], [0, 64], [4, 0], [8, 0]],
-      warp_bases=[[0, 0], [0, 0]], block_bases=[], shape=[KEYS.value, PART.value])
+      warp_bases=[[0, 0], [0, 0]], block_bases=[],
+      shape=[KEYS.value, PART.value])
 
 
 @gluon.constexpr_function
