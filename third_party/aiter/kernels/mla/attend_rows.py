@@ -89,6 +89,16 @@ def _sums():
 
 
 @gluon.jit
+def _position(query, offset, begin, cp_world_size):
+  """The key at which a query is; of keys of which each device has some, the
+  last one of this one's that is not behind it."""
+  position = query + offset
+  if cp_world_size > 1:
+    position = (begin + query + cp_world_size) // cp_world_size - 1
+  return position
+
+
+@gluon.jit
 def _pages(table, n):
   """The table's entries for keys; for those behind the last one the last's."""
   first, page_shift, end = table
@@ -265,16 +275,20 @@ def mla_attend(
              gl.full([TILE_M], float("-inf"), gl.float32, ROW), mask=r < left)
     return
 
-  # Which keys a row sees.
+  # Which keys a row sees, and which all of them do: from the last query's first
+  # one to the first query's last one.
   live = r < left
   query = (row0 + gl.where(live, r, 0)) // group
   head = (row0 + gl.where(live, r, 0)) % group
-  position = query + offset
-  if cp_world_size > 1:
-    position = (begin + query + cp_world_size) // cp_world_size - 1
-  bounded = (flags & attend.WINDOW) != 0
+  position = _position(query, offset, begin, cp_world_size)
   high = (position + window_right)[None, :]
   low = (position - window_left)[None, :]
+  all_high = _position(row0 // group, offset, begin, cp_world_size)
+  all_low = _position((row0 + gl.minimum(TILE_M, left) - 1) // group, offset,
+                      begin, cp_world_size)
+  bounded = (flags & attend.WINDOW) != 0
+  all_high = gl.where(bounded, all_high + window_right, 1 << 30)
+  all_low = gl.where(bounded, all_low - window_left, 0)
 
   # A sink is a key without a value: it opens m and l of the first part.
   m = gl.full([TILE_M], float("-inf"), gl.float32, ROW)
@@ -365,7 +379,7 @@ def mla_attend(
         k_near = _without(k_near, page, pages)
         k_far = _without(k_far, page, pages)
       s = s * scale + shut
-      if bounded:
+      if (tile * KEYS < all_low) | (tile * KEYS + (KEYS - 1) > all_high):
         key = tile * KEYS + gl.arange(0, KEYS, KEY)[:, None]
         s = gl.where((key <= high) & (key >= low), s, float("-inf"))
       m_new = gl.maximum(m, gl.max(s, 0))
