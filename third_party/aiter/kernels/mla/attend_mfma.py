@@ -61,6 +61,34 @@ def _padded(keys, columns):
 
 
 @gluon.jit
+def find_rows(slot, cu_seqlens, batch, tokens, seqlen_q, group, flags,
+              TILE_M: gl.constexpr, FLAGS: gl.constexpr):
+  """attend.py's, of a grid in which tokens of whole tiles have only these."""
+  each = group // TILE_M
+  if ((flags & attend.CU_SEQLENS) != 0) & (each * TILE_M == group):
+    token = slot // each
+    index = 0
+    high = batch + 1
+    while high - index > 1:
+      middle = (index + high) // 2
+      if gl.load(cu_seqlens + middle) <= token:
+        index = middle
+      else:
+        high = middle
+    start = gl.minimum(gl.maximum(gl.load(cu_seqlens + index), 0), tokens)
+    end = tokens
+    if index < batch:
+      end = gl.load(cu_seqlens + index + 1)
+      end = gl.minimum(gl.maximum(end, 0), tokens)
+    len_q = end - start
+    row0 = slot * TILE_M - start * group
+  else:
+    index, start, len_q, row0 = _find_rows(
+        slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
+  return index, start, len_q, row0
+
+
+@gluon.jit
 def _page(table, n, page_shift, stop):
   """The entries of a table for the keys n; -1 behind the last one."""
   return gl.load(table + (n >> page_shift), mask=n < stop, other=-1)
@@ -104,15 +132,16 @@ def mla_attend(
     flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     ROPE: gl.constexpr, FLAGS: gl.constexpr, KIND: gl.constexpr,
-    NATIVE: gl.constexpr, CDNA: gl.constexpr,
+    NATIVE: gl.constexpr, WHOLE: gl.constexpr, CDNA: gl.constexpr,
 ):
   """As mla/attend.py's, of a cache of the queries' type or of NATIVE bytes.
 
   Grid: (tiles of rows, splits).
   """
   gl.static_assert(KIND == attend.NO_BYTES or KIND == NATIVE)
+  gl.static_assert(WHOLE == 1)
   split = gl.program_id(1)
-  index, start, len_q, row0 = _find_rows(
+  index, start, len_q, row0 = find_rows(
       gl.program_id(0), cu_seqlens, batch, tokens, seqlen_q, group, flags,
       TILE_M, FLAGS)
   left = len_q * group - row0

@@ -20,11 +20,11 @@ from triton.experimental.gluon.language.amd.hint import sched_barrier
 
 from third_party.aiter.kernels.core import tiles
 from third_party.aiter.kernels.mha import scores
+from third_party.aiter.kernels.mla import attend_mfma
 from third_party.aiter.kernels.paged import attend
 
 # A Gluon function calls none of Triton's; of one source it may be either.
 _cast = gluon.jit(tiles.cast.fn)
-_find_rows = gluon.jit(attend.find_rows.fn)
 _find_keys = gluon.jit(attend.find_keys.fn)
 
 # Rows and columns of a matrix instruction.
@@ -235,7 +235,7 @@ def mla_attend(
     flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     ROPE: gl.constexpr, FLAGS: gl.constexpr, CHEAP_CAST: gl.constexpr,
-    CDNA: gl.constexpr,
+    WHOLE: gl.constexpr, CDNA: gl.constexpr,
 ):
   """As mla/attend.py's, of a cache of the queries' type.
 
@@ -243,8 +243,9 @@ def mla_attend(
   """
   gl.static_assert(gl.num_warps() == WAVES and TILE_M == SIDE * WAVES)
   gl.static_assert(TILE_N == KEYS and HEAD == 4 * PART)
+  gl.static_assert(WHOLE == 1)
   split = gl.program_id(1)
-  index, start, len_q, row0 = _find_rows(
+  index, start, len_q, row0 = attend_mfma.find_rows(
       gl.program_id(0), cu_seqlens, batch, tokens, seqlen_q, group, flags,
       TILE_M, FLAGS)
   left = len_q * group - row0

@@ -22,13 +22,15 @@ def _constants(row):
   }
 
 
+# Of packed sequences whose tokens have whole tiles none has a place to spare:
+# for kernels that know it, by STAGES or WHOLE of their rows.
+_TILES = ("(tokens * group // tile_m"
+          " + (batch + 1 if group - group // tile_m * tile_m else 0)"
+          " if flags & CU_SEQLENS else"
+          " batch * ceil((seqlen_q * group) / tile_m))")
 # No fewer than there are parts of tiles of rows, each of which has a block: a
 # tile has at least one, and its share of half as many as `programs`.
-_BLOCKS = ("blocks = (programs // 2 if splits - 1 else 0)"
-           " + (tokens * group // tile_m"
-           " + (batch + 1 if group - group // tile_m * tile_m else 0)"
-           " if flags & CU_SEQLENS else"
-           " batch * ceil((seqlen_q * group) / tile_m))")
+_BLOCKS = f"blocks = (programs // 2 if splits - 1 else 0) + {_TILES}"
 
 FAMILY = dataclasses.replace(
     _PAGED,
@@ -36,7 +38,7 @@ FAMILY = dataclasses.replace(
     ops={
         "mla_attend": Op(
             "mla.attend", _PAGED.ops["paged_attend"].grid,
-            {"STAGES": (_BLOCKS,)}),
+            {"STAGES": (_BLOCKS,), "WHOLE": (f"tiles = {_TILES}", "splits")}),
         "mla_merge": Op("paged.merge", (
             "tiles = ceil((tokens * nhead_q) / merge_rows) * merge_cols",)),
     },
