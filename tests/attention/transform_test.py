@@ -477,12 +477,35 @@ class ShardingTest(TransformTestCase):
         (P(None, "y"), kv_spec, kv_spec, P(), P(), P()), (0, 1, 2, 5))
     self.assertNotIn("all-to-all", got)
 
-  def test_packed_rows_are_gathered(self):
+  @parameterized.named_parameters(
+      ("causal", dict(causal=True), P("x")),
+      ("keys_whole", dict(causal=True, logits_soft_cap=2.0), P()),
+      ("full", dict(), P("x", "y")),
+      ("window", dict(causal=True, window_size=(9, 0)), P("x", "y")),
+      ("dropout", dict(causal=True, dropout_p=0.3), P("y")),
+      ("padded", dict(causal=True, padded=True), P("y")),
+      ("window_to_the_right", dict(window_size=(9, 3)), P("x"), False))
+  def test_packed_rows(self, options, spec, stay=True):
+    """Divided rows stay, wherever a border between shards cuts a sequence."""
     q, k, v = (t.astype(jnp.float32) for t in qkv(hk=4))
-    cu_q, cu_k = jnp.array([0, 5, 16]), jnp.array([0, 8, 24])
-    fn = lambda *a: aiter.flash_attn_varlen(*a, causal=True)
-    self.compare(fn, (q, k, v, cu_q, cu_k),
-                 (P("x"), P("x"), P("x"), P(), P()), (0, 1, 2))
+    options = dict(dropout_key=jax.random.key(1)) | options
+    if options.pop("padded", False):
+      options |= dict(cu_seqlens_q_padded=jnp.array([0, 6, 6, 9, 16]),
+                      cu_seqlens_k_padded=jnp.array([0, 3, 7, 20, 24]))
+      cu_q, cu_k = jnp.array([0, 5, 5, 7, 13]), jnp.array([0, 1, 4, 15, 17])
+    else:
+      cu_q, cu_k = jnp.array([0, 5, 5, 6, 16]), jnp.array([0, 2, 10, 11, 24])
+    fn = lambda q, k, v, sink: aiter.flash_attn_varlen(
+        q, k, v, cu_q, cu_k, sink=sink, return_lse=True, **options)
+    args = q, k, v, normal(4, 4, dtype=jnp.float32)
+    specs = spec or P("x"), spec, spec, P()
+    self.compare(fn, args, specs, (0, 1, 2, 3))
+    out, lse = jax.jit(fn)(*(
+        jax.device_put(t, NamedSharding(self.mesh, s))
+        for t, s in zip(args, specs)))
+    if stay:
+      self.assertEqual(out.sharding.spec[0], specs[0][0])
+      self.assertEqual(lse.sharding.spec[1], specs[0][0])
 
   @parameterized.parameters(False, True)
   def test_explicit_axes(self, set_mesh):

@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 from cache import oracle as cache_oracle
 from fused_qk import cases
 from fused_qk.cases import Case, HeadCase, RowCase
-from harness import machine, sharding
+from harness import machine, sharding, transforms
 from jax.sharding import PartitionSpec as P
 
 import jax
@@ -40,6 +40,23 @@ class FusedTestCase(parameterized.TestCase):
 
 
 class FusedTest(FusedTestCase):
+
+  @sharding.on_hosts
+  @parameterized.parameters(False, True)
+  def test_mesh(self, explicit):
+    """Heads partition; each device stores what one does, and not a part."""
+    fn, options, arrays = cases.call(cases.Problem(Case(norm=True, heads=4)))
+    want = jax.jit(lambda a: fn(**a, **options))(
+        jax.device_put(arrays, machine.CPUS[0]))
+    heads = dict.fromkeys(("q_nope", "q_pe"), P(None, "h"))
+    mesh = sharding.mesh((2,), ("h",), explicit=explicit)
+    placed = dict(zip(arrays, sharding.put(
+        mesh, list(arrays.values()), [heads.get(n, P()) for n in arrays])))
+    run = jax.jit(lambda a: fn(**a, **options)).lower(placed).compile()
+    got = run(placed)
+    self.assertEqual(sharding.collectives(run), set())
+    transforms.assert_same(self, got, want)
+    self.assertEqual(got[0].sharding.spec[1], "h")
 
   @parameterized.parameters(*machine.sample(itertools.product(
       _KINDS, (True, False), (True, False)), 10))

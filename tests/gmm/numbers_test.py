@@ -396,6 +396,26 @@ class TransformTest(parameterized.TestCase):
                             self.call(*self.args))
 
 
+  @machine.where(not machine.GPU)
+  @parameterized.product(offset=[None, 1], explicit=[False, True])
+  def test_rows_divide(self, offset, explicit):
+    """Borders of shards cut groups in two; the last rows have none."""
+    rng = np.random.default_rng(0)
+    normal = lambda *s: jnp.asarray(rng.standard_normal(s), jnp.float32)
+    a, b = normal(24, 8), normal(4 - (offset or 0), 8, 16)
+    sizes = jnp.array([4, 0, 13, 4])
+    offset = None if offset is None else jnp.array([offset])
+    call = jax.jit(lambda *t: aiter.ragged_dot(*t, group_offset=offset))
+    both = jax.jit(jax.grad(lambda *t: jnp.sum(jnp.sin(call(*t))), (0, 1)))
+    mesh = sharding.mesh((4,), ("x",), explicit)
+    placed = sharding.put(mesh, (a, b, sizes), (P("x"), P(), P()))
+    self.assertEmpty(sharding.collectives(call.lower(*placed).compile()))
+    self.assertEqual(
+        sharding.collectives(both.lower(*placed).compile()), {"all-reduce"})
+    for f in (call, both):
+      transforms.assert_close(self, f(*placed), f(a, b, sizes))
+
+
 class ErrorTest(parameterized.TestCase):
 
   @parameterized.named_parameters(

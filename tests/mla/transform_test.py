@@ -13,6 +13,8 @@ import jax
 _CASES = (Case(lora=64, rope=16, heads=8, lengths=((2, 21), (1, 40)), sink=True,
                cache="e4m3fn", scales=True),
           Case(lora=64, rope=16, heads=8, topk=12))
+# 24 tokens, which a border of 12 cuts in two.
+_BORDERS = ((5, 21), (1, 40), (0, 7), (15, 29), (3, 3))
 
 
 class TransformTest(parameterized.TestCase):
@@ -49,6 +51,28 @@ class TransformTest(parameterized.TestCase):
     transforms.assert_close(self, got, want)
     self.assertEqual(sharding.collectives(compiled), set())
     self.assertEqual(got[0].sharding.spec[1], "h")
+
+  @sharding.on_hosts
+  @parameterized.product(
+      case=[Case(lora=64, rope=16, heads=8, lengths=_BORDERS, tokens=24),
+            Case(lora=64, rope=16, heads=8, topk=12, tokens=24)],
+      explicit=[False, True])
+  def test_tokens_partition(self, case, explicit):
+    """Each device has its tokens, some of a sequence, and nothing is sent."""
+    fn, options, arrays = cases.call(cases.Problem(case))
+    mesh = sharding.mesh((2, 2), ("t", "h"), explicit=explicit)
+    specs = dict(q=P("t", "h"), topk_indices=P("t"))
+    names = sorted(arrays)
+    call = lambda *args: fn(**dict(zip(names, args)), **options)
+    want = jax.jit(call)(
+        *(jax.device_put(arrays[n], machine.CPUS[0]) for n in names))
+    placed = sharding.put(mesh, [arrays[n] for n in names],
+                          [specs.get(n, P()) for n in names])
+    compiled = jax.jit(call).lower(*placed).compile()
+    got = compiled(*placed)
+    transforms.assert_close(self, got, want)
+    self.assertEqual(sharding.collectives(compiled), set())
+    self.assertEqual(got[0].sharding.spec[:2], ("t", "h"))
 
   @sharding.on_hosts
   def test_shard_map(self):

@@ -16,6 +16,9 @@ from jax import lax
 from jax.experimental import aiter
 
 _RAGGED = ((5, 21), (1, 40), (3, 9))
+# Of decoding, and of 24 tokens that borders of 6 and of 12 cut in two.
+_FOUR = ((1, 37), (1, 1), (1, 64), (1, 20))
+_BORDERS = ((5, 21), (1, 40), (0, 7), (15, 29), (3, 3))
 
 
 def _arrays(case):
@@ -80,6 +83,41 @@ class TransformTest(parameterized.TestCase):
     transforms.assert_close(self, got, want)
     self.assertEqual(sharding.collectives(compiled), set())
     self.assertEqual(got[0].sharding.spec[1], "h")
+
+  @sharding.on_hosts
+  @parameterized.product(
+      case=[Case(lengths=_FOUR, window=(9, -1), sinks=True),
+            Case(decode=False, lengths=_BORDERS, tokens=24, window=(9, -1),
+                 slopes=True),
+            Case(decode=False, lengths=_BORDERS, tokens=24, causal=False)],
+      explicit=[False, True])
+  def test_tokens_partition(self, case, explicit):
+    """Each device has its tokens, some of a sequence, and nothing is sent."""
+    fn, options, arrays = _arrays(case)
+    mesh = sharding.mesh((2, 2), ("t", "h"), explicit=explicit)
+    names = sorted(arrays)
+    heads = dict(k_cache=P(None, None, "h"), v_cache=P(None, None, "h"))
+    call = lambda *args: fn(**dict(zip(names, args)), **options)
+    want = jax.jit(call)(
+        *(jax.device_put(arrays[n], machine.CPUS[0]) for n in names))
+    placed = sharding.put(mesh, [arrays[n] for n in names], [
+        P("t", "h") if n == "q" else heads.get(n, P()) for n in names])
+    compiled = jax.jit(call).lower(*placed).compile()
+    got = compiled(*placed)
+    transforms.assert_close(self, got, want)
+    self.assertEqual(sharding.collectives(compiled), set())
+    self.assertEqual(got[0].sharding.spec[:2], ("t", "h"))
+
+  @sharding.on_hosts
+  def test_tokens_that_stay(self):
+    """A window to the right: a part of a sequence does not know its place."""
+    case = Case(decode=False, lengths=_BORDERS, tokens=24, window=(9, 3),
+                causal=False)
+    fn, options, arrays = _arrays(case)
+    q, = sharding.put(sharding.mesh((4,), ("t",)), [arrays["q"]], [P("t")])
+    transforms.assert_close(
+        self, jax.jit(lambda q: fn(**arrays | dict(q=q), **options))(q),
+        fn(**arrays, **options))
 
   @sharding.on_hosts
   def test_shard_map(self):

@@ -162,7 +162,9 @@ class ExpertsTest(parameterized.TestCase):
         np.where(lost[:, None], 0, out),
         np.where(lost[:, None], 0, aiter.fused_moe(**arrays)))
 
-  @parameterized.parameters((1, {}), (4, dict(doweight_stage1=True, bias=True)))
+  @parameterized.parameters(
+      (1, {}), (2, {}), (4, dict(doweight_stage1=True, bias=True)),
+      ((2, 2), dict(axes=("x", "y"), explicit=True)))
   def test_partial_sums(self, n, options):
     """They are rounded as float32 is; of one device they have its bits."""
     options, arrays = dict(options), arrays_of()
@@ -177,8 +179,27 @@ class ExpertsTest(parameterized.TestCase):
               *arrays.values())
 
     got = run(divided(n, names, partial_sums=True, **options))
+    for name in ("axes", "explicit"):
+      options.pop(name, None)
     want = run(lambda *t: aiter.fused_moe(**dict(zip(names, t)), **options))
-    assert_close(self, got, want, 2e-6 if n > 1 else 0)
+    assert_close(self, got, want, 2e-6 if n != 1 else 0)
+
+  @parameterized.parameters(2, 3)
+  def test_partial_sums_forwards(self, n):
+    """Tangents, of tokens and of their weights."""
+    arrays = arrays_of()
+    moving = ("hidden_states", "topk_weight")
+
+    def along(f):
+      primals = [arrays[name] for name in moving]
+      tangents = [normal(7 + i, *t.shape) for i, t in enumerate(primals)]
+      return jax.jit(lambda *t: jax.jvp(
+          lambda *own: f(*(arrays | dict(zip(moving, own))).values()), t,
+          tuple(tangents)))(*primals)
+
+    got = along(divided(n, list(arrays), partial_sums=True))
+    want = along(lambda *t: aiter.fused_moe(**dict(zip(arrays, t))))
+    assert_close(self, got, want, 2e-6)
 
   def test_partial_sums_without_room(self):
     arrays = arrays_of()

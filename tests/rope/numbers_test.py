@@ -779,6 +779,20 @@ class ShardingTest(TransformTestCase):
         self.assertEmpty(sharding.collectives(compiled))
 
   @parameterized.parameters(False, True)
+  def test_packed(self, explicit):
+    """Borders of shards are anywhere in a sequence."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((24, 4, 16)), jnp.float32)
+    cos, sin = aiter.rotary_embedding(16, 24)
+    turn = jax.jit(lambda x, ends: aiter.rope(
+        x, cos, sin, layout="thd", cu_seqlens=ends))
+    ends = jnp.array([0, 5, 5, 14, 19, 24])
+    mesh = sharding.mesh((4,), ("a",), explicit=explicit)
+    args = sharding.put(mesh, (x, ends), (P("a"), P()))
+    self.assertEmpty(sharding.collectives(turn.lower(*args).compile()))
+    self.assert_close(turn(*args), turn(x, ends))
+
+  @parameterized.parameters(False, True)
   def test_explicit_axes(self, set_mesh):
     with sharding.explicit_mesh(set_mesh) as mesh:
       args = self.put(mesh, P("a", "b"))

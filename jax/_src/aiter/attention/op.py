@@ -392,9 +392,9 @@ def _bwd_batch(bwd: BwdConfig, op, n, mapped, x: Operands, saved: Saved):
 
 
 # -----------------------------------------------------------------------------
-# Sharding: batch and heads partition; a packed call by heads alone. Rows of
-# queries do, "r", where rows.py has a way, and gradients of keys too, "c". Keys
-# and head_dim are gathered. Query heads of one group follow their key head.
+# Sharding: batch and heads partition; rows of queries, "r", where rows.py has a
+# way, and then gradients of keys, "c". Keys and head_dim are gathered. Query
+# heads of one group follow their key head.
 
 _SPLIT = ("b", "h", "n", "r", "c")
 
@@ -409,9 +409,9 @@ def _head_names(x: Operands) -> tuple[str, str]:
 
 
 def _rows_name(cfg: Config, x: Operands) -> str:
-  if x.packed:
-    return "tq"
-  return "r" if rows.may_divide(cfg, x) else "sq"
+  if rows.may_divide(cfg, x):
+    return "r"
+  return "tq" if x.packed else "sq"
 
 
 def _specs(cfg: Config, x: Operands):
@@ -448,7 +448,7 @@ def _grads_specs(bwd: BwdConfig, x: Operands):
   wanted, spec = bwd.wanted, _specs(bwd.mha, x)
   divided = rows.may_divide(bwd.mha, x)
   keys = lambda names: tuple(
-      "c" if n == "sk" and divided else n for n in names)
+      "c" if n in ("sk", "tk") and divided else n for n in names)
   return Grads(
       spec.q, keys(spec.k), keys(spec.v), spec.bias if wanted.dbias else None,
       spec.sink if wanted.dsink else None,
@@ -493,8 +493,9 @@ def _choose_split(mesh, cfg: Config, x: Operands) -> _Split:
     heads, shared_kv = (), False
   along = ()
   if rows.may_divide(cfg, x):
-    along = mesh_axes(x.q.sharding.spec[1])
-    if x.q.shape[1] % size(along) or {*along} & {*batch, *heads}:
+    axis = rows.axis_of(x)
+    along = mesh_axes(x.q.sharding.spec[axis])
+    if x.q.shape[axis] % size(along) or {*along} & {*batch, *heads}:
       along = ()
   return _Split(batch, heads, shared_kv, along, along if along and
                 rows.keys_divide(mesh, along, x) else ())

@@ -5,7 +5,8 @@ What a shard does inside custom_partitioning, where an array's sequence is
 divided and the call knows nothing of it. Each row's keys end at its own place,
 so a part of the rows is a call of its own, told by the length of its keys. Of a
 causal triangle the last rows have the most: a shard gives one half of its rows
-away for another, so that each has a half from either end.
+away for another, so that each has a half from either end. Packed rows stay
+where they are: a shard has a part of some sequences, and nothing of the others.
 """
 
 from __future__ import annotations
@@ -22,10 +23,22 @@ from jax._src.aiter.attention.types import Config, Grads, Operands, Saved
 def may_divide(cfg: Config, x: Operands) -> bool:
   """Whether a part of a call's rows is a call that the kernels serve."""
   aligned = cfg.window_left >= 0 or x.alibi_slopes is not None
+  lengths = x.cu_seqlens_q is not None or x.cu_seqlens_k is not None
   return not (
-      x.packed or x.cu_seqlens_q is not None or x.cu_seqlens_k is not None
+      (cfg.keep_p if x.packed else lengths)
       or cfg.top_left or cfg.min_seqlen_q > 0
       or cfg.window_right > 0 or (cfg.window_right < 0 and aligned))
+
+
+def axis_of(x: Operands) -> int:
+  """The axis of rows, of q as of k."""
+  return x.q.ndim - 3
+
+
+def cumulative(counts):
+  """int32 [n + 1] of numbers [n]."""
+  return jnp.append(
+      jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32))
 
 
 def at_place(state, row, col=0):
@@ -54,7 +67,7 @@ def shard_index(mesh, axes):
 
 def keys_divide(mesh, axes, x: Operands) -> bool:
   """Whether each shard gets its own part of the gradients of keys."""
-  return x.k.shape[1] % math.prod(mesh.shape[a] for a in axes) == 0
+  return x.k.shape[axis_of(x)] % math.prod(mesh.shape[a] for a in axes) == 0
 
 
 class _Halves:
@@ -93,12 +106,35 @@ class _Halves:
         for odd, t in enumerate(parts)], axis)
 
 
+def _packed_call(cfg: Config, mesh, axes, x: Operands) -> Operands:
+  """Operands of a shard's rows of packed sequences."""
+  rows, first = x.q.shape[0], x.cu_seqlens_q_padded
+  begin = shard_index(mesh, axes) * rows
+  starts = (x.cu_seqlens_q if first is None else first) - begin
+  ends = starts[:-1] + jnp.diff(x.cu_seqlens_q)
+  own, end = (jnp.clip(t, 0, rows) for t in (starts, ends))
+  part = x._replace(
+      cu_seqlens_q=cumulative(end - own[:-1]), cu_seqlens_q_padded=own,
+      dropout_state=at_place(x.dropout_state, jnp.maximum(-starts[:-1], 0)))
+  if cfg.window_right < 0:
+    return part
+  # A sequence's keys end as much before their end as its rows here do.
+  behind = jnp.clip(ends - rows, 0, ends - starts[:-1])
+  first = x.cu_seqlens_k_padded
+  return part._replace(
+      cu_seqlens_k=cumulative(
+          jnp.maximum(jnp.diff(x.cu_seqlens_k) - behind, 0)),
+      cu_seqlens_k_padded=x.cu_seqlens_k if first is None else first)
+
+
 def _calls(cfg: Config, mesh, axes, x: Operands):
   """The calls of a shard's rows.
 
   Returns:
     (operands of each, the exchange of halves or None).
   """
+  if x.packed:
+    return [_packed_call(cfg, mesh, axes, x)], None
   rows, n = x.q.shape[1], math.prod(mesh.shape[a] for a in axes)
   count = jnp.arange(x.q.shape[0] + 1, dtype=jnp.int32)
   ahead = x.k.shape[1] - n * rows
@@ -148,8 +184,8 @@ def backward(cfg: Config, run, mesh, axes, x: Operands, saved: Saved) -> Grads:
     wide = jnp.promote_types(parts[0].dtype, jnp.float32)
     total = functools.reduce(jnp.add, (t.astype(wide) for t in parts))
     total = lax.psum_scatter(
-        total, axes, scatter_dimension=1, tiled=True) if scatter else lax.psum(
-            total, axes)
+        total, axes, scatter_dimension=axis_of(x),
+        tiled=True) if scatter else lax.psum(total, axes)
     return total.astype(parts[0].dtype)
 
   own_bias = x.bias is not None and x.bias.shape[2] > 1

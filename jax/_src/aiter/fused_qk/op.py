@@ -19,6 +19,7 @@ from jax._src.aiter.core import rounding
 from jax._src.aiter.core.dims import at_most
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, with_axis
+from jax._src.aiter.core.partition import axes_of_arguments
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 # What divides the columns of calls for the fast kernels.
@@ -145,9 +146,17 @@ def _specs(cfg: Config, x: Operands):
   return (specs._replace(q_nope=heads, q_pe=heads),), (("_",) * 3, heads)
 
 
+def _plan(cfg: Config, run, mesh, args):
+  """The cache, which has no heads, is everyone's, and no sum of parts."""
+  specs, result_specs = _specs(cfg, *args)
+  return axes_of_arguments(mesh, specs, _SPLIT, args, result_specs), run
+
+
+_SPLIT = ("h",)
+
 # (Config, Operands) -> (kv_cache, q_out)
 latent = operator(
     target="fused_qk_latent", kernel=_kernel, reference=reference,
-    specs=_specs, split=("h",), serves=_serves, dtypes=DTYPES,
+    specs=_specs, split=_SPLIT, serves=_serves, dtypes=DTYPES, plan=_plan,
     batch=lambda cfg, op, size, mapped, x: lax.map(
         op, with_axis(size, *mapped, x)))

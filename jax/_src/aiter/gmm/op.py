@@ -19,7 +19,7 @@ from jax._src.aiter.core import dims, rounding
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, with_axis
-from jax._src.aiter.core.partition import vary_like
+from jax._src.aiter.core.partition import axes_of_arguments, vary_like
 
 _DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "int8": "i8",
@@ -224,6 +224,32 @@ def _specs(cfg: Config, x: Operands):
   return (Operands(("m", "c"), b, sizes, *scales),), ("m", n)
 
 
+def _plan(cfg: Config, run, mesh, args):
+  """A shard of rows has those of each group that are its own."""
+  specs, result_specs = _specs(cfg, *args)
+  axes = axes_of_arguments(mesh, specs, _SPLIT, args, result_specs)
+  if "m" not in axes:
+    return axes, run
+  m = args[0].a.shape[0]
+
+  def lower(x: Operands):
+    own = x.a.shape[0]
+    first = lax.axis_index(axes["m"]).astype(jnp.int32) * own
+    starts, ends = (
+        jnp.clip(t - first, 0, own) for t in runs(cfg, x.sizes, m))
+    sizes = ends - starts
+    if cfg.lead:
+      sizes = jnp.concatenate([starts[:1], sizes])
+    x = x._replace(sizes=sizes)
+    if cfg.layout != "tn":
+      return run(x)
+    wide = jnp.promote_types(cfg.out_dtype, jnp.float32)
+    part = _product.run(cfg._replace(out_dtype=wide.name), x)
+    return lax.psum(part, axes["m"]).astype(cfg.out_dtype)
+
+  return axes, lower
+
+
 def _batch(_, op, size, mapped, x: Operands):
   return lax.map(op, with_axis(size, mapped[0], x))
 
@@ -232,9 +258,11 @@ def _batch(_, op, size, mapped, x: Operands):
 # Operators
 
 
+_SPLIT = ("m", "n", "k")
+
 _product = operator(
     target="gmm", kernel=_kernel, reference=reference, specs=_specs,
-    split=("n", "k"), serves=_serves, dtypes=_DTYPES, batch=_batch)
+    split=_SPLIT, serves=_serves, dtypes=_DTYPES, batch=_batch, plan=_plan)
 
 # Of a product: the product that is the gradient of a, and that of b; each is
 # told by its layout and its operands, "o" being the result's gradient.

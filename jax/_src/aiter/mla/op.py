@@ -8,6 +8,7 @@ of its keys: the same arguments, formula and results, with kernels of its own.
 from __future__ import annotations
 
 from jax._src.aiter.core.operator import Key, operator
+from jax._src.aiter.core.partition import axes_of_arguments
 from jax._src.aiter.paged import op as paged
 from jax._src.aiter.paged.op import Config, Operands
 
@@ -26,15 +27,22 @@ def _serves(cfg: Config, x: Operands) -> Key | None:
 
 
 def _specs(cfg: Config, x: Operands):
-  """Heads are divided; all of them need the whole cache."""
-  specs = Operands(*(None if t is None else ("_",) * t.ndim for t in x))
-  specs = specs._replace(
-      q=("_", "h", "_"), sinks=None if x.sinks is None else ("h",))
-  return (specs,), (("_", "h", "_"), ("h", "_") if cfg.return_lse else None)
+  """Heads and tokens are divided; all of them need the whole cache."""
+  specs = paged.specs_of_tokens(x)._replace(
+      q=("t", "h", "_"), sinks=None if x.sinks is None else ("h",))
+  return (specs,), (("t", "h", "_"), ("h", "t") if cfg.return_lse else None)
+
+
+def _plan(cfg: Config, run, mesh, args):
+  x, = args
+  (specs,), _ = _specs(cfg, x)
+  heads = axes_of_arguments(mesh, (specs.q,), ("h",), (x.q,)).get("h", ())
+  tokens, run = paged.divided_tokens(cfg, run, mesh, x, heads)
+  return {"h": heads, **tokens}, run
 
 
 # (Config, Operands) -> (out [tokens, hq, dv], lse [hq, tokens] or None)
 attend = operator(
     target="mla_attend", kernel=paged.kernel, reference=paged.reference,
-    specs=_specs, split=("h",), serves=_serves, dtypes=_DTYPES,
-    batch=paged.in_turn)
+    specs=_specs, split=("h", "t", "b"), serves=_serves, dtypes=_DTYPES,
+    plan=_plan, batch=paged.in_turn)

@@ -16,7 +16,13 @@ from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.gmm import api as gmm_api
 from jax._src.aiter.gmm import op as gmm_op
 from jax._src.aiter.moe import api
-from jax._src.aiter.moe.move import Places, combine, rows_of, spread
+from jax._src.aiter.moe.move import (
+    Places,
+    combine,
+    everyone,
+    rows_of,
+    spread,
+)
 from jax._src.aiter.quant import api as quant_api
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
@@ -209,8 +215,9 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
   return added(times(h, scales, x.w2, x.w2_scale))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2), inline=True)
-def layer(cfg: Config, x: Layer, room: int | None = None) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(0, 2, 3), inline=True)
+def layer(cfg: Config, x: Layer, room: int | None = None,
+          axis: str | None = None) -> jax.Array:
   """The layer of checked arguments and local ids, [tokens, d].
 
   Args:
@@ -218,6 +225,8 @@ def layer(cfg: Config, x: Layer, room: int | None = None) -> jax.Array:
     x: its arrays.
     room: rows that there is room for, by default all; a token with a row that
       has none is NaN.
+    axis: the mesh axis that divides hidden states and results; weights and ids
+      are those of all tokens, ids of this device's experts.
   """
   x = vary_together(x)
   counts, places = api.places_of(x.ids, x.w1.shape[0])
@@ -228,10 +237,10 @@ def layer(cfg: Config, x: Layer, room: int | None = None) -> jax.Array:
     weights = jnp.where(places.row < room, 1 if weights is None else weights,
                         jnp.nan)
   if cfg.scaling == "none":
-    rows, scales = spread(None, x.hidden, places), None
+    rows, scales = spread(axis, x.hidden, places), None
   else:
     # Once a token, not once for each of its experts.
-    rows, scales = quantised(cfg, x.hidden, x.a1_scale)
+    rows, scales = quantised(cfg, everyone(axis, x.hidden), x.a1_scale)
     rows = rows_of(rows, places)
     if scales is not None and x.a1_scale is None:
       scales = rows_of(scales, places)
@@ -240,7 +249,7 @@ def layer(cfg: Config, x: Layer, room: int | None = None) -> jax.Array:
     row_ids = jnp.where(places.entry < 0, -1, by_row(x.ids, places))
   y = multiplied(cfg, x, counts, rows, scales, row_ids,
                  by_row(x.weights, places) if cfg.early else None)
-  return combine(None, y, weights, places).astype(cfg.dtype)
+  return combine(axis, y, weights, places).astype(cfg.dtype)
 
 
 def _packed(function: str, w1, w2, w1_scale, w2_scale):

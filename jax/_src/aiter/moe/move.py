@@ -3,10 +3,15 @@
 
 Each is the other's transpose, and both only gather: so that gradients too are
 sums in a fixed order, of which no two are written to one place.
+
+Tokens may be divided over devices, each of which has some of the experts, by a
+mesh axis of the shard_map around the call: places are then those of all tokens,
+x and what comes out of sums are a device's own.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -38,7 +43,7 @@ def _token(places: Places):
   return jnp.where(places.entry < 0, -1, places.entry // places.row.shape[1])
 
 
-def _summed(rows, weights, places: Places):
+def _summed_here(rows, weights, places: Places):
   """The sum over choices, in their order and in float32 or wider."""
   wide = jnp.promote_types(rows.dtype, jnp.float32)
   total = jnp.zeros((places.row.shape[0], rows.shape[1]), wide)
@@ -49,6 +54,42 @@ def _summed(rows, weights, places: Places):
       term *= jnp.where(places.row[:, j] < 0, 0, weights[:, j])[:, None]
     total += term
   return total
+
+
+def _summed(axis: str | None, rows, weights, places: Places):
+  """Likewise over all devices of an axis, whose parts are rounded first.
+
+  Of two devices each adds up the other's tokens first, to be on their way while
+  it adds up its own; of more its own are too few to hide anything.
+  """
+  if axis is None:
+    return _summed_here(rows, weights, places)
+  n, m = lax.axis_size(axis), places.row.shape[0] // lax.axis_size(axis)
+
+  def part(rows, weights, row):
+    return _summed_here(rows, weights, Places(places.entry, row)).astype(
+        rows.dtype)
+
+  if n == 2:
+    rank = lax.axis_index(axis)
+    own, other = (jax.tree.map(
+        lambda t, of=of: lax.dynamic_slice_in_dim(t, of * m, m),
+        (weights, places.row)) for of in (rank, 1 - rank))
+    # Else XLA has one kernel for both sums, or for its own and the last one.
+    rows, away = lax.optimization_barrier((rows, part(rows, *other)))
+    parts = lax.optimization_barrier((
+        part(rows, *own), lax.ppermute(away, axis, [(0, 1), (1, 0)])))
+  else:
+    blocks = part(rows, weights, places.row)
+    parts = lax.all_to_all(
+        blocks.reshape(n, m, blocks.shape[1]), axis, 0, 0)
+  wide = jnp.promote_types(rows.dtype, jnp.float32)
+  return functools.reduce(jnp.add, (t.astype(wide) for t in parts))
+
+
+def everyone(axis: str | None, t):
+  """Tokens of all devices of an axis; t itself without one."""
+  return t if axis is None else lax.all_gather(t, axis, tiled=True)
 
 
 def rows_of(x, places: Places):
@@ -64,32 +105,33 @@ def rows_of(x, places: Places):
       token.shape[0], x.shape[1])
 
 
-def _spread(_, x, places):
-  return rows_of(x, places)
+def _spread(axis, x, places):
+  return rows_of(everyone(axis, x), places)
 
 
-def _spread_backward(_, wanted, places, dout):
+def _spread_backward(axis, wanted, places, dout):
   del wanted
-  return _summed(dout, None, places), Places(None, None)
+  return _summed(axis, dout, None, places), Places(None, None)
 
 
-# (None, x [m, d], Places) -> [n, d]: each row is its entry's token.
+# (axis, x [m, d], Places) -> [n, d]: each row is its entry's token.
 spread = differentiable(
     _spread, _spread_backward,
-    save=lambda cfg, x, places: (_spread(cfg, x, places), places),
-    tangent=lambda cfg, places, tangents: _spread(cfg, tangents[0], places))
+    save=lambda axis, x, places: (_spread(axis, x, places), places),
+    tangent=lambda axis, places, tangents: _spread(axis, tangents[0], places))
 
 
-def _combine(_, rows, weights, places):
-  return _summed(rows, weights, places).astype(rows.dtype)
+def _combine(axis, rows, weights, places):
+  return _summed(axis, rows, weights, places).astype(rows.dtype)
 
 
-def _combine_save(cfg, rows, weights, places):
-  return _combine(cfg, rows, weights, places), (rows, weights, places)
+def _combine_save(axis, rows, weights, places):
+  return _combine(axis, rows, weights, places), (rows, weights, places)
 
 
-def _combine_backward(_, wanted, saved, dout):
+def _combine_backward(axis, wanted, saved, dout):
   rows, weights, places = saved
+  dout = everyone(axis, dout)
   of_rows = _take(dout, _token(places))
   of_weights = None
   if weights is not None:
@@ -103,18 +145,18 @@ def _combine_backward(_, wanted, saved, dout):
   return of_rows, of_weights, Places(None, None)
 
 
-def _combine_tangent(_, saved, tangents):
+def _combine_tangent(axis, saved, tangents):
   rows, weights, places = saved
   of_rows, of_weights, _ = tangents
   out = 0
   if of_rows is not None:
-    out += _summed(of_rows, weights, places)
+    out += _summed(axis, of_rows, weights, places)
   if of_weights is not None:
-    out += _summed(rows, of_weights, places)
+    out += _summed(axis, rows, of_weights, places)
   return out.astype(rows.dtype)
 
 
-# (None, rows [n, d], weights [m, k] or None, Places) -> [m, d]: the sum of each
+# (axis, rows [n, d], weights [m, k] or None, Places) -> [m, d]: the sum of each
 # token's rows, each times its weight.
 combine = differentiable(
     _combine, _combine_backward, save=_combine_save, tangent=_combine_tangent)

@@ -10,6 +10,7 @@ kernel does: what it keeps does not grow with the keys.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -401,8 +402,66 @@ def serves(cfg: Config, x: Operands) -> Key | None:
 
 
 # -----------------------------------------------------------------------------
-# The operator. KV heads partition, and with them their query heads; what
-# divides pages or sequences is gathered: they are for shard_map.
+# The operator. KV heads partition, and with them their query heads; and so do
+# tokens, "t", with the sequences that all have as many, "b". What divides pages
+# is gathered: they are for shard_map.
+
+
+def specs_of_tokens(x: Operands) -> Operands:
+  """Names of the dimensions that calls of all layouts have."""
+  b = "_" if x.cu_seqlens is not None else "b"
+  specs = Operands(*(None if t is None else ("_",) * t.ndim for t in x))
+  return specs._replace(
+      q=("t", "_", "_"), lengths=(b,),
+      table=("_",) if x.indptr is not None else (b, "_"),
+      places=None if x.places is None else (b,))
+
+
+def divided_tokens(cfg: Config, run, mesh, x: Operands, heads=()):
+  """Mesh axes of tokens and of sequences, and the function of one shard.
+
+  Args:
+    cfg: of the call.
+    run: (Operands) -> results, of one device.
+    mesh: the mesh.
+    x: the operands.
+    heads: axes that divide heads.
+  """
+  specs = specs_of_tokens(x)
+  axes = axes_of_arguments(
+      mesh, (specs.q, specs.lengths), _TOKENS, (x.q, x.lengths))
+  axes = axes.get("t") or axes.get("b") or ()
+  parts = math.prod(mesh.shape[a] for a in axes)
+  packed, batch = x.cu_seqlens is not None, x.lengths.shape[0]
+  # Places are counted from a sequence's last token, which a shard may not have.
+  placed = cfg.window != (-1, -1) or x.slopes is not None
+  if ({*axes} & {*heads} or (x.q.shape[0] if packed else batch) % parts
+      or packed and x.places is None and placed and cfg.window[1] != 0):
+    axes = ()
+  if not axes:
+    return {}, run
+
+  def lower(x: Operands):
+    rank = lax.axis_index(axes).astype(jnp.int32)
+    if not packed:
+      if x.indptr is not None:
+        own = batch // parts
+        x = x._replace(indptr=lax.dynamic_slice_in_dim(
+            x.indptr, rank * own, own + 1))
+      return run(x)
+    # Sequences are all here, most of them without a row.
+    rows, cu = x.q.shape[0], x.cu_seqlens
+    own = jnp.clip(cu - rank * rows, 0, rows)
+    missing = cu - rank * rows - own  # Rows of other shards, before or behind.
+    x = x._replace(cu_seqlens=own)
+    if x.places is not None:
+      return run(x._replace(places=x.places - missing[:-1]))
+    if placed:
+      behind = jnp.clip(missing[1:], 0, jnp.diff(cu))
+      x = x._replace(lengths=x.lengths - behind)
+    return run(x)
+
+  return {"t": axes, "b": () if packed else axes}, lower
 
 
 def _specs(cfg: Config, x: Operands):
@@ -413,13 +472,14 @@ def _specs(cfg: Config, x: Operands):
   cache = lambda i: tuple(kv_head if n == "head" else "_" for n in names[i])
   scale = lambda names: tuple(
       kv_head if n == "head" else "_" for n in names) or ("_",)
-  specs = Operands(
-      ("_", q_head, "_"), cache(0), cache(-1), scale(cfg.k_scale),
-      scale(cfg.v_scale), ("_",) * x.table.ndim, ("_",), ("_",), ("_",),
-      (q_head,), (q_head,))
-  specs = Operands(*(None if t is None else s for t, s in zip(x, specs)))
-  return (specs,), (("_", q_head, "_"),
-                    (q_head, "_") if cfg.return_lse else None)
+  given = lambda t, spec: None if t is None else spec
+  specs = specs_of_tokens(x)._replace(
+      q=("t", q_head, "_"), k_cache=cache(0),
+      v_cache=given(x.v_cache, cache(-1)), k_scale=scale(cfg.k_scale),
+      v_scale=scale(cfg.v_scale), sinks=given(x.sinks, (q_head,)),
+      slopes=given(x.slopes, (q_head,)))
+  return (specs,), (("t", q_head, "_"),
+                    (q_head, "t") if cfg.return_lse else None)
 
 
 def _plan(cfg: Config, run, mesh, args):
@@ -427,14 +487,15 @@ def _plan(cfg: Config, run, mesh, args):
   x, = args
   (specs,), _ = _specs(cfg, x)
   if cfg.heads:
-    return {}, run
-  found = axes_of_arguments(mesh, (specs.k_cache, specs.q), _SPLIT,
+    return divided_tokens(cfg, run, mesh, x)
+  found = axes_of_arguments(mesh, (specs.k_cache, specs.q), ("h", "g"),
                             (x.k_cache, x.q))
   axes = found.get("h") or found.get("g") or ()
   parts = int(np.prod([mesh.shape[a] for a in axes]))
   if shape_of(cfg, x).hk % parts:
     axes = ()
-  return {"h": axes, "g": axes}, run
+  tokens, run = divided_tokens(cfg, run, mesh, x, axes)
+  return {"h": axes, "g": axes, **tokens}, run
 
 
 def in_turn(cfg: Config, op, size, mapped, x):
@@ -443,7 +504,8 @@ def in_turn(cfg: Config, op, size, mapped, x):
   return lax.map(op, with_axis(size, *mapped, x))
 
 
-_SPLIT = ("h", "g")
+_TOKENS = ("t", "b")
+_SPLIT = ("h", "g", *_TOKENS)
 
 # (Config, Operands) -> (out [tokens, hq, dv], lse [hq, tokens] or None)
 attend = operator(

@@ -18,12 +18,12 @@ import jax
 from jax import lax
 from jax._src.aiter.attention import api
 from jax._src.aiter.attention import op as mha_op
-from jax._src.aiter.attention.rows import at_place
+from jax._src.aiter.attention.rows import at_place, cumulative
 from jax._src.aiter.core import arguments
 from jax._src.aiter.core.arguments import bad, describe
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.parallel import order
-from jax._src.aiter.parallel.ring import RingConfig, cumulative, ring, weighed
+from jax._src.aiter.parallel.ring import RingConfig, ring, weighed
 
 _NAME = "context_parallel_attention"
 _STRATEGIES = ("ring", "all_gather", "ulysses")

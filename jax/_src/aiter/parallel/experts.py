@@ -24,7 +24,7 @@ from jax._src.aiter.core.derivative import differentiable
 from jax._src.aiter.core.dispatch import PLATFORMS
 from jax._src.aiter.core.partition import vary_like, vary_together
 from jax._src.aiter.moe import api, fused
-from jax._src.aiter.moe.move import Places, combine, rows_of
+from jax._src.aiter.moe.move import Places, combine, everyone, rows_of
 
 _NAME = "expert_parallel_moe"
 _PIECES = 1024  # Of runs, at least: blocks that XLA's kernel copies with.
@@ -195,13 +195,9 @@ class Route(NamedTuple):
   there: Runs
 
 
-def _gather(cfg: Send, t):
-  return lax.all_gather(t, cfg.axis, tiled=True)
-
-
 def _send(cfg: Send, x, route: Route):
   if cfg.gather:
-    return rows_of(_gather(cfg, x), route.here)
+    return rows_of(everyone(cfg.axis, x), route.here)
   return _move(Move(cfg.axis, cfg.rows, 0), rows_of(x, route.places),
                route.home, route.there)
 
@@ -229,7 +225,8 @@ def _route(cfg: Send, ids, e: int, room: int | None):
   home, there, counts = _runs(cfg.axis, counts, room)
   here = None
   if cfg.gather:
-    own = _gather(cfg, ids) - lax.axis_index(cfg.axis).astype(jnp.int32) * e
+    first = lax.axis_index(cfg.axis).astype(jnp.int32) * e
+    own = everyone(cfg.axis, ids) - first
     _, here = api.places_of(jnp.where((own >= 0) & (own < e), own, -1), e)
     here = here._replace(entry=here.entry[:cfg.rows])
   return Route(places, here, home, there), counts
@@ -258,7 +255,7 @@ def _layer(axis: str, room: int | None, cfg: fused.Config,
   weights = row_ids = None
   if cfg.early:
     weights = (
-        fused.by_row(_gather(way, x.weights), route.here) if way.gather
+        fused.by_row(everyone(axis, x.weights), route.here) if way.gather
         else move(Move(axis, way.rows, 0), fused.by_row(
             x.weights, route.places), route.home, route.there))
   if x.bias1 is not None or x.bias2 is not None:
@@ -270,50 +267,18 @@ def _layer(axis: str, room: int | None, cfg: fused.Config,
       None, y, None if cfg.early else x.weights, route.places).astype(cfg.dtype)
 
 
-class Gather(NamedTuple):
-  """Static facts of tokens' way to all devices; hashable.
-
-  Attributes:
-    axis: the mesh axis.
-    back: whether this is the way back, whose result is a sum.
-  """
-  axis: str
-  back: bool = False
-
-
-def _gathered(cfg: Gather, t):
-  if not cfg.back:
-    return lax.all_gather(t, cfg.axis, tiled=True)
-  wide = jnp.promote_types(t.dtype, jnp.float32)
-  blocks = t.reshape(lax.axis_size(cfg.axis), -1, *t.shape[1:])
-  blocks = lax.all_to_all(blocks, cfg.axis, 0, 0).astype(wide)
-  return functools.reduce(jnp.add, blocks).astype(t.dtype)
-
-
-# (Gather, t [m, ..]) -> [n m, ..], all devices'; or back, [n m, ..] -> [m, ..],
-# what each of n devices has for this one, added up in the order of devices and
-# in float32 or wider. Each is the other's transpose.
-gathered = differentiable(
-    _gathered,
-    lambda cfg, wanted, saved, dout: (
-        _gathered(cfg._replace(back=not cfg.back), dout),),
-    save=lambda cfg, t: (_gathered(cfg, t), ()),
-    tangent=lambda cfg, saved, tangents: _gathered(cfg, tangents[0]))
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
 def _partial_layer(axis: str, room: int | None, cfg: fused.Config,
                    x: fused.Layer) -> jax.Array:
   """_layer of which each device adds up what its experts make of a token."""
   x = vary_together(x)
-  e, ids = x.w1.shape[0], lax.all_gather(x.ids, axis, tiled=True)
+  e, ids = x.w1.shape[0], everyone(axis, x.ids)
   own = ids - lax.axis_index(axis).astype(jnp.int32) * e
-  every = functools.partial(gathered, Gather(axis))
-  y = fused.layer(cfg, x._replace(
-      hidden=every(x.hidden), weights=every(x.weights),
+  # A weight has its gradient on one device: a sum with zeros is exact.
+  return fused.layer(cfg, x._replace(
+      weights=everyone(axis, x.weights),
       ids=jnp.where((own >= 0) & (own < e), own, -1)),
-      None if room is None else min(room, ids.size))
-  return gathered(Gather(axis, True), y)
+      None if room is None else min(room, ids.size), axis)
 
 
 def expert_parallel_moe(
@@ -386,9 +351,10 @@ def expert_parallel_moe(
     gate_mode: as in fused_moe.
     weight_layout: as in fused_moe.
     partial_sums: every device gathers all tokens, adds up what its own experts
-      make of one, weighted and in the order of choices, rounds that to `dtype`
-      and sends it back, one row a token instead of one a choice; those of all
-      devices are added in float32, in the devices' order. It is the faster way
+      make of one, weighted and in the order of choices, rounds that to
+      hidden_states' dtype and sends it back, one row a token instead of one a
+      choice; those of all devices are added in float32, in the devices' order
+      (two of them in either: it is the same). It is the faster way
       where devices are few, at most topk. Results and gradients are the same in
       every run, but have not the bits of one device: they depend on how many
       devices there are.

@@ -23,7 +23,7 @@ import jax
 from jax import lax
 from jax._src.aiter.attention import op as mha_op
 from jax._src.aiter.attention import reference
-from jax._src.aiter.attention.rows import at_place
+from jax._src.aiter.attention.rows import at_place, cumulative
 from jax._src.aiter.attention.types import (
   Config,
   Operands,
@@ -295,12 +295,6 @@ def _flat(t):
 def _flat_lse(t):
   """[b, h, s] -> [h, b * s]."""
   return jnp.swapaxes(t, 0, 1).reshape(t.shape[1], -1)
-
-
-def cumulative(counts):
-  """int32 [n + 1] of numbers [n]."""
-  return jnp.append(
-      jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32))
 
 
 def _cumulative_of_each(b: int, counts):

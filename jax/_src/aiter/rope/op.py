@@ -226,9 +226,8 @@ def _serves(cfg: Config, tokens: Tokens):
 
 
 def _specs(cfg: Config, tokens: Tokens):
-  """Names of the dimensions; a packed sequence stays in one piece."""
-  seq = "seq" if tokens.cu_seqlens is None else "packed"
-  lead = ("outer", seq, "inner")
+  """Names of the dimensions."""
+  lead = ("outer", "seq", "inner")
   x = (*lead, "heads_x", "dim")
   y = None if tokens.y is None else (*lead, "heads_y", "dim")
   table = ("rows", "width") if tokens.cos.ndim == 2 else (*lead, "width")
@@ -240,14 +239,16 @@ def _specs(cfg: Config, tokens: Tokens):
 
 
 def _plan(cfg: Config, run, mesh, args):
-  """A shard of a sequence counts from where it begins."""
+  """A shard of a sequence, or of packed ones, counts from where it begins."""
   specs, result_specs = _specs(cfg, *args)
   axes = axes_of_arguments(mesh, specs, _SPLIT, args, result_specs)
 
   def lower(tokens: Tokens):
     if ("seq" in axes and tokens.positions is None and tokens.cos.ndim == 2):
       shape = tokens.x.shape[:3]
-      start = lax.axis_index(axes["seq"]) * shape[1]
+      start = lax.axis_index(axes["seq"]).astype(jnp.int32) * shape[1]
+      if tokens.cu_seqlens is not None:
+        return run(tokens._replace(cu_seqlens=tokens.cu_seqlens - start))
       offsets = jnp.full(shape, start, jnp.int32)
       if tokens.offsets is not None:
         offsets += tokens.offsets
