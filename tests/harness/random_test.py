@@ -3,9 +3,9 @@
 
 Of a call that is right one argument is replaced, by an array of another shape
 or type or by a value that may have no business there; or its sizes are, by 0, 1
-and odd ones; or its arrays, by NumPy's of 64 bits. Calls are traced, not run:
-what they return the families' own tests see. The same calls in every run, forty
-times as many where all are asked for.
+and odd ones; or its arrays, by NumPy's or by those of 64 bits. Calls are
+traced, not run: what they return the families' own tests see. The same calls in
+every run, forty times as many where all are asked for.
 """
 
 import inspect
@@ -87,12 +87,18 @@ class RandomTest(parameterized.TestCase):
     warnings.simplefilter("ignore")
 
   def check(self, names, call, *args):
-    """Traces a call; an error must be one of arguments, of such a function."""
+    """Traces a call; an error must be one of arguments, of such a function.
+
+    Returns:
+      The results' types; None after an error.
+    """
     try:
-      jax.eval_shape(call, *args)
+      return jax.tree.map(lambda t: (t.shape, t.dtype),
+                          jax.tree.leaves(jax.eval_shape(call, *args)))
     except (TypeError, ValueError) as error:
       self.assertIn(type(error), (TypeError, ValueError))
       self.assertRegex(str(error), rf"^({'|'.join(names)}): ", error)
+      return None
 
   @parameterized.named_parameters(*NAMED)
   def test_arguments(self, case):
@@ -140,6 +146,17 @@ class RandomTest(parameterized.TestCase):
     wide = [t.astype(types.get(t.dtype.type, t.dtype)) for t in arrays]
     for given in (arrays, wide):
       self.check(aiter.__all__, lambda given=given: case.call(*given))
+
+  @parameterized.named_parameters(*NAMED)
+  def test_64_bits(self, case):
+    """Where JAX has them results are as where it has not, of wide integers."""
+    arrays = arrays_of(case, SIZES[0])
+    want = self.check(aiter.__all__, case.call, *arrays)
+    wide = [np.asarray(t, np.int64) if t.dtype == jnp.int32 else t
+            for t in arrays]
+    with jax.enable_x64(True):
+      got = self.check(aiter.__all__, case.call, *wide)
+    self.assertIn(got, (want, None))
 
 
 class EmptyTest(absltest.TestCase):
