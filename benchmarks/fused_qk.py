@@ -257,15 +257,23 @@ def in_turn(function, caches: int, count: int):
   return jax.jit(program, donate_argnums=tuple(range(caches)))
 
 
-def measure(shape, names, dtype, seconds: float):
-  """Rows of the CSV file, and what is wrong in words."""
+def measure(shape, names, dtype, seconds: float, calls: int):
+  """Rows of the CSV file, and what is wrong in words.
+
+  Args:
+    shape: the problem.
+    names: of implementations.
+    dtype: of the arrays.
+    seconds: to measure each for.
+    calls: of a program, where they are short.
+  """
   functions, make, caches = calls(shape)
   rows, results = [], {}
   for name in names:
     if name not in functions:
       continue
     args = make(shape, dtype)
-    count = _CALLS if shape.tokens <= _FEW else _LARGE_CALLS
+    count = calls if shape.tokens <= _FEW else _LARGE_CALLS
     call = in_turn(functions[name], caches, count)
     itemsize = args[0].dtype.itemsize
     pools, made = call(*args)
@@ -333,7 +341,8 @@ def main() -> int:
   for shape in (*(s for some in listed.values() for s in some),
                 *shapes.random_fused_heads(args.random, args.seed)):
     rows, errors = measure(shape, args.implementations, args.dtype,
-                           0.02 if args.smoke else args.seconds)
+                           0.02 if args.smoke else args.seconds,
+                           2 if args.smoke else _CALLS)
     found += rows
     wrong += errors
   return report.finish(

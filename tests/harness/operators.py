@@ -415,8 +415,8 @@ CASES = (
                "topk_softmax", "topk_sigmoid", "topk_gating")),
     # Logits far enough apart for the choice to stay as it is.
     Case("topk_softmax_weights", lambda x: aiter.topk_softmax(
-        x + 3 * jnp.arange(40.0), 4, True)[0], ("f32 b,m,40",), ("moe_topk",),
-         1),
+        x + 3 * jnp.arange(40, dtype=x.dtype), 4, True)[0], ("f32 b,m,40",),
+         ("moe_topk",), 1),
     _case("grouped_topk", ("f32 m,40",), ("moe_topk",), topk=4,
           num_expert_group=5, topk_group=2, need_renorm=True),
     _case("biased_grouped_topk", ("f32 m,40", "f32 40"), ("moe_topk",), topk=4,

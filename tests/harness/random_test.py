@@ -3,9 +3,9 @@
 
 Of a call that is right one argument is replaced, by an array of another shape
 or type or by a value that may have no business there; or its sizes are, by 0, 1
-and odd ones; or its arrays, by NumPy's of 64 bits. Calls are traced, not run:
-what they return the families' own tests see. The same calls in every run, forty
-times as many where all are asked for.
+and odd ones; or its arrays, by NumPy's or by those of 64 bits. Calls are
+traced, not run: what they return the families' own tests see. The same calls in
+every run, forty times as many where all are asked for.
 """
 
 import inspect
@@ -87,12 +87,18 @@ class RandomTest(parameterized.TestCase):
     warnings.simplefilter("ignore")
 
   def check(self, names, call, *args):
-    """Traces a call; an error must be one of arguments, of such a function."""
+    """Traces a call; an error must be one of arguments, of such a function.
+
+    Returns:
+      The results' types; None after an error.
+    """
     try:
-      jax.eval_shape(call, *args)
+      return jax.tree.map(lambda t: (t.shape, t.dtype),
+                          jax.tree.leaves(jax.eval_shape(call, *args)))
     except (TypeError, ValueError) as error:
       self.assertIn(type(error), (TypeError, ValueError))
       self.assertRegex(str(error), rf"^({'|'.join(names)}): ", error)
+      return None
 
   @parameterized.named_parameters(*NAMED)
   def test_arguments(self, case):
@@ -138,8 +144,21 @@ class RandomTest(parameterized.TestCase):
              jnp.int32: np.int64}
     arrays = [np.asarray(t) for t in arrays_of(case, SIZES[0])]
     wide = [t.astype(types.get(t.dtype.type, t.dtype)) for t in arrays]
+    names = [fn.__name__ for name, fn in vars(aiter).items()
+             if name in aiter.__all__ and name in case.name]
     for given in (arrays, wide):
-      self.check(aiter.__all__, lambda given=given: case.call(*given))
+      self.check(names, lambda given=given: case.call(*given))
+
+  @parameterized.named_parameters(*NAMED)
+  def test_64_bits(self, case):
+    """Where JAX has them results are as where it has not, of wide integers."""
+    arrays = arrays_of(case, SIZES[0])
+    want = self.check([], case.call, *arrays)
+    wide = [np.asarray(t, np.int64) if t.dtype == jnp.int32 else t
+            for t in arrays]
+    with jax.enable_x64(True):
+      got = self.check(aiter.__all__, case.call, *wide)
+    self.assertIn(got, (want, None))
 
 
 class EmptyTest(absltest.TestCase):
@@ -161,10 +180,12 @@ class EmptyTest(absltest.TestCase):
         cache, table, jnp.array([0, 3, 5]), total_tokens=5, head_dim=128):
       np.testing.assert_array_equal(got.astype(jnp.float32),
                                     np.zeros(got.shape))
-    logits = aiter.fp8_paged_mqa_logits(
-        jnp.ones((2, 1, 4, 128), jnp.float8_e4m3fn), cache,
-        jnp.ones((2, 1, 4)), jnp.array([3, 5]), table, max_model_len=8)
-    np.testing.assert_array_equal(logits, np.full((2, 8), -np.inf))
+    q = jnp.ones((2, 1, 4, 128), jnp.float8_e4m3fn)
+    for b in (2, 0):
+      logits = aiter.fp8_paged_mqa_logits(
+          q[:b], cache, jnp.ones((b, 1, 4)), jnp.array([3, 5])[:b], table[:b],
+          max_model_len=8)
+      np.testing.assert_array_equal(logits, np.full((b, 8), -np.inf))
 
   def test_no_token(self):
     weights, ids = aiter.grouped_topk(

@@ -5,6 +5,7 @@ Import it before Triton: it turns the interpreter on.
 """
 
 import contextlib
+import dataclasses
 import functools
 import os
 from unittest import mock
@@ -16,6 +17,25 @@ import ml_dtypes
 import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
+
+
+def _patch_lang(fn, patch=interpreter._patch_lang):
+  """The interpreter's, which a launch and each call of a device function make.
+
+  It looks at every name of the language, a quarter of a test's time; where a
+  launch has patched it already there is nothing to do.
+  """
+  langs = [t for t in fn.__globals__.values() if t is tl or t is tl.core]
+  if langs and all(lang.static_print is print for lang in langs):
+    return None  # Calls of device functions undo nothing.
+  return patch(fn)
+
+
+interpreter._patch_lang = _patch_lang
+# Of integers each operation is repeated in 64 bits, for an assertion that only
+# `debug` makes: a third of a test's time.
+interpreter.interpreter_builder.options = dataclasses.replace(
+    interpreter.interpreter_builder.options, sanitize_overflow=False)
 
 
 @functools.cache  # Triton remembers dtypes by their address.

@@ -16,7 +16,8 @@ _SHUFFLED = {4: "x", 5: "asm"}
 
 
 # What both AITER's functions and ours take, ours first.
-_NAMES = dict(q="qkv", q_weight="qw", k_weight="kw", is_neox="is_neox_style")
+_NAMES = dict(q="qkv", key="qkv", value="qkv", q_weight="qw", k_weight="kw",
+              is_neox="is_neox_style")
 
 
 def _heads(function, num_heads_q, num_heads_k, num_heads_v):

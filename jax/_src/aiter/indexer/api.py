@@ -136,7 +136,7 @@ def _paged(s: _Static, q, kv_cache, weights, context_lens, block_tables):
   out = _call(n, cfg, Operands(
       q, kv_cache.reshape(pages, size * width), None,
       weights.astype(jnp.float32), table, None, lengths))
-  return out.reshape(sequences * next_n, -1)
+  return out.reshape(sequences * next_n, out.shape[-1])
 
 
 def fp8_paged_mqa_logits(

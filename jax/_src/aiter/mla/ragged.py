@@ -103,9 +103,11 @@ def _attend(n: Names, heads_first: bool, ql_nope, q_pe, new_kv_c, new_k_pe,
   table, indptr = ragged.pages_of(n, kv_lens, page_indices, indptr, cu_q_lens)
   count = ragged.count_of(n, "distribution", distribution, 3)
   cu, lengths = ragged.sequences_of(n, tokens, kv_lens, cu_q_lens, count)
-  kv = cache.concat_and_cache_mla(
-      latent, new_k_pe, cache_kv.reshape(pages, size, cols),
-      ragged.slots_of(tokens, cu, lengths, table, indptr, size))
+  with arguments.called(n.function, kv_c="new_kv_c", k_pe="new_k_pe",
+                        kv_cache="cache_kv"):
+    kv = cache.concat_and_cache_mla(
+        latent, new_k_pe, cache_kv.reshape(pages, size, cols),
+        ragged.slots_of(tokens, cu, lengths, table, indptr, size))
   q, scale = ragged.quantised(
       n, jnp.concatenate([wide(ql_nope), q_pe], -1), kv.dtype, q_scale)
   kv = kv[:, :, None]

@@ -212,8 +212,8 @@ def reference(cfg: Config, x: Operands):
     return begin, jnp.minimum(x.indptr[i + 1], x.table.shape[0]) - begin
 
   table = x.table.reshape(-1)
-  sinks = jnp.full(hq, -jnp.inf) if x.sinks is None else x.sinks
-  sinks = sinks.reshape(hk, group, 1)
+  sinks = jnp.float32(-jnp.inf) if x.sinks is None else x.sinks
+  sinks = jnp.broadcast_to(sinks, hq).reshape(hk, group, 1)
   slopes = None if x.slopes is None else x.slopes.reshape(hk, group, 1, 1)
 
   def one_tile(at):
@@ -267,7 +267,7 @@ def reference(cfg: Config, x: Operands):
       return n0 + room, acc, m_new, l * alpha + p.sum(-1)
 
     m = jnp.broadcast_to(sinks, (hk, group, rows)).astype(jnp.float32)
-    l = jnp.where(m == -jnp.inf, 0.0, 1.0)
+    l = (m != -jnp.inf).astype(jnp.float32)
     acc = jnp.zeros((hk, group, rows, shape.dv), jnp.float32)
     _, acc, m, l = lax.while_loop(more, step, tuple(
         vary_like(t, q) for t in (low // room * room, acc, m, l)))
@@ -279,7 +279,7 @@ def reference(cfg: Config, x: Operands):
             lse.reshape(hq, rows).T)
 
   out = vary_like(jnp.zeros((tokens, hq, shape.dv), x.q.dtype), x.q)
-  lse = vary_like(jnp.full((tokens, hq), -jnp.inf), x.q)
+  lse = vary_like(jnp.full((tokens, hq), -jnp.inf, jnp.float32), x.q)
   if at_most(tokens, 0) or at_most(batch, 0):
     pass
   elif at_most(shape.pages, 0) or at_most(table.shape[0], 0):
