@@ -65,9 +65,8 @@ class HopperTest(mha_test.MhaTestCase):
       self.check(mha_test.Case(**dict(
           dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, bias="1hqk")
           | options))
-    # Dropout beside a bias has rows for bfloat16 and narrow head dims alone.
-    self.assertLen(calls_of_it, "dropout" not in options or
-                   (dtype == "bf16" and dqk <= 128))
+    # Dropout beside a bias has rows for bfloat16 alone.
+    self.assertLen(calls_of_it, "dropout" not in options or dtype == "bf16")
 
   def test_dscores_of_constant_bias(self):
     """Of a wide head dim; dq, dk and dv are the same as beside dbias."""
