@@ -134,13 +134,14 @@ class NormKernelTest(parameterized.TestCase):
       norm_bwd.norm_bwd_dx[(parts,)](
           t["x"], t["gamma"], t["gamma_f32"], t["dy"], t["residual"], *saved,
           dx, *sums, _ROWS, cols, per_part, flags, TILE_M=2, TILE_N=16,
-          COLS=bound, STAGES=1)
+          COLS=bound, STAGES=1, OVERLAPS=False)
       if not bound:
         norm_bwd.norm_bwd_parts[(3, parts)](
             t["x"], t["dy"], *saved, *sums, _ROWS, cols, per_part, flags,
             TILE_M=2, TILE_N=16)
       norm_bwd.norm_bwd_dgamma[(3,)](
-          *sums, dgamma, dbeta, parts, cols, flags, TILE_M=4, TILE_N=16)
+          *sums, dgamma, dbeta, parts, cols, flags, TILE_M=4, TILE_N=16,
+          OVERLAPS=False)
     n = (a["x"] - mean) * rstd
     g = a["dy"] * (a["gamma"] + ("gemma" in features))
     d = g - n * (n * g).mean(-1, keepdims=True)

@@ -2,7 +2,9 @@
 """Tables, declarations and what is generated from them, without a compiler."""
 
 import dataclasses
+import functools
 import io
+import operator
 import pathlib
 import subprocess
 import sys
@@ -108,6 +110,24 @@ class TableTest(unittest.TestCase):
     for name in family.family_names():
       self.assertTrue(
           table.read(ROOT / f"third_party/aiter/configs/{name}.csv"), name)
+
+  def test_no_call_has_two_best_rows(self):
+    # Of equal rows the library takes the first, whatever it is for.
+    for name in ("activation", "cache", "norm", "quant", "rope"):
+      bits = family.family_of(name + "_").features
+      served = {}
+      for symbol, (_, _, row) in table.read(
+          ROOT / f"third_party/aiter/configs/{name}.csv").items():
+        needs, leaves = (
+            functools.reduce(operator.or_, map(
+                bits.get, table.features(row, option)), 0)
+            for option in ("features", "excludes"))
+        key = (row["op"], row["grade"], row["arch"], row["dtype"],
+               *table.dims(row), (needs | leaves).bit_count())
+        for other, other_needs, other_leaves in served.setdefault(key, []):
+          self.assertTrue(needs & other_leaves or other_needs & leaves,
+                          f"{symbol} and {other} may serve one call")
+        served[key].append((symbol, needs, leaves))
 
 
 class FamilyTest(unittest.TestCase):

@@ -40,7 +40,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   constexpr uint32_t kUnaligned = kActivationUnaligned;
   add("fwd_256", "activation_fwd", kActivationFwdGrid, 256, kUnaligned);
   add("fwd_aligned", "activation_fwd", kActivationFwdGrid, 0, kUnaligned);
-  add("fwd_silu", "activation_fwd", kActivationFwdGrid, 0,
+  add("fwd_silu", "activation_fwd", kActivationFwdGridOnlySilu, 0,
       kUnaligned | kActivationBias, kActivationSilu);
   add("fwd_any", "activation_fwd", kActivationFwdGrid, 0, 0);
   add("bwd_any", "activation_bwd", kActivationBwdGrid, 0, 0);
@@ -123,6 +123,11 @@ void TestSelection() {
   NewContext("gfx942");
   CHECK(Run(Forward(8, 256)) == Names{"fwd_256"});
   CHECK(Run(Forward(8, 264)) == Names{"fwd_silu"});
+  const unsigned* grid = g_recorder.launches[0].grid;
+  CHECK(grid[0] == 2 && grid[1] == 4 && grid[2] == 1);
+  Run(Forward(200000, 264));  // More than an axis has room for.
+  grid = g_recorder.launches[0].grid;
+  CHECK(grid[0] == 2 && grid[1] == 32768 && grid[2] == 4);
   auto gelu = Forward(8, 264);
   gelu.activation = Activation::kGelu;
   CHECK(Run(gelu) == Names{"fwd_aligned"});

@@ -304,7 +304,8 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
           static_cast<int32_t>(CeilDiv(params.rows, rows.parts));
     }
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.dx, &rows, stream));
-    return LaunchKernel(driver, plan.dgamma, &params, stream);
+    return LaunchKernel(driver, plan.dgamma, &params, stream, /*maps=*/nullptr,
+                        /*early=*/true);
   }
 };
 

@@ -52,6 +52,11 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("dx_any", "norm_bwd_dx", kNormBwdDxGrid, 0, 0, 256);
   add("parts", "norm_bwd_parts", kNormBwdPartsGrid, 0, 0, 128);
   add("dgamma", "norm_bwd_dgamma", kNormBwdDgammaGrid, 0, 0, 128);
+  const std::vector<KernelInfo> same = kernels;
+  for (KernelInfo k : same) {
+    k.arch = "sm_90";
+    kernels.push_back(k);
+  }
   return kernels;
 }
 
@@ -263,6 +268,13 @@ void TestParts() {
   Run(Backward(3 << 20, 8200, 8));
   CHECK(g_recorder.launches[1].grid[0] == 1 << 20);
   CHECK(Params(1).rows_per_part == 3);
+
+  // What adds parts starts while they are made, where it can wait for them.
+  CHECK(!g_recorder.launches[2].early);
+  NewContext("sm_90");
+  Run(Backward(40, 8200, 8));
+  CHECK(!g_recorder.launches[0].early && !g_recorder.launches[1].early);
+  CHECK(g_recorder.launches[2].early);
   g_recorder.multiprocessors = 0;
 }
 

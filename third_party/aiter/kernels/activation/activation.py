@@ -11,6 +11,7 @@ no loop. A device's many programs hide the latency.
 import triton
 import triton.language as tl
 
+from third_party.aiter.kernels.activation import family
 from third_party.aiter.kernels.activation import rows as act
 from third_party.aiter.kernels.core import activations
 
@@ -28,13 +29,19 @@ load_pair = act.load_pair
 pair_at = act.pair_at
 result = act.result
 slope = act.slope
+ROWS = tl.constexpr(family.ROWS)
 
 
 @triton.jit
-def _where(rows, cols, tiles_n, TILE_M: tl.constexpr, TILE_N: tl.constexpr):
+def _where(rows, cols, tiles_n, ONE_AXIS: tl.constexpr, TILE_M: tl.constexpr,
+           TILE_N: tl.constexpr):
   """The tile's rows (in 64 bits) and columns, and which of them are there."""
-  tile_m = tl.program_id(0) // tiles_n
-  tile_n = tl.program_id(0) % tiles_n
+  if ONE_AXIS:
+    tile_m = tl.program_id(0) // tiles_n
+    tile_n = tl.program_id(0) % tiles_n
+  else:
+    tile_m = tl.program_id(2) * ROWS + tl.program_id(1)
+    tile_n = tl.program_id(0)
   r = (tile_m * TILE_M + tl.arange(0, TILE_M))[:, None]
   c = (tile_n * TILE_N + tl.arange(0, TILE_N))[None, :]
   return r.to(tl.int64), c, r < rows, (r < rows) & (c < cols)
@@ -59,12 +66,14 @@ def activation_fwd(gate, up, bias, bias_f32, expert_ids, out, out_fp16,
   int32 [rows]; of an expert that is not there, the row's result is 0. out:
   [rows, cols], by the pointer of its type, which is `out` for gate's.
   gate_limit, up_limit: infinite where there is none. FLAGS: those that may be
-  set; ONLY_SILU: `activation` is that.
+  set; ONLY_SILU: `activation` is that, and the grid has an axis for columns:
+  few rows would wait for a division.
   """
   flags &= FLAGS
   if ONLY_SILU:
     activation = SILU
-  r, c, inside_r, inside = _where(rows, cols, tiles_n, TILE_M, TILE_N)
+  r, c, inside_r, inside = _where(rows, cols, tiles_n, not ONLY_SILU, TILE_M,
+                                  TILE_N)
   y = result(gate, up, (bias, bias_f32, expert_ids, experts),
              (activation, alpha, gate_limit, up_limit), r, c, inside_r, inside,
              cols, flags)
@@ -92,7 +101,7 @@ def activation_bwd(gate, up, bias, bias_f32, expert_ids, dy, dy_fp16, dy_bf16,
   flags &= FLAGS
   if ONLY_SILU:
     activation = SILU
-  r, c, inside_r, inside = _where(rows, cols, tiles_n, TILE_M, TILE_N)
+  r, c, inside_r, inside = _where(rows, cols, tiles_n, True, TILE_M, TILE_N)
   g, u = load_pair(gate, up, r, c, inside, cols, flags)
   at = r * cols + c
   if flags & OUT_F32:

@@ -33,10 +33,14 @@ def _constants(row):
 
 
 _TILES = ("tiles = tiles_m * tiles_n",)
+# Tiles of rows that an axis has, of which CUDA takes no more than 65535.
+ROWS = 1 << 15
+_AXES = ("tiles_n", f"min(tiles_m, {ROWS})", f"ceil(tiles_m / {ROWS})")
 
 FAMILY = Family(
     ops={
-        "activation_fwd": Op("activation.activation", _TILES),
+        "activation_fwd": Op("activation.activation", _TILES,
+                             {"ONLY_SILU": _AXES}),
         "activation_bwd": Op("activation.activation", _TILES),
         "activation_quant_row": Op(
             "activation.quant", ("tiles_of_rows = ceil(rows / tile_m)",)),

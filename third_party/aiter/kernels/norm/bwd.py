@@ -14,6 +14,7 @@ twice in tiles of TILE_N, and norm_bwd_parts reads the rows again by columns.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from third_party.aiter.kernels.norm import rows as norm
 
@@ -47,12 +48,16 @@ def _write_dx(n, g, avg_ng, avg_g, rstd, dresidual, dx, at, inside, flags):
 def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
                 dgamma_parts, dbeta_parts, rows, cols, rows_per_part, flags,
                 TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-                COLS: tl.constexpr, STAGES: tl.constexpr):
+                COLS: tl.constexpr, STAGES: tl.constexpr,
+                OVERLAPS: tl.constexpr):
   """dx, and with COLS one part of dgamma and dbeta.
 
   x (the sum, if there was a residual), dy, dresidual, dx: [rows, cols]; mean,
   rstd: float32 [rows]; dgamma_parts, dbeta_parts: float32 [parts, cols].
+  OVERLAPS: norm_bwd_dgamma may start before this one ends, and waits itself.
   """
+  if OVERLAPS:
+    gdc_launch_dependents()
   part = tl.program_id(0)
   begin = part * rows_per_part
   end = tl.minimum(rows, begin + rows_per_part)
@@ -143,8 +148,14 @@ def norm_bwd_parts(x, dy, mean, rstd, dgamma_parts, dbeta_parts, rows, cols,
 
 @triton.jit
 def norm_bwd_dgamma(dgamma_parts, dbeta_parts, dgamma, dbeta, parts, cols,
-                    flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr):
-  """Adds the parts of dgamma and dbeta, TILE_M at a time."""
+                    flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+                    OVERLAPS: tl.constexpr):
+  """Adds the parts of dgamma and dbeta, TILE_M at a time.
+
+  OVERLAPS: starts while norm_bwd_dx ends, and waits for that.
+  """
+  if OVERLAPS:
+    gdc_wait()
   c = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
   total = tl.zeros([TILE_M, TILE_N], tl.float32)
   for p0 in range(0, parts, TILE_M):

@@ -9,11 +9,14 @@ one's has been read for the last time. Threads copy what they read themselves,
 so the ring needs no barriers of its own. Where that is no room for a residual's
 gradient, or registers hold no sums of dbeta, two blocks on two multiprocessors
 share a row: each has half of every tile, and both averages.
+
+The kernel that adds the parts starts while this one ends, and waits itself.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from third_party.aiter.kernels.norm import rows as norm
 
@@ -49,9 +52,11 @@ def _halves(blocks):
 
 
 @gluon.constexpr_function
-def ring_fits(tensors, stages, cols, bits):
+def ring_fits(tensors, stages, cols, dtype, weight):
   """Returns whether so many tensors' rings and the weights fit in a block."""
-  return (tensors * stages * bits // 8 + 4) * cols <= _SHARED.value
+  bits = (tensors * stages * dtype.primitive_bitwidth
+          + weight.primitive_bitwidth)
+  return bits // 8 * cols <= _SHARED.value
 
 
 @gluon.jit
@@ -127,6 +132,7 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
   The columns are a number of tiles of TILE_N, at most COLS; FLAGS are those
   that may be set, and what they leave out costs nothing.
   """
+  gdc_launch_dependents()
   flags &= FLAGS
   DTYPE: gl.constexpr = x.dtype.element_ty
   # 1 + gamma has more digits than gamma's type.
@@ -135,8 +141,8 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
   LAYOUT: gl.constexpr = columns_layout(TILE_N, gl.num_warps(), gl.num_ctas())
   TILES: gl.constexpr = COLS // TILE_N
   REFILL: gl.constexpr = STAGES == 1
-  COPY_RESIDUAL: gl.constexpr = FLAGS & RESIDUAL and not REFILL and ring_fits(
-      3, STAGES, COLS // gl.num_ctas(), DTYPE.primitive_bitwidth)
+  COPY_RESIDUAL: gl.constexpr = FLAGS & RESIDUAL and ring_fits(
+      3, STAGES, COLS // gl.num_ctas(), DTYPE, WEIGHT)
   ring_x = allocate(DTYPE, STAGES, TILE_N, TILES)
   ring_dy = allocate(DTYPE, STAGES, TILE_N, TILES)
   if COPY_RESIDUAL:
@@ -166,6 +172,9 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
     for i in gl.static_range(TILES):
       _copy_tile(ring_x, 0, x, begin, begin < end, cols, c, i, TILE_N)
       _copy_tile(ring_dy, 0, dy, begin, begin < end, cols, c, i, TILE_N)
+      if COPY_RESIDUAL:
+        _copy_tile(ring_dr, 0, dresidual, begin, has_residual & (begin < end),
+                   cols, c, i, TILE_N)
       async_copy.commit_group()
   for i in gl.static_range(STAGES - 1):
     r = begin + i
@@ -234,18 +243,24 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
       at = c + i * TILE_N
       dout = _load(ring_dy[i].index(stage), LAYOUT)
       n = _normalised(ring_x[i].index(stage), mu, inv, LAYOUT)
+      if COPY_RESIDUAL:
+        added = _load(ring_dr[i].index(stage), LAYOUT)
       if REFILL:
-        _copy_tile(ring_x, 0, x, r + 1, r + 1 < end, cols, c, i, TILE_N)
-        _copy_tile(ring_dy, 0, dy, r + 1, r + 1 < end, cols, c, i, TILE_N)
+        more = r + 1 < end
+        _copy_tile(ring_x, 0, x, r + 1, more, cols, c, i, TILE_N)
+        _copy_tile(ring_dy, 0, dy, r + 1, more, cols, c, i, TILE_N)
+        if COPY_RESIDUAL:
+          _copy_tile(ring_dr, 0, dresidual, r + 1, has_residual & more, cols, c,
+                     i, TILE_N)
         async_copy.commit_group()
       d = (dout * _load(weights[i].index(0), LAYOUT) * inv - avg_g
            - n * avg_ng)
       if FLAGS & RESIDUAL:
-        if REFILL:
+        if COPY_RESIDUAL:
+          d += added
+        elif REFILL:
           d += gl.load(dresidual + base + at, (at < cols) & has_residual,
                        0.0).to(gl.float32)
-        elif COPY_RESIDUAL:
-          d += _load(ring_dr[i].index(stage), LAYOUT)
         else:
           d += dr[i].to(gl.float32)
       gl.store(dx + base + at, d.to(DTYPE), at < cols)

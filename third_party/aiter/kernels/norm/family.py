@@ -24,7 +24,8 @@ def _constants(row):
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FEATURES.items()
                        if name not in {"unaligned", *named(row, "excludes")}),
-          "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
+          "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts,
+          "OVERLAPS": row["arch"] == "sm_90"}
 
 
 # A kernel that copies a row ahead walks over rows by itself; a part of dgamma

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """RMSNorm and LayerNorm, forward, for Hopper: norm.fwd's formulas.
 
-A block walks over rows. The one it works on lies in registers; the next one is
-on its way into shared memory, tile by tile as soon as a tile's place is free.
+A block walks over rows. The one it works on lies in registers; the next one, or
+STAGES of them, are on their way into shared memory, tile by tile as soon as a
+tile's place is free.
 So memory is busy while a row's sums cross the warps. Threads copy what they
 read themselves: the copies need no barriers.
 """
@@ -42,17 +43,17 @@ def _keep(weights, t, t_f32, c, cols, flags, TILE: gl.constexpr):
 
 
 @gluon.jit
-def _copy_tile(ring, t, row, wanted, cols, c, i: gl.constexpr,
+def _copy_tile(ring, stage, t, row, wanted, cols, c, i: gl.constexpr,
                TILE: gl.constexpr):
   """Begins the copy of a tile of t's row; what is not wanted becomes 0."""
-  async_copy.async_load(ring[i].index(0), t + c + (row + i * TILE),
+  async_copy.async_load(ring[i].index(stage), t + c + (row + i * TILE),
                         mask=(c < cols - i * TILE) & wanted)
 
 
 @gluon.jit
 def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
              mean, rstd, rows, cols, epsilon, flags, TILE_N: gl.constexpr,
-             COLS: gl.constexpr, FLAGS: gl.constexpr):
+             COLS: gl.constexpr, STAGES: gl.constexpr, FLAGS: gl.constexpr):
   """y, residual_out, mean and rstd, as norm.fwd.norm_fwd has them.
 
   The columns are a number of tiles of TILE_N, at most COLS; FLAGS are those
@@ -64,11 +65,11 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
   LAYOUT: gl.constexpr = columns_layout(TILE_N, gl.num_warps(), gl.num_ctas())
   TILES: gl.constexpr = COLS // TILE_N
   c = gl.arange(0, TILE_N, LAYOUT)
-  ring_x = allocate(DTYPE, 1, TILE_N, TILES)
+  ring_x = allocate(DTYPE, STAGES, TILE_N, TILES)
   gammas = allocate(WEIGHT, 1, TILE_N, TILES)
   _keep(gammas, gamma, gamma_f32, c, cols, flags, TILE_N)
   if FLAGS & RESIDUAL:
-    ring_r = allocate(DTYPE, 1, TILE_N, TILES)
+    ring_r = allocate(DTYPE, STAGES, TILE_N, TILES)
   if FLAGS & HAS_BETA:
     betas = allocate(WEIGHT, 1, TILE_N, TILES)
     if flags & HAS_BETA:
@@ -78,29 +79,32 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
   n_cols = cols.to(gl.float32)
   begin = gl.program_id(0)
   step = gl.num_programs(0)
-  for i in gl.static_range(TILES):
-    at = begin.to(gl.int64) * cols
-    _copy_tile(ring_x, x, at, begin < rows, cols, c, i, TILE_N)
-    if FLAGS & RESIDUAL:
-      _copy_tile(ring_r, residual, at, has_residual & (begin < rows), cols, c,
-                 i, TILE_N)
-    async_copy.commit_group()
+  for k in gl.static_range(STAGES):
+    first = begin + k * step
+    for i in gl.static_range(TILES):
+      at = first.to(gl.int64) * cols
+      _copy_tile(ring_x, k, x, at, first < rows, cols, c, i, TILE_N)
+      if FLAGS & RESIDUAL:
+        _copy_tile(ring_r, k, residual, at, has_residual & (first < rows), cols,
+                   c, i, TILE_N)
+      async_copy.commit_group()
 
   for r in range(begin, rows, step):
     base = r.to(gl.int64) * cols
-    ahead = (r + step).to(gl.int64) * cols
-    more = r + step < rows
+    stage = (r - begin) // step % STAGES
+    ahead = (r + STAGES * step).to(gl.int64) * cols
+    more = r + STAGES * step < rows
     s = ()
     total = gl.zeros([TILE_N], gl.float32, LAYOUT)
     for i in gl.static_range(TILES):
-      async_copy.wait_group(TILES - 1)
-      v = ring_x[i].index(0).load(LAYOUT).to(gl.float32)
+      async_copy.wait_group(STAGES * TILES - 1)
+      v = ring_x[i].index(stage).load(LAYOUT).to(gl.float32)
       if FLAGS & RESIDUAL:
-        v += ring_r[i].index(0).load(LAYOUT).to(gl.float32)
-      _copy_tile(ring_x, x, ahead, more, cols, c, i, TILE_N)
+        v += ring_r[i].index(stage).load(LAYOUT).to(gl.float32)
+      _copy_tile(ring_x, stage, x, ahead, more, cols, c, i, TILE_N)
       if FLAGS & RESIDUAL:
-        _copy_tile(ring_r, residual, ahead, has_residual & more, cols, c, i,
-                   TILE_N)
+        _copy_tile(ring_r, stage, residual, ahead, has_residual & more, cols, c,
+                   i, TILE_N)
       async_copy.commit_group()
       total += v
       s += (v,)

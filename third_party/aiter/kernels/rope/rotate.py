@@ -99,7 +99,8 @@ def _load_from(table, c, j, pairs, width, rows, sections, flags):
   """Columns c of a table, those of pairs j, in float32: [tokens, columns].
 
   Of rows[0] for pairs before sections[0], of rows[1] for those before
-  sections[1] and of rows[2] for the others.
+  sections[1] and of rows[2] for the others. What is asked to stay in the cache
+  is what the next tokens and layers read as well; vectors only pass by.
   """
   c = c[None, :]
   if flags & SECTIONS:
@@ -111,7 +112,7 @@ def _load_from(table, c, j, pairs, width, rows, sections, flags):
          + tl.load(table + (rows[2][:, None] * width + c), third, 0.0))
   else:
     t = tl.load(table + (rows[0][:, None] * width + c), (j < pairs)[None, :],
-                0.0)
+                0.0, eviction_policy="evict_last")
   return t.to(tl.float32)
 
 
