@@ -257,7 +257,7 @@ def in_turn(function, caches: int, count: int):
   return jax.jit(program, donate_argnums=tuple(range(caches)))
 
 
-def measure(shape, names, dtype, seconds: float, calls: int):
+def measure(shape, names, dtype, seconds: float, few: int):
   """Rows of the CSV file, and what is wrong in words.
 
   Args:
@@ -265,7 +265,7 @@ def measure(shape, names, dtype, seconds: float, calls: int):
     names: of implementations.
     dtype: of the arrays.
     seconds: to measure each for.
-    calls: of a program, where they are short.
+    few: calls of a program, where they are short.
   """
   functions, make, caches = calls(shape)
   rows, results = [], {}
@@ -273,7 +273,7 @@ def measure(shape, names, dtype, seconds: float, calls: int):
     if name not in functions:
       continue
     args = make(shape, dtype)
-    count = calls if shape.tokens <= _FEW else _LARGE_CALLS
+    count = few if shape.tokens <= _FEW else _LARGE_CALLS
     call = in_turn(functions[name], caches, count)
     itemsize = args[0].dtype.itemsize
     pools, made = call(*args)

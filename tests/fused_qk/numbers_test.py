@@ -305,13 +305,16 @@ class HeadsOnAMeshTest(parameterized.TestCase):
   """Heads partition with those of the caches; without caches tokens too."""
 
   @sharding.on_hosts
-  @parameterized.parameters((False, ""), (True, ""), (True, "asm"))
-  def test_mesh(self, explicit, layout):
+  @parameterized.parameters(
+      (False, ""), (True, ""), (True, "asm"), (False, "asm", True),
+      (True, "asm", True))
+  def test_mesh(self, explicit, layout, packed=False):
+    """A packed q is whole: each device takes its own keys out of it."""
     p = cases.Heads(HeadCase(
         layout=layout, cache="int8" if layout else "", token=bool(layout),
-        tokens=8, hq=8, hk=4, dim=32, page=16))
+        packed=packed, tokens=8, hq=8, hk=4, dim=32, page=16))
     fn, options, arrays = cases.heads_call(p)
-    by_head = P(None if layout else "t", "h")
+    by_head = P() if packed else P(None if layout else "t", "h")
     where = dict(q=by_head, k=by_head, v=by_head)
     where |= dict.fromkeys(("k_cache", "v_cache", "k_token_scales",
                             "v_token_scales"), P(None, "h"))
@@ -326,8 +329,9 @@ class HeadsOnAMeshTest(parameterized.TestCase):
       run = jax.jit(lambda a: fn(**a, **options)).lower(placed).compile()
       got = run(placed)
     self.assertEqual(sharding.collectives(run), set())
-    for one, other in zip(got, want):
-      self.assertIn("h", str(one.sharding.spec))
+    for i, (one, other) in enumerate(zip(got, want)):
+      if i or not packed:
+        self.assertIn("h", str(one.sharding.spec))
       np.testing.assert_array_equal(np.float32(one), np.float32(other))
 
 

@@ -16,6 +16,8 @@ from harness.operators import CASES, SIZES, Case, arrays_of, program, types_of
 
 import jax
 from jax._src.aiter.core import dispatch
+from jax._src.aiter.fused_qk import norms
+from jax._src.aiter.moe import api as moe
 from jax.experimental import aiter
 
 PREFIXES = {"rocm": "hip", "cuda": "cu"}
@@ -80,6 +82,13 @@ class ExportTest(parameterized.TestCase):
     with mock.patch.object(dispatch, "platforms_enabled", lambda: enabled):
       exported = export(case, arrays_of(case, SIZES[0]), *PLATFORMS)
     self.assert_calls(case, exported, PLATFORMS)
+
+  @parameterized.parameters(norms.NormedQk, moe.Permuted, moe.Places)
+  def test_named_tuples(self, kind):
+    """JAX knows how to serialise results that have fields."""
+    with self.assertRaisesRegex(ValueError, "Duplicate serialization"):
+      jax.export.register_namedtuple_serialization(
+          kind, serialized_name="another")
 
   def test_checks(self):
     """Without the constant nothing is serialised; it has every target."""

@@ -8,6 +8,7 @@ rounding the formula has derivatives.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -268,7 +269,9 @@ def _serves(cfg: Config, x: Operands) -> Key | None:
 def _specs(cfg: Config, x: Operands):
   """Heads are divided, as those of the caches are; without them tokens too."""
   t = "_" if cfg.layout else "t"
-  hq, hk = ("_", "_") if cfg.joint else ("h0", "h1")
+  # A packed q gives keys and values of all heads, if they are results.
+  whole = cfg.joint or cfg.packed and cfg.kv_out
+  hq, hk = ("_", "_") if whole else ("h0", "h1")
   q, k = (t, hq, "_"), (t, hk, "_")
 
   def pool(i):
@@ -295,13 +298,30 @@ def _specs(cfg: Config, x: Operands):
 
 
 def _plan(cfg: Config, run, mesh, args):
-  """Keys' heads are divided as those of the caches are, if there are any."""
+  """Keys' heads are divided as those of the caches are, if there are any.
+
+  All shards have a packed q, and take their own keys and values out of it.
+  """
   (own,), results = _specs(cfg, *args)
   x, = args
-  if cfg.layout:
-    return axes_of_arguments(mesh, (own.k_cache, own.q), _SPLIT,
-                             (x.k_cache, x.q), results), run
-  return axes_of_arguments(mesh, (own,), _SPLIT, args, results), run
+  if not cfg.layout:
+    return axes_of_arguments(mesh, (own,), _SPLIT, args, results), run
+  axes = axes_of_arguments(mesh, (own.k_cache, own.q), _SPLIT,
+                           (x.k_cache, x.q), results)
+  over = axes.get("h1", ())
+  if not (cfg.packed and over):
+    return axes, run
+  n = _sizes(cfg, x)
+  k_heads = n.k_heads // math.prod(mesh.shape[a] for a in over)
+
+  def part(x):
+    q, *kv = _apart(cfg, x)
+    first = lax.axis_index(over) * k_heads
+    kv = [lax.dynamic_slice_in_dim(t, first, k_heads, 1) for t in kv]
+    q = jnp.concatenate([q, *kv], 1).reshape(n.tokens, -1)
+    return heads.run(cfg._replace(packed=(n.heads, k_heads)), x._replace(q=q))
+
+  return axes, part
 
 
 def _batch(cfg: Config, op, size: int, mapped, x: Operands) -> Results:

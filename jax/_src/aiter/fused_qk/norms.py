@@ -37,6 +37,10 @@ class NormedQk(NamedTuple):
   q_residual_out: jax.Array | None
 
 
+jax.export.register_namedtuple_serialization(
+    NormedQk, serialized_name="jax.experimental.aiter.NormedQk")
+
+
 def eps_of(function: str, name: str, value) -> float:
   return arguments.number(function, name, value, "a finite number >= 0",
                           lambda e: 0 <= e < math.inf)

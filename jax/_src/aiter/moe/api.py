@@ -456,6 +456,11 @@ class Permuted(NamedTuple):
   places: Places
 
 
+for _kind in (Permuted, Places):
+  jax.export.register_namedtuple_serialization(
+      _kind, serialized_name=f"jax.experimental.aiter.{_kind.__name__}")
+
+
 def places_of(ids, experts: int) -> tuple[jax.Array, Places]:
   """How many rows an expert has, and where, of checked local ids [m, k]."""
   found = sort_by_expert(ids, experts)
