@@ -5,7 +5,7 @@ import contextlib
 import re
 
 import numpy as np
-from harness import machine
+from harness import machine, transforms
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 import jax
@@ -41,3 +41,18 @@ def collectives(compiled) -> set[str]:
   return set(re.findall(
       r"\b(all-gather|all-reduce|all-to-all|collective-permute|"
       r"reduce-scatter)(?:-start)?\(", compiled.as_text()))
+
+
+def check_local(test, mesh: Mesh, call, args, specs):
+  """Checks a divided call against one device's, and that it sends nothing.
+
+  Returns:
+    The divided call's results.
+  """
+  want = jax.jit(call)(*(jax.device_put(t, machine.CPUS[0]) for t in args))
+  placed = put(mesh, args, specs)
+  compiled = jax.jit(call).lower(*placed).compile()
+  got = compiled(*placed)
+  transforms.assert_close(test, got, want)
+  test.assertEqual(collectives(compiled), set())
+  return got

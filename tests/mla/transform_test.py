@@ -42,14 +42,8 @@ class TransformTest(parameterized.TestCase):
     specs = dict(q=P(None, "h"), sink=P("h"))
     names = sorted(arrays)
     call = lambda *args: fn(**dict(zip(names, args)), **options)
-    want = jax.jit(call)(
-        *(jax.device_put(arrays[n], machine.CPUS[0]) for n in names))
-    placed = sharding.put(mesh, [arrays[n] for n in names],
-                          [specs.get(n, P()) for n in names])
-    compiled = jax.jit(call).lower(*placed).compile()
-    got = compiled(*placed)
-    transforms.assert_close(self, got, want)
-    self.assertEqual(sharding.collectives(compiled), set())
+    got = sharding.check_local(self, mesh, call, [arrays[n] for n in names],
+                               [specs.get(n, P()) for n in names])
     self.assertEqual(got[0].sharding.spec[1], "h")
 
   @sharding.on_hosts
@@ -64,14 +58,8 @@ class TransformTest(parameterized.TestCase):
     specs = dict(q=P("t", "h"), topk_indices=P("t"))
     names = sorted(arrays)
     call = lambda *args: fn(**dict(zip(names, args)), **options)
-    want = jax.jit(call)(
-        *(jax.device_put(arrays[n], machine.CPUS[0]) for n in names))
-    placed = sharding.put(mesh, [arrays[n] for n in names],
-                          [specs.get(n, P()) for n in names])
-    compiled = jax.jit(call).lower(*placed).compile()
-    got = compiled(*placed)
-    transforms.assert_close(self, got, want)
-    self.assertEqual(sharding.collectives(compiled), set())
+    got = sharding.check_local(self, mesh, call, [arrays[n] for n in names],
+                               [specs.get(n, P()) for n in names])
     self.assertEqual(got[0].sharding.spec[:2], ("t", "h"))
 
   @sharding.on_hosts

@@ -74,14 +74,8 @@ class TransformTest(parameterized.TestCase):
                  k_descale=P("h"), v_descale=P("h"))
     names = sorted(arrays)
     call = lambda *args: fn(**dict(zip(names, args)), **options)
-    want = jax.jit(call)(
-        *(jax.device_put(arrays[n], machine.CPUS[0]) for n in names))
-    placed = sharding.put(mesh, [arrays[n] for n in names],
-                          [specs.get(n, P()) for n in names])
-    compiled = jax.jit(call).lower(*placed).compile()
-    got = compiled(*placed)
-    transforms.assert_close(self, got, want)
-    self.assertEqual(sharding.collectives(compiled), set())
+    got = sharding.check_local(self, mesh, call, [arrays[n] for n in names],
+                               [specs.get(n, P()) for n in names])
     self.assertEqual(got[0].sharding.spec[1], "h")
 
   @sharding.on_hosts
@@ -95,17 +89,12 @@ class TransformTest(parameterized.TestCase):
     """Each device has its tokens, some of a sequence, and nothing is sent."""
     fn, options, arrays = _arrays(case)
     mesh = sharding.mesh((2, 2), ("t", "h"), explicit=explicit)
+    pool = P(None, None, "h")
+    specs = dict(q=P("t", "h"), k_cache=pool, v_cache=pool)
     names = sorted(arrays)
-    heads = dict(k_cache=P(None, None, "h"), v_cache=P(None, None, "h"))
     call = lambda *args: fn(**dict(zip(names, args)), **options)
-    want = jax.jit(call)(
-        *(jax.device_put(arrays[n], machine.CPUS[0]) for n in names))
-    placed = sharding.put(mesh, [arrays[n] for n in names], [
-        P("t", "h") if n == "q" else heads.get(n, P()) for n in names])
-    compiled = jax.jit(call).lower(*placed).compile()
-    got = compiled(*placed)
-    transforms.assert_close(self, got, want)
-    self.assertEqual(sharding.collectives(compiled), set())
+    got = sharding.check_local(self, mesh, call, [arrays[n] for n in names],
+                               [specs.get(n, P()) for n in names])
     self.assertEqual(got[0].sharding.spec[:2], ("t", "h"))
 
   @sharding.on_hosts
