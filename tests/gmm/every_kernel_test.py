@@ -14,8 +14,9 @@ from harness import cases, simulator
 import jax
 from jax._src.aiter.gmm import op as gmm_op
 
-# Rows of a group that a kernel of any length is for, and sides of matrices.
-_MANY, _WIDE = 1025, 136
+# Rows of a group that a kernel of any length is for, sides of matrices, and
+# what is added up in so many steps that a pipeline comes back to its buffers.
+_MANY, _WIDE, _DEEP = 1025, 136, 336
 
 
 class GmmKernelsTest(parameterized.TestCase):
@@ -36,11 +37,12 @@ class GmmKernelsTest(parameterized.TestCase):
     if layout == "tn":
       if not bound and several:
         k, n = _WIDE, _WIDE
+        m, sizes = _DEEP + 30, [_DEEP, 0, 9]
     elif bound == 16:
       m, sizes = short, [13, 0, 9]
     elif not bound and several:
       # One group of many rows, most of which are not there.
-      m, k, n, sizes = _MANY, 16, 32, [17]
+      m, k, n, sizes = _MANY, _DEEP, 32, [17]
     a = gmm_test.integers(rng, m, k, dtype=dtype)
     b = (gmm_test.integers(rng, m, n, dtype=dtype) if layout == "tn"
          else gmm_test.integers(rng, len(sizes), k, n, dtype=dtype))
