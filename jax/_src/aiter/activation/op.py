@@ -375,16 +375,20 @@ def activation_quant(cfg: Config, rows: Rows) -> Quantised:
   return (activation_quant_row if by_row else activation_quant_group)(cfg, rows)
 
 
-def _dbias(rows: Rows, grads: Grads):
-  """float32 [experts, 2 d]: sums over the rows of each expert.
+def sums_by_expert(ids, experts: int, *grads):
+  """float32 [experts, columns]: sums over the rows of each expert.
 
   As a product with the matrix of which row is whose, in a fixed order; a
   scatter's order is whatever a GPU makes of it.
+
+  Args:
+    ids: integers [...], of each row.
+    experts: how many there are.
+    *grads: [..., columns], which come side by side.
   """
   def sums(ids, *grads):
     lead = tuple(range(ids.ndim))
-    experts = jnp.arange(rows.bias.shape[0], dtype=ids.dtype)
-    whose = ids[..., None] == experts
+    whose = ids[..., None] == jnp.arange(experts, dtype=ids.dtype)
     return jnp.concatenate([
         lax.dot_general(
             whose.astype(t.dtype), t, ((lead, lead), ((), ())),
@@ -392,9 +396,8 @@ def _dbias(rows: Rows, grads: Grads):
             preferred_element_type=jnp.promote_types(t.dtype, jnp.float32))
         for t in grads], -1)
 
-  grads = [t for t in grads if t is not None]
   return in_auto_mode(sums, jax.typeof(grads[0]).sharding.mesh,
-                      PartitionSpec(None, None), rows.expert_ids, *grads)
+                      PartitionSpec(None, None), ids, *grads)
 
 
 def _save(cfg: Config, rows: Rows):
@@ -405,7 +408,10 @@ def _backward(cfg: Config, wanted, rows: Rows, dy):
   if dy is None:
     return (Rows(*(None if t is None else jnp.zeros_like(t) for t in rows)),)
   grads = activation_bwd(cfg, rows, dy)
-  dbias = _dbias(rows, grads) if wanted[0].bias else None
+  dbias = None
+  if wanted[0].bias:
+    dbias = sums_by_expert(rows.expert_ids, rows.bias.shape[0],
+                           *(t for t in grads if t is not None))
   return (Rows(*grads, None, dbias),)
 
 
