@@ -399,6 +399,9 @@ CASES = (
     _case("ragged_dot", ("bf16 m,16", "bf16 b,16,n", "sizes_m b"), _GMM, 2),
     _case("ragged_dot", ("bf16 m,16", "bf16 b,n,16", "sizes_m b"), _GMM, 2,
           transpose_rhs=True),
+    Case("ragged_dot_behind", lambda a, b, bias, sizes: aiter.ragged_dot(
+        a, b, sizes, bias=bias, activation=jax.nn.silu),
+         ("bf16 m,16", "bf16 b,16,n", "f32 b,n", "sizes_m b"), _GMM, 3),
     _case("gmm", ("bf16 m,16", "bf16 b,16,n", "sizes_m b"), _GMM, 2),
     _case("tgmm", ("bf16 16,m", "bf16 m,n", "sizes_m b"), _GMM, 2),
     _case("grouped_gemm_i8", ("i8 m,32", "i8 b,n,32", "f32 m,1", "f32 b,n,1",

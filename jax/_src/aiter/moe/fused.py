@@ -10,10 +10,13 @@ import jax.numpy as jnp
 
 import jax
 from jax._src.aiter.activation import api as activation_api
-from jax._src.aiter.activation import op as activation_op
 from jax._src.aiter.core import arguments
-from jax._src.aiter.core.derivative import differentiable, formula_jvp
-from jax._src.aiter.core.partition import vary_like, vary_together
+from jax._src.aiter.core.derivative import (
+    differentiable,
+    formula_jvp,
+    rows_by,
+)
+from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.gmm import api as gmm_api
 from jax._src.aiter.gmm import op as gmm_op
 from jax._src.aiter.moe import api
@@ -100,32 +103,6 @@ class Layer(NamedTuple):
   a2_scale: jax.Array | None = None
 
 
-def _take_bias(dtype: str, bias, ids):
-  if 0 in bias.shape:
-    return vary_like(jnp.zeros((*ids.shape, bias.shape[1]), dtype), ids)
-  return bias.astype(dtype).at[ids].get(
-      mode="fill", fill_value=0, wrap_negative_indices=False)
-
-
-def _take_bias_backward(dtype: str, wanted, saved, dout):
-  del dtype, wanted
-  bias, ids = saved
-  return activation_op.sums_by_expert(ids, bias.shape[0], dout), None
-
-
-# (dtype, bias [e, n], ids [rows]) -> [rows, n]: each row's bias, 0 of a row of
-# no expert. Its transpose adds rows in a fixed order.
-_bias_of_rows = differentiable(
-    _take_bias, _take_bias_backward,
-    save=lambda dtype, bias, ids: (_take_bias(dtype, bias, ids), (bias, ids)),
-    tangent=lambda dtype, saved, tangents: _take_bias(
-        dtype, tangents[0], saved[1]))
-
-
-def _of_expert(bias, ids, like):
-  return _bias_of_rows(jnp.dtype(like).name, bias, ids)
-
-
 def _situ(betas, gate, up):
   """Gates and ups that are bounded smoothly (AITER's Situv2)."""
   bounded = lambda t, beta: beta * jnp.tanh(t / beta)
@@ -155,7 +132,7 @@ def _activate(cfg: Config, h, row_ids, bias1, scale, dtype):
     wide = jnp.promote_types(h.dtype, jnp.float32)
     h = h.astype(wide)
     if bias1 is not None:
-      h += _of_expert(bias1, row_ids, wide)
+      h += rows_by(wide.name, bias1, row_ids)
     if cfg.gated:
       y = _situ(cfg.betas, *((h[:, ::2], h[:, 1::2]) if cfg.interleaved
                              else jnp.split(h, 2, -1)))
@@ -248,7 +225,7 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
   def added(y):
     if x.bias2 is None:
       return y
-    return (y + _of_expert(x.bias2, row_ids, jnp.float32)).astype(y.dtype)
+    return (y + rows_by("float32", x.bias2, row_ids)).astype(y.dtype)
 
   if (cfg.gated and cfg.layout == "nt" and cfg.activation == "silu"
       and cfg.scaling == "none" and not cfg.interleaved and weights is None
@@ -262,7 +239,7 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
     wide = jnp.promote_types(h.dtype, jnp.float32)
     h = h.astype(wide)
     if bias1 is not None:
-      h, bias1 = h + _of_expert(bias1, row_ids, wide), None
+      h, bias1 = h + rows_by(wide.name, bias1, row_ids), None
     h = (h * weights.astype(wide)[:, None]).astype(x.hidden.dtype)
   h, scales = _activate(cfg, h, row_ids, bias1, x.a2_scale, x.hidden.dtype)
   return added(times(h, scales, x.w2, x.w2_scale))

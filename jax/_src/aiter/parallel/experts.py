@@ -388,4 +388,5 @@ def expert_parallel_moe(
           _NAME, size, hidden_states, w1, w2, topk_weight, topk_ids, None,
           activation, None, doweight_stage1, num_local_tokens, w1_scale,
           w2_scale, a1_scale, a2_scale, quant_dtype, dtype, bias1, bias2,
-          swiglu_limit, swiglu_alpha, beta, linear_beta, gate_mode, weight_layout, 0))
+          swiglu_limit, swiglu_alpha, beta, linear_beta, gate_mode,
+          weight_layout, 0))
