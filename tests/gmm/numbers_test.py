@@ -364,8 +364,7 @@ class TransformTest(parameterized.TestCase):
   def test_behind(self, offset, transposed):
     """A bias of each group, and an activation: gradients, and no scatter."""
     a, b = self.args
-    bias = jnp.asarray(np.random.default_rng(4).standard_normal((3, 16)),
-                       jnp.float32)
+    bias = np.random.default_rng(4).standard_normal((3, 16), np.float32)
     sizes = jnp.array([1, 4, 0, 6]) if offset else self.sizes
     given = jnp.swapaxes(b, 1, 2) if transposed else b
 

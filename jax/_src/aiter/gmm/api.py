@@ -126,7 +126,8 @@ def _ragged_dot(function: str, lhs, rhs, group_sizes, dtype, group_offset,
   wide = jnp.promote_types(cfg.out_dtype, jnp.float32)
   out = _rows_times(function, cfg._replace(out_dtype=wide.name), lhs, rhs,
                     sizes)
-  out, sizes, bias = vary_together((out, jnp.asarray(sizes), bias))
+  out, sizes, bias = vary_together(
+      jax.tree.map(jnp.asarray, (out, sizes, bias)))
   return _behind(out, rows_of_groups(sizes, cfg.lead, out.shape[0]), bias,
                  activation, cfg.out_dtype)
 
