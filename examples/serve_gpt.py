@@ -47,12 +47,14 @@ def model(args: argparse.Namespace) -> tuple[dict, Config, str]:
     **dataclasses.asdict(train_gpt.PRESETS[preset]), mla=mla
   )
   if args.weights is None:
-    cfg = as_config(args.preset, args.mla)
-    return jax.jit(init, static_argnums=0)(cfg, key), cfg, args.preset
+    preset = args.preset or "small"
+    cfg = as_config(preset, args.mla)
+    return jax.jit(init, static_argnums=0)(cfg, key), cfg, preset
   params = {name: jnp.asarray(x) for name, x in np.load(args.weights).items()}
+  given = np.shape(params.get("q"))
   for preset in train_gpt.PRESETS:
     cfg = as_config(preset)
-    if params["q"].shape == (cfg.layers, cfg.width, cfg.q_heads, cfg.head_dim):
+    if given == (cfg.layers, cfg.width, cfg.q_heads, cfg.head_dim):
       return params, cfg, preset
   raise SystemExit(f"{args.weights} is of none of train_gpt.py's presets")
 
@@ -80,21 +82,22 @@ def main() -> int:
     "--weights", type=pathlib.Path, help="weights.npz that train_gpt.py wrote"
   )
   parser.add_argument(
-    "--preset", choices=SERVING, default="small", help="of random weights"
+    "--preset", choices=SERVING, help="of random weights (small)"
   )
   parser.add_argument(
     "--mla", action="store_true", help="latent attention, of random weights"
   )
-  parser.add_argument("--requests", type=int, default=16)
-  parser.add_argument("--sequences", type=int, help="at once")
-  parser.add_argument("--width", type=int, help="tokens a step")
-  parser.add_argument("--seed", type=int, default=0)
+  count = train_gpt.at_least(1)
+  parser.add_argument("--requests", type=count, default=16)
+  parser.add_argument("--sequences", type=count, help="at once")
+  parser.add_argument("--width", type=count, help="tokens a step")
+  parser.add_argument("--seed", type=train_gpt.at_least(0), default=0)
   args = parser.parse_args()
-  for name in ("requests", "sequences", "width"):
-    if getattr(args, name) is not None and getattr(args, name) < 1:
-      parser.error(f"--{name} must be at least 1")
-  if args.mla and args.weights is not None:
-    parser.error("--mla is of random weights, not of --weights")
+  if args.weights is not None:
+    if args.mla or args.preset:
+      parser.error("--mla and --preset are of random weights, not of --weights")
+    if not args.weights.is_file():
+      parser.error(f"--weights: there is no file {args.weights}")
   params, cfg, preset = model(args)
   sequences, width, page_size = SERVING[preset]
   sequences, width = args.sequences or sequences, args.width or width

@@ -402,6 +402,17 @@ def plot(results: dict, path: pathlib.Path) -> bool:
   return True
 
 
+def at_least(low: int) -> Callable[[str], int]:
+  """The type of a flag that is an integer, and not less."""
+
+  def integer(value: str) -> int:
+    if int(value) < low:
+      raise argparse.ArgumentTypeError(f"{value} is not at least {low}")
+    return int(value)
+
+  return integer
+
+
 def mesh_axes(text: str) -> dict[str, int]:
   """Returns the sizes of the axes data and context of "data=2,context=2"."""
   sizes = {"data": 1, "context": 1}
@@ -418,9 +429,11 @@ def mesh_axes(text: str) -> dict[str, int]:
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--preset", choices=PRESETS, default="small")
-  parser.add_argument("--steps", type=int, help="training steps of each run")
+  parser.add_argument(
+    "--steps", type=at_least(1), help="training steps of each run"
+  )
   parser.add_argument("--out", type=pathlib.Path, default="train_gpt_out")
-  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--seed", type=at_least(0), default=0)
   parser.add_argument(
     "--mesh", type=mesh_axes, help="devices of each axis: data=2,context=2"
   )
@@ -434,9 +447,7 @@ def main() -> int:
         f"--mesh: {cfg.batch} sequences of {cfg.seq} bytes cannot be divided"
         f" into {data} x {2 * context} parts"
       )
-  if args.steps is not None:
-    if args.steps < 1:
-      parser.error("--steps must be at least 1")
+  if args.steps:
     cfg = dataclasses.replace(cfg, steps=args.steps)
   args.out.mkdir(parents=True, exist_ok=True)
   if args.run:

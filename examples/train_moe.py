@@ -134,11 +134,11 @@ def train(name: str, cfg: Config, seed: int) -> list[float]:
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--preset", choices=tuple(PRESETS), default="small")
-  parser.add_argument("--steps", type=int, default=0)
-  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--steps", type=train_gpt.at_least(1))
+  parser.add_argument("--seed", type=train_gpt.at_least(0), default=0)
   args = parser.parse_args()
   cfg = PRESETS[args.preset]
-  if args.steps > 0:
+  if args.steps:
     cfg = dataclasses.replace(cfg, steps=args.steps)
   losses = {name: train(name, cfg, args.seed) for name in RUNS}
   difference = max(abs(a - b) for a, b in zip(*losses.values(), strict=True))

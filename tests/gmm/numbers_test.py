@@ -360,6 +360,49 @@ class TransformTest(parameterized.TestCase):
     tangents = lambda f: jax.jvp(f, self.args, self.args)
     transforms.assert_close(self, tangents(self.loss), tangents(self.plain))
 
+  @parameterized.product(offset=[None, 1], transposed=[False, True])
+  def test_behind(self, offset, transposed):
+    """A bias of each group, and an activation: gradients, and no scatter."""
+    a, b = self.args
+    bias = np.random.default_rng(4).standard_normal((3, 16), np.float32)
+    sizes = jnp.array([1, 4, 0, 6]) if offset else self.sizes
+    given = jnp.swapaxes(b, 1, 2) if transposed else b
+
+    def ours(a, b, bias):
+      return aiter.ragged_dot(
+          a, b, sizes, group_offset=offset, transpose_rhs=transposed, bias=bias,
+          activation=jax.nn.sigmoid)
+
+    def plain(a, b, bias):
+      first = offset or 0
+      group = np.repeat([-1] * first + [0, 2, -1], [1] * first + [
+          4, 6, 2 - first])
+      out = jax.nn.sigmoid(jnp.einsum(
+          "mk,mkn->mn", a, (jnp.swapaxes(b, 1, 2) if transposed else b)[group],
+          precision="highest") + bias[group])
+      return jnp.where(group[:, None] < 0, 0, out)
+
+    both = lambda f: jax.jit(jax.value_and_grad(
+        lambda *t: jnp.sum(jnp.sin(f(*t))), (0, 1, 2)))
+    args = (a, given, bias)
+    transforms.assert_close(self, both(ours)(*args), both(plain)(*args))
+    for platform in ("cuda", "rocm"):
+      self.assertNotIn("stablehlo.scatter", both(ours).trace(*args).lower(
+          lowering_platforms=(platform,)).as_text())
+    np.testing.assert_array_equal(
+        aiter.gmm(a, given, sizes, group_offset=offset, bias=bias,
+                  transpose_rhs=transposed),
+        aiter.ragged_dot(a, given, sizes, group_offset=offset, bias=bias,
+                         transpose_rhs=transposed))
+
+  def test_rounded_once(self):
+    """What is behind the sums acts on them, not on a result's dtype."""
+    a = jnp.full((2, 1), 256, jnp.bfloat16)
+    out = aiter.ragged_dot(
+        a, jnp.ones((1, 1, 1), jnp.bfloat16), np.array([2]),
+        bias=jnp.full((1, 1), 1.0), activation=lambda t: t - 256)
+    np.testing.assert_array_equal(out, np.ones((2, 1), ml_dtypes.bfloat16))
+
   def test_vmap(self):
     many = [jnp.stack([t, 2 * t]) for t in self.args]
     sizes = jnp.array([[4, 0, 6], [1, 2, 3]])
@@ -405,7 +448,9 @@ class TransformTest(parameterized.TestCase):
     a, b = normal(24, 8), normal(4 - (offset or 0), 8, 16)
     sizes = jnp.array([4, 0, 13, 4])
     offset = None if offset is None else jnp.array([offset])
-    call = jax.jit(lambda *t: aiter.ragged_dot(*t, group_offset=offset))
+    bias = normal(len(b), 16)
+    call = jax.jit(lambda *t: aiter.ragged_dot(
+        *t, group_offset=offset, bias=bias, activation=jnp.tanh))
     both = jax.jit(jax.grad(lambda *t: jnp.sum(jnp.sin(call(*t))), (0, 1)))
     mesh = sharding.mesh((4,), ("x",), explicit)
     placed = sharding.put(mesh, (a, b, sizes), (P("x"), P(), P()))
@@ -435,6 +480,12 @@ class ErrorTest(parameterized.TestCase):
        ["preferred_element_type", "int8"]),
       ("offset", ValueError, dict(group_offset=jnp.ones(2, jnp.int32)),
        ["group_offset", "int32[2]", "one integer"]),
+      ("bias", ValueError, dict(bias=jnp.ones(4)),
+       ["bias", "[4]", "[2, 4]"]),
+      ("bias_dtype", TypeError, dict(bias=jnp.ones((2, 4), jnp.int32)),
+       ["bias's dtype", "int32"]),
+      ("activation", TypeError, dict(activation="silu"),
+       ["activation", "silu", "a function"]),
       ("transpose", TypeError, dict(transpose_rhs=1),
        ["transpose_rhs", "bool"]))
   def test_ragged_dot(self, error, replaced, words):

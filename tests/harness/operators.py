@@ -304,6 +304,17 @@ CASES = (
           _PAGED, softcap=3.0, return_lse=True),
     _case("merge_attn_states", ("bf16 t,4,16", "f32 4,t") * 2, (), 4),
     _case("paged_attention", ("bf16 b,4,16", *_POOLS, *_PAGES), _PAGED),
+    Case("paged_attention_v1", lambda q, k, v, *rest: aiter.paged_attention_v1(
+        q, k, v, 0.3, rest[0], None, *rest[1:], sliding_window=5,
+        fp8_out_scale=0.5),
+         ("bf16 b,4,16", *_POOLS, "table b,3", "lengths b"),
+         (*_PAGED, "quant")),
+    Case("paged_attention_ragged", lambda q, k, v, *rest:
+         aiter.paged_attention_ragged(q, k, v, 0.3, *rest),
+         ("bf16 b,4,16", *_POOLS, *_PAGES), _PAGED),
+    Case("pa_fwd_asm", aiter.pa_fwd_asm,
+         ("bf16 b,4,16", "bf16 6,2,2,16,8", "bf16 6,2,2,16,8", "table b,3",
+          "lengths b"), _PAGED),
     _case("paged_prefill", ("bf16 t,4,16", *_POOLS, "ends_t b+1", *_PAGES),
           _PAGED),
     Case("mha_batch_prefill_func", lambda *args: aiter.mha_batch_prefill_func(
@@ -386,6 +397,9 @@ CASES = (
           ("indexer_logits",), max_model_len=40),
     _case("mla_decode_fwd", ("bf16 t,4,48", "bf16 6,16,1,48", "ends_t b+1",
                              *_PAGES), _MLA, kv_lora_rank=32),
+    Case("mla_prefill_fwd", functools.partial(
+        aiter.mla_prefill_fwd, kv_lora_rank=32),
+         ("bf16 t,4,48", "bf16 6,16,1,48", "ends_t b+1", *_PAGES), _MLA),
     _case("sparse_mla_fwd", ("bf16 t,4,48", "bf16 6,16,48", "table t,7"), _MLA,
           kv_lora_rank=32, return_lse=True),
     Case("mla_ragged_paged_attention", lambda *args:
@@ -399,6 +413,9 @@ CASES = (
     _case("ragged_dot", ("bf16 m,16", "bf16 b,16,n", "sizes_m b"), _GMM, 2),
     _case("ragged_dot", ("bf16 m,16", "bf16 b,n,16", "sizes_m b"), _GMM, 2,
           transpose_rhs=True),
+    Case("ragged_dot_behind", lambda a, b, bias, sizes: aiter.ragged_dot(
+        a, b, sizes, bias=bias, activation=jax.nn.silu),
+         ("bf16 m,16", "bf16 b,16,n", "f32 b,n", "sizes_m b"), _GMM, 3),
     _case("gmm", ("bf16 m,16", "bf16 b,16,n", "sizes_m b"), _GMM, 2),
     _case("tgmm", ("bf16 16,m", "bf16 m,n", "sizes_m b"), _GMM, 2),
     _case("grouped_gemm_i8", ("i8 m,32", "i8 b,n,32", "f32 m,1", "f32 b,n,1",

@@ -261,10 +261,11 @@ def renamed(options):
           else "separated")
 
 
-def four_bits(kind, w):
-  """(numbers, scales, values in float64) of MXFP4 or int4 weights."""
-  if kind == "mx":
-    q, scale = aiter.mx_quant(w)
+def packed(kind, w):
+  """(numbers, scales, values in float64) of MXFP4, MXFP8 or int4 weights."""
+  if kind != "i4":
+    q, scale = aiter.mx_quant(
+        w, quant_dtype="mxfp4" if kind == "mx" else kind)
     return q, scale, np.asarray(aiter.mx_dequant(q, scale), np.float64)
   blocks = w.reshape(*w.shape[:2], -1, 32)
   scale = (np.abs(blocks).max(-1) / 7).astype(BF16)
@@ -298,6 +299,9 @@ class FusedTest(parameterized.TestCase):
       ("limit", dict(limit=0.5)), ("alone", dict(gated=False, bias=True)),
       ("early", dict(early=True, k=1)),
       ("early_bias", dict(early=True, bias=True)),
+      ("situ", dict(activation="situv2", bias=True)),
+      ("betas", dict(activation="situv2", beta=0.7, linear_beta=1.5,
+                     interleaved=True)),
       ("interleaved", dict(interleaved=True)), ("bias", dict(bias=True))], 2))
   def test_options(self, options):
     options = dict(options)
@@ -405,17 +409,18 @@ class FusedTest(parameterized.TestCase):
     self.assertLess(np.sqrt((error**2).sum() / (want**2).sum()), bound)
 
   @parameterized.parameters(machine.sample([
-      ("mx", None), ("mx", "float8_e4m3fn"), ("mx", "mxfp4"), ("i4", None)], 1))
-  def test_four_bits(self, kind, quant):
+      ("mx", None), ("mx", "float8_e4m3fn"), ("mx", "mxfp4"), ("i4", None),
+      ("float8_e4m3fn", None), ("float8_e4m3fn", "float8_e4m3fn")], 1))
+  def test_small_groups(self, kind, quant):
     """Weights are exact; rows as test_bytes has them, or in bfloat16."""
     m, d, i = machine.size((200, 512, 256), (9, 64, 96), (9, 64, 96))
     x, w1, w2, weights, ids = self.layer(m, d, i, 4, 2, True, np.float32)
-    (q1, s1, e1), (q2, s2, e2) = (four_bits(kind, w) for w in (w1, w2))
+    (q1, s1, e1), (q2, s2, e2) = (packed(kind, w) for w in (w1, w2))
     bias1, bias2 = (logits_of(4, w.shape[1], seed=5) for w in (w1, w2))
     got = jax.jit(lambda x, q1, q2, s1, s2: aiter.fused_moe(
         x, q1, q2, weights, ids, activation="swiglu", w1_scale=s1,
-        w2_scale=s2, quant_dtype=quant, bias1=bias1, bias2=bias2))(
-            x.astype(BF16), q1, q2, s1, s2)
+        w2_scale=s2, quant_dtype=quant, bias1=bias1, bias2=bias2,
+        quant_type="per_1x32"))(x.astype(BF16), q1, q2, s1, s2)
     want = oracle.fused_moe(x.astype(BF16), e1, e2, weights, ids, "swiglu",
                             bias1=bias1, bias2=bias2)
     error = np.asarray(got, np.float64) - want
@@ -490,6 +495,34 @@ class FusedTest(parameterized.TestCase):
       self.assertLess(np.abs(np.asarray(got, np.float32) - exact).max(),
                       0.04 * scale)
 
+  @machine.where(not machine.SIMULATED)
+  def test_gradients_of_biases(self):
+    """They are sums in a fixed order: no GPU is told to scatter."""
+    x, w1, w2, weights, ids = self.layer(5, 16, 8, 3, 2, gated=False)
+    grads = jax.jit(jax.grad(lambda *bias: jnp.sum(aiter.fused_moe(
+        x, w1, w2, weights, ids, bias1=bias[0], bias2=bias[1])), (0, 1)))
+    traced = grads.trace(jnp.ones((3, 8)), jnp.ones((3, 16)))
+    for platform in ("cuda", "rocm"):
+      text = traced.lower(lowering_platforms=(platform,)).as_text()
+      self.assertNotIn("stablehlo.scatter", text)
+
+  @machine.where(not machine.SIMULATED)
+  @parameterized.product(activation=["silu", "swiglu", "situv2"],
+                         scaled=[False, True], tokens=[0, 3])
+  def test_nothing(self, activation, scaled, tokens):
+    """No tokens, and a device that has none of the experts."""
+    dtype = jnp.float8_e4m3fn if scaled else jnp.float32
+    for experts in (0, 2):
+      names = ("w1_scale", "w2_scale") if scaled else ()
+      out = aiter.fused_moe(
+          jnp.ones((tokens, 16)), jnp.ones((experts, 16, 16), dtype),
+          jnp.ones((experts, 16, 8), dtype), jnp.ones((tokens, 1)),
+          jnp.zeros((tokens, 1), jnp.int32), jnp.arange(4) >= 4 - experts,
+          activation, gate_mode="interleaved", bias1=jnp.ones((experts, 16)),
+          bias2=jnp.ones((experts, 16)),
+          **{name: jnp.ones(experts) for name in names})
+      np.testing.assert_array_equal(out, np.zeros((tokens, 16)))
+
   @parameterized.parameters(range(machine.size(25, 3, 1)))
   def test_random(self, seed):
     """A layer drawn at random, compiled once and called with drawn tokens."""
@@ -511,7 +544,7 @@ class FusedTest(parameterized.TestCase):
                       bias2=logits_of(experts, d, seed=6))
     given, scales = [w1, w2], {}
     if kind != "none":
-      found = [four_bits(kind, w.astype(np.float32)) for w in (w1, w2)]
+      found = [packed(kind, w.astype(np.float32)) for w in (w1, w2)]
       (q1, s1, w1), (q2, s2, w2) = found
       given, scales = [q1, q2], dict(w1_scale=s1, w2_scale=s2)
     call = jax.jit(lambda x, weights, ids, w, scales: aiter.fused_moe(
@@ -582,6 +615,21 @@ class ErrorTest(parameterized.TestCase):
       ("quant", dict(quant_dtype="mxfp4"), ["quant_dtype", "MXFP4"]),
       ("a1_scale", dict(a1_scale=jnp.ones(1)), ["a1_scale"]),
       ("alpha", dict(swiglu_alpha=1.0), ["swiglu_alpha", "swiglu"]),
+      ("beta", dict(beta=1.0), ["beta", "1.0", "situv2"]),
+      ("linear_beta", dict(activation="situv2", linear_beta=0.0),
+       ["linear_beta", "0.0", "above 0"]),
+      ("quant_type", dict(quant_type="per_token"),
+       ["quant_type", "per_token", "None or 'no'"]),
+      ("quant_types", dict(
+          w1=jnp.ones((3, 8, 6), jnp.int8), w2=jnp.ones((3, 6, 4), jnp.int8),
+          w1_scale=jnp.ones(3), w2_scale=jnp.ones(3), quant_type="per_token"),
+       ["quant_type", "per_token", "'per_tensor'"]),
+      ("mxfp8", dict(w1=jnp.ones((3, 8, 32), jnp.float8_e4m3fn),
+                     w2=jnp.ones((3, 32, 4), jnp.float8_e4m3fn),
+                     hidden_states=jnp.ones((4, 32)),
+                     w1_scale=jnp.ones((3, 8, 1), jnp.uint8),
+                     w2_scale=jnp.ones((3, 32, 1), jnp.uint8)),
+       ["w2_scale", "[3, 32, 1]", "4 / 32"]),
       ("shared", dict(num_shared_experts=4), ["num_shared_experts", "4"]),
       ("packed", dict(w1=jnp.ones((3, 8, 32), jnp.uint8),
                       w2=jnp.ones((3, 64, 2), jnp.uint8),

@@ -43,8 +43,12 @@ def _sigmoid(x):
   return 1 / (1 + np.exp(-x))
 
 
-def activate(name, gate, up, limit=None, alpha=1.702):
+def activate(name, gate, up, limit=None, alpha=1.702, beta=4.0,
+             linear_beta=25.0):
   """In float64; without an up that of the gate alone."""
+  if name == "situv2":
+    return (beta * np.tanh(gate / beta) * _sigmoid(gate)
+            * linear_beta * np.tanh(up / linear_beta))
   if name == "swiglu":
     limit = 7.0 if limit is None else limit
   if limit is not None:
@@ -60,8 +64,8 @@ def activate(name, gate, up, limit=None, alpha=1.702):
 
 
 def fused_moe(x, w1, w2, weights, ids, activation="silu", *, early=False,
-              interleaved=False, bias1=None, bias2=None, limit=None,
-              alpha=1.702):
+              interleaved=False, bias1=None, bias2=None,
+              **of_activation):
   """[m, d] of w1 [e, 2 i, d] or [e, i, d], w2 [e, d, i], local ids."""
   x, w1, w2, weights = (np.asarray(t, np.float64)
                         for t in (x, w1, w2, weights))
@@ -78,7 +82,7 @@ def fused_moe(x, w1, w2, weights, ids, activation="silu", *, early=False,
     gate, up = h, None
     if gated:
       gate, up = (h[:, ::2], h[:, 1::2]) if interleaved else np.split(h, 2, 1)
-    y = activate(activation, gate, up, limit, alpha) @ w2[e].T
+    y = activate(activation, gate, up, **of_activation) @ w2[e].T
     if bias2 is not None:
       y = y + np.asarray(bias2[e], np.float64)
     np.add.at(out, token, y if early else weight * y)

@@ -94,21 +94,24 @@ class ExamplesTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     self.assertIn("largest difference of the two losses", done.stdout)
 
-  def test_serve_gpt_refuses_no_requests(self):
-    done = run("examples/serve_gpt.py", "--requests", "0")
+  @parameterized.parameters(
+    ("serve_gpt", "--requests", "0"),
+    ("serve_gpt", "--seed", "-1"),
+    ("serve_gpt", "--weights", "nowhere.npz"),
+    ("serve_gpt", "--preset", "gpu", "--weights", __file__),
+    ("train_gpt", "--steps", "0"),
+    ("train_moe", "--steps", "-3"),
+  )
+  def test_refuses(self, example, *flags):
+    done = run(f"examples/{example}.py", *flags)
     self.assertEqual(done.returncode, 2)
-    self.assertIn("--requests", done.stderr)
+    self.assertIn(flags[0], done.stderr.split("error: ")[1])
 
   @parameterized.parameters("tensor=2", "context=256")
   def test_train_gpt_refuses_meshes(self, mesh):
     done = run("examples/train_gpt.py", "--mesh", mesh)
     self.assertEqual(done.returncode, 2)
     self.assertIn("--mesh", done.stderr)
-
-  def test_train_gpt_refuses_no_steps(self):
-    done = run("examples/train_gpt.py", "--steps", "0")
-    self.assertEqual(done.returncode, 2)
-    self.assertIn("--steps", done.stderr)
 
   @parameterized.parameters(*BENCHMARKS)
   def test_benchmark(self, op):

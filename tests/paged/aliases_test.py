@@ -203,6 +203,74 @@ class AliasesTest(parameterized.TestCase):
         max_seqlen_q=64, max_seqlen_k=64, window_size=(9, -1))
     check_error(self, out, exact, plain, "bf16")
 
+  def aiter_form(self, name, p):
+    """(positional arguments of one of AITER's, and their scales' names)."""
+    head = (p.q, p.k, p.v)
+    if name == "pa_fwd_asm":
+      return (*head, p.table, p.lengths), ("K_QScale", "V_QScale")
+    scale = p.case.softmax_scale or p.case.d**-0.5
+    rest = ((p.table, None, p.lengths) if name == "paged_attention_v1"
+            else self.csr(p))
+    return (*head, scale, *rest), ("k_scale", "v_scale")
+
+  @parameterized.parameters(
+      ("paged_attention_v1", dict(soft_cap=2.0), {}),
+      ("paged_attention_v1", dict(window=(4, -1), slopes=True),
+       dict(sliding_window=5)),
+      ("paged_attention_v1", dict(layout="HND", cache="e4m3fn", scale="head"),
+       dict(kv_cache_layout="HND", kv_cache_dtype="fp8")),
+      ("paged_attention_ragged", dict(soft_cap=2.0, slopes=True),
+       dict(block_size=16)),
+      ("paged_attention_ragged", dict(layout="HND", cache="int8",
+                                      scale="token"),
+       dict(kv_cache_layout="HND")),
+      ("pa_fwd_asm", dict(layout="asm", cache="int8", scale="token"), {}),
+      ("pa_fwd_asm", dict(layout="asm"), {}))
+  def test_aiter(self, name, case, options):
+    p, exact, plain = self.problem(**case)
+    args, scales = self.aiter_form(name, p)
+    if p.k_scale is not None:
+      options = options | dict(zip(scales, (p.k_scale, p.v_scale)))
+    if "soft_cap" in case:
+      options = options | dict(logits_soft_cap=case["soft_cap"])
+    if "slopes" in case:
+      options = options | dict(alibi_slopes=p.slopes)
+    out = getattr(aiter, name)(*args, **options)
+    check_error(self, out, exact, plain, p.case.dtype)
+
+  @parameterized.parameters("paged_attention_v1", "paged_attention_ragged",
+                            "pa_fwd_asm")
+  def test_aiter_several(self, name):
+    """Speculative steps: as many of each sequence, or lengths of their own."""
+    layout = "asm" if name == "pa_fwd_asm" else "NHD"
+    p, exact, plain = self.problem(
+        layout=layout, lengths=((3, 40), (3, 3), (3, 1)), decode=False)
+    args, _ = self.aiter_form(name, p)
+    args = (jnp.asarray(p.q[:9]), *args[1:])
+    each = "max_qlen" if name == "pa_fwd_asm" else "mtp"
+    out = getattr(aiter, name)(*args, **{each: 3})
+    check_error(self, out, exact[:9], plain[:9], "bf16")
+    if name == "paged_attention_ragged":
+      return
+    if name == "pa_fwd_asm":
+      given = getattr(aiter, name)(*args, qo_indptr=p.cu)
+    else:
+      given = getattr(aiter, name)(*args[:5], p.cu, *args[6:])
+    np.testing.assert_array_equal(given, out)
+    with self.assertRaisesRegex(ValueError, f"{name}: .*{each} is 2"):
+      getattr(aiter, name)(*args, **{each: 2})
+
+  def test_fp8_out(self):
+    p, exact, _ = self.problem()
+    args, _ = self.aiter_form("paged_attention_v1", p)
+    out = aiter.paged_attention_v1(*args, fp8_out_scale=0.01)
+    self.assertEqual(out.dtype, aiter.float8_dtype())
+    largest = float(jnp.finfo(out.dtype).max)
+    want = np.clip(exact / 0.01, -largest, largest)
+    error = np.abs(np.asarray(out, np.float64) - want)
+    # Half a unit of four bits, and what bfloat16 has rounded before.
+    self.assertLess((error - np.abs(want) * (2.0**-4 + 2.0**-7)).max(), 2e-2)
+
   @parameterized.parameters(
       dict(), dict(table=True), dict(layout="asm"), dict(page=1),
       dict(layout="asm", table=True, cache="e4m3fn", scale="page"))

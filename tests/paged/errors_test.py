@@ -36,7 +36,52 @@ RAGGED = dict(
     cu_q_lens=UNIFIED["cu_seqlens_q"], distribution=jnp.array([1, 2, 2], _INTS))
 
 
+V1 = dict(query=DECODE["q"], key_cache=_POOL, value_cache=_POOL, scale=0.2,
+          block_tables=DECODE["block_tables"], cu_query_lens=None,
+          context_lens=DECODE["context_lens"])
+
+
 class ErrorsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (ValueError, dict(query=jnp.ones((2, 3, 32), jnp.bfloat16)),
+       "heads of query and key_cache"),
+      (TypeError, dict(scale="1"), "scale is '1'"),
+      (ValueError, dict(kv_cache_layout="x"), "kv_cache_layout is 'x'"),
+      (ValueError, dict(kv_cache_dtype="fp8"), "kv_cache_dtype", "'bfloat16'"),
+      (ValueError, dict(mtp=2), "query is bfloat16[2", "4 rows", "mtp is 2"),
+      (ValueError, dict(sliding_window=-1), "sliding_window is -1"),
+      (ValueError, dict(partition_size=0), "partition_size is 0"),
+      (ValueError, dict(max_context_len=-1), "max_context_len is -1"),
+      (ValueError, dict(fp8_out_scale=jnp.ones(2)), "fp8_out_scale", "[2]"),
+      (ValueError, dict(cu_query_lens=jnp.array([0, 2], _INTS)),
+       "cu_query_lens", "shape [3]"))
+  def test_v1(self, error, replaced, *words):
+    errors.check(self, aiter.paged_attention_v1, V1, error, replaced, words)
+
+  @parameterized.parameters(
+      (dict(block_size=8), "block_size is 8", "16"),
+      (dict(max_num_partitions=-1), "max_num_partitions is -1"),
+      (dict(mtp=3), "mtp is 3", "6 rows"))
+  def test_ragged_tables(self, replaced, *words):
+    good = dict(query=DECODE["q"], key_cache=_POOL, value_cache=_POOL,
+                scale=0.2, **{name: CSR[name] for name in (
+                    "kv_indptr", "kv_page_indices", "kv_last_page_lens")})
+    errors.check(self, aiter.paged_attention_ragged, good, ValueError, replaced,
+                 words)
+
+  @parameterized.parameters(
+      (dict(K=_POOL), "K is bfloat16[6, 16, 2, 32]"),
+      (dict(high_precision=3), "high_precision is 3"),
+      (dict(block_tables_stride0=-1), "block_tables_stride0 is -1"),
+      (dict(max_qlen=0), "max_qlen is 0"))
+  def test_asm(self, replaced, *words):
+    pool = jnp.ones((6, 2, 4, 16, 8), jnp.bfloat16)
+    good = dict(Q=DECODE["q"], K=pool, V=jnp.ones((6, 2, 2, 32, 8),
+                                                  jnp.bfloat16),
+                block_tables=DECODE["block_tables"],
+                context_lens=DECODE["context_lens"])
+    errors.check(self, aiter.pa_fwd_asm, good, ValueError, replaced, words)
 
   @parameterized.parameters(
       (TypeError, dict(q=7), "q is a int"),

@@ -94,7 +94,11 @@ from jax._src.aiter.mha_fp8.api import (
     flash_attn_fp8_pertensor_func,
     flash_attn_varlen_fp8_pertensor_func,
 )
-from jax._src.aiter.mla.api import mla_decode_fwd, sparse_mla_fwd
+from jax._src.aiter.mla.api import (
+    mla_decode_fwd,
+    mla_prefill_fwd,
+    sparse_mla_fwd,
+)
 from jax._src.aiter.mla.ragged import (
     get_mla_kv_cache_shape,
     mla_ragged_paged_attention,
@@ -124,7 +128,10 @@ from jax._src.aiter.norm.api import (
 )
 from jax._src.aiter.paged.aliases import (
     mha_batch_prefill_func,
+    pa_fwd_asm,
     paged_attention,
+    paged_attention_ragged,
+    paged_attention_v1,
     paged_prefill,
 )
 from jax._src.aiter.paged.api import (
@@ -295,6 +302,7 @@ __all__ = [
     "mixed_sample",
     "mixed_sample_outer_exponential",
     "mla_decode_fwd",
+    "mla_prefill_fwd",
     "mla_ragged_paged_attention",
     "moe_align_block_size",
     "moe_permute",
@@ -303,9 +311,12 @@ __all__ = [
     "moe_unpermute",
     "mx_dequant",
     "mx_quant",
+    "pa_fwd_asm",
     "pack_e2m1",
     "paged_attention",
     "paged_attention_decode",
+    "paged_attention_ragged",
+    "paged_attention_v1",
     "paged_prefill",
     "per_block_quant",
     "per_group_quant",

@@ -14,15 +14,17 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 import jax
 from jax import lax
 from jax._src.aiter.core import layouts, rounding
-from jax._src.aiter.core.derivative import differentiable, formula_jvp
+from jax._src.aiter.core.derivative import (
+    differentiable,
+    formula_jvp,
+    sums_by,
+)
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, rows_lead
-from jax._src.aiter.core.partition import in_auto_mode
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
@@ -375,28 +377,6 @@ def activation_quant(cfg: Config, rows: Rows) -> Quantised:
   return (activation_quant_row if by_row else activation_quant_group)(cfg, rows)
 
 
-def _dbias(rows: Rows, grads: Grads):
-  """float32 [experts, 2 d]: sums over the rows of each expert.
-
-  As a product with the matrix of which row is whose, in a fixed order; a
-  scatter's order is whatever a GPU makes of it.
-  """
-  def sums(ids, *grads):
-    lead = tuple(range(ids.ndim))
-    experts = jnp.arange(rows.bias.shape[0], dtype=ids.dtype)
-    whose = ids[..., None] == experts
-    return jnp.concatenate([
-        lax.dot_general(
-            whose.astype(t.dtype), t, ((lead, lead), ((), ())),
-            precision=lax.Precision.HIGHEST,
-            preferred_element_type=jnp.promote_types(t.dtype, jnp.float32))
-        for t in grads], -1)
-
-  grads = [t for t in grads if t is not None]
-  return in_auto_mode(sums, jax.typeof(grads[0]).sharding.mesh,
-                      PartitionSpec(None, None), rows.expert_ids, *grads)
-
-
 def _save(cfg: Config, rows: Rows):
   return activation_fwd(cfg, rows), rows
 
@@ -405,7 +385,10 @@ def _backward(cfg: Config, wanted, rows: Rows, dy):
   if dy is None:
     return (Rows(*(None if t is None else jnp.zeros_like(t) for t in rows)),)
   grads = activation_bwd(cfg, rows, dy)
-  dbias = _dbias(rows, grads) if wanted[0].bias else None
+  dbias = None
+  if wanted[0].bias:
+    dbias = sums_by(rows.expert_ids, rows.bias.shape[0],
+                           *(t for t in grads if t is not None))
   return (Rows(*grads, None, dbias),)
 
 

@@ -301,7 +301,7 @@ def append_kv(
     v_pool: v_cache.
     k_scale: as there.
     v_scale: as there.
-    kv_cache_dtype: "auto", which is the pools' own, or its name.
+    kv_cache_dtype: "auto", which is the pools' own, its name, or "fp8".
 
   Returns:
     (k_pool, v_pool).
@@ -311,9 +311,7 @@ def append_kv(
     ValueError: as write_kv_cache.
   """
   function = "append_kv"
-  arguments.check_is_array(function, "k_pool", k_pool, optional=False)
-  own = k_pool.dtype.name
-  arguments.choice(function, "kv_cache_dtype", kv_cache_dtype, ("auto", own))
+  arguments.check_cache_kind(function, "k_pool", k_pool, kv_cache_dtype)
   return _write_kv(function, k_new, v_new, k_pool, v_pool, slot_mapping, "NHD",
                    k_scale, v_scale)
 

@@ -182,6 +182,15 @@ def check_dtype(function, name, value, accepted):
               TypeError)
 
 
+def check_cache_kind(function, name, cache, kv_cache_dtype):
+  """An error unless kv_cache_dtype is "auto" or a name of what a cache is."""
+  check_is_array(function, name, cache, optional=False)
+  own = cache.dtype.name
+  choice(function, "kv_cache_dtype", kv_cache_dtype, (
+      "auto", own, *(("fp8", "fp8_e4m3") if own.startswith("float8_e4m3")
+                     else ())))
+
+
 def check_integers(function, name, value):
   """An error if it is no array of integers."""
   check_is_array(function, name, value, optional=False)

@@ -11,11 +11,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
+from jax.sharding import PartitionSpec
 
 import jax
+from jax import lax
 from jax._src.aiter.core.linear import linear_map
-from jax._src.aiter.core.partition import in_auto_mode, resharded
+from jax._src.aiter.core.partition import in_auto_mode, resharded, vary_like
 
 
 def _moving(t):
@@ -142,3 +145,49 @@ def differentiable(
     return results, jax.tree.unflatten(out_tree, dots)
 
   return call
+
+
+def sums_by(ids, size: int, *grads):
+  """float32 [size, columns]: the sums of the rows that have each id.
+
+  As a product with the matrix of which row is whose, in a fixed order; a
+  scatter's order is whatever a GPU makes of it.
+
+  Args:
+    ids: integers [...], of each row.
+    size: ids that there are.
+    *grads: [..., columns], which come side by side.
+  """
+  def sums(ids, *grads):
+    lead = tuple(range(ids.ndim))
+    whose = ids[..., None] == jnp.arange(size, dtype=ids.dtype)
+    return jnp.concatenate([
+        lax.dot_general(
+            whose.astype(t.dtype), t, ((lead, lead), ((), ())),
+            precision=lax.Precision.HIGHEST,
+            preferred_element_type=jnp.promote_types(t.dtype, jnp.float32))
+        for t in grads], -1)
+
+  return in_auto_mode(sums, jax.typeof(grads[0]).sharding.mesh,
+                      PartitionSpec(None, None), ids, *grads)
+
+
+def _take(dtype: str, table, ids):
+  if 0 in table.shape:
+    return vary_like(jnp.zeros((*ids.shape, table.shape[1]), dtype), ids)
+  return table.astype(dtype).at[ids].get(
+      mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def _take_backward(dtype: str, wanted, saved, dout):
+  del dtype, wanted
+  table, ids = saved
+  return sums_by(ids, table.shape[0], dout), None
+
+
+# (dtype, table [size, n], ids [...]) -> [..., n], 0 of an id that is none. Its
+# transpose is sums_by.
+rows_by = differentiable(
+    _take, _take_backward,
+    save=lambda dtype, table, ids: (_take(dtype, table, ids), (table, ids)),
+    tangent=lambda dtype, saved, tangents: _take(dtype, tangents[0], saved[1]))

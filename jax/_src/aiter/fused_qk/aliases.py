@@ -55,14 +55,6 @@ def _layout(function, v_cache):
   return _SHUFFLED[v_cache.ndim]
 
 
-def _check_kind(function, kv_cache_dtype, k_cache):
-  """kv_cache_dtype is "auto" or what k_cache is."""
-  arguments.check_is_array(function, "k_cache", k_cache, optional=False)
-  own = k_cache.dtype.name
-  arguments.choice(function, "kv_cache_dtype", kv_cache_dtype, (
-      "auto", own, *(("fp8", "fp8_e4m3") if own.startswith("float8") else ())))
-
-
 def fused_qk_norm_rope_cache_quant_shuffle(
     qkv, num_heads_q, num_heads_k, num_heads_v, head_dim, eps, qw, kw,
     cos_sin_cache, is_neox_style, pos_ids, k_cache, v_cache, slot_mapping,
@@ -80,7 +72,7 @@ def fused_qk_norm_rope_cache_quant_shuffle(
   """
   function = "fused_qk_norm_rope_cache_quant_shuffle"
   heads = _heads(function, num_heads_q, num_heads_k, num_heads_v)
-  _check_kind(function, kv_cache_dtype, k_cache)
+  arguments.check_cache_kind(function, "k_cache", k_cache, kv_cache_dtype)
   qkv = _checked(function, qkv, heads, "head_dim", head_dim)
   layout = _layout(function, v_cache)
   with arguments.called(
@@ -111,7 +103,7 @@ def fused_qk_norm_rope_cache_block_quant_shuffle(
   del cu_q_len, max_tokens_per_batch
   function = "fused_qk_norm_rope_cache_block_quant_shuffle"
   heads = _heads(function, num_heads_q, num_heads_k, num_heads_v)
-  _check_kind(function, kv_cache_dtype, k_cache)
+  arguments.check_cache_kind(function, "k_cache", k_cache, kv_cache_dtype)
   if k_cache.ndim != 5:
     raise arguments.bad(function, "k_cache", arguments.describe(k_cache),
                         "an array of rank 5")

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 
 import jax
 from jax import lax
-from jax._src.aiter.core import arguments
+from jax._src.aiter.core import arguments, dims
+from jax._src.aiter.core.derivative import rows_by
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.gmm import op
 from jax._src.aiter.gmm.op import Config, Operands
@@ -75,11 +77,33 @@ def _windowed(function: str, sizes, offset, groups):
   return jnp.concatenate([before[None], mine])
 
 
+def rows_of_groups(sizes, lead: bool, m):
+  """The group that each of m rows is of, int32 [m]; -1 of none."""
+  starts, ends = op.runs(Config("", lead=lead), sizes, m)
+  row = jnp.arange(m, dtype=jnp.int32)
+  if starts.shape[0] == 0:
+    return row * 0 - 1
+  group = dims.last_start(starts, row)
+  return jnp.where(row < ends[jnp.maximum(group, 0)], group, -1)
+
+
+def _behind(out, groups, bias, activation, dtype):
+  """What a kernel has no place for; rows of no group stay 0."""
+  if bias is not None:
+    out += rows_by(out.dtype.name, bias, groups)
+  if activation is not None:
+    out = jnp.where(groups[:, None] < 0, 0, activation(out))
+  return out.astype(dtype)
+
+
 def _ragged_dot(function: str, lhs, rhs, group_sizes, dtype, group_offset,
-                transpose_rhs) -> jax.Array:
+                transpose_rhs, bias=None, activation=None) -> jax.Array:
   """ragged_dot under another's name."""
   arguments.check_dtype(function, "lhs", lhs, _FLOATS)
   arguments.check_is_array(function, "rhs", rhs, False)
+  if activation is not None and not callable(activation):
+    raise arguments.bad(function, "activation", repr(activation),
+                        "None or a function, such as jax.nn.silu", TypeError)
   transposed = arguments.flag(function, "transpose_rhs", transpose_rhs)
   cfg = Config(_result_dtype(function, dtype), "nt" if transposed else "nn",
                group_offset is not None)
@@ -91,7 +115,21 @@ def _ragged_dot(function: str, lhs, rhs, group_sizes, dtype, group_offset,
   else:
     sizes = _windowed(function, _sizes(function, group_sizes),
                       group_offset, rhs.shape[0])
-  return _rows_times(function, cfg, lhs, rhs, sizes)
+  if bias is not None:
+    arguments.check_dtype(function, "bias", bias, _FLOATS)
+    shape = (rhs.shape[0], rhs.shape[1 if transposed else 2])
+    if bias.shape != shape:
+      raise arguments.bad(function, "bias", arguments.describe(bias),
+                          f"shape {list(shape)}")
+  if bias is None and activation is None:
+    return _rows_times(function, cfg, lhs, rhs, sizes)
+  wide = jnp.promote_types(cfg.out_dtype, jnp.float32)
+  out = _rows_times(function, cfg._replace(out_dtype=wide.name), lhs, rhs,
+                    sizes)
+  out, sizes, bias = vary_together(
+      jax.tree.map(jnp.asarray, (out, sizes, bias)))
+  return _behind(out, rows_of_groups(sizes, cfg.lead, out.shape[0]), bias,
+                 activation, cfg.out_dtype)
 
 
 def _check_ignored(function: str, tiling, interpret) -> None:
@@ -109,6 +147,8 @@ def ragged_dot(
     group_offset: jax.Array | None = None,
     *,
     transpose_rhs: bool = False,
+    bias: jax.Array | None = None,
+    activation: Callable[[jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
   """`jax.lax.ragged_dot`: rows in runs, each times a matrix of its own.
 
@@ -131,6 +171,10 @@ def ragged_dot(
       group_sizes, of which there are then at least as many. Rows of groups
       that rhs lacks are 0.
     transpose_rhs: rhs is [g, n, k], as AITER keeps weights.
+    bias: [g, n], any floating dtype: added to a group's rows, before they are
+      rounded.
+    activation: a function such as jax.nn.silu, of what is rounded after it, as
+      tokamax has it. XLA runs both behind the kernel.
 
   Returns:
     [m, n].
@@ -145,7 +189,7 @@ def ragged_dot(
   dtype = preferred_element_type
   return _ragged_dot(function, lhs, rhs, group_sizes,
                      lhs.dtype if dtype is None else dtype, group_offset,
-                     transpose_rhs)
+                     transpose_rhs, bias, activation)
 
 
 def _scaled(function: str, a, b, a_scale, b_scale, group_sizes, dtype,
@@ -387,6 +431,8 @@ def gmm(
     existing_out: jax.Array | None = None,
     transpose_rhs: bool = False,
     interpret: bool = False,
+    *,
+    bias: jax.Array | None = None,
 ) -> jax.Array:
   """Megablox' gmm (Gale et al., arXiv:2211.15841): `ragged_dot` by its name.
 
@@ -401,6 +447,7 @@ def gmm(
       are, in the place of 0.
     transpose_rhs: rhs is [g, n, k].
     interpret: accepted; off a GPU the formula runs.
+    bias: as in ragged_dot; AITER's gmm has it.
 
   Returns:
     [m, n].
@@ -411,7 +458,7 @@ def gmm(
   """
   _check_ignored("gmm", tiling, interpret)
   out = _ragged_dot("gmm", lhs, rhs, group_sizes, preferred_element_type,
-                    group_offset, transpose_rhs)
+                    group_offset, transpose_rhs, bias)
   if existing_out is None:
     return out
   _matrix("gmm", "existing_out", existing_out, out.shape, out)
@@ -419,10 +466,8 @@ def gmm(
   lead = group_offset is not None
   if lead:
     sizes = _windowed("gmm", sizes, jnp.asarray(group_offset), rhs.shape[0])
-  starts, ends = op.runs(Config("", lead=lead), sizes, out.shape[0])
-  row = jnp.arange(out.shape[0], dtype=jnp.int32)[:, None]
-  mine = (row >= starts[:1]) & (row < ends[-1:])
-  return jnp.where(mine.any(1, keepdims=True), out, existing_out)
+  groups = rows_of_groups(sizes, lead, out.shape[0])
+  return jnp.where(groups[:, None] < 0, existing_out, out)
 
 
 def tgmm(

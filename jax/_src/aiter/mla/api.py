@@ -243,6 +243,10 @@ def mla_decode_fwd(
   return _call(s, a, (n.q, n.k, n.cu_seqlens, n.indptr, n.table, n.lengths))
 
 
+# AITER's name for absorbed queries of prompts, which are served alike.
+mla_prefill_fwd = mla_decode_fwd
+
+
 def sparse_mla_fwd(
     q: jax.Array,
     kv_buffer: jax.Array,

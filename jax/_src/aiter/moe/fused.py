@@ -11,7 +11,11 @@ import jax.numpy as jnp
 import jax
 from jax._src.aiter.activation import api as activation_api
 from jax._src.aiter.core import arguments
-from jax._src.aiter.core.derivative import differentiable, formula_jvp
+from jax._src.aiter.core.derivative import (
+    differentiable,
+    formula_jvp,
+    rows_by,
+)
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.gmm import api as gmm_api
 from jax._src.aiter.gmm import op as gmm_op
@@ -27,6 +31,7 @@ from jax._src.aiter.quant import api as quant_api
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 # Name -> the gated activation, the same quantised, and what of a gate alone.
+# What is None has no kernel, or no meaning without gates.
 _ACTIVATIONS = {
     "silu": (activation_api.silu_and_mul, activation_api.silu_and_mul_quant,
              jax.nn.silu),
@@ -37,12 +42,21 @@ _ACTIVATIONS = {
                   functools.partial(jax.nn.gelu, approximate=True)),
     "swiglu": (activation_api.swiglu_and_mul,
                activation_api.swiglu_and_mul_quant, None),
+    "situv2": (None, None, None),
 }
+# AITER's names of scales -> what there is of it; of eight bits with the scales'
+# rank.
+_QUANT_TYPES = {
+    "no": ("none",), "per_tensor": (("row", 1),),
+    "per_token": (("row", 2), ("row", 3)), "per_1x32": ("mx", "i4"),
+    "per_1x128": (("block", 3),), "per_128x128": (("block", 3),)}
 # Weights' dtypes that have scales: of eight bits, and of four.
 _BYTES = ("int8", "float8_e4m3fn", "float8_e4m3fnuz")
 _PACKED = ("uint8", "float4_e2m1fn", "int4")
+_POWERS = ("uint8", "float8_e8m0fnu")  # of MX formats' scales
 # What the gated activations of these names take a limit as.
 _LIMITED = ("silu", "swiglu")
+_BETAS = (4.0, 25.0)  # of "situv2", for the gate and for the up
 
 
 class Config(NamedTuple):
@@ -56,6 +70,7 @@ class Config(NamedTuple):
     early: whether tokens' weights multiply what is activated, not the result.
     limit: of the activation, or None.
     alpha: of "swiglu", or None.
+    betas: of "situv2".
     dtype: name of the result's dtype.
     scaling: of weights, as gmm's Config has it.
     quant: what rows are quantised to, alike; or None.
@@ -67,6 +82,7 @@ class Config(NamedTuple):
   early: bool
   limit: float | None
   alpha: float | None
+  betas: tuple[float, float]
   dtype: str
   scaling: str = "none"
   quant: str | None = None
@@ -87,10 +103,11 @@ class Layer(NamedTuple):
   a2_scale: jax.Array | None = None
 
 
-def _of_expert(bias, ids, like):
-  """Each row's bias, 0 of a row of no expert."""
-  return bias.astype(like).at[ids].get(
-      mode="fill", fill_value=0, wrap_negative_indices=False)
+def _situ(betas, gate, up):
+  """Gates and ups that are bounded smoothly (AITER's Situv2)."""
+  bounded = lambda t, beta: beta * jnp.tanh(t / beta)
+  return (bounded(gate, betas[0]) * jax.nn.sigmoid(gate)
+          * bounded(up, betas[1]))
 
 
 def quantised(cfg: Config, x, scale):
@@ -111,17 +128,22 @@ def _activate(cfg: Config, h, row_ids, bias1, scale, dtype):
   gated, by_quant, alone = _ACTIVATIONS[cfg.activation]
   options = {name: value for name, value in (
       ("limit", cfg.limit), ("alpha", cfg.alpha)) if value is not None}
-  if not cfg.gated:
+  if not cfg.gated or gated is None:
     wide = jnp.promote_types(h.dtype, jnp.float32)
     h = h.astype(wide)
     if bias1 is not None:
-      h += _of_expert(bias1, row_ids, wide)
-    y = alone(h)
+      h += rows_by(wide.name, bias1, row_ids)
+    if cfg.gated:
+      y = _situ(cfg.betas, *((h[:, ::2], h[:, 1::2]) if cfg.interleaved
+                             else jnp.split(h, 2, -1)))
+    else:
+      y = alone(h)
     return quantised(cfg, y if cfg.quant else y.astype(dtype), scale)
   if cfg.interleaved:
-    pairs = h.reshape(h.shape[0], -1, 2)
+    in_pairs = lambda t: t.reshape(t.shape[0], t.shape[1] // 2, 2)
+    pairs = in_pairs(h)
     if bias1 is not None:
-      both = bias1.reshape(bias1.shape[0], -1, 2)
+      both = in_pairs(bias1)
       bias1 = jnp.concatenate([both[..., 0], both[..., 1]], -1)
     h, options["up"] = pairs[..., 0], pairs[..., 1]
   if bias1 is not None:
@@ -188,6 +210,14 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
                             gmm_op.Operands(rows, w, counts))
     if cfg.scaling == "row":
       scales = jnp.broadcast_to(scales.reshape(-1), rows.shape[:1])
+    if cfg.scaling == "mx" and w.dtype != jnp.uint8:
+      # No kernel has MXFP8 weights. In bfloat16 they are exact.
+      exact = jnp.promote_types(x.hidden.dtype, jnp.bfloat16)
+      rows = (rows.astype(exact) if scales is None else
+              quant_api.mx_dequant(rows, scales, dtype=exact))
+      return gmm_op.product(
+          gmm_op.Config(x.hidden.dtype.name, "nt"), gmm_op.Operands(
+              rows, quant_api.mx_dequant(w, w_scale, dtype=exact), counts))
     return gmm_op.scaled(
         gmm_op.Config(x.hidden.dtype.name, "nt", scaling=cfg.scaling),
         gmm_op.Operands(rows, w, counts, scales, w_scale))
@@ -195,7 +225,7 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
   def added(y):
     if x.bias2 is None:
       return y
-    return (y + _of_expert(x.bias2, row_ids, jnp.float32)).astype(y.dtype)
+    return (y + rows_by("float32", x.bias2, row_ids)).astype(y.dtype)
 
   if (cfg.gated and cfg.layout == "nt" and cfg.activation == "silu"
       and cfg.scaling == "none" and not cfg.interleaved and weights is None
@@ -209,7 +239,7 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
     wide = jnp.promote_types(h.dtype, jnp.float32)
     h = h.astype(wide)
     if bias1 is not None:
-      h, bias1 = h + _of_expert(bias1, row_ids, wide), None
+      h, bias1 = h + rows_by(wide.name, bias1, row_ids), None
     h = (h * weights.astype(wide)[:, None]).astype(x.hidden.dtype)
   h, scales = _activate(cfg, h, row_ids, bias1, x.a2_scale, x.hidden.dtype)
   return added(times(h, scales, x.w2, x.w2_scale))
@@ -267,9 +297,19 @@ def _scales(function: str, w1, w2, w1_scale, w2_scale):
   along = lambda size: (size + gmm_op.BLOCK - 1) // gmm_op.BLOCK
   for name, w, scale in (("w1_scale", w1, w1_scale),
                          ("w2_scale", w2, w2_scale)):
-    arguments.check_dtype(function, name, scale, ("float32",))
+    mx = w.dtype == jnp.float8_e4m3fn
+    arguments.check_dtype(function, name, scale,
+                          ("float32", *_POWERS) if mx else ("float32",))
     experts, n, k = w.shape
     rows, blocks = (experts, n), (experts, along(n), along(k))
+    if scale.dtype.name in _POWERS:
+      if k % gmm_op.PACKED_BLOCK or scale.shape != (
+          *rows, k // gmm_op.PACKED_BLOCK):
+        raise arguments.bad(function, name, arguments.describe(scale),
+                            f"shape {[*rows, f'{k} / {gmm_op.PACKED_BLOCK}']}")
+      kinds.append("mx")
+      found.append(jax.lax.bitcast_convert_type(scale, jnp.uint8))
+      continue
     if scale.shape == (experts,):
       scale = jnp.broadcast_to(scale[:, None], rows)
     if scale.shape in (rows, (*rows, 1)):
@@ -291,9 +331,10 @@ def _scales(function: str, w1, w2, w1_scale, w2_scale):
 
 def checked(
     function: str, devices: int, hidden_states, w1, w2, topk_weight, topk_ids,
-    expert_mask, activation, doweight_stage1, num_local_tokens, w1_scale,
-    w2_scale, a1_scale, a2_scale, quant_dtype, dtype, bias1, bias2,
-    swiglu_limit, swiglu_alpha, gate_mode, weight_layout, num_shared_experts,
+    expert_mask, activation, quant_type, doweight_stage1, num_local_tokens,
+    w1_scale, w2_scale, a1_scale, a2_scale, quant_dtype, dtype, bias1, bias2,
+    swiglu_limit, swiglu_alpha, beta, linear_beta, gate_mode, weight_layout,
+    num_shared_experts,
 ) -> tuple[Config, Layer]:
   """fused_moe's arguments, checked; ids are those of experts that w1 has.
 
@@ -355,20 +396,35 @@ def checked(
       raise bad("swiglu_alpha", repr(alpha), "None but of swiglu")
     alpha = arguments.number(function, "swiglu_alpha", alpha, "a finite number",
                              lambda t: abs(t) < float("inf"))
+  betas = []
+  for name, value, default in zip(("beta", "linear_beta"), (beta, linear_beta),
+                                  _BETAS):
+    if value is not None and activation != "situv2":
+      raise bad(name, repr(value), "None but of situv2")
+    betas.append(arguments.number(
+        function, name, default if value is None else value,
+        "a finite number above 0", lambda t: 0 < t < float("inf")))
   for name, bias, width in (("bias1", bias1, n), ("bias2", bias2, d)):
     if bias is not None:
       arguments.check_dtype(function, name, bias, _FLOATS)
       if bias.shape != (experts, width):
         raise bad(name, arguments.describe(bias), f"shape [{experts}, {width}]")
+  of_scales = scaling
   if scaled and not four_bits:
+    rank = getattr(w1_scale, "ndim", None)
     scaling, w1_scale, w2_scale = _scales(
         function, w1, w2, w1_scale, w2_scale)
+    of_scales = scaling if scaling == "mx" else (scaling, rank)
+  if quant_type is not None:
+    fits = [name for name, of in _QUANT_TYPES.items() if of_scales in of]
+    arguments.choice(function, "quant_type", quant_type, (None, *fits))
   quant = w1.dtype.name if scaling in ("row", "block") else None
   if quant_dtype is not None:
     quant = arguments.dtype_name(
         function, "quant_dtype", quant_dtype, ("float8_e4m3fn", "mxfp4"))
     if scaling != "mx":
-      raise bad("quant_dtype", quant, "None but with weights of MXFP4")
+      raise bad("quant_dtype", quant, "None but with weights of MXFP4 or"
+                " MXFP8")
   for name, scale in (("a1_scale", a1_scale), ("a2_scale", a2_scale)):
     if scale is not None:
       arguments.check_dtype(function, name, scale, ("float32",))
@@ -405,7 +461,7 @@ def checked(
       arguments.choice(function, "gate_mode", gate_mode,
                        ("separated", "interleaved")) == "interleaved",
       arguments.flag(function, "doweight_stage1", doweight_stage1), limit,
-      alpha, dtype, scaling, quant)
+      alpha, tuple(betas), dtype, scaling, quant)
   return cfg, Layer(
       hidden_states, w1, w2, topk_weight, ids, bias1, bias2, w1_scale, w2_scale,
       a1_scale, a2_scale)
@@ -429,6 +485,7 @@ def fused_moe(
     topk_ids: jax.Array,
     expert_mask: jax.Array | None = None,
     activation: str = "silu",
+    quant_type: str | None = None,
     doweight_stage1: bool = False,
     *,
     num_local_tokens: jax.Array | None = None,
@@ -442,6 +499,8 @@ def fused_moe(
     bias2: jax.Array | None = None,
     swiglu_limit: float | None = None,
     swiglu_alpha: float | None = None,
+    beta: float | None = None,
+    linear_beta: float | None = None,
     gate_mode: str = "separated",
     weight_layout: str = "enk",
     num_shared_experts: int = 0,
@@ -468,7 +527,12 @@ def fused_moe(
     expert_mask: integers [experts] of all experts, of which those that are not
       0 are here, as w1 and w2 have them; e of them. By default all are.
     activation: "silu", "gelu" (exact), "gelu_tanh", or "swiglu" (gpt-oss: `g *
-      sigmoid(1.702 g) * (u + 1)`, of clipped g and u), which has gates.
+      sigmoid(1.702 g) * (u + 1)`, of clipped g and u) or "situv2" (`b tanh(g /
+      b) * sigmoid(g) * l tanh(u / l)`, by a formula), which have gates.
+    quant_type: AITER's name of what w1_scale and w2_scale are, if they are to
+      be checked by it: "no", "per_tensor" (one an expert), "per_token" (one a
+      row), "per_128x128" or "per_1x128", "per_1x32" (MX formats, and int4).
+      What is done their shapes say alone.
     doweight_stage1: topk_weight multiplies `w1 @ x + bias1` (Llama 4), and not
       the result.
     num_local_tokens: integer [1]: later tokens have the result 0.
@@ -478,14 +542,16 @@ def fused_moe(
       128)]. Hidden states, and what is activated, are quantised to the weights'
       dtype, by row or by 128 columns, as per_token_quant and per_group_quant
       do. Of MXFP4 uint8 or float8_e8m0fnu [e, n, d / 32]; of int4 bfloat16 of
-      every 32, 64 or 128 columns: see grouped_gemm_fp4 and grouped_gemm_i4.
+      every 32, 64 or 128 columns: see grouped_gemm_fp4 and grouped_gemm_i4. Of
+      float8_e4m3fn the same is MXFP8, whose numbers are multiplied in bfloat16,
+      which holds them.
     w2_scale: of w2 alike.
     a1_scale: float32 [] or [1], of weights of eight bits with a scale an expert
       or a row: that of all hidden states, in the place of their own.
     a2_scale: of what is activated alike.
-    quant_dtype: of MXFP4 weights: float8_e4m3fn or "mxfp4", to which hidden
-      states, and what is activated, are quantised as mx_quant does; by default
-      they are not.
+    quant_dtype: of MXFP4 and MXFP8 weights: float8_e4m3fn or "mxfp4", to which
+      hidden states, and what is activated, are quantised as mx_quant does; by
+      default they are not.
     dtype: of the result; hidden_states' by default.
     bias1: [e, 2 i] or [e, i], any floating dtype.
     bias2: [e, d], any floating dtype.
@@ -493,6 +559,8 @@ def fused_moe(
       both sides, of "silu" and "swiglu"; by default "swiglu" clips at 7 and
       "silu" does not.
     swiglu_alpha: in the place of "swiglu"'s 1.702.
+    beta: "situv2"'s b, 4 by default.
+    linear_beta: "situv2"'s l, 25 by default.
     gate_mode: "separated", w1's first i rows are the gates; or "interleaved",
       gates and ups take turns.
     weight_layout: "enk" as above, or "ekn": w1 [e, d, 2 i], w2 [e, i, d].
@@ -509,6 +577,7 @@ def fused_moe(
   """
   return run("fused_moe", layer, *checked(
       "fused_moe", 1, hidden_states, w1, w2, topk_weight, topk_ids, expert_mask,
-      activation, doweight_stage1, num_local_tokens, w1_scale, w2_scale,
-      a1_scale, a2_scale, quant_dtype, dtype, bias1, bias2, swiglu_limit,
-      swiglu_alpha, gate_mode, weight_layout, num_shared_experts))
+      activation, quant_type, doweight_stage1, num_local_tokens, w1_scale,
+      w2_scale, a1_scale, a2_scale, quant_dtype, dtype, bias1, bias2,
+      swiglu_limit, swiglu_alpha, beta, linear_beta, gate_mode, weight_layout,
+      num_shared_experts))

@@ -121,12 +121,11 @@ def sort_reference(cfg: Sort, entries: Entries) -> Sorted:
   experts = jnp.arange(cfg.experts, dtype=jnp.int32)
   # A binary search takes a known number of steps; entries may be symbols.
   counts = jnp.sum(ids[:, None] == experts, 0, dtype=jnp.int32)
-  first = jnp.cumsum(counts) - counts
   padded = (counts + cfg.block - 1) // cfg.block * cfg.block
-  start = jnp.cumsum(padded) - padded
-  at = start.at[expert].get(mode="fill", fill_value=0) + entry - first.at[
-      expert].get(mode="fill", fill_value=0)
-  at = jnp.where(expert < cfg.experts, at, -1)
+  # The last is of what is no expert's, and all there is without experts.
+  start, first = (jnp.pad(jnp.cumsum(t) - t, (0, 1)) for t in (padded, counts))
+  at = jnp.where(expert < cfg.experts, start[expert] + entry - first[expert],
+                 -1)
   place = jnp.zeros(n, jnp.int32).at[order].set(at, unique_indices=True)
   size = n + cfg.experts * (cfg.block - 1)
   return Sorted(counts, place, jnp.zeros(size, jnp.int32).at[
@@ -160,8 +159,8 @@ def _choice_specs(_, rows: Scores):
   return (Scores((*lead, "e")),), (*lead, "_")
 
 
-def _sort_served(_, entries: Entries) -> Key | None:
-  if entries.ids.size == 0:
+def _sort_served(cfg: Sort, entries: Entries) -> Key | None:
+  if entries.ids.size == 0 or cfg.experts == 0:
     return None
   return Key("moe_sort", "bfloat16", ())
 

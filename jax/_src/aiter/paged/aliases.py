@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import jax
 from jax._src.aiter.core import arguments
 from jax._src.aiter.core.arguments import bad, describe
+from jax._src.aiter.core.dispatch import float8_dtype
 from jax._src.aiter.paged import api, op
 from jax._src.aiter.paged.api import Arrays, Names
+from jax._src.aiter.quant import api as quant
 
 
 def lengths_of(n: Names, indptr, last_page_lens, page_size: int):
@@ -43,12 +45,6 @@ def _bound(n: Names, name: str, value) -> None:
   if value is not None:
     arguments.number(n.function, name, value, "an integer >= 0",
                      lambda v: v >= 0, int)
-
-
-def _own_dtype(n: Names, cache, name) -> None:
-  arguments.check_is_array(n.function, n.k, cache, optional=False)
-  own = cache.dtype.name
-  arguments.choice(n.function, "kv_cache_dtype", name, ("auto", own))
 
 
 # -----------------------------------------------------------------------------
@@ -84,7 +80,7 @@ def paged_attention(
     max_seq_len: is checked, and changes nothing: lengths are the device's.
     scale: softmax_scale there.
     logits_soft_cap: as there.
-    kv_cache_dtype: "auto", which is the pools' own, or its name.
+    kv_cache_dtype: "auto", which is the pools' own, its name, or "fp8".
     k_scale: as there.
     v_scale: as there.
     workspace: is not used.
@@ -101,7 +97,7 @@ def paged_attention(
             table="kv_page_indices", lengths="kv_last_page_lens",
             softmax_scale="scale")
   _bound(n, "max_seq_len", max_seq_len)
-  _own_dtype(n, k_pool, kv_cache_dtype)
+  arguments.check_cache_kind(n.function, n.k, k_pool, kv_cache_dtype)
   s = api.static(n, "NHD", scale, (-1, -1), logits_soft_cap, False)
   lengths = lengths_of(n, kv_indptr, kv_last_page_lens,
                         _page_size(n, "NHD", k_pool))
@@ -166,6 +162,235 @@ def paged_prefill(
 
 # -----------------------------------------------------------------------------
 # AITER
+
+_AITER = Names("", q="query", k="key_cache", v="value_cache",
+               softmax_scale="scale")
+
+
+def _aiter_static(n: Names, scale, left: int, soft_cap, cache, cache_dtype,
+                  layout, bound, partition_size) -> api.Static:
+  """What paged_attention_v1 and _ragged have alike; causal."""
+  arguments.choice(n.function, "kv_cache_layout", layout, ("NHD", "HND"))
+  arguments.check_cache_kind(n.function, n.k, cache, cache_dtype)
+  _bound(n, "max_context_len" if n.table == "block_tables" else
+         "max_num_partitions", bound)
+  arguments.number(n.function, "partition_size", partition_size,
+                   "an integer >= 1", lambda p: p >= 1, int)
+  return api.static(n, layout, scale, (left, -1), soft_cap, True)
+
+
+def _tokens_each(n: Names, name: str, count, q, lengths):
+  """Where queries begin of which every sequence has as many; None of one."""
+  count = arguments.number(n.function, name, count, "an integer >= 1",
+                           lambda c: c >= 1, int)
+  for what, t, rank in ((n.q, q, 3), (n.lengths, lengths, 1)):
+    api.check_array(n, what, t, rank)
+  if count == 1:
+    return None
+  b = lengths.shape[0]
+  if q.shape[0] != b * count:
+    raise bad(n.function, n.q, describe(q),
+              f"{b * count} rows: {name} is {count}, for each of {n.lengths}")
+  return jnp.arange(b + 1, dtype=jnp.int32) * count
+
+
+def _attended(s: api.Static, a: Arrays, fp8_out_scale=None) -> jax.Array:
+  """api.attend's output, in float8 if there is a scale to divide it by."""
+  if a.cu_seqlens is None:
+    # A query is the last of its sequence: there is nothing to its right.
+    s = s._replace(window=(s.window[0], -1))
+  out, _ = api.attend(s, a)
+  if fp8_out_scale is None:
+    return out
+  with arguments.called(s.names.function, scale="fp8_out_scale"):
+    return quant.per_tensor_quant(
+        out, arguments.operand(s.names.function, "fp8_out_scale",
+                               fp8_out_scale), quant_dtype=float8_dtype())[0]
+
+
+def paged_attention_v1(
+    query: jax.Array,
+    key_cache: jax.Array,
+    value_cache: jax.Array,
+    scale: float,
+    block_tables: jax.Array,
+    cu_query_lens: jax.Array | None,
+    context_lens: jax.Array,
+    max_context_len: int | None = None,
+    alibi_slopes: jax.Array | None = None,
+    kv_cache_dtype: str = "auto",
+    kv_cache_layout: str = "NHD",
+    logits_soft_cap: float = 0.0,
+    k_scale: jax.Array | float | None = None,
+    v_scale: jax.Array | float | None = None,
+    fp8_out_scale: jax.Array | float | None = None,
+    partition_size: int = 256,
+    mtp: int = 1,
+    sliding_window: int = 0,
+) -> jax.Array:
+  """`paged_attention_decode` and its speculative steps under AITER's name.
+
+  Args:
+    query: [tokens, hq, d], mtp of each sequence, or as cu_query_lens says.
+    key_cache: by kv_cache_layout.
+    value_cache: likewise.
+    scale: softmax_scale there; it has no default.
+    block_tables: as there.
+    cu_query_lens: integers [b + 1], where each sequence's queries begin; None
+      if it has mtp.
+    context_lens: as there, new tokens counted.
+    max_context_len: is checked, and changes nothing: lengths are the device's.
+    alibi_slopes: as there.
+    kv_cache_dtype: "auto", which is the caches' own, its name, or "fp8".
+    kv_cache_layout: "NHD" or "HND".
+    logits_soft_cap: as there.
+    k_scale: as there.
+    v_scale: as there.
+    fp8_out_scale: a number, by which the result is divided and rounded to
+      float8_dtype().
+    partition_size: is checked, and changes nothing.
+    mtp: queries of each sequence, its last ones.
+    sliding_window: keys that a query sees, its own counted; 0 for all.
+
+  Returns:
+    [tokens, hq, dv] in query's dtype, or float8.
+
+  Raises:
+    TypeError: as paged_attention_decode.
+    ValueError: as paged_attention_decode.
+  """
+  n = _AITER._replace(function="paged_attention_v1",
+                      cu_seqlens="cu_query_lens")
+  window = arguments.number(n.function, "sliding_window", sliding_window,
+                            "an integer >= 0", lambda w: w >= 0, int)
+  s = _aiter_static(n, scale, window - 1, logits_soft_cap, key_cache,
+                    kv_cache_dtype, kv_cache_layout, max_context_len,
+                    partition_size)
+  each = _tokens_each(n, "mtp", mtp, query, context_lens
+                      ) if cu_query_lens is None else cu_query_lens
+  api.check_cumulative(n, cu_query_lens, query)
+  return _attended(s, Arrays(
+      query, key_cache, value_cache, block_tables, context_lens,
+      cu_seqlens=each, slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale),
+                   fp8_out_scale)
+
+
+def paged_attention_ragged(
+    query: jax.Array,
+    key_cache: jax.Array,
+    value_cache: jax.Array,
+    scale: float,
+    kv_indptr: jax.Array,
+    kv_page_indices: jax.Array,
+    kv_last_page_lens: jax.Array,
+    block_size: int | None = None,
+    max_num_partitions: int | None = None,
+    alibi_slopes: jax.Array | None = None,
+    kv_cache_dtype: str = "auto",
+    kv_cache_layout: str = "NHD",
+    logits_soft_cap: float = 0.0,
+    k_scale: jax.Array | float | None = None,
+    v_scale: jax.Array | float | None = None,
+    fp8_out_scale: jax.Array | float | None = None,
+    partition_size: int = 256,
+    mtp: int = 1,
+) -> jax.Array:
+  """`paged_attention_v1` with packed tables, under AITER's name.
+
+  Args:
+    query: as there.
+    key_cache: as there.
+    value_cache: as there.
+    scale: as there.
+    kv_indptr: integers [b + 1]: sequence i has the pages
+      kv_page_indices[kv_indptr[i]:kv_indptr[i + 1]].
+    kv_page_indices: integers [n].
+    kv_last_page_lens: integers [b], tokens in the last of them.
+    block_size: None, or tokens of a page, as the caches have it.
+    max_num_partitions: is checked, and changes nothing.
+    alibi_slopes: as there.
+    kv_cache_dtype: as there.
+    kv_cache_layout: as there.
+    logits_soft_cap: as there.
+    k_scale: as there.
+    v_scale: as there.
+    fp8_out_scale: as there.
+    partition_size: as there.
+    mtp: as there.
+
+  Returns:
+    As paged_attention_v1.
+
+  Raises:
+    TypeError: as paged_attention_decode.
+    ValueError: as paged_attention_decode.
+  """
+  n = _AITER._replace(function="paged_attention_ragged",
+                      table="kv_page_indices", lengths="kv_last_page_lens")
+  s = _aiter_static(n, scale, -1, logits_soft_cap, key_cache, kv_cache_dtype,
+                    kv_cache_layout, max_num_partitions, partition_size)
+  size = _page_size(n, kv_cache_layout, key_cache)
+  if block_size is not None:
+    arguments.number(n.function, "block_size", block_size,
+                     f"{size}, as {n.k} has it", lambda b: b == size, int)
+  lengths = lengths_of(n, kv_indptr, kv_last_page_lens, size)
+  return _attended(s, Arrays(
+      query, key_cache, value_cache, kv_page_indices, lengths, indptr=kv_indptr,
+      cu_seqlens=_tokens_each(n, "mtp", mtp, query, lengths),
+      slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale), fp8_out_scale)
+
+
+def pa_fwd_asm(
+    Q: jax.Array,
+    K: jax.Array,
+    V: jax.Array,
+    block_tables: jax.Array,
+    context_lens: jax.Array,
+    block_tables_stride0: int | None = None,
+    max_qlen: int = 1,
+    K_QScale: jax.Array | None = None,
+    V_QScale: jax.Array | None = None,
+    *,
+    qo_indptr: jax.Array | None = None,
+    high_precision: int = 1,
+) -> jax.Array:
+  """`paged_attention_v1` of the layout "asm", under AITER's name.
+
+  Scores are scaled by 1 / sqrt(d).
+
+  Args:
+    Q: [tokens, hq, d], max_qlen of each sequence, or as qo_indptr says.
+    K: [pages, hk, d / x, page_size, x] with x elements in 16 bytes.
+    V: [pages, hk, page_size / x, d, x].
+    block_tables: as there.
+    context_lens: as there.
+    block_tables_stride0: is checked, and changes nothing: an array has its own.
+    max_qlen: mtp there.
+    K_QScale: scales of dequantisation, as k_scale there: [pages, hk,
+      page_size] of each token, or fewer.
+    V_QScale: likewise.
+    qo_indptr: cu_query_lens there.
+    high_precision: 0 to 2, which changes nothing: weights are not rounded to
+      less than Q's dtype.
+
+  Returns:
+    [tokens, hq, d] in Q's dtype.
+
+  Raises:
+    TypeError: as paged_attention_decode.
+    ValueError: as paged_attention_decode.
+  """
+  n = Names("pa_fwd_asm", q="Q", k="K", v="V", cu_seqlens="qo_indptr",
+            k_scale="K_QScale", v_scale="V_QScale")
+  _bound(n, "block_tables_stride0", block_tables_stride0)
+  arguments.choice(n.function, "high_precision", high_precision, (0, 1, 2))
+  s = api.static(n, "asm", None, (-1, -1), 0.0, True)
+  each = _tokens_each(n, "max_qlen", max_qlen, Q, context_lens
+                      ) if qo_indptr is None else qo_indptr
+  api.check_cumulative(n, qo_indptr, Q)
+  return _attended(s, Arrays(
+      Q, K, V, block_tables, context_lens, cu_seqlens=each, k_scale=K_QScale,
+      v_scale=V_QScale))
 
 
 def mha_batch_prefill_func(

@@ -303,6 +303,8 @@ def expert_parallel_moe(
     bias2: jax.Array | None = None,
     swiglu_limit: float | None = None,
     swiglu_alpha: float | None = None,
+    beta: float | None = None,
+    linear_beta: float | None = None,
     gate_mode: str = "separated",
     weight_layout: str = "enk",
     partial_sums: bool = False,
@@ -348,6 +350,8 @@ def expert_parallel_moe(
     bias2: [e, d] likewise.
     swiglu_limit: as in fused_moe.
     swiglu_alpha: as in fused_moe.
+    beta: as in fused_moe.
+    linear_beta: as in fused_moe.
     gate_mode: as in fused_moe.
     weight_layout: as in fused_moe.
     partial_sums: every device gathers all tokens, adds up what its own experts
@@ -382,6 +386,7 @@ def expert_parallel_moe(
   return fused.run(
       _NAME, functools.partial(layer, axis_name, max_rows), *fused.checked(
           _NAME, size, hidden_states, w1, w2, topk_weight, topk_ids, None,
-          activation, doweight_stage1, num_local_tokens, w1_scale, w2_scale,
-          a1_scale, a2_scale, quant_dtype, dtype, bias1, bias2, swiglu_limit,
-          swiglu_alpha, gate_mode, weight_layout, 0))
+          activation, None, doweight_stage1, num_local_tokens, w1_scale,
+          w2_scale, a1_scale, a2_scale, quant_dtype, dtype, bias1, bias2,
+          swiglu_limit, swiglu_alpha, beta, linear_beta, gate_mode,
+          weight_layout, 0))
