@@ -137,8 +137,10 @@ def _check_per_head(call: Call, name: str, t, b: int, hq: int):
   return jnp.broadcast_to(t.astype(jnp.float32), (b, hq))
 
 
-def _check_planes(call: Call, name: str, t, q, k):
-  """Bias or mask as [1 | b, 1 | hq, 1 | sq, 1 | sk]."""
+def check_planes(call: Call, name: str, t, q, k):
+  """Bias or mask as [1 | b, 1 | hq, 1 | sq, 1 | sk]; of q and k the shapes."""
+  if name == "mask" and t.dtype != bool:
+    raise bad(call.function, "mask's dtype", t.dtype, "bool", TypeError)
   full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
   shape = (1,) * (4 - t.ndim) + tuple(t.shape)
   if not call.least_rank <= t.ndim <= 4 or any(
@@ -156,7 +158,7 @@ def check_bias(call: Call, bias, q, k):
   if not jnp.issubdtype(bias.dtype, jnp.floating):
     raise bad(call.function, "bias's dtype", bias.dtype, "a floating dtype",
               TypeError)
-  bias = _check_planes(call, "bias", bias, q, k)
+  bias = check_planes(call, "bias", bias, q, k)
   if bias.dtype not in (q.dtype, jnp.float32):
     bias = bias.astype(jnp.promote_types(q.dtype, jnp.float32))
   return bias
@@ -165,9 +167,7 @@ def check_bias(call: Call, bias, q, k):
 def _check_mask(call: Call, mask, bias, q, k):
   """Mask as bool [1 | b, 1 | hq, 1 | sq, 1 | sk], with the keys bias hides."""
   if mask is not None:
-    if mask.dtype != bool:
-      raise bad(call.function, "mask's dtype", mask.dtype, "bool", TypeError)
-    mask = _check_planes(call, "mask", mask, q, k)
+    mask = check_planes(call, "mask", mask, q, k)
   one_row = lambda t: dims.at_most(t.shape[2], 1)
   if bias is not None and one_row(bias) and (mask is None or one_row(mask)):
     # What a bias hides from all rows is hidden as by a mask: keys and values
