@@ -17,6 +17,7 @@ import numpy as np
 import jax
 from jax import lax
 from jax._src.aiter.attention import op as mha_op
+from jax._src.aiter.attention import rows
 from jax._src.aiter.attention.types import Config, Operands
 from jax._src.aiter.core import arguments, dims, philox
 from jax._src.aiter.core.arguments import bad, check_is_array, describe, flag
@@ -523,7 +524,7 @@ def attend_as_jax_nn(call: Call, dropout_key, query, key, value, bias, mask,
     return jnp.broadcast_to(t.reshape(shape), (*axes, *inner)).reshape(
         b, *inner)
 
-  def cumulative(name, lengths, most):
+  def ends(name, lengths, most):
     if lengths is None:
       return None
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -533,18 +534,15 @@ def attend_as_jax_nn(call: Call, dropout_key, query, key, value, bias, mask,
       raise bad(call.function, name, describe(lengths),
                 f"shape {list(axes)}")
     # As jax.nn, which compares places with them: more are all there are.
-    lengths = jnp.clip(
-        arguments.int32(lengths).reshape(b), 0, dims.as_int32(most))
-    return jnp.concatenate([jnp.zeros((1,), jnp.int32),
-                            jnp.cumsum(lengths, dtype=jnp.int32)])
+    return rows.cumulative(jnp.clip(
+        arguments.int32(lengths).reshape(b), 0, dims.as_int32(most)))
 
   result = _attend(
       call, None, dropout_key,
       *(t if len(lead) == 1 else t.reshape(b, *t.shape[-3:])
         for t in (query, key, value)),
-      cumulative("query_seq_lengths", query_seq_lengths, query.shape[-3]),
-      cumulative("key_value_seq_lengths", key_value_seq_lengths,
-                 key.shape[-3]),
+      ends("query_seq_lengths", query_seq_lengths, query.shape[-3]),
+      ends("key_value_seq_lengths", key_value_seq_lengths, key.shape[-3]),
       planes("bias", bias), planes("mask", mask), None, None)
   out, lse = result if call.return_lse else (result, None)
   out = out.reshape(*lead, *out.shape[1:])

@@ -105,13 +105,13 @@ def context_parallel_merge(
     ValueError: a shape that cannot be; the message names it.
   """
   n = paged.Names("context_parallel_merge")
-  arguments.axis_size(n.function, "axis_name", axis_name)
   return_lse = arguments.flag(n.function, "return_lse", return_lse)
   floats = ("float16", "bfloat16", "float32")
   paged.check_array(n, "output", output, 3, floats)
   paged.check_array(n, "lse", lse, 2, floats)
   tokens, hq, _ = output.shape
   paged.check_shape(n, "lse", lse, (hq, tokens), "[heads, tokens] of output")
+  arguments.axis_size(n.function, "axis_name", axis_name)
   out, lse = _merged(axis_name, output, lse.astype(jnp.float32),
                      paged.per_head(n, "sink", sink, hq))
   return (out, lse) if return_lse else out
