@@ -64,6 +64,12 @@ COMMON = [
     ("sink_shape", ValueError, dict(sink=jnp.zeros((3, 4))),
      ["sink", "float32[3, 4]", "[4] or [2, 4]"]),
     ("sink_type", TypeError, dict(sink=[0.0] * 4), ["sink", "list"]),
+    ("sink_text", TypeError, dict(sink=np.array(["0"] * 4)),
+     ["sink", "ndarray of <U1", "an array"]),
+    ("scale_array", TypeError, dict(softmax_scale=np.ones((3, 5))),
+     ["softmax_scale is float64[3, 5]"]),
+    ("window_array", ValueError, dict(window_size=np.zeros((4, 2), int)),
+     ["window_size is int64[4, 2]"]),
 ]
 FUNC = COMMON + [
     ("q_list", TypeError, dict(q=[[1.0]]), ["q", "list", "an array"]),

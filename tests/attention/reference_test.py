@@ -75,6 +75,30 @@ class MemoryTest(parameterized.TestCase):
     np.testing.assert_allclose(dq[:, -128:], want[:, -128:], atol=1e-5)
 
 
+class ForwardModeTest(parameterized.TestCase):
+
+  @parameterized.product(
+      s=[32, 130, 600], causal=[False, True],
+      options=[("alibi_slopes",), ("bias",), ("alibi_slopes", "bias", "sink")])
+  def test_is_the_transpose_of_backward(self, s, causal, options):
+    """In compiled programs, whose parts may round scores differently."""
+    shapes = dict(dict.fromkeys("qkv", (1, s, 1, 8)), bias=(s, s))
+    args, along = ({name: normal(seed + i, *shapes.get(name, (1,)))
+                    for i, name in enumerate((*"qkv", *options))}
+                   for seed in (0, 20))
+
+    def loss(args):
+      out, lse = aiter.flash_attn_func(**args, causal=causal, return_lse=True)
+      return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(lse))
+
+    _, got = jax.jit(lambda *t: jax.jvp(loss, *t))((args,), (along,))
+    terms = [np.float64(g) * along[name]
+             for name, g in jax.jit(jax.grad(loss))(args).items()]
+    self.assertAlmostEqual(
+        got, sum(t.sum() for t in terms),
+        delta=1e-4 * sum(np.abs(t).sum() for t in terms))
+
+
 class SpeedTest(parameterized.TestCase):
 
   @parameterized.parameters(

@@ -64,7 +64,8 @@ def divided(n, arrays, strategy="ring", load_balance=None, **options):
   def spec(name, t):
     if name in "qkv":
       return by[along]
-    return P(None, None, axes) if name == "bias" and t.shape[2] > 1 else P()
+    planes = name in ("bias", "mask")
+    return P(None, None, axes) if planes and t.shape[2] > 1 else P()
 
   @functools.partial(
       jax.shard_map, mesh=mesh, out_specs=(by[along], by[along + 1]),
@@ -78,7 +79,7 @@ def divided(n, arrays, strategy="ring", load_balance=None, **options):
   def ordered(name, t):
     if name in "qkv":
       return order(t, axis=along)
-    if name != "bias":
+    if name not in ("bias", "mask"):
       return t
     # All-gather's keys are in the order of the tokens.
     for axis in (2, 3)[:1 if "all_gather" in strategy else 2]:
@@ -113,7 +114,7 @@ def drawn(rng: random.Random):
   shapes = dict(q=(hq, 8), k=(hk, 8), v=(hk, pick((8, 4))))
   options = dict(strategy=strategy, load_balance=balance,
                  causal=pick((True, True, False)))
-  arrays, fixed = {}, ["cu_seqlens"]
+  arrays = {}
   for feature in rng.sample(
       ("window", "cap", "sink", "bias", "alibi", "dropout", "packed"),
       pick((0, 1, 1, 2, 3))):
@@ -128,8 +129,6 @@ def drawn(rng: random.Random):
       arrays["sink"] = normal(4, hq)
     elif feature == "alibi":
       arrays["alibi_slopes"] = jnp.abs(normal(5, hq)) / 4
-      if "ring" in strategy:
-        fixed.append("alibi_slopes")
     elif feature == "bias" and "cu_seqlens" not in arrays:
       arrays["bias"] = normal(
           6, *(pick((1, size)) for size in (b, hq, total)), total)
@@ -137,13 +136,11 @@ def drawn(rng: random.Random):
       b = 1
       arrays.pop("bias", None)  # One device has none either.
       ends = sorted(rng.randint(0, total) for _ in range(pick((1, 3, 6))))
-      if "dropout_p" in options or rng.random() < 0.5:
-        ends = [end // 4 * 4 for end in ends]
       arrays["cu_seqlens"] = np.array((0, *ends), np.int32)
   rows = (total,) if "cu_seqlens" in arrays else (b, total)
   arrays = {name: normal(seed, *rows, *shape) for seed, (name, shape)
             in enumerate(shapes.items())} | arrays
-  return dict(n=n, arrays=arrays, fixed=fixed, tolerance=1e-4, **options)
+  return dict(n=n, arrays=arrays, tolerance=1e-4, **options)
 
 
 class ContextTest(parameterized.TestCase):
@@ -231,13 +228,58 @@ class ContextTest(parameterized.TestCase):
                logits_soft_cap=2.0, strategy=strategy, load_balance=balance)
 
   @parameterized.parameters(
-      ("ring", "striped", ("alibi_slopes",)), ("all_gather", None, ()),
-      ("all_gather", "zigzag", ()), ("ulysses", None, ()),
-      ("ulysses", "striped", ()))
-  def test_alibi(self, strategy, balance, fixed):
+      ("ring", None), ("ring", "zigzag"), ("ring", "striped"),
+      ("all_gather", None), ("all_gather", "zigzag"),
+      ("all_gather", "striped"), ("ulysses", None), ("ulysses", "striped"))
+  def test_alibi(self, strategy, balance):
     slopes = jnp.abs(normal(5, HQ)) / 4
-    self.check(4, dict(alibi_slopes=slopes), fixed, causal=True,
+    self.check(4, dict(alibi_slopes=slopes), causal=True,
                strategy=strategy, load_balance=balance)
+
+  @parameterized.parameters((1, 1, 1, S), (B, HQ, S, S))
+  def test_alibi_and_bias(self, *shape):
+    """Of slopes that go round a bias's gradient is a part of theirs."""
+    self.check(2, dict(alibi_slopes=jnp.abs(normal(5, B, HQ)) / 4,
+                       bias=normal(6, *shape)),
+               causal=True, load_balance="striped")
+
+  # What no block of a ring can say: all keys are gathered.
+  @parameterized.parameters(
+      ("zigzag", dict(window_size=(9, 0), causal=True)),
+      ("zigzag", dict(window_size=(9, 5))),
+      ("striped", dict(window_size=(9, 5))),
+      ("striped", dict(window_size=(9, -1))),
+      ("striped", dict(window_size=(-1, 3))),
+      (None, dict(window_size=(9, 0, 2), causal=True)),
+      ("striped", dict(window_size=(9, 0, 2), causal=True)),
+      ("zigzag", dict(window_size=(9, 2, 2), dropout_p=0.3)),
+      ("zigzag", dict(dropout_p=0.3, causal=True)),
+      ("striped", dict(dropout_p=0.3, causal=True)))
+  def test_ring_that_gathers(self, balance, options):
+    if "dropout_p" in options:
+      options = options | dict(dropout_key=jax.random.key(7))
+    self.check(4, dict(sink=normal(4, HQ), bias=normal(6, 1, HQ, S, S)),
+               tolerance=4e-5, load_balance=balance, **options)
+
+  @parameterized.product(
+      how=((None, "ring"), ("zigzag", "ring"), ("striped", "all_gather")),
+      bias=(None, (B, 1, S, S)))
+  def test_alibi_both_ways(self, how, bias):
+    balance, strategy = how
+    arrays = dict(alibi_slopes=jnp.abs(normal(5, B, HQ)) / 4)
+    if bias:
+      arrays["bias"] = normal(6, *bias)
+    self.check(2, arrays, strategy=strategy, load_balance=balance,
+               window_size=(20, 15, 1))
+
+  @parameterized.parameters(
+      (None, dict(window_size=(9, 0))),
+      ("zigzag", dict(window_size=(9, 0, 2))),
+      ("striped", dict(dropout_p=0.3, dropout_key=jax.random.key(7))))
+  def test_packed_ring_that_gathers(self, balance, options):
+    arrays = packed((5, 30, 1, 2, 39, 0, 12), alibi_slopes=jnp.abs(
+        normal(5, 7, HQ)) / 4)
+    self.check(4, arrays, load_balance=balance, causal=True, **options)
 
   @parameterized.product(
       how=(("ring", None), ("ring", "zigzag"), ("ring", "striped"),
@@ -249,9 +291,20 @@ class ContextTest(parameterized.TestCase):
                load_balance=balance)
 
   @parameterized.product(strategy=("ring", "ulysses"),
-                         shape=((1, 1, S, S), (1, HQ, 1, S)))
+                         shape=((1, 1, S, S), (1, HQ, 1, S), (B, 1, S, 1)))
   def test_bias_that_broadcasts(self, strategy, shape):
     self.check(4, dict(bias=normal(6, *shape)), strategy=strategy)
+
+  @parameterized.parameters(
+      ("ring", None, (B, 1, 1, S), None),
+      ("ring", "zigzag", (1, 1, S, S), (1, HQ, 1, S)),
+      ("all_gather", "zigzag", (B, 1, S, 1), None),
+      ("ulysses", "striped", (1, HQ, S, S), (S, S)))
+  def test_mask(self, strategy, balance, shape, bias):
+    arrays = dict(mask=normal(8, *shape) > -0.5)
+    if bias:
+      arrays["bias"] = normal(6, *(1,) * (4 - len(bias)), *bias)
+    self.check(4, arrays, ("mask",), strategy=strategy, load_balance=balance)
 
   @parameterized.parameters(
       ("ring", None, True), ("ring", "zigzag", True),
@@ -298,26 +351,10 @@ class ContextTest(parameterized.TestCase):
   @parameterized.parameters(
       ("ring", None), ("ring", "zigzag"), ("all_gather", "zigzag"))
   def test_packed_dropout(self, strategy, balance):
-    """Only sequences across borders begin at a multiple of four."""
+    """Sequences begin and are divided anywhere."""
     self.check(
-        4, packed((5, 0, 3, 28, 9, 1, 2, 40)), causal=True, dropout_p=0.3,
+        4, packed((5, 25, 10, 1, 9, 0, 40)), causal=True, dropout_p=0.3,
         dropout_key=jax.random.key(7), strategy=strategy, load_balance=balance)
-
-  def test_packed_dropout_of_torn_sequences(self):
-    """One that begins elsewhere and crosses a border is NaN, and it alone."""
-    q, k, v = (t.reshape(B * S, *t.shape[2:]) for t in qkv())
-    cu = jnp.array([0, 5, 30, 40, 90], jnp.int32)
-    attend = jax.jit(jax.shard_map(
-        lambda *t: aiter.context_parallel_attention(
-            *t, cu_seqlens=cu, axis_name="x", dropout_p=0.3,
-            dropout_key=jax.random.key(7), return_lse=True),
-        mesh=sharding.mesh((4,), ("x",)), in_specs=P("x"),
-        out_specs=(P("x"), P(None, "x"))))
-    out, lse = attend(q, k, v)
-    torn = (np.arange(B * S) >= 5) & (np.arange(B * S) < 30)
-    for nan in (np.isnan(out).all((1, 2)), np.isnan(out).any((1, 2)),
-                np.isnan(lse).all(0), np.isnan(lse).any(0)):
-      np.testing.assert_array_equal(nan, torn)
 
   @parameterized.parameters((8, 2, 4), (8, 1, 8), (4, 2, 4), (16, 4, 8))
   def test_fewer_key_heads_than_devices(self, hq, hk, n):
@@ -333,12 +370,16 @@ class ContextTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("ring", None, 3), ("ring", "striped", 3), ("all_gather", None, 3),
-      ("ulysses", "striped", 4))
+      ("all_gather", "striped", 7), ("ulysses", "striped", 4))
   def test_odd_lengths(self, strategy, balance, n):
     """Seven tokens a device."""
-    q, k, v = (t[:, :7 * n] for t in qkv())
+    q, k, v = (normal(seed, 1, 7 * n, heads, D)
+               for seed, heads in ((1, HQ), (2, HK), (3, HK)))
     self.check(n, dict(q=q, k=k, v=v), causal=True, strategy=strategy,
                load_balance=balance)
+    if strategy == "ring" and balance is None:
+      self.check(n, dict(q=q, k=k, v=v), causal=True, dropout_p=0.3,
+                 dropout_key=jax.random.key(7))
 
   @parameterized.parameters(*range(CASES))
   def test_drawn(self, seed):
@@ -355,8 +396,7 @@ class ContextTest(parameterized.TestCase):
           return
         except (TypeError, ValueError) as error:
           self.assertRegex(str(error), (
-              r"^\w+: (heads of q and k|bias|dropout_p|alibi_slopes|window_size"
-              r"|load_balance|q's local length)\b"))
+              r"^\w+: (heads of q and k|causal|q's (and k's )?local length)"))
 
   def test_exported(self):
     """From an explicit mesh."""
@@ -383,19 +423,8 @@ class ContextTest(parameterized.TestCase):
       (dict(strategy="rings"), "strategy is 'rings'"),
       (dict(strategy=("ring", "ulysses")), "strategy is"),
       (dict(load_balance="zig"), "is 'zig'; accepted"),
-      (dict(window_size=(4, 0), load_balance="zigzag"), "window_size"),
-      (dict(window_size=(4, 4), causal=False, load_balance="striped"),
-       "window_size's right side"),
-      (dict(window_size=(4, 4), causal=False, strategy="all_gather"),
-       "window_size or alibi_slopes"),
-      (dict(window_size=(4, -1), causal=False, strategy="all_gather"),
-       "window_size or alibi_slopes"),
-      (dict(window_size=(4, 0, 2)), "third number"),
-      (dict(load_balance="striped", strategy="all_gather"), "load_balance"),
-      (dict(dropout_p=0.1, dropout_key=jax.random.key(0),
-            load_balance="striped"), "dropout_p"),
-      (dict(dropout_p=0.1, dropout_key=jax.random.key(0),
-            load_balance="zigzag"), "local length is 12; .* multiple of 8"),
+      (dict(mask=np.ones((S, 7), bool)), r"mask is bool\[48, 7\]"),
+      (dict(bias=np.ones((2, 2, 1, 7))), r"bias is float\d\d\[2, 2, 1, 7\]"),
       (dict(logits_soft_cap=-1.0), "logits_soft_cap is -1"))
   def test_refused(self, options, message):
     options = dict(causal=True) | options
@@ -406,14 +435,25 @@ class ContextTest(parameterized.TestCase):
     """What the arrays do not allow is said, too."""
     with self.assertRaisesRegex(ValueError, "heads of q and k is 8 and 4"):
       divided(3, dict(zip("qkv", qkv())), strategy="ulysses")(*qkv())
-    slopes = dict(alibi_slopes=jnp.ones(HQ))
-    arrays = dict(zip("qkv", qkv())) | slopes
-    with self.assertRaisesRegex(ValueError, "alibi_slopes"):
-      divided(4, arrays, causal=True)(*arrays.values())
-    with self.assertRaisesRegex(ValueError, "alibi_slopes is given"):
-      divided(4, arrays, load_balance="striped")(*arrays.values())
-    with self.assertRaisesRegex(TypeError, "alibi_slopes have no gradient"):
-      self.check(4, slopes, causal=True, load_balance="striped")
+    arrays = packed((5, 91))
+    for options in (dict(window_size=(4, 4)),
+                    dict(window_size=(4, -1), load_balance="striped")):
+      with self.assertRaisesRegex(ValueError, "causal is False; .*ulysses"):
+        divided(4, arrays, **options)(*arrays.values())
+    few = [t[:, :6] for t in qkv()]
+    with self.assertRaisesRegex(ValueError, "lengths is 3 and 3; .* of 2"):
+      divided(2, dict(zip("qkv", few)), strategy="all_gather",
+              load_balance="striped")(*few)
+    for options, arrays, message in (
+        (dict(axis_name="z"), qkv(), "axis_name is 'z'"),
+        (dict(axis_name=3), qkv(), "axis_name is 3"),
+        (dict(axis_name="x", load_balance="zigzag"), few,
+         "local length is 3; .* even")):
+      with self.assertRaisesRegex(ValueError, message):
+        jax.shard_map(
+            functools.partial(aiter.context_parallel_attention, **options),
+            mesh=sharding.mesh((2,), ("x",)), in_specs=ROWS,
+            out_specs=ROWS)(*arrays)
     with self.assertRaisesRegex(ValueError, "x's axis 1 is 6"):
       aiter.reorder_causal_load_balancing(jnp.ones((1, 6)), "zigzag", 2)
 

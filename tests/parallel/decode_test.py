@@ -190,11 +190,17 @@ class DecodeTest(parameterized.TestCase):
                     out_specs=P())(Q, k, v, tables[0], LENS)
 
   def test_refused_arguments(self):
-    with self.assertRaisesRegex(ValueError, "rank is 2"):
-      aiter.context_parallel_positions(jnp.arange(3), size=2, rank=2)
+    for rank, error, words in (
+        (2, ValueError, "2"), ([1], TypeError, r"\[1\]"),
+        (jnp.arange(3), ValueError, r"int\d\d\[3\]")):
+      with self.assertRaisesRegex(error, f"rank is {words}"):
+        aiter.context_parallel_positions(jnp.arange(3), size=2, rank=rank)
     with self.assertRaisesRegex(ValueError, "lse"):
       aiter.context_parallel_merge(
           jnp.ones((2, HQ, DV)), jnp.ones((2, HQ)), axis_name="x")
+    with self.assertRaisesRegex(ValueError, "axis_name is 'x'"):
+      aiter.context_parallel_merge(
+          jnp.ones((2, HQ, DV)), jnp.ones((HQ, 2)), axis_name="x")
 
 
 if __name__ == "__main__":

@@ -550,6 +550,10 @@ class TablesTest(parameterized.TestCase):
         0.1 * math.log(8) + 1), places=5)
     _, size = self.angles(**scaling, attention_factor=1.5)
     self.assertAlmostEqual(size, 1.5, places=5)
+    _, size = self.angles(**scaling, attn_factor=0.5)
+    self.assertAlmostEqual(size, 0.05 * math.log(8) + 0.5, places=5)
+    angles, _ = self.angles(**scaling, extrapolation_factor=0)
+    np.testing.assert_allclose(angles, self.plain() / 8, rtol=1e-5)
 
   def test_llama3(self):
     angles, size = self.angles(
@@ -592,6 +596,24 @@ class TablesTest(parameterized.TestCase):
         aiter.get_rope(32, 32, 7, 1e4, partial_rotary_factor=0.5),
         aiter.rotary_embedding(16, 7)):
       np.testing.assert_array_equal(got, want)
+
+  @parameterized.parameters(
+      ("linear", 3.0, 21), ("dynamic", 3.0, 21), ("yarn", 2.5, 17),
+      ("deepseek_yarn", 3.0, 21), ("llama3", 3.0, 7))
+  def test_get_rope_of_models_without_a_length(self, kind, factor, rows):
+    """The length of training is max_position, as AITER and vLLM have it."""
+    scaling = dict(rope_type=kind, factor=factor, low_freq_factor=1.0,
+                   high_freq_factor=4.0)
+    for got, want in zip(
+        aiter.get_rope(16, 16, 7, 1e4, rope_scaling=scaling),
+        aiter.rotary_embedding(
+            16, rows, rope_scaling=scaling | {self.TRAINED: 7})):
+      self.assertLen(got, rows)
+      np.testing.assert_array_equal(got, want)
+    for factor, error in ((0.0, ValueError), ("two", TypeError)):
+      with self.assertRaisesRegex(error, "get_rope: .*factor is"):
+        aiter.get_rope(16, 16, 7, 1e4, rope_scaling=dict(
+            type=kind, factor=factor, low_freq_factor=1, high_freq_factor=4))
 
   @parameterized.named_parameters(
       ("dim", dict(rotary_dim=7), ["rotary_dim", "7", "even"]),

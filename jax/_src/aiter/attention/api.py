@@ -17,6 +17,7 @@ import numpy as np
 import jax
 from jax import lax
 from jax._src.aiter.attention import op as mha_op
+from jax._src.aiter.attention import rows
 from jax._src.aiter.attention.types import Config, Operands
 from jax._src.aiter.core import arguments, dims, philox
 from jax._src.aiter.core.arguments import bad, check_is_array, describe, flag
@@ -137,8 +138,10 @@ def _check_per_head(call: Call, name: str, t, b: int, hq: int):
   return jnp.broadcast_to(t.astype(jnp.float32), (b, hq))
 
 
-def _check_planes(call: Call, name: str, t, q, k):
-  """Bias or mask as [1 | b, 1 | hq, 1 | sq, 1 | sk]."""
+def check_planes(call: Call, name: str, t, q, k):
+  """Bias or mask as [1 | b, 1 | hq, 1 | sq, 1 | sk]; of q and k the shapes."""
+  if name == "mask" and t.dtype != bool:
+    raise bad(call.function, "mask's dtype", t.dtype, "bool", TypeError)
   full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
   shape = (1,) * (4 - t.ndim) + tuple(t.shape)
   if not call.least_rank <= t.ndim <= 4 or any(
@@ -156,7 +159,7 @@ def check_bias(call: Call, bias, q, k):
   if not jnp.issubdtype(bias.dtype, jnp.floating):
     raise bad(call.function, "bias's dtype", bias.dtype, "a floating dtype",
               TypeError)
-  bias = _check_planes(call, "bias", bias, q, k)
+  bias = check_planes(call, "bias", bias, q, k)
   if bias.dtype not in (q.dtype, jnp.float32):
     bias = bias.astype(jnp.promote_types(q.dtype, jnp.float32))
   return bias
@@ -165,9 +168,7 @@ def check_bias(call: Call, bias, q, k):
 def _check_mask(call: Call, mask, bias, q, k):
   """Mask as bool [1 | b, 1 | hq, 1 | sq, 1 | sk], with the keys bias hides."""
   if mask is not None:
-    if mask.dtype != bool:
-      raise bad(call.function, "mask's dtype", mask.dtype, "bool", TypeError)
-    mask = _check_planes(call, "mask", mask, q, k)
+    mask = check_planes(call, "mask", mask, q, k)
   one_row = lambda t: dims.at_most(t.shape[2], 1)
   if bias is not None and one_row(bias) and (mask is None or one_row(mask)):
     # What a bias hides from all rows is hidden as by a mask: keys and values
@@ -523,7 +524,7 @@ def attend_as_jax_nn(call: Call, dropout_key, query, key, value, bias, mask,
     return jnp.broadcast_to(t.reshape(shape), (*axes, *inner)).reshape(
         b, *inner)
 
-  def cumulative(name, lengths, most):
+  def ends(name, lengths, most):
     if lengths is None:
       return None
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -533,18 +534,15 @@ def attend_as_jax_nn(call: Call, dropout_key, query, key, value, bias, mask,
       raise bad(call.function, name, describe(lengths),
                 f"shape {list(axes)}")
     # As jax.nn, which compares places with them: more are all there are.
-    lengths = jnp.clip(
-        arguments.int32(lengths).reshape(b), 0, dims.as_int32(most))
-    return jnp.concatenate([jnp.zeros((1,), jnp.int32),
-                            jnp.cumsum(lengths, dtype=jnp.int32)])
+    return rows.cumulative(jnp.clip(
+        arguments.int32(lengths).reshape(b), 0, dims.as_int32(most)))
 
   result = _attend(
       call, None, dropout_key,
       *(t if len(lead) == 1 else t.reshape(b, *t.shape[-3:])
         for t in (query, key, value)),
-      cumulative("query_seq_lengths", query_seq_lengths, query.shape[-3]),
-      cumulative("key_value_seq_lengths", key_value_seq_lengths,
-                 key.shape[-3]),
+      ends("query_seq_lengths", query_seq_lengths, query.shape[-3]),
+      ends("key_value_seq_lengths", key_value_seq_lengths, key.shape[-3]),
       planes("bias", bias), planes("mask", mask), None, None)
   out, lse = result if call.return_lse else (result, None)
   out = out.reshape(*lead, *out.shape[1:])

@@ -290,9 +290,8 @@ def _fold_lengths(cu, mapped, n: int):
   """Cumulative lengths [n?, b + 1] -> [n * b + 1]"""
   if cu is None:
     return None
-  lengths = _fold_rows(cu[..., 1:] - cu[..., :-1], mapped, n)
-  return jnp.concatenate([jnp.zeros_like(lengths[:1]),
-                          jnp.cumsum(lengths, dtype=jnp.int32)])
+  return rows.cumulative(
+      _fold_rows(cu[..., 1:] - cu[..., :-1], mapped, n))
 
 
 def _fold_starts(cu, padded, mapped, n: int, total: int):

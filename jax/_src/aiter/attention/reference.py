@@ -388,11 +388,19 @@ def mha_fwd(
   b, hk, g = p.q.shape[:3]
   dv = p.v.shape[-1]
 
+  def largest(s):
+    """Results do not depend on it, nor may derivatives.
+
+    Those of a maximum ask where it is, and XLA may round scores otherwise in
+    the one place than in the other: then it is nowhere, and they are NaN.
+    """
+    return jnp.max(lax.stop_gradient(s), axis=-1)
+
   def update(j, carry, p):
     m, l, acc = carry
     kb = _key_block(p, j)
     s, _ = _scores(cfg, kb)
-    m_new = jnp.maximum(m, jnp.max(s, axis=-1))
+    m_new = jnp.maximum(m, largest(s))
     m_safe = jnp.where(m_new == -_INF, 0, m_new)
     e = jnp.exp(s - m_safe[..., None])
     alpha = jnp.exp(m - m_safe)
@@ -417,9 +425,9 @@ def mha_fwd(
     if g == 1:
       s, sink, keep = (t if t is None else t[:, :, 0] for t in (s, sink, keep))
       spec = _without_groups(spec)
-    m = jnp.max(s, axis=-1)
+    m = largest(s)
     if sink is not None:
-      m = jnp.maximum(m, sink)
+      m = jnp.maximum(m, lax.stop_gradient(sink))
     shift = m if p.every_row_sees else jnp.where(m == -_INF, 0, m)
     e = jnp.exp(s - shift[..., None])
     l = jnp.sum(e, axis=-1)
@@ -448,8 +456,9 @@ def mha_fwd(
     if p.sink is None:
       m, l = _full(rows, -_INF, p.q), _full(rows, 0, p.q)
     else:
-      m = jnp.broadcast_to(p.sink, rows)
-      l = jnp.where(m == -_INF, 0, jnp.ones_like(m))
+      sink = jnp.broadcast_to(p.sink, rows)
+      m = lax.stop_gradient(sink)
+      l = jnp.exp(jnp.where(m == -_INF, m, sink - m))
     carry = m, l, _full((*rows, dv), 0, p.q)
     return finish(*lax.fori_loop(
         *_key_blocks(p, every_block), lambda j, c: update(j, c, p), carry))

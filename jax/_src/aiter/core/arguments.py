@@ -23,6 +23,11 @@ def bad(function: str, name: str, given: Any, accepted: str,
   return error(f"{function}: {name} is {given}; accepted is {accepted}")
 
 
+def shown(value) -> str:
+  """A value in an error message; of an array what it is, not what it holds."""
+  return describe(value) if getattr(value, "shape", ()) else repr(value)
+
+
 @contextlib.contextmanager
 def called(function, **names):
   """Lets errors of the functions called here name what a user called.
@@ -72,11 +77,11 @@ def number(function, name, value, accepted, allowed, kind=float):
       value = value.item()
     wanted = numbers.Integral if kind is int else numbers.Real
     if not isinstance(value, wanted) or isinstance(value, bool):
-      raise bad(function, name, repr(value), accepted, TypeError)
+      raise bad(function, name, shown(value), accepted, TypeError)
     value = kind(value)
   # What no size or attribute of a kernel holds is no number either.
   if kind is int and abs(value) >= 2**63 or not allowed(value):
-    raise bad(function, name, repr(value), accepted)
+    raise bad(function, name, shown(value), accepted)
   return value
 
 
@@ -87,9 +92,9 @@ def integers(function, name, value, accepted, allowed,
   try:
     items = tuple(value)
   except TypeError:
-    raise bad(function, name, repr(value), accepted, TypeError) from None
+    raise bad(function, name, shown(value), accepted, TypeError) from None
   if len(items) not in lengths:
-    raise bad(function, name, repr(value), accepted)
+    raise bad(function, name, shown(value), accepted)
   return tuple(number(function, name, item, accepted, allowed, int)
                for item in items)
 
@@ -100,9 +105,9 @@ def two_sizes(function, name, value):
   try:
     found = tuple(operator.index(n) if dims.is_known(n) else n for n in value)
   except TypeError:
-    raise bad(function, name, repr(value), "two sizes", TypeError) from None
+    raise bad(function, name, shown(value), "two sizes", TypeError) from None
   if len(found) != 2 or any(dims.is_known(n) and n < 0 for n in found):
-    raise bad(function, name, value, "two sizes")
+    raise bad(function, name, shown(value), "two sizes")
   return found
 
 
@@ -111,7 +116,7 @@ def flag(function, name, value) -> bool:
   if isinstance(value, (bool, np.bool_)):
     return bool(value)
   static(function, name, value, "a bool")
-  raise bad(function, name, repr(value), "a bool", TypeError)
+  raise bad(function, name, shown(value), "a bool", TypeError)
 
 
 def choice(function, name, value, accepted):
@@ -123,7 +128,7 @@ def choice(function, name, value, accepted):
   if (isinstance(value, (str, numbers.Number, type(None)))
       and value in accepted):
     return accepted[accepted.index(value)]
-  raise bad(function, name, repr(value), words)
+  raise bad(function, name, shown(value), words)
 
 
 def dtype_name(function, name, value, accepted=None) -> str:
@@ -146,16 +151,23 @@ def dtype_name(function, name, value, accepted=None) -> str:
   if found is None or accepted is not None and found not in accepted:
     words = "a dtype" if accepted is None else " or ".join(accepted)
     static(function, name, value, words)
-    raise bad(function, name, repr(value), words, TypeError)
+    raise bad(function, name, shown(value), words, TypeError)
   return found
+
+
+def _is_array(value) -> bool:
+  """Whether JAX takes it for one; NumPy has them of objects, text and dates."""
+  return (hasattr(value, "shape") and hasattr(value, "dtype")
+          and getattr(value.dtype, "kind", "") not in tuple("OSUMm"))
 
 
 def check_is_array(function, name, value, optional=True):
   """An error if it is no array, nor None where that is allowed."""
   if value is None and optional:
     return
-  if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-    raise bad(function, name, f"a {type(value).__name__}", "an array",
+  if not _is_array(value):
+    raise bad(function, name, f"a {type(value).__name__}" + (
+        f" of {value.dtype}" if hasattr(value, "dtype") else ""), "an array",
               TypeError)
 
 
@@ -164,12 +176,12 @@ def operand(function, name, value):
 
   For a function under jit, which says neither the name nor what is accepted.
   """
-  if value is not None and not isinstance(value, float) and not (
-      hasattr(value, "shape") and hasattr(value, "dtype")):
+  if value is not None and not isinstance(value, float) and not _is_array(
+      value):
     try:
       jnp.asarray(value)
     except (TypeError, ValueError, OverflowError):
-      raise bad(function, name, repr(value), "a number or an array",
+      raise bad(function, name, shown(value), "a number or an array",
                 TypeError) from None
   return value
 
@@ -292,6 +304,17 @@ def check_cumulative(function, name, cu, total, starts=None,
       first[:-1].astype(np.int64) + lengths > total).any():
     raise wrong(f"sequences that end by row {total}, from where they start,"
                 f" {np.array2string(first, threshold=8)}")
+
+
+def axis_size(function, name, axis_name) -> int:
+  """Devices of a mesh axis of the shard_map around the call, or an error."""
+  accepted = "a mesh axis of the shard_map around the call"
+  if not isinstance(axis_name, str):
+    raise bad(function, name, shown(axis_name), accepted, TypeError)
+  try:
+    return lax.axis_size(axis_name)
+  except NameError:
+    raise bad(function, name, repr(axis_name), accepted) from None
 
 
 def describe(t) -> str:

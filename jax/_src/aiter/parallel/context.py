@@ -64,10 +64,10 @@ class _Call(NamedTuple):
     return left >= 0 or (right >= 0 and not self.attention.causal)
 
 
-def _operands(call: _Call, x: _Arrays, cu_k=None):
+def _operands(call: _Call, x: _Arrays, cu_k=None, mask=None):
   """The operator's form; cu_k are lengths of keys of a dense call."""
   return api.operands(
-      call.attention, None, None, x.q, x.k, x.v, None, cu_k, x.bias, None,
+      call.attention, None, None, x.q, x.k, x.v, None, cu_k, x.bias, mask,
       x.alibi_slopes, x.sink, x.dropout_state)
 
 
@@ -92,56 +92,43 @@ def _mha(operands):
   return (out[None], lse[None]) if x.packed else (out, lse)
 
 
-def _refuse(what, strategy, instead):
-  raise bad(_NAME, what, "given", f"none with {strategy}; {instead}")
-
-
 # -----------------------------------------------------------------------------
 # Ring
 
 
+def _goes_round(call: _Call, x: _Arrays) -> bool:
+  """Whether blocks of a ring can say what a call asks for.
+
+  Which keys a block's rows see is told by lengths, and by a window that all
+  devices share; how far these are, in "striped" alone; what a dropout mask has
+  for them, by runs of columns that begin at a multiple of four.
+  """
+  (left, _, first), packed = call.attention.window, x.cu_seqlens is not None
+  striped, zigzag = (call.balance == name for name in ("striped", "zigzag"))
+  return not (
+      (first and left >= 0)
+      or (call.windowed and (zigzag or (call.right if striped else packed)))
+      or (x.alibi_slopes is not None
+          and (not striped or packed or call.right))
+      or (x.dropout_state is not None
+          and (striped or packed or x.q.shape[1] % (8 if zigzag else 4))))
+
+
 def _ring(call: _Call, axis: str, x: _Arrays):
-  where = "strategy='ring'"
   size, s = lax.axis_size(axis), x.q.shape[1]
-  if call.attention.dropout_p:
-    if call.balance == "striped":
-      _refuse("dropout_p", f"{where} and load_balance='striped'",
-              "None and 'zigzag' have it")
-    least = 8 if call.balance == "zigzag" else 4
-    if s % least:
-      raise bad(_NAME, "q's local length", s, f"a multiple of {least} with"
-                f" dropout_p, {where} and load_balance={call.balance!r}")
-  if call.attention.window[2]:
-    _refuse("window_size's third number", where,
-            "strategy='all_gather' and 'ulysses' have it")
-  if x.alibi_slopes is not None and call.balance != "striped":
-    _refuse("alibi_slopes", f"{where} and load_balance={call.balance!r}",
-            "load_balance='striped' has them, and so have the other strategies")
-  if x.alibi_slopes is not None and call.right:
-    _refuse("alibi_slopes", f"{where} and causal=False",
-            "strategy='ulysses' has them")
-  if call.windowed and call.balance == "zigzag":
-    _refuse("window_size", f"{where} and load_balance='zigzag'",
-            "None and 'striped' have it")
-  if call.balance == "striped" and call.right > 0:
-    _refuse("window_size's right side", f"{where} and load_balance='striped'",
-            "None has it")
-  if x.cu_seqlens is not None:
-    if call.windowed and call.balance != "striped":
-      _refuse("window_size", f"{where}, cu_seqlens and"
-              f" load_balance={call.balance!r}",
-              "load_balance='striped' has it, and so have the other strategies")
-    if x.alibi_slopes is not None:
-      _refuse("alibi_slopes", f"{where} and cu_seqlens",
-              "strategy='all_gather' and 'ulysses' have them")
   if x.k.shape[1:2] != (s,):
-    raise bad(_NAME, "k", describe(x.k), f"q's local length {s} with {where}")
-  if x.bias is not None and x.bias.shape[-1:] != (size * s,):
-    raise bad(_NAME, "bias", describe(x.bias),
-              f"a column for each of all {size * s} keys")
+    raise bad(_NAME, "k", describe(x.k),
+              f"q's local length {s} with strategy='ring'")
   if call.balance == "zigzag" and s % 2:
     raise bad(_NAME, "q's local length", s,
               "an even number with load_balance='zigzag'")
+  if x.bias is not None:
+    x = x._replace(bias=jnp.broadcast_to(
+        x.bias, (*x.bias.shape[:3], size * s)))
+  if not _goes_round(call, x):
+    if x.bias is not None and call.balance:
+      x = x._replace(bias=order.restored(x.bias, call.balance, size, 3))
+    return _all_gather(call, axis, x)
   left, right, _ = call.attention.window
   if x.cu_seqlens is not None:
     cfg, own = _packed_operands(call, x._replace(sink=None))
@@ -149,35 +136,13 @@ def _ring(call: _Call, axis: str, x: _Arrays):
                        cu_seqlens_k=None)
   else:
     cfg, own = _operands(call, x._replace(bias=None, sink=None))
-  if x.bias is not None:
-    # It is checked against the keys that it is for.
-    whole = jnp.zeros((x.q.shape[0], size * s, 1, 1), x.q.dtype)
-    own = own._replace(bias=api.check_bias(
-        call.attention, x.bias, x.q, whole))
+    own = own._replace(bias=x.bias)
   cfg = cfg._replace(window_left=left, window_right=call.right)
   out, lse = ring(
       RingConfig(cfg, axis, size, call.balance), vary_together(own))
-  if x.cu_seqlens is not None and x.dropout_state is not None:
-    out, lse = _without_torn(call, axis, out, lse, x)
   if x.sink is not None:
     out, lse = _with_sink(out, lse, _per_row(call, axis, x.sink, x))
   return out, lse
-
-
-def _without_torn(call: _Call, axis: str, out, lse, x: _Arrays):
-  """Results of a packed call with NaN where a mask would not be one's own.
-
-  A kernel's columns are a multiple of four behind its state's first: borders
-  are a multiple of four from the beginning of a sequence that crosses them.
-  """
-  s, cu = x.q.shape[1], x.cu_seqlens
-  piece = s // 2 if call.balance == "zigzag" else s
-  torn = (cu[:-1] % 4 != 0) & (
-      cu[:-1] // piece < (cu[1:] - 1) // piece)
-  factor = _per_row(call, axis, jnp.where(torn, jnp.nan, 1.0)[:, None], x)
-  factor = jnp.where(jnp.isnan(factor), factor, 1)
-  of_out = jnp.swapaxes(factor, 1, 2)[..., None].astype(out.dtype)
-  return out * of_out, lse * factor
 
 
 def _with_sink(out, lse, sink):
@@ -204,21 +169,69 @@ def _per_row(call: _Call, axis: str, t, x: _Arrays):
 # Keys and values gathered
 
 
+def _of_striped(call: _Call, axis: str, x: _Arrays):
+  """_all_gather of "striped": devices exchange tokens for runs of them."""
+  size, s = lax.axis_size(axis), x.q.shape[1]
+  if s % size or x.k.shape[1] != s:
+    raise bad(_NAME, "q's and k's local lengths", f"{s} and {x.k.shape[1]}",
+              f"one multiple of {size}, the number of devices, where keys are"
+              " gathered with load_balance='striped'")
+
+  def run(t, a):
+    return order.restored(
+        lax.all_to_all(t, axis, a, a, tiled=True), "striped", size, a)
+
+  def back(t, a):
+    return lax.all_to_all(
+        order.reordered(t, "striped", size, a), axis, a, a, tiled=True)
+
+  bias = x.bias
+  if bias is not None and bias.shape[2] > 1:
+    bias = run(bias, 2)
+  out, lse = _all_gather(call._replace(balance=None), axis, x._replace(
+      q=run(x.q, 1), k=run(x.k, 1), v=run(x.v, 1), bias=bias))
+  return back(out, 1), back(lse, 2)
+
+
+def _planes(call: _Call, x: _Arrays, begin):
+  """(mask, bias) in the place of windows and slopes of rows from `begin` on.
+
+  Of kernels' own a row's last key ends them, which only causal rows have.
+  """
+  left, right, first = call.attention.window
+  rows = begin + jnp.arange(x.q.shape[1], dtype=jnp.int32)[:, None]
+  keys = jnp.arange(x.k.shape[1], dtype=jnp.int32)
+  seen, bias = jnp.ones((rows.size, keys.size), bool), x.bias
+  if left >= 0:
+    seen &= (keys >= rows - left) | (keys < first)
+  if right >= 0:
+    seen &= keys <= rows + right
+  if x.alibi_slopes is not None:
+    dtype = jnp.promote_types(x.q.dtype, jnp.float32)
+    slopes = x.alibi_slopes.astype(dtype)
+    slopes = slopes.reshape(-1, slopes.shape[-1], 1, 1)
+    bias = (0 if bias is None else bias.astype(dtype)) - (
+        slopes * jnp.abs(rows - keys).astype(dtype))
+  return seen if call.windowed else None, bias
+
+
 def _all_gather(call: _Call, axis: str, x: _Arrays):
-  where = "strategy='all_gather'"
   if call.balance == "striped":
-    _refuse("load_balance='striped'", where, "'zigzag' and None are possible")
-  if call.right and (call.windowed or x.alibi_slopes is not None):
-    _refuse("window_size or alibi_slopes", f"{where} and causal=False",
-            "strategy='ulysses' has them")
+    return _of_striped(call, axis, x)
+  where = "strategy='all_gather'"
   size, rank = lax.axis_size(axis), lax.axis_index(axis).astype(jnp.int32)
   b, s = x.q.shape[:2]
+  packed = x.cu_seqlens is not None
+  placed = call.windowed or x.alibi_slopes is not None
+  if call.right and packed and placed:
+    raise bad(_NAME, "causal", False, "True with window_size or alibi_slopes"
+              " and cu_seqlens where keys are gathered; strategy='ulysses' has"
+              " them")
   gather = lambda t: lax.all_gather(t, axis, axis=1, tiled=True)
   k, v = gather(x.k), gather(x.v)
   if call.balance:
     k, v = (order.restored(t, call.balance, size, 1) for t in (k, v))
-  packed = x.cu_seqlens is not None
-  if call.right and not packed and x.dropout_state is None:
+  if call.right and not (packed or placed or x.dropout_state is not None):
     return _mha(_operands(call, x._replace(k=k, v=v)))
   if x.k.shape[1] != s:
     raise bad(_NAME, "k", describe(x.k),
@@ -235,11 +248,11 @@ def _all_gather(call: _Call, axis: str, x: _Arrays):
   parts = []
   for first, last, place in chunks:
     begin, end = place * (last - first), (place + 1) * (last - first)
-    rows = x.bias is not None and x.bias.ndim > 1 and x.bias.shape[-2] > 1
+    rows = x.bias is not None and x.bias.shape[2] > 1
     cu = x.cu_seqlens
     own = x._replace(
         q=x.q[:, first:last], k=k, v=v,
-        bias=x.bias[..., first:last, :] if rows else x.bias,
+        bias=x.bias[:, :, first:last] if rows else x.bias,
         dropout_state=at_place(
             x.dropout_state,
             jnp.maximum(begin - cu[:-1], 0) if packed else begin))
@@ -250,6 +263,12 @@ def _all_gather(call: _Call, axis: str, x: _Arrays):
       parts.append(_mha(_packed_operands(
           call, own, lengths=tuple(map(cumulative, counts)),
           first=(bounds - begin, cu))))
+    elif call.right and placed:
+      mask, bias = _planes(call, own, begin)
+      everywhere = call._replace(
+          attention=call.attention._replace(window=(-1, -1, 0)))
+      parts.append(_mha(_operands(
+          everywhere, own._replace(bias=bias, alibi_slopes=None), mask=mask)))
     else:
       keys = None if call.right else end * jnp.arange(b + 1, dtype=jnp.int32)
       parts.append(_mha(_operands(call, own, keys)))
@@ -291,7 +310,6 @@ def _ulysses(call: _Call, axis: str, x: _Arrays):
 
   bias = x.bias
   if bias is not None:
-    bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
     rows, many = bias.shape[2] > 1, bias.shape[1] > 1
     if rows:
       bias = (lax.all_to_all(bias, axis, 1, 2, tiled=True) if many
@@ -321,16 +339,31 @@ def _run(call: _Call, x: _Arrays):
   return _RUN[call.strategies[0]](call, call.axes[0], x)
 
 
+def _planes_of_all_keys(call: _Call, x: _Arrays, mask):
+  """Bias, -inf where the mask hides: [b | 1, hq | 1, s | 1, keys | 1]."""
+  size = math.prod(map(lax.axis_size, call.axes))
+  b, s, *rest = x.k.shape
+  keys = jax.ShapeDtypeStruct((b, size * s, *rest), x.k.dtype)
+  bias = api.check_bias(call.attention, x.bias, x.q, keys)
+  if mask is None:
+    return bias
+  mask = api.check_planes(call.attention, "mask", mask, x.q, keys)
+  return jnp.where(
+      mask, jnp.zeros((), x.q.dtype) if bias is None else bias, -jnp.inf)
+
+
 @functools.partial(jax.jit, static_argnums=0, inline=True)
-def _attend(call: _Call, dropout_key, x: _Arrays):
+def _attend(call: _Call, dropout_key, mask, x: _Arrays):
   # The checks of an ordinary call, by the arguments' own names.
   if x.cu_seqlens is None:
     _, own = api.operands(
         call.attention, None, dropout_key, x.q, x.k, x.v, None, None, None,
         None, x.alibi_slopes, x.sink)
+    x = x._replace(bias=_planes_of_all_keys(call, x, mask))
   else:
-    if x.bias is not None:
-      raise bad(_NAME, "bias", "given", "none with cu_seqlens")
+    for name, t in (("bias", x.bias), ("mask", mask)):
+      if t is not None:
+        raise bad(_NAME, name, "given", "none with cu_seqlens")
     _, own = api.operands(
         call.attention, (None, None), dropout_key, x.q, x.k, x.v,
         x.cu_seqlens, x.cu_seqlens, None, None, x.alibi_slopes, x.sink)
@@ -346,7 +379,7 @@ def _named(name, value, accepted):
   """A static argument that is a name, or a pair of names, as a tuple."""
   names = value if isinstance(value, (tuple, list)) else (value,)
   if not 1 <= len(names) <= 2 or not all(isinstance(n, str) for n in names):
-    raise bad(_NAME, name, repr(value), accepted)
+    raise bad(_NAME, name, arguments.shown(value), accepted)
   return tuple(names)
 
 
@@ -370,6 +403,7 @@ def context_parallel_attention(
     logits_soft_cap: float = 0.0,
     sink: jax.Array | None = None,
     cu_seqlens: jax.Array | None = None,
+    mask: jax.Array | None = None,
 ):
   """`flash_attn_func` of a sequence that is divided over devices.
 
@@ -379,7 +413,11 @@ def context_parallel_attention(
   Strategies:
     "ring": keys and values go round, and no device ever holds all of them; the
       next ones are under way while attention to these is computed. A window
-      skips the steps that it hides.
+      skips the steps that it hides. What no step can say is computed as by
+      "all_gather": leading keys that stay visible; windows with "zigzag", or
+      of packed sequences without an order, or to the right with "striped";
+      alibi_slopes, but if causal with "striped"; dropout of packed sequences,
+      with "striped", or of an s that is no multiple of 4 (8 with "zigzag").
     "all_gather": every device gathers all keys and values.
     "ulysses": each device gets all tokens of a part of the heads (DeepSpeed
       Ulysses, arXiv:2309.14509). q's heads are a multiple of the devices; fewer
@@ -392,36 +430,34 @@ def context_parallel_attention(
     q: [b, s, hq, dqk]: this device's s tokens.
     k: [b, s, hk, dqk], as in flash_attn_func.
     v: [b, s, hk, dv].
-    dropout_p: as in flash_attn_func, whose mask it is. In a ring not with
-      "striped", and there s is a multiple of 4, with "zigzag" of 8; of packed
-      sequences those that lie on both sides of a border between devices, or
-      their halves, begin at a multiple of 4, or come out as NaN.
+    dropout_p: as in flash_attn_func, whose mask it is.
     softmax_scale: factor on q.k; None is 1 / sqrt(dqk).
     causal: a token sees itself and those before it.
     window_size: (left, right) in tokens of the whole sequence, -1 for
-      unbounded; with "all_gather" only if causal, in a ring with "striped"
-      without a right side, and not at all with "zigzag". A third number,
-      leading keys that stay visible, not in a ring.
-    bias: [b | 1, hq | 1, s | 1, keys] with a column for each key of the whole
-      sequence, in the order in which the devices hold these; for "all_gather"
-      in the order of the sequence.
-    alibi_slopes: [hq] or [b, hq]; with "all_gather" only if causal, in a ring
-      with "striped" alone, if causal, and there without a gradient.
+      unbounded, and perhaps a third number, leading keys that stay visible.
+    bias: [b | 1, hq | 1, s | 1, keys | 1] with a column for each key of the
+      whole sequence, in the order in which the devices hold these; for
+      "all_gather" in the order of the sequence.
+    alibi_slopes: [hq] or [b, hq].
     deterministic: see flash_attn_func.
     return_lse: return the log-sum-exp of every row too.
     axis_name: the mesh axis that divides the sequence, or two.
     strategy: see above.
     load_balance: order of the tokens: None, as they follow each other, or one
-      in which devices have equal work if causal: "zigzag" or "striped" ("ring"
-      and "ulysses"), as `reorder_causal_load_balancing` makes them.
+      in which devices have equal work if causal: "zigzag" or "striped", as
+      `reorder_causal_load_balancing` makes them. For "all_gather" tokens of
+      "striped" are exchanged for those that follow each other, whose work is
+      not equal.
     dropout_key: a JAX PRNG key, required if dropout_p > 0; one for all devices.
     cu_seqlens: int [n + 1], cumulative lengths of sequences that are packed in
       one axis, which all devices together have; the same on all. q is then
       [s, hq, dqk], and k, v, out likewise; lse is [hq, s]. Numbers and traced
-      lengths are as in flash_attn_varlen. No bias; in a ring no alibi_slopes,
-      and windows with "striped" alone.
+      lengths are as in flash_attn_varlen. No bias or mask; windows and
+      alibi_slopes only if causal or with "ulysses".
     logits_soft_cap: if > 0, scaled scores become cap * tanh(score / cap).
     sink: [hq] or [b, hq], a logit in every row's softmax that has no value.
+    mask: bool, of bias's shapes and order: False hides a key, as a bias of -inf
+      does.
 
   Returns:
     out [b, s, hq, dv]; with return_lse a tuple of it and lse [b, hq, s].
@@ -438,19 +474,21 @@ def context_parallel_attention(
   if len(axes) != len(strategies):
     raise bad(_NAME, "axis_name", repr(axis_name),
               f"a name for each strategy of {strategy!r}")
+  size = math.prod(
+      arguments.axis_size(_NAME, "axis_name", name) for name in axes)
   balance = arguments.choice(_NAME, "load_balance", load_balance,
                              (None, *order.STRATEGIES))
   api.check_arrays(
       _NAME, dict(q=q, k=k, v=v),
       dict(bias=bias, alibi_slopes=alibi_slopes, dropout_key=dropout_key,
-           sink=sink, cu_seqlens=cu_seqlens))
+           sink=sink, cu_seqlens=cu_seqlens, mask=mask))
   if cu_seqlens is not None:
-    total = q.shape[0] * math.prod(map(lax.axis_size, axes))
-    arguments.check_cumulative(_NAME, "cu_seqlens", cu_seqlens, total)
+    arguments.check_cumulative(
+        _NAME, "cu_seqlens", cu_seqlens, q.shape[0] * size)
   call = api.static_arguments(
       _NAME, dropout_p, softmax_scale, causal, window_size, logits_soft_cap,
       deterministic,
       return_lse=arguments.flag(_NAME, "return_lse", return_lse),
       names=("q", "k", "v", "cu_seqlens", "cu_seqlens", "dropout_key"))
-  return _attend(_Call(call, axes, strategies, balance), dropout_key,
+  return _attend(_Call(call, axes, strategies, balance), dropout_key, mask,
                  _Arrays(q, k, v, bias, alibi_slopes, sink, cu_seqlens))

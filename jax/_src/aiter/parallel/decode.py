@@ -63,8 +63,14 @@ def context_parallel_positions(
   arguments.check_integers(name, "positions", positions)
   size = _positive(name, "size", size)
   interleave = _positive(name, "interleave", interleave)
-  if isinstance(rank, int) and not 0 <= rank < size:
-    raise bad(name, "rank", rank, f"from 0 to size - 1, {size - 1}")
+  if isinstance(rank, jax.Array):
+    arguments.check_integers(name, "rank", rank)
+    if rank.ndim:
+      raise bad(name, "rank", arguments.describe(rank), "a single integer")
+  else:
+    rank = arguments.number(
+        name, "rank", rank, f"an integer from 0 to size - 1, {size - 1}",
+        lambda n: 0 <= n < size, int)
   positions = arguments.int32(jnp.asarray(positions))
   run = positions // interleave
   own = (positions >= 0) & (run % size == rank)
@@ -105,6 +111,7 @@ def context_parallel_merge(
   paged.check_array(n, "lse", lse, 2, floats)
   tokens, hq, _ = output.shape
   paged.check_shape(n, "lse", lse, (hq, tokens), "[heads, tokens] of output")
+  arguments.axis_size(n.function, "axis_name", axis_name)
   out, lse = _merged(axis_name, output, lse.astype(jnp.float32),
                      paged.per_head(n, "sink", sink, hq))
   return (out, lse) if return_lse else out
@@ -247,9 +254,7 @@ def context_parallel_paged_decode(
   """
   n = paged.Names("context_parallel_paged_decode")
   arguments.choice(n.function, "layout", layout, _LAYOUTS)
-  if not isinstance(axis_name, str):
-    raise bad(n.function, "axis_name", repr(axis_name), "a mesh axis's name",
-              TypeError)
+  arguments.axis_size(n.function, "axis_name", axis_name)
   s = paged.static(n, layout, softmax_scale, window_size, logits_soft_cap,
                    False, return_lse)
   interleave = _positive(n.function, "interleave", interleave)

@@ -370,13 +370,7 @@ def expert_parallel_moe(
     TypeError: an argument of the wrong type or dtype.
     ValueError: a shape or value that cannot be; the message names it.
   """
-  words = "a mesh axis of the shard_map around the call"
-  if not isinstance(axis_name, str):
-    raise arguments.bad(_NAME, "axis_name", repr(axis_name), words, TypeError)
-  try:
-    size = lax.axis_size(axis_name)
-  except NameError:
-    raise arguments.bad(_NAME, "axis_name", repr(axis_name), words) from None
+  size = arguments.axis_size(_NAME, "axis_name", axis_name)
   if max_rows is not None:
     max_rows = arguments.number(
         _NAME, "max_rows", max_rows, "an integer of at least 1",

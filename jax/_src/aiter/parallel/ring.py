@@ -204,13 +204,7 @@ def _halves(visit: _Visit, causal: bool):
       elif causal and i == j:
         window = (-1, 0)
       block = _Block(rows, cols, window)
-      if visit.cu is not None:
-        own, theirs = (
-            jnp.clip(cu - first, 0, half) for cu, (first, _) in zip(
-                visit.bounds(visit.cu), (rows, cols)))
-        block = block._replace(
-            spans=_Spans(own, jnp.where(seen, theirs, 0)))
-      elif seen is not True:
+      if seen is not True:
         block = block._replace(length=jnp.where(seen, half, 0))
       blocks.append(block)
   return blocks
@@ -332,11 +326,9 @@ class _Part(NamedTuple):
     lengths = bias = slopes = None
     left, right = block.window
     mha = cfg.mha._replace(window_left=left, window_right=right)
-    state = _dropout_block(cfg, places, block, x)
     if block.spans is not None:
       return cls(mha, vary_together(Operands(
-          _flat(q), _flat(k), _flat(v), *block.spans.packed(b, s),
-          dropout_state=state)))
+          _flat(q), _flat(k), _flat(v), *block.spans.packed(b, s))))
     if block.length is not None:
       lengths = block.length * jnp.arange(b + 1, dtype=jnp.int32)
     if x.bias is not None:
@@ -345,7 +337,7 @@ class _Part(NamedTuple):
       slopes = x.alibi_slopes * cfg.size
     return cls(mha, vary_together(Operands(
         q, k, v, cu_seqlens_k=lengths, bias=bias, alibi_slopes=slopes,
-        dropout_state=state)))
+        dropout_state=_dropout_block(cfg, places, block, x))))
 
   def saved(self, dout, out, lse, dlse) -> Saved:
     """What the backward pass saved, of the block's own rows."""
@@ -375,7 +367,7 @@ def _bias_block(cfg: RingConfig, places: int, block: _Block, x: Operands):
 
 
 def _dropout_block(cfg: RingConfig, places: int, block: _Block, x: Operands):
-  """The state of a block's first rows and columns, in each of its sequences."""
+  """The state of a block's first row and column."""
   if x.dropout_state is None:
     return None
   rank = lax.axis_index(cfg.axis).astype(jnp.int32)
@@ -383,13 +375,7 @@ def _dropout_block(cfg: RingConfig, places: int, block: _Block, x: Operands):
       place_of(cfg.order, cfg.size, device % cfg.size, x.q.shape[1])[first]
       for device, first in ((rank, block.rows[0]),
                             (rank - places, block.cols[0])))
-  if x.cu_seqlens_q is None:
-    return at_place(x.dropout_state, row, col)
-  begin = x.cu_seqlens_q[:-1]
-  state = at_place(x.dropout_state, jnp.maximum(row - begin, 0),
-                   jnp.maximum(col - begin, 0))
-  # _Spans.packed has two sequences of nobody before and after these.
-  return jnp.pad(state, ((2, 2), (0, 0), (0, 0)))
+  return at_place(x.dropout_state, row, col)
 
 
 def _farther(block: _Block, x: Operands):
@@ -487,19 +473,18 @@ def _added(a: _Rows | None, b: _Rows, dtype) -> _Rows:
 
 def _backward(cfg: RingConfig, wanted, saved, cotangents):
   wanted, = wanted
-  if wanted.alibi_slopes:
-    raise TypeError(
-        "context_parallel_attention: alibi_slopes have no gradient with"
-        " strategy='ring'; strategy='ulysses' and 'all_gather' have it, or"
-        " stop_gradient says that none is wanted")
   x, out, lse, kv = saved
   dout, dlse = cotangents
   if dout is None:
     dout = jnp.zeros_like(out)
   if dlse is not None:
     dlse = jnp.where(lse == -jnp.inf, 0, dlse)
-  want = Wanted(dbias=bool(wanted.bias))
+  want = Wanted(dbias=bool(wanted.bias or wanted.alibi_slopes),
+                dslopes=bool(wanted.alibi_slopes))
+  if want.dslopes:
+    x = _with_bias_of_each_head(cfg, x)
   dq = dk = dv = None
+  dslopes = 0
   dbias = jnp.zeros(
       x.bias.shape, _wide(x.bias.dtype)) if want.dbias else None
   b, s = x.q.shape[:2]
@@ -531,6 +516,10 @@ def _backward(cfg: RingConfig, wanted, saved, cotangents):
                                  (dv, grads.dv, block.cols)))
       if want.dbias:
         dbias = _add_bias_block(cfg, places, block, dbias, grads.dbias, s)
+      if want.dslopes:
+        # Of what is not the kernel's part, one number a block; see _farther.
+        dslopes += (cfg.size * grads.dslopes
+                    - block.distance * jnp.sum(grads.dbias, (2, 3)))
     if then is not None:
       dk, dv = dk.rows(kept), dv.rows(kept)
       # As above: the gradients are on their way while the next kernel runs.
@@ -540,7 +529,21 @@ def _backward(cfg: RingConfig, wanted, saved, cotangents):
       dk, dv = (_Rows(t, kept) for t in _shift(cfg, dkv, back))
       kv = tuple(old._replace(t=t) for old, t in zip(coming, coming_kv))
   empty = Operands(*[None] * len(x))
-  return (empty._replace(q=dq.t, k=dk.t, v=dv.t, bias=dbias),)
+  return (empty._replace(
+      q=dq.t, k=dk.t, v=dv.t,
+      bias=reference.sum_to(dbias, saved[0].bias.shape)
+      if wanted.bias else None,
+      alibi_slopes=dslopes if want.dslopes else None),)
+
+
+def _with_bias_of_each_head(cfg: RingConfig, x: Operands) -> Operands:
+  """x with a bias whose gradient is that of each head's scores, summed."""
+  lead = x.q.shape[0], x.q.shape[2]
+  if x.bias is None:
+    shape = (*lead, 1, cfg.size * x.k.shape[1])
+    return x._replace(bias=jnp.zeros(shape, _wide(x.q.dtype)))
+  return x._replace(bias=jnp.broadcast_to(
+      x.bias, (*lead, *x.bias.shape[2:])))
 
 
 def _add_bias_block(cfg, places, block, dbias, part, s):

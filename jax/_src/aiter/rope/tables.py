@@ -63,9 +63,10 @@ def _yarn(scaling, frequencies, base, rows):
   amplitude = scaling.get("attention_factor")
   if amplitude is None:
     amplitude = (grown(scaling.get("mscale", 1))
-                 / grown(scaling.get("mscale_all_dim", 0)))
-  return (frequencies * (1 - interpolated)
-          + frequencies / factor * interpolated), amplitude
+                 / grown(scaling.get("mscale_all_dim", 0))
+                 * scaling.get("attn_factor", 1))
+  kept = (1 - interpolated) * scaling.get("extrapolation_factor", 1)
+  return frequencies * kept + frequencies / factor * (1 - kept), amplitude
 
 
 def _llama3(scaling, frequencies, base, rows):
@@ -115,6 +116,26 @@ _SCALINGS = {
 }
 
 
+# Whose factor says by how much sequences are longer than those of training.
+_LENGTHENED = ("linear", "dynamic", "yarn", "deepseek_yarn")
+
+
+def _kind(scaling: Mapping[str, Any]):
+  return scaling.get("rope_type", scaling.get("type", "default"))
+
+
+def _positive(function: str, scaling: Mapping[str, Any], name: str) -> float:
+  return arguments.number(
+      function, f"rope_scaling's {name}", scaling.get(name, 1),
+      "a finite number > 0", lambda n: 0 < n < math.inf)
+
+
+def _rows(function: str, max_position) -> int:
+  return arguments.number(
+      function, "max_position", max_position, "an integer of at least 1",
+      lambda n: 1 <= n < 2**31, int)
+
+
 def _plain(pairs: int, base: float) -> np.ndarray:
   return base ** -(np.arange(pairs, dtype=np.float64) / pairs)
 
@@ -142,7 +163,7 @@ def frequencies(
   if not isinstance(scaling, Mapping):
     raise arguments.bad(function, "rope_scaling", repr(scaling),
                         "None or a dict, as in a model's config", TypeError)
-  kind = scaling.get("rope_type", scaling.get("type", "default"))
+  kind = _kind(scaling)
   if kind not in _SCALINGS:
     raise arguments.bad(function, "rope_scaling's rope_type", repr(kind),
                         " or ".join(_SCALINGS))
@@ -152,6 +173,8 @@ def frequencies(
       raise arguments.bad(
           function, f"rope_scaling's {name}", "missing",
           f"{' and '.join(needed)}, for {kind}")
+    if name not in ("short_factor", "long_factor"):
+      _positive(function, scaling, name)
   return scaled(scaling, _plain(rotary_dim // 2, base), base, max_position)
 
 
@@ -190,9 +213,7 @@ def rotary_embedding(
     ValueError: a value that cannot be, or a number that rope_scaling lacks; the
       message names it.
   """
-  rows = arguments.number(
-      "rotary_embedding", "max_position", max_position,
-      "an integer of at least 1", lambda n: 1 <= n < 2**31, int)
+  rows = _rows("rotary_embedding", max_position)
   by, amplitude = frequencies("rotary_embedding", rotary_dim, rows, base,
                               rope_scaling)
   dtype = arguments.dtype_name("rotary_embedding", "dtype", dtype)
@@ -219,7 +240,9 @@ def get_rope(
     max_position: as in rotary_embedding.
     base: as in rotary_embedding.
     is_neox_style: which channels are pairs; tables are the same for both.
-    rope_scaling: as in rotary_embedding.
+    rope_scaling: as in rotary_embedding. Where it lacks
+      original_max_position_embeddings that is max_position, and tables of
+      "linear", "dynamic" and both yarns are `factor` times as long.
     dtype: as in rotary_embedding.
     partial_rotary_factor: a share of rotary_dim that is turned.
 
@@ -241,6 +264,12 @@ def get_rope(
       "get_rope", "rotary_dim", rotary_dim,
       f"an integer of at most head_size, {head_size}",
       lambda n: n <= head_size, int)
+  if isinstance(rope_scaling, Mapping) and _TRAINED not in rope_scaling:
+    max_position = _rows("get_rope", max_position)
+    rope_scaling = {**rope_scaling, _TRAINED: max_position}
+    if _kind(rope_scaling) in _LENGTHENED:
+      max_position = int(max_position * max(1, _positive(
+          "get_rope", rope_scaling, "factor")))
   with arguments.called("get_rope"):
     return rotary_embedding(int(rotary_dim * share), max_position, base,
                             rope_scaling=rope_scaling, dtype=dtype)
