@@ -193,6 +193,8 @@ _EXACT = dict(
     nt_dies=dict(m=100, n=90, xcds=8),
     nt_relu=dict(activation=activations.RELU.value, bias=np.float32),
     nt_mfma=dict(module=mfma, m=33, n=30, k=104, batch=2, bias=_BF16, xcds=8),
+    nt_mfma_lines=dict(module=mfma, m=33, n=40, k=104, batch=2, bias=_BF16),
+    nt_mfma_fp16=dict(module=mfma, dtype=_FP16, m=33, n=40, k=72, out=_FP16),
     nt_mfma_splits=dict(
         module=mfma, tile=(16, 64, 32), slices=4, n=72, k=200, splits=3),
     nn=dict(op="gemm_nn"),

@@ -49,6 +49,51 @@ def _add_block(
 
 
 @triton.jit
+def _store_lines(ptr, x, matrix, matrix_stride, m0, n0, m, n):
+  """gemm.store_tile of whole lines.
+
+  A tile of two dimensions Triton stores from the layout of the sums, of which
+  an instruction has half a line, and memory takes each half for itself. One of
+  three dimensions it turns in LDS first.
+  """
+  ROWS: tl.constexpr = x.shape[0]
+  COLS: tl.constexpr = x.shape[1]
+  rows = tl.arange(0, ROWS)
+  if (n % 8 == 0) & (matrix_stride % 8 == 0):
+    n = n // 8 * 8
+    stride = n.to(tl.int64)
+    ptr += matrix * (matrix_stride // 8 * 8) + m0 * stride + n0
+    above = rows[:, None, None]
+    cols = (tl.arange(0, COLS // 8) * 8)[None, :, None]
+    tl.store(
+        ptr + (above * stride + cols + tl.arange(0, 8)[None, None, :]),
+        tl.reshape(x, [ROWS, COLS // 8, 8]).to(ptr.dtype.element_ty),
+        mask=(above < m - m0) & (cols < n - n0))
+  else:
+    gemm.store_tile(ptr, x, matrix, matrix_stride, m0, n0, m, n, rows,
+                    tl.arange(0, COLS))
+
+
+@triton.jit
+def _store(
+    x, out_bf16, out_f32, workspace, split, batch, index, batch_stride_out,
+    m0, n0, m, n, whole, flags,
+):
+  """gemm.store of the whole tile, 16 bits an element by whole lines."""
+  if whole & ((flags & gemm.OUT_F32) == 0):
+    if flags & gemm.OUT_FP16:
+      y = x.to(tl.float16).to(tl.bfloat16, bitcast=True)
+    else:
+      y = x.to(tl.bfloat16)
+    _store_lines(out_bf16, y, index, batch_stride_out, m0, n0, m, n)
+  else:
+    gemm.store(
+        x, out_bf16, out_f32, workspace, split, batch, index, batch_stride_out,
+        m0, n0, m, n, tl.arange(0, x.shape[0]), tl.arange(0, x.shape[1]),
+        whole, flags)
+
+
+@triton.jit
 def _gemm(
     a, b, a_scale, b_scale, bias, bias_f32, out_bf16, out_f32, workspace,
     batch, m, n, k, stride_a, stride_b,
@@ -124,9 +169,9 @@ def _gemm(
           bias, bias_f32, m0, left, m, n, rows, part, activation, flags, ROW)
     else:
       x = parts[i].to(tl.float32, bitcast=True)
-    gemm.store(
+    _store(
         x, out_bf16, out_f32, workspace, split, batch, index, batch_stride_out,
-        m0, left, m, n, rows, part, whole, flags)
+        m0, left, m, n, whole, flags)
 
 
 @triton.jit
