@@ -486,6 +486,13 @@ CASES = (
     Case("top_k_per_row_decode", lambda x, lengths:
          aiter.top_k_per_row_decode(x, 1, lengths, return_values=True)[1],
          ("bf16 b,300", "lengths b"), ("sampling_select",), 1),
+    _case("topk_plain", ("bf16 m,300",), ("sampling_top_k",), topk=7),
+    Case("topk_plain_values", lambda x: aiter.topk_plain(x, 3, False)[0],
+         ("f32 m,20",), ("sampling_top_k",), 1),
+    Case("topk_plain_of_rows", lambda x, starts, ends: aiter.topk_plain(
+        x, 5, True, starts, ends)[0],
+         ("f32 m,300", "lengths m", "lengths m"),
+         ("sampling_select", "sampling_top_k"), 1),
     Case("top_k_values", lambda x: aiter.top_k(x, 3)[0], ("f32 b,m,20",),
          ("sampling_top_k",), 1),
 )

@@ -211,6 +211,7 @@ from jax._src.aiter.sampling.api import (
     top_k_renorm_probs,
     top_k_top_p_sampling_from_probs,
     top_p_sampling_from_probs,
+    topk_plain,
 )
 
 EXPORT_CHECKS = _dispatch.export_checks()
@@ -379,6 +380,7 @@ __all__ = [
     "top_k_top_p_sampling_from_probs",
     "top_p_sampling_from_probs",
     "topk_gating",
+    "topk_plain",
     "topk_sigmoid",
     "topk_softmax",
     "unified_attention",
