@@ -389,6 +389,10 @@ CASES = (
     _case("inverse_rope_group_quant", (
         "bf16 t,4,32", "lengths t", "f32 s,8", "f32 s,8"), _QK_ROWS,
           num_groups=2, quant_group_size=32),
+    _case("indexer_qk_rope_quant_and_cache", (
+        "bf16 t,4,128", "f32 t,4", "bf16 t,128", "u8 3,16,132", "slots t",
+        "f32 128", "f32 128", "lengths t", "f32 s,32", "f32 s,32"),
+          ("norm_fwd", *_ROPE, "cache_token", "quant")),
     _case("fp8_mqa_logits", ("e4m3fn m,4,16", "e4m3fn n,16", "share n",
                              "f32 m,4", "lengths m", "lengths m"),
           ("indexer_logits",)),
