@@ -234,8 +234,14 @@ class Engine:
 
   def run(self, requests) -> None:
     """Answers all requests."""
+    requests = list(requests)
     most = min(len(self.free), self.table.shape[1])
     for r in requests:
+      if len(r.prompt) < 1 or r.new_tokens < 1:
+        raise ValueError(
+          f"{len(r.prompt)} tokens and {r.new_tokens} new ones; accepted is at "
+          "least one of each"
+        )
       if (needed := r.pages_needed(self.page_size)) > most:
         raise ValueError(
           f"{len(r.prompt)} tokens and {r.new_tokens} new ones need {needed} "

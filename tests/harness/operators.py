@@ -389,6 +389,10 @@ CASES = (
     _case("inverse_rope_group_quant", (
         "bf16 t,4,32", "lengths t", "f32 s,8", "f32 s,8"), _QK_ROWS,
           num_groups=2, quant_group_size=32),
+    _case("indexer_qk_rope_quant_and_cache", (
+        "bf16 t,4,128", "f32 t,4", "bf16 t,128", "u8 3,16,132", "slots t",
+        "f32 128", "f32 128", "lengths t", "f32 s,32", "f32 s,32"),
+          ("norm_fwd", *_ROPE, "cache_token", "quant")),
     _case("fp8_mqa_logits", ("e4m3fn m,4,16", "e4m3fn n,16", "share n",
                              "f32 m,4", "lengths m", "lengths m"),
           ("indexer_logits",)),
@@ -486,6 +490,13 @@ CASES = (
     Case("top_k_per_row_decode", lambda x, lengths:
          aiter.top_k_per_row_decode(x, 1, lengths, return_values=True)[1],
          ("bf16 b,300", "lengths b"), ("sampling_select",), 1),
+    _case("topk_plain", ("bf16 m,300",), ("sampling_top_k",), topk=7),
+    Case("topk_plain_values", lambda x: aiter.topk_plain(x, 3, False)[0],
+         ("f32 m,20",), ("sampling_top_k",), 1),
+    Case("topk_plain_of_rows", lambda x, starts, ends: aiter.topk_plain(
+        x, 5, True, starts, ends)[0],
+         ("f32 m,300", "lengths m", "lengths m"),
+         ("sampling_select", "sampling_top_k"), 1),
     Case("top_k_values", lambda x: aiter.top_k(x, 3)[0], ("f32 b,m,20",),
          ("sampling_top_k",), 1),
 )

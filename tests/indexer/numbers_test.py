@@ -55,6 +55,84 @@ class IndexerTest(IndexerTestCase):
     self.check(Case(rows=0))
     self.check(Case(keys=0))
 
+  @parameterized.product(
+      power=[False, True], neox=[False, True], tiles=[False, True])
+  def test_projections(self, power, neox, tiles):
+    """Queries, weights and the cache of what is normalised and rotated."""
+    rng = np.random.default_rng(2)
+    tokens, heads, dim, n, size = 9, 3, 64, 16, 16
+    draw = lambda *shape: rng.standard_normal(shape, np.float32)
+    q, weights, k = draw(tokens, heads, dim), draw(tokens, heads), draw(
+        tokens, dim)
+    gain, bias = 1 + draw(dim) / 4, draw(dim)
+    angle = rng.uniform(0, 6, (20, n))
+    positions = rng.integers(0, 20, tokens)
+    slots = rng.permutation(3 * size)[:tokens]
+    scale_fmt = "ue8m0" if power else None
+    got, of_heads, pages = jax.jit(
+        lambda *t: aiter.indexer_qk_rope_quant_and_cache(
+            *t, eps=1e-5, scale_fmt=scale_fmt, weights_scale=0.3, is_neox=neox,
+            nope_first=tiles, preshuffle=tiles))(
+                q, weights, k, np.zeros((3, size, dim + 4), np.uint8), slots,
+                gain, bias, positions, np.cos(angle).astype(np.float32),
+                np.sin(angle).astype(np.float32))
+    wide = k.astype(np.float64)
+    wide -= wide.mean(1, keepdims=True)
+    wide = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5) * gain + bias
+    turn = lambda t: self.turned(t, angle[positions], neox, tiles)
+    want_q, want_k = turn(q.astype(np.float64)), turn(wide[:, None])[:, 0]
+    # Half a unit of four bits: of the scales, that is what queries are off by.
+    dequantised = np.asarray(got, np.float64) * (
+        np.asarray(of_heads, np.float64) / weights / 0.3)[..., None]
+    largest = np.abs(want_q).max(-1, keepdims=True)
+    self.assertLess((np.abs(dequantised - want_q) / (
+        np.abs(want_q) * 2.0**-4 + largest * 2.0**-9)).max(), 1.01)
+    of_keys, scale = aiter.cp_gather_indexer_k_quant_cache(
+        pages, np.array([[0, 1, 2]]), np.array([0, 3 * size]),
+        total_tokens=3 * size, head_dim=dim, quant_block_size=dim,
+        preshuffle=tiles)
+    keys = np.asarray(of_keys, np.float64)[slots] * np.asarray(scale)[slots]
+    largest = np.abs(want_k).max(-1, keepdims=True)
+    self.assertLess((np.abs(keys - want_k) / (
+        np.abs(want_k) * 2.0**-4 + largest * 2.0**-9)).max(), 1.01)
+    if power:
+      exponents = np.log2(np.asarray(scale)[slots])
+      np.testing.assert_array_equal(exponents, np.round(exponents))
+
+  def turned(self, x, angle, neox, last):
+    """The first or last columns of [tokens, heads, d], rotated."""
+    n = 2 * angle.shape[1]
+    at = slice(x.shape[2] - n, None) if last else slice(n)
+    a, b = np.split(x[..., at], 2, -1) if neox else (
+        x[..., at][..., ::2], x[..., at][..., 1::2])
+    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    pair = [a * cos - b * sin, b * cos + a * sin]
+    out = x.copy()
+    out[..., at] = np.concatenate(pair, -1) if neox else np.stack(
+        pair, -1).reshape(*x.shape[:2], n)
+    return out
+
+  @parameterized.parameters(
+      (dict(q=jnp.ones((4, 3, 48))), "q's head dimension is 48"),
+      (dict(k=jnp.ones((4, 32))), r"k is float32\[4, 32\]"),
+      (dict(weights=jnp.ones((4, 2))), r"weights is .*\[4, 3\]"),
+      (dict(positions=jnp.zeros(3, jnp.int32)), "positions is int32"),
+      (dict(scale_fmt="e8"), "scale_fmt is 'e8'"),
+      (dict(eps=-1.0), "eps is -1.0"),
+      (dict(cos=jnp.ones((9, 40))), "sin is float32"),
+      (dict(kv_cache=jnp.zeros((2, 16, 64), jnp.uint8)), "kv_cache is uint8"),
+      (dict(slot_mapping=jnp.zeros(5, jnp.int32)), "slot_mapping is int32"))
+  def test_projections_refused(self, replaced, words):
+    given = dict(
+        q=jnp.ones((4, 3, 64)), weights=jnp.ones((4, 3)), k=jnp.ones((4, 64)),
+        kv_cache=jnp.zeros((2, 16, 68), jnp.uint8),
+        slot_mapping=jnp.zeros(4, jnp.int32), norm_weight=jnp.ones(64),
+        norm_bias=jnp.ones(64), positions=jnp.zeros(4, jnp.int32),
+        cos=jnp.ones((9, 16)), sin=jnp.ones((9, 16)))
+    with self.assertRaisesRegex(
+        ValueError, f"indexer_qk_rope_quant_and_cache: {words}"):
+      aiter.indexer_qk_rope_quant_and_cache(**(given | replaced))
+
   def test_with_top_k_and_sparse_attention(self):
     """Keys to pages, logits, the best keys, attention to these alone."""
     rng = np.random.default_rng(0)

@@ -603,6 +603,16 @@ class ErrorTest(parameterized.TestCase):
                  words)
 
   @parameterized.named_parameters(
+      ("tokens", (1 << 24, 1)), ("choices", (1, 128)))
+  def test_moe_sorting(self, shape):
+    """What an entry has no bits for."""
+    with self.assertRaisesRegex(
+        ValueError, r"moe_sorting: topk_ids is int32.* 16777216 .* 128 "):
+      jax.eval_shape(lambda ids: aiter.moe_sorting(
+          ids, ids.astype(jnp.float32), 200, 8, jnp.float32),
+                     jax.ShapeDtypeStruct(shape, jnp.int32))
+
+  @parameterized.named_parameters(
       ("w1", dict(w1=jnp.ones((3, 8, 5))), ["w1", "[3, 8, 5]", "[3, 'n', 6]"]),
       ("w2", dict(w2=jnp.ones((3, 6, 5))), ["w2", "[3, 6, 5]"]),
       ("weights", dict(topk_weight=jnp.ones((4, 3))), ["topk_weight", "[4, 2]"
@@ -610,6 +620,10 @@ class ErrorTest(parameterized.TestCase):
       ("ids", dict(topk_ids=jnp.ones(4, jnp.int32)), ["topk_ids"]),
       ("activation", dict(activation="relu"), ["activation", "relu", "silu"]),
       ("gate_mode", dict(gate_mode="both"), ["gate_mode", "both"]),
+      ("no_gates", dict(w1=jnp.ones((3, 4, 6)), gate_mode="interleaved"),
+       ["gate_mode", "interleaved", "without gates"]),
+      ("masked", dict(expert_mask=np.array([1, 1, 0, 0])),
+       ["expert_mask is [1 1 0 0]", "3 are not 0"]),
       ("layout", dict(weight_layout="nk"), ["weight_layout", "nk"]),
       ("limit", dict(swiglu_limit=0.0), ["swiglu_limit", "0"]),
       ("quant", dict(quant_dtype="mxfp4"), ["quant_dtype", "MXFP4"]),

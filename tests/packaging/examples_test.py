@@ -2,13 +2,18 @@
 """Runs the example and the benchmarks at a small size, as a user would."""
 
 import csv
+import dataclasses
 import json
 import os
 import pathlib
 import subprocess
 import sys
+from unittest import mock
 
+import numpy as np
 from absl.testing import absltest, parameterized
+
+import jax
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 # Those that families have, beside what these have in common.
@@ -93,6 +98,28 @@ class ExamplesTest(parameterized.TestCase):
     done = run("examples/train_moe.py", "--steps", "3")
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     self.assertIn("largest difference of the two losses", done.stdout)
+
+  @parameterized.parameters((0, 4), (3, 0), (120, 9))
+  def test_engine_refuses(self, prompt, new_tokens):
+    """What would never end, or has no room; the engine goes on after it."""
+    with mock.patch.object(sys, "path", [*sys.path, str(ROOT / "examples")]):
+      import serve_gpt  # noqa: PLC0415
+    cfg = dataclasses.replace(
+      serve_gpt.Config(
+        **dataclasses.asdict(serve_gpt.train_gpt.PRESETS["small"])
+      ),
+      layers=1,
+    )
+    params = serve_gpt.init(cfg, jax.random.key(0))
+    engine = serve_gpt.Engine(params, cfg, 2, 8, 8)
+    of = lambda n, new: serve_gpt.Request(np.ones(n, np.int32), new)
+    with self.assertRaisesRegex(
+      ValueError, f"{prompt} tokens and {new_tokens} new ones"
+    ):
+      engine.run([of(3, 2), of(prompt, new_tokens)])
+    requests = [of(3, 2), of(9, 1), of(1, 3)]
+    engine.run(r for r in requests)
+    self.assertEqual([len(r.text) for r in requests], [2, 1, 3])
 
   @parameterized.parameters(
     ("serve_gpt", "--requests", "0"),

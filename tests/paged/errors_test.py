@@ -60,6 +60,19 @@ class ErrorsTest(parameterized.TestCase):
     errors.check(self, aiter.paged_attention_v1, V1, error, replaced, words)
 
   @parameterized.parameters(
+      (ValueError, dict(total_num_pages=-1), "total_num_pages is -1"),
+      (TypeError, dict(total_num_pages=1.5), "total_num_pages is 1.5"),
+      (TypeError, dict(kv_dtype="foo"), "kv_dtype is 'foo'"))
+  def test_shapes_of_caches(self, error, replaced, *words):
+    sizes = dict(total_num_pages=2, page_size=4, kv_dtype=jnp.bfloat16)
+    heads = dict(actual_num_kv_heads=2, actual_head_dim=64)
+    for fn, more in ((aiter.get_kv_cache_shape, heads),
+                     (aiter.get_kv_cache_shape_hd64, heads),
+                     (aiter.get_mla_kv_cache_shape, dict(
+                         kv_lora_rank=512, qk_rope_head_dim=64))):
+      errors.check(self, fn, sizes | more, error, replaced, words)
+
+  @parameterized.parameters(
       (dict(block_size=8), "block_size is 8", "16"),
       (dict(max_num_partitions=-1), "max_num_partitions is -1"),
       (dict(mtp=3), "mtp is 3", "6 rows"))

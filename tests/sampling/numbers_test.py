@@ -348,6 +348,45 @@ class SelectTest(SamplingTestCase):
     self.assertEqual(np.sum(np.asarray(got) >= 0, 1).tolist(),
                      np.minimum(ends, 12).tolist())
 
+  @parameterized.product(
+      dtype=machine.sample(["bf16", "fp16", "fp32"], 1), largest=[False, True],
+      bounded=[False, True])
+  def test_plain(self, dtype, largest, bounded):
+    x = np.round(4 * normal(5, 60)).astype(cases.DTYPES[dtype]) / 4
+    x[0, :9] = [_NAN, _INF, -_INF, 0.0, -0.0, _INF, -_NAN, -_INF, 0.0]
+    starts, ends = np.array([0, 7, 30, -4, 11]), np.array([60, 40, 31, 99, 3])
+    bounds = dict(row_starts=starts, row_ends=ends) if bounded else {}
+    call = functools.partial(aiter.topk_plain, topk=20, largest=largest)
+    out, ids = jax.jit(call)(x, **bounds)
+    self.assertEqual(out.dtype, x.dtype)
+    wide = np.where(np.isnan(x), _INF, x).astype(np.float64)
+    for i, row in enumerate(wide):
+      cols = range(60) if not bounded else range(
+          max(starts[i], 0), min(ends[i], 60))
+      # Only of the largest is NaN told from infinity.
+      nan = lambda c, i=i: largest and not np.isnan(x[i, c])
+      want = sorted(cols, key=lambda c, row=row: (
+          nan(c), -row[c] if largest else row[c], c))[:20]
+      lack = 20 - len(want)
+      np.testing.assert_array_equal(ids[i], want + [-1] * lack)
+      np.testing.assert_array_equal(np.asarray(out[i], np.float32), [
+          *x[i, want].astype(np.float32),
+          *[-_INF if largest else _INF] * lack])
+    if bounded:
+      half = call(x, row_starts=starts)
+      np.testing.assert_array_equal(
+          half[1], call(x, row_starts=starts, row_ends=np.full(5, 60))[1])
+
+  @parameterized.parameters(
+      (dict(topk=9), ValueError, "topk is 9.*1 to 8"),
+      (dict(x=np.ones(3, np.float32)), ValueError, r"x is float32\[3\]"),
+      (dict(x=np.ones((2, 3), int)), TypeError, "x's dtype is int64"),
+      (dict(largest=1), TypeError, "largest is 1"),
+      (dict(row_ends=np.ones(3, int)), ValueError, "row_ends"))
+  def test_plain_refused(self, replaced, error, words):
+    with self.assertRaisesRegex(error, f"topk_plain: {words}"):
+      aiter.topk_plain(**(dict(x=normal(2, 8), topk=3) | replaced))
+
   @parameterized.parameters(
       (dict(k=0), ValueError, "k"), (dict(row_ends=np.ones(3, int)), ValueError,
                                      "row_ends"),

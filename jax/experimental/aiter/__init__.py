@@ -89,7 +89,11 @@ from jax._src.aiter.gmm.api import (
     ragged_dot,
     tgmm,
 )
-from jax._src.aiter.indexer.api import fp8_mqa_logits, fp8_paged_mqa_logits
+from jax._src.aiter.indexer.api import (
+    fp8_mqa_logits,
+    fp8_paged_mqa_logits,
+    indexer_qk_rope_quant_and_cache,
+)
 from jax._src.aiter.mha_fp8.api import (
     flash_attn_fp8_pertensor_func,
     flash_attn_varlen_fp8_pertensor_func,
@@ -211,6 +215,7 @@ from jax._src.aiter.sampling.api import (
     top_k_renorm_probs,
     top_k_top_p_sampling_from_probs,
     top_p_sampling_from_probs,
+    topk_plain,
 )
 
 EXPORT_CHECKS = _dispatch.export_checks()
@@ -290,6 +295,7 @@ __all__ = [
     "grouped_gemm_i8",
     "grouped_topk",
     "indexer_k_quant_and_cache",
+    "indexer_qk_rope_quant_and_cache",
     "inverse_reorder_causal_load_balancing",
     "inverse_rope_group_quant",
     "kv_cache_update",
@@ -379,6 +385,7 @@ __all__ = [
     "top_k_top_p_sampling_from_probs",
     "top_p_sampling_from_probs",
     "topk_gating",
+    "topk_plain",
     "topk_sigmoid",
     "topk_softmax",
     "unified_attention",

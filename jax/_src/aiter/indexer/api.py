@@ -10,18 +10,22 @@ Attention" (2025), equation 1.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 import jax
-from jax._src.aiter.core import arguments
+from jax._src.aiter.cache import api as cache
+from jax._src.aiter.core import arguments, rounding
 from jax._src.aiter.core.arguments import bad, describe
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.indexer import op
 from jax._src.aiter.indexer.op import DTYPES, Config, Operands
+from jax._src.aiter.norm import api as norm
 from jax._src.aiter.paged import api as paged
 from jax._src.aiter.paged.api import Names
+from jax._src.aiter.quant import api as quant
+from jax._src.aiter.rope import api as rope
 
 _FLOATS = ("float16", "bfloat16", "float32")
 
@@ -186,3 +190,101 @@ def fp8_paged_mqa_logits(
                           "an integer >= 1", lambda m: m >= 1, int),
       arguments.flag(n.function, "preshuffle", preshuffle))
   return _paged(s, q, kv_cache, weights, context_lens, block_tables)
+
+
+def indexer_qk_rope_quant_and_cache(
+    q: jax.Array,
+    weights: jax.Array,
+    k: jax.Array,
+    kv_cache: jax.Array,
+    slot_mapping: jax.Array,
+    norm_weight: jax.Array,
+    norm_bias: jax.Array,
+    positions: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    *,
+    eps: float = 1e-6,
+    scale_fmt: str | None = None,
+    weights_scale: float = 1.0,
+    is_neox: bool = True,
+    nope_first: bool = False,
+    preshuffle: bool = False,
+    quant_dtype: Any = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """What the indexer does with its projections before the logits; AITER's.
+
+  Keys are normalised (a layer norm), rotated and stored by
+  `indexer_k_quant_and_cache`; queries are rotated and rounded to float8, each
+  head with a scale of its own, which is multiplied into the weights. In the
+  library's operators, one after another; keys are float32 between them.
+
+  Args:
+    q: [tokens, heads, d], float16, bfloat16 or float32; d is 32, 64 or 128.
+    weights: float [tokens, heads].
+    k: [tokens, d], any of q's dtypes.
+    kv_cache: uint8 [pages, page_size, d + 4]. Donate it.
+    slot_mapping: integers [tokens].
+    norm_weight: float [d], of k's norm.
+    norm_bias: float [d].
+    positions: integers [tokens], rows of the tables.
+    cos: float [rows, n]: 2 n columns are rotated, as in `fused_qk_norm_rope`.
+    sin: like cos.
+    eps: of the norm.
+    scale_fmt: "ue8m0" for scales that are powers of two, of q too; else None.
+    weights_scale: by which weights are multiplied, such as 1 / sqrt(d * heads).
+    is_neox: pairs are halves, else neighbours.
+    nope_first: the last columns are rotated, not the first.
+    preshuffle: as in indexer_k_quant_and_cache.
+    quant_dtype: float8_e4m3fn, the default, or float8_e4m3fnuz.
+
+  Returns:
+    (q, weights, kv_cache): float8 [tokens, heads, d] and float32 [tokens,
+    heads], as `fp8_paged_mqa_logits` takes them, and the cache.
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  n = Names("indexer_qk_rope_quant_and_cache")
+  function = n.function
+  for name, t, rank, dtypes in (
+      ("q", q, 3, _FLOATS), ("weights", weights, 2, _FLOATS),
+      ("k", k, 2, _FLOATS), ("norm_weight", norm_weight, 1, _FLOATS),
+      ("norm_bias", norm_bias, 1, _FLOATS), ("cos", cos, 2, _FLOATS),
+      ("sin", sin, 2, _FLOATS)):
+    paged.check_array(n, name, t, rank, dtypes)
+  tokens, heads, dim = q.shape
+  arguments.choice(function, "q's head dimension", dim, (32, 64, 128))
+  for name, t, shape in (
+      ("weights", weights, (tokens, heads)), ("k", k, (tokens, dim)),
+      ("norm_weight", norm_weight, (dim,)), ("norm_bias", norm_bias, (dim,))):
+    paged.check_shape(n, name, t, shape, "as q")
+  positions = paged.integers(n, "positions", positions, 1)
+  paged.check_shape(n, "positions", positions, (tokens,), "one for each token")
+  power = arguments.choice(
+      function, "scale_fmt", scale_fmt, (None, "ue8m0")) is not None
+  weights_scale = arguments.number(
+      function, "weights_scale", weights_scale, "a finite number",
+      lambda s: abs(s) < float("inf"))
+  eps = arguments.number(function, "eps", eps, "a finite number >= 0",
+                         lambda e: 0 <= e < float("inf"))
+  turn = functools.partial(
+      rope.rope, cos=cos, sin=sin, layout="thd", positions=positions,
+      rotate_style="neox" if arguments.flag(function, "is_neox", is_neox)
+      else "gptj", nope_first=nope_first)
+  kind = jnp.float8_e4m3fn if quant_dtype is None else quant_dtype
+  wide = lambda t: jnp.asarray(t, jnp.float32)
+  with arguments.called(function, x="k"):
+    k = norm.layer_norm(wide(k), wide(norm_weight), wide(norm_bias), eps)
+    k = turn(k[:, None])[:, 0]
+  with arguments.called(function):
+    kv_cache = cache.indexer_k_quant_and_cache(
+        k, kv_cache, slot_mapping, quant_block_size=dim, scale_fmt=scale_fmt,
+        preshuffle=preshuffle, quant_dtype=kind)
+  with arguments.called(function, x="q"):
+    q, scale = quant.per_group_quant(
+        turn(q), group_size=dim, quant_dtype=kind,
+        scale_dtype=jnp.uint8 if power else jnp.float32)
+  scale = rounding.from_e8m0(scale) if power else scale
+  return q, wide(weights) * scale[..., 0] * weights_scale, kv_cache

@@ -50,11 +50,15 @@ def get_mla_kv_cache_shape(
     of 128.
 
   Raises:
-    ValueError: a page size that cannot be.
+    TypeError: an argument of the wrong type.
+    ValueError: a size that cannot be.
   """
-  p = ragged.packing(kv_dtype)
-  arguments.number("get_mla_kv_cache_shape", "page_size", page_size,
-                   f"a multiple of {p}", lambda n: n > 0 and n % p == 0, int)
+  function = "get_mla_kv_cache_shape"
+  p = ragged.check_sizes(
+      function, kv_dtype, total_num_pages=total_num_pages,
+      kv_lora_rank=kv_lora_rank, qk_rope_head_dim=qk_rope_head_dim)
+  arguments.number(function, "page_size", page_size, f"a multiple of {p}",
+                   lambda n: n > 0 and n % p == 0, int)
   return (total_num_pages, page_size // p, p,
           round_up(kv_lora_rank, _LANES) + round_up(qk_rope_head_dim, _LANES))
 

@@ -19,6 +19,7 @@ from jax._src.aiter.moe import op
 from jax._src.aiter.moe.move import Places, combine, spread
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
+_TOKEN_BITS = 24  # of an entry of moe_sorting; its choice has those above
 
 
 # -----------------------------------------------------------------------------
@@ -415,6 +416,12 @@ def moe_sorting(
   function = "moe_sorting"
   ids = check_ids(function, topk_ids)
   tokens, k = ids.shape
+  if any(dims.is_known(n) and n >= 1 << bits
+         for n, bits in ((tokens, _TOKEN_BITS), (k, 31 - _TOKEN_BITS))):
+    raise arguments.bad(function, "topk_ids", arguments.describe(topk_ids),
+                        f"fewer than {1 << _TOKEN_BITS} tokens and"
+                        f" {1 << 31 - _TOKEN_BITS} choices, which an entry has"
+                        " bits for")
   arguments.check_dtype(function, "topk_weights", topk_weights, _FLOATS)
   if topk_weights.shape != ids.shape:
     raise arguments.bad(function, "topk_weights",
@@ -431,8 +438,8 @@ def moe_sorting(
   entries = jnp.pad(found.order - 1, (0, max(n - found.order.shape[0], 0)),
                     constant_values=-1)[:n]
   there = entries >= 0
-  packed = jnp.where(there, (entries % k) << 24 | (entries // k),
-                     k << 24 | dims.as_int32(tokens))
+  packed = jnp.where(there, (entries % k) << _TOKEN_BITS | (entries // k),
+                     k << _TOKEN_BITS | dims.as_int32(tokens))
   weights = jnp.where(there, jnp.asarray(topk_weights, jnp.float32).reshape(-1)[
       jnp.maximum(entries, 0)], 0)
   expert, used = _block_experts(found.counts, block, -(-n // block))

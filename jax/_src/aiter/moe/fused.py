@@ -7,6 +7,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 import jax
 from jax._src.aiter.activation import api as activation_api
@@ -437,6 +438,10 @@ def checked(
     if expert_mask.ndim != 1 or expert_mask.shape[0] < experts:
       raise bad("expert_mask", arguments.describe(expert_mask),
                 f"shape [n] of at least {experts}")
+    given = arguments.at_hand(expert_mask)
+    if given is not None and np.count_nonzero(given) != experts:
+      raise bad("expert_mask", np.array2string(given, threshold=8),
+                f"one of which {experts} are not 0, the experts of w1")
     everywhere = expert_mask.shape[0]
   shared = arguments.number(
       function, "num_shared_experts", num_shared_experts,
@@ -456,10 +461,13 @@ def checked(
   ids = api.local_ids(function, ids, everywhere, expert_mask, num_local_tokens)
   dtype = hidden_states.dtype.name if dtype is None else arguments.dtype_name(
       function, "dtype", dtype, _FLOATS)
+  interleaved = arguments.choice(
+      function, "gate_mode", gate_mode,
+      ("separated", "interleaved")) == "interleaved"
+  if interleaved and not gated:
+    raise bad("gate_mode", repr(gate_mode), "'separated' without gates")
   cfg = Config(
-      layout, activation, gated,
-      arguments.choice(function, "gate_mode", gate_mode,
-                       ("separated", "interleaved")) == "interleaved",
+      layout, activation, gated, interleaved,
       arguments.flag(function, "doweight_stage1", doweight_stage1), limit,
       alpha, tuple(betas), dtype, scaling, quant)
   return cfg, Layer(

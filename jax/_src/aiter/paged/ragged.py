@@ -36,6 +36,14 @@ def packing(dtype) -> int:
   return max(4 // jnp.dtype(dtype).itemsize, 1)
 
 
+def check_sizes(function: str, kv_dtype: Any, **sizes: int) -> int:
+  """Numbers of a dtype in 32 bits; an error unless sizes are sizes."""
+  for name, size in sizes.items():
+    arguments.number(function, name, size, "an integer >= 1",
+                     lambda n: n >= 1, int)
+  return packing(arguments.dtype_name(function, "kv_dtype", kv_dtype))
+
+
 def get_kv_cache_shape(
     total_num_pages: int,
     page_size: int,
@@ -55,8 +63,15 @@ def get_kv_cache_shape(
   Returns:
     [pages, page_size, heads / p, p, d] with p numbers in 32 bits: twice the
     heads, rounded up to a multiple of p, and columns to one of 128.
+
+  Raises:
+    TypeError: an argument of the wrong type.
+    ValueError: a size below 1.
   """
-  p = packing(kv_dtype)
+  p = check_sizes(
+      "get_kv_cache_shape", kv_dtype, total_num_pages=total_num_pages,
+      page_size=page_size, actual_num_kv_heads=actual_num_kv_heads,
+      actual_head_dim=actual_head_dim)
   return (total_num_pages, page_size,
           round_up(2 * actual_num_kv_heads, p) // p, p,
           round_up(actual_head_dim, _LANES))
@@ -83,11 +98,15 @@ def get_kv_cache_shape_hd64(
     rounded up to a multiple of p, each K and V side by side.
 
   Raises:
-    ValueError: more columns.
+    TypeError: an argument of the wrong type.
+    ValueError: a size below 1, or more columns.
   """
-  arguments.number("get_kv_cache_shape_hd64", "actual_head_dim",
-                   actual_head_dim, "1 to 64", lambda d: 1 <= d <= 64, int)
-  p = packing(kv_dtype)
+  function = "get_kv_cache_shape_hd64"
+  arguments.number(function, "actual_head_dim", actual_head_dim, "1 to 64",
+                   lambda d: 1 <= d <= 64, int)
+  p = check_sizes(
+      function, kv_dtype, total_num_pages=total_num_pages, page_size=page_size,
+      actual_num_kv_heads=actual_num_kv_heads)
   return (total_num_pages, page_size, round_up(actual_num_kv_heads, p) // p, p,
           _LANES)
 

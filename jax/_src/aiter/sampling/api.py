@@ -573,3 +573,54 @@ def top_k_per_row_decode(
     return jnp.zeros_like(ends), ends
 
   return _select(name, logits, k, stable, return_values, of_rows)
+
+
+def topk_plain(
+    x: jax.Array,
+    topk: int,
+    largest: bool = True,
+    row_starts: jax.Array | None = None,
+    row_ends: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """Of each row the largest or smallest of its own columns; AITER's.
+
+  Args:
+    x: [rows, columns], bfloat16, float16 or float32; float64 is compared as
+      float32.
+    topk: how many, up to all columns.
+    largest: False for the smallest. NaN is the largest number, and infinity
+      is not smaller.
+    row_starts: integers [rows], each row's first column; 0 by default.
+    row_ends: integers [rows], the column behind its last; all by default.
+
+  Returns:
+    (topk_out, topk_ids): x's dtype, which has a gradient, and int32, [rows,
+    topk], in order, of equal ones the lower column first. Behind what a row has
+    the column is -1 and the number an infinity, the last in order.
+
+  Raises:
+    TypeError: an argument has a wrong type.
+    ValueError: an argument has a wrong shape or value.
+  """
+  function = "topk_plain"
+  rows = _check_rows(function, "x", x)
+  b, n = rows.shape
+  k = arguments.number(
+      function, "topk", topk, f"an integer from 1 to {n}",
+      lambda k: k >= 1 and (not dims.is_known(n) or k <= n), int)
+  largest = arguments.flag(function, "largest", largest)
+  nan, ordered = (jnp.nan, rows) if largest else (-jnp.inf, -rows)
+  ordered = jnp.where(jnp.isnan(rows), nan, ordered)
+  # No zero is less than another one.
+  ordered = lax.stop_gradient(jnp.where(ordered == 0, 0, ordered))
+  if row_starts is None and row_ends is None:
+    ids = _ranked(k, ordered)[1]
+  else:
+    ends = [None if t is None else _row_integers(function, name, t, (b,))
+            for name, t in (("row_starts", row_starts), ("row_ends", row_ends))]
+    ends = [jnp.full(b, default, jnp.int32) if t is None else t
+            for t, default in zip(ends, (0, n))]
+    found, numbers = _selected(k, True, ordered, ordered, *ends)
+    ids = jnp.take_along_axis(found, _ranked(k, numbers)[1], -1)
+  values = jnp.take_along_axis(jnp.asarray(x), jnp.maximum(ids, 0), -1)
+  return jnp.where(ids < 0, -jnp.inf if largest else jnp.inf, values), ids
