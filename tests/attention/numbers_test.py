@@ -547,6 +547,16 @@ class ShapeTest(MhaTestCase):
     self.check(Case(dtype=dtype, b=1, sq=s, sk=s, dqk=dims[0], dv=dims[1],
                     **options))
 
+  @parameterized.parameters(
+      dict(b=2, sk=150, lengths=((150, 140), (7, 33)), hq=3, hk=1),
+      dict(b=2, sq=99, sk=99, packed=True, lengths=((66, 31), (33, 68)),
+           gaps=(5, 3), window=(20, 9), hq=4),
+      dict(b=1, sk=70, causal=True, window=(30, 0), use_lse=True),
+      dict(b=1, sk=260, causal=True, hq=6))
+  def test_ends_of_tiles(self, **options):
+    """Where tiles of 32 and 128 are cut: padding, gaps, rows without a key."""
+    self.check(Case(**dict(sq=150, dqk=128, dtype="fp16") | options))
+
   @parameterized.parameters("sq", "sk", "both")
   def test_empty(self, which):
     sq = 0 if which != "sk" else 5

@@ -22,28 +22,11 @@ from triton.experimental.gluon.language.amd.cdna4 import async_copy
 from triton.experimental.gluon.language.amd.hint import sched_barrier
 from triton.experimental.gluon.language.amd.slice import slice as part_of
 
-from third_party.aiter.kernels.core import tiles
+from third_party.aiter.kernels.mha import parts_mfma as parts
 from third_party.aiter.kernels.mha import scores
 
-# A Gluon function calls none of Triton's; of one source it may be either.
-_assume_stride = gluon.jit(tiles.assume_stride.fn)
-_cast = gluon.jit(tiles.cast.fn)
-_extent = gluon.jit(scores.sequence_extent.fn)
-_find_sequence = gluon.jit(scores.find_sequence.fn)
-_key_tiles = gluon.jit(scores.key_tiles.fn)
-_offset_of = gluon.jit(scores.offset_of.fn)
-
-HEAD = gl.constexpr(128)
-# A quarter of it, and a side of a matrix instruction.
-PART = gl.constexpr(32)
-
-
-@gluon.constexpr_function
-def _matrix(cdna, waves):
-  """A product whose columns are rows of queries, which waves divide."""
-  return gl.amd.AMDMFMALayout(
-      version=cdna, instr_shape=[32, 32, 8 * (cdna - 2)], transposed=False,
-      warps_per_cta=[1, waves])
+HEAD = parts.HEAD
+PART = parts.PART
 
 
 @gluon.constexpr_function
@@ -87,15 +70,6 @@ def _padded(keys):
   return gl.PaddedSharedLayout(
       [[512, 8]], [[0, 1 << i] for i in range(5)] + [[row, 0] for row in rows],
       [], [4 * keys, 32])
-
-
-@gluon.jit
-def _places(stride, left, N: gl.constexpr, COLS: gl.constexpr,
-            LAYOUT: gl.constexpr):
-  """Where a tile's elements lie; of rows behind the last one, that one's."""
-  row = gl.arange(0, N, gl.SliceLayout(1, LAYOUT))
-  col = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
-  return gl.minimum(row, left - 1)[:, None] * stride + col[None, :]
 
 
 @gluon.jit
@@ -153,15 +127,6 @@ def _values(smem, i: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def _tile_at(step, steps, edges):
-  """The tile of a step: first those that all rows see, then the others."""
-  low, full_low, full_high = edges
-  at = gl.minimum(step, steps - 1) - (full_high - full_low)
-  after = gl.where(at < full_low - low, low, full_high - (full_low - low)) + at
-  return gl.where(at < 0, full_high + at, after)
-
-
-@gluon.jit
 def _hide(s, n0, m0, len_k, window):
   """s, with -inf where a row does not see a key."""
   key = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))[:, None]
@@ -202,7 +167,7 @@ def _faded(l, alpha):
 @gluon.jit
 def _operand(p, dtype: gl.constexpr, CHEAP_CAST: gl.constexpr):
   """Weights as the right operand: in the lanes that have them."""
-  return gl.convert_layout(_cast(p, dtype, CHEAP_CAST),
+  return gl.convert_layout(parts.cast(p, dtype, CHEAP_CAST),
                            gl.DotOperandLayout(1, p.type.layout, 4))
 
 
@@ -229,15 +194,15 @@ def _attend_copied(
   m, l, acc = sums
   K: gl.constexpr = _copied(TILE_N, (4, 8, 16, 32), (1, 2))
   V: gl.constexpr = _copied(TILE_N, (1, 2, 4, 8), (16, 32))
-  k_at = _places(k[1], TILE_N, TILE_N, PART, K)
-  v_at = _places(v[1], TILE_N, TILE_N, PART, V)
+  k_at = parts.places(k[1], TILE_N, TILE_N, PART, K)
+  v_at = parts.places(v[1], TILE_N, TILE_N, PART, V)
   keys = gl.allocate_shared_memory(dtype, [2, 4 * TILE_N, PART],
                                    _padded(TILE_N))
   values = gl.allocate_shared_memory(
       dtype, [2, 4 * TILE_N, PART], gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
   slot = 0
-  tile = _tile_at(0, steps, edges)
-  following = _tile_at(1, steps, edges)
+  tile = parts.tile_at(0, steps, edges)
+  following = parts.tile_at(1, steps, edges)
   _copy(k, tile, k_at, keys.index(0), True)
   async_copy.commit_group()
   _copy(v, tile, v_at, values.index(0), True)
@@ -253,7 +218,7 @@ def _attend_copied(
   inside = gl.maximum(full - 2, 0)
   for part in gl.static_range(2):
     for step in range(inside * part, inside if part == 0 else steps - 1):
-      after = _tile_at(step + 2, steps, edges)
+      after = parts.tile_at(step + 2, steps, edges)
       # What a step multiplies was copied in the one before it.
       async_copy.wait_group(0)
       _copy(k, after, k_at, keys.index(slot), part == 1)
@@ -327,20 +292,20 @@ def _attend_loaded(
   K: gl.constexpr = _copied(TILE_N, (1, 2, 4, 8), (16, 32))
   KEYS: gl.constexpr = gl.DotOperandLayout(0, S, 8)
   VALUES: gl.constexpr = gl.DotOperandLayout(0, S, 4)
-  k_at = _places(k[1], TILE_N, TILE_N, PART, K)
-  v_at = _places(v[1], TILE_N, TILE_N, HEAD, _turned(TILE_N))
+  k_at = parts.places(k[1], TILE_N, TILE_N, PART, K)
+  v_at = parts.places(v[1], TILE_N, TILE_N, HEAD, _turned(TILE_N))
   keys = gl.allocate_shared_memory(
       dtype, [4 * TILE_N, PART], gl.SwizzledSharedLayout(8, 2, 4, [1, 0]))
   # Columns of 4 keys in 8 bytes.
   values = gl.allocate_shared_memory(
       dtype, [HEAD, TILE_N], gl.SwizzledSharedLayout(4, 1, 16, [1, 0]))
-  tile = _tile_at(0, steps, edges)
+  tile = parts.tile_at(0, steps, edges)
   _store(keys, _load(k, tile, k_at))
   v_ptr, at = _tile(v, tile, v_at, True)
   values.store(buffer_load(v_ptr, at).permute([1, 0]))
   for part in gl.static_range(2):
     for step in range(full * part, full if part == 0 else steps):
-      following = _tile_at(step + 1, steps, edges)
+      following = parts.tile_at(step + 1, steps, edges)
       k_next = _load(k, following, k_at)
       s = gl.zeros([TILE_N, TILE_M], gl.float32, S)
       k_part = keys.slice(0, TILE_N).load(KEYS)
@@ -403,12 +368,12 @@ def mha_fwd(
   index = gl.program_id(2)
   b = index.to(gl.int64)
   if flags & scores.PACKED:
-    index, tile_m = _find_sequence(tile_m, cu_seqlens_q, batch, TILE_M)
+    index, tile_m = parts.find_sequence(tile_m, cu_seqlens_q, batch, TILE_M)
     b = gl.to_tensor(0).to(gl.int64)
-  q_start, len_q = _extent(
+  q_start, len_q = parts.extent(
       index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
       scores.CU_SEQLENS_Q, scores.CU_SEQLENS_Q_PADDED)
-  k_start, len_k = _extent(
+  k_start, len_k = parts.extent(
       index, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
       scores.CU_SEQLENS_K, scores.CU_SEQLENS_K_PADDED)
   q_rows = seqlen_q
@@ -420,10 +385,10 @@ def mha_fwd(
   if m0 >= q_rows:
     return
 
-  _assume_stride(stride_q)
-  _assume_stride(stride_k)
-  _assume_stride(stride_v)
-  _assume_stride(stride_o)
+  parts.assume_stride(stride_q)
+  parts.assume_stride(stride_k)
+  parts.assume_stride(stride_v)
+  parts.assume_stride(stride_o)
   head_k = (head // (nhead_q // nhead_k)).to(gl.int64)
   row = (q_start + m0).to(gl.int64)
   q += b * batch_stride_q + row * stride_q + head.to(gl.int64) * nhead_stride_q
@@ -437,12 +402,12 @@ def mha_fwd(
 
   seq = scores.Sequence(q_start, q_rows, len_q, k_start, seqlen_k, len_k)
   window = scores.Window(
-      _offset_of(seq, flags), window_left, window_right, sink_tokens)
-  _, low, full_low, full_high, high = _key_tiles(
+      parts.offset_of(seq, flags), window_left, window_right, sink_tokens)
+  _, low, full_low, full_high, high = parts.key_tiles(
       m0, gl.minimum(m0 + TILE_M, len_q), seq, window, TILE_N, 0)
   steps = high - low
 
-  S: gl.constexpr = _matrix(CDNA, WAVES)
+  S: gl.constexpr = parts.matrix(CDNA, WAVES)
   r = gl.arange(0, TILE_M, gl.SliceLayout(0, S))
   # A sink is a key without a value: it opens m and l.
   m_first = float("-inf")
@@ -456,15 +421,7 @@ def mha_fwd(
   acc = zero, zero, zero, zero
   if steps > 0:
     dtype: gl.constexpr = q.dtype.element_ty
-    Q: gl.constexpr = gl.BlockedLayout([1, 8], [4, 16], [WAVES, 1], [1, 0])
-    q_tile = gl.allocate_shared_memory(
-        dtype, [TILE_M, HEAD], gl.SwizzledSharedLayout(8, 1, 16, [1, 0]),
-        buffer_load(q, _places(stride_q, len_q - m0, TILE_M, HEAD, Q)))
-    q_tile = q_tile.permute([1, 0]).load(gl.DotOperandLayout(1, S, 8))
-    q_parts = (part_of(q_tile, [PART, TILE_M], [0, 0]),
-               part_of(q_tile, [PART, TILE_M], [PART, 0]),
-               part_of(q_tile, [PART, TILE_M], [2 * PART, 0]),
-               part_of(q_tile, [PART, TILE_M], [3 * PART, 0]))
+    q_parts = parts.columns(q, stride_q, len_q - m0, S)
     edges = low, full_low, full_high
     full = full_high - full_low
     scale = softmax_scale * scores.LOG2E

@@ -1,0 +1,588 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bwd.py's gradients of head dimension 128 for CDNA's matrix units, in Gluon.
+
+Both kernels keep two matrices x and y as operands in registers, and walk over
+tiles of two others a and b:
+
+  mha_bwd_dkdv   x = k, y = v     a = q, b = dout     dk = a^T ds, dv = b^T p
+  mha_bwd_dq     x = q, y = dout  a = k, b = v        dq = a^T ds
+
+p = exp(a x^T - lse) stands with the tile's rows along its own; so do a lane's
+numbers of it lie as its operand of a^T ds. ds = p (dp - delta) begins as delta,
+from which b y^T is taken: y is negative, and so is what is summed.
+
+A program of mha_bwd_dkdv has a compute unit for itself, a wave its SIMD: sums
+and operands are 192 registers a lane. So a wave must hide what it waits for:
+memory two tiles ahead, LDS by the compiler's order of a tile's instructions.
+
+gfx950 copies tiles straight to LDS, and turns them as it reads. gfx942 brings
+them by way of registers, and has them in LDS twice: as they are, and turned.
+
+Of aligned heads, with nothing that changes scores but a window.
+"""
+
+from typing import NamedTuple
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd.cdna3 import buffer_load, mfma
+from triton.experimental.gluon.language.amd.cdna4 import async_copy
+
+from third_party.aiter.kernels.mha import parts_mfma as parts
+from third_party.aiter.kernels.mha import scores
+
+# Of a tile that a program walks over, and as many columns a wave.
+ROWS = gl.constexpr(32)
+
+
+class _Walk(NamedTuple):
+  """The tiles that a program walks over: of each head of a group `steps`.
+
+  All columns see the first `full` of them, parts.tile_at finds them by `edges`.
+  The sequence has `length` rows, of which a column sees lower to upper.
+  """
+  edges: tl.tensor
+  steps: tl.tensor
+  full: tl.tensor
+  group: tl.tensor
+  length: tl.tensor
+  lower: tl.tensor
+  upper: tl.tensor
+
+
+@gluon.constexpr_function
+def _copied():
+  """How four waves copy two quarters of a tile, 8 columns a lane."""
+  return gl.DistributedLinearLayout(
+      reg_bases=[[0, 1], [0, 2], [0, 4]],
+      lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0], [8, 0]],
+      warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[64, 32])
+
+
+@gluon.constexpr_function
+def _loaded():
+  """How four waves load a tile: a lane 4 columns of 4 neighbouring rows."""
+  return gl.DistributedLinearLayout(
+      reg_bases=[[0, 1], [0, 2], [1, 0], [2, 0]],
+      lane_bases=[[0, 4], [0, 8], [0, 16], [4, 0], [8, 0], [16, 0]],
+      warp_bases=[[0, 32], [0, 64]], block_bases=[], shape=[32, 128])
+
+
+@gluon.jit
+def _following(head, step, walk):
+  """Head and step after these: all heads' full tiles, then the others."""
+  inside = step < walk.full
+  wrap = (step + 1 == walk.full) | (step + 1 == walk.steps)
+  head += wrap.to(gl.int32)
+  step = gl.where(wrap, gl.where(inside, 0, walk.full), step + 1)
+  last = head == walk.group
+  head = gl.where(last, gl.where(inside, 0, walk.group - 1), head)
+  step = gl.where(last, gl.where(inside, walk.full, walk.steps - 1), step)
+  return head, step, parts.tile_at(step, walk.steps, walk.edges)
+
+
+@gluon.jit
+def _tile(data, at, head, tile, walk, CHECK: gl.constexpr):
+  """A tile's first element, and where the others lie from there.
+
+  CHECK: of rows behind the sequence's last one, where the tile's first one is.
+  """
+  ptr, stride, head_stride = data
+  if CHECK:
+    row = gl.arange(0, at.shape[0], gl.SliceLayout(1, at.type.layout)) % ROWS
+    row = row[:, None]
+    at = gl.where(row < walk.length - tile * ROWS, at, at - row * stride)
+  return (ptr + head.to(gl.int64) * head_stride
+          + (tile * ROWS).to(gl.int64) * stride), at
+
+
+@gluon.jit
+def _rows(numbers, head, tile, walk, CHECK: gl.constexpr):
+  """lse and delta of a tile, and where their rows lie; each thread has one."""
+  lse, delta, head_stride = numbers
+  WAVES: gl.constexpr = gl.num_warps()
+  row = gl.arange(0, 64 * WAVES, gl.BlockedLayout([1], [64], [WAVES], [0]))
+  row = row % ROWS
+  if CHECK:
+    row = gl.minimum(row, walk.length - 1 - tile * ROWS)
+  first = head.to(gl.int64) * head_stride + tile * ROWS
+  return lse + first, delta + first, row
+
+
+@gluon.jit
+def _copy(data, at, smem, head, tile, walk, CHECK: gl.constexpr):
+  """Begins to copy a tile's quarters to LDS."""
+  ptr, at = _tile(data, at, head, tile, walk, CHECK)
+  for i in gl.static_range(2):
+    async_copy.buffer_load_to_shared(
+        smem.slice(2 * i * ROWS, 2 * ROWS), ptr, at + 2 * i * parts.PART)
+
+
+@gluon.jit
+def _copy_rows(numbers, smem, slot, head, tile, walk, CHECK: gl.constexpr):
+  """Begins to copy lse and delta of a tile's rows to LDS."""
+  lse, delta, row = _rows(numbers, head, tile, walk, CHECK)
+  async_copy.buffer_load_to_shared(smem.index(2 * slot), lse, row)
+  async_copy.buffer_load_to_shared(smem.index(2 * slot + 1), delta, row)
+
+
+@gluon.jit
+def _load(data, at, head, tile, walk, CHECK: gl.constexpr):
+  """Begins to load a tile."""
+  ptr, at = _tile(data, at, head, tile, walk, CHECK)
+  return buffer_load(ptr, at)
+
+
+@gluon.jit
+def _load_rows(numbers, head, tile, walk, CHECK: gl.constexpr):
+  """Begins to load lse and delta of a tile's rows."""
+  lse, delta, row = _rows(numbers, head, tile, walk, CHECK)
+  return buffer_load(lse, row), buffer_load(delta, row)
+
+
+@gluon.jit
+def _store(smem, x):
+  """A tile's quarters, one behind the other."""
+  x = x.reshape([ROWS, 4, parts.PART]).permute([1, 0, 2])
+  smem.store(x.reshape([4 * ROWS, parts.PART]))
+
+
+@gluon.jit
+def _dead_rows(lse):
+  """lse; +inf, which makes p zero, for rows without any key."""
+  return gl.where(lse == float("-inf"), float("inf"), lse)
+
+
+@gluon.jit
+def _along(smem, COLS: gl.constexpr, S: gl.constexpr):
+  """Numbers of rows, as a tile of scores."""
+  x = async_copy.load_shared_relaxed(
+      smem.slice(0, ROWS), gl.SliceLayout(1, S))[:, None]
+  return gl.convert_layout(
+      x.broadcast_to([ROWS, COLS]), S, assert_trivial=True)
+
+
+@gluon.jit
+def _numbers(numbers, slot, COLS: gl.constexpr, S: gl.constexpr,
+             BOTH: gl.constexpr):
+  """lse and delta as tiles of scores: of rows in LDS, or of columns."""
+  if BOTH:
+    return (_along(numbers.index(2 * slot), COLS, S),
+            _along(numbers.index(2 * slot + 1), COLS, S))
+  else:
+    zero = gl.zeros([ROWS, COLS], gl.float32, S)
+    return zero + numbers[0][None, :], zero + numbers[1][None, :]
+
+
+@gluon.jit
+def _product(smem, x, first, S: gl.constexpr):
+  """first + tile x, of the tile's quarters one behind the other.
+
+  No wait but for the copy, which is one for all waves.
+  """
+  for i in gl.static_range(4):
+    rows = async_copy.load_shared_relaxed(
+        smem.slice(i * ROWS, ROWS), gl.DotOperandLayout(0, S, 8))
+    first = mfma(rows, x[i], first)
+  return first
+
+
+@gluon.jit
+def _turned(smem, i: gl.constexpr, S: gl.constexpr, TURNED: gl.constexpr):
+  """A quarter's columns; a lane has 4 rows, as many as of p lie together."""
+  if TURNED:
+    part = smem.slice(i * parts.PART, parts.PART)
+  else:
+    part = smem.slice(i * ROWS, ROWS).permute([1, 0])
+  return async_copy.load_shared_relaxed(part, gl.DotOperandLayout(0, S, 4))
+
+
+@gluon.jit
+def _add(sums, smem, p, CHEAP_CAST: gl.constexpr, TURNED: gl.constexpr):
+  """sums + tile^T p, in quarters; p in the lanes that have it."""
+  S: gl.constexpr = p.type.layout
+  p = gl.convert_layout(parts.cast(p, smem.dtype, CHEAP_CAST),
+                        gl.DotOperandLayout(1, S, 4))
+  a0, a1, a2, a3 = sums
+  return (mfma(_turned(smem, 0, S, TURNED), p, a0),
+          mfma(_turned(smem, 1, S, TURNED), p, a1),
+          mfma(_turned(smem, 2, S, TURNED), p, a2),
+          mfma(_turned(smem, 3, S, TURNED), p, a3))
+
+
+@gluon.jit
+def _weights(a, b, x, y, l, d, tile, walk, scale, CHECK: gl.constexpr):
+  """p and -ds of a tile. CHECK: columns may not see all of its rows."""
+  S: gl.constexpr = l.type.layout
+  s = _product(a, x, gl.zeros_like(l), S)
+  if CHECK:
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, S))[:, None] + tile * ROWS
+    shown = (row >= walk.lower[None, :]) & (row <= walk.upper[None, :])
+    s = gl.where(shown, s, float("-inf"))
+    # A tile that all columns see has no such row.
+    l = _dead_rows(l)
+  dp = _product(b, y, d, S)
+  p = gl.exp2((s * scale - l) * scores.LOG2E)
+  return p, p * dp
+
+
+@gluon.jit
+def _sums_copied(
+    sums, x, y, a, b, numbers, walk, scale, BOTH: gl.constexpr, S: gl.constexpr
+):
+  """_sums of tiles that are copied straight to LDS.
+
+  A lane copies 8 columns from where a swizzle of LDS would have them: LDS is
+  written in order, and read without conflicts, row by row and turned.
+  """
+  dtype: gl.constexpr = a[0].dtype.element_ty
+  COLS: gl.constexpr = sums[0][0].shape[1]
+  READ: gl.constexpr = gl.SwizzledSharedLayout(8, 4, 4, [1, 0])
+  T: gl.constexpr = _copied()
+  row = gl.arange(0, 2 * ROWS, gl.SliceLayout(1, T))[:, None]
+  col = gl.arange(0, parts.PART, gl.SliceLayout(0, T))[None, :]
+  col = (col // 8 ^ row // 4 % 4) * 8 + col % 8 + row // ROWS * parts.PART
+  a_at = row % ROWS * a[1] + col
+  b_at = row % ROWS * b[1] + col
+  a_at = gl.max_contiguous(gl.multiple_of(a_at, [1, 8]), [1, 8])
+  b_at = gl.max_contiguous(gl.multiple_of(b_at, [1, 8]), [1, 8])
+  WRITTEN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+  a_tiles = gl.allocate_shared_memory(
+      dtype, [3, 4 * ROWS, parts.PART], WRITTEN)
+  b_tiles = gl.allocate_shared_memory(
+      dtype, [3, 4 * ROWS, parts.PART], WRITTEN)
+  own = numbers
+  if BOTH:
+    own = gl.allocate_shared_memory(
+        gl.float32, [2 * 3, 64 * gl.num_warps()],
+        gl.SwizzledSharedLayout(1, 1, 1, [0]))
+  head = gl.to_tensor(0)
+  step = gl.to_tensor(0)
+  tile = parts.tile_at(step, walk.steps, walk.edges)
+  following = tile
+  for i in gl.static_range(2):
+    if i > 0:
+      head, step, following = _following(head, step, walk)
+    _copy(a, a_at, a_tiles.index(i), head, following, walk, True)
+    _copy(b, b_at, b_tiles.index(i), head, following, walk, True)
+    if BOTH:
+      _copy_rows(numbers, own, i, head, following, walk, True)
+    async_copy.commit_group()
+  slot = 0
+  a_sums, b_sums = sums
+  inside = gl.maximum(walk.group * walk.full - 2, 0)
+  for part in gl.static_range(2):
+    for _ in range(
+        0, inside if part == 0 else walk.group * walk.steps - inside):
+      head, step, after = _following(head, step, walk)
+      # The next step's copies may be under way, this one's are there.
+      async_copy.wait_group(1)
+      free = gl.where(slot == 0, 2, slot - 1)
+      _copy(a, a_at, a_tiles.index(free), head, after, walk, part == 1)
+      _copy(b, b_at, b_tiles.index(free), head, after, walk, part == 1)
+      if BOTH:
+        _copy_rows(numbers, own, free, head, after, walk, part == 1)
+      async_copy.commit_group()
+      a_tile = a_tiles.index(slot).reinterpret(layout=READ)
+      b_tile = b_tiles.index(slot).reinterpret(layout=READ)
+      l, d = _numbers(own, slot, COLS, S, BOTH)
+      p, ds = _weights(a_tile, b_tile, x, y, l, d, tile, walk, scale, part == 1)
+      if BOTH:
+        b_sums = _add(b_sums, b_tile, p, False, False)
+      a_sums = _add(a_sums, a_tile, ds, False, False)
+      tile = following
+      following = after
+      slot = gl.where(slot == 2, 0, slot + 1)
+  async_copy.wait_group(0)
+  return a_sums, b_sums
+
+
+@gluon.jit
+def _sums_loaded(
+    sums, x, y, a, b, numbers, walk, scale, CHEAP_CAST: gl.constexpr,
+    BOTH: gl.constexpr, S: gl.constexpr
+):
+  """_sums of tiles that come to LDS by way of registers."""
+  # Of two waves a SIMD one has no registers for a second tile.
+  AHEAD: gl.constexpr = 2 if BOTH else 1
+  dtype: gl.constexpr = a[0].dtype.element_ty
+  COLS: gl.constexpr = sums[0][0].shape[1]
+  T: gl.constexpr = _loaded()
+  row = gl.arange(0, ROWS, gl.SliceLayout(1, T))[:, None]
+  col = gl.arange(0, parts.HEAD, gl.SliceLayout(0, T))[None, :]
+  a_at = row * a[1] + col
+  b_at = row * b[1] + col
+  READ: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 4, [1, 0])
+  # Columns of 4 rows in 8 bytes.
+  TURNED: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 8, [1, 0])
+  a_rows = gl.allocate_shared_memory(dtype, [4 * ROWS, parts.PART], READ)
+  b_rows = gl.allocate_shared_memory(dtype, [4 * ROWS, parts.PART], READ)
+  a_turned = gl.allocate_shared_memory(dtype, [parts.HEAD, ROWS], TURNED)
+  own = numbers
+  if BOTH:
+    b_turned = gl.allocate_shared_memory(dtype, [parts.HEAD, ROWS], TURNED)
+    own = gl.allocate_shared_memory(
+        gl.float32, [2, 64 * gl.num_warps()],
+        gl.SwizzledSharedLayout(1, 1, 1, [0]))
+  head = gl.to_tensor(0)
+  step = gl.to_tensor(0)
+  tile = parts.tile_at(step, walk.steps, walk.edges)
+  a_next = _load(a, a_at, head, tile, walk, True)
+  b_next = _load(b, b_at, head, tile, walk, True)
+  _store(a_rows, a_next)
+  _store(b_rows, b_next)
+  a_turned.store(a_next.permute([1, 0]))
+  if BOTH:
+    b_turned.store(b_next.permute([1, 0]))
+    l_next, d_next = _load_rows(numbers, head, tile, walk, True)
+    own.index(0).store(l_next)
+    own.index(1).store(d_next)
+  following = tile
+  if AHEAD == 2:
+    head, step, following = _following(head, step, walk)
+    a_next = _load(a, a_at, head, following, walk, True)
+    b_next = _load(b, b_at, head, following, walk, True)
+    l_next, d_next = _load_rows(numbers, head, following, walk, True)
+  a_sums, b_sums = sums
+  inside = gl.maximum(walk.group * walk.full - AHEAD, 0)
+  for part in gl.static_range(2):
+    for _ in range(
+        0, inside if part == 0 else walk.group * walk.steps - inside):
+      head, step, after = _following(head, step, walk)
+      a_after = _load(a, a_at, head, after, walk, part == 1)
+      b_after = _load(b, b_at, head, after, walk, part == 1)
+      if BOTH:
+        l_after, d_after = _load_rows(numbers, head, after, walk, part == 1)
+      else:
+        a_next, b_next = a_after, b_after
+      l, d = _numbers(own, 0, COLS, S, BOTH)
+      p, ds = _weights(a_rows, b_rows, x, y, l, d, tile, walk, scale, part == 1)
+      _store(a_rows, a_next)
+      _store(b_rows, b_next)
+      if BOTH:
+        own.index(0).store(l_next)
+        own.index(1).store(d_next)
+        b_sums = _add(b_sums, b_turned, p, CHEAP_CAST, True)
+      a_sums = _add(a_sums, a_turned, ds, CHEAP_CAST, True)
+      a_turned.store(a_next.permute([1, 0]))
+      if BOTH:
+        b_turned.store(b_next.permute([1, 0]))
+        a_next, b_next, l_next, d_next = a_after, b_after, l_after, d_after
+      tile = following if AHEAD == 2 else after
+      following = after
+  return a_sums, b_sums
+
+
+@gluon.jit
+def _sums(
+    x, y, a, b, numbers, walk, scale, CHEAP_CAST: gl.constexpr,
+    BOTH: gl.constexpr, CDNA: gl.constexpr, S: gl.constexpr
+):
+  """(-a^T ds, b^T p) of all tiles, [head, columns] in quarters.
+
+  BOTH: numbers are those of the tiles' rows, (lse, delta, a head's stride).
+  Otherwise they are those of columns, and b^T p is zero.
+  """
+  y = -y[0], -y[1], -y[2], -y[3]
+  zero = gl.zeros([parts.PART, x[0].shape[1]], gl.float32, S)
+  zeros = zero, zero, zero, zero
+  if CDNA == 4:
+    return _sums_copied(
+        (zeros, zeros), x, y, a, b, numbers, walk, scale, BOTH, S)
+  else:
+    return _sums_loaded(
+        (zeros, zeros), x, y, a, b, numbers, walk, scale, CHEAP_CAST, BOTH, S)
+
+
+@gluon.jit
+def _write(ptr, stride, sums, factor, live, rows):
+  """Columns of sums, in quarters, as rows of memory; behind `live` zeros."""
+  S: gl.constexpr = sums[0].type.layout
+  r = gl.arange(0, sums[0].shape[1], gl.SliceLayout(0, S))[None, :]
+  at = r * stride + gl.arange(0, parts.PART, gl.SliceLayout(1, S))[:, None]
+  for i in gl.static_range(4):
+    x = gl.where(r < live, sums[i] * factor, 0.0)
+    gl.store(ptr + (at + i * parts.PART), x.to(ptr.dtype.element_ty),
+             mask=r < rows)
+
+
+@gluon.jit
+def mha_bwd_dkdv(
+    q, k, v, do, lse, delta, dq, dk, dv, dbias, d_slopes,
+    bias, bias_f32, mask, alibi_slopes, dropout_state,
+    cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
+    stride_q, nhead_stride_q, batch_stride_q,
+    stride_k, nhead_stride_k, batch_stride_k,
+    stride_v, nhead_stride_v, batch_stride_v,
+    stride_do, nhead_stride_do, batch_stride_do,
+    stride_dq, nhead_stride_dq, batch_stride_dq,
+    stride_dk, nhead_stride_dk, batch_stride_dk,
+    stride_dv, nhead_stride_dv, batch_stride_dv,
+    nhead_stride_lse, batch_stride_lse,
+    stride_bias, key_stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_mask, key_stride_mask, nhead_stride_mask, batch_stride_mask,
+    stride_dbias, nhead_stride_dbias, batch_stride_dbias,
+    batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
+    bias_batch, bias_nhead,
+    softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
+    window_left, window_right, sink_tokens, min_seqlen_q, flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, CHEAP_CAST: gl.constexpr,
+    CDNA: gl.constexpr,
+):
+  """As bwd.py's. Grid: (kv heads, tiles of keys, batch)."""
+  gl.static_assert(
+      TILE_M == ROWS and TILE_N == 4 * ROWS and gl.num_warps() == 4)
+  head_k = gl.program_id(0)
+  tile_n = gl.program_id(1)
+  index = gl.program_id(2)
+  b = index.to(gl.int64)
+  if flags & scores.PACKED:
+    index, tile_n = parts.find_sequence(tile_n, cu_seqlens_k, batch, TILE_N)
+    b = gl.to_tensor(0).to(gl.int64)
+  q_start, len_q = parts.extent(
+      index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
+      scores.CU_SEQLENS_Q, scores.CU_SEQLENS_Q_PADDED)
+  k_start, len_k = parts.extent(
+      index, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
+      scores.CU_SEQLENS_K, scores.CU_SEQLENS_K_PADDED)
+  k_rows = seqlen_k
+  if flags & scores.PACKED:
+    k_rows = len_k
+  if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):
+    len_q = 0
+  n0 = tile_n * TILE_N
+  if n0 >= k_rows:
+    return
+  parts.assume_stride(stride_q)
+  parts.assume_stride(stride_k)
+  parts.assume_stride(stride_v)
+  parts.assume_stride(stride_do)
+  parts.assume_stride(stride_dk)
+  parts.assume_stride(stride_dv)
+  h = head_k.to(gl.int64)
+  row = (k_start + n0).to(gl.int64)
+  group = nhead_q // nhead_k
+  k += b * batch_stride_k + row * stride_k + h * nhead_stride_k
+  v += b * batch_stride_v + row * stride_v + h * nhead_stride_v
+  dk += b * batch_stride_dk + row * stride_dk + h * nhead_stride_dk
+  dv += b * batch_stride_dv + row * stride_dv + h * nhead_stride_dv
+  start = q_start.to(gl.int64)
+  q += b * batch_stride_q + start * stride_q + h * group * nhead_stride_q
+  do += b * batch_stride_do + start * stride_do + h * group * nhead_stride_do
+  lse_at = b * batch_stride_lse + start + h * group * nhead_stride_lse
+
+  seq = scores.Sequence(q_start, seqlen_q, len_q, k_start, k_rows, len_k)
+  window = scores.Window(
+      parts.offset_of(seq, flags), window_left, window_right, sink_tokens)
+  low, full_low, full_high, high = parts.row_tiles(
+      n0, gl.minimum(n0 + TILE_N, len_k), seq, window, TILE_M, 0)
+  S: gl.constexpr = parts.matrix(CDNA, gl.num_warps())
+  zero = gl.zeros([parts.PART, TILE_N], gl.float32, S)
+  dk_sum = zero, zero, zero, zero
+  dv_sum = zero, zero, zero, zero
+  if high > low:
+    left = len_k - n0
+    key = gl.arange(0, TILE_N, gl.SliceLayout(0, S)) + (n0 - window.offset)
+    walk = _Walk(
+        (low, full_low, full_high), high - low, full_high - full_low, group,
+        len_q, key - window_right,
+        gl.minimum(key + window_left, len_q - 1))
+    dk_sum, dv_sum = _sums(
+        parts.columns(k, stride_k, left, S),
+        parts.columns(v, stride_v, left, S), (q, stride_q, nhead_stride_q),
+        (do, stride_do, nhead_stride_do),
+        (lse + lse_at, delta + lse_at, nhead_stride_lse), walk, softmax_scale,
+        CHEAP_CAST, True, CDNA, S)
+  _write(dk, stride_dk, dk_sum, -softmax_scale, len_k - n0, k_rows - n0)
+  _write(dv, stride_dv, dv_sum, 1.0, len_k - n0, k_rows - n0)
+
+
+@gluon.jit
+def mha_bwd_dq(
+    q, k, v, do, lse, delta, dq, dk, dv, dbias, d_slopes,
+    bias, bias_f32, mask, alibi_slopes, dropout_state,
+    cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
+    stride_q, nhead_stride_q, batch_stride_q,
+    stride_k, nhead_stride_k, batch_stride_k,
+    stride_v, nhead_stride_v, batch_stride_v,
+    stride_do, nhead_stride_do, batch_stride_do,
+    stride_dq, nhead_stride_dq, batch_stride_dq,
+    stride_dk, nhead_stride_dk, batch_stride_dk,
+    stride_dv, nhead_stride_dv, batch_stride_dv,
+    nhead_stride_lse, batch_stride_lse,
+    stride_bias, key_stride_bias, nhead_stride_bias, batch_stride_bias,
+    stride_mask, key_stride_mask, nhead_stride_mask, batch_stride_mask,
+    stride_dbias, nhead_stride_dbias, batch_stride_dbias,
+    batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
+    bias_batch, bias_nhead,
+    softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
+    window_left, window_right, sink_tokens, min_seqlen_q, flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, CHEAP_CAST: gl.constexpr,
+    CDNA: gl.constexpr,
+):
+  """As bwd.py's. Grid: (heads, tiles of rows, batch)."""
+  gl.static_assert(
+      TILE_N == ROWS and TILE_M == 4 * ROWS and gl.num_warps() == 4)
+  head = gl.program_id(0)
+  # Last rows first: under a causal mask they have the most to do.
+  tile_m = gl.num_programs(1) - 1 - gl.program_id(1)
+  index = gl.program_id(2)
+  b = index.to(gl.int64)
+  if flags & scores.PACKED:
+    index, tile_m = parts.find_sequence(tile_m, cu_seqlens_q, batch, TILE_M)
+    b = gl.to_tensor(0).to(gl.int64)
+  q_start, len_q = parts.extent(
+      index, cu_seqlens_q, cu_seqlens_q_padded, seqlen_q, flags,
+      scores.CU_SEQLENS_Q, scores.CU_SEQLENS_Q_PADDED)
+  k_start, len_k = parts.extent(
+      index, cu_seqlens_k, cu_seqlens_k_padded, seqlen_k, flags,
+      scores.CU_SEQLENS_K, scores.CU_SEQLENS_K_PADDED)
+  q_rows = seqlen_q
+  if flags & scores.PACKED:
+    q_rows = len_q
+  if (min_seqlen_q > 0) & (len_q <= min_seqlen_q):
+    len_q = 0
+  m0 = tile_m * TILE_M
+  if m0 >= q_rows:
+    return
+  parts.assume_stride(stride_q)
+  parts.assume_stride(stride_k)
+  parts.assume_stride(stride_v)
+  parts.assume_stride(stride_do)
+  parts.assume_stride(stride_dq)
+  h = head.to(gl.int64)
+  head_k = (head // (nhead_q // nhead_k)).to(gl.int64)
+  row = (q_start + m0).to(gl.int64)
+  q += b * batch_stride_q + row * stride_q + h * nhead_stride_q
+  do += b * batch_stride_do + row * stride_do + h * nhead_stride_do
+  dq += b * batch_stride_dq + row * stride_dq + h * nhead_stride_dq
+  lse_at = b * batch_stride_lse + h * nhead_stride_lse + row
+  k += (b * batch_stride_k + k_start.to(gl.int64) * stride_k
+        + head_k * nhead_stride_k)
+  v += (b * batch_stride_v + k_start.to(gl.int64) * stride_v
+        + head_k * nhead_stride_v)
+  seq = scores.Sequence(q_start, q_rows, len_q, k_start, seqlen_k, len_k)
+  window = scores.Window(
+      parts.offset_of(seq, flags), window_left, window_right, sink_tokens)
+  _, low, full_low, full_high, high = parts.key_tiles(
+      m0, gl.minimum(m0 + TILE_M, len_q), seq, window, TILE_N, 0)
+  S: gl.constexpr = parts.matrix(CDNA, gl.num_warps())
+  zero = gl.zeros([parts.PART, TILE_M], gl.float32, S)
+  total = zero, zero, zero, zero
+  left = len_q - m0
+  if high > low:
+    r = gl.arange(0, TILE_M, gl.SliceLayout(0, S))
+    l = gl.load(lse + lse_at + r, mask=r < left, other=float("-inf"))
+    d = gl.load(delta + lse_at + r, mask=r < left, other=0.0)
+    position = r + (m0 + window.offset)
+    walk = _Walk(
+        (low, full_low, full_high), high - low, full_high - full_low, 1, len_k,
+        position - window_left,
+        gl.minimum(position + window_right, len_k - 1))
+    total, _none = _sums(
+        parts.columns(q, stride_q, left, S),
+        parts.columns(do, stride_do, left, S), (k, stride_k, 0),
+        (v, stride_v, 0), (l, d), walk, softmax_scale, CHEAP_CAST,
+        False, CDNA, S)
+  _write(dq, stride_dq, total, -softmax_scale, left, q_rows - m0)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What attention's Gluon kernels for CDNA's matrix units share.
+
+A head of 128 columns is four quarters. A tile of scores stands with what a
+program keeps along its columns, which waves divide, and what it walks over
+along its rows: a lane's scores are then its operand of the next product.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd.cdna3 import buffer_load
+from triton.experimental.gluon.language.amd.slice import slice as part_of
+
+from third_party.aiter.kernels.core import tiles
+from third_party.aiter.kernels.mha import scores
+
+# A Gluon function calls none of Triton's; of one source it may be either.
+assume_stride = gluon.jit(tiles.assume_stride.fn)
+cast = gluon.jit(tiles.cast.fn)
+extent = gluon.jit(scores.sequence_extent.fn)
+find_sequence = gluon.jit(scores.find_sequence.fn)
+key_tiles = gluon.jit(scores.key_tiles.fn)
+offset_of = gluon.jit(scores.offset_of.fn)
+row_tiles = gluon.jit(scores.row_tiles.fn)
+
+HEAD = gl.constexpr(128)
+# A quarter of it, and a side of a matrix instruction.
+PART = gl.constexpr(32)
+
+
+@gluon.constexpr_function
+def matrix(cdna, waves):
+  """A product whose columns waves divide."""
+  return gl.amd.AMDMFMALayout(
+      version=cdna, instr_shape=[32, 32, 8 * (cdna - 2)], transposed=False,
+      warps_per_cta=[1, waves])
+
+
+@gluon.jit
+def places(stride, left, N: gl.constexpr, COLS: gl.constexpr,
+           LAYOUT: gl.constexpr):
+  """Where a tile's elements lie; of rows behind the last one, that one's."""
+  row = gl.arange(0, N, gl.SliceLayout(1, LAYOUT))
+  col = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
+  return gl.minimum(row, left - 1)[:, None] * stride + col[None, :]
+
+
+@gluon.jit
+def columns(ptr, stride, left, S: gl.constexpr):
+  """Quarters of rows of memory, each the right operand of a product."""
+  WAVES: gl.constexpr = gl.num_warps()
+  N: gl.constexpr = PART * WAVES
+  LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 16], [WAVES, 1], [1, 0])
+  smem = gl.allocate_shared_memory(
+      ptr.dtype.element_ty, [N, HEAD],
+      gl.SwizzledSharedLayout(8, 1, 16, [1, 0]),
+      buffer_load(ptr, places(stride, left, N, HEAD, LOADED)))
+  x = smem.permute([1, 0]).load(gl.DotOperandLayout(1, S, 8))
+  return (part_of(x, [PART, N], [0, 0]), part_of(x, [PART, N], [PART, 0]),
+          part_of(x, [PART, N], [2 * PART, 0]),
+          part_of(x, [PART, N], [3 * PART, 0]))
+
+
+@gluon.jit
+def tile_at(step, steps, edges):
+  """The tile of a step: first those that all columns see, then the others."""
+  low, full_low, full_high = edges
+  at = gl.minimum(step, steps - 1) - (full_high - full_low)
+  after = gl.where(at < full_low - low, low, full_high - (full_low - low)) + at
+  return gl.where(at < 0, full_high + at, after)
