@@ -41,10 +41,11 @@ constexpr int64_t kTinyPage = 16;
 constexpr int64_t kPrograms = 3;
 constexpr int64_t kWaves = 8;
 constexpr int64_t kRoom = 4;
-// The same of latent attention: of AMD's kernels, whose sequences are all
-// divided alike, and of CUDA's, where one fills a multiprocessor and a sequence
-// gets its share of half as many (PROGRAMS of mla/attend_hopper.py).
+// The same of latent attention: of AMD's kernels, but of those with tiles of so
+// many rows, of which one fills a multiprocessor; and of CUDA's, where a
+// sequence gets its share of half as many (PROGRAMS of mla/attend_hopper.py).
 constexpr int64_t kLatentPrograms = 2;
+constexpr int64_t kTallTile = 64;
 constexpr int64_t kLatentProgramsCuda = 2;
 // Programs that join parts, where a kernel takes several rows of them, of those
 // that attend.
@@ -130,6 +131,12 @@ bool IsLatentHopper(const KernelInfo& kernel) {
   return std::string(kernel.op).compare(0, 4, "mla_") == 0 &&
          kernel.arch == std::string("sm_90") &&
          kernel.grade == std::string("fast");
+}
+
+// Whether its blocks share the keys of all sequences alike (find_work of
+// mla/attend_mfma.py).
+bool SharesKeys(const KernelInfo& kernel) {
+  return kernel.grid == &kMlaAttendGridShares;
 }
 
 uint32_t KindBits(PagedKind kind) {
@@ -488,9 +495,12 @@ struct Latent {
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     AITER_RETURN_IF_ERROR(steps->Add("mla_attend", key, &plan->attend));
     const DeviceInfo& device = steps->device();
-    plan->programs = (device.platform == Platform::kCuda ? kLatentProgramsCuda
-                                                         : kLatentPrograms) *
-                     std::max(device.multiprocessors, 1);
+    const KernelInfo& kernel = *plan->attend.info;
+    plan->programs =
+        (device.platform == Platform::kCuda ? kLatentProgramsCuda
+         : SharesKeys(kernel) && kernel.tile_m >= kTallTile ? 1
+                                                            : kLatentPrograms) *
+        std::max(device.multiprocessors, 1);
     ProblemKey rows;
     rows.data_type = key.data_type;
     rows.dims[0] = key.dims[0];
@@ -504,7 +514,10 @@ struct Latent {
         {a.tokens * a.nhead_q / plan.attend.info->tile_m, a.batch, 1});
     int64_t most = std::min(plan.programs / tiles, a.splits);
     // CUDA's blocks share a sequence's keys among as many as there are.
-    if (driver.platform == Platform::kHip) {
+    if (SharesKeys(*plan.attend.info)) {
+      // A tile of rows may begin and end inside of a block's share.
+      most = tiles < plan.programs && a.splits > 2 ? a.splits : 1;
+    } else if (driver.platform == Platform::kHip) {
       most = EvenParts(tiles, plan.programs / kLatentPrograms, most);
     }
     // A sequence may have all parts, but of lists, which are about as long as
