@@ -51,8 +51,10 @@ constexpr int64_t kLatentProgramsCuda = 2;
 // that attend.
 constexpr int64_t kMergers = 4;
 // Programs that share the columns of a row, where rows are few and have more
-// parts than so many (MERGE_COLS of paged/merge.py).
+// parts than so many; and of AMD's latent attention (MERGE_COLS of the
+// families' constants), where all programs may have a row.
 constexpr int64_t kMergeCols = 4;
+constexpr int64_t kLatentMergeCols = 16;
 constexpr int64_t kMergeParts = 16;
 // Rows of its tiles; the last is for all that are more.
 constexpr int64_t kLatentRows[] = {16, 32, 64};
@@ -125,11 +127,14 @@ uint32_t If(bool condition, uint32_t feature) {
   return condition ? feature : 0;
 }
 
+bool IsLatent(const KernelInfo& kernel) {
+  return std::string(kernel.op).compare(0, 4, "mla_") == 0;
+}
+
 // Whether a kernel is of mla/attend_hopper.py: each waits itself for the one
 // before it, and as many blocks attend as there are parts.
 bool IsLatentHopper(const KernelInfo& kernel) {
-  return std::string(kernel.op).compare(0, 4, "mla_") == 0 &&
-         kernel.arch == std::string("sm_90") &&
+  return IsLatent(kernel) && kernel.arch == std::string("sm_90") &&
          kernel.grade == std::string("fast");
 }
 
@@ -343,8 +348,10 @@ struct Attend {
     const int64_t most = std::max<int64_t>(plan.merge.info->tile_m, 1);
     p.merge_rows = static_cast<int32_t>(
         std::clamp<int64_t>(rows / (kMergers * plan.programs), 1, most));
-    if (p.splits > kMergeParts && rows * kMergeCols <= plan.programs) {
-      p.merge_cols = kMergeCols;
+    const bool wide = driver.platform == Platform::kHip && IsLatent(kernel);
+    if (p.splits > kMergeParts &&
+        (wide ? rows : rows * kMergeCols) <= plan.programs) {
+      p.merge_cols = wide ? kLatentMergeCols : kMergeCols;
     }
     return LaunchKernel(driver, plan.merge, &p, stream, /*maps=*/nullptr,
                         /*early=*/true);

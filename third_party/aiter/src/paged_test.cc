@@ -399,14 +399,14 @@ void TestLatent() {
   CHECK(Run(two) == Names{"latent_64"});
   CHECK(g_recorder.launches[0].grid[0] == 64);
 
-  // Few rows of many parts: four programs a row.
+  // Few rows of many parts: 16 programs a row.
   mla_attend_args one = LatentArgs(1, 16);
   one.splits = 256;
   CHECK((Run(one) == Names{"latent_16", "latent_merge"}));
   CHECK(g_recorder.launches[0].grid[0] == 2 * 128);
   CHECK(g_recorder.launches[0].As<PagedParams>().splits == 256);
-  CHECK(g_recorder.launches[1].grid[0] == 4 * 16);
-  CHECK(g_recorder.launches[1].As<PagedParams>().merge_cols == 4);
+  CHECK(g_recorder.launches[1].grid[0] == 16 * 16);
+  CHECK(g_recorder.launches[1].As<PagedParams>().merge_cols == 16);
 
   // A block of sm_90 fills a multiprocessor, and what joins parts begins early.
   static std::vector<std::string> early;

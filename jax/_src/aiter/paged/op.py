@@ -45,7 +45,7 @@ _FEW_ROWS, _MANY_ROWS = 16, 32
 _PROGRAMS, _PART, _MAX_SPLITS = 2048, 256, 128
 _PROGRAMS_DECODE = {"cuda": 8192, "rocm": _PROGRAMS}
 # Of latent attention, one of whose rows of keys is as much as many heads'.
-_MAX_LATENT_SPLITS = 256
+_MAX_LATENT_SPLITS = {"cuda": 256, "rocm": 512}
 # Pages of a multiple of so many tokens have kernels of their own.
 _LARGE_PAGE = 64
 # Positions, with a window added, are 32 bits.
@@ -326,7 +326,8 @@ def _splits(platform: str, cfg: Config, x: Operands, shape: Shape) -> int:
     parts += 1  # The first and the last may be smaller than others.
   least = jax.core.min_dim(
       jax.core.min_dim(parts,
-                       _MAX_LATENT_SPLITS if cfg.dv else _MAX_SPLITS),
+                       _MAX_LATENT_SPLITS[platform] if cfg.dv
+                       else _MAX_SPLITS),
       (keys + _PART - 1) // _PART)
   return jax.core.max_dim(least, 1)
 

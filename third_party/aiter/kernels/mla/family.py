@@ -7,6 +7,7 @@ its features, arguments and merge are those of the family `paged`.
 
 import dataclasses
 
+from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.family import Op, points_to
 from third_party.aiter.kernels.paged.family import FAMILY as _PAGED
 
@@ -19,6 +20,8 @@ def _constants(row):
       "ROPE": int(row["rope"]),
       # A fast row's calls have its columns, neither more nor fewer.
       "PARTIAL": row["grade"] != "fast",
+      # AMD's threads read 16 bytes at once of 32 columns of many parts.
+      "MERGE_COLS": 16 if ARCHS[row["arch"]].platform == "rocm" else 4,
       # The generation of the matrix units.
       "CDNA": 4 if row["arch"] == "gfx950" else 3,
   }
