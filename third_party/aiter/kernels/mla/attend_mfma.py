@@ -232,12 +232,15 @@ def find_part(block, at, end, share, tile, seqs, table, splits,
 def tell_parts(parts_lse, row, left, split, splits, parts, rows,
                TILE_M: gl.constexpr):
   """Tells what joins parts where they end, by an lse of inf in all places
-  behind them: of one that is all also in its own."""
+  behind the last one, whose block does so, and in that of one that is all.
+
+  It is told before the part is computed: the stores take no time then.
+  """
   THREADS: gl.constexpr = 64 * gl.num_warps()
   lanes = gl.arange(0, THREADS, gl.BlockedLayout([1], [64], [gl.num_warps()],
                                                  [0]))
   first = gl.where(parts > 1, parts, 0)
-  first = gl.where((split == 0) & (splits > 1), first, splits)
+  first = gl.where((split == parts - 1) & (splits > 1), first, splits)
   for none in range(first, splits, THREADS // TILE_M):
     place = none + lanes // TILE_M
     at = place.to(gl.int64) * rows + (row + lanes % TILE_M)
@@ -451,6 +454,8 @@ def mla_attend(
       if cp_world_size > 1:
         begin = gl.load(places + index, mask=index < batch, other=0)
       left = len_q * group - row0
+      tell_parts(parts_lse, start * group + row0, left, split, splits, of_parts,
+                 tokens * group, TILE_M)
       _attend(
           q, data, out, lse, parts, parts_lse, scale, v_factor, sinks,
           table + first_page, k_page, k_token, tokens, batch, group, pages,
@@ -458,8 +463,6 @@ def mla_attend(
           flags, index, start, row0, left, begin, offset, stop, first_tile,
           last_tile, split, of_parts > 1, TILE_M, TILE_N, HEAD, ROPE, KIND,
           CDNA)
-      tell_parts(parts_lse, start * group + row0, left, split, splits, of_parts,
-                 tokens * group, TILE_M)
       at, tile = next_work(at, end, seqs, tile, TILE_M, TILE_N, FLAGS)
   else:
     split = gl.program_id(1)

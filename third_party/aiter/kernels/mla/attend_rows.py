@@ -279,6 +279,8 @@ def mla_attend(
             (indptr, width, pages, page_size), splits, TILE_M, TILE_N, FLAGS))
     left = len_q * group - row0
     first_row = start.to(gl.int64) * group + row0
+    attend_mfma.tell_parts(parts_lse, start * group + row0, left, split, splits,
+                           of_parts, tokens * group, TILE_M)
     part = split.to(gl.int64) * tokens * group + first_row
     begin = 0
     if cp_world_size > 1:
@@ -442,6 +444,4 @@ def mla_attend(
       for i in gl.static_range(4):
         _store(out + (first_row * HEAD + i * PART),
                _columns((acc[i] * factor).to(dtype), S), left, HEAD)
-    attend_mfma.tell_parts(parts_lse, start * group + row0, left, split, splits,
-                           of_parts, tokens * group, TILE_M)
     at, tile = attend_mfma.next_work(at, end, seqs, tile, TILE_M, TILE_N, FLAGS)
