@@ -23,7 +23,7 @@ _SMALL = Case(lora=32, rope=16, lengths=cases.MIXED, heads=3)
 class MlaKernelTest(parameterized.TestCase):
 
   def run_kernels(self, case: Case, splits=1, kind=None, flags=_ALL,
-                  partial=True):
+                  partial=True, merge_cols=1):
     """Runs them and compares with the oracle."""
     p = cases.Problem(case)
     tokens, heads, cols = p.q.shape
@@ -58,9 +58,9 @@ class MlaKernelTest(parameterized.TestCase):
           TILE_N=_TILE_N, HEAD=head, ROPE=16, FLAGS=flags, KIND=kind, NATIVE=-1,
           CHEAP_CAST=False, PARTIAL=partial)
       if splits > 1:
-        merge.paged_merge[(tokens * heads,)](
-            parts, parts_lse, out, lse, tokens, heads, lora, splits, 1, bits,
-            TILE_N=4, HEAD=head, OVERLAPS=False)
+        merge.paged_merge[(tokens * heads * merge_cols,)](
+            parts, parts_lse, out, lse, tokens, heads, lora, splits, merge_cols,
+            bits, TILE_N=4, HEAD=head, MERGE_COLS=16, OVERLAPS=False)
     exact, exact_lse = p.exact()
     plain, _ = p.exact(DTYPES[case.dtype])
     check_error(self, out.array, exact, plain, case.dtype, str(case))
@@ -73,6 +73,10 @@ class MlaKernelTest(parameterized.TestCase):
   @parameterized.product(splits=[1, 3], partial=[True, False])
   def test_plain(self, splits, partial):
     self.run_kernels(_SMALL, splits, partial=partial)
+
+  def test_rows_shared(self):
+    """Programs that have a row's parts together, some columns each."""
+    self.run_kernels(_SMALL, 3, merge_cols=16)
 
   @parameterized.parameters(*KINDS)
   def test_bytes(self, cache):

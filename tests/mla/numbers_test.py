@@ -75,6 +75,8 @@ class MlaTest(MlaTestCase):
       # A long one among many that are short.
       dict(heads=16, lengths=((1, 1500), *((1, 20),) * machine.size(
           140, 140, 20))),
+      # Shares that end inside of sequences, tiles of 64 rows.
+      dict(heads=128, lengths=((1, 600), (1, 40), (2, 700), (1, 0), (1, 300))),
       dict(heads=20, lengths=(*((0, 9), (2, 20)) * 3, (1, 900), (0, 7)),
            tokens=12),
       dict(heads=5, topk=64, lengths=((1, 200), (3, 50), (20, 20))))

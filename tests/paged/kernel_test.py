@@ -142,7 +142,7 @@ class PagedKernelTest(parameterized.TestCase):
         cols = 4 if one_axis else 1
         merge.paged_merge[(tokens * hq * cols,)](
             parts, parts_lse, out, lse, tokens, hq, dv, splits, cols, bits,
-            TILE_N=2, HEAD=head, OVERLAPS=False)
+            TILE_N=2, HEAD=head, MERGE_COLS=4, OVERLAPS=False)
     if csr:
       for row, n in zip(p.table, counts):
         row[n:] = -1

@@ -41,17 +41,20 @@ constexpr int64_t kTinyPage = 16;
 constexpr int64_t kPrograms = 3;
 constexpr int64_t kWaves = 8;
 constexpr int64_t kRoom = 4;
-// The same of latent attention: of AMD's kernels, whose sequences are all
-// divided alike, and of CUDA's, where one fills a multiprocessor and a sequence
-// gets its share of half as many (PROGRAMS of mla/attend_hopper.py).
+// The same of latent attention: of AMD's kernels, but of those with tiles of so
+// many rows, of which one fills a multiprocessor; and of CUDA's, where a
+// sequence gets its share of half as many (PROGRAMS of mla/attend_hopper.py).
 constexpr int64_t kLatentPrograms = 2;
+constexpr int64_t kTallTile = 64;
 constexpr int64_t kLatentProgramsCuda = 2;
 // Programs that join parts, where a kernel takes several rows of them, of those
 // that attend.
 constexpr int64_t kMergers = 4;
 // Programs that share the columns of a row, where rows are few and have more
-// parts than so many (MERGE_COLS of paged/merge.py).
+// parts than so many; and of AMD's latent attention (MERGE_COLS of the
+// families' constants), where all programs may have a row.
 constexpr int64_t kMergeCols = 4;
+constexpr int64_t kLatentMergeCols = 16;
 constexpr int64_t kMergeParts = 16;
 // Rows of its tiles; the last is for all that are more.
 constexpr int64_t kLatentRows[] = {16, 32, 64};
@@ -124,12 +127,21 @@ uint32_t If(bool condition, uint32_t feature) {
   return condition ? feature : 0;
 }
 
+bool IsLatent(const KernelInfo& kernel) {
+  return std::string(kernel.op).compare(0, 4, "mla_") == 0;
+}
+
 // Whether a kernel is of mla/attend_hopper.py: each waits itself for the one
 // before it, and as many blocks attend as there are parts.
 bool IsLatentHopper(const KernelInfo& kernel) {
-  return std::string(kernel.op).compare(0, 4, "mla_") == 0 &&
-         kernel.arch == std::string("sm_90") &&
+  return IsLatent(kernel) && kernel.arch == std::string("sm_90") &&
          kernel.grade == std::string("fast");
+}
+
+// Whether its blocks share the keys of all sequences alike (find_work of
+// mla/attend_mfma.py).
+bool SharesKeys(const KernelInfo& kernel) {
+  return kernel.grid == &kMlaAttendGridShares;
 }
 
 uint32_t KindBits(PagedKind kind) {
@@ -336,8 +348,10 @@ struct Attend {
     const int64_t most = std::max<int64_t>(plan.merge.info->tile_m, 1);
     p.merge_rows = static_cast<int32_t>(
         std::clamp<int64_t>(rows / (kMergers * plan.programs), 1, most));
-    if (p.splits > kMergeParts && rows * kMergeCols <= plan.programs) {
-      p.merge_cols = kMergeCols;
+    const bool wide = driver.platform == Platform::kHip && IsLatent(kernel);
+    if (p.splits > kMergeParts &&
+        (wide ? rows : rows * kMergeCols) <= plan.programs) {
+      p.merge_cols = wide ? kLatentMergeCols : kMergeCols;
     }
     return LaunchKernel(driver, plan.merge, &p, stream, /*maps=*/nullptr,
                         /*early=*/true);
@@ -488,9 +502,12 @@ struct Latent {
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     AITER_RETURN_IF_ERROR(steps->Add("mla_attend", key, &plan->attend));
     const DeviceInfo& device = steps->device();
-    plan->programs = (device.platform == Platform::kCuda ? kLatentProgramsCuda
-                                                         : kLatentPrograms) *
-                     std::max(device.multiprocessors, 1);
+    const KernelInfo& kernel = *plan->attend.info;
+    plan->programs =
+        (device.platform == Platform::kCuda ? kLatentProgramsCuda
+         : SharesKeys(kernel) && kernel.tile_m >= kTallTile ? 1
+                                                            : kLatentPrograms) *
+        std::max(device.multiprocessors, 1);
     ProblemKey rows;
     rows.data_type = key.data_type;
     rows.dims[0] = key.dims[0];
@@ -504,7 +521,10 @@ struct Latent {
         {a.tokens * a.nhead_q / plan.attend.info->tile_m, a.batch, 1});
     int64_t most = std::min(plan.programs / tiles, a.splits);
     // CUDA's blocks share a sequence's keys among as many as there are.
-    if (driver.platform == Platform::kHip) {
+    if (SharesKeys(*plan.attend.info)) {
+      // A tile of rows may begin and end inside of a block's share.
+      most = tiles < plan.programs && a.splits > 2 ? a.splits : 1;
+    } else if (driver.platform == Platform::kHip) {
       most = EvenParts(tiles, plan.programs / kLatentPrograms, most);
     }
     // A sequence may have all parts, but of lists, which are about as long as

@@ -107,7 +107,11 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     kernels.push_back(k);
   };
   add_latent("latent_16", "fast", 16, 16, kPagedOddPages | kPagedBytes);
+  kernels.back().grid = &kMlaAttendGridShares;
+  add_latent("latent_32", "fast", 32, 32, kPagedOddPages | kPagedBytes);
+  kernels.back().grid = &kMlaAttendGridWhole;
   add_latent("latent_64", "fast", 64, 64, kPagedOddPages | kPagedBytes);
+  kernels.back().grid = &kMlaAttendGridShares;
   add_latent("latent_any", "general", 0, 16, kPagedUnaligned | kPagedBytes);
   add_latent("latent_hopper", "fast", 16, 16, kPagedBytes, "sm_90");
   kernels.back().grid = &kMlaAttendGridStages;
@@ -366,7 +370,7 @@ void TestLatent() {
   New(1);
   CHECK(Run(LatentArgs(8, 12)) == Names{"latent_16"});
   CHECK(Run(LatentArgs(8, 128)) == Names{"latent_64"});
-  CHECK(Run(LatentArgs(8, 20)) == Names{"latent_any"});
+  CHECK(Run(LatentArgs(8, 20)) == Names{"latent_32"});
   mla_attend_args narrow = LatentArgs(8, 16);
   narrow.hdim_v = 504;  // 72 columns beside it.
   CHECK(mla_attend(narrow, nullptr).code() == StatusCode::kUnimplemented);
@@ -374,24 +378,35 @@ void TestLatent() {
   odd.page_size = 12;
   CHECK(Run(odd) == Names{"latent_any"});
 
-  New(128);  // 256 programs: two tiles of rows a sequence, in 4 parts.
+  New(128);  // As many blocks of tall tiles share the keys, in up to 8 parts.
   CHECK((Run(LatentArgs(32, 128)) == Names{"latent_64", "latent_merge"}));
-  CHECK(g_recorder.launches[0].grid[0] == 64);
-  CHECK(g_recorder.launches[0].grid[1] == 4);
+  CHECK(g_recorder.launches[0].grid[0] == 128);
+  CHECK(g_recorder.launches[0].grid[1] == 1);
   // Four times as many programs join them, of several rows each.
-  CHECK(g_recorder.launches[1].grid[0] == 4 * 256);
-  CHECK(g_recorder.launches[1].As<PagedParams>().merge_rows == 4);
+  CHECK(g_recorder.launches[1].grid[0] == 4 * 128);
+  CHECK(g_recorder.launches[1].As<PagedParams>().merge_rows == 8);
   CHECK(g_recorder.launches[1].As<PagedParams>().merge_cols == 1);
   PagedParams p = g_recorder.launches[0].As<PagedParams>();
-  CHECK(p.hdim == 576 && p.hdim_v == 512 && p.group == 128 && p.splits == 4);
+  CHECK(p.hdim == 576 && p.hdim_v == 512 && p.group == 128 && p.splits == 8);
+  CHECK(p.programs == 128);
 
-  // Few rows of many parts: four programs a row.
+  // Where there are as many tiles of rows, or no room for a part that begins
+  // inside of a share, each is whole.
+  CHECK(Run(LatentArgs(64, 128)) == Names{"latent_64"});
+  CHECK(g_recorder.launches[0].grid[0] == 128);
+  mla_attend_args two = LatentArgs(32, 128);
+  two.splits = 2;
+  CHECK(Run(two) == Names{"latent_64"});
+  CHECK(g_recorder.launches[0].grid[0] == 64);
+
+  // Few rows of many parts: 16 programs a row.
   mla_attend_args one = LatentArgs(1, 16);
   one.splits = 256;
   CHECK((Run(one) == Names{"latent_16", "latent_merge"}));
-  CHECK(g_recorder.launches[0].grid[1] == 256);
-  CHECK(g_recorder.launches[1].grid[0] == 4 * 16);
-  CHECK(g_recorder.launches[1].As<PagedParams>().merge_cols == 4);
+  CHECK(g_recorder.launches[0].grid[0] == 2 * 128);
+  CHECK(g_recorder.launches[0].As<PagedParams>().splits == 256);
+  CHECK(g_recorder.launches[1].grid[0] == 16 * 16);
+  CHECK(g_recorder.launches[1].As<PagedParams>().merge_cols == 16);
 
   // A block of sm_90 fills a multiprocessor, and what joins parts begins early.
   static std::vector<std::string> early;
@@ -414,9 +429,9 @@ void TestLatent() {
   SetDriverForTesting(&FakeDriver());
 
   New(304);  // Room for three parts, but with two all programs go at once.
-  mla_attend_args even = LatentArgs(64, 128);
+  mla_attend_args even = LatentArgs(128, 32);
   even.splits = 3;
-  CHECK((Run(even) == Names{"latent_64", "latent_merge"}));
+  CHECK((Run(even) == Names{"latent_32", "latent_merge"}));
   CHECK(g_recorder.launches[0].grid[1] == 2);
 
   Names names;

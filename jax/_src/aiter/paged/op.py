@@ -44,8 +44,10 @@ _FEW_ROWS, _MANY_ROWS = 16, 32
 # of different lengths. Parts are of so many keys at least, and so many at most.
 _PROGRAMS, _PART, _MAX_SPLITS = 2048, 256, 128
 _PROGRAMS_DECODE = {"cuda": 8192, "rocm": _PROGRAMS}
-# Of latent attention, one of whose rows of keys is as much as many heads'.
-_MAX_LATENT_SPLITS = 256
+# (programs, parts) of latent attention, one of whose rows of keys is as much as
+# many heads'. On ROCm programs share all keys, so that the first and the last
+# part of a sequence may be smaller than others.
+_LATENT = {"cuda": (_PROGRAMS, 256), "rocm": (2 * _PROGRAMS, 512)}
 # Pages of a multiple of so many tokens have kernels of their own.
 _LARGE_PAGE = 64
 # Positions, with a window added, are 32 bits.
@@ -319,12 +321,15 @@ def _splits(platform: str, cfg: Config, x: Operands, shape: Shape) -> int:
   else:
     tiles = tokens * group // _FEW_ROWS + batch
   keys = x.table.shape[-1] * cfg.page_size
-  programs = (_PROGRAMS if cfg.dv or _many_rows(cfg, x, shape) else
-              _PROGRAMS_DECODE[platform])
-  least = jax.core.min_dim(
-      jax.core.min_dim(programs // (shape.hk * tiles),
-                       _MAX_LATENT_SPLITS if cfg.dv else _MAX_SPLITS),
-      (keys + _PART - 1) // _PART)
+  programs, most = (_PROGRAMS if _many_rows(cfg, x, shape) else
+                    _PROGRAMS_DECODE[platform]), _MAX_SPLITS
+  if cfg.dv:
+    programs, most = _LATENT[platform]
+  parts = programs // (shape.hk * tiles)
+  if cfg.dv and platform == "rocm":
+    parts += jax.core.min_dim(parts - 1, 1)
+  least = jax.core.min_dim(jax.core.min_dim(parts, most),
+                           (keys + _PART - 1) // _PART)
   return jax.core.max_dim(least, 1)
 
 

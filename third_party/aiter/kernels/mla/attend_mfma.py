@@ -18,6 +18,7 @@ from third_party.aiter.kernels.paged import attend
 # A Gluon function calls none of Triton's; of one source it may be either.
 _find_rows = gluon.jit(attend.find_rows.fn)
 _find_keys = gluon.jit(attend.find_keys.fn)
+_sequences = gluon.jit(attend._sequences.fn)
 
 # Rows and columns of a matrix instruction.
 SIDE = gl.constexpr(16)
@@ -89,6 +90,166 @@ def find_rows(slot, cu_seqlens, batch, tokens, seqlen_q, group, flags,
 
 
 @gluon.jit
+def _tiles(at, seqs, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+           FLAGS: gl.constexpr):
+  """(first token, tokens, tiles of rows, tiles of keys) of sequences.
+
+  No tile of rows sees more tiles of keys, and each has one at least.
+  """
+  start, len_q, rows, keys = _sequences(at, *seqs, TILE_M, TILE_N, FLAGS)
+  # A window may begin inside a tile.
+  keys += gl.where((seqs[-1] & attend.WINDOW) != 0, 1, 0)
+  return start, len_q, rows, gl.maximum(keys, 1)
+
+
+@gluon.jit
+def _one(x):
+  """A number that all lanes have: the compiler does not know of sums."""
+  return gl.inline_asm_elementwise(
+      "v_readfirstlane_b32 $0, $1", "=s,v", [x], gl.int32, True, 1)
+
+
+@gluon.jit
+def _lanes():
+  """Each wave has all."""
+  return gl.arange(0, attend.LANES, gl.BlockedLayout(
+      [attend.LANES // 64], [64], [gl.num_warps()], [0]))
+
+
+@gluon.jit
+def _find_share(seqs, batch, splits, TILE_M: gl.constexpr,
+                TILE_N: gl.constexpr, FLAGS: gl.constexpr):
+  """(tiles of keys of all tiles of rows, how many of them a block does).
+
+  So that no tile of rows has more than `splits` parts.
+  """
+  lanes = _lanes()
+  total = lanes * 0
+  longest = lanes * 0
+  for i in range(0, batch + 1, attend.LANES):
+    _, _, rows, keys = _tiles(i + lanes, seqs, TILE_M, TILE_N, FLAGS)
+    total += rows * keys
+    longest = gl.maximum(longest, gl.where(rows > 0, keys, 0))
+  total = _one(gl.sum(total, 0))
+  longest = _one(gl.max(longest, 0))
+  share = gl.maximum((total - 1) // gl.num_programs(0),
+                     (longest - 1) // (splits - 1)) + 1
+  return total, share
+
+
+@gluon.jit
+def _find_tile(at, seqs, batch, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+               FLAGS: gl.constexpr):
+  """The tile of rows whose tile of keys is the at-th of all.
+
+  Returns:
+    (index, start, len_q, row0, first, keys): find_rows' four, and the first of
+    its tiles of keys, of so many.
+  """
+  lanes = _lanes()
+  index = 0
+  before = 0
+  past = 0
+  for i in range(0, batch + 1, attend.LANES):
+    _, _, rows, keys = _tiles(i + lanes, seqs, TILE_M, TILE_N, FLAGS)
+    ends = past + gl.cumsum(rows * keys, 0)
+    there = (ends <= at) & (i + lanes <= batch)
+    index += gl.sum(there.to(gl.int32), 0)
+    before = gl.maximum(before, gl.max(gl.where(there, ends, 0), 0))
+    past = gl.max(ends, 0)
+  index = _one(index)
+  before = _one(before)
+  start, len_q, _, keys = _tiles(index, seqs, TILE_M, TILE_N, FLAGS)
+  tile = (at - before) // keys
+  return index, start, len_q, tile * TILE_M, before + tile * keys, keys
+
+
+@gluon.jit
+def find_work(block, seqs, splits, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+              FLAGS: gl.constexpr):
+  """What a block does: tiles of keys `at` to end - 1 of those of all tiles of
+  rows, one behind the other, each block as many. Without parts it is a tile of
+  rows, which counts for one tile of keys.
+
+  Returns:
+    (at, end, share, tile): how many a block does, and _find_tile's of `at`.
+  """
+  cu_seqlens, _, batch, tokens, seqlen_q, group, _, _, flags = seqs
+  at = block
+  share = 1
+  if splits > 1:
+    total, share = _find_share(seqs, batch, splits, TILE_M, TILE_N, FLAGS)
+    at *= share
+    end = gl.minimum(at + share, total)
+    index, start, len_q, row0, first, keys = _find_tile(
+        at, seqs, batch, TILE_M, TILE_N, FLAGS)
+  else:
+    index, start, len_q, row0 = find_rows(
+        block, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
+    end = at + gl.where(row0 < len_q * group, 1, 0)
+    first = at
+    keys = 1
+  return at, end, share, (index, start, len_q, row0, first, keys)
+
+
+@gluon.jit
+def next_work(at, end, seqs, tile, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+              FLAGS: gl.constexpr):
+  """The tile of rows behind one: (at, _find_tile's of it)."""
+  index, start, len_q, row0, first, keys = tile
+  at = first + keys
+  if at < end:
+    index, start, len_q, row0, first, keys = _find_tile(
+        at, seqs, seqs[2], TILE_M, TILE_N, FLAGS)
+  return at, (index, start, len_q, row0, first, keys)
+
+
+@gluon.jit
+def find_part(block, at, end, share, tile, seqs, table, splits,
+              TILE_M: gl.constexpr, TILE_N: gl.constexpr, FLAGS: gl.constexpr):
+  """A block's part of the keys of a tile of rows.
+
+  Returns:
+    (first_page, offset, stop, first_tile, last_tile, split, parts): as of
+    attend.py's find_keys; part `split` of so many.
+  """
+  _, lengths, batch, _, _, group, left_edge, right_edge, flags = seqs
+  indptr, width, pages, page_size = table
+  index, _, len_q, row0, first, keys = tile
+  first_page, _, offset, _, stop, first_tile, last_tile = _find_keys(
+      index, row0, gl.minimum(TILE_M, len_q * group - row0), len_q, lengths,
+      indptr, batch, width, pages, page_size, group, left_edge, right_edge, 0,
+      1, 1.0, flags, TILE_N, FLAGS)
+  before = first // share
+  if splits > 1:
+    last_tile = gl.minimum(last_tile, first_tile + end - first)
+    first_tile += at - first
+  return (first_page, offset, stop, first_tile, last_tile, block - before,
+          (first + keys - 1) // share - before + 1)
+
+
+@gluon.jit
+def tell_parts(parts_lse, row, left, split, splits, parts, rows,
+               TILE_M: gl.constexpr):
+  """Tells what joins parts where they end, by an lse of inf in all places
+  behind the last one, whose block does so, and in that of one that is all.
+
+  It is told before the part is computed: the stores take no time then.
+  """
+  THREADS: gl.constexpr = 64 * gl.num_warps()
+  lanes = gl.arange(0, THREADS, gl.BlockedLayout([1], [64], [gl.num_warps()],
+                                                 [0]))
+  first = gl.where(parts > 1, parts, 0)
+  first = gl.where((split == parts - 1) & (splits > 1), first, splits)
+  for none in range(first, splits, THREADS // TILE_M):
+    place = none + lanes // TILE_M
+    at = place.to(gl.int64) * rows + (row + lanes % TILE_M)
+    gl.store(parts_lse + at, gl.full([THREADS], float("inf"), gl.float32,
+                                     lanes.type.layout),
+             mask=(place < splits) & (lanes % TILE_M < left))
+
+
+@gluon.jit
 def _page(table, n, page_shift, stop):
   """The entries of a table for the keys n; -1 behind the last one."""
   return gl.load(table + (n >> page_shift), mask=n < stop, other=-1)
@@ -124,59 +285,40 @@ def _which(page, n, pages):
 
 
 @gluon.jit
-def mla_attend(
-    q, k_cache, k_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
-    table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
-    tokens, batch, seqlen_q, group, pages, page_size, page_shift,
-    width, splits, cp_world_size, window_left, window_right, softmax_scale,
-    flags,
+def _attend(
+    q, data, out, lse, parts, parts_lse, scale, v_scale, sinks, table, k_page,
+    k_token, tokens, batch, group, pages, page_size, page_shift, cp_world_size,
+    window_left, window_right, flags, index, start, row0, left, begin, offset,
+    stop, first_tile, last_tile, split, divided,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    ROPE: gl.constexpr, FLAGS: gl.constexpr, KIND: gl.constexpr,
-    NATIVE: gl.constexpr, WHOLE: gl.constexpr, CDNA: gl.constexpr,
+    ROPE: gl.constexpr, KIND: gl.constexpr, CDNA: gl.constexpr,
 ):
-  """As mla/attend.py's, of a cache of the queries' type or of NATIVE bytes.
-
-  Grid: (tiles of rows, splits).
-  """
-  gl.static_assert(KIND == attend.NO_BYTES or KIND == NATIVE)
-  gl.static_assert(WHOLE == 1)
-  split = gl.program_id(1)
-  index, start, len_q, row0 = find_rows(
-      gl.program_id(0), cu_seqlens, batch, tokens, seqlen_q, group, flags,
-      TILE_M, FLAGS)
-  left = len_q * group - row0
-  if left <= 0:
-    return
-  first_row = start.to(gl.int64) * group + row0
-  part = split.to(gl.int64) * tokens * group + first_row
-  begin = 0
-  right_edge = window_right
-  left_edge = window_left
-  if cp_world_size > 1:
-    begin = gl.load(places + index, mask=index < batch, other=0)
-    right_edge = 1 << 30
-    left_edge = 1 << 30
-  first_page, count, offset, _, stop, first_tile, last_tile = _find_keys(
-      index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
-      width, pages, page_size, group, left_edge, right_edge, split, splits,
-      splits, flags, TILE_N, FLAGS)
-
+  """A part of the keys of a tile of rows; table: its sequence's pages."""
   WAVES: gl.constexpr = gl.num_warps()
   SCORES: gl.constexpr = _matrix(CDNA, WAVES, TILE_M, TILE_N, HEAD)
   OUT: gl.constexpr = _matrix(CDNA, WAVES, TILE_M, HEAD, TILE_N)
   P_WIDTH: gl.constexpr = OUT.instr_shape[2] // 4
   ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
   KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
-  r = gl.arange(0, TILE_M, ROW)
-  if (split > 0) & (first_tile >= last_tile):
-    gl.store(parts_lse + part + r,
-             gl.full([TILE_M], float("-inf"), gl.float32, ROW), mask=r < left)
-    return
-
-  # The queries, as the right operand.
   WIDTH: gl.constexpr = 8
   KEYS_IN: gl.constexpr = gl.DotOperandLayout(0, SCORES, WIDTH)
   QUERIES: gl.constexpr = gl.DotOperandLayout(1, SCORES, WIDTH)
+  MOST: gl.constexpr = 8 if KIND == attend.NO_BYTES else 16
+  WIDE: gl.constexpr = _copied(WAVES, TILE_N, HEAD, MOST)
+  NARROW: gl.constexpr = _copied(WAVES, TILE_N, ROPE, MOST)
+  ONE_KEY: gl.constexpr = gl.SliceLayout(1, WIDE)
+  dtype: gl.constexpr = q.dtype.element_ty
+  keys = gl.allocate_shared_memory(dtype, [TILE_N, HEAD],
+                                   _padded(TILE_N, HEAD))
+  ropes = gl.allocate_shared_memory(dtype, [TILE_N, ROPE],
+                                    _padded(TILE_N, ROPE))
+  which = gl.allocate_shared_memory(
+      gl.int32, [TILE_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+  first_row = start.to(gl.int64) * group + row0
+  part = split.to(gl.int64) * tokens * group + first_row
+  r = gl.arange(0, TILE_M, ROW)
+  # The queries, as the right operand.
   q_row = gl.arange(0, TILE_M, gl.SliceLayout(0, QUERIES))[None, :]
   q_at = q + first_row * (HEAD + ROPE) + q_row * (HEAD + ROPE)
   q_tile = gl.load(
@@ -204,21 +346,6 @@ def mla_attend(
     m = gl.where((split == 0) & (index < batch), sink * scores.LOG2E, m)
   l = gl.where(m == float("-inf"), 0.0, 1.0)
   acc = gl.zeros([HEAD, TILE_M], gl.float32, OUT)
-  scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
-
-  MOST: gl.constexpr = 8 if KIND == attend.NO_BYTES else 16
-  WIDE: gl.constexpr = _copied(WAVES, TILE_N, HEAD, MOST)
-  NARROW: gl.constexpr = _copied(WAVES, TILE_N, ROPE, MOST)
-  ONE_KEY: gl.constexpr = gl.SliceLayout(1, WIDE)
-  dtype: gl.constexpr = q.dtype.element_ty
-  keys = gl.allocate_shared_memory(dtype, [TILE_N, HEAD],
-                                   _padded(TILE_N, HEAD))
-  ropes = gl.allocate_shared_memory(dtype, [TILE_N, ROPE],
-                                    _padded(TILE_N, ROPE))
-  which = gl.allocate_shared_memory(
-      gl.int32, [TILE_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-  data = (k_cache if KIND == attend.NO_BYTES else k_bytes) + k_start
-  table += first_page
   # Of keys behind the part's last tile nothing is loaded.
   last_tile = gl.maximum(last_tile, first_tile + 1)
   stop = gl.minimum(stop, last_tile * TILE_N)
@@ -268,12 +395,12 @@ def mla_attend(
 
   any_key = l != 0.0
   l_safe = gl.where(any_key, l, 1.0)
-  factor = gl.load(v_scale) / l_safe
+  factor = v_scale / l_safe
   acc *= gl.convert_layout(factor, gl.SliceLayout(0, OUT))[None, :]
   row_lse = gl.where(any_key, m * scores.LN2 + gl.log(l_safe), float("-inf"))
   o_row = gl.arange(0, TILE_M, gl.SliceLayout(0, OUT))[None, :]
   o_at = o_row * HEAD + gl.arange(0, HEAD, gl.SliceLayout(1, OUT))[:, None]
-  if splits > 1:
+  if divided:
     gl.store(parts_lse + part + r, row_lse, mask=live)
     gl.store(parts + part * HEAD + o_at, acc, mask=o_row < left)
   else:
@@ -281,3 +408,85 @@ def mla_attend(
       gl.store(lse + head.to(gl.int64) * tokens + start + query, row_lse,
                mask=live)
     gl.store(out + first_row * HEAD + o_at, acc.to(dtype), mask=o_row < left)
+
+
+@gluon.jit
+def mla_attend(
+    q, k_cache, k_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
+    table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
+    tokens, batch, seqlen_q, group, pages, page_size, page_shift,
+    width, splits, cp_world_size, window_left, window_right, softmax_scale,
+    flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+    ROPE: gl.constexpr, FLAGS: gl.constexpr, KIND: gl.constexpr,
+    NATIVE: gl.constexpr, WHOLE: gl.constexpr, SHARES: gl.constexpr,
+    CDNA: gl.constexpr,
+):
+  """As mla/attend.py's, of a cache of the queries' type or of NATIVE bytes.
+
+  WHOLE: a tile of rows has its blocks. Grid: (tiles of rows, splits).
+  SHARES: blocks share the batch's keys (find_work). Grid: as many blocks as the
+  device has room for; if splits is 1, tiles of rows.
+  """
+  gl.static_assert(KIND == attend.NO_BYTES or KIND == NATIVE)
+  gl.static_assert(WHOLE + SHARES == 1)
+  scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
+  v_factor = gl.load(v_scale)
+  data = (k_cache if KIND == attend.NO_BYTES else k_bytes) + k_start
+  # What differs from one device's keys to another's is found key by key.
+  right_edge = window_right
+  left_edge = window_left
+  if cp_world_size > 1:
+    right_edge = 1 << 30
+    left_edge = 1 << 30
+  block = gl.program_id(0)
+  if SHARES:
+    seqs = (cu_seqlens, lengths, batch, tokens, seqlen_q, group, left_edge,
+            right_edge, flags)
+    at, end, share, tile = find_work(block, seqs, splits, TILE_M, TILE_N, FLAGS)
+    while at < end:
+      index, start, len_q, row0, _, _ = tile
+      first_page, offset, stop, first_tile, last_tile, split, of_parts = (
+          find_part(block, at, end, share, tile, seqs,
+                    (indptr, width, pages, page_size), splits, TILE_M, TILE_N,
+                    FLAGS))
+      begin = 0
+      if cp_world_size > 1:
+        begin = gl.load(places + index, mask=index < batch, other=0)
+      left = len_q * group - row0
+      tell_parts(parts_lse, start * group + row0, left, split, splits, of_parts,
+                 tokens * group, TILE_M)
+      _attend(
+          q, data, out, lse, parts, parts_lse, scale, v_factor, sinks,
+          table + first_page, k_page, k_token, tokens, batch, group, pages,
+          page_size, page_shift, cp_world_size, window_left, window_right,
+          flags, index, start, row0, left, begin, offset, stop, first_tile,
+          last_tile, split, of_parts > 1, TILE_M, TILE_N, HEAD, ROPE, KIND,
+          CDNA)
+      at, tile = next_work(at, end, seqs, tile, TILE_M, TILE_N, FLAGS)
+  else:
+    split = gl.program_id(1)
+    index, start, len_q, row0 = find_rows(
+        block, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
+    left = len_q * group - row0
+    if left <= 0:
+      return
+    begin = 0
+    if cp_world_size > 1:
+      begin = gl.load(places + index, mask=index < batch, other=0)
+    first_page, _, offset, _, stop, first_tile, last_tile = _find_keys(
+        index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
+        width, pages, page_size, group, left_edge, right_edge, split, splits,
+        splits, flags, TILE_N, FLAGS)
+    if (split > 0) & (first_tile >= last_tile):
+      at = split.to(gl.int64) * tokens * group + start * group + row0
+      r = gl.arange(0, TILE_M, gl.BlockedLayout([1], [64], [gl.num_warps()],
+                                                [0]))
+      gl.store(parts_lse + at + r, r * 0.0 + float("-inf"), mask=r < left)
+      return
+    _attend(
+        q, data, out, lse, parts, parts_lse, scale, v_factor, sinks,
+        table + first_page, k_page, k_token, tokens, batch, group, pages,
+        page_size, page_shift, cp_world_size, window_left, window_right, flags,
+        index, start, row0, left, begin, offset, stop, first_tile, last_tile,
+        split, splits > 1, TILE_M, TILE_N, HEAD, ROPE, KIND, CDNA)

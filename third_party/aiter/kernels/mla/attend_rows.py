@@ -25,7 +25,6 @@ from third_party.aiter.kernels.paged import attend
 
 # A Gluon function calls none of Triton's; of one source it may be either.
 _cast = gluon.jit(tiles.cast.fn)
-_find_keys = gluon.jit(attend.find_keys.fn)
 
 # Rows and columns of a matrix instruction.
 SIDE = gl.constexpr(16)
@@ -235,212 +234,214 @@ def mla_attend(
     flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     ROPE: gl.constexpr, FLAGS: gl.constexpr, CHEAP_CAST: gl.constexpr,
-    WHOLE: gl.constexpr, CDNA: gl.constexpr,
+    SHARES: gl.constexpr, CDNA: gl.constexpr,
 ):
   """As mla/attend.py's, of a cache of the queries' type.
 
-  Grid: (tiles of rows, splits).
+  Grid: as attend_mfma's.
   """
   gl.static_assert(gl.num_warps() == WAVES and TILE_M == SIDE * WAVES)
   gl.static_assert(TILE_N == KEYS and HEAD == 4 * PART)
-  gl.static_assert(WHOLE == 1)
-  split = gl.program_id(1)
-  index, start, len_q, row0 = attend_mfma.find_rows(
-      gl.program_id(0), cu_seqlens, batch, tokens, seqlen_q, group, flags,
-      TILE_M, FLAGS)
-  left = len_q * group - row0
-  if left <= 0:
-    return
-  first_row = start.to(gl.int64) * group + row0
-  part = split.to(gl.int64) * tokens * group + first_row
-  begin = 0
-  right_edge = window_right
-  left_edge = window_left
-  if cp_world_size > 1:
-    begin = gl.load(places + index, mask=index < batch, other=0)
-    right_edge = 1 << 30
-    left_edge = 1 << 30
-  first_page, _, offset, _, stop, first_tile, last_tile = _find_keys(
-      index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
-      width, pages, page_size, group, left_edge, right_edge, split, splits,
-      splits, flags, TILE_N, FLAGS)
-
+  gl.static_assert(SHARES == 1)
   dtype: gl.constexpr = q.dtype.element_ty
   # Of both products.
   S: gl.constexpr = _matrix(CDNA)
   ROW: gl.constexpr = gl.SliceLayout(0, S)
   KEY: gl.constexpr = gl.SliceLayout(1, S)
-  r = gl.arange(0, TILE_M, ROW)
-  if (split > 0) & (first_tile >= last_tile):
-    gl.store(parts_lse + part + r,
-             gl.full([TILE_M], float("-inf"), gl.float32, ROW), mask=r < left)
-    return
-
-  # Which keys a row sees, and which all of them do: from the last query's first
-  # one to the first query's last one.
-  live = r < left
-  query = (row0 + gl.where(live, r, 0)) // group
-  head = (row0 + gl.where(live, r, 0)) % group
-  position = _position(query, offset, begin, cp_world_size)
-  high = (position + window_right)[None, :]
-  low = (position - window_left)[None, :]
-  all_high = _position(row0 // group, offset, begin, cp_world_size)
-  all_low = _position((row0 + gl.minimum(TILE_M, left) - 1) // group, offset,
-                      begin, cp_world_size)
-  bounded = (flags & attend.WINDOW) != 0
-  all_high = gl.where(bounded, all_high + window_right, 1 << 30)
-  all_low = gl.where(bounded, all_low - window_left, 0)
-
-  # A sink is a key without a value: it opens m and l of the first part.
-  m = gl.full([TILE_M], float("-inf"), gl.float32, ROW)
-  if (flags & attend.SINK) != 0:
-    sink = gl.load(sinks + head, mask=live, other=float("-inf"))
-    m = gl.where((split == 0) & (index < batch), sink * scores.LOG2E, m)
-  # Of each of four lanes; they add theirs up at the end.
   SUMS: gl.constexpr = _sums()
-  l = gl.zeros([4, TILE_M], gl.float32, SUMS) + gl.convert_layout(
-      gl.where(m == float("-inf"), 0.0, 0.25), gl.SliceLayout(0, SUMS))[None, :]
-  a0 = gl.zeros([PART, TILE_M], gl.float32, S)
-  a1 = gl.zeros_like(a0)
-  a2 = gl.zeros_like(a0)
-  a3 = gl.zeros_like(a0)
-  if first_tile < last_tile:
-    # The queries, as the right operand.
-    QUERIES: gl.constexpr = gl.DotOperandLayout(1, S, 8)
-    q_row = gl.arange(0, TILE_M, gl.SliceLayout(0, QUERIES))[None, :]
-    q_at = q + (first_row + q_row) * (HEAD + ROPE)
-    q_col = gl.arange(0, PART, gl.SliceLayout(1, QUERIES))[:, None]
-    q0 = gl.load(q_at + q_col, mask=q_row < left, other=0.0)
-    q1 = gl.load(q_at + (PART + q_col), mask=q_row < left, other=0.0)
-    q2 = gl.load(q_at + (2 * PART + q_col), mask=q_row < left, other=0.0)
-    q3 = gl.load(q_at + (3 * PART + q_col), mask=q_row < left, other=0.0)
-    q_col = gl.arange(0, ROPE, gl.SliceLayout(1, QUERIES))[:, None]
-    q_rope = gl.load(q_at + (HEAD + q_col), mask=q_row < left, other=0.0)
-    scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
+  scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
+  WIDE: gl.constexpr = _copied(PART)
+  NARROW: gl.constexpr = _copied(ROPE)
+  near = gl.allocate_shared_memory(dtype, [2 * KEYS, PART],
+                                   _padded(2 * KEYS, PART))
+  far = gl.allocate_shared_memory(dtype, [2 * KEYS, PART],
+                                  _padded(2 * KEYS, PART))
+  ropes = gl.allocate_shared_memory(dtype, [KEYS, ROPE], _padded(KEYS, ROPE))
+  hidden = gl.allocate_shared_memory(
+      gl.float32, [KEYS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
-    WIDE: gl.constexpr = _copied(PART)
-    NARROW: gl.constexpr = _copied(ROPE)
-    near = gl.allocate_shared_memory(dtype, [2 * KEYS, PART],
-                                     _padded(2 * KEYS, PART))
-    far = gl.allocate_shared_memory(dtype, [2 * KEYS, PART],
-                                    _padded(2 * KEYS, PART))
-    ropes = gl.allocate_shared_memory(dtype, [KEYS, ROPE], _padded(KEYS, ROPE))
-    hidden = gl.allocate_shared_memory(
-        gl.float32, [KEYS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    # Of keys behind the part's last tile nothing is loaded.
-    end = gl.minimum(stop, last_tile * KEYS)
-    cache = k_cache + k_start, pages, page_size, k_page, k_token, end
-    pages_of = table + first_page, page_shift, end
-    misses = _misses(pages_of, first_tile * KEYS, pages)
-    n = first_tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, WIDE))
-    page = _pages(pages_of, n)
-    # A page is looked up a tile ahead. What it says is asked when it is there;
-    # loads come in order, so that it is loaded before the columns.
-    following = _pages(pages_of, n + KEYS)
-    place = _place(cache, page, n)
-    k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
-    k_far = _load_far(place, WIDE)
-    if misses:
-      k_near = _without(k_near, page, pages)
-      k_far = _without(k_far, page, pages)
-    _put(near, k_near)
-    ropes.store(k_near[2])
-    hidden.store(_hidden(cache, page, n))
-    _put(far, k_far)
-    n += KEYS
-    page = following
-    following = _pages(pages_of, n + KEYS)
-    place = _place(cache, page, n)
-    sched_barrier()
-    k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
-    k_far = _load_far(place, WIDE)
-    for tile in range(first_tile, last_tile):
-      # The scheduler finds a place for each instruction between two barriers.
-      s = gl.zeros([KEYS, TILE_M], gl.float32, S)
-      k_rope = ropes.load(gl.DotOperandLayout(0, S, 8))
-      k0 = _keys(near, 0, S)
-      sched_barrier()
-      k1 = _keys(near, 1, S)
-      s = mfma(k_rope, q_rope, s)
-      s = mfma(k0, q0, s)
-      sched_barrier()
-      k2 = _keys(far, 0, S)
-      s = mfma(k1, q1, s)
-      sched_barrier()
-      k3 = _keys(far, 1, S)
-      shut = hidden.load(KEY)[:, None]
-      s = mfma(k2, q2, s)
-      sched_barrier()
-      v0 = _values(near, 0, S)
-      s = mfma(k3, q3, s)
-      sched_barrier()
+  # What differs from one device's keys to another's is found key by key.
+  right_edge = window_right
+  left_edge = window_left
+  if cp_world_size > 1:
+    right_edge = 1 << 30
+    left_edge = 1 << 30
+  seqs = (cu_seqlens, lengths, batch, tokens, seqlen_q, group, left_edge,
+          right_edge, flags)
+  block = gl.program_id(0)
+  at, end, share, tile = attend_mfma.find_work(
+      block, seqs, splits, TILE_M, TILE_N, FLAGS)
+  while at < end:
+    index, start, len_q, row0, _, _ = tile
+    first_page, offset, stop, first_tile, last_tile, split, of_parts = (
+        attend_mfma.find_part(
+            block, at, end, share, tile, seqs,
+            (indptr, width, pages, page_size), splits, TILE_M, TILE_N, FLAGS))
+    left = len_q * group - row0
+    first_row = start.to(gl.int64) * group + row0
+    attend_mfma.tell_parts(parts_lse, start * group + row0, left, split, splits,
+                           of_parts, tokens * group, TILE_M)
+    part = split.to(gl.int64) * tokens * group + first_row
+    begin = 0
+    if cp_world_size > 1:
+      begin = gl.load(places + index, mask=index < batch, other=0)
+
+    r = gl.arange(0, TILE_M, ROW)
+    # Which keys a row sees, and which all of them do: from the last query's first
+    # one to the first query's last one.
+    live = r < left
+    query = (row0 + gl.where(live, r, 0)) // group
+    head = (row0 + gl.where(live, r, 0)) % group
+    position = _position(query, offset, begin, cp_world_size)
+    high = (position + window_right)[None, :]
+    low = (position - window_left)[None, :]
+    all_high = _position(row0 // group, offset, begin, cp_world_size)
+    all_low = _position((row0 + gl.minimum(TILE_M, left) - 1) // group, offset,
+                        begin, cp_world_size)
+    bounded = (flags & attend.WINDOW) != 0
+    all_high = gl.where(bounded, all_high + window_right, 1 << 30)
+    all_low = gl.where(bounded, all_low - window_left, 0)
+
+    # A sink is a key without a value: it opens m and l of the first part.
+    m = gl.full([TILE_M], float("-inf"), gl.float32, ROW)
+    if (flags & attend.SINK) != 0:
+      sink = gl.load(sinks + head, mask=live, other=float("-inf"))
+      m = gl.where((split == 0) & (index < batch), sink * scores.LOG2E, m)
+    # Of each of four lanes; they add theirs up at the end.
+    l = gl.zeros([4, TILE_M], gl.float32, SUMS) + gl.convert_layout(
+        gl.where(m == float("-inf"), 0.0, 0.25), gl.SliceLayout(0, SUMS))[None, :]
+    a0 = gl.zeros([PART, TILE_M], gl.float32, S)
+    a1 = gl.zeros_like(a0)
+    a2 = gl.zeros_like(a0)
+    a3 = gl.zeros_like(a0)
+    if first_tile < last_tile:
+      # The queries, as the right operand.
+      QUERIES: gl.constexpr = gl.DotOperandLayout(1, S, 8)
+      q_row = gl.arange(0, TILE_M, gl.SliceLayout(0, QUERIES))[None, :]
+      q_at = q + (first_row + q_row) * (HEAD + ROPE)
+      q_col = gl.arange(0, PART, gl.SliceLayout(1, QUERIES))[:, None]
+      q0 = gl.load(q_at + q_col, mask=q_row < left, other=0.0)
+      q1 = gl.load(q_at + (PART + q_col), mask=q_row < left, other=0.0)
+      q2 = gl.load(q_at + (2 * PART + q_col), mask=q_row < left, other=0.0)
+      q3 = gl.load(q_at + (3 * PART + q_col), mask=q_row < left, other=0.0)
+      q_col = gl.arange(0, ROPE, gl.SliceLayout(1, QUERIES))[:, None]
+      q_rope = gl.load(q_at + (HEAD + q_col), mask=q_row < left, other=0.0)
+
+      # Of keys behind the part's last tile nothing is loaded.
+      stop = gl.minimum(stop, last_tile * KEYS)
+      cache = k_cache + k_start, pages, page_size, k_page, k_token, stop
+      pages_of = table + first_page, page_shift, stop
+      misses = _misses(pages_of, first_tile * KEYS, pages)
+      n = first_tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, WIDE))
+      page = _pages(pages_of, n)
+      # A page is looked up a tile ahead. What it says is asked when it is there;
+      # loads come in order, so that it is loaded before the columns.
+      following = _pages(pages_of, n + KEYS)
+      place = _place(cache, page, n)
+      k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
+      k_far = _load_far(place, WIDE)
       if misses:
-        # Else it would be done for every tile, and chosen from.
-        sched_barrier()
         k_near = _without(k_near, page, pages)
         k_far = _without(k_far, page, pages)
-      s = s * scale + shut
-      if (tile * KEYS < all_low) | (tile * KEYS + (KEYS - 1) > all_high):
-        key = tile * KEYS + gl.arange(0, KEYS, KEY)[:, None]
-        s = gl.where((key <= high) & (key >= low), s, float("-inf"))
-      m_new = gl.maximum(m, gl.max(s, 0))
-      # A row that has seen no key yet: anything finite keeps the NaN away.
-      m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)
-      p = gl.exp2(s - m_exp[None, :])
-      alpha = gl.exp2(m - m_exp)
-      m = m_new
-      own = gl.sum(gl.sum(p.reshape([KEYS // SIDE, 4, 4, TILE_M]), 2), 0)
-      l = l * gl.convert_layout(alpha, gl.SliceLayout(0, SUMS))[None, :]
-      l += gl.convert_layout(own, SUMS)
-      p = gl.convert_layout(_cast(p, dtype, CHEAP_CAST),
-                            gl.DotOperandLayout(1, S, 4))
-      fade = alpha[None, :]
-      v1 = _values(near, 1, S)
-      v0 = _operand(v0, S)
-      a0 *= fade
-      sched_barrier()
-      a0 = mfma(v0, p, a0)
       _put(near, k_near)
       ropes.store(k_near[2])
       hidden.store(_hidden(cache, page, n))
+      _put(far, k_far)
       n += KEYS
-      place = _place(cache, following, n)
       page = following
       following = _pages(pages_of, n + KEYS)
+      place = _place(cache, page, n)
       sched_barrier()
       k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
-      v2 = _values(far, 0, S)
-      v1 = _operand(v1, S)
-      a1 *= fade
-      sched_barrier()
-      a1 = mfma(v1, p, a1)
-      v3 = _values(far, 1, S)
-      v2 = _operand(v2, S)
-      a2 *= fade
-      sched_barrier()
-      a2 = mfma(v2, p, a2)
-      v3 = _operand(v3, S)
-      a3 *= fade
-      sched_barrier()
-      _put(far, k_far)
       k_far = _load_far(place, WIDE)
-      a3 = mfma(v3, p, a3)
+      for step in range(first_tile, last_tile):
+        # The scheduler finds a place for each instruction between two barriers.
+        s = gl.zeros([KEYS, TILE_M], gl.float32, S)
+        k_rope = ropes.load(gl.DotOperandLayout(0, S, 8))
+        k0 = _keys(near, 0, S)
+        sched_barrier()
+        k1 = _keys(near, 1, S)
+        s = mfma(k_rope, q_rope, s)
+        s = mfma(k0, q0, s)
+        sched_barrier()
+        k2 = _keys(far, 0, S)
+        s = mfma(k1, q1, s)
+        sched_barrier()
+        k3 = _keys(far, 1, S)
+        shut = hidden.load(KEY)[:, None]
+        s = mfma(k2, q2, s)
+        sched_barrier()
+        v0 = _values(near, 0, S)
+        s = mfma(k3, q3, s)
+        sched_barrier()
+        if misses:
+          # Else it would be done for every tile, and chosen from.
+          sched_barrier()
+          k_near = _without(k_near, page, pages)
+          k_far = _without(k_far, page, pages)
+        s = s * scale + shut
+        if (step * KEYS < all_low) | (step * KEYS + (KEYS - 1) > all_high):
+          key = step * KEYS + gl.arange(0, KEYS, KEY)[:, None]
+          s = gl.where((key <= high) & (key >= low), s, float("-inf"))
+        m_new = gl.maximum(m, gl.max(s, 0))
+        # A row that has seen no key yet: anything finite keeps the NaN away.
+        m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)
+        p = gl.exp2(s - m_exp[None, :])
+        alpha = gl.exp2(m - m_exp)
+        m = m_new
+        own = gl.sum(gl.sum(p.reshape([KEYS // SIDE, 4, 4, TILE_M]), 2), 0)
+        l = l * gl.convert_layout(alpha, gl.SliceLayout(0, SUMS))[None, :]
+        l += gl.convert_layout(own, SUMS)
+        p = gl.convert_layout(_cast(p, dtype, CHEAP_CAST),
+                              gl.DotOperandLayout(1, S, 4))
+        fade = alpha[None, :]
+        v1 = _values(near, 1, S)
+        v0 = _operand(v0, S)
+        a0 *= fade
+        sched_barrier()
+        a0 = mfma(v0, p, a0)
+        _put(near, k_near)
+        ropes.store(k_near[2])
+        hidden.store(_hidden(cache, page, n))
+        n += KEYS
+        place = _place(cache, following, n)
+        page = following
+        following = _pages(pages_of, n + KEYS)
+        sched_barrier()
+        k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
+        v2 = _values(far, 0, S)
+        v1 = _operand(v1, S)
+        a1 *= fade
+        sched_barrier()
+        a1 = mfma(v1, p, a1)
+        v3 = _values(far, 1, S)
+        v2 = _operand(v2, S)
+        a2 *= fade
+        sched_barrier()
+        a2 = mfma(v2, p, a2)
+        v3 = _operand(v3, S)
+        a3 *= fade
+        sched_barrier()
+        _put(far, k_far)
+        k_far = _load_far(place, WIDE)
+        a3 = mfma(v3, p, a3)
 
-  l = gl.convert_layout(gl.sum(l, 0), ROW)
-  any_key = l != 0.0
-  l_safe = gl.where(any_key, l, 1.0)
-  factor = (gl.load(v_scale) / l_safe)[None, :]
-  row_lse = gl.where(any_key, m * scores.LN2 + gl.log(l_safe), float("-inf"))
-  acc = a0, a1, a2, a3
-  if splits > 1:
-    gl.store(parts_lse + part + r, row_lse, mask=live)
-    for i in gl.static_range(4):
-      _store(parts + (part * HEAD + i * PART), _columns(acc[i] * factor, S),
-             left, HEAD)
-  else:
-    if (flags & attend.LSE) != 0:
-      gl.store(lse + head.to(gl.int64) * tokens + start + query, row_lse,
-               mask=live)
-    for i in gl.static_range(4):
-      _store(out + (first_row * HEAD + i * PART),
-             _columns((acc[i] * factor).to(dtype), S), left, HEAD)
+    l = gl.convert_layout(gl.sum(l, 0), ROW)
+    any_key = l != 0.0
+    l_safe = gl.where(any_key, l, 1.0)
+    factor = (gl.load(v_scale) / l_safe)[None, :]
+    row_lse = gl.where(any_key, m * scores.LN2 + gl.log(l_safe), float("-inf"))
+    acc = a0, a1, a2, a3
+    if of_parts > 1:
+      gl.store(parts_lse + part + r, row_lse, mask=live)
+      for i in gl.static_range(4):
+        _store(parts + (part * HEAD + i * PART), _columns(acc[i] * factor, S),
+               left, HEAD)
+    else:
+      if (flags & attend.LSE) != 0:
+        gl.store(lse + head.to(gl.int64) * tokens + start + query, row_lse,
+                 mask=live)
+      for i in gl.static_range(4):
+        _store(out + (first_row * HEAD + i * PART),
+               _columns((acc[i] * factor).to(dtype), S), left, HEAD)
+    at, tile = attend_mfma.next_work(at, end, seqs, tile, TILE_M, TILE_N, FLAGS)

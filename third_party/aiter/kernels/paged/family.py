@@ -43,6 +43,8 @@ def _constants(row):
       "ONE_LANE": arch.platform == "rocm",
       "ONE_AXIS": (arch.platform == "cuda" and row["grade"] == "fast"
                    and "many_rows" not in made_for),
+      # Programs that share the columns of a row of parts.
+      "MERGE_COLS": 4,
       "OVERLAPS": arch.name == "sm_90",
       "PRECISION": "ieee",
       # Keys of which none lie in two pages.

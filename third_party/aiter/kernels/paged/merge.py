@@ -9,8 +9,6 @@ from third_party.aiter.kernels.paged.attend import LSE
 
 # Parts whose lse is looked at together.
 LANES = tl.constexpr(128)
-# Programs that share the columns of a row, where rows are few.
-MERGE_COLS = tl.constexpr(4)
 
 
 @triton.jit
@@ -46,7 +44,8 @@ def _join(parts, parts_lse, out, row, count, hdim_v, first_col, used, top,
 @triton.jit
 def paged_merge(
     parts, parts_lse, out, lse, tokens, nhead_q, hdim_v, splits, merge_cols,
-    flags, TILE_N: tl.constexpr, HEAD: tl.constexpr, OVERLAPS: tl.constexpr,
+    flags, TILE_N: tl.constexpr, HEAD: tl.constexpr, MERGE_COLS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
   """out = sum of exp(lse of a part) * part / sum of exp(lse of a part).
 
@@ -57,7 +56,8 @@ def paged_merge(
 
   OVERLAPS: starts while paged_attend ends, and waits for that.
 
-  Grid: tokens * nhead_q rows, each with merge_cols programs, 1 or MERGE_COLS.
+  Grid: tokens * nhead_q rows, each with merge_cols programs, 1 or, where rows
+  are few, MERGE_COLS.
   """
   if OVERLAPS:
     gdc_wait()
