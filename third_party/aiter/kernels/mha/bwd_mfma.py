@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bwd.py's gradients of head dimension 128 for CDNA's matrix units, in Gluon.
+"""bwd.py's gradients of head dimensions 64 and 128 for CDNA, in Gluon.
 
 Both kernels keep two matrices x and y as operands in registers, and walk over
 tiles of two others a and b:
@@ -11,9 +11,10 @@ p = exp(a x^T - lse) stands with the tile's rows along its own; so do a lane's
 numbers of it lie as its operand of a^T ds. ds = p (dp - delta) begins as delta,
 from which b y^T is taken: y is negative, and so is what is summed.
 
-A program of mha_bwd_dkdv has a compute unit for itself, a wave its SIMD: sums
-and operands are 192 registers a lane. So a wave must hide what it waits for:
-memory two tiles ahead, LDS by the compiler's order of a tile's instructions.
+Of head dimension 128 a program of mha_bwd_dkdv has a compute unit for itself, a
+wave its SIMD: sums and operands are 192 registers a lane. So a wave must hide
+what it waits for: memory two tiles ahead, LDS by the compiler's order of a
+tile's instructions. A head is in parts of 32 columns.
 
 gfx950 copies tiles straight to LDS, and turns them as it reads. gfx942 brings
 them by way of registers, and has them in LDS twice: as they are, and turned.
@@ -53,7 +54,7 @@ class _Walk(NamedTuple):
 
 @gluon.constexpr_function
 def _copied():
-  """How four waves copy two quarters of a tile, 8 columns a lane."""
+  """How four waves copy two parts of a tile, 8 columns a lane."""
   return gl.DistributedLinearLayout(
       reg_bases=[[0, 1], [0, 2], [0, 4]],
       lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0], [8, 0]],
@@ -61,12 +62,16 @@ def _copied():
 
 
 @gluon.constexpr_function
-def _loaded():
-  """How four waves load a tile: a lane 4 columns of 4 neighbouring rows."""
+def _loaded(head):
+  """How four waves load a tile: a lane 4 neighbouring rows of 2 or 4 columns,
+  8 lanes a row."""
+  width = head // 32
   return gl.DistributedLinearLayout(
-      reg_bases=[[0, 1], [0, 2], [1, 0], [2, 0]],
-      lane_bases=[[0, 4], [0, 8], [0, 16], [4, 0], [8, 0], [16, 0]],
-      warp_bases=[[0, 32], [0, 64]], block_bases=[], shape=[32, 128])
+      reg_bases=[*[[0, 1], [0, 2]][:width // 2], [1, 0], [2, 0]],
+      lane_bases=[*([0, width << i] for i in range(3)),
+                  [4, 0], [8, 0], [16, 0]],
+      warp_bases=[[0, 8 * width], [0, 16 * width]], block_bases=[],
+      shape=[32, head])
 
 
 @gluon.jit
@@ -112,9 +117,9 @@ def _rows(numbers, head, tile, walk, CHECK: gl.constexpr):
 
 @gluon.jit
 def _copy(data, at, smem, head, tile, walk, CHECK: gl.constexpr):
-  """Begins to copy a tile's quarters to LDS."""
+  """Begins to copy a tile's parts to LDS."""
   ptr, at = _tile(data, at, head, tile, walk, CHECK)
-  for i in gl.static_range(2):
+  for i in gl.static_range(smem.shape[0] // (2 * ROWS)):
     async_copy.buffer_load_to_shared(
         smem.slice(2 * i * ROWS, 2 * ROWS), ptr, at + 2 * i * parts.PART)
 
@@ -143,15 +148,24 @@ def _load_rows(numbers, head, tile, walk, CHECK: gl.constexpr):
 
 @gluon.jit
 def _store(smem, x):
-  """A tile's quarters, one behind the other."""
-  x = x.reshape([ROWS, 4, parts.PART]).permute([1, 0, 2])
-  smem.store(x.reshape([4 * ROWS, parts.PART]))
+  """A tile's parts, one behind the other."""
+  x = x.reshape([ROWS, x.shape[1] // parts.PART, parts.PART])
+  smem.store(x.permute([1, 0, 2]).reshape(smem.shape))
 
 
 @gluon.jit
 def _dead_rows(lse):
   """lse; +inf, which makes p zero, for rows without any key."""
   return gl.where(lse == float("-inf"), float("inf"), lse)
+
+
+@gluon.jit
+def _zeros(HEAD: gl.constexpr, COLS: gl.constexpr, S: gl.constexpr):
+  """What sums [head, columns] begin with, in parts."""
+  zeros = ()
+  for _ in gl.static_range(HEAD // parts.PART):
+    zeros = zeros + (gl.zeros([parts.PART, COLS], gl.float32, S),)
+  return zeros
 
 
 @gluon.jit
@@ -177,11 +191,11 @@ def _numbers(numbers, slot, COLS: gl.constexpr, S: gl.constexpr,
 
 @gluon.jit
 def _product(smem, x, first, S: gl.constexpr):
-  """first + tile x, of the tile's quarters one behind the other.
+  """first + tile x, of the tile's parts one behind the other.
 
   No wait but for the copy, which is one for all waves.
   """
-  for i in gl.static_range(4):
+  for i in gl.static_range(smem.shape[0] // ROWS):
     rows = async_copy.load_shared_relaxed(
         smem.slice(i * ROWS, ROWS), gl.DotOperandLayout(0, S, 8))
     first = mfma(rows, x[i], first)
@@ -190,7 +204,7 @@ def _product(smem, x, first, S: gl.constexpr):
 
 @gluon.jit
 def _turned(smem, i: gl.constexpr, S: gl.constexpr, TURNED: gl.constexpr):
-  """A quarter's columns; a lane has 4 rows, as many as of p lie together."""
+  """A part's columns; a lane has 4 rows, as many as of p lie together."""
   if TURNED:
     part = smem.slice(i * parts.PART, parts.PART)
   else:
@@ -200,15 +214,14 @@ def _turned(smem, i: gl.constexpr, S: gl.constexpr, TURNED: gl.constexpr):
 
 @gluon.jit
 def _add(sums, smem, p, CHEAP_CAST: gl.constexpr, TURNED: gl.constexpr):
-  """sums + tile^T p, in quarters; p in the lanes that have it."""
+  """sums + tile^T p, in parts; p in the lanes that have it."""
   S: gl.constexpr = p.type.layout
   p = gl.convert_layout(parts.cast(p, smem.dtype, CHEAP_CAST),
                         gl.DotOperandLayout(1, S, 4))
-  a0, a1, a2, a3 = sums
-  return (mfma(_turned(smem, 0, S, TURNED), p, a0),
-          mfma(_turned(smem, 1, S, TURNED), p, a1),
-          mfma(_turned(smem, 2, S, TURNED), p, a2),
-          mfma(_turned(smem, 3, S, TURNED), p, a3))
+  total = ()
+  for i in gl.static_range(len(sums)):
+    total = total + (mfma(_turned(smem, i, S, TURNED), p, sums[i]),)
+  return total
 
 
 @gluon.jit
@@ -238,6 +251,7 @@ def _sums_copied(
   """
   dtype: gl.constexpr = a[0].dtype.element_ty
   COLS: gl.constexpr = sums[0][0].shape[1]
+  PARTS: gl.constexpr = len(sums[0])
   READ: gl.constexpr = gl.SwizzledSharedLayout(8, 4, 4, [1, 0])
   T: gl.constexpr = _copied()
   row = gl.arange(0, 2 * ROWS, gl.SliceLayout(1, T))[:, None]
@@ -249,9 +263,9 @@ def _sums_copied(
   b_at = gl.max_contiguous(gl.multiple_of(b_at, [1, 8]), [1, 8])
   WRITTEN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
   a_tiles = gl.allocate_shared_memory(
-      dtype, [3, 4 * ROWS, parts.PART], WRITTEN)
+      dtype, [3, PARTS * ROWS, parts.PART], WRITTEN)
   b_tiles = gl.allocate_shared_memory(
-      dtype, [3, 4 * ROWS, parts.PART], WRITTEN)
+      dtype, [3, PARTS * ROWS, parts.PART], WRITTEN)
   own = numbers
   if BOTH:
     own = gl.allocate_shared_memory(
@@ -304,24 +318,26 @@ def _sums_loaded(
     BOTH: gl.constexpr, S: gl.constexpr
 ):
   """_sums of tiles that come to LDS by way of registers."""
-  # Of two waves a SIMD one has no registers for a second tile.
+  # Where two waves share a SIMD there are no registers for a second tile.
   AHEAD: gl.constexpr = 2 if BOTH else 1
   dtype: gl.constexpr = a[0].dtype.element_ty
   COLS: gl.constexpr = sums[0][0].shape[1]
-  T: gl.constexpr = _loaded()
+  PARTS: gl.constexpr = len(sums[0])
+  HEAD: gl.constexpr = PARTS * parts.PART
+  T: gl.constexpr = _loaded(HEAD)
   row = gl.arange(0, ROWS, gl.SliceLayout(1, T))[:, None]
-  col = gl.arange(0, parts.HEAD, gl.SliceLayout(0, T))[None, :]
+  col = gl.arange(0, HEAD, gl.SliceLayout(0, T))[None, :]
   a_at = row * a[1] + col
   b_at = row * b[1] + col
   READ: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 4, [1, 0])
   # Columns of 4 rows in 8 bytes.
   TURNED: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 8, [1, 0])
-  a_rows = gl.allocate_shared_memory(dtype, [4 * ROWS, parts.PART], READ)
-  b_rows = gl.allocate_shared_memory(dtype, [4 * ROWS, parts.PART], READ)
-  a_turned = gl.allocate_shared_memory(dtype, [parts.HEAD, ROWS], TURNED)
+  a_rows = gl.allocate_shared_memory(dtype, [PARTS * ROWS, parts.PART], READ)
+  b_rows = gl.allocate_shared_memory(dtype, [PARTS * ROWS, parts.PART], READ)
+  a_turned = gl.allocate_shared_memory(dtype, [HEAD, ROWS], TURNED)
   own = numbers
   if BOTH:
-    b_turned = gl.allocate_shared_memory(dtype, [parts.HEAD, ROWS], TURNED)
+    b_turned = gl.allocate_shared_memory(dtype, [HEAD, ROWS], TURNED)
     own = gl.allocate_shared_memory(
         gl.float32, [2, 64 * gl.num_warps()],
         gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -379,29 +395,31 @@ def _sums(
     x, y, a, b, numbers, walk, scale, CHEAP_CAST: gl.constexpr,
     BOTH: gl.constexpr, CDNA: gl.constexpr, S: gl.constexpr
 ):
-  """(-a^T ds, b^T p) of all tiles, [head, columns] in quarters.
+  """(-a^T ds, b^T p) of all tiles, [head, columns] in parts.
 
   BOTH: numbers are those of the tiles' rows, (lse, delta, a head's stride).
   Otherwise they are those of columns, and b^T p is zero.
   """
-  y = -y[0], -y[1], -y[2], -y[3]
-  zero = gl.zeros([parts.PART, x[0].shape[1]], gl.float32, S)
-  zeros = zero, zero, zero, zero
+  negative = ()
+  for i in gl.static_range(len(y)):
+    negative = negative + (-y[i],)
+  zeros = _zeros(len(x) * parts.PART, x[0].shape[1], S)
   if CDNA == 4:
     return _sums_copied(
-        (zeros, zeros), x, y, a, b, numbers, walk, scale, BOTH, S)
+        (zeros, zeros), x, negative, a, b, numbers, walk, scale, BOTH, S)
   else:
     return _sums_loaded(
-        (zeros, zeros), x, y, a, b, numbers, walk, scale, CHEAP_CAST, BOTH, S)
+        (zeros, zeros), x, negative, a, b, numbers, walk, scale, CHEAP_CAST,
+        BOTH, S)
 
 
 @gluon.jit
 def _write(ptr, stride, sums, factor, live, rows):
-  """Columns of sums, in quarters, as rows of memory; behind `live` zeros."""
+  """Columns of sums, in parts, as rows of memory; behind `live` zeros."""
   S: gl.constexpr = sums[0].type.layout
   r = gl.arange(0, sums[0].shape[1], gl.SliceLayout(0, S))[None, :]
   at = r * stride + gl.arange(0, parts.PART, gl.SliceLayout(1, S))[:, None]
-  for i in gl.static_range(4):
+  for i in gl.static_range(len(sums)):
     x = gl.where(r < live, sums[i] * factor, 0.0)
     gl.store(ptr + (at + i * parts.PART), x.to(ptr.dtype.element_ty),
              mask=r < rows)
@@ -427,8 +445,8 @@ def mha_bwd_dkdv(
     bias_batch, bias_nhead,
     softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, CHEAP_CAST: gl.constexpr,
-    CDNA: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+    CHEAP_CAST: gl.constexpr, CDNA: gl.constexpr,
 ):
   """As bwd.py's. Grid: (kv heads, tiles of keys, batch)."""
   gl.static_assert(
@@ -478,9 +496,8 @@ def mha_bwd_dkdv(
   low, full_low, full_high, high = parts.row_tiles(
       n0, gl.minimum(n0 + TILE_N, len_k), seq, window, TILE_M, 0)
   S: gl.constexpr = parts.matrix(CDNA, gl.num_warps())
-  zero = gl.zeros([parts.PART, TILE_N], gl.float32, S)
-  dk_sum = zero, zero, zero, zero
-  dv_sum = zero, zero, zero, zero
+  dk_sum = _zeros(HEAD, TILE_N, S)
+  dv_sum = dk_sum
   if high > low:
     left = len_k - n0
     key = gl.arange(0, TILE_N, gl.SliceLayout(0, S)) + (n0 - window.offset)
@@ -489,9 +506,9 @@ def mha_bwd_dkdv(
         len_q, key - window_right,
         gl.minimum(key + window_left, len_q - 1))
     dk_sum, dv_sum = _sums(
-        parts.columns(k, stride_k, left, S),
-        parts.columns(v, stride_v, left, S), (q, stride_q, nhead_stride_q),
-        (do, stride_do, nhead_stride_do),
+        parts.columns(k, stride_k, left, HEAD, S),
+        parts.columns(v, stride_v, left, HEAD, S),
+        (q, stride_q, nhead_stride_q), (do, stride_do, nhead_stride_do),
         (lse + lse_at, delta + lse_at, nhead_stride_lse), walk, softmax_scale,
         CHEAP_CAST, True, CDNA, S)
   _write(dk, stride_dk, dk_sum, -softmax_scale, len_k - n0, k_rows - n0)
@@ -518,8 +535,8 @@ def mha_bwd_dq(
     bias_batch, bias_nhead,
     softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, CHEAP_CAST: gl.constexpr,
-    CDNA: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+    CHEAP_CAST: gl.constexpr, CDNA: gl.constexpr,
 ):
   """As bwd.py's. Grid: (heads, tiles of rows, batch)."""
   gl.static_assert(
@@ -568,8 +585,7 @@ def mha_bwd_dq(
   _, low, full_low, full_high, high = parts.key_tiles(
       m0, gl.minimum(m0 + TILE_M, len_q), seq, window, TILE_N, 0)
   S: gl.constexpr = parts.matrix(CDNA, gl.num_warps())
-  zero = gl.zeros([parts.PART, TILE_M], gl.float32, S)
-  total = zero, zero, zero, zero
+  total = _zeros(HEAD, TILE_M, S)
   left = len_q - m0
   if high > low:
     r = gl.arange(0, TILE_M, gl.SliceLayout(0, S))
@@ -581,8 +597,8 @@ def mha_bwd_dq(
         position - window_left,
         gl.minimum(position + window_right, len_k - 1))
     total, _none = _sums(
-        parts.columns(q, stride_q, left, S),
-        parts.columns(do, stride_do, left, S), (k, stride_k, 0),
+        parts.columns(q, stride_q, left, HEAD, S),
+        parts.columns(do, stride_do, left, HEAD, S), (k, stride_k, 0),
         (v, stride_v, 0), (l, d), walk, softmax_scale, CHEAP_CAST,
         False, CDNA, S)
   _write(dq, stride_dq, total, -softmax_scale, left, q_rows - m0)

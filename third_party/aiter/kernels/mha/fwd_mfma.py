@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.amd.slice import slice as part_of
 from third_party.aiter.kernels.mha import parts_mfma as parts
 from third_party.aiter.kernels.mha import scores
 
-HEAD = parts.HEAD
+HEAD = gl.constexpr(128)
 PART = parts.PART
 
 
@@ -421,7 +421,7 @@ def mha_fwd(
   acc = zero, zero, zero, zero
   if steps > 0:
     dtype: gl.constexpr = q.dtype.element_ty
-    q_parts = parts.columns(q, stride_q, len_q - m0, S)
+    q_parts = parts.columns(q, stride_q, len_q - m0, HEAD, S)
     edges = low, full_low, full_high
     full = full_high - full_low
     scale = softmax_scale * scores.LOG2E

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What attention's Gluon kernels for CDNA's matrix units share.
 
-A head of 128 columns is four quarters. A tile of scores stands with what a
+A head is in parts of 32 columns. A tile of scores stands with what a
 program keeps along its columns, which waves divide, and what it walks over
 along its rows: a lane's scores are then its operand of the next product.
 """
@@ -23,8 +23,7 @@ key_tiles = gluon.jit(scores.key_tiles.fn)
 offset_of = gluon.jit(scores.offset_of.fn)
 row_tiles = gluon.jit(scores.row_tiles.fn)
 
-HEAD = gl.constexpr(128)
-# A quarter of it, and a side of a matrix instruction.
+# Columns of a part, and a side of a matrix instruction.
 PART = gl.constexpr(32)
 
 
@@ -46,19 +45,21 @@ def places(stride, left, N: gl.constexpr, COLS: gl.constexpr,
 
 
 @gluon.jit
-def columns(ptr, stride, left, S: gl.constexpr):
-  """Quarters of rows of memory, each the right operand of a product."""
+def columns(ptr, stride, left, HEAD: gl.constexpr, S: gl.constexpr):
+  """Rows of memory in parts, each the right operand of a product."""
   WAVES: gl.constexpr = gl.num_warps()
   N: gl.constexpr = PART * WAVES
-  LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 16], [WAVES, 1], [1, 0])
+  LOADED: gl.constexpr = gl.BlockedLayout(
+      [1, 8], [512 // HEAD, HEAD // 8], [WAVES, 1], [1, 0])
   smem = gl.allocate_shared_memory(
       ptr.dtype.element_ty, [N, HEAD],
-      gl.SwizzledSharedLayout(8, 1, 16, [1, 0]),
+      gl.SwizzledSharedLayout(8, 1, HEAD // 8, [1, 0]),
       buffer_load(ptr, places(stride, left, N, HEAD, LOADED)))
   x = smem.permute([1, 0]).load(gl.DotOperandLayout(1, S, 8))
-  return (part_of(x, [PART, N], [0, 0]), part_of(x, [PART, N], [PART, 0]),
-          part_of(x, [PART, N], [2 * PART, 0]),
-          part_of(x, [PART, N], [3 * PART, 0]))
+  operands = ()
+  for i in gl.static_range(HEAD // PART):
+    operands = operands + (part_of(x, [PART, N], [i * PART, 0]),)
+  return operands
 
 
 @gluon.jit
