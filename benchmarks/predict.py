@@ -173,9 +173,21 @@ def rows_of(name: str, function, m: int, n: int, *more, bytes_each) -> Problem:
                  lambda: (function, (array(m, n), *(f() for f in more))))
 
 
+def gradient_of(name: str, function, m: int, n: int, *more, columns: int = 0,
+                bytes_each) -> Problem:
+  """The gradient of such an operator; columns: of its result, if not n."""
+  def ours():
+    arrays = (array(m, n), *(f() for f in more))
+    _, pull = jax.jit(lambda *arrays: jax.vjp(function, *arrays))(*arrays)
+    return lambda pull, d: pull(d), (pull, array(m, columns or n))
+  return Problem(f"{name}, gradient {m} x {n}", m * n * bytes_each, "TB/s",
+                 ours)
+
+
 def problems() -> list[Problem]:
   llama = (4, 32, 8, 4096)
   weight = lambda: array(8192)
+  residual = lambda: array(16384, 8192)
   return [
       attention(False, False, *llama, MI300X=577.16, MI355X=1343.02),
       attention(False, True, *llama),
@@ -194,11 +206,33 @@ def problems() -> list[Problem]:
       latent(64, 8192, 128),
       grouped(16384, 4096, 4096, 8),
       rows_of("rms_norm", aiter.rms_norm, 16384, 8192, weight, bytes_each=4),
+      rows_of("rms_norm", aiter.rms_norm, 131072, 1024, lambda: array(1024),
+              bytes_each=4),
+      rows_of("rms_norm_with_add", aiter.rms_norm_with_add, 16384, 8192,
+              residual, weight, bytes_each=8),
+      rows_of("rms_norm_quant to float8",
+              lambda x, gamma: aiter.rms_norm_quant(x, gamma, quant_dtype=FP8),
+              16384, 8192, weight, bytes_each=3),
+      gradient_of("rms_norm", aiter.rms_norm, 16384, 8192, weight,
+                  bytes_each=6),
       rows_of("layer_norm", aiter.layer_norm, 16384, 8192, weight, weight,
               bytes_each=4),
+      gradient_of("layer_norm", aiter.layer_norm, 16384, 8192, weight, weight,
+                  bytes_each=6),
       rows_of("silu_and_mul", aiter.silu_and_mul, 16384, 8192, bytes_each=3),
+      gradient_of("silu_and_mul", aiter.silu_and_mul, 16384, 8192,
+                  columns=4096, bytes_each=5),
+      rows_of("silu_and_mul_quant to float8",
+              lambda x: aiter.silu_and_mul_quant(x, quant_dtype=FP8), 16384,
+              8192, bytes_each=2.5),
       rows_of("per_token_quant to float8",
               lambda x: aiter.per_token_quant(x, quant_dtype=FP8), 16384, 8192,
+              bytes_each=3),
+      rows_of("per_group_quant to float8",
+              lambda x: aiter.per_group_quant(x, quant_dtype=FP8), 16384, 8192,
+              bytes_each=3),
+      rows_of("per_block_quant to float8",
+              lambda x: aiter.per_block_quant(x, quant_dtype=FP8), 16384, 8192,
               bytes_each=3),
   ]
 

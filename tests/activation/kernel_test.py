@@ -163,7 +163,7 @@ class ActivationKernelTest(parameterized.TestCase):
     quant.activation_quant_row[(_cdiv(p.rows, 2),)](
         *p.operands, q, scale, p.rows, p.cols,
         *p.scalars(_KINDS.index(kind)), TILE_M=2, TILE_N=16, COLS=bound,
-        FLAGS=_ALL, NATIVE=False)
+        FLAGS=_ALL, NATIVE=False, CAST="")
     return q.array, scale.array[:, None]
 
   @parameterized.product(kind=_KINDS[:3], bound=(0, 64),
@@ -207,7 +207,7 @@ class ActivationKernelTest(parameterized.TestCase):
         *p.operands, given, q, f32, e8m0, rows, p.cols, *shape, *tiles,
         *p.scalars(group, _KINDS.index(kind), _MODES.index(mode or "up")),
         TILE_M=8, TILE_N=128, RUN=32 if group < 128 else 128, FLAGS=_ALL,
-        NATIVE=False)
+        NATIVE=False, CAST="")
     return q.array, (e8m0 if mode else f32).array
 
   @parameterized.product(kind=_KINDS, group=(32, 64, 128), e8m0=(False, True))

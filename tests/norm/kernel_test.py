@@ -17,6 +17,7 @@ from third_party.aiter.kernels.norm import bwd as norm_bwd
 from third_party.aiter.kernels.norm import family
 from third_party.aiter.kernels.norm import fwd as norm_fwd
 from third_party.aiter.kernels.norm import quant as norm_quant
+from third_party.aiter.kernels.norm import walk
 
 _EPSILON = 1e-3
 _ROWS = 5
@@ -95,19 +96,24 @@ class NormKernelTest(parameterized.TestCase):
 
   @parameterized.product(
       call=tuple(_CALLS), dtype=(ml_dtypes.bfloat16, np.float32),
-      tile=((0, 16, 0), (64, 64, 0), (64, 16, 0), (64, 16, 1)))
+      tile=((0, 16, 0), (64, 64, 0), (64, 16, 0), (64, 16, 1), None))
   def test_forward(self, call, dtype, tile):
     cols, features = 40, _CALLS[call]
-    bound, tile_n, reload = tile
     a, t = _arrays(cols, features, dtype)
     y, out = (_new(_ROWS, cols, dtype=dtype) for _ in range(2))
     mean, rstd = _new(_ROWS), _new(_ROWS)
     with gpu_arithmetic():
-      norm_fwd.norm_fwd[(3,)](
+      arguments = (
           t["x"], t["residual"], t["gamma"], t["gamma_f32"], t["beta"],
           t["beta_f32"], y, out, mean, rstd, _ROWS, cols, _EPSILON,
-          _flags(features), TILE_M=2, TILE_N=tile_n, COLS=bound, RELOAD=reload,
-          FLAGS=_ALL)
+          _flags(features))
+      if tile:
+        bound, tile_n, reload = tile
+        norm_fwd.norm_fwd[(3,)](
+            *arguments, TILE_M=2, TILE_N=tile_n, COLS=bound, RELOAD=reload,
+            FLAGS=_ALL)
+      else:
+        walk.norm_fwd[(2,)](*arguments, TILE_M=2, COLS=64, FLAGS=_ALL)
     t5 = "t5" in features
     self.close(y, _forward(a, features, dtype), dtype, 4 if t5 else 1.01)
     _, rounded = _sum(a, features, dtype)
@@ -119,8 +125,10 @@ class NormKernelTest(parameterized.TestCase):
 
   @parameterized.product(
       call=("rms", "rms_gemma", "layer", "layer_add", "layer_f32", "rms_t5"),
-      dtype=(ml_dtypes.bfloat16, np.float32), bound=(0, 64))
-  def test_backward(self, call, dtype, bound):
+      dtype=(ml_dtypes.bfloat16, np.float32), bound=(0, 64), walks=(False, True))
+  def test_backward(self, call, dtype, bound, walks):
+    if walks and not bound:
+      return
     cols, parts = 40, 2
     features = ("t5",) if call == "rms_t5" else _CALLS[call]
     a, t = _arrays(cols, features, dtype)
@@ -131,10 +139,16 @@ class NormKernelTest(parameterized.TestCase):
     dgamma, dbeta = _new(cols), _new(cols)
     flags, per_part = _flags(features), -(-_ROWS // parts)
     with gpu_arithmetic():
-      norm_bwd.norm_bwd_dx[(parts,)](
+      arguments = (
           t["x"], t["gamma"], t["gamma_f32"], t["dy"], t["residual"], *saved,
-          dx, *sums, _ROWS, cols, per_part, flags, TILE_M=2, TILE_N=16,
-          COLS=bound, STAGES=1, OVERLAPS=False)
+          dx, *sums, _ROWS, cols, per_part, flags)
+      if walks:
+        walk.norm_bwd_dx[(parts,)](
+            *arguments, TILE_M=2, COLS=bound, FLAGS=_ALL, OPAQUE=False)
+      else:
+        norm_bwd.norm_bwd_dx[(parts,)](
+            *arguments, TILE_M=2, TILE_N=16, COLS=bound, STAGES=1,
+            OVERLAPS=False)
       if not bound:
         norm_bwd.norm_bwd_parts[(3, parts)](
             t["x"], t["dy"], *saved, *sums, _ROWS, cols, per_part, flags,
@@ -160,8 +174,10 @@ class NormKernelTest(parameterized.TestCase):
   @parameterized.product(
       call=("rms", "rms_add", "layer", "x_scale"),
       kind=("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4"),
-      bound=(0, 128))
-  def test_quantised(self, call, kind, bound):
+      bound=(0, 128), walks=(False, True))
+  def test_quantised(self, call, kind, bound, walks):
+    if walks and not bound:
+      return
     cols, dtype = 96, ml_dtypes.bfloat16
     features = ("x_scale",) if call == "x_scale" else _CALLS[call]
     a, t = _arrays(cols, features, dtype)
@@ -171,11 +187,15 @@ class NormKernelTest(parameterized.TestCase):
     e8m0 = _new(_ROWS, cols // 32, dtype=np.uint8)
     number = ("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4").index(kind)
     with gpu_arithmetic():
-      norm_quant.norm_quant[(3,)](
+      arguments = (
           t["x"], t["residual"], t["gamma"], t["gamma_f32"], t["beta"],
           t["beta_f32"], t["x_scale"], q, scale, e8m0, out, _ROWS, cols,
-          _EPSILON, number, _flags(features), TILE_M=2,
-          TILE_N=bound or 64, COLS=bound, NATIVE=False)
+          _EPSILON, number, _flags(features))
+      plain = dict(TILE_M=2, COLS=bound, NATIVE=False, CAST="")
+      if walks:
+        walk.norm_quant[(2,)](*arguments, **plain, FLAGS=_ALL)
+      else:
+        norm_quant.norm_quant[(3,)](*arguments, **plain, TILE_N=bound or 64)
     y = _forward(a, features, dtype)
     if call == "x_scale":
       y = y * a["x_scale"]

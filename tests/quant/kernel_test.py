@@ -171,15 +171,17 @@ class RoundingTest(parameterized.TestCase):
 class KernelTest(parameterized.TestCase):
 
   @parameterized.product(
-      cols=[64, 77], kind=_KINDS[:3], smooth=[False, True], held=[256, 0])
-  def test_rows(self, cols, kind, smooth, held):
+      cols=[64, 77], kind=_KINDS[:3], smooth=[False, True], held=[256, 0],
+      walks=[False, True])
+  def test_rows(self, cols, kind, smooth, held, walks):
     x = _numbers(5, cols)
     factors = np.exp(np.sin(np.arange(cols))).astype(np.float32)
     q, scale = _new(x.shape), _new(5, np.float32)
-    quant.quant_row[(3,)](
+    quant.quant_row[(2 if walks else 3,)](
         Tensor(x), Tensor(factors), q, scale, 5, cols, _KINDS.index(kind),
         _unaligned(cols) | (quant.SMOOTH_SCALE.value if smooth else 0),
-        TILE_M=2, TILE_N=32, COLS=held, FLAGS=-1, NATIVE=False)
+        TILE_M=2, TILE_N=32, COLS=held, FLAGS=-1, NATIVE=False, CAST="",
+        WALKS=walks)
     want_q, want_scale = oracle.token(x, kind, factors if smooth else None)
     np.testing.assert_array_equal(q.array, want_q.view(np.uint8))
     np.testing.assert_array_equal(scale.array, want_scale[:, 0])
@@ -209,7 +211,7 @@ class KernelTest(parameterized.TestCase):
         shape[0] * shape[1], *tiles, group, _KINDS.index(kind),
         _MODES.index(mode or "up"), flags,
         TILE_M=tile[0], TILE_N=tile[1], RUN=run,
-        FLAGS=-1, NATIVE=False)
+        FLAGS=-1, NATIVE=False, CAST="")
     return q.array, scale.array
 
   def _assert_same(self, got, want, kind):
@@ -247,7 +249,7 @@ class KernelTest(parameterized.TestCase):
     quant.quant_block[(8,)](
         Tensor(x), _absent(), q, scale, 130, 140, 2, 1, 4, 2, 2,
         _KINDS.index(kind), _unaligned(140), TILE_M=128, TILE_N=128, STEP=64,
-        FLAGS=-1, NATIVE=False)
+        FLAGS=-1, NATIVE=False, CAST="")
     self._assert_same((q.array, scale.array),
                       oracle.tiles(x, kind, 128, 128), kind)
 

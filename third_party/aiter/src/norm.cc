@@ -192,9 +192,12 @@ struct Norm {
   }
 };
 
+bool IsAmd(const DeviceInfo& device) { return device.arch[0] == 'g'; }
+
 // How many blocks of a kernel run at once: small ones share a multiprocessor.
 int64_t BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel,
                      int most) {
+  if (IsAmd(device)) return BlocksSideBySide(device, kernel);
   int blocks = 1;
   for (const auto& small : kSmallBlocks) {
     if (kernel.threads <= small.threads && small.blocks <= most &&
@@ -211,7 +214,7 @@ int64_t BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel,
 // has two sums to wait for, and more to do before its first row.
 int64_t WalkingBlocks(const DeviceInfo& device, const KernelInfo& kernel,
                       const ProblemKey& key) {
-  if ((key.features & kNormLayer) != 0) {
+  if (IsAmd(device) || (key.features & kNormLayer) != 0) {
     return BlocksAtOnce(device, kernel, /*most=*/2);
   }
   const int64_t turns = (key.features & kNormResidual) != 0 ? 8 : 2;
@@ -246,6 +249,7 @@ struct Quant : Norm<norm_quant_args, KernelPlan> {
                        void* stream) {
     if (args.rows == 0) return Status();
     NormParams params = ParamsOf(args, plan.key);
+    params.max_blocks = plan.kernel.at_once;
     params.x_scale_ptr = args.x_scale_ptr;
     params.q_ptr = args.q_ptr;
     params.scale_ptr = args.scale_ptr;

@@ -221,7 +221,7 @@ void TestPacking() {
 
 // As many parts as blocks run at once, and no more than there is room for.
 void TestParts() {
-  NewContext("gfx942");
+  NewContext("sm_90");
   g_recorder.multiprocessors = 3;
   Run(Backward(40, 64, 8));  // Small blocks: two a multiprocessor.
   CHECK(g_recorder.launches[0].grid[0] == 6);
@@ -270,11 +270,21 @@ void TestParts() {
   CHECK(Params(1).rows_per_part == 3);
 
   // What adds parts starts while they are made, where it can wait for them.
-  CHECK(!g_recorder.launches[2].early);
-  NewContext("sm_90");
-  Run(Backward(40, 8200, 8));
   CHECK(!g_recorder.launches[0].early && !g_recorder.launches[1].early);
   CHECK(g_recorder.launches[2].early);
+
+  // Of AMD's, blocks of 1024 threads together share a unit.
+  NewContext("gfx942");
+  Run(Backward(40, 8200, 8));
+  CHECK(!g_recorder.launches[2].early);
+  Run(Backward(40, 64, 99));
+  CHECK(Params(0).parts == 12 && Params(0).rows_per_part == 4);
+  Run(Forward(40, 8192));
+  CHECK(g_recorder.launches[0].grid[0] == 6 && Params(0).max_blocks == 6);
+  Run(walk);
+  CHECK(g_recorder.launches[0].grid[0] == 6);
+  Run(Quantised(40, 64, DataType::kI8));
+  CHECK(Params(0).max_blocks == 12);
   g_recorder.multiprocessors = 0;
 }
 

@@ -222,6 +222,7 @@ struct Quant {
     if (a.batch == 0 || a.rows == 0 || a.cols == 0) return Status();
     const KernelInfo& kernel = *plan.kernel.info;
     QuantParams params = ParamsOf(a, plan.key.features);
+    params.max_blocks = plan.kernel.at_once;
     int64_t batch = a.batch;
     int64_t rows = a.rows;
     int64_t cols = a.cols;

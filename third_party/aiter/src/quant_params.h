@@ -42,6 +42,7 @@ struct QuantParams {
   int32_t kind = 0;
   int32_t mode = 0;
   int32_t flags = 0;
+  int32_t max_blocks = 0;  // As many as run at once.
 };
 
 }  // namespace aiter

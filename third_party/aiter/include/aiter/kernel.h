@@ -25,6 +25,7 @@ struct KernelInfo;  // A row of the table of embedded kernels.
 struct LoadedKernel {
   const KernelInfo* info = nullptr;
   void* function = nullptr;
+  int32_t at_once = 0;  // Blocks of AMD's that walk over their tiles.
 };
 
 // Sizes that decide which kernel serves a call: at most so many.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The activations' family, as the ahead-of-time compiler sees it."""
 
+from third_party.aiter.aot.archs import ARCHS
 from third_party.aiter.aot.family import (
     Family,
     Op,
@@ -21,11 +22,13 @@ FEATURES = FLAGS | selecting("silu") | {
 
 
 def _constants(row):
+  arch = ARCHS[row["arch"]]
   left = 0
   for feature in named(row, "excludes"):
     left |= FEATURES[feature]
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "COLS": int(row["cols"]), "NATIVE": row["arch"] == "sm_90",
+          "CAST": arch.fp8 if arch.matrix == "mfma" else "",
           "RUN": 128 if left & FLAGS["short"] else 32,
           "ONLY_SILU": "silu" in named(row, "features"),
           # Flags that calls of this row may have.

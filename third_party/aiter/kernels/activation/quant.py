@@ -14,7 +14,7 @@ import triton.language as tl
 
 from third_party.aiter.kernels.activation import rows as act
 from third_party.aiter.kernels.activation.family import FLAGS as BITS
-from third_party.aiter.kernels.core import groups, rounding
+from third_party.aiter.kernels.core import casts, groups, rounding
 
 E8M0 = tl.constexpr(BITS["e8m0"])  # Scales are e8m0, not float32.
 SHUFFLED = tl.constexpr(BITS["shuffled"])  # As scaled MFMA takes them.
@@ -32,7 +32,7 @@ of_groups = groups.of_groups
 result = act.result
 result_of = act.result_of
 shuffled = groups.shuffled
-to_bits = rounding.to_bits
+to_bits = casts.to_bits
 
 
 @triton.jit
@@ -40,7 +40,8 @@ def activation_quant_row(gate, up, bias, bias_f32, expert_ids, q, scale, rows,
                          cols, experts, activation, alpha, gate_limit, up_limit,
                          kind, flags, TILE_M: tl.constexpr,
                          TILE_N: tl.constexpr, COLS: tl.constexpr,
-                         FLAGS: tl.constexpr, NATIVE: tl.constexpr):
+                         FLAGS: tl.constexpr, NATIVE: tl.constexpr,
+                         CAST: tl.constexpr):
   """q = y / scale, with y as activation_fwd has it and the scale of each row.
 
   gate, up, bias, expert_ids: as in activation_fwd. q: bytes [rows, cols].
@@ -72,7 +73,7 @@ def activation_quant_row(gate, up, bias, bias_f32, expert_ids, q, scale, rows,
     s = f32_scale(tl.max(m, 1).to(tl.float32, bitcast=True), kind)
     for i in tl.static_range(COLS // TILE_N):
       inside = inside_r & (i * TILE_N + c < cols)
-      codes = to_bits(divide(ys[i], s[:, None]), kind, NATIVE)
+      codes = to_bits(divide(ys[i], s[:, None]), kind, NATIVE, CAST)
       tl.store(q + row * cols + (i * TILE_N + c), codes, inside)
   else:
     for c0 in range(0, cols, TILE_N):
@@ -85,7 +86,7 @@ def activation_quant_row(gate, up, bias, bias_f32, expert_ids, q, scale, rows,
       inside = inside_r & (c0 + c < cols)
       y = result(gate, up, bias, how, row, c0 + c, inside_r, inside, cols,
                  flags)
-      codes = to_bits(divide(y, s[:, None]), kind, NATIVE)
+      codes = to_bits(divide(y, s[:, None]), kind, NATIVE, CAST)
       tl.store(q + row * cols + (c0 + c), codes, inside)
   tl.store(scale + r, s, r < rows)
 
@@ -97,7 +98,7 @@ def activation_quant_group(gate, up, bias, bias_f32, expert_ids, scale_in, q,
                            alpha, gate_limit, up_limit, group, kind, mode,
                            flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
                            RUN: tl.constexpr, FLAGS: tl.constexpr,
-                           NATIVE: tl.constexpr):
+                           NATIVE: tl.constexpr, CAST: tl.constexpr):
   """q = y / scale, with a scale for some columns of a row.
 
   gate, up, bias, expert_ids: as in activation_fwd, of a batch of matrices, each
@@ -147,7 +148,7 @@ def activation_quant_group(gate, up, bias, bias_f32, expert_ids, scale_in, q,
       s = f32_scale(amax, kind)
       tl.store(scale + at, s, first)
       y = divide(y, s[:, :, None])
-  codes = to_bits(y, kind, NATIVE)
+  codes = to_bits(y, kind, NATIVE, CAST)
   if kind == E2M1:
     low, high = tl.split(tl.reshape(codes, [TILE_M, RUNS, RUN // 2, 2]))
     byte = g[:, None] * (RUN // 2) + tl.arange(0, RUN // 2)[None, :]

@@ -17,19 +17,23 @@ FEATURES = flags(
 
 
 def _constants(row):
+  arch = ARCHS[row["arch"]]
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "COLS": int(row["cols"]),
-          "WALKS": "module=norm.fwd_hopper" in row["options"],
+          "WALKS": any(f"module=norm.{module}" in row["options"]
+                       for module in ("walk", "fwd_hopper")),
           "PAIRS": "num_ctas=2" in row["options"],
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FEATURES.items()
                        if name not in {"unaligned", *named(row, "excludes")}),
-          "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts,
+          "NATIVE": "e4m3fn" in arch.casts,
+          "CAST": arch.fp8 if arch.matrix == "mfma" else "",
+          "OPAQUE": True,
           "OVERLAPS": row["arch"] == "sm_90"}
 
 
-# A kernel that copies a row ahead walks over rows by itself; a part of dgamma
-# and dbeta may be two blocks', half of the columns each.
+# Programs that walk over rows are as many as run at once; a part of dgamma and
+# dbeta may be two blocks', half of the columns each.
 _WALKING = ("blocks = min(rows, max_blocks)",)
 _PAIRS = ("blocks = parts * 2",)
 _ROWS = "tiles_of_rows = ceil(rows / tile_m)"
@@ -38,7 +42,7 @@ _COLS = "tiles_of_columns = ceil(cols / tile_n)"
 FAMILY = Family(
     ops={
         "norm_fwd": Op("norm.fwd", (_ROWS,), {"WALKS": _WALKING}),
-        "norm_quant": Op("norm.quant", (_ROWS,)),
+        "norm_quant": Op("norm.quant", (_ROWS,), {"WALKS": _WALKING}),
         "norm_bwd_dx": Op("norm.bwd", ("parts",), {"PAIRS": _PAIRS}),
         "norm_bwd_parts": Op("norm.bwd", (_COLS, "parts")),
         "norm_bwd_dgamma": Op("norm.bwd", (_COLS,)),

@@ -12,7 +12,7 @@ out of the cache; MXFP4, with its scales of 32 columns, needs but two passes.
 import triton
 import triton.language as tl
 
-from third_party.aiter.kernels.core import rounding
+from third_party.aiter.kernels.core import casts, rounding
 from third_party.aiter.kernels.norm import rows as norm
 
 RESIDUAL = norm.RESIDUAL
@@ -28,7 +28,7 @@ e8m0_reciprocal = rounding.e8m0_reciprocal
 e8m0_scale = rounding.e8m0_scale
 f32_scale = rounding.f32_scale
 magnitude = rounding.magnitude
-to_bits = rounding.to_bits
+to_bits = casts.to_bits
 to_e2m1 = rounding.to_e2m1
 
 
@@ -44,23 +44,24 @@ def _result(s, mu, inv, gamma, gamma_f32, beta, beta_f32, x_scale, c, inside_c,
 
 
 @triton.jit
-def _largest(n):
+def largest(n):
   """Bits of the largest magnitudes along the last axis."""
   return tl.max(magnitude(n), len(n.shape) - 1)
 
 
 @triton.jit
-def _scale(bits, kind):
+def scale_of(bits, kind):
   return f32_scale(bits.to(tl.float32, bitcast=True), kind)
 
 
 @triton.jit
-def _write(n, s, q, scale_e8m0, row, cols, c0, inside_r, kind,
-           TILE_M: tl.constexpr, TILE_N: tl.constexpr, NATIVE: tl.constexpr):
+def write(n, s, q, scale_e8m0, row, cols, c0, inside_r, kind,
+          TILE_M: tl.constexpr, TILE_N: tl.constexpr, NATIVE: tl.constexpr,
+          CAST: tl.constexpr):
   """Rounds and writes a tile, whose first column is c0; MXFP4's scales too."""
   if kind == E2M1:
     groups = tl.reshape(n, [TILE_M, TILE_N // 32, 32])
-    amax = _largest(groups).to(tl.float32, bitcast=True)
+    amax = largest(groups).to(tl.float32, bitcast=True)
     e = e8m0_scale(amax, ROUND_UP, E2M1)
     g = c0 // 32 + tl.arange(0, TILE_N // 32)
     tl.store(scale_e8m0 + row * (cols // 32) + g[None, :], e,
@@ -72,7 +73,7 @@ def _write(n, s, q, scale_e8m0, row, cols, c0, inside_r, kind,
              inside_r & (pair < cols // 2)[None, :])
   else:
     c = c0 + tl.arange(0, TILE_N)
-    codes = to_bits(divide(n, s[:, None]), kind, NATIVE)
+    codes = to_bits(divide(n, s[:, None]), kind, NATIVE, CAST)
     tl.store(q + row * cols + c[None, :], codes, inside_r & (c < cols)[None, :])
 
 
@@ -80,7 +81,7 @@ def _write(n, s, q, scale_e8m0, row, cols, c0, inside_r, kind,
 def norm_quant(x, residual, gamma, gamma_f32, beta, beta_f32, x_scale, q, scale,
                scale_e8m0, residual_out, rows, cols, epsilon, kind, flags,
                TILE_M: tl.constexpr, TILE_N: tl.constexpr, COLS: tl.constexpr,
-               NATIVE: tl.constexpr):
+               NATIVE: tl.constexpr, CAST: tl.constexpr):
   """q = y * x_scale / scale, with y as norm_fwd has it.
 
   x, residual, gamma, beta, residual_out: as in norm_fwd. x_scale: float32
@@ -106,9 +107,9 @@ def norm_quant(x, residual, gamma, gamma_f32, beta, beta_f32, x_scale, q, scale,
     n = _result(v, mu, inv, gamma, gamma_f32, beta, beta_f32, x_scale, tile,
                 inside_c, inside, flags, DTYPE)
     if kind != E2M1:
-      s = _scale(_largest(n), kind)
-    _write(n, s, q, scale_e8m0, first, cols, 0, inside_r[:, None], kind, TILE_M,
-           TILE_N, NATIVE)
+      s = scale_of(largest(n), kind)
+    write(n, s, q, scale_e8m0, first, cols, 0, inside_r[:, None], kind, TILE_M,
+          TILE_N, NATIVE, CAST)
   else:
     mu, inv = statistics(x, residual, row, inside_r, cols, epsilon, flags,
                          TILE_M, TILE_N)
@@ -120,8 +121,8 @@ def norm_quant(x, residual, gamma, gamma_f32, beta, beta_f32, x_scale, q, scale,
         v = load_sum(x, residual, row + c[None, :], inside, flags)
         n = _result(v, mu, inv, gamma, gamma_f32, beta, beta_f32, x_scale, c,
                     c < cols, inside, flags, DTYPE)
-        amax = tl.maximum(amax, _largest(n))
-      s = _scale(amax, kind)
+        amax = tl.maximum(amax, largest(n))
+      s = scale_of(amax, kind)
     for c0 in range(0, cols, TILE_N):
       c = c0 + tile
       inside = inside_r[:, None] & (c < cols)[None, :]
@@ -131,7 +132,7 @@ def norm_quant(x, residual, gamma, gamma_f32, beta, beta_f32, x_scale, q, scale,
         tl.store(residual_out + at, v.to(DTYPE), inside)
       n = _result(v, mu, inv, gamma, gamma_f32, beta, beta_f32, x_scale, c,
                   c < cols, inside, flags, DTYPE)
-      _write(n, s, q, scale_e8m0, first, cols, c0, inside_r[:, None], kind,
-             TILE_M, TILE_N, NATIVE)
+      write(n, s, q, scale_e8m0, first, cols, c0, inside_r[:, None], kind,
+            TILE_M, TILE_N, NATIVE, CAST)
   if kind != E2M1:
     tl.store(scale + r, s, inside_r)

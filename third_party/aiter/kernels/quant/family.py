@@ -21,13 +21,16 @@ FEATURES = {**FLAGS, **selecting("group block amax short e2m1")}
 
 
 def _constants(row):
+  arch = ARCHS[row["arch"]]
   left = named(row, "excludes")
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "COLS": int(row["cols"]),
           "RUN": 128 if "short" in left else 32,
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FLAGS.items() if name not in left),
-          "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
+          "NATIVE": "e4m3fn" in arch.casts,
+          "CAST": arch.fp8 if arch.matrix == "mfma" else "",
+          "WALKS": False}
 
 
 _TILES = ("tiles = batch * tiles_m * tiles_n",)
@@ -35,7 +38,8 @@ _TILES = ("tiles = batch * tiles_m * tiles_n",)
 FAMILY = Family(
     ops={
         "quant_row": Op(
-            "quant.quant", ("tiles_of_rows = ceil(rows / tile_m)",)),
+            "quant.quant", ("tiles_of_rows = ceil(rows / tile_m)",),
+            {"WALKS": ("blocks = min(rows, max_blocks)",)}),
         "quant_group": Op("quant.quant", _TILES),
         "quant_block": Op("quant.quant", _TILES),
         "quant_amax": Op("quant.quant", _TILES),

@@ -17,7 +17,7 @@ integers, of magnitudes' bits: in any order the same, and NaN is the largest.
 import triton
 import triton.language as tl
 
-from third_party.aiter.kernels.core import groups, rounding
+from third_party.aiter.kernels.core import casts, groups, rounding
 from third_party.aiter.kernels.quant.family import FEATURES
 
 E2M1 = rounding.E2M1
@@ -25,7 +25,6 @@ INT8 = rounding.INT8
 magnitude = rounding.magnitude
 f32_scale = rounding.f32_scale
 divide = rounding.divide
-to_bits = rounding.to_bits
 e8m0_scale = rounding.e8m0_scale
 e8m0_reciprocal = rounding.e8m0_reciprocal
 divide_by_any = groups.divide_by_any
@@ -171,16 +170,16 @@ cvt.pack.sat.s8.s32.b32 $0, a1, a0, high;
 
 
 @triton.jit
-def codes(x, kind, NATIVE: tl.constexpr):
-  """rounding.to_bits; NATIVE: the target has PTX, of sm_89 or later."""
+def codes(x, kind, NATIVE: tl.constexpr, CAST: tl.constexpr):
+  """casts.to_bits; NATIVE: the target has PTX, of sm_89 or later."""
   if NATIVE:
     if kind == INT8:
       q = tl.inline_asm_elementwise(_INT8, "=r,f,f,f,f", [x], dtype=tl.uint8,
                                     is_pure=True, pack=4)
     else:
-      q = to_bits(x, kind, NATIVE)
+      q = rounding.to_bits(x, kind, NATIVE)
   else:
-    q = to_bits(x, kind, NATIVE)
+    q = casts.to_bits(x, kind, NATIVE, CAST)
   return q
 
 
@@ -197,19 +196,12 @@ def _quotient(v, scale, flags, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
-              TILE_M: tl.constexpr, TILE_N: tl.constexpr, COLS: tl.constexpr,
-              FLAGS: tl.constexpr, NATIVE: tl.constexpr):
-  """q = x * smooth_scale / scale, with the scale of each row.
-
-  x: [rows, cols]. smooth_scale: float32 [cols]. q: bytes [rows, cols]. scale:
-  float32 [rows]. Up to COLS columns lie in registers; with COLS = 0 a row of
-  any length passes twice, in tiles of TILE_N, the second time out of the cache.
-  FLAGS: those that may be set.
-  """
-  flags &= FLAGS
+def _quant_row(tile, x, smooth_scale, q, scale, rows, cols, kind, flags,
+               TILE_M: tl.constexpr, TILE_N: tl.constexpr, COLS: tl.constexpr,
+               NATIVE: tl.constexpr, CAST: tl.constexpr):
+  """quant_row's tile of rows of this number."""
   DTYPE: tl.constexpr = x.dtype.element_ty
-  r = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+  r = tile * TILE_M + tl.arange(0, TILE_M)
   inside_r = r < rows
   row = r.to(tl.int64)[:, None]
   inside = inside_r[:, None]
@@ -220,7 +212,7 @@ def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
     amax = tl.max(magnitude(v), 1).to(tl.float32, bitcast=True)
     s = f32_scale(amax, kind)
     v = _quotient(v, s[:, None], flags, DTYPE)
-    _store(q, codes(v, kind, NATIVE), row, c, inside, cols, 16, flags)
+    _store(q, codes(v, kind, NATIVE, CAST), row, c, inside, cols, 16, flags)
   else:
     m = tl.zeros([TILE_M, TILE_N], tl.int32)
     for c0 in range(0, cols, TILE_N):
@@ -234,8 +226,32 @@ def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
       v = _load(x, row, c, inside, cols, flags)
       v = _smoothed(v, smooth_scale, c, cols, flags)
       v = _quotient(v, s[:, None], flags, DTYPE)
-      _store(q, codes(v, kind, NATIVE), row, c, inside, cols, 16, flags)
+      _store(q, codes(v, kind, NATIVE, CAST), row, c, inside, cols, 16, flags)
   tl.store(scale + r, s, inside_r)
+
+
+@triton.jit
+def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
+              TILE_M: tl.constexpr, TILE_N: tl.constexpr, COLS: tl.constexpr,
+              FLAGS: tl.constexpr, NATIVE: tl.constexpr, CAST: tl.constexpr,
+              WALKS: tl.constexpr):
+  """q = x * smooth_scale / scale, with the scale of each row.
+
+  x: [rows, cols]. smooth_scale: float32 [cols]. q: bytes [rows, cols]. scale:
+  float32 [rows]. Up to COLS columns lie in registers; with COLS = 0 a row of
+  any length passes twice, in tiles of TILE_N, the second time out of the cache.
+  FLAGS: those that may be set. WALKS: the programs, which are as many as run at
+  once, take the tiles in turn, so that some read while others write.
+  """
+  flags &= FLAGS
+  if WALKS:
+    for tile in range(tl.program_id(0), tl.cdiv(rows, TILE_M),
+                      tl.num_programs(0)):
+      _quant_row(tile, x, smooth_scale, q, scale, rows, cols, kind, flags,
+                 TILE_M, TILE_N, COLS, NATIVE, CAST)
+  else:
+    _quant_row(tl.program_id(0), x, smooth_scale, q, scale, rows, cols, kind,
+               flags, TILE_M, TILE_N, COLS, NATIVE, CAST)
 
 
 @triton.jit
@@ -243,7 +259,8 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
                 scale_rows, scale_cols, stride_scale_m, stride_scale_n,
                 batch_stride_scale, tiles_m, tiles_n, group, kind, mode, flags,
                 TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-                RUN: tl.constexpr, FLAGS: tl.constexpr, NATIVE: tl.constexpr):
+                RUN: tl.constexpr, FLAGS: tl.constexpr, NATIVE: tl.constexpr,
+                CAST: tl.constexpr):
   """q = x * smooth_scale / scale, with a scale for some columns of a row.
 
   x: [batch, rows, cols]. smooth_scale: float32 [cols]. scale_in: float32
@@ -304,14 +321,15 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
     _store(q, e2m1_bytes(even, odd, PAIRED), at, byte[None, :, :], inside,
            cols // 2, 8, flags)
   else:
-    _store(q, codes(v, kind, NATIVE), at, c, inside, cols, 16, flags)
+    _store(q, codes(v, kind, NATIVE, CAST), at, c, inside, cols, 16, flags)
 
 
 @triton.jit
 def quant_block(x, smooth_scale, q, scale, rows, cols, stride_scale_m,
                 stride_scale_n, batch_stride_scale, tiles_m, tiles_n, kind,
                 flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-                STEP: tl.constexpr, FLAGS: tl.constexpr, NATIVE: tl.constexpr):
+                STEP: tl.constexpr, FLAGS: tl.constexpr, NATIVE: tl.constexpr,
+                CAST: tl.constexpr):
   """q = x * smooth_scale / scale, with a scale for a tile: TILE_M x TILE_N.
 
   Arrays are as quant_group's. A tile lies in registers, in STEP rows each.
@@ -337,8 +355,8 @@ def quant_block(x, smooth_scale, q, scale, rows, cols, stride_scale_m,
   for i in tl.static_range(0, TILE_M, STEP):
     r = tile_m * TILE_M + i + tl.arange(0, STEP)[:, None]
     v = _quotient(tile[i // STEP], s, flags, x.dtype.element_ty)
-    _store(q, codes(v, kind, NATIVE), batch * rows + r, c, r < rows, cols, 16,
-           flags)
+    _store(q, codes(v, kind, NATIVE, CAST), batch * rows + r, c, r < rows, cols,
+           16, flags)
 
 
 @triton.jit

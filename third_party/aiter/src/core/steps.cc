@@ -2,10 +2,24 @@
 
 #include "third_party/aiter/src/core/steps.h"
 
+#include <algorithm>
+#include <cstdint>
+
 #include "third_party/aiter/src/core/kernel_table.h"
 #include "third_party/aiter/src/core/select.h"
 
 namespace aiter {
+namespace {
+
+// Of a compute unit: four waves on each SIMD, which may have 128 registers.
+constexpr int kWalkingThreads = 1024;
+
+}  // namespace
+
+int32_t BlocksSideBySide(const DeviceInfo& device, const KernelInfo& kernel) {
+  return std::max(device.multiprocessors, 1) *
+         std::max(kWalkingThreads / kernel.threads, 1);
+}
 
 Steps::Steps(const std::string& arch) : device_(DeviceOfArch(arch)) {}
 
@@ -17,6 +31,7 @@ Status Steps::Add(const char* op, const ProblemKey& key, LoadedKernel* slot) {
 
 Status Steps::Add(const KernelInfo& kernel, LoadedKernel* slot) {
   slot->info = &kernel;
+  slot->at_once = BlocksSideBySide(device_, kernel);
   if (context_ != nullptr) return context_->Load(kernel, &slot->function);
   names_.push_back(kernel.symbol);
   return Status();

@@ -4,6 +4,7 @@
 #ifndef AITER_SRC_CORE_STEPS_H_
 #define AITER_SRC_CORE_STEPS_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,10 @@
 #include "third_party/aiter/src/core/driver.h"
 
 namespace aiter {
+
+// How many blocks divide the tiles over which a kernel of AMD's walks: as many
+// as run side by side.
+int32_t BlocksSideBySide(const DeviceInfo& device, const KernelInfo& kernel);
 
 // Takes the kernels of a plan in the order of their launch.
 class Steps {
