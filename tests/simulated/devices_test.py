@@ -147,14 +147,26 @@ class DevicesTest(parameterized.TestCase):
     self.check(fn, (*qkv(b=1), w), specs, sharded)
 
   @parameterized.parameters(
-      ("ring", "striped"), ("ring", "zigzag"), ("ulysses", None),
-      ("ring", "zigzag", 0.3))
-  def test_divided_sequence(self, strategy, balance, dropout_p=0.0):
-    """Keys go round, or heads are exchanged; kernels do the rest."""
+      ("ring", "striped", 4), ("ring", "zigzag", 4), ("ulysses", None, 1),
+      ("ring", "zigzag", 4, dict(dropout_p=0.3)),
+      ("ring", "striped", 4, {}, True),
+      ("ring", "zigzag", 2, dict(window_size=(40, 0)), True))
+  def test_divided_sequence(self, strategy, balance, calls, options=None,
+                            slopes=False):
+    """Keys go round, or are gathered, or heads are exchanged.
+
+    Kernels do the rest, by so many calls on each device or more.
+    """
     args = qkv(b=1, s=128)
-    options = dict(causal=True, dropout_p=dropout_p,
-                   dropout_key=jax.random.key(3) if dropout_p else None)
-    attend = functools.partial(aiter.flash_attn_func, **options)
+    options = dict(causal=True) | (options or {})
+    if "dropout_p" in options:
+      options["dropout_key"] = jax.random.key(3)
+    names = "q", "k", "v"
+    if slopes:
+      names += "alibi_slopes",
+      args += jnp.linspace(0.05, 0.5, args[0].shape[2]),
+    attend = lambda *t: aiter.flash_attn_func(
+        **dict(zip(names, t)), **options)
     order, back = (
         functools.partial(f, strategy=balance, size=4) if balance
         else lambda t: t
@@ -162,26 +174,26 @@ class DevicesTest(parameterized.TestCase):
                   aiter.inverse_reorder_causal_load_balancing))
     mesh = Mesh(np.array(DEVICES), ("x",))
     rows = P(None, "x")
+    specs = [rows] * 3 + [P()] * slopes
     local = jax.shard_map(
-        functools.partial(
-            aiter.context_parallel_attention, **options, axis_name="x",
+        lambda *t: aiter.context_parallel_attention(
+            **dict(zip(names, t)), **options, axis_name="x",
             strategy=strategy, load_balance=balance),
-        mesh=mesh, in_specs=(rows,) * 3, out_specs=rows)
+        mesh=mesh, in_specs=tuple(specs), out_specs=rows)
     kernels = [symbols for op in ("mha_fwd", "mha_bwd_dkdv")
                for symbols, in simulator.groups(op)]
     count = lambda: np.array([
         sum(map(simulator.launches, symbols)) for symbols in kernels])
     before = count()
-    placed = [jax.device_put(order(t), NamedSharding(mesh, rows)) for t in args]
+    placed = [jax.device_put(order(t) if spec else t, NamedSharding(mesh, spec))
+              for t, spec in zip(args, specs)]
     out, vjp = jax.vjp(jax.jit(local), *placed)
     weights = jnp.sin(jnp.arange(out.size, dtype=jnp.float32)).reshape(
         out.shape).astype(out.dtype)
     grads = vjp(jax.device_put(order(weights), NamedSharding(mesh, rows)))
-    # On every device, and in every step of a ring.
-    self.assertGreaterEqual(
-        min(count() - before), 4 * (4 if strategy == "ring" else 1))
+    self.assertGreaterEqual(min(count() - before), 4 * calls)
     want, want_vjp = jax.vjp(jax.jit(attend), *args)
-    self.assert_close([back(t) for t in (out, *grads)],
+    self.assert_close([back(t) for t in (out, *grads[:3])] + [*grads[3:]],
                       [want, *want_vjp(weights)])
 
   def test_divided_experts(self):

@@ -141,7 +141,7 @@ def _ring(call: _Call, axis: str, x: _Arrays):
   out, lse = ring(
       RingConfig(cfg, axis, size, call.balance), vary_together(own))
   if x.sink is not None:
-    out, lse = _with_sink(out, lse, _per_row(call, axis, x.sink, x))
+    out, lse = _with_sink(out, lse, _sink_of_rows(call, axis, x))
   return out, lse
 
 
@@ -151,10 +151,10 @@ def _with_sink(out, lse, sink):
   return weighed(out, lse, joint).astype(out.dtype), joint
 
 
-def _per_row(call: _Call, axis: str, t, x: _Arrays):
-  """[b, h, 1 | s] of a number a head; -inf of a packed row of no sequence."""
+def _sink_of_rows(call: _Call, axis: str, x: _Arrays):
+  """[b, h, 1 | s] of x.sink; -inf of a packed row of no sequence."""
   q, cu = x.q, x.cu_seqlens
-  t = t.astype(jnp.promote_types(q.dtype, jnp.float32))
+  t = x.sink.astype(jnp.promote_types(q.dtype, jnp.float32))
   if cu is None:
     return jnp.broadcast_to(t, (q.shape[0], q.shape[2]))[:, :, None]
   place = order.places(
