@@ -47,7 +47,7 @@ _PROGRAMS_DECODE = {"cuda": 8192, "rocm": _PROGRAMS}
 # (programs, parts) of latent attention, one of whose rows of keys is as much as
 # many heads'. On ROCm programs share all keys, so that the first and the last
 # part of a sequence may be smaller than others.
-_LATENT = {"cuda": (_PROGRAMS, 256), "rocm": (2 * _PROGRAMS, 512)}
+_LATENT = {"cuda": (_PROGRAMS, 256), "rocm": (_PROGRAMS, 512)}
 # Pages of a multiple of so many tokens have kernels of their own.
 _LARGE_PAGE = 64
 # Positions, with a window added, are 32 bits.

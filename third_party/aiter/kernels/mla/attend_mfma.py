@@ -236,16 +236,13 @@ def tell_parts(parts_lse, row, left, split, splits, parts, rows,
 
   It is told before the part is computed: the stores take no time then.
   """
-  THREADS: gl.constexpr = 64 * gl.num_warps()
-  lanes = gl.arange(0, THREADS, gl.BlockedLayout([1], [64], [gl.num_warps()],
-                                                 [0]))
+  lanes = gl.arange(0, 64, gl.BlockedLayout([1], [64], [gl.num_warps()], [0]))
   first = gl.where(parts > 1, parts, 0)
   first = gl.where((split == parts - 1) & (splits > 1), first, splits)
-  for none in range(first, splits, THREADS // TILE_M):
+  for none in range(first, splits, 64 // TILE_M):
     place = none + lanes // TILE_M
     at = place.to(gl.int64) * rows + (row + lanes % TILE_M)
-    gl.store(parts_lse + at, gl.full([THREADS], float("inf"), gl.float32,
-                                     lanes.type.layout),
+    gl.store(parts_lse + at, lanes * 0.0 + float("inf"),
              mask=(place < splits) & (lanes % TILE_M < left))
 
 
