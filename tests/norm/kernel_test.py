@@ -14,10 +14,9 @@ from quant import oracle
 
 # isort: split
 from third_party.aiter.kernels.norm import bwd as norm_bwd
-from third_party.aiter.kernels.norm import family
+from third_party.aiter.kernels.norm import family, walk
 from third_party.aiter.kernels.norm import fwd as norm_fwd
 from third_party.aiter.kernels.norm import quant as norm_quant
-from third_party.aiter.kernels.norm import walk
 
 _EPSILON = 1e-3
 _ROWS = 5
@@ -125,10 +124,10 @@ class NormKernelTest(parameterized.TestCase):
 
   @parameterized.product(
       call=("rms", "rms_gemma", "layer", "layer_add", "layer_f32", "rms_t5"),
-      dtype=(ml_dtypes.bfloat16, np.float32), bound=(0, 64), walks=(False, True))
-  def test_backward(self, call, dtype, bound, walks):
-    if walks and not bound:
-      return
+      dtype=(ml_dtypes.bfloat16, np.float32),
+      form=((0, False), (64, False), (64, True)))
+  def test_backward(self, call, dtype, form):
+    bound, walks = form
     cols, parts = 40, 2
     features = ("t5",) if call == "rms_t5" else _CALLS[call]
     a, t = _arrays(cols, features, dtype)
@@ -174,10 +173,9 @@ class NormKernelTest(parameterized.TestCase):
   @parameterized.product(
       call=("rms", "rms_add", "layer", "x_scale"),
       kind=("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4"),
-      bound=(0, 128), walks=(False, True))
-  def test_quantised(self, call, kind, bound, walks):
-    if walks and not bound:
-      return
+      form=((0, False), (128, False), (128, True)))
+  def test_quantised(self, call, kind, form):
+    bound, walks = form
     cols, dtype = 96, ml_dtypes.bfloat16
     features = ("x_scale",) if call == "x_scale" else _CALLS[call]
     a, t = _arrays(cols, features, dtype)
