@@ -388,7 +388,7 @@ def _backward(cfg: Config, wanted, rows: Rows, dy):
   dbias = None
   if wanted[0].bias:
     dbias = sums_by(rows.expert_ids, rows.bias.shape[0],
-                           *(t for t in grads if t is not None))
+                    *(t for t in grads if t is not None))
   return (Rows(*grads, None, dbias),)
 
 
