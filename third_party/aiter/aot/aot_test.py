@@ -101,8 +101,8 @@ class TableTest(unittest.TestCase):
     self.assertEqual(
         table.sources("norm.quant", "norm.family"),
         [folder + name for name in (
-            "core/rounding.py", "norm/family.py", "norm/quant.py",
-            "norm/rows.py")])
+            "core/casts.py", "core/rounding.py", "norm/family.py",
+            "norm/quant.py", "norm/rows.py")])
     self.assertEqual(table.sources("core.rounding"),
                      [folder + "core/rounding.py"])
 
