@@ -287,8 +287,8 @@ def mla_attend(
       begin = gl.load(places + index, mask=index < batch, other=0)
 
     r = gl.arange(0, TILE_M, ROW)
-    # Which keys a row sees, and which all of them do: from the last query's first
-    # one to the first query's last one.
+    # Which keys a row sees, and which all of them do: from the last query's
+    # first one to the first query's last one.
     live = r < left
     query = (row0 + gl.where(live, r, 0)) // group
     head = (row0 + gl.where(live, r, 0)) % group
@@ -308,8 +308,9 @@ def mla_attend(
       sink = gl.load(sinks + head, mask=live, other=float("-inf"))
       m = gl.where((split == 0) & (index < batch), sink * scores.LOG2E, m)
     # Of each of four lanes; they add theirs up at the end.
+    opened = gl.where(m == float("-inf"), 0.0, 0.25)
     l = gl.zeros([4, TILE_M], gl.float32, SUMS) + gl.convert_layout(
-        gl.where(m == float("-inf"), 0.0, 0.25), gl.SliceLayout(0, SUMS))[None, :]
+        opened, gl.SliceLayout(0, SUMS))[None, :]
     a0 = gl.zeros([PART, TILE_M], gl.float32, S)
     a1 = gl.zeros_like(a0)
     a2 = gl.zeros_like(a0)
@@ -334,8 +335,8 @@ def mla_attend(
       misses = _misses(pages_of, first_tile * KEYS, pages)
       n = first_tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, WIDE))
       page = _pages(pages_of, n)
-      # A page is looked up a tile ahead. What it says is asked when it is there;
-      # loads come in order, so that it is loaded before the columns.
+      # A page is looked up a tile ahead. What it says is asked when it is
+      # there; loads come in order, so that it is loaded before the columns.
       following = _pages(pages_of, n + KEYS)
       place = _place(cache, page, n)
       k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
