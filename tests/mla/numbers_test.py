@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latent attention against the oracle, on any machine."""
 
-import functools
 import os
 
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from harness import machine
-from harness.cases import DTYPES, check_error, examples
+from harness.cases import check_error, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from mla import cases
 from mla.cases import Case
+from paged import cases as paged
 
 import jax
 from jax.experimental import aiter
@@ -25,34 +25,11 @@ BATCHES = int(os.environ.get("AITER_BATCHES", machine.size(20, 4, 1)))
 _EACH = machine.size(10, 2, 1)
 
 
-@functools.cache
-def _program(fn, options):
-  return jax.jit(functools.partial(fn, **dict(options)))
-
-
 class MlaTestCase(parameterized.TestCase):
 
   def check(self, case: Case, seed: int = 0):
     problem = cases.Problem(case, seed)
-    fn, options, arrays = cases.call(problem)
-    got = _program(fn, tuple(options.items()))(**arrays)
-    out, lse = got if case.lse else (got, None)
-    exact, exact_lse = problem.exact()
-    plain, _ = problem.exact(DTYPES[case.dtype])
-    self.assertEqual(out.dtype, DTYPES[case.dtype])
-    # In float32 exponentials are not exact to the last bit.
-    floor = 2.0**-16 * abs(exact).max() if case.dtype == "fp32" else 0
-    check_error(self, out, exact, plain, case.dtype, str(case), floor=floor)
-    empty = exact_lse == -np.inf
-    zero = np.asarray(out, np.float32)[empty.T]
-    self.assertTrue((zero == 0).all(), str(case))
-    if lse is None:
-      return
-    np.testing.assert_array_equal(np.asarray(lse) == -np.inf, empty, str(case))
-    np.testing.assert_allclose(
-        np.where(empty, 0, lse), np.where(empty, 0, exact_lse),
-        rtol=1e-2 if case.cache or case.dtype != "fp32" else 1e-4, atol=1e-2,
-        err_msg=str(case))
+    paged.check(self, problem, cases.call(problem))
 
 
 class MlaTest(MlaTestCase):

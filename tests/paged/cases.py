@@ -6,15 +6,17 @@ holds NaN: what is read beyond a sequence's own spoils the result.
 """
 
 import dataclasses
+import functools
 import itertools
 
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from cache import oracle as cache_oracle
-from harness.cases import DTYPES
+from harness.cases import DTYPES, check_error
 from paged import oracle
 
+import jax
 from jax.experimental import aiter
 
 BYTES = {"int8": np.int8, "e4m3fn": ml_dtypes.float8_e4m3fn,
@@ -285,3 +287,39 @@ def batches(seed: int, count: int, tokens: int, keys: int):
     yield dataclasses.replace(
         case, lengths=tuple(lengths[i] for i in order), tokens=tokens,
         pages=batch * width + 1, width=width)
+
+
+@functools.cache
+def _program(fn, options):
+  return jax.jit(functools.partial(fn, **dict(options)))
+
+
+def check(test, problem, call, of_tokens: bool = False):
+  """Checks a call against its oracle, latent attention's as well.
+
+  Args:
+    test: the test case.
+    problem: has a case and its exact results.
+    call: a function, its options, its arrays.
+    of_tokens: whether lse is [tokens, heads].
+  """
+  fn, options, arrays = call
+  case = problem.case
+  got = _program(fn, tuple(options.items()))(**arrays)
+  out, lse = got if case.lse else (got, None)
+  exact, exact_lse = problem.exact()
+  plain, _ = problem.exact(DTYPES[case.dtype])
+  test.assertEqual(out.dtype, DTYPES[case.dtype])
+  # In float32 exponentials are not exact to the last bit.
+  floor = 2.0**-16 * abs(exact).max() if case.dtype == "fp32" else 0
+  check_error(test, out, exact, plain, case.dtype, str(case), floor=floor)
+  empty = exact_lse == -np.inf
+  test.assertTrue((np.asarray(out, np.float32)[empty.T] == 0).all(), str(case))
+  if lse is None:
+    return
+  lse = np.asarray(lse).T if of_tokens else np.asarray(lse)
+  np.testing.assert_array_equal(lse == -np.inf, empty, str(case))
+  np.testing.assert_allclose(
+      np.where(empty, 0, lse), np.where(empty, 0, exact_lse),
+      rtol=1e-2 if case.cache or case.dtype != "fp32" else 1e-4, atol=1e-2,
+      err_msg=str(case))

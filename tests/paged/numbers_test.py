@@ -2,7 +2,6 @@
 """Attention over paged caches against the oracle, on any machine."""
 
 import dataclasses
-import functools
 import itertools
 import os
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from paged import cases
 from paged.cases import Case
 
-import jax
 from jax.experimental import aiter
 
 # Random batches, and how many go through one program. More of them:
@@ -25,35 +23,11 @@ BATCHES = int(os.environ.get("AITER_BATCHES", machine.size(40, 6, 2)))
 _EACH = machine.size(10, 2, 1)
 
 
-@functools.cache
-def _program(fn, options):
-  return jax.jit(functools.partial(fn, **dict(options)))
-
-
 class PagedTestCase(parameterized.TestCase):
 
   def check(self, case: Case, seed: int = 0):
     problem = cases.Problem(case, seed)
-    fn, options, arrays = cases.call(problem)
-    got = _program(fn, tuple(options.items()))(**arrays)
-    out, lse = got if case.lse else (got, None)
-    exact, exact_lse = problem.exact()
-    plain, _ = problem.exact(DTYPES[case.dtype])
-    self.assertEqual(out.dtype, DTYPES[case.dtype])
-    # In float32 exponentials are not exact to the last bit.
-    floor = 2.0**-16 * abs(exact).max() if case.dtype == "fp32" else 0
-    check_error(self, out, exact, plain, case.dtype, str(case), floor=floor)
-    if lse is None:
-      return
-    exact_lse = exact_lse.T if case.decode else exact_lse
-    empty = exact_lse == -np.inf
-    np.testing.assert_array_equal(np.asarray(lse) == -np.inf, empty, str(case))
-    np.testing.assert_allclose(
-        np.where(empty, 0, lse), np.where(empty, 0, exact_lse),
-        rtol=1e-2 if case.cache or case.dtype != "fp32" else 1e-4, atol=1e-2,
-        err_msg=str(case))
-    zero = empty if case.decode else empty.T
-    self.assertTrue((np.asarray(out, np.float32)[zero] == 0).all(), str(case))
+    cases.check(self, problem, cases.call(problem), of_tokens=case.decode)
 
 
 class PagedTest(PagedTestCase):

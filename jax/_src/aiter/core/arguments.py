@@ -25,7 +25,9 @@ def bad(function: str, name: str, given: Any, accepted: str,
 
 def shown(value) -> str:
   """A value in an error message; of an array what it is, not what it holds."""
-  return describe(value) if getattr(value, "shape", ()) else repr(value)
+  shape = getattr(value, "shape", ())
+  # A NumPy type has a descriptor there.
+  return describe(value) if isinstance(shape, tuple) and shape else repr(value)
 
 
 @contextlib.contextmanager
