@@ -25,16 +25,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
-from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples"))
 import train_gpt
 
 DEVICES = jax.local_devices(backend="rocm")
-ARCH, = dispatch.architectures("rocm")
-FORWARD = f"mha_fwd_padded_bf16_64_64_{ARCH}"
-BACKWARD = f"mha_bwd_dkdv_padded_bf16_64_64_{ARCH}"
 HEADS = P("x", None, "y")
 
 
@@ -42,6 +38,14 @@ def qkv(b=2, s=70, hq=4, hk=4, d=64):
   rng = np.random.default_rng(0)
   return tuple(jnp.asarray(rng.standard_normal((b, s, h, d)), jnp.bfloat16)
                for h in (hq, hk, hk))
+
+
+def launches():
+  """How many there were of attention, and of dk's and dv's kernels."""
+  return np.array([
+      sum(map(simulator.launches, symbols))
+      for op in ("mha_fwd", "mha_bwd_dkdv")
+      for symbols, in simulator.groups(op)])
 
 
 def results(fn):
@@ -102,13 +106,12 @@ class DevicesTest(parameterized.TestCase):
   def check(self, fn, args, specs, sharded=None):
     """fn on one device against `sharded` (fn) on four, and where it ran."""
     want = results(fn)(*args)
-    before = [simulator.launches(kernel) for kernel in (FORWARD, BACKWARD)]
+    before = launches()
     placed = [jax.device_put(t, NamedSharding(self.mesh, spec))
               for t, spec in zip(args, specs)]
     got = results(sharded or fn)(*placed)
     jax.block_until_ready(got)
-    for kernel, count in zip((FORWARD, BACKWARD), before):
-      self.assertEqual(simulator.launches(kernel) - count, 4)
+    np.testing.assert_array_equal(launches() - before, 4)
     self.assertLen(got[1].sharding.device_set, 4)
     self.assert_close(got, want)
 
@@ -180,18 +183,14 @@ class DevicesTest(parameterized.TestCase):
             **dict(zip(names, t)), **options, axis_name="x",
             strategy=strategy, load_balance=balance),
         mesh=mesh, in_specs=tuple(specs), out_specs=rows)
-    kernels = [symbols for op in ("mha_fwd", "mha_bwd_dkdv")
-               for symbols, in simulator.groups(op)]
-    count = lambda: np.array([
-        sum(map(simulator.launches, symbols)) for symbols in kernels])
-    before = count()
+    before = launches()
     placed = [jax.device_put(order(t) if spec else t, NamedSharding(mesh, spec))
               for t, spec in zip(args, specs)]
     out, vjp = jax.vjp(jax.jit(local), *placed)
     weights = jnp.sin(jnp.arange(out.size, dtype=jnp.float32)).reshape(
         out.shape).astype(out.dtype)
     grads = vjp(jax.device_put(order(weights), NamedSharding(mesh, rows)))
-    self.assertGreaterEqual(min(count() - before), 4 * calls)
+    self.assertGreaterEqual(min(launches() - before), 4 * calls)
     want, want_vjp = jax.vjp(jax.jit(attend), *args)
     self.assert_close([back(t) for t in (out, *grads[:3])] + [*grads[3:]],
                       [want, *want_vjp(weights)])
@@ -254,12 +253,10 @@ class DevicesTest(parameterized.TestCase):
       return found
 
     mesh = Mesh(np.array(DEVICES).reshape(2, 2), ("data", "context"))
-    (backward,), = simulator.groups("mha_bwd_dkdv")
-    count = lambda: sum(map(simulator.launches, backward))
-    before = count()
+    before = launches()
     got = losses(train_gpt.parallel_loss(mesh, cfg), NamedSharding(mesh, P()))
     # In both steps of the ring, on each device.
-    self.assertGreaterEqual(count() - before, cfg.steps * 2 * 4)
+    self.assertGreaterEqual(launches()[1] - before[1], cfg.steps * 2 * 4)
     want = losses(
         functools.partial(
             train_gpt.loss_fn, ops=train_gpt.operators("aiter"), cfg=cfg),
