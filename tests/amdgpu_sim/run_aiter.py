@@ -14,6 +14,7 @@ import concurrent.futures
 import contextlib
 import csv
 import dataclasses
+import math
 import multiprocessing
 import os
 import pathlib
@@ -605,6 +606,205 @@ def paged_attention(arch, _, row, random, __) -> Iterator[Case]:
   yield Case("paged attention", "", [launch], errors)
 
 
+class Experts:
+  """A problem: tokens, each of two of three experts, and what is right.
+
+  Attributes:
+    x: [1 or slots, tokens, dim], up_gate: [experts, (1 or 2) inter, dim], down:
+      [experts, dim, inter], and `_scale` of each, as kernels want them.
+    smooth_x: factors [experts, dim] or None, smooth: [experts, inter].
+  """
+
+  def __init__(self, random, tokens, dim, inter, gated, x_type, weight_type,
+               quantised, smooth):
+    """`quantised` as the tables call it. `smooth`: 1 if the kernel multiplies x
+    by an expert's factors and rounds it, 2 if each slot has such an x."""
+    slots, self.count = 2, 3
+    self.inter = inter
+    self.chosen = np.stack([random.permutation(self.count)[:slots]
+                            for _ in range(tokens)]).astype(np.int32)
+    self.weights = (random.random((tokens, slots)) + 0.5).astype(F32)
+
+    def factors(*shape):
+      return (random.random(shape) + 0.5).astype(F32)
+
+    def draw(dtype, shape, block, size=1):
+      """Values of that deviation, a scale for each block of them, and both
+      multiplied. No block, no scales."""
+      unit = 1 if block is None else (32 if dtype == np.int8 else 1) / size
+      values = random.standard_normal(shape) * size * unit
+      values = (np.rint(values) if dtype == np.int8 else values).astype(dtype)
+      exact = values.astype(np.float64)
+      if block is None:
+        return values, None, exact
+      scale = factors(*map(ceil_div, shape, block)) / unit
+      exact *= np.kron(scale, np.ones(block))
+      return values, scale, exact
+
+    blocks = {"noquant": lambda _: (None, None),
+              "pertoken": lambda width: ((1, 1, width), (1, 1, width)),
+              "blockscale": lambda _: ((1, 1, 128), (1, 128, 128))}[quantised]
+    # Sums of the first product have a deviation near 1, where activations bend.
+    self.x, scale, x = draw(
+        x_type, (slots if smooth == 2 else 1, tokens, dim),
+        blocks(dim)[0] if x_type.itemsize == 1 else None, dim**-0.5)
+    self.x_scale = None if scale is None else np.ascontiguousarray(
+        scale.transpose(0, 2, 1))
+    self.up_gate, self.up_gate_scale, up_gate = draw(
+        weight_type, (self.count, inter * (1 + gated), dim), blocks(dim)[1])
+    self.down, self.down_scale, down = draw(
+        weight_type, (self.count, dim, inter), blocks(inter)[1])
+    self.smooth_x = factors(self.count, dim) if smooth == 1 else None
+    self.smooth = factors(self.count, inter) if smooth else None
+    self.exact = x, up_gate, down
+
+  def hidden(self, activation: str, weigh: bool) -> np.ndarray:
+    """[tokens, slots, inter], weighed before the activation if `weigh`."""
+    x, up_gate, _ = self.exact
+    smooth = np.ones(self.count) if self.smooth_x is None else self.smooth_x
+    h = np.stack([[up_gate[e] @ (x[s % len(x), t] * smooth[e])
+                   for s, e in enumerate(own)]
+                  for t, own in enumerate(self.chosen)])
+    if weigh:
+      h *= self.weights[..., None]
+    gate = h[..., :self.inter]
+    if activation == "silu":
+      gate = gate / (1 + np.exp(-gate))
+    else:
+      gate = gate * (1 + np.vectorize(math.erf)(gate / np.sqrt(2))) / 2
+    return gate if h.shape == gate.shape else gate * h[..., self.inter:]
+
+  def solve(self, activation: str, weigh_first: bool) -> np.ndarray:
+    """[tokens, dim]."""
+    hidden = self.hidden(activation, weigh_first)
+    if not weigh_first:
+      hidden *= self.weights[..., None]
+    if self.smooth is not None:
+      hidden *= self.smooth[self.chosen]
+    down = self.exact[2]
+    return np.stack([sum(down[e] @ h for e, h in zip(*token, strict=True))
+                     for token in zip(self.chosen, hidden, strict=True)])
+
+  def sort(self, block: int) -> tuple[np.ndarray, ...]:
+    """Places by expert, each expert's filled up to whole blocks, and one block
+    more than is used, as AITER sorts them.
+
+    Returns:
+      Of each place token | slot << 24 and the weight; the expert of each block;
+      how many places are used, and the number of tokens.
+    """
+    tokens, slots = self.chosen.shape
+    places, weights, experts = [], [], []
+    for expert in [*range(self.count), -1]:
+      token, slot = np.nonzero(self.chosen == expert)
+      blocks = 1 if expert < 0 else ceil_div(len(token), block)
+      fill = blocks * block - len(token)
+      places += [*(token | slot << 24), *[tokens | slots << 24] * fill]
+      weights += [*self.weights[token, slot], *[0] * fill]
+      experts += [expert] * blocks
+    return (np.array(places, np.int32), np.array(weights, F32),
+            np.array(experts, np.int32),
+            np.array([len(places) - block, tokens], np.int32))
+
+
+def expert_bytes(array: np.ndarray | None) -> int:
+  return 0 if array is None else array[0].nbytes
+
+
+def shuffle_experts(weights: np.ndarray) -> np.ndarray:
+  return shuffle(weights.reshape(-1, weights.shape[-1]))
+
+
+def fused_moe(arch, table, row, random, _) -> Iterator[Case]:
+  """All of a layer of experts, which kernels add to a zeroed output."""
+  out_type, quantised, stored, gated, activation, weigh_first = re.fullmatch(
+      r"fmoe_(bf16|fp16)_(noquant|pertoken|blockscale)(Int8|Fp8|Bf16|MXfp4|)"
+      r"_g1u(\d)_(gelu|silu)(_tkw1|)", table).groups()
+  if stored == "MXfp4":
+    return
+  out_type = {"bf16": BF16, "fp16": F16}[out_type]
+  # Whatever the output, 16 bits are bf16, and what weighs first has fp8.
+  weight_type = fp8(arch)
+  if quantised == "noquant":
+    weight_type = BF16
+  elif stored == "Int8" and not weigh_first:
+    weight_type = np.dtype(np.int8)
+  smooth = row["smf"]
+  if weight_type == np.int8 and gated == "0":
+    smooth = smooth or 2
+  rounds_x = smooth == 1 or stored == "Bf16" or "_a16_" in row["co_name"]
+  tile, block, flat = row["subGU_n"], row["subGU_m"], row.get("flat") or 0
+  tokens, inter = max(50, 2 * block), 2 * tile
+  dim = 1024 if row["atm"] == 1 else 512  # As wide as those write at a time.
+  a = Experts(random, tokens, dim, inter, int(gated),
+              BF16 if rounds_x else weight_type, weight_type, quantised, smooth)
+  # Workgroups of those that are not sorted for agree behind the output.
+  out = Output((tokens + bool(flat), dim), out_type, 0)
+  places, weights, experts, used = a.sort(block)
+  grid = (2, len(experts))  # By two tiles of the inner dimension.
+  if flat:
+    places, weights, experts = a.chosen, a.weights, a.chosen
+    grid = (2, a.chosen.shape[1], tokens)
+  if smooth == 1:
+    grid = grid[::-1]
+  persistent = 8 if row["ps"] else 0  # Some count on eight dies.
+  size = weight_type.itemsize
+  arguments = [
+      out, a.x, shuffle_experts(a.up_gate), used, shuffle_experts(a.down),
+      a.smooth_x if smooth == 1 else a.x_scale, a.up_gate_scale, a.down_scale,
+      a.smooth, places, weights, experts, dim, inter, tokens, a.count,
+      dim * a.x.itemsize, dim * size, inter * size, dim * out_type.itemsize,
+      expert_bytes(a.up_gate), expert_bytes(a.down),
+      expert_bytes(a.up_gate_scale), expert_bytes(a.down_scale), 4 * inter,
+      a.chosen.shape[1], persistent, 2]
+  if gated == "0" or quantised == "blockscale":  # Some read on behind arrays.
+    arguments = [np.concatenate([x, x], None) if isinstance(x, np.ndarray)
+                 else x for x in arguments]
+
+  def errors():
+    limit = 2**-3 if rounds_x else 2**-4  # Hidden values are rounded, too.
+    if quantised == "noquant":
+      limit = 4 * TOLERANCE[out_type]
+    right = a.solve(activation, bool(weigh_first))
+    return [(error(out.value[:tokens], right), limit)]
+  yield Case("fused MoE", "", [Launch(
+      f"fmoe/{activation}/{row['co_name']}", row["knl_name"], arguments,
+      (persistent, 1) if persistent else grid)], errors)
+
+
+def moe_first_stage(arch, table, row, random, _) -> Iterator[Case]:
+  """A layer of experts up to the activation, of each token and slot."""
+  block, tile = row["tile_m"], row["tile_n"]
+  scaled, weigh = "blockscale" in table, "doweight" in table
+  dtype = np.dtype(np.int8) if "Int8" in table else fp8(arch)
+  tokens, dim, inter = max(50, 2 * block), 512, 2 * tile
+  for code, activation in enumerate(["silu", "gelu"]):
+    a = Experts(random, tokens, dim, inter, 1, dtype, dtype,
+                "blockscale" if scaled else "pertoken", 0)
+    slots = a.chosen.shape[1]
+    places, weights, experts, used = a.sort(block)
+    # Of block scales the output has some, too: float32 behind all values.
+    count = tokens * slots * inter
+    out = Output(count + count // 32 if scaled else count,
+                 dtype if scaled else BF16, 0)
+    arguments = [
+        out, a.x, shuffle_experts(a.up_gate), used, a.x_scale, a.up_gate_scale,
+        None, places, experts, dim, inter, tokens, a.count, dim, dim,
+        slots * inter * out.value.itemsize, expert_bytes(a.up_gate),
+        expert_bytes(a.up_gate_scale), 4 * inter, slots, 0, code,
+        weights if weigh else None]
+    def errors(a=a, out=out, activation=activation, count=count):
+      values = out.value[:count].astype(np.float64)
+      if scaled:
+        values *= out.value[count:].view(F32).repeat(128)
+      right = a.hidden(activation, weigh)
+      return [(error(values.reshape(right.shape), right),
+               2**-4 if scaled else 2 * TOLERANCE[BF16])]
+    yield Case("MoE's first stage", activation, [Launch(
+        f"fmoe_2stages/{row['co_name']}", row["knl_name"], arguments,
+        (2, len(experts)))], errors)
+
+
 FAMILIES = {
     "bf16gemm": gemm_bf16,
     "i8gemm": gemm_i8,
@@ -613,6 +813,9 @@ FAMILIES = {
     "fmha_v3_bwd": attention_backward,
     "mla": mla,
     "pa": paged_attention,
+    "fmoe/gelu": fused_moe,
+    "fmoe/silu": fused_moe,
+    "fmoe_2stages": moe_first_stage,
 }
 
 

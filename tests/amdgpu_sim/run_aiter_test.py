@@ -15,6 +15,10 @@ import run_aiter  # pylint: disable=g-import-not-at-top,g-bad-import-order
 
 class RunAiterTest(absltest.TestCase):
 
+  def experts(self, tokens, dtype, quantised, smooth):
+    return run_aiter.Experts(np.random.default_rng(0), tokens, 256, 128, 1,
+                             dtype, dtype, quantised, smooth)
+
   def test_without_a_checkout(self):
     with tempfile.TemporaryDirectory() as folder:
       done = subprocess.run(
@@ -74,6 +78,59 @@ class RunAiterTest(absltest.TestCase):
         [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]])
     self.assertEqual(shown(left=0, right=1, bottom=False), [
         [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0]])
+
+  def test_sorted_tokens(self):
+    a = self.experts(12, np.dtype(np.int8), "pertoken", 0)
+    places, weights, experts, used = a.sort(4)
+    self.assertEqual(used.tolist(), [len(places) - 4, 12])
+    self.assertLen(places, 4 * len(experts))
+    self.assertLen(weights, 4 * len(experts))
+    seen = set()
+    for i, place in enumerate(places.tolist()):
+      token, slot = place & 0xFFFFFF, place >> 24
+      if (token, slot) == (12, 2):
+        self.assertEqual(weights[i], 0)
+        continue
+      self.assertLess(i, used[0])
+      self.assertEqual(a.chosen[token, slot], experts[i // 4])
+      self.assertEqual(a.weights[token, slot], weights[i])
+      seen.add((token, slot))
+    self.assertLen(seen, 24)
+
+  def test_scales_of_experts(self):
+    int8, fp8 = np.dtype(np.int8), run_aiter.fp8("gfx950")
+    for dtype, quantised, slot in ((int8, "pertoken", 1),
+                                   (fp8, "blockscale", 0)):
+      a = self.experts(3, dtype, quantised, 2 * slot)
+      # One element of each, as a kernel would find its scale.
+      if quantised == "pertoken":
+        scales = (a.x_scale[slot, 0, 2], a.up_gate_scale[1, 140, 0],
+                  a.down_scale[1, 140, 0])
+      else:
+        scales = (a.x_scale[slot, 1, 2], a.up_gate_scale[1, 1, 1],
+                  a.down_scale[1, 1, 0])
+      x, up_gate, down = a.exact
+      for exact, value, scale in zip(
+          (x[slot, 2, 130], up_gate[1, 140, 130], down[1, 140, 100]),
+          (a.x[slot, 2, 130], a.up_gate[1, 140, 130], a.down[1, 140, 100]),
+          scales, strict=True):
+        self.assertAlmostEqual(exact, float(value) * float(scale), places=12)
+
+  def test_sum_over_experts(self):
+    a = self.experts(3, np.dtype(np.int8), "pertoken", 2)
+    x, up_gate, down = a.exact
+    for first in (False, True):
+      right = np.zeros((3, 256))
+      for token in range(3):
+        for slot in range(2):
+          expert, weight = a.chosen[token, slot], a.weights[token, slot]
+          gate, up = np.split(up_gate[expert] @ x[slot, token], 2)
+          if first:
+            gate, up, weight = gate * weight, up * weight, 1
+          hidden = gate / (1 + np.exp(-gate)) * up * a.smooth[expert]
+          right[token] += weight * (down[expert] @ hidden)
+      np.testing.assert_allclose(a.solve("silu", first), right, rtol=1e-5,
+                                 atol=1e-5)
 
 
 if __name__ == "__main__":
