@@ -22,12 +22,12 @@ from absl.testing import absltest
 from harness import simulator
 
 import jax
-from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
 
-ARCH, = dispatch.architectures("rocm")
-KERNELS = [f"mha_{op}_bf16_64_64_{ARCH}" for op in (
-    "fwd_padded", "bwd_delta_general", "bwd_dkdv_padded", "bwd_dq_padded")]
+KERNELS = {
+    op: symbols for op in ("mha_fwd", "mha_bwd_delta", "mha_bwd_dkdv",
+                           "mha_bwd_dq")
+    for symbols, in simulator.groups(op)}
 RECORDING = ("hipStreamBeginCapture", "hipGraphInstantiate",
              "hipModuleLaunchKernel", "hipMemsetD8Async", "hipMemsetD32Async")
 CALLS = (*RECORDING, "hipGraphLaunch")
@@ -46,7 +46,8 @@ def descend(q, k, v, ends):
 class GraphTest(absltest.TestCase):
 
   def count(self):
-    return {**{name: simulator.launches(name) for name in KERNELS},
+    return {**{op: sum(map(simulator.launches, symbols))
+               for op, symbols in KERNELS.items()},
             **{name: simulator.calls(name) for name in CALLS}}
 
   def test_replay(self):
