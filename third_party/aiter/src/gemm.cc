@@ -442,7 +442,7 @@ struct Gemm {
     // Of the fewest rows it takes 2 % less time, of more some more.
     constexpr int64_t kFewestRows = 16;
     plan->skew = key.m <= kFewestRows;
-    plan->blocks_at_once = BlocksAtOnce(steps->device(), *best.kernel);
+    plan->blocks_at_once = GemmBlocksAtOnce(steps->device(), *best.kernel);
     AITER_RETURN_IF_ERROR(steps->Add(*best.kernel, &plan->gemm));
     if (plan->splits == 1) return Status();
     return steps->Add(Walks(*best.kernel) ? "gemm_sum_tiles" : "gemm_sum",

@@ -58,7 +58,7 @@ int64_t UnitsOf(const DeviceInfo& device, const KernelInfo& kernel) {
   params.blocks_at_once = 2;
   int64_t blocks[3];
   kernel.grid->sizes(kernel, &params, blocks);
-  return std::max<int64_t>(BlocksAtOnce(device, kernel) / blocks[0], 1);
+  return std::max<int64_t>(GemmBlocksAtOnce(device, kernel) / blocks[0], 1);
 }
 
 // The lines of the L2 cache that are read for so many bytes of an operand's
@@ -114,7 +114,7 @@ double Estimate(const DeviceInfo& device, const GemmKey& key,
       bandwidth;
   double seconds =
       std::max(length * std::max(products, operands) + written, all);
-  if (units < BlocksAtOnce(device, kernel)) seconds += costs.pair;
+  if (units < GemmBlocksAtOnce(device, kernel)) seconds += costs.pair;
   if (tiling.splits > 1) {
     // The parts are written and read.
     const double numbers = Walks(kernel)
@@ -303,18 +303,8 @@ void AddTilings(const DeviceInfo& device, const GemmKey& key,
 
 }  // namespace
 
-int Multiprocessors(const DeviceInfo& device, const KernelInfo& kernel) {
-  return device.multiprocessors > 0 ? device.multiprocessors
-                                    : FactsOf(kernel.arch).multiprocessors;
-}
-
-int BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel) {
-  // Shared memory that each block takes beside its own, and of which a
-  // multiprocessor has as much beside what one block may have.
-  constexpr int kOfEachBlock = 1024;
-  const bool two = Walks(kernel) && 2 * (kernel.shared_bytes + kOfEachBlock) <=
-                                        device.max_shared_bytes + kOfEachBlock;
-  return (two ? 2 : 1) * Multiprocessors(device, kernel);
+int GemmBlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel) {
+  return BlocksAtOnce(device, kernel, /*most=*/Walks(kernel) ? 2 : 1);
 }
 
 Status ListGemmTilings(const DeviceInfo& device, const GemmKey& key,
