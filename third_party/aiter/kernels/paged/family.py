@@ -41,7 +41,7 @@ def _constants(row):
       "CHEAP_CAST": "bf16" not in arch.casts,
       "LARGE_PAGES": "small_pages" in left,
       "ONE_LANE": arch.platform == "rocm",
-      "ONE_AXIS": (arch.platform == "cuda" and row["grade"] == "fast"
+      "ONE_AXIS": (arch.platform == "cuda" and row["grade"] != "general"
                    and "many_rows" not in made_for),
       "OVERLAPS": arch.name == "sm_90",
       "PRECISION": "ieee",
