@@ -32,7 +32,8 @@ def _columns(p: Problem, ordered=False):
   columns.mha_fp8_columns[(size // _BLOCK, hk, out.array.shape[0])](
       Tensor(p.v.view(np.uint8)), out, Tensor(p.cu[1]), b, keys, hk, dv, size,
       family.FLAGS["packed"] if c.packed else 0, TILE_N=_BLOCK,
-      HEAD=max(16, 1 << (dv - 1).bit_length()), ORDERED=ordered)
+      HEAD=max(16, 1 << (dv - 1).bit_length()), ORDERED=ordered,
+      OVERLAPS=False)
   return out.array.view(p.v.dtype)
 
 

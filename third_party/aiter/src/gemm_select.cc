@@ -30,14 +30,15 @@ constexpr int kSumColumns = 64;
 // What the estimate knows of a device beside its bandwidth and the rates of its
 // kernels.
 struct Costs {
-  double sum;         // Seconds of the kernel that adds parts.
-  double sum_share;   // Of the memory's bandwidth: how fast parts move.
-  double draw_share;  // Of the memory's: a block draws its share so many times.
-  double pair;        // Seconds in which a pair's blocks wait for each other.
+  double sum;   // Seconds of the kernel that adds parts.
+  double turn;  // Seconds between a block's tiles.
+  // Of the memory's bandwidth: how fast everything moves once, how fast parts
+  // move, and how fast blocks draw operands, from the L2 cache.
+  double all_share, sum_share, draw_share;
 };
 
-constexpr Costs kMeasured = {3e-6, 0.56, 3.5, 1e-6};  // sm_90, on an H200.
-constexpr Costs kAssumed = {4e-6, 1, 4, 0};  // Others: nobody has measured.
+constexpr Costs kMeasured = {3e-6, 0.6e-6, 0.7, 0.56, 3};  // sm_90, on an H200.
+constexpr Costs kAssumed = {4e-6, 0, 1, 1, 4};  // Others: nobody has measured.
 
 double BytesOf(DataType type) {
   return type == DataType::kE2m1 ? 0.5
@@ -58,7 +59,7 @@ int64_t UnitsOf(const DeviceInfo& device, const KernelInfo& kernel) {
   params.blocks_at_once = 2;
   int64_t blocks[3];
   kernel.grid->sizes(kernel, &params, blocks);
-  return std::max<int64_t>(BlocksAtOnce(device, kernel) / blocks[0], 1);
+  return std::max<int64_t>(GemmBlocksAtOnce(device, kernel) / blocks[0], 1);
 }
 
 // The lines of the L2 cache that are read for so many bytes of an operand's
@@ -111,10 +112,10 @@ double Estimate(const DeviceInfo& device, const GemmKey& key,
   const double all =
       (static_cast<double>(key.batch * key.k) * (m * bytes_a + n * bytes_b) +
        2 * results) /
-      bandwidth;
-  double seconds =
-      std::max(length * std::max(products, operands) + written, all);
-  if (units < BlocksAtOnce(device, kernel)) seconds += costs.pair;
+      (costs.all_share * bandwidth);
+  double seconds = std::max(length * std::max(products, operands) + written +
+                                (turns + parts) * costs.turn,
+                            all);
   if (tiling.splits > 1) {
     // The parts are written and read.
     const double numbers = Walks(kernel)
@@ -303,18 +304,8 @@ void AddTilings(const DeviceInfo& device, const GemmKey& key,
 
 }  // namespace
 
-int Multiprocessors(const DeviceInfo& device, const KernelInfo& kernel) {
-  return device.multiprocessors > 0 ? device.multiprocessors
-                                    : FactsOf(kernel.arch).multiprocessors;
-}
-
-int BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel) {
-  // Shared memory that each block takes beside its own, and of which a
-  // multiprocessor has as much beside what one block may have.
-  constexpr int kOfEachBlock = 1024;
-  const bool two = Walks(kernel) && 2 * (kernel.shared_bytes + kOfEachBlock) <=
-                                        device.max_shared_bytes + kOfEachBlock;
-  return (two ? 2 : 1) * Multiprocessors(device, kernel);
+int GemmBlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel) {
+  return BlocksAtOnce(device, kernel, /*most=*/Walks(kernel) ? 2 : 1);
 }
 
 Status ListGemmTilings(const DeviceInfo& device, const GemmKey& key,

@@ -38,12 +38,9 @@ inline bool Walks(const KernelInfo& kernel) {
   return kernel.num_tensor_maps > 0;
 }
 
-// Multiprocessors (compute units) of a device, for which `kernel` was chosen.
-int Multiprocessors(const DeviceInfo& device, const KernelInfo& kernel);
-
-// Blocks of `kernel` that a device runs at once: one on each multiprocessor
-// (compute unit), or two of a kernel that walks and leaves room for two.
-int BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel);
+// Blocks of `kernel` that a device runs at once, of which one that does not
+// walk is as good as alone.
+int GemmBlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel);
 
 }  // namespace aiter
 

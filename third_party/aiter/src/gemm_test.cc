@@ -520,6 +520,16 @@ void TestTensorMaps() {
     CHECK(p.splits == (room == 1 ? 1 : room < 2 * 6 ? 5 : 6));
     CHECK(p.k_per_split >= 8192 / p.splits && p.k_per_split % 64 == 0);
     CHECK(g_recorder.launches.size() == (room == 1 ? 1 : 2));
+    // What adds parts begins early, and waits.
+    CHECK(!g_recorder.launches.at(0).early);
+    CHECK(room == 1 || g_recorder.launches.at(1).early);
+  }
+  // So do short products, by kernels with maps.
+  args = Args(300, 96, 64);
+  for (const char* kernel : {"nt_mapped", "nt_sm_90"}) {
+    args.kernel = kernel;
+    CHECK_OK(gemm(args, nullptr));
+    CHECK(g_recorder.launches.back().early == (args.kernel == "nt_mapped"));
   }
   g_recorder.multiprocessors = 0;
 }

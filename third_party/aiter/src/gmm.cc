@@ -13,7 +13,6 @@
 #include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/operation.h"
 #include "third_party/aiter/src/core/steps.h"
-#include "third_party/aiter/src/gemm_select.h"
 #include "third_party/aiter/src/gmm_params.h"
 
 namespace aiter {

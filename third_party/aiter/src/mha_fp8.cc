@@ -146,7 +146,7 @@ struct Forward {
       AITER_RETURN_IF_ERROR(EncodeTensorMap(driver, kernel, spec,
                                             Mapped(spec.tensor, a), &maps[i]));
     }
-    return LaunchKernel(driver, plan.attend, &p, stream, maps);
+    return LaunchKernel(driver, plan.attend, &p, stream, maps, /*early=*/true);
   }
 
  private:

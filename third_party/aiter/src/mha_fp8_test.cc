@@ -152,6 +152,8 @@ void TestTensorMaps() {
   a.data_type = DataType::kE4m3fn;
   // A block for each of two tiles of four heads of two sequences.
   CHECK(Run(a).grid[0] == 16 && g_recorder.launches.back().grid[1] == 1);
+  // It waits itself for the values' columns.
+  CHECK(!g_recorder.launches[0].early && g_recorder.launches[1].early);
   const TensorMapCall q = g_recorder.maps.at(0);
   CHECK(q.address == At(0x1000) && q.rank == 4);
   CHECK(q.dims[0] == 128 && q.dims[1] == 200 && q.dims[2] == 4);

@@ -3,7 +3,6 @@
 #include "aiter/norm.h"
 
 #include <algorithm>
-#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -26,14 +25,6 @@ constexpr int64_t kMaxRows = INT32_MAX - 1024;
 constexpr int64_t kMaxCols = 1 << 24;
 constexpr int64_t kMaxParts = 65535;
 constexpr int64_t kColsMultiple = 8;
-// Threads, bytes of shared memory and rows at a time, which lie in registers,
-// of blocks that run side by side.
-constexpr struct {
-  int threads;
-  int shared_bytes;
-  int rows;
-  int blocks;
-} kSmallBlocks[] = {{128, 60 * 1024, 1, 3}, {256, 112 * 1024, INT_MAX, 2}};
 constexpr int64_t kBlocksPerMultiprocessor = 8;
 constexpr int32_t kMaxRowBlocks = 1 << 20;
 constexpr int64_t kMxGroup = 32;  // Columns with one e8m0 scale.
@@ -194,19 +185,17 @@ struct Norm {
 
 bool IsAmd(const DeviceInfo& device) { return device.arch[0] == 'g'; }
 
-// How many blocks of a kernel run at once: small ones share a multiprocessor.
-int64_t BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel,
-                     int most) {
+// How many blocks of a kernel run at once: small ones share a multiprocessor,
+// up to `most`, as far as its registers go. Three hold a row each, of which
+// registers have no more than shared memory.
+int64_t RowBlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel,
+                        int most) {
   if (IsAmd(device)) return BlocksSideBySide(device, kernel);
-  int blocks = 1;
-  for (const auto& small : kSmallBlocks) {
-    if (kernel.threads <= small.threads && small.blocks <= most &&
-        kernel.shared_bytes <= small.shared_bytes &&
-        kernel.tile_m <= small.rows) {
-      blocks = std::max(blocks, small.blocks);
-    }
-  }
-  return std::max<int64_t>(device.multiprocessors, 1) * blocks;
+  constexpr int kShortRowBytes = 60 * 1024;
+  const bool three = kernel.threads <= 128 && kernel.tile_m == 1 &&
+                     kernel.shared_bytes <= kShortRowBytes;
+  const int with_registers = kernel.threads > 256 ? 1 : three ? 3 : 2;
+  return BlocksAtOnce(device, kernel, std::min(with_registers, most));
 }
 
 // How many blocks of a kernel that walks over rows divide them. More than run
@@ -215,7 +204,7 @@ int64_t BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel,
 int64_t WalkingBlocks(const DeviceInfo& device, const KernelInfo& kernel,
                       const ProblemKey& key) {
   if (IsAmd(device) || (key.features & kNormLayer) != 0) {
-    return BlocksAtOnce(device, kernel, /*most=*/2);
+    return RowBlocksAtOnce(device, kernel, /*most=*/2);
   }
   const int64_t turns = (key.features & kNormResidual) != 0 ? 8 : 2;
   return std::max<int64_t>(device.multiprocessors, 1) * turns;
@@ -269,7 +258,7 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
     int64_t blocks_of_part = 1;
     dx->grid->sizes(*dx, &part, &blocks_of_part);
     plan->max_parts = std::max<int64_t>(
-        BlocksAtOnce(steps->device(), *dx, /*most=*/3) / blocks_of_part, 1);
+        RowBlocksAtOnce(steps->device(), *dx, /*most=*/3) / blocks_of_part, 1);
     // A kernel for any number of columns cannot hold sums for all of them.
     if (dx->dims[0] == 0) {
       AITER_RETURN_IF_ERROR(steps->Add("norm_bwd_parts", key, &plan->parts));

@@ -302,14 +302,18 @@ struct Attend {
     return steps->Add("paged_merge", rows, &plan->merge);
   }
 
-  // Programs of a kernel that a multiprocessor is to have at a time.
+  // Programs of a kernel that a multiprocessor is to have at a time. Those that
+  // decode by tensor maps ask for much at once, and are as many as fit.
   static int64_t ProgramsOf(const KernelInfo& kernel,
                             const DeviceInfo& device) {
     constexpr int64_t kReserved = 1024;  // The driver's, of each block.
+    const int64_t fit =
+        device.max_shared_bytes / (kernel.shared_bytes + kReserved);
+    if (kernel.num_tensor_maps > 0 && kernel.grid == &kPagedAttendGridOneAxis) {
+      return std::max<int64_t>(fit, 1);
+    }
     const int64_t wave = device.platform == Platform::kCuda ? 32 : 64;
-    return std::max(kPrograms, std::min(kWaves * wave / kernel.threads,
-                                        device.max_shared_bytes /
-                                            (kernel.shared_bytes + kReserved)));
+    return std::max(kPrograms, std::min(kWaves * wave / kernel.threads, fit));
   }
 
   static Status Launch(const Driver& driver, const Args& a, const Plan& plan,
@@ -337,9 +341,11 @@ struct Attend {
     const KernelInfo& kernel = *plan.attend.info;
     for (int i = 0; i < kernel.num_tensor_maps; ++i) {
       const TensorMapSpec& spec = kernel.tensor_maps[i];
-      AITER_RETURN_IF_ERROR(EncodeTensorMap(
-          driver, kernel, spec,
-          Mapped(a, spec.tensor == kPagedTensorK ? a.k : a.v), &maps[i]));
+      AITER_RETURN_IF_ERROR(EncodeTensorMap(driver, kernel, spec,
+                                            spec.tensor == kPagedTensorK
+                                                ? Mapped(a, a.k, a.hdim)
+                                                : Mapped(a, a.v, a.hdim_v),
+                                            &maps[i]));
     }
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.attend, &p, stream, maps,
                                        IsLatentHopper(kernel)));
@@ -364,15 +370,14 @@ struct Attend {
            s.run_offset % run == 0;
   }
 
-  // A cache as [page, head, token, column]; of those with maps both halves have
-  // as many columns.
-  static MappedTensor Mapped(const Args& a, const paged_half& h) {
+  // A half of the cache as [page, head, token, column].
+  static MappedTensor Mapped(const Args& a, const paged_half& h, int64_t cols) {
     MappedTensor tensor;
     tensor.address = static_cast<const char*>(h.cache_ptr) +
                      h.side.start * ElementBytes(a.data_type);
     tensor.type = a.data_type;
     tensor.rank = 4;
-    tensor.dims[0] = a.hdim;
+    tensor.dims[0] = cols;
     tensor.dims[1] = a.page_size;
     tensor.dims[2] = a.nhead_k;
     tensor.dims[3] = a.pages;

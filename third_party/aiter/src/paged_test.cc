@@ -82,6 +82,15 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   kernels.back().num_args = 3;
   kernels.back().tensor_maps = kMaps;
   kernels.back().num_tensor_maps = 2;
+  add("few_mapped", "padded", 64, 64, 0,
+      kPagedTinyPages | kPagedNoPages | kPagedShuffled | kPagedBytes, "sm_90");
+  kernels.back().pack = PackMapped;
+  kernels.back().arg_offsets = kMappedOffsets;
+  kernels.back().num_args = 3;
+  kernels.back().tensor_maps = kMaps;
+  kernels.back().num_tensor_maps = 2;
+  kernels.back().grid = &kPagedAttendGridOneAxis;
+  kernels.back().shared_bytes = 30 * 1024;
   add("any_sm_90", "general", 256, 16, 0, kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridOneAxis;
   for (const char* arch : {"gfx942", "sm_90"}) {
@@ -341,6 +350,26 @@ void TestOneAxis() {
   CHECK(!g_recorder.launches[1].early);
 }
 
+// Kernels that decode by maps are as many as fit side by side, and each half of
+// the cache is mapped with its own columns.
+void TestDecodeByTensorMaps() {
+  g_recorder.multiprocessors = 64;
+  g_recorder.maps.clear();
+  NewContext("sm_90");
+  paged_attend_args a = Args(64, 48);
+  a.hdim_v = 40;
+  SetHalf(a.hdim_v, 0x8000, &a.v);
+  a.sinks_ptr = At(0xb000);
+  a.sinks_step = a.nhead_q;
+  CHECK((Run(a) == Names{"few_mapped", "merge"}));
+  CHECK(g_recorder.maps.size() == 2);
+  CHECK(g_recorder.maps[0].dims[0] == 48 && g_recorder.maps[1].dims[0] == 40);
+  const PagedParams p = g_recorder.launches[0].As<MappedArgs>().params;
+  CHECK(p.hdim == 48 && p.hdim_v == 40 && p.sinks_step == 8);
+  CHECK(p.programs == 2 * 64);
+  CHECK(!g_recorder.launches[0].early && g_recorder.launches[1].early);
+}
+
 // `batch` sequences of `heads` rows, in a cache [pages, page, 576].
 mla_attend_args LatentArgs(int64_t batch, int64_t heads) {
   constexpr int64_t kCols = 576;
@@ -575,6 +604,7 @@ int main() {
   aiter::TestTensorMaps();
   aiter::TestSplits();
   aiter::TestOneAxis();
+  aiter::TestDecodeByTensorMaps();
   aiter::TestLatent();
   aiter::TestEmpty();
   aiter::TestInvalidArguments();

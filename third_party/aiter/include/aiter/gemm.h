@@ -114,6 +114,7 @@ struct GemmPlan {
   int32_t whole_tiles = 0;
   int32_t divided_tiles = 0;
   bool skew = false;           // Columns of tiles begin at different k.
+  bool early = false;          // gemm begins while the kernel before it ends.
   int32_t blocks_at_once = 0;  // That the device has room for.
 };
 

@@ -34,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
   warpgroup_mma,
   warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
@@ -199,6 +200,7 @@ def _produce(ring, walk, maps, skew, A_T: gl.constexpr, B_T: gl.constexpr,
                          * a_desc.dtype.primitive_bitwidth // 8)
   i = 0
   phase = 1
+  gdc_wait()  # Until here nothing of the kernel before this one was read.
   for t in range(gl.program_id(0), _items(walk), gl.num_programs(0)):
     index, tile_m, tile_n, _, k_first, k_end = _item(t, walk, GROUP_M)
     z_a = index * a_batches
@@ -694,6 +696,8 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
   ACROSS: gl.constexpr = 0 if SKINNY else part(N, 0)
   i = 0
   phase = 0
+  gdc_wait()
+  gdc_launch_dependents()
   for t in range(gl.program_id(0), _items(walk), gl.num_programs(0)):
     index, tile_m, tile_n, in_parts, k_first, k_end = _item(t, walk, GROUP_M)
     steps = (k_end - k_first + TILE_K - 1) // TILE_K

@@ -3,6 +3,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from third_party.aiter.kernels.mha_fp8.fwd import (
     COLUMNS,
@@ -16,6 +17,7 @@ from third_party.aiter.kernels.mha_fp8.fwd import (
 def mha_fp8_columns(
     v_rows, v_columns, cu_seqlens_k, batch, seqlen_k, nhead_k, hdim_v, columns,
     flags, TILE_N: tl.constexpr, HEAD: tl.constexpr, ORDERED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
   """v_columns as include/aiter/mha_fp8.h has them, of v_rows.
 
@@ -24,9 +26,12 @@ def mha_fp8_columns(
 
   ORDERED: among each 16 the keys 2t, 2t + 1, 2t + 8 and 2t + 9 are side by
     side, from 4t on, as Hopper's tensor cores leave weights in registers.
+  OVERLAPS: the next kernel may start before this one ends, and waits itself.
 
   Grid: (columns / TILE_N, KV heads, batch; packed 1).
   """
+  if OVERLAPS:
+    gdc_launch_dependents()
   tl.static_assert(TILE_N == COLUMNS)
   tile = tl.program_id(0)
   head = tl.program_id(1)

@@ -27,6 +27,7 @@ def _constants(row):
       "WEIGHT_BITS": _WEIGHT_BITS[row["dtype"]],
       "HEADS_FIRST": ARCHS[row["arch"]].matrix == "mfma",
       "ORDERED": ARCHS[row["arch"]].platform == "cuda",
+      "OVERLAPS": row["arch"] == "sm_90",
       "WALKS": "fwd_hopper" in row["options"],
   }
 

@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
@@ -223,6 +224,7 @@ def _produce(args, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
   rings = _rings(q_smem, k_smem, v_smem, barriers, WARPGROUPS, STAGES)
   done = 0
   items = 0
+  # Started while columns.py may still write: only values come from there.
   for turn in range(_turns(work, TILE_M)):
     item = _find(_number(turn), work, TILE_M, TILE_N, HEAD)
     slot = items % 2 * WARPGROUPS
@@ -243,9 +245,14 @@ def _produce(args, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
                      rings.k_full.index(i), rings.k.index(i))
       mbarrier.wait(rings.v_empty.index(i), phase ^ 1)
       mbarrier.expect(rings.v_full.index(i), v_desc.nbytes_per_cta)
+      if done + step == 0:
+        gdc_wait()
       tma.async_load(v_desc, [item.slot_b, item.head_k, 0, item.v_col + key],
                      rings.v_full.index(i), rings.v.index(i))
     done += item.steps
+  if done == 0:
+    # Nor does this kernel end before that one.
+    gdc_wait()
 
 
 @gluon.jit

@@ -47,6 +47,8 @@ COLS = gl.constexpr(HEAD.value + ROPE.value)
 PROGRAMS = gl.constexpr(2)
 # Programs of a row with many parts, where there are few rows.
 MERGE_COLS = gl.constexpr(4)
+# Numbers of 4 bytes in a line of the caches.
+LINE = gl.constexpr(32)
 # More than any key.
 ABSENT = gl.constexpr(2**31 - 1)
 # Less than any score, and finite: no difference of two maxima is NaN.
@@ -166,8 +168,8 @@ def _produce_bytes(args, N: gl.constexpr, STAGES: gl.constexpr,
   page = _page_of(table, n + N, pages, page_size, stop)
   for step in range(steps):
     i, phase = hopper.ring(step, STAGES)
+    # Who leaves a half has read which keys they are, and the rest of them.
     mbarrier.wait(ring.empty.index(2 * i), phase ^ 1)
-    mbarrier.wait(ring.empty.index(2 * i + 1), phase ^ 1)
     ring.key.index(i).store(gl.where(there, n, ABSENT))
     n += N
     there = page >= 0
@@ -176,12 +178,14 @@ def _produce_bytes(args, N: gl.constexpr, STAGES: gl.constexpr,
     # The next tile's words come as this one's go.
     _store_words(ring.halves.index(2 * i), low, KIND)
     low = _load_words(data, row, 0, HALF // 4, there, LAYOUT)
+    fence_async_shared()
+    mbarrier.arrive(ring.full.index(2 * i))
+    mbarrier.wait(ring.empty.index(2 * i + 1), phase ^ 1)
     _store_words(ring.halves.index(2 * i + 1), high, KIND)
     high = _load_words(data, row, HALF // 4, HALF // 4, there, LAYOUT)
     _store_words(ring.rope.index(i), rope, KIND)
     rope = _load_words(data, row, HEAD // 4, ROPE // 4, there, LAYOUT)
     fence_async_shared()
-    mbarrier.arrive(ring.full.index(2 * i))
     mbarrier.arrive(ring.full.index(2 * i + 1))
 
 
@@ -595,16 +599,17 @@ def _sequence(index, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
   Sequence `batch` is the tokens behind all others.
   """
   inside = index < batch
-  start = index * seqlen_q
-  end = start + gl.where(inside, seqlen_q, 0)
-  if (flags & attend.CU_SEQLENS) != 0:
-    last = index <= batch
-    start = gl.load(cu_seqlens + index, mask=last, other=0)
-    end = gl.load(cu_seqlens + index + 1, mask=inside, other=0)
-    start = gl.minimum(gl.maximum(start, 0), tokens)
-    end = gl.minimum(gl.maximum(end, 0), tokens)
-    end = gl.where(inside, end, gl.where(last, tokens, start))
+  last = index <= batch
+  packed = (flags & attend.CU_SEQLENS) != 0
+  # Nothing is waited for before all is asked for.
   length = gl.load(lengths + index, mask=inside, other=0)
+  start = gl.load(cu_seqlens + index, mask=last & packed, other=0)
+  end = gl.load(cu_seqlens + index + 1, mask=inside & packed, other=0)
+  start = gl.minimum(gl.maximum(start, 0), tokens)
+  end = gl.minimum(gl.maximum(end, 0), tokens)
+  end = gl.where(inside, end, gl.where(last, tokens, start))
+  start = gl.where(packed, start, index * seqlen_q)
+  end = gl.where(packed, end, start + gl.where(inside, seqlen_q, 0))
   length = gl.minimum(gl.maximum(length, 0), 1 << 30)
   if (flags & attend.WINDOW) != 0:
     length = gl.minimum(
@@ -767,6 +772,17 @@ def _attend(
 
 
 @gluon.jit
+def _prefetch(ptr, count):
+  """Has numbers of 4 bytes brought near, a line a thread of all blocks."""
+  at = LINE * (gl.program_id(0) + gl.num_programs(0) * gl.arange(
+      0, attend.LANES, gl.BlockedLayout([1], [32], [4], [0])))
+  gl.inline_asm_elementwise(
+      "{ .reg .pred p; setp.lt.u32 p, $2, $3; @p prefetch.global.L2 [$1];"
+      " mov.b32 $0, 0; }", "=r,l,r,r", [ptr + at, at, count], gl.int32, False,
+      1)
+
+
+@gluon.jit
 def mla_attend(
     q, k_cache, k_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
     table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
@@ -781,6 +797,12 @@ def mla_attend(
   """
   # mla_merge may get ready, as this may have while the kernel before it ran.
   gdc_launch_dependents()
+  # What is read when a block's part is known; it may not be written yet.
+  if (flags & attend.INDPTR) != 0:
+    _prefetch(indptr, batch + 1)
+    _prefetch(table, width)
+  else:
+    _prefetch(table, batch * width)
   gdc_wait()
   lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [4], [0]))
   scale = softmax_scale * gl.load(k_scale) * scores.LOG2E

@@ -41,7 +41,7 @@ def _constants(row):
       "CHEAP_CAST": "bf16" not in arch.casts,
       "LARGE_PAGES": "small_pages" in left,
       "ONE_LANE": arch.platform == "rocm",
-      "ONE_AXIS": (arch.platform == "cuda" and row["grade"] == "fast"
+      "ONE_AXIS": (arch.platform == "cuda" and row["grade"] != "general"
                    and "many_rows" not in made_for),
       # Programs that share the columns of a row of parts.
       "MERGE_COLS": 4,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of many queries over paged caches for Hopper (sm_90), in Gluon.
+"""Attention over paged caches for Hopper (sm_90), in Gluon.
 
 Rows, keys and splits are attend.py's, the pipeline is attention's of
 kernels/mha/fwd_hopper.py; what differs is where keys come from. A map views a
@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
@@ -40,6 +41,7 @@ CHUNK = gl.constexpr(16)
 # A Gluon function calls none of Triton's; of one source it may be either.
 _find_rows = gluon.jit(attend.find_rows.fn)
 _find_keys = gluon.jit(attend.find_keys.fn)
+_find_work = gluon.jit(attend.find_work.fn)
 _tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
 
 
@@ -68,6 +70,7 @@ class Values(NamedTuple):
   data: tl.tensor
   page: tl.tensor
   token: tl.tensor
+  hdim: tl.tensor
   chunks: tl.tensor
 
 
@@ -92,15 +95,15 @@ def _row(rows, begin, COUNT: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _load_queries(q, rows, w: gl.constexpr, smem, HEAD: gl.constexpr):
-  """Begins to copy a warpgroup's rows."""
+def _load_queries(q, hdim, rows, w: gl.constexpr, smem, HEAD: gl.constexpr):
+  """Begins to copy a warpgroup's rows, with zeros behind their columns."""
   LAYOUT: gl.constexpr = hopper.rows_layout(HEAD)
   cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))
   for row in gl.static_range(0, 64, CHUNK):
     _, _, at, live = _row(rows, w * 64 + row, CHUNK, gl.SliceLayout(1, LAYOUT))
     async_copy.async_load(
-        smem.slice(row, CHUNK), q + (at * HEAD)[:, None] + cols[None, :],
-        mask=live[:, None] & (cols >= 0)[None, :])
+        smem.slice(row, CHUNK), q + (at * hdim)[:, None] + cols[None, :],
+        mask=live[:, None] & (cols < hdim)[None, :])
   async_copy.commit_group()
 
 
@@ -159,8 +162,9 @@ def _copy_cut(values, table, i, key, stop, N: gl.constexpr, HEAD: gl.constexpr,
           + key % table.page_size * values.token)
   left = gl.where(there, stop - key, 0)
   for chunk in range(key, key + BOX, CHUNK):
-    mask = (rows < left)[:, None] & (cols >= 0)[None, :]
     for part in gl.static_range(PARTS):
+      mask = (rows < left)[:, None] & (part * COLS + cols
+                                       < values.hdim)[None, :]
       place = (i * PARTS + part) * (N // CHUNK) + chunk % N // CHUNK
       async_copy.async_load(values.chunks.index(place),
                             base + part * COLS + at, mask=mask)
@@ -184,9 +188,14 @@ def _copy_tile(desc, boxes, empty, full, i, phase, table, values, head, first,
   PARTS: gl.constexpr = HEAD // COLS
   BYTES: gl.constexpr = PARTS * desc.nbytes_per_cta
   entry = first // table.page_size
-  place = first - entry * table.page_size
-  # A page's number is under way while the box before it is copied.
-  page = gl.load(table.first + entry, mask=first < stop, other=-1)
+  start = first - entry * table.page_size
+  # Numbers of pages are under way while the tile before is in use.
+  place = start
+  pages = ()
+  for b in gl.static_range(BOXES):
+    page = gl.load(table.first + entry, mask=first + b * BOX < stop, other=-1)
+    pages = pages + (page,)
+    entry, place = _following(entry, place, table, BOX)
   mbarrier.wait(empty, phase ^ 1)
   cut = stop
   if CUT:
@@ -197,17 +206,14 @@ def _copy_tile(desc, boxes, empty, full, i, phase, table, values, head, first,
   else:
     mbarrier.expect(full, BOXES * BYTES)
   at = i * PARTS * BOXES
-  for key in range(first, first + N, BOX):
-    entry, following = _following(entry, place, table, BOX)
-    next_page = gl.load(table.first + entry, mask=key + BOX < stop, other=-1)
-    page = gl.minimum(gl.maximum(page, -1), table.pages)
+  place = start
+  for b in gl.static_range(BOXES):
+    page = gl.minimum(gl.maximum(pages[b], -1), table.pages)
     for part in gl.static_range(PARTS):
       tma.async_load(desc, [page, head, place, part * COLS], full,
-                     boxes.index(at + part * BOXES),
-                     pred=(key != cut) | (cut == stop))
-    at += 1
-    page = next_page
-    place = following
+                     boxes.index(at + part * BOXES + b),
+                     pred=(first + b * BOX != cut) | (cut == stop))
+    place = _following(0, place, table, BOX)[1]
 
 
 @gluon.jit
@@ -233,9 +239,9 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
 def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
              BOX: gl.constexpr, STAGES: gl.constexpr):
   """Computes 64 rows: an online softmax over the key tiles."""
-  (q, q_smem, keys, rows, table, out, lse, parts_out, parts_lse, sinks, window,
-   low, last_tile, steps, full_lo, full_hi, negate, terms, out_scale, has_sink,
-   tokens, splits, flags) = args
+  (q, hdim, q_smem, keys, rows, table, out, hdim_v, lse, parts_out, parts_lse,
+   sinks, window, low, last_tile, steps, full_lo, full_hi, negate, terms,
+   out_scale, has_sink, tokens, parts, flags) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   query = _row(rows, w * 64, 64, ROWS)[0]
   acc = parts_hopper.zeros(64, HEAD, 0)
@@ -248,7 +254,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       window.right, 0, window.len_q, window.len_k)
   if steps > 0:
     q_rows = q_smem.index(w)
-    _load_queries(q, rows, w, q_rows, HEAD)
+    _load_queries(q, hdim, rows, w, q_rows, HEAD)
     absent = _any_absent(
         table, gl.maximum((last_tile - steps) * N, low) // table.page_size,
         (gl.minimum(last_tile * N, window.len_k) + table.page_size - 1)
@@ -318,23 +324,24 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
   acc = parts_hopper.scale_rows(
       acc, gl.where(any_key, out_scale / norm, 0.0), HEAD, 0)
   row_lse = gl.where(any_key, m * scores.LN2 + gl.log(norm), float("-inf"))
-  if splits > 1:
+  if parts > 1:
     gl.store(parts_lse + row, row_lse, mask=live)
-    _store(parts_out, acc.main, rows, w, HEAD)
+    _store(parts_out, acc.main, rows, w, hdim_v, HEAD)
   else:
     if (flags & attend.LSE) != 0:
       gl.store(lse + (head * tokens + query), row_lse, mask=live)
-    _store(out, acc.main, rows, w, HEAD)
+    _store(out, acc.main, rows, w, hdim_v, HEAD)
 
 
 @gluon.jit
-def _store(base, x, rows, w: gl.constexpr, HEAD: gl.constexpr):
+def _store(base, x, rows, w: gl.constexpr, hdim, HEAD: gl.constexpr):
   """Stores a warpgroup's rows."""
   LAYOUT: gl.constexpr = hopper.accumulator(HEAD)
   _, _, row, live = _row(rows, w * 64, 64, gl.SliceLayout(1, LAYOUT))
   cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))
-  gl.store(base + (row * HEAD)[:, None] + cols[None, :],
-           x.to(base.dtype.element_ty), mask=live[:, None])
+  gl.store(base + (row * hdim)[:, None] + cols[None, :],
+           x.to(base.dtype.element_ty),
+           mask=live[:, None] & (cols < hdim)[None, :])
 
 
 def tensor_maps(function, constants):
@@ -349,33 +356,53 @@ def paged_attend(
     k_desc, v_desc, q, v_cache, out, lse, parts, parts_lse, k_scale, v_scale,
     sinks, table, indptr, lengths, cu_seqlens, k_scale_head, v_start, v_page,
     v_head, v_token, v_scale_head, tokens, batch, seqlen_q, nhead_q, nhead_k,
-    group, pages, page_size, width, splits, programs, window_left, window_right,
-    softmax_scale, flags,
+    group, hdim, hdim_v, pages, page_size, width, splits, programs, window_left,
+    window_right, sinks_step, softmax_scale, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     FLAGS: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    ONE_AXIS: gl.constexpr,
 ):
-  """attend.py's paged_attend, of head dimensions that are both HEAD.
+  """attend.py's paged_attend, of head dimensions up to HEAD.
+
+  Of decoding too, whose few rows are a warpgroup's. A map has a head's columns
+  alone: behind them TMA writes zeros.
 
   Grid: as there; later tiles, the longest when causal, start first.
   """
-  gl.static_assert(TILE_M == 128)
+  WARPGROUPS: gl.constexpr = TILE_M // 64
+  if not attend.PARTIAL & FLAGS:
+    hdim = HEAD
+    hdim_v = HEAD
+  gl.static_assert(TILE_M == 64 * WARPGROUPS)
+  gdc_launch_dependents()
   head = gl.program_id(0) % nhead_k
   slot = gl.num_programs(0) // nhead_k - 1 - gl.program_id(0) // nhead_k
   split = gl.program_id(1)
 
+  index = 0
+  start = 0
+  len_q = 0
+  row0 = 0
+  count = splits
   share = 0.0
-  if splits > 1:
-    lanes = gl.arange(0, attend.LANES,
-                      gl.BlockedLayout([1], [32], [4], [0]))
-    share = programs / (nhead_k * gl.maximum(gl.sum(_tiles_of_batch(
-        lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
-        window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
-  index, start, len_q, row0 = _find_rows(
-      slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
+  lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [4], [0]))
+  if ONE_AXIS and splits > 1:
+    index, start, len_q, row0, head, split, count = _find_work(
+        gl.program_id(0), lanes, cu_seqlens, lengths, batch, tokens, seqlen_q,
+        group, nhead_k, window_left, window_right, splits, programs, flags,
+        TILE_M, TILE_N, FLAGS)
+    share = count * 1.0
+  else:
+    if splits > 1:
+      share = programs / (nhead_k * gl.maximum(gl.sum(_tiles_of_batch(
+          lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
+          window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
+    index, start, len_q, row0 = _find_rows(
+        slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
   left = gl.maximum(len_q * group - row0, 0)
   first, _, offset, low, stop, first_tile, last_tile = _find_keys(
       index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
-      width, pages, page_size, group, window_left, window_right, split, splits,
+      width, pages, page_size, group, window_left, window_right, split, count,
       share, flags, TILE_N, FLAGS)
   steps = gl.where(left > 0, gl.maximum(last_tile - first_tile, 0), 0)
   full_lo = 0
@@ -396,6 +423,13 @@ def paged_attend(
   # Of the tile's first query; the rest of an address has 32 bits.
   row = (start + query).to(gl.int64) * nhead_q
   part = split.to(gl.int64) * tokens * nhead_q + row
+  if ONE_AXIS and (split == count - 1) & (count < splits):
+    # As attend.py ends them.
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    at = _row(rows, 0, TILE_M, LAYOUT)
+    end = gl.where(count > 1, count, 0).to(gl.int64) * tokens * nhead_q + row
+    gl.store(parts_lse + end + at[2],
+             gl.full([TILE_M], float("inf"), gl.float32, LAYOUT), mask=at[3])
   pages_of = Table(table + first, pages, page_size)
   window = scores_hopper.Window(offset, window_left, window_right, 0, len_q,
                                 stop)
@@ -404,7 +438,7 @@ def paged_attend(
   WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
   BOXES: gl.constexpr = STAGES * (TILE_N // BOX) * (HEAD // COLS)
   q_smem = gl.allocate_shared_memory(
-      k_desc.dtype, [2, 64, HEAD], WIDE)
+      k_desc.dtype, [WARPGROUPS, 64, HEAD], WIDE)
   k_smem = gl.allocate_shared_memory(
       k_desc.dtype, [STAGES, TILE_N, HEAD], WIDE)
   v_smem = gl.allocate_shared_memory(
@@ -416,7 +450,7 @@ def paged_attend(
   chunks = v_smem.reinterpret(
       v_desc.dtype, [BOXES * BOX // CHUNK, CHUNK, COLS], WIDE)
   values = Values(v_cache + v_start + head.to(gl.int64) * v_head, v_page,
-                  v_token, chunks)
+                  v_token, hdim_v, chunks)
   k_full = mbarrier.allocate_mbarrier(batch=STAGES)
   k_empty = mbarrier.allocate_mbarrier(batch=STAGES)
   v_full = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -424,20 +458,29 @@ def paged_attend(
   for i in gl.static_range(STAGES):
     mbarrier.init(k_full.index(i), count=1)
     mbarrier.init(v_full.index(i), count=1)
-    mbarrier.init(k_empty.index(i), count=2)
-    mbarrier.init(v_empty.index(i), count=2)
+    mbarrier.init(k_empty.index(i), count=WARPGROUPS)
+    mbarrier.init(v_empty.index(i), count=WARPGROUPS)
   keys = fwd_hopper.Keys(
       parts_hopper.Parts(k_smem, k_smem), parts_hopper.Parts(v_smem, v_smem),
       k_full, k_empty, v_full, v_empty,
-      scores_hopper.allocate_planes(terms, STAGES, 2, 64, TILE_N, 0))
+      scores_hopper.allocate_planes(terms, STAGES, WARPGROUPS, 64, TILE_N,
+                                    0))
 
   produce = (k_desc, v_desc, keys, k_boxes, v_boxes, pages_of, values, head,
              last_tile, steps, stop)
-  consume = (q + row * HEAD, q_smem, keys, rows, pages_of, out + row * HEAD,
-             lse + start + query, parts + part * HEAD, parts_lse + part, sinks,
-             window, low, last_tile, steps, full_lo, full_hi, scale < 0, terms,
-             out_scale, has_sink, tokens, splits, flags)
-  if BOX < 64:
+  consume = (q + row * hdim, hdim, q_smem, keys, rows, pages_of,
+             out + row * hdim_v, hdim_v, lse + start + query,
+             parts + part * hdim_v, parts_lse + part,
+             sinks + index * sinks_step, window, low, last_tile, steps, full_lo,
+             full_hi, scale < 0, terms, out_scale, has_sink, tokens, count,
+             flags)
+  if WARPGROUPS == 1:
+    gl.warp_specialize([
+        (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES)),
+        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, False)),
+        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, False, True)),
+    ], [1, 1], [40, 40])
+  elif BOX < 64:
     # So many boxes are more than one warp asks for in time.
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES)),

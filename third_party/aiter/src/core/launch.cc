@@ -2,9 +2,11 @@
 
 #include "third_party/aiter/src/core/launch.h"
 
+#include <algorithm>
 #include <string>
 
 #include "third_party/aiter/src/core/kernel_table.h"
+#include "third_party/aiter/src/core/select.h"
 
 namespace aiter {
 namespace {
@@ -82,6 +84,20 @@ Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,
   return DriverError(
       driver, error,
       std::string("Encoding a tensor map of kernel ") + kernel.symbol);
+}
+
+int Multiprocessors(const DeviceInfo& device, const KernelInfo& kernel) {
+  return device.multiprocessors > 0 ? device.multiprocessors
+                                    : FactsOf(kernel.arch).multiprocessors;
+}
+
+int BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel, int most) {
+  // Shared memory that each block takes beside its own, and of which a
+  // multiprocessor has as much beside what one block may have.
+  constexpr int kOfEachBlock = 1024;
+  const int room = (device.max_shared_bytes + kOfEachBlock) /
+                   (kernel.shared_bytes + kOfEachBlock);
+  return std::clamp(room, 1, most) * Multiprocessors(device, kernel);
 }
 
 Status LaunchKernel(const Driver& driver, const LoadedKernel& loaded,

@@ -29,6 +29,13 @@ struct MappedTensor {
   bool reads_ahead = false;
 };
 
+// Multiprocessors (compute units) of a device, for which `kernel` was chosen.
+int Multiprocessors(const DeviceInfo& device, const KernelInfo& kernel);
+
+// Blocks of `kernel` that a device runs at once: on each multiprocessor as many
+// as have room in its shared memory, 1 at least and `most` at most.
+int BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel, int most);
+
 // Makes the tensor map that `kernel` wants of a tensor without an empty
 // dimension, whose address and strides are multiples of 16 bytes.
 Status EncodeTensorMap(const Driver& driver, const KernelInfo& kernel,

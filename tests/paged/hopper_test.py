@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel of paged attention that a row for sm_90 is made for, on a GPU.
+
+A call comes to the kernel that its features choose; of many calls those run
+that come to one which none before came to with as many rows.
+"""
+
+import itertools
+
+import numpy as np
+from absl.testing import absltest
+from harness.cases import DTYPES
+from paged import cases
+from paged import numbers_test as paged_test
+from paged.cases import Case
+
+from jax._src.aiter.core import dispatch
+from jaxlib import gpu_aiter
+
+ARCH = "sm_90"
+_DIMS = ((128, 0), (64, 0), (32, 0), (256, 0), (72, 40), (136, 0))
+_PAGES = (64, 16, 8, 48, 3)
+# Keys in many parts and in one, in pages some of which are absent; steps of one
+# row, of few, and of many.
+_STEPS = (
+    dict(decode=True, lengths=((1, 1500), (1, 70), (1, 0), (1, 1))),
+    dict(decode=False, lengths=((2, 1500), (3, 70), (0, 9), (1, 0)),
+         window=(300, -1), sinks=True),
+    dict(decode=False, lengths=((40, 150), (70, 70), (3, 260), (20, 0))))
+_SCORES = (dict(), dict(soft_cap=3.0, slopes=True))
+_CACHES = (("", "none"), *itertools.product(cases.BYTES, ("head", "token")))
+
+
+def _calls():
+  """(step, Case) of every kind, plain ones first; a tile has rows of heads."""
+  for scores, (cache, scale), dtype, (d, dv), page, (step, options) in (
+      itertools.product(_SCORES, _CACHES, ("bf16", "fp16", "fp32"), _DIMS,
+                        _PAGES, enumerate(_STEPS))):
+    if dtype != "fp32" or (max(d, dv) <= 128 and not cache):
+      yield step, Case(dtype=dtype, d=d, dv=dv, page=page, cache=cache,
+                       scale=scale, hq=24, hk=2, holes=True, **scores,
+                       **options)
+
+
+def _features(c: Case) -> list[str]:
+  """What a call asks of a kernel, as src/paged.cc finds it."""
+  dv = c.dv or c.d
+  run = 16 // (1 if c.cache else np.dtype(DTYPES[c.dtype]).itemsize)
+  asked = {
+      "cu_seqlens": not c.decode,
+      "window": c.window != (-1, -1) or not c.decode,
+      "soft_cap": c.soft_cap > 0,
+      "alibi": c.slopes,
+      "sink": c.sinks,
+      "token_scales": c.scale in ("page", "token"),
+      "partial": c.d != dv or c.d & (c.d - 1) != 0,
+      "unaligned": c.d % run + dv % run != 0,
+      "odd_pages": c.page & (c.page - 1) != 0,
+      "small_pages": c.page % 64 != 0,
+      "tiny_pages": c.page % 16 != 0,
+      "many_rows": c.lengths == _STEPS[-1]["lengths"],
+      "bytes": bool(c.cache),
+      c.cache: bool(c.cache),
+  }
+  return [name for name, is_asked in asked.items() if is_asked]
+
+
+class HopperTest(paged_test.PagedTestCase):
+
+  def test_rows(self):
+    module = gpu_aiter.load("cuda")
+    left = {
+        kernel["symbol"] for kernel in module.table()
+        if kernel["op"] == "paged_attend" and kernel["arch"] == ARCH
+        and kernel["grade"] in ("fast", "padded")}
+    self.assertNotEmpty(left)
+    seen = set()
+    for step, case in _calls():
+      name, *_ = module.kernels("paged_attend", ARCH, case.dtype,
+                                [max(case.d, case.dv)], _features(case))
+      if (name, step) not in seen:
+        seen.add((name, step))
+        left.discard(name)
+        with self.subTest(name, step=step):
+          self.check(case)
+    self.assertEmpty(left)
+
+
+if __name__ == "__main__":
+  if ARCH in dispatch.architectures("cuda"):
+    absltest.main()
