@@ -330,45 +330,22 @@ def _scales(function: str, w1, w2, w1_scale, w2_scale):
   return kinds[0], *found
 
 
-def checked(
-    function: str, devices: int, hidden_states, w1, w2, topk_weight, topk_ids,
-    expert_mask, activation, quant_type, doweight_stage1, num_local_tokens,
-    w1_scale, w2_scale, a1_scale, a2_scale, quant_dtype, dtype, bias1, bias2,
-    swiglu_limit, swiglu_alpha, beta, linear_beta, gate_mode, weight_layout,
-    num_shared_experts,
-) -> tuple[Config, Layer]:
-  """fused_moe's arguments, checked; ids are those of experts that w1 has.
+def _check_products(function: str, d: int, w1, w2, layout: str,
+                    in_pairs: bool) -> tuple[int, bool]:
+  """(columns of the first product, whether half of them are gates).
 
   Args:
     function: the public function's name.
-    devices: that have as many experts as this one; without expert_mask ids are
-      those of all of them.
-    **: see fused_moe.
+    d: columns of hidden states.
+    w1: the first product's matrices, of a checked dtype.
+    w2: the second one's.
+    layout: of Config.
+    in_pairs: whether a byte of theirs has two numbers.
   """
   bad = functools.partial(arguments.bad, function)
-  hidden_states, w1, w2 = arguments.agreeing(hidden_states, w1, w2)
-  scaled = w1_scale is not None or w2_scale is not None
-  scaling = "none"
-  ids = api.check_ids(function, topk_ids)
-  api.check_rows(function, "hidden_states", hidden_states, ids.shape[0])
-  d = hidden_states.shape[1]
-  layout = {"enk": "nt", "ekn": "nn"}[arguments.choice(
-      function, "weight_layout", weight_layout, ("enk", "ekn"))]
   inner = 1 if layout == "nt" else 2  # the axis of w1 that is not d
-  for name, w in (("w1", w1), ("w2", w2)):
-    arguments.check_dtype(
-        function, name, w, (hidden_states.dtype.name,) if not scaled
-        else _BYTES + _PACKED if name == "w1" else (w1.dtype.name,))
-    if w.ndim != 3:
-      raise bad(name, arguments.describe(w), "an array of rank 3")
-  if scaled and layout != "nt":
-    raise bad("weight_layout", repr(weight_layout), "'enk' with w1_scale")
-  four_bits = scaled and w1.dtype.name in _PACKED
-  if four_bits:
-    scaling, (w1, w2), (w1_scale, w2_scale) = _packed(
-        function, w1, w2, w1_scale, w2_scale)
-  shape = lambda w: (*w.shape[:2], w.shape[2] * (2 if four_bits else 1))
-  shape1, shape2 = shape(w1), shape(w2)
+  shape1, shape2 = ((*w.shape[:2], w.shape[2] * (2 if in_pairs else 1))
+                    for w in (w1, w2))
   experts, n = shape1[0], shape1[inner]
   columns = shape2[3 - inner]
   of = lambda a, b: (experts, *((a, b) if layout == "nt" else (b, a)))
@@ -378,7 +355,13 @@ def checked(
     raise bad("w2", arguments.describe(w2),
               f"shape {list(of(d, f'{n} / 2'))} with gates or"
               f" {list(of(d, n))} without, for w1 {arguments.describe(w1)}")
-  gated = n == 2 * columns
+  return n, n == 2 * columns
+
+
+def _check_activation(function: str, gated: bool, activation, swiglu_limit,
+                      swiglu_alpha, beta, linear_beta):
+  """Config's activation, limit, alpha and betas, by name."""
+  bad = functools.partial(arguments.bad, function)
   activation = arguments.choice(
       function, "activation", activation, tuple(_ACTIVATIONS))
   if not gated and _ACTIVATIONS[activation][2] is None:
@@ -405,34 +388,44 @@ def checked(
     betas.append(arguments.number(
         function, name, default if value is None else value,
         "a finite number above 0", lambda t: 0 < t < float("inf")))
-  for name, bias, width in (("bias1", bias1, n), ("bias2", bias2, d)):
-    if bias is not None:
-      arguments.check_dtype(function, name, bias, _FLOATS)
-      if bias.shape != (experts, width):
-        raise bad(name, arguments.describe(bias), f"shape [{experts}, {width}]")
-  of_scales = scaling
-  if scaled and not four_bits:
-    rank = getattr(w1_scale, "ndim", None)
-    scaling, w1_scale, w2_scale = _scales(
-        function, w1, w2, w1_scale, w2_scale)
-    of_scales = scaling if scaling == "mx" else (scaling, rank)
-  if quant_type is not None:
-    fits = [name for name, of in _QUANT_TYPES.items() if of_scales in of]
-    arguments.choice(function, "quant_type", quant_type, (None, *fits))
-  quant = w1.dtype.name if scaling in ("row", "block") else None
+  return dict(activation=activation, limit=limit, alpha=alpha,
+              betas=tuple(betas))
+
+
+def _check_quant(function: str, dtype: str, scaling: str, quant_dtype,
+                 a1_scale, a2_scale) -> str | None:
+  """What rows are quantised to for weights of `dtype`."""
+  quant = dtype if scaling in ("row", "block") else None
   if quant_dtype is not None:
     quant = arguments.dtype_name(
         function, "quant_dtype", quant_dtype, ("float8_e4m3fn", "mxfp4"))
     if scaling != "mx":
-      raise bad("quant_dtype", quant, "None but with weights of MXFP4 or"
-                " MXFP8")
+      raise arguments.bad(function, "quant_dtype", quant,
+                          "None but with weights of MXFP4 or MXFP8")
   for name, scale in (("a1_scale", a1_scale), ("a2_scale", a2_scale)):
     if scale is not None:
       arguments.check_dtype(function, name, scale, ("float32",))
       if scaling != "row" or scale.shape not in ((), (1,)):
-        raise bad(name, arguments.describe(scale), "None, or one number with"
-                  " weights that have a scale an expert or a row")
-  everywhere = devices * experts
+        raise arguments.bad(
+            function, name, arguments.describe(scale), "None, or one number"
+            " with weights that have a scale an expert or a row")
+  return quant
+
+
+def _check_routing(function: str, ids, topk_weight, experts: int,
+                   everywhere: int, expert_mask, num_local_tokens,
+                   num_shared_experts):
+  """(weights, ids of experts that w1 has), those of shared experts too.
+
+  Args:
+    function: the public function's name.
+    ids: int32 [tokens, topk].
+    topk_weight: see fused_moe.
+    experts: that w1 has.
+    everywhere: experts of all devices, if expert_mask does not say.
+    **: see fused_moe.
+  """
+  bad = functools.partial(arguments.bad, function)
   if expert_mask is not None:
     arguments.check_is_array(function, "expert_mask", expert_mask, False)
     if expert_mask.ndim != 1 or expert_mask.shape[0] < experts:
@@ -458,7 +451,69 @@ def checked(
     topk_weight = jnp.pad(
         topk_weight, ((0, 0), (0, topk + shared - topk_weight.shape[1])),
         constant_values=1)
-  ids = api.local_ids(function, ids, everywhere, expert_mask, num_local_tokens)
+  return topk_weight, api.local_ids(
+      function, ids, everywhere, expert_mask, num_local_tokens)
+
+
+def checked(
+    function: str, devices: int, hidden_states, w1, w2, topk_weight, topk_ids,
+    expert_mask, activation, quant_type, doweight_stage1, num_local_tokens,
+    w1_scale, w2_scale, a1_scale, a2_scale, quant_dtype, dtype, bias1, bias2,
+    swiglu_limit, swiglu_alpha, beta, linear_beta, gate_mode, weight_layout,
+    num_shared_experts,
+) -> tuple[Config, Layer]:
+  """fused_moe's arguments, checked; ids are those of experts that w1 has.
+
+  Args:
+    function: the public function's name.
+    devices: that have as many experts as this one; without expert_mask ids are
+      those of all of them.
+    **: see fused_moe.
+  """
+  bad = functools.partial(arguments.bad, function)
+  hidden_states, w1, w2 = arguments.agreeing(hidden_states, w1, w2)
+  scaled = w1_scale is not None or w2_scale is not None
+  scaling = of_scales = "none"
+  ids = api.check_ids(function, topk_ids)
+  api.check_rows(function, "hidden_states", hidden_states, ids.shape[0])
+  d = hidden_states.shape[1]
+  layout = {"enk": "nt", "ekn": "nn"}[arguments.choice(
+      function, "weight_layout", weight_layout, ("enk", "ekn"))]
+  for name, w in (("w1", w1), ("w2", w2)):
+    arguments.check_dtype(
+        function, name, w, (hidden_states.dtype.name,) if not scaled
+        else _BYTES + _PACKED if name == "w1" else (w1.dtype.name,))
+    if w.ndim != 3:
+      raise bad(name, arguments.describe(w), "an array of rank 3")
+  if scaled and layout != "nt":
+    raise bad("weight_layout", repr(weight_layout), "'enk' with w1_scale")
+  four_bits = scaled and w1.dtype.name in _PACKED
+  if four_bits:
+    scaling, (w1, w2), (w1_scale, w2_scale) = _packed(
+        function, w1, w2, w1_scale, w2_scale)
+    of_scales = scaling
+  experts = w1.shape[0]
+  n, gated = _check_products(function, d, w1, w2, layout, four_bits)
+  options = _check_activation(function, gated, activation, swiglu_limit,
+                              swiglu_alpha, beta, linear_beta)
+  for name, bias, width in (("bias1", bias1, n), ("bias2", bias2, d)):
+    if bias is not None:
+      arguments.check_dtype(function, name, bias, _FLOATS)
+      if bias.shape != (experts, width):
+        raise bad(name, arguments.describe(bias), f"shape [{experts}, {width}]")
+  if scaled and not four_bits:
+    rank = getattr(w1_scale, "ndim", None)
+    scaling, w1_scale, w2_scale = _scales(
+        function, w1, w2, w1_scale, w2_scale)
+    of_scales = scaling if scaling == "mx" else (scaling, rank)
+  if quant_type is not None:
+    fits = [name for name, of in _QUANT_TYPES.items() if of_scales in of]
+    arguments.choice(function, "quant_type", quant_type, (None, *fits))
+  quant = _check_quant(function, w1.dtype.name, scaling, quant_dtype, a1_scale,
+                       a2_scale)
+  topk_weight, ids = _check_routing(
+      function, ids, topk_weight, experts, devices * experts, expert_mask,
+      num_local_tokens, num_shared_experts)
   dtype = hidden_states.dtype.name if dtype is None else arguments.dtype_name(
       function, "dtype", dtype, _FLOATS)
   interleaved = arguments.choice(
@@ -466,13 +521,12 @@ def checked(
       ("separated", "interleaved")) == "interleaved"
   if interleaved and not gated:
     raise bad("gate_mode", repr(gate_mode), "'separated' without gates")
-  cfg = Config(
-      layout, activation, gated, interleaved,
-      arguments.flag(function, "doweight_stage1", doweight_stage1), limit,
-      alpha, tuple(betas), dtype, scaling, quant)
-  return cfg, Layer(
-      hidden_states, w1, w2, topk_weight, ids, bias1, bias2, w1_scale, w2_scale,
-      a1_scale, a2_scale)
+  return Config(
+      layout, gated=gated, interleaved=interleaved, dtype=dtype,
+      early=arguments.flag(function, "doweight_stage1", doweight_stage1),
+      scaling=scaling, quant=quant, **options), Layer(
+          hidden_states, w1, w2, topk_weight, ids, bias1, bias2, w1_scale,
+          w2_scale, a1_scale, a2_scale)
 
 
 def run(function: str, layer, cfg: Config, x: Layer) -> jax.Array:

@@ -181,116 +181,139 @@ def keys_and_values(cfg: Config, x: Operands, shape: Shape, page, offset):
           scaled(v, shape.dv, cfg.v_scale, x.v_scale))
 
 
-def reference(cfg: Config, x: Operands):
-  """(out, lse) in jax.numpy; lse None if it is not asked for."""
-  shape = shape_of(cfg, x)
-  tokens, hq, d = x.q.shape
-  batch, hk, size = x.lengths.shape[0], shape.hk, cfg.page_size
-  group = hq // hk
+class _Tiles(NamedTuple):
+  """Tiles of `rows` queries of one sequence each.
+
+  Attributes:
+    rows: of a tile.
+    starts: int32 [b], first query of each sequence.
+    ends: int32 [b], the one behind its last.
+    index: int32 [tiles], the sequence of each tile.
+    tile: int32 [tiles], its number there.
+  """
+  rows: int
+  starts: jax.Array
+  ends: jax.Array
+  index: jax.Array
+  tile: jax.Array
+
+
+def _tiles(cfg: Config, x: Operands) -> _Tiles:
+  """All tiles; of packed queries some may be empty."""
+  tokens, batch = x.q.shape[0], x.lengths.shape[0]
   if x.cu_seqlens is None:
-    rows = cfg.seqlen_q
+    rows, each = cfg.seqlen_q, -(-cfg.seqlen_q // _FEW_ROWS)
     starts = jnp.arange(batch, dtype=jnp.int32) * rows
-    ends, each = starts + rows, -(-rows // _FEW_ROWS)
-    rows = min(rows, _FEW_ROWS)
     tile = jnp.arange(batch * each, dtype=jnp.int32)
-    index, tile = tile // each, tile % each
-  else:
-    rows = _FEW_ROWS
-    cu = jnp.clip(x.cu_seqlens, 0, tokens)
-    starts, ends = cu[:-1], cu[1:]
-    first = starts // rows + jnp.arange(batch, dtype=jnp.int32)
-    slot = jnp.arange(tokens // rows + batch, dtype=jnp.int32)
-    index = jnp.maximum(last_start(first, slot), 0)
-    tile = slot - take(first, index, 0)
-  left, right = cfg.window
+    return _Tiles(min(rows, _FEW_ROWS), starts, starts + rows, tile // each,
+                  tile % each)
+  rows = _FEW_ROWS
+  cu = jnp.clip(x.cu_seqlens, 0, tokens)
+  starts, ends = cu[:-1], cu[1:]
+  first = starts // rows + jnp.arange(batch, dtype=jnp.int32)
+  slot = jnp.arange(tokens // rows + batch, dtype=jnp.int32)
+  index = jnp.maximum(last_start(first, slot), 0)
+  return _Tiles(rows, starts, ends, index, slot - take(first, index, 0))
+
+
+def _pages_of(x: Operands, i):
+  """Where a sequence's pages begin in the flat table, and how many it has."""
+  if x.indptr is None:
+    return i * x.table.shape[1], x.table.shape[1]
+  begin = jnp.clip(x.indptr[i], 0, x.table.shape[0])
+  return begin, jnp.minimum(x.indptr[i + 1], x.table.shape[0]) - begin
+
+
+def _attend(cfg: Config, x: Operands, shape: Shape, tiles: _Tiles, sinks, at):
+  """(rows or those past the end, out, lse) of tile at[1] of sequence at[0]."""
+  i, tile = at
+  tokens, hq, d = x.q.shape
+  hk, group, rows = shape.hk, hq // shape.hk, tiles.rows
+  size, (left, right) = cfg.page_size, cfg.window
   room = _PART if not is_known(shape.pages) else min(
       _PART, max(shape.pages * size, 1))
+  start, end = tiles.starts[i], tiles.ends[i]
+  row = start + tile * rows + jnp.arange(rows, dtype=jnp.int32)
+  live = row < end
+  length = jnp.clip(x.lengths[i], 0, _MAX_LENGTH)
+  first, count = _pages_of(x, i)
+  # Keys of the queries.
+  begin = length - (end - start) if x.places is None else x.places[i]
+  own = (row - start + begin) // cfg.cp_world_size
+  stop = jnp.minimum(length, jnp.clip(count, 0, length // size + 1) * size)
+  last = (end - start - 1 + begin) // cfg.cp_world_size
+  if right >= 0:
+    stop = jnp.minimum(stop, jnp.minimum(own[-1], last) + right + 1)
+  low = jnp.maximum(own[0] - left, 0) if left >= 0 else jnp.int32(0)
+  q = x.q.at[jnp.where(live, row, tokens)].get(mode="fill", fill_value=0)
+  q = q.astype(jnp.float32).reshape(rows, hk, group, d)
 
-  def sequence(i):
-    """Its first page in the table, and how many it has."""
-    if x.indptr is None:
-      return i * x.table.shape[1], x.table.shape[1]
-    begin = jnp.clip(x.indptr[i], 0, x.table.shape[0])
-    return begin, jnp.minimum(x.indptr[i + 1], x.table.shape[0]) - begin
+  def more(carry):
+    return carry[0] < stop
 
-  table = x.table.reshape(-1)
-  sinks = jnp.float32(-jnp.inf) if x.sinks is None else x.sinks
-  sinks = jnp.broadcast_to(sinks, hq).reshape(hk, group, 1)
-  slopes = None if x.slopes is None else x.slopes.reshape(hk, group, 1, 1)
-
-  def one_tile(at):
-    i, tile = at
-    row = starts[i] + tile * rows + jnp.arange(rows, dtype=jnp.int32)
-    live = row < ends[i]
-    length = jnp.clip(x.lengths[i], 0, _MAX_LENGTH)
-    first, count = sequence(i)
-    # Keys of the queries.
-    begin = length - (ends[i] - starts[i]) if x.places is None else x.places[i]
-    own = (row - starts[i] + begin) // cfg.cp_world_size
-    stop = jnp.minimum(length, jnp.clip(count, 0, length // size + 1) * size)
-    last = (ends[i] - starts[i] - 1 + begin) // cfg.cp_world_size
+  def step(carry):
+    n0, acc, m, l = carry
+    n = n0 + jnp.arange(room, dtype=jnp.int32)
+    place = first + jnp.minimum(n // size, jnp.maximum(count, 1) - 1)
+    page = x.table.reshape(-1).at[place].get(mode="fill", fill_value=-1)
+    shown = (n < stop) & (page >= 0) & (page < shape.pages)
+    page = jnp.where(shown, page, shape.pages)
+    k, v = keys_and_values(cfg, x, shape, page, n % size)
+    s = jnp.einsum("mhgd,nhd->hgmn", q, k, precision=lax.Precision.HIGHEST)
+    s *= cfg.softmax_scale
+    if cfg.soft_cap:
+      s = cfg.soft_cap * jnp.tanh(s / cfg.soft_cap)
+    ahead = n - own[:, None]
+    if x.slopes is not None:
+      s -= x.slopes.reshape(hk, group, 1, 1) * jnp.abs(ahead)
+    seen = jnp.broadcast_to(shown, ahead.shape)
+    if left >= 0:
+      seen &= ahead >= -left
     if right >= 0:
-      stop = jnp.minimum(stop, jnp.minimum(own[-1], last) + right + 1)
-    low = jnp.maximum(own[0] - left, 0) if left >= 0 else jnp.int32(0)
-    q = x.q.at[jnp.where(live, row, tokens)].get(mode="fill", fill_value=0)
-    q = q.astype(jnp.float32).reshape(rows, hk, group, d)
+      seen &= ahead <= right
+    s = jnp.where(seen, s, -jnp.inf)
+    m_new = jnp.maximum(m, s.max(-1))
+    m_exp = jnp.where(m_new == -jnp.inf, 0, m_new)
+    p = jnp.exp(s - m_exp[..., None])
+    alpha = jnp.exp(m - m_exp)
+    v = jnp.where(shown[:, None, None], v, 0)
+    acc = acc * alpha[..., None] + jnp.einsum(
+        "hgmn,nhd->hgmd", p, v, precision=lax.Precision.HIGHEST)
+    return n0 + room, acc, m_new, l * alpha + p.sum(-1)
 
-    def more(carry):
-      return carry[0] < stop
+  m = jnp.broadcast_to(sinks[..., None], (hk, group, rows)).astype(jnp.float32)
+  l = (m != -jnp.inf).astype(jnp.float32)
+  acc = jnp.zeros((hk, group, rows, shape.dv), jnp.float32)
+  _, acc, m, l = lax.while_loop(more, step, tuple(
+      vary_like(t, q) for t in (low // room * room, acc, m, l)))
+  safe = jnp.where(l == 0, 1, l)
+  acc /= safe[..., None]
+  lse = jnp.where(l == 0, -jnp.inf, m + jnp.log(safe))
+  return (jnp.where(live, row, tokens),
+          acc.reshape(hq, rows, shape.dv).swapaxes(0, 1).astype(x.q.dtype),
+          lse.reshape(hq, rows).T)
 
-    def step(carry):
-      n0, acc, m, l = carry
-      n = n0 + jnp.arange(room, dtype=jnp.int32)
-      place = first + jnp.minimum(n // size, jnp.maximum(count, 1) - 1)
-      page = table.at[place].get(mode="fill", fill_value=-1)
-      shown = (n < stop) & (page >= 0) & (page < shape.pages)
-      page = jnp.where(shown, page, shape.pages)
-      k, v = keys_and_values(cfg, x, shape, page, n % size)
-      s = jnp.einsum("mhgd,nhd->hgmn", q, k, precision=lax.Precision.HIGHEST)
-      s *= cfg.softmax_scale
-      if cfg.soft_cap:
-        s = cfg.soft_cap * jnp.tanh(s / cfg.soft_cap)
-      ahead = n - own[:, None]
-      if slopes is not None:
-        s -= slopes * jnp.abs(ahead)
-      seen = jnp.broadcast_to(shown, ahead.shape)
-      if left >= 0:
-        seen &= ahead >= -left
-      if right >= 0:
-        seen &= ahead <= right
-      s = jnp.where(seen, s, -jnp.inf)
-      m_new = jnp.maximum(m, s.max(-1))
-      m_exp = jnp.where(m_new == -jnp.inf, 0, m_new)
-      p = jnp.exp(s - m_exp[..., None])
-      alpha = jnp.exp(m - m_exp)
-      v = jnp.where(shown[:, None, None], v, 0)
-      acc = acc * alpha[..., None] + jnp.einsum(
-          "hgmn,nhd->hgmd", p, v, precision=lax.Precision.HIGHEST)
-      return n0 + room, acc, m_new, l * alpha + p.sum(-1)
 
-    m = jnp.broadcast_to(sinks, (hk, group, rows)).astype(jnp.float32)
-    l = (m != -jnp.inf).astype(jnp.float32)
-    acc = jnp.zeros((hk, group, rows, shape.dv), jnp.float32)
-    _, acc, m, l = lax.while_loop(more, step, tuple(
-        vary_like(t, q) for t in (low // room * room, acc, m, l)))
-    safe = jnp.where(l == 0, 1, l)
-    acc /= safe[..., None]
-    lse = jnp.where(l == 0, -jnp.inf, m + jnp.log(safe))
-    return (jnp.where(live, row, tokens),
-            acc.reshape(hq, rows, shape.dv).swapaxes(0, 1).astype(x.q.dtype),
-            lse.reshape(hq, rows).T)
-
+def reference(cfg: Config, x: Operands):
+  """(out, lse) in jax.numpy; lse None if it is not asked for."""
+  shape, tiles = shape_of(cfg, x), _tiles(cfg, x)
+  tokens, hq, _ = x.q.shape
+  sinks = jnp.float32(-jnp.inf) if x.sinks is None else x.sinks
+  sinks = jnp.broadcast_to(sinks, hq)
   out = vary_like(jnp.zeros((tokens, hq, shape.dv), x.q.dtype), x.q)
   lse = vary_like(jnp.full((tokens, hq), -jnp.inf, jnp.float32), x.q)
-  if at_most(tokens, 0) or at_most(batch, 0):
+  if at_most(tokens, 0) or at_most(x.lengths.shape[0], 0):
     pass
-  elif at_most(shape.pages, 0) or at_most(table.shape[0], 0):
+  elif at_most(shape.pages, 0) or at_most(x.table.size, 0):
     # Nobody sees a key: a row's softmax is of its sink alone.
     row = jnp.arange(tokens, dtype=jnp.int32)
-    live = (row >= starts[0]) & (row < ends[-1])
-    lse = jnp.where(live[:, None], sinks.reshape(hq), lse)
+    live = (row >= tiles.starts[0]) & (row < tiles.ends[-1])
+    lse = jnp.where(live[:, None], sinks, lse)
   else:
-    row, acc, row_lse = lax.map(one_tile, (index, tile))
+    of_groups = sinks.reshape(shape.hk, hq // shape.hk)
+    row, acc, row_lse = lax.map(
+        lambda at: _attend(cfg, x, shape, tiles, of_groups, at),
+        (tiles.index, tiles.tile))
     flat = row.reshape(-1)
     out = out.at[flat].set(acc.reshape(-1, hq, shape.dv), mode="drop")
     lse = lse.at[flat].set(row_lse.reshape(-1, hq), mode="drop")
