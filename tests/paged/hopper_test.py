@@ -18,7 +18,8 @@ from jax._src.aiter.core import dispatch
 from jaxlib import gpu_aiter
 
 ARCH = "sm_90"
-_DIMS = ((128, 0), (64, 0), (32, 0), (256, 0), (72, 40), (136, 0))
+_DIMS = ((128, 0), (64, 0), (32, 0), (256, 0), (72, 40), (136, 0), (20, 0),
+         (36, 0), (100, 0))
 _PAGES = (64, 16, 8, 48, 3)
 # Keys in many parts and in one, in pages some of which are absent; steps of one
 # row, of few, and of many.
@@ -27,19 +28,22 @@ _STEPS = (
     dict(decode=False, lengths=((2, 1500), (3, 70), (0, 9), (1, 0)),
          window=(300, -1), sinks=True),
     dict(decode=False, lengths=((40, 150), (70, 70), (3, 260), (20, 0))))
+_LAYOUTS = ("NHD", "x", "asm")
 _SCORES = (dict(), dict(soft_cap=3.0, slopes=True))
 _CACHES = (("", "none"), *itertools.product(cases.BYTES, ("head", "token")))
 
 
 def _calls():
   """(step, Case) of every kind, plain ones first; a tile has rows of heads."""
-  for scores, (cache, scale), dtype, (d, dv), page, (step, options) in (
-      itertools.product(_SCORES, _CACHES, ("bf16", "fp16", "fp32"), _DIMS,
-                        _PAGES, enumerate(_STEPS))):
+  for layout, scores, (cache, scale), dtype, (d, dv), page, (step, options) in (
+      itertools.product(_LAYOUTS, _SCORES, _CACHES, ("bf16", "fp16", "fp32"),
+                        _DIMS, _PAGES, enumerate(_STEPS))):
+    if layout != "NHD" and (d % 16 or dv or page % 16):
+      continue
     if dtype != "fp32" or (max(d, dv) <= 128 and not cache):
       yield step, Case(dtype=dtype, d=d, dv=dv, page=page, cache=cache,
-                       scale=scale, hq=24, hk=2, holes=True, **scores,
-                       **options)
+                       scale=scale, hq=24, hk=2, holes=True, layout=layout,
+                       **scores, **options)
 
 
 def _features(c: Case) -> list[str]:
@@ -55,6 +59,7 @@ def _features(c: Case) -> list[str]:
       "token_scales": c.scale in ("page", "token"),
       "partial": c.d != dv or c.d & (c.d - 1) != 0,
       "unaligned": c.d % run + dv % run != 0,
+      "shuffled": c.layout != "NHD",
       "odd_pages": c.page & (c.page - 1) != 0,
       "small_pages": c.page % 64 != 0,
       "tiny_pages": c.page % 16 != 0,
@@ -78,10 +83,10 @@ class HopperTest(paged_test.PagedTestCase):
     for step, case in _calls():
       name, *_ = module.kernels("paged_attend", ARCH, case.dtype,
                                 [max(case.d, case.dv)], _features(case))
-      if (name, step) not in seen:
-        seen.add((name, step))
+      if (name, step, case.layout) not in seen:
+        seen.add((name, step, case.layout))
         left.discard(name)
-        with self.subTest(name, step=step):
+        with self.subTest(name, step=step, layout=case.layout):
           self.check(case)
     self.assertEmpty(left)
 

@@ -168,6 +168,29 @@ bool IsShuffled(const paged_half& h, int64_t run) {
   return h.side.col != 1 || h.side.run != run || h.side.split != 1;
 }
 
+// Whether a row of columns begins at a multiple of 16 bytes.
+bool IsAligned(const paged_half& h, int64_t run) {
+  const cache_side& s = h.side;
+  return s.start % run == 0 && s.page % run == 0 && s.head % run == 0 &&
+         s.run_offset % run == 0;
+}
+
+// Whether keys are shuffled into such runs of a token's columns,
+bool HasKeyRuns(const paged_half& h, int64_t run) {
+  return IsAligned(h, run) && h.side.split == 1 && h.side.col == 1 &&
+         h.side.run % run == 0;
+}
+
+// and values into runs of tokens, of one column (runs_hopper.py).
+bool HasValueRuns(paged_half h, int64_t run, int64_t page_size) {
+  const cache_side s = h.side;
+  const bool together =
+      s.split == 1 ? s.run_offset == 1 : s.split == run && s.offset == 1;
+  if (s.split == 1) h.side.run_offset = run;
+  return together && IsAligned(h, run) && page_size % run == 0 &&
+         s.col % run == 0 && s.run == run * s.col;
+}
+
 // Where a half lies and what scales it, as the kernels take them.
 struct HalfFields {
   const void* PagedParams::* cache;
@@ -262,6 +285,10 @@ struct Attend {
     key.dims[0] = static_cast<int32_t>(std::max(a.hdim, a.hdim_v));
     int64_t run = RunOf(a);
     int64_t rows = a.tokens * (a.nhead_q / a.nhead_k);
+    const bool shuffled = IsShuffled(a.k, run) || IsShuffled(a.v, run);
+    const bool aligned =
+        shuffled ? HasKeyRuns(a.k, run) && HasValueRuns(a.v, run, a.page_size)
+                 : IsAligned(a.k, run) && IsAligned(a.v, run);
     key.features =
         If(a.cu_seqlens_ptr != nullptr, kPagedCuSeqlens) |
         If(a.indptr_ptr != nullptr, kPagedIndptr) |
@@ -273,11 +300,9 @@ struct Attend {
         If(a.lse_ptr != nullptr, kPagedLse) |
         If(a.hdim != a.hdim_v || !IsPower(a.hdim) || a.hdim < 16,
            kPagedPartial) |
-        If(a.hdim % run != 0 || a.hdim_v % run != 0 ||
-               (!IsShuffled(a.k, run) && !IsAligned(a.k, run)) ||
-               (!IsShuffled(a.v, run) && !IsAligned(a.v, run)),
+        If(a.hdim % run != 0 || a.hdim_v % run != 0 || !aligned,
            kPagedUnaligned) |
-        If(IsShuffled(a.k, run) || IsShuffled(a.v, run), kPagedShuffled) |
+        If(shuffled, kPagedShuffled) |
         If(!IsPower(a.page_size), kPagedOddPages) |
         If(a.page_size % kLargePage != 0, kPagedSmallPages) |
         If(a.page_size % kTinyPage != 0, kPagedTinyPages) |
@@ -361,13 +386,6 @@ struct Attend {
     }
     return LaunchKernel(driver, plan.merge, &p, stream, /*maps=*/nullptr,
                         /*early=*/true);
-  }
-
-  // Whether a row of columns begins at a multiple of 16 bytes.
-  static bool IsAligned(const paged_half& h, int64_t run) {
-    const cache_side& s = h.side;
-    return s.start % run == 0 && s.page % run == 0 && s.head % run == 0 &&
-           s.run_offset % run == 0;
   }
 
   // A half of the cache as [page, head, token, column].

@@ -70,6 +70,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("decode", "fast", 128, 16, 0,
       kPlain | kPagedWindow | kPagedManyRows | kPagedBytes);
   add("prefill", "fast", 128, 64, kPagedManyRows, kPlain | kPagedBytes);
+  add("runs", "fast", 128, 16, kPagedShuffled, kPagedUnaligned | kPagedBytes);
   add("fnuz", "fast", 128, 16, kPagedBytes | kPagedE4m3fnuz, kPlain);
   add("aligned", "general", 256, 16, 0,
       kPagedUnaligned | kPagedShuffled | kPagedBytes);
@@ -230,7 +231,17 @@ void TestSelection() {
   tokens_inside.v.side.offset = 1;
   tokens_inside.v.side.col = 8;
   tokens_inside.v.side.run = 64;
-  CHECK(Run(tokens_inside) == Names{"any"});
+  CHECK(Run(tokens_inside) == Names{"runs"});
+  paged_attend_args runs = Args(8);  // As vLLM's, which AITER has as well.
+  runs.k.side.run_offset = 8;
+  runs.k.side.run = 8 * kPage;
+  runs.v.side.run_offset = 1;
+  runs.v.side.col = kPage;
+  runs.v.side.run = 8 * kPage;
+  runs.k.side.head = runs.v.side.head = kPage * kHdim;
+  CHECK(Run(runs) == Names{"runs"});
+  runs.page_size = 12;  // Whose last run is of two pages.
+  CHECK(Run(runs) == Names{"any"});
 
   Names names;
   CHECK_OK(paged_attend_kernels({"bf16", {128}, {}}, "gfx942", &names));

@@ -398,6 +398,7 @@ def features(cfg: Config, x: Operands, shape: Shape):
   d, size = x.q.shape[-1], cfg.page_size
   run = cache_op.run_of(x.k_cache)
   kind = KINDS.get(x.k_cache.dtype.name)
+  shuffled = cfg.layout in ("x", "asm")
   per_token = {"page", "offset"} & {*cfg.k_scale, *cfg.v_scale}
   on = {
       "cu_seqlens": x.cu_seqlens is not None, "indptr": x.indptr is not None,
@@ -405,8 +406,9 @@ def features(cfg: Config, x: Operands, shape: Shape):
       "alibi": x.slopes is not None, "sink": x.sinks is not None,
       "token_scales": bool(per_token), "lse": cfg.return_lse,
       "partial": d != shape.dv or d & (d - 1) != 0 or d < 16,
-      "unaligned": d % run != 0 or shape.dv % run != 0,
-      "shuffled": cfg.layout in ("x", "asm"),
+      "unaligned": (d % run != 0 or shape.dv % run != 0
+                    or shuffled and size % run != 0),
+      "shuffled": shuffled,
       "odd_pages": size & (size - 1) != 0,
       "small_pages": size % _LARGE_PAGE != 0,
       "many_rows": _many_rows(cfg, x, shape),

@@ -26,28 +26,37 @@ _find_work = gluon.jit(attend.find_work.fn)
 MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, MMA.value, 2))
 RIGHT = gl.constexpr(gl.DotOperandLayout(1, MMA.value, 2))
-HEAD = gl.constexpr(128)
+# A token's scale of values below it takes no part in what weights are of.
+LEAST = gl.constexpr(2.0**-60)
 # Rows stand in columns: products have them so.
 COLUMN = gl.constexpr(gl.SliceLayout(0, MMA.value))
-ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0]))
 
 
 @gluon.constexpr_function
-def _k_layout(n):
-  """Words of keys: four lanes a key, each has 16 bytes of both its halves."""
+def _k_layout(n, words):
+  """Words of keys: four lanes a key, each has 16 bytes of every 64."""
+  steps = lambda n: range(n.bit_length() - 1)
   return gl.DistributedLinearLayout(
-      [[0, 1], [0, 2], [0, 16],
-       *([8 << i, 0] for i in range((n // 8).bit_length() - 1))],
-      [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [], [], [n, 32])
+      [[0, 1], [0, 2], *([0, 16 << i] for i in steps(words // 16)),
+       *([8 << i, 0] for i in steps(n // 8))],
+      [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [], [], [n, words])
 
 
 @gluon.constexpr_function
-def _v_layout(n):
-  """Words of values: eight lanes a key, 16 bytes each."""
+def _v_layout(n, words):
+  """Words of values: eight lanes a key."""
+  steps = lambda n: range(n.bit_length() - 1)
+  each = words // 8
   return gl.DistributedLinearLayout(
-      [[0, 1], [0, 2], [1, 0],
-       *([8 << i, 0] for i in range((n // 8).bit_length() - 1))],
-      [[2, 0], [4, 0], [0, 4], [0, 8], [0, 16]], [], [], [n, 32])
+      [*([0, 1 << i] for i in steps(each)), [1, 0],
+       *([8 << i, 0] for i in steps(n // 8))],
+      [[2, 0], [4, 0], *([0, each << i] for i in range(3))], [], [], [n, words])
+
+
+@gluon.constexpr_function
+def _rows_layout(head):
+  """Rows of queries and of the result."""
+  return gl.BlockedLayout([1, 8], [256 // head, head // 8], [1, 1], [1, 0])
 
 
 # What makes two pairs of float16, l and h, of a word w of four bytes, exactly:
@@ -86,17 +95,22 @@ def _of_words(ptx):
 
 
 def _of_keys(ptx, zips):
-  """The assembly of four words of a key, from $16 on, and of the next one's.
+  """Words -> the assembly of so many words of a key, and of the next one's.
 
-  $(4 i + j) are bytes i of both keys' words j, side by side; zips: how `ptx`
-  wants bytes 0 and 1, and 2 and 3, of two words.
+  They come behind the results, $(words i + j), which are bytes i of both keys'
+  words j, side by side; zips: how `ptx` wants bytes 0 and 1, and 2 and 3, of
+  two words.
   """
-  out = "{ .reg .b16 c, d; .reg .b32 w, l, h, t, k;"
-  for j in range(4):
-    for i, pick in zip((0, 2), zips):
-      out += (f"\n prmt.b32 w, ${16 + j}, ${20 + j}, {pick};" + ptx
-              + f"\n mov.b32 ${4 * i + j}, l; mov.b32 ${4 * i + 4 + j}, h;")
-  return out + "}"
+  found = {}
+  for words in (2, 4):
+    out = "{ .reg .b16 c, d; .reg .b32 w, l, h, t, k;"
+    for j in range(words):
+      for i, pick in zip((0, 2), zips):
+        at = words * i + j
+        out += (f"\n prmt.b32 w, ${4 * words + j}, ${5 * words + j}, {pick};"
+                + ptx + f"\n mov.b32 ${at}, l; mov.b32 ${at + words}, h;")
+    found[words] = out + "}"
+  return found
 
 
 # In the order of KINDS; and what float16 has in the place of 1.
@@ -106,8 +120,14 @@ _TO_HALF = gl.constexpr(tuple(
 _TO_PAIRS = gl.constexpr((
     _of_keys(_INT8, _SIDE_BY_SIDE), _of_keys(_E4M3FN, _SIDE_BY_SIDE),
     _of_keys(_E4M3FNUZ, ("0x5410", "0x7632")), _of_keys(_E5M2, _SIDE_BY_SIDE)))
-_OF_PAIRS = gl.constexpr(",".join(["=&r"] * 16 + ["r"] * 8))
 _ONE = gl.constexpr((1.0, 1.0, 2.0**-7, 1.0))
+
+
+@gluon.constexpr_function
+def _to_pairs(kind, words):
+  """Assembly and constraints of so many words of two keys."""
+  return (_TO_PAIRS.value[kind][words],
+          ",".join(["=&r"] * 4 * words + ["r"] * 2 * words))
 
 
 @gluon.jit
@@ -121,10 +141,11 @@ def _half(words, KIND: gl.constexpr):
 
 @gluon.jit
 def _keys(words, KIND: gl.constexpr):
-  """Words [N, 32] of keys as float16 [N, HEAD], columns as of _column."""
+  """Words [N, W] of keys as float16 [N, 4 W], columns as of _column."""
   N: gl.constexpr = words.shape[0]
-  k = _half(words, KIND).reshape([N, 2, 4, 4, 2, 2])
-  return k.permute([0, 1, 3, 4, 2, 5]).reshape([N, HEAD])
+  W: gl.constexpr = words.shape[1]
+  k = _half(words, KIND).reshape([N, W // 16, 4, 4, 2, 2])
+  return k.permute([0, 1, 3, 4, 2, 5]).reshape([N, 4 * W])
 
 
 @gluon.jit
@@ -141,19 +162,21 @@ def _column(c, KIND: gl.constexpr):
 
 @gluon.jit
 def _values(words, KIND: gl.constexpr):
-  """Words [N, 32] of values as float16 [HEAD, N].
+  """Words [N, W] of values as float16 [4 W, N].
 
   Those of two keys are paired as the product takes them, which the names of
-  elements that the assembly returns do not say. Column 16 l + c comes as the
-  8 c + l-th.
+  elements that the assembly returns do not say. Of C columns that a lane has,
+  C l + c comes as the 8 c + l-th.
   """
-  a, b, c, d = gl.inline_asm_elementwise(
-      _TO_PAIRS[KIND], _OF_PAIRS, [words],
-      (gl.float16, gl.float16, gl.float16, gl.float16), True, 8)
   N: gl.constexpr = words.shape[0]
+  EACH: gl.constexpr = words.shape[1] // 8
+  ASM: gl.constexpr = _to_pairs(KIND, EACH)
+  a, b, c, d = gl.inline_asm_elementwise(
+      ASM[0], ASM[1], [words],
+      (gl.float16, gl.float16, gl.float16, gl.float16), True, 2 * EACH)
   v = gl.join(gl.join(a, c), gl.join(b, d))
-  v = v.reshape([N // 2, 2, 8, 2, 2, 2, 2]).permute([1, 3, 5, 6, 2, 0, 4])
-  return v.reshape([HEAD, N])
+  v = v.reshape([N // 2, 2, 8, EACH // 2, 2, 2, 2])
+  return v.permute([1, 3, 5, 6, 2, 0, 4]).reshape([32 * EACH, N])
 
 
 @gluon.jit
@@ -171,7 +194,8 @@ def _nan_keys(words):
 @gluon.jit
 def _nan_values(words):
   """[4, 32]: `_nans` of the words of any key, for each lane that has keys."""
-  words = _nans(words).reshape([words.shape[0] // 8, 4, 2, HEAD // 4])
+  words = _nans(words).reshape(
+      [words.shape[0] // 8, 4, 2, words.shape[1]])
   return gl.reduce_or(gl.reduce_or(words, 2), 0)
 
 
@@ -193,19 +217,18 @@ def _of_box(boxes, keys, N: gl.constexpr, BOX: gl.constexpr):
   """(page, place of the first key of the box) for keys of a tile."""
   page = boxes[0]
   place = boxes[1]
-  if BOX < N:
-    gl.static_assert(N == 2 * BOX)
-    page = gl.where(keys < BOX, boxes[0], boxes[2])
-    place = gl.where(keys < BOX, boxes[1], boxes[3])
+  for b in gl.static_range(1, N // BOX):
+    page = gl.where(keys < b * BOX, page, boxes[2 * b])
+    place = gl.where(keys < b * BOX, place, boxes[2 * b + 1])
   return page, place
 
 
 @gluon.jit
 def _load(base, page_stride, token_stride, boxes, left, N: gl.constexpr,
-          BOX: gl.constexpr, LAYOUT: gl.constexpr):
+          COLS: gl.constexpr, BOX: gl.constexpr, LAYOUT: gl.constexpr):
   """A tile's words: `left` keys, zeros of absent ones."""
   keys = gl.arange(0, N, gl.SliceLayout(1, LAYOUT))
-  cols = gl.arange(0, HEAD // 4, gl.SliceLayout(0, LAYOUT))
+  cols = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
   page, place = _of_box(boxes, keys, N, BOX)
   at = (page.to(gl.int64) * (page_stride // 4)
         + (place + keys % BOX) * (token_stride // 4))
@@ -215,16 +238,26 @@ def _load(base, page_stride, token_stride, boxes, left, N: gl.constexpr,
 
 
 @gluon.jit
+def _scales(base, page_stride, token_stride, boxes, keys, shown,
+            N: gl.constexpr, BOX: gl.constexpr):
+  """Scales of a tile's tokens."""
+  page, place = _of_box(boxes, keys, N, BOX)
+  at = page.to(gl.int64) * page_stride + (place + keys % BOX) * token_stride
+  return gl.load(base + at, mask=shown, other=1.0)
+
+
+@gluon.jit
 def paged_attend(
     q, k_bytes, v_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
     table, indptr, lengths, cu_seqlens, k_start, k_page, k_head, k_token,
-    k_scale_head, v_start, v_page, v_head, v_token, v_scale_head, tokens, batch,
-    seqlen_q, nhead_q, nhead_k, group, pages, page_size, width, splits,
-    programs, window_left, window_right, softmax_scale, flags,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, FLAGS: gl.constexpr,
-    KIND: gl.constexpr, BOX: gl.constexpr,
+    k_scale_page, k_scale_head, k_scale_token, v_start, v_page, v_head, v_token,
+    v_scale_page, v_scale_head, v_scale_token, tokens, batch, seqlen_q, nhead_q,
+    nhead_k, group, pages, page_size, width, splits, programs, window_left,
+    window_right, softmax_scale, flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+    FLAGS: gl.constexpr, KIND: gl.constexpr, BOX: gl.constexpr,
 ):
-  """attend.py's paged_attend, of head dimensions that are both 128.
+  """attend.py's paged_attend, of head dimensions that are both HEAD.
 
   BOX: of so many keys none lie in two pages.
   """
@@ -267,11 +300,15 @@ def paged_attend(
     k_words = k_bytes.to(WORD) + (k_start + head.to(gl.int64) * k_head) // 4
     v_words = v_bytes.to(WORD) + (v_start + head.to(gl.int64) * v_head) // 4
     TIMES: gl.constexpr = 1.0 / _ONE[KIND]
-    scale = gl.load(k_scale + head.to(gl.int64) * k_scale_head)
+    k_scale += head.to(gl.int64) * k_scale_head
+    v_scale += head.to(gl.int64) * v_scale_head
+    by_token = (flags & (attend.TOKEN_SCALES & FLAGS)) != 0
+    scale = gl.load(k_scale, mask=not by_token, other=1.0)
     scale *= softmax_scale * TIMES
-    out_scale = gl.load(v_scale + head.to(gl.int64) * v_scale_head) * TIMES
+    out_scale = gl.load(v_scale, mask=not by_token, other=1.0) * TIMES
 
     # Queries, their columns in the order of the keys'.
+    ROWS: gl.constexpr = _rows_layout(HEAD)
     r = gl.arange(0, TILE_M, gl.SliceLayout(1, ROWS))
     live = r < rows_left
     r = row0 + gl.where(live, r, 0)
@@ -300,19 +337,29 @@ def paged_attend(
     acc = gl.zeros([HEAD, TILE_M], gl.float32, MMA)
     keys = gl.arange(0, TILE_N, gl.SliceLayout(1, MMA))
 
-    K_BYTES: gl.constexpr = _k_layout(TILE_N)
-    V_BYTES: gl.constexpr = _v_layout(TILE_N)
+    COLS: gl.constexpr = HEAD // 4
+    K_BYTES: gl.constexpr = _k_layout(TILE_N, COLS)
+    V_BYTES: gl.constexpr = _v_layout(TILE_N, COLS)
     key = first_tile * TILE_N
     end = gl.minimum(last_tile * TILE_N, stop)
     boxes = _pages(table, page_size, pages, key, end, TILE_N, BOX)
-    k_raw = _load(k_words, k_page, k_token, boxes, end - key, TILE_N, BOX,
-                  K_BYTES)
-    v_raw = _load(v_words, v_page, v_token, boxes, end - key, TILE_N, BOX,
-                  V_BYTES)
+    k_raw = _load(k_words, k_page, k_token, boxes, end - key, TILE_N, COLS,
+                  BOX, K_BYTES)
+    v_raw = _load(v_words, v_page, v_token, boxes, end - key, TILE_N, COLS,
+                  BOX, V_BYTES)
     following = _pages(table, page_size, pages, key + TILE_N, end, TILE_N, BOX)
     if KIND == attend.E4M3FNUZ:
       nan = _nan_values(v_raw)
     while key < end:
+      page = _of_box(boxes, keys, TILE_N, BOX)[0]
+      shown = (keys < end - key) & (page >= 0)
+      of_keys = gl.full([TILE_N], 1.0, gl.float32, keys.type.layout)
+      of_values = of_keys
+      if by_token:
+        of_keys = _scales(k_scale, k_scale_page, k_scale_token, boxes, keys,
+                          shown, TILE_N, BOX)
+        of_values = _scales(v_scale, v_scale_page, v_scale_token, boxes, keys,
+                            shown, TILE_N, BOX)
       s = mma_v2(gl.convert_layout(_keys(k_raw, KIND), LEFT), q_tile,
                  gl.zeros([TILE_N, TILE_M], gl.float32, MMA))
       if KIND == attend.E4M3FNUZ:
@@ -320,29 +367,35 @@ def paged_attend(
         is_nan = gl.convert_layout(_nan_keys(k_raw), gl.SliceLayout(1, MMA))
         s = gl.where(is_nan[:, None], float("nan"), s)
       left = end - key - TILE_N
-      k_raw = _load(k_words, k_page, k_token, following, left, TILE_N, BOX,
-                    K_BYTES)
-      page = _of_box(boxes, keys, TILE_N, BOX)[0]
-      shown = (keys < end - key) & (page >= 0)
+      k_raw = _load(k_words, k_page, k_token, following, left, TILE_N, COLS,
+                    BOX, K_BYTES)
+      if attend.TOKEN_SCALES & FLAGS:
+        s *= of_keys[:, None]
       s = gl.where(shown[:, None], s * scale[None, :], float("-inf"))
       if (flags & attend.WINDOW) != 0:
         ahead = (key + keys)[:, None] - (query + offset)[None, :]
         s = gl.where((ahead <= window_right) & (ahead >= -window_left), s,
                      float("-inf"))
-      m_new = gl.maximum(m, gl.max(s, 0))
+      most = s
+      if attend.TOKEN_SCALES & FLAGS:
+        # float16 holds a weight with its scale, if the largest such is 1.
+        most += gl.log2(gl.maximum(gl.abs(of_values), LEAST))[:, None]
+      m_new = gl.maximum(m, gl.max(most, 0))
       # A row that has seen no key yet: anything finite keeps the NaN away.
       m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)
       p = gl.exp2(s - (m_exp - 10.0)[None, :])
       alpha = gl.exp2(m - m_exp)
       m = m_new
       l = l * alpha + gl.sum(p, 0)
+      if attend.TOKEN_SCALES & FLAGS:
+        p *= of_values[:, None]
       if KIND == attend.E4M3FNUZ:
         nan = nan | _nan_values(v_raw)
       acc = mma_v2(gl.convert_layout(_values(v_raw, KIND), LEFT),
                    gl.convert_layout(p.to(gl.float16), RIGHT),
                    acc * alpha[None, :])
-      v_raw = _load(v_words, v_page, v_token, following, left, TILE_N, BOX,
-                    V_BYTES)
+      v_raw = _load(v_words, v_page, v_token, following, left, TILE_N, COLS,
+                    BOX, V_BYTES)
       key += TILE_N
       boxes = following
       following = _pages(table, page_size, pages, key + TILE_N, end, TILE_N,
@@ -353,7 +406,7 @@ def paged_attend(
     acc *= (out_scale / l)[None, :]
     row_lse = gl.where(any_key, (m - 10.0) * scores.LN2 + gl.log(l),
                        float("-inf"))
-    acc = acc.reshape([16, 8, TILE_M]).permute([2, 1, 0])
+    acc = acc.reshape([HEAD // 8, 8, TILE_M]).permute([2, 1, 0])
     acc = gl.convert_layout(acc.reshape([TILE_M, HEAD]), ROWS)
     if KIND == attend.E4M3FNUZ:
       BYTES: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [1, 1], [1, 0])
