@@ -280,8 +280,8 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
     params.mean_ptr = args.mean_ptr;
     params.rstd_ptr = args.rstd_ptr;
     params.dx_ptr = args.dx_ptr;
-    params.dgamma_ptr = args.dgamma_ptr;
-    params.dbeta_ptr = args.dbeta_ptr;
+    params.dgamma_ptr = params.dgamma_f32_ptr = args.dgamma_ptr;
+    params.dbeta_ptr = params.dbeta_f32_ptr = args.dbeta_ptr;
     params.dgamma_parts_ptr = args.dgamma_parts_ptr;
     params.dbeta_parts_ptr = args.dbeta_parts_ptr;
     int64_t parts = std::min(args.parts, plan.max_parts);
@@ -297,6 +297,9 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
           static_cast<int32_t>(CeilDiv(params.rows, rows.parts));
     }
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.dx, &rows, stream));
+    // Of the last kernel's weights only the gradients' type is of interest.
+    params.flags &= ~static_cast<int32_t>(kNormF32Weights);
+    params.flags |= static_cast<int32_t>(If(args.sums_are_f32, kNormF32Weights));
     return LaunchKernel(driver, plan.dgamma, &params, stream, /*maps=*/nullptr,
                         /*early=*/true);
   }

@@ -35,7 +35,9 @@ struct NormParams {
   const void* dgamma_parts_ptr = nullptr;
   const void* dbeta_parts_ptr = nullptr;
   const void* dgamma_ptr = nullptr;
+  const void* dgamma_f32_ptr = nullptr;
   const void* dbeta_ptr = nullptr;
+  const void* dbeta_f32_ptr = nullptr;
 
   int32_t rows = 0;
   int32_t cols = 0;

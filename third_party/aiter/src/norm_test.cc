@@ -213,10 +213,17 @@ void TestPacking() {
   p = Params(0);
   CHECK(p.x_ptr == bwd.s_ptr && p.dy_ptr == bwd.dy_ptr);
   CHECK(p.dresidual_ptr == bwd.dresidual_out_ptr && p.dx_ptr == bwd.dx_ptr);
-  CHECK(p.dgamma_ptr == bwd.dgamma_ptr && p.dbeta_ptr == bwd.dbeta_ptr);
   CHECK(p.dgamma_parts_ptr == bwd.dgamma_parts_ptr);
   CHECK(p.dbeta_parts_ptr == bwd.dbeta_parts_ptr);
   CHECK(p.flags == (kNormResidual | kNormBeta));
+  p = Params(1);
+  CHECK(p.dgamma_ptr == bwd.dgamma_ptr && p.dbeta_ptr == bwd.dbeta_ptr);
+  CHECK(p.dgamma_f32_ptr == p.dgamma_ptr && p.dbeta_f32_ptr == p.dbeta_ptr);
+  CHECK(p.flags == (kNormResidual | kNormBeta));
+  bwd.sums_are_f32 = true;
+  Run(bwd);
+  CHECK(Params(0).flags == p.flags);
+  CHECK(Params(1).flags == (p.flags | kNormF32Weights));
 }
 
 // As many parts as blocks run at once, and no more than there is room for.

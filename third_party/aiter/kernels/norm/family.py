@@ -48,10 +48,10 @@ FAMILY = Family(
         "norm_bwd_dgamma": Op("norm.bwd", (_COLS,)),
     },
     pointers={
-        **points_to(
-            "dtype", "x residual gamma beta y residual_out dy dresidual dx"),
+        **points_to("dtype", "x residual gamma beta y residual_out dy dresidual"
+                    " dx dgamma dbeta"),
         **points_to("fp32", "gamma_f32 beta_f32 x_scale scale mean rstd "
-                    "dgamma_parts dbeta_parts dgamma dbeta"),
+                    "dgamma_parts dbeta_parts dgamma_f32 dbeta_f32"),
         **points_to("u8", "q scale_e8m0"),
     },
     floats=frozenset({"epsilon"}),
