@@ -125,9 +125,9 @@ class NormKernelTest(parameterized.TestCase):
   @parameterized.product(
       call=("rms", "rms_gemma", "layer", "layer_add", "layer_f32", "rms_t5"),
       dtype=(ml_dtypes.bfloat16, np.float32),
-      form=((0, False), (64, False), (64, True)))
+      form=((0, None), (64, None), (64, 0), (64, 1), (64, 2)))
   def test_backward(self, call, dtype, form):
-    bound, walks = form
+    bound, ahead = form
     cols, parts = 40, 2
     features = ("t5",) if call == "rms_t5" else _CALLS[call]
     a, t = _arrays(cols, features, dtype)
@@ -144,9 +144,10 @@ class NormKernelTest(parameterized.TestCase):
       arguments = (
           t["x"], t["gamma"], t["gamma_f32"], t["dy"], t["residual"], *saved,
           dx, *sums, _ROWS, cols, per_part, flags)
-      if walks:
+      if ahead is not None:
         walk.norm_bwd_dx[(parts,)](
-            *arguments, TILE_M=2, COLS=bound, FLAGS=_ALL, OPAQUE=False)
+            *arguments, TILE_M=2, COLS=bound, FLAGS=_ALL, OPAQUE=False,
+            AHEAD=ahead)
       else:
         norm_bwd.norm_bwd_dx[(parts,)](
             *arguments, TILE_M=2, TILE_N=16, COLS=bound, STAGES=1,
@@ -155,7 +156,7 @@ class NormKernelTest(parameterized.TestCase):
         norm_bwd.norm_bwd_parts[(3, parts)](
             t["x"], t["dy"], *saved, *sums, _ROWS, cols, per_part, flags,
             TILE_M=2, TILE_N=16)
-      norm_bwd.norm_bwd_dgamma[(3,)](
+      norm_bwd.norm_bwd_dgamma[(3, 1 + ("beta" in features))](
           *sums, dgamma, dgamma, dbeta, dbeta, parts, cols, flags, TILE_M=4,
           TILE_N=16, OVERLAPS=False)
     n = (a["x"] - mean) * rstd

@@ -297,6 +297,7 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
           static_cast<int32_t>(CeilDiv(params.rows, rows.parts));
     }
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.dx, &rows, stream));
+    params.sums = args.dbeta_ptr == nullptr ? 1 : 2;
     // Of the last kernel's weights only the gradients' type is of interest.
     params.flags &= ~static_cast<int32_t>(kNormF32Weights);
     params.flags |= static_cast<int32_t>(If(args.sums_are_f32, kNormF32Weights));

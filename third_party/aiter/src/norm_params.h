@@ -42,6 +42,7 @@ struct NormParams {
   int32_t rows = 0;
   int32_t cols = 0;
   int32_t parts = 0;
+  int32_t sums = 1;  // dgamma, or both.
   int32_t rows_per_part = 0;
   float epsilon = 0;
   int32_t max_blocks = 0;  // As many as run at once.

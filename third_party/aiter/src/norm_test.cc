@@ -217,6 +217,7 @@ void TestPacking() {
   CHECK(p.dbeta_parts_ptr == bwd.dbeta_parts_ptr);
   CHECK(p.flags == (kNormResidual | kNormBeta));
   p = Params(1);
+  CHECK(g_recorder.launches[1].grid[1] == 2);
   CHECK(p.dgamma_ptr == bwd.dgamma_ptr && p.dbeta_ptr == bwd.dbeta_ptr);
   CHECK(p.dgamma_f32_ptr == p.dgamma_ptr && p.dbeta_f32_ptr == p.dbeta_ptr);
   CHECK(p.flags == (kNormResidual | kNormBeta));

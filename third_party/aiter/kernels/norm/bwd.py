@@ -169,7 +169,7 @@ def _add_parts(sums, out, out_f32, parts, cols, flags, TILE_M: tl.constexpr,
 def norm_bwd_dgamma(dgamma_parts, dbeta_parts, dgamma, dgamma_f32, dbeta,
                     dbeta_f32, parts, cols, flags, TILE_M: tl.constexpr,
                     TILE_N: tl.constexpr, OVERLAPS: tl.constexpr):
-  """Adds the parts of dgamma and dbeta.
+  """Adds the parts of dgamma and, in programs of their own, of dbeta.
 
   dgamma, dbeta: [cols], of x's type or, with F32_WEIGHTS, float32, by either of
   two pointers.
@@ -177,8 +177,9 @@ def norm_bwd_dgamma(dgamma_parts, dbeta_parts, dgamma, dgamma_f32, dbeta,
   """
   if OVERLAPS:
     gdc_wait()
-  _add_parts(dgamma_parts, dgamma, dgamma_f32, parts, cols, flags, TILE_M,
-             TILE_N)
-  if flags & HAS_BETA:
+  if tl.program_id(1) == 0:
+    _add_parts(dgamma_parts, dgamma, dgamma_f32, parts, cols, flags, TILE_M,
+               TILE_N)
+  else:
     _add_parts(dbeta_parts, dbeta, dbeta_f32, parts, cols, flags, TILE_M,
                TILE_N)

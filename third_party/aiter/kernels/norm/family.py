@@ -45,7 +45,7 @@ FAMILY = Family(
         "norm_quant": Op("norm.quant", (_ROWS,), {"WALKS": _WALKING}),
         "norm_bwd_dx": Op("norm.bwd", ("parts",), {"PAIRS": _PAIRS}),
         "norm_bwd_parts": Op("norm.bwd", (_COLS, "parts")),
-        "norm_bwd_dgamma": Op("norm.bwd", (_COLS,)),
+        "norm_bwd_dgamma": Op("norm.bwd", (_COLS, "sums")),
     },
     pointers={
         **points_to("dtype", "x residual gamma beta y residual_out dy dresidual"
