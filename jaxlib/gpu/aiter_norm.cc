@@ -145,7 +145,9 @@ ffi::Error SetBwd(const BwdBuffers& b, const NormAttrs& attrs,
   ffi::DataType type = b.s.element_type();
   AITER_FFI_RETURN_IF_ERROR(CheckLike(b.dy, b.s));
   AITER_FFI_RETURN_IF_ERROR(CheckLike(b.dx, b.s));
-  AITER_FFI_RETURN_IF_ERROR(Check(b.dgamma, ffi::F32, {a->cols}));
+  a->sums_are_f32 = b.dgamma.element_type() == ffi::F32;
+  ffi::DataType sum = a->sums_are_f32 ? ffi::F32 : type;
+  AITER_FFI_RETURN_IF_ERROR(Check(b.dgamma, sum, {a->cols}));
   AITER_FFI_RETURN_IF_ERROR(Check(b.mean, ffi::F32, {a->rows}));
   AITER_FFI_RETURN_IF_ERROR(Check(b.rstd, ffi::F32, {a->rows}));
   Buffer::Dimensions parts = b.dgamma_parts.dimensions();
@@ -154,8 +156,7 @@ ffi::Error SetBwd(const BwdBuffers& b, const NormAttrs& attrs,
       Check(b.dgamma_parts, ffi::F32, {a->parts, a->cols}));
   AITER_FFI_RETURN_IF_ERROR(Optional(b.dresidual_out, type, {a->rows, a->cols},
                                      &a->dresidual_out_ptr));
-  AITER_FFI_RETURN_IF_ERROR(
-      Optional(b.dbeta, ffi::F32, {a->cols}, &a->dbeta_ptr));
+  AITER_FFI_RETURN_IF_ERROR(Optional(b.dbeta, sum, {a->cols}, &a->dbeta_ptr));
   AITER_FFI_RETURN_IF_ERROR(Optional(b.dbeta_parts, ffi::F32,
                                      {a->parts, a->cols}, &a->dbeta_parts_ptr));
   a->s_ptr = b.s.untyped_data();

@@ -236,6 +236,7 @@ def _kernel(symbol, arch, dtype="bf16", tile_m=16):
       "symbol": symbol, "op": "gemm_nt", "family": "gemm", "grade": "fast",
       "arch": arch, "dtype": dtype, "dims": [], "tile_m": tile_m, "tile_n": 64,
       "tile_k": 128, "rate": 100, "threads": 128, "shared": 0,
+      "resources": {"occupancy": 7.0},
       "grid_if": "", "args": [["a", "*"], ["k", "i32"]], "excludes": [],
       "features": [], "may": [], "maps": {}, "object": symbol.encode()}
 

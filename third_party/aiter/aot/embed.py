@@ -257,6 +257,7 @@ def embed(kernels, tuned):
             _feature_bits(k["family"], k["features"]),
             str(k["tile_m"]), str(k["tile_n"]), str(k["tile_k"]),
             str(k["rate"]), str(k["threads"]), str(k["shared"]),
+            str(int(k["resources"]["occupancy"])),
             f"&{grid_constant(k['op'], k['grid_if'])}",
             str(len(blob)), str(len(compressed)), str(len(k["object"])),
             f"&kernels::Pack{args.name}",

@@ -65,6 +65,7 @@ template <typename Params>
 KernelInfo FakeKernel(const Blob& blob, const char* symbol, const char* op,
                       const char* arch, const Grid& grid) {
   KernelInfo k = {};
+  k.occupancy = 4;
   k.symbol = symbol;
   k.op = op;
   k.grade = "general";

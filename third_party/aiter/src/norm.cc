@@ -28,6 +28,8 @@ constexpr int64_t kColsMultiple = 8;
 constexpr int64_t kBlocksPerMultiprocessor = 8;
 constexpr int32_t kMaxRowBlocks = 1 << 20;
 constexpr int64_t kMxGroup = 32;  // Columns with one e8m0 scale.
+// Threads of which two blocks share a multiprocessor.
+constexpr int kSmallBlock = 256;
 
 // What output is rounded to, as kernels/core/rounding.py has it.
 Status KindOf(DataType type, int32_t* kind) {
@@ -194,19 +196,22 @@ int64_t RowBlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel,
   constexpr int kShortRowBytes = 60 * 1024;
   const bool three = kernel.threads <= 128 && kernel.tile_m == 1 &&
                      kernel.shared_bytes <= kShortRowBytes;
-  const int with_registers = kernel.threads > 256 ? 1 : three ? 3 : 2;
+  const int with_registers = kernel.threads > kSmallBlock ? 1 : three ? 3 : 2;
   return BlocksAtOnce(device, kernel, std::min(with_registers, most));
 }
 
 // How many blocks of a kernel that walks over rows divide them. More than run
 // at once fall out of step, and some read while others write; but a LayerNorm
-// has two sums to wait for, and more to do before its first row.
+// has two sums to wait for, and more to do before its first row, and of small
+// blocks two share a multiprocessor and are out of step anyway.
 int64_t WalkingBlocks(const DeviceInfo& device, const KernelInfo& kernel,
                       const ProblemKey& key) {
-  if (IsAmd(device) || (key.features & kNormLayer) != 0) {
+  const bool residual = (key.features & kNormResidual) != 0;
+  const bool small = residual && kernel.threads <= kSmallBlock;
+  if (IsAmd(device) || small || (key.features & kNormLayer) != 0) {
     return RowBlocksAtOnce(device, kernel, /*most=*/2);
   }
-  const int64_t turns = (key.features & kNormResidual) != 0 ? 8 : 2;
+  const int64_t turns = residual ? 8 : 2;
   return std::max<int64_t>(device.multiprocessors, 1) * turns;
 }
 
@@ -280,8 +285,8 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
     params.mean_ptr = args.mean_ptr;
     params.rstd_ptr = args.rstd_ptr;
     params.dx_ptr = args.dx_ptr;
-    params.dgamma_ptr = args.dgamma_ptr;
-    params.dbeta_ptr = args.dbeta_ptr;
+    params.dgamma_ptr = params.dgamma_f32_ptr = args.dgamma_ptr;
+    params.dbeta_ptr = params.dbeta_f32_ptr = args.dbeta_ptr;
     params.dgamma_parts_ptr = args.dgamma_parts_ptr;
     params.dbeta_parts_ptr = args.dbeta_parts_ptr;
     int64_t parts = std::min(args.parts, plan.max_parts);
@@ -297,6 +302,10 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
           static_cast<int32_t>(CeilDiv(params.rows, rows.parts));
     }
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.dx, &rows, stream));
+    params.sums = args.dbeta_ptr == nullptr ? 1 : 2;
+    // Of the last kernel's weights only the gradients' type is of interest.
+    params.flags &= ~static_cast<int32_t>(kNormF32Weights);
+    params.flags |= static_cast<int32_t>(If(args.sums_are_f32, kNormF32Weights));
     return LaunchKernel(driver, plan.dgamma, &params, stream, /*maps=*/nullptr,
                         /*early=*/true);
   }

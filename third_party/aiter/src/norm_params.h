@@ -35,11 +35,14 @@ struct NormParams {
   const void* dgamma_parts_ptr = nullptr;
   const void* dbeta_parts_ptr = nullptr;
   const void* dgamma_ptr = nullptr;
+  const void* dgamma_f32_ptr = nullptr;
   const void* dbeta_ptr = nullptr;
+  const void* dbeta_f32_ptr = nullptr;
 
   int32_t rows = 0;
   int32_t cols = 0;
   int32_t parts = 0;
+  int32_t sums = 1;  // dgamma, or both.
   int32_t rows_per_part = 0;
   float epsilon = 0;
   int32_t max_blocks = 0;  // As many as run at once.

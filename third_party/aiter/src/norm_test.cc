@@ -49,6 +49,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("dx_4096", "norm_bwd_dx", kNormBwdDxGrid, 4096, kNormUnaligned, 512);
   add("dx_8192_pairs", "norm_bwd_dx", kNormBwdDxGridPairs, 8192, kNormUnaligned,
       512);
+  add("dx_6144", "norm_bwd_dx", kNormBwdDxGrid, 6144, kNormUnaligned, 512);
+  kernels.back().occupancy = 2;
   add("dx_any", "norm_bwd_dx", kNormBwdDxGrid, 0, 0, 256);
   add("parts", "norm_bwd_parts", kNormBwdPartsGrid, 0, 0, 128);
   add("dgamma", "norm_bwd_dgamma", kNormBwdDgammaGrid, 0, 0, 128);
@@ -213,10 +215,18 @@ void TestPacking() {
   p = Params(0);
   CHECK(p.x_ptr == bwd.s_ptr && p.dy_ptr == bwd.dy_ptr);
   CHECK(p.dresidual_ptr == bwd.dresidual_out_ptr && p.dx_ptr == bwd.dx_ptr);
-  CHECK(p.dgamma_ptr == bwd.dgamma_ptr && p.dbeta_ptr == bwd.dbeta_ptr);
   CHECK(p.dgamma_parts_ptr == bwd.dgamma_parts_ptr);
   CHECK(p.dbeta_parts_ptr == bwd.dbeta_parts_ptr);
   CHECK(p.flags == (kNormResidual | kNormBeta));
+  p = Params(1);
+  CHECK(g_recorder.launches[1].grid[1] == 2);
+  CHECK(p.dgamma_ptr == bwd.dgamma_ptr && p.dbeta_ptr == bwd.dbeta_ptr);
+  CHECK(p.dgamma_f32_ptr == p.dgamma_ptr && p.dbeta_f32_ptr == p.dbeta_ptr);
+  CHECK(p.flags == (kNormResidual | kNormBeta));
+  bwd.sums_are_f32 = true;
+  Run(bwd);
+  CHECK(Params(0).flags == p.flags);
+  CHECK(Params(1).flags == (p.flags | kNormF32Weights));
 }
 
 // As many parts as blocks run at once, and no more than there is room for.
@@ -233,6 +243,16 @@ void TestParts() {
   CHECK(g_recorder.launches[0].grid[0] == 9 && Params(0).rows_per_part == 5);
   Run(Backward(40, 4096, 8));
   CHECK(g_recorder.launches[0].grid[0] == 3 && Params(0).rows_per_part == 14);
+
+  // On AMD as many as a unit's SIMDs have waves for, up to four each.
+  NewContext("gfx942");
+  g_recorder.multiprocessors = 3;
+  Run(Backward(40, 4096, 8));
+  CHECK(g_recorder.launches[0].grid[0] == 6);
+  Run(Backward(40, 6144, 8));
+  CHECK(g_recorder.launches[0].grid[0] == 3);
+  NewContext("sm_90");
+  g_recorder.multiprocessors = 3;
 
   // Two blocks share a part.
   Run(Backward(40, 8192, 8));

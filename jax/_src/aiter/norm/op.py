@@ -19,13 +19,14 @@ from jax._src.aiter.core import rounding
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, rows_lead, with_axis
-from jax._src.aiter.core.partition import resharded
+from jax._src.aiter.core.partition import axes_of_arguments, resharded
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 # Runs of rows whose shares of dgamma are summed apart: enough to occupy the
 # largest device of a platform (MI300X has 304 compute units, H100 132).
 _PARTS = {"rocm": 608, "cuda": 396}
 MX_BLOCK = 32  # columns that share a scale
+_SPLIT = ("r",)  # a mesh divides rows alone
 
 
 class Config(NamedTuple):
@@ -47,9 +48,17 @@ class Config(NamedTuple):
 
 
 class BwdConfig(NamedTuple):
-  """Static facts of a backward call: the norm's, and if dbeta is wanted."""
+  """Static facts of a backward call.
+
+  Attributes:
+    norm: the norm's.
+    with_beta: dbeta is wanted.
+    rounded: dgamma and dbeta have gamma's dtype; else float32, so that they may
+      still be added to those of other devices.
+  """
   norm: Config
   with_beta: bool
+  rounded: bool = True
 
 
 class Rows(NamedTuple):
@@ -123,8 +132,8 @@ class Grads(NamedTuple):
 
   Attributes:
     dx: of x, and of the residual as well.
-    dgamma: float32 [cols].
-    dbeta: float32 [cols], or None.
+    dgamma: [cols], gamma's dtype or float32.
+    dbeta: likewise, or None.
   """
   dx: jax.Array
   dgamma: jax.Array
@@ -202,12 +211,17 @@ def _normalised(saved: Saved):
   return (_wide(saved.s) - saved.mean[..., None]) * saved.rstd[..., None]
 
 
-def _weight_grads(cfg: BwdConfig, saved: Saved, mapped: int = 0):
+def _sum_type(bwd: BwdConfig, gamma):
+  """The dtype of dgamma and dbeta."""
+  return gamma.dtype if bwd.rounded else _wide(gamma).dtype
+
+
+def _weight_grads(bwd: BwdConfig, saved: Saved, dtype, mapped: int = 0):
   """dgamma and dbeta: sums over all axes of rows behind the mapped ones."""
-  cfg, with_beta = cfg
-  dy, n = _wide(saved.dy), _rounded(cfg, _normalised(saved), saved.s.dtype)
+  dy, n = _wide(saved.dy), _rounded(bwd.norm, _normalised(saved), saved.s.dtype)
   rows = tuple(range(mapped, dy.ndim - 1))
-  return jnp.sum(dy * n, rows), jnp.sum(dy, rows) if with_beta else None
+  total = lambda t: jnp.sum(t, rows).astype(dtype)
+  return total(dy * n), total(dy) if bwd.with_beta else None
 
 
 def reference_bwd(bwd: BwdConfig, saved: Saved) -> Grads:
@@ -221,7 +235,8 @@ def reference_bwd(bwd: BwdConfig, saved: Saved) -> Grads:
   dx = dx * saved.rstd[..., None]
   if saved.dresidual_out is not None:
     dx = dx + _wide(saved.dresidual_out)
-  return Grads(dx.astype(saved.s.dtype), *_weight_grads(bwd, saved))
+  return Grads(dx.astype(saved.s.dtype),
+               *_weight_grads(bwd, saved, _sum_type(bwd, saved.gamma)))
 
 
 # -----------------------------------------------------------------------------
@@ -279,11 +294,11 @@ def _bwd_kernel(bwd: BwdConfig, call, saved: Saved) -> Grads:
   rows, cols = flat.shape
   parts = jax.core.min_dim(rows, _PARTS[call.platform])
   parts = like(s, (parts, cols), jnp.float32)
-  summed = like(s, (cols,), jnp.float32)
-  none = like(s, (0,), jnp.float32)
+  summed = like(s, (cols,), _sum_type(bwd, saved.gamma))
+  if_beta = lambda t: t if bwd.with_beta else like(s, (0,), t.dtype)
   dx, dgamma, dbeta, _, _ = call(
-      (like(s, flat.shape, s.dtype), summed, summed if bwd.with_beta else none,
-       parts, parts if bwd.with_beta else none),
+      (like(s, flat.shape, s.dtype), summed, if_beta(summed), parts,
+       if_beta(parts)),
       _flat(saved.dy, s.dtype), _flat(saved.dresidual_out, s.dtype), flat,
       saved.gamma, saved.mean.reshape(-1), saved.rstd.reshape(-1),
       **_attributes(bwd.norm))
@@ -351,21 +366,40 @@ def _bwd_batch(bwd: BwdConfig, op, size, mapped, saved: Saved):
   whole = with_axis(size, mapped[0]._replace(gamma=None),
                     saved._replace(gamma=None))
   dx = op(whole._replace(gamma=saved.gamma)).dx
-  return Grads(dx, *_weight_grads(bwd, whole, mapped=1))
+  return Grads(dx, *_weight_grads(
+      bwd, whole, _sum_type(bwd, saved.gamma), mapped=1))
+
+
+def _bwd_plan(bwd: BwdConfig, run, mesh, args):
+  """A shard's sums are float32 until those of all are added."""
+  specs, result_specs = _bwd_specs(bwd, *args)
+  axes = axes_of_arguments(mesh, specs, _SPLIT, args, result_specs)
+  over = tuple(a for names in axes.values() for a in names)
+
+  def lower(saved: Saved):
+    if not over:
+      return run(saved)
+    dx, *sums = norm_bwd.run(bwd._replace(rounded=False), saved)
+    return Grads(dx, *(
+        None if t is None
+        else lax.psum(t, over).astype(_sum_type(bwd, saved.gamma))
+        for t in sums))
+
+  return axes, lower
 
 
 norm_fwd = operator(
     target="norm_fwd", kernel=_fwd_kernel, reference=reference_fwd,
-    specs=_fwd_specs, split=("r",), serves=_serves("norm_fwd"), dtypes=_DTYPES,
+    specs=_fwd_specs, split=_SPLIT, serves=_serves("norm_fwd"), dtypes=_DTYPES,
     batch=rows_lead(columns=("gamma", "beta")))
 norm_bwd = operator(
     target="norm_bwd", kernel=_bwd_kernel, reference=reference_bwd,
-    specs=_bwd_specs, split=("r",), serves=_serves("norm_bwd"), dtypes=_DTYPES,
-    batch=_bwd_batch)
+    specs=_bwd_specs, split=_SPLIT, serves=_serves("norm_bwd"), dtypes=_DTYPES,
+    batch=_bwd_batch, plan=_bwd_plan)
 # Rows -> Quantised; has no gradient.
 norm_quant = operator(
     target="norm_quant", kernel=_quant_kernel, reference=reference_quant,
-    specs=_fwd_specs, split=("r",), serves=_serves("norm_quant"),
+    specs=_fwd_specs, split=_SPLIT, serves=_serves("norm_quant"),
     dtypes=_DTYPES, batch=rows_lead(columns=("gamma", "beta", "x_scale")))
 
 

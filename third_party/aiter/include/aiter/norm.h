@@ -71,8 +71,10 @@ struct norm_bwd_args : norm_args {
   const void* rstd_ptr = nullptr;
 
   void* dx_ptr = nullptr;      // [rows, cols]: of x, and of residual as well.
-  void* dgamma_ptr = nullptr;  // float32 [cols]
-  void* dbeta_ptr = nullptr;   // float32 [cols], or absent.
+  // [cols] each, of data_type or float32; dbeta's may be absent.
+  void* dgamma_ptr = nullptr;
+  void* dbeta_ptr = nullptr;
+  bool sums_are_f32 = false;
   // Scratch: float32 [parts, cols] each, dbeta's if it is wanted. Rows are
   // divided into up to `parts` runs, at least 1, which work side by side.
   void* dgamma_parts_ptr = nullptr;

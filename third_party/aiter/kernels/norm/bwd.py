@@ -22,6 +22,7 @@ LAYER = norm.LAYER
 RESIDUAL = norm.RESIDUAL
 T5 = norm.T5
 HAS_BETA = norm.HAS_BETA
+F32_WEIGHTS = norm.F32_WEIGHTS
 weight = norm.weight
 
 
@@ -147,28 +148,38 @@ def norm_bwd_parts(x, dy, mean, rstd, dgamma_parts, dbeta_parts, rows, cols,
 
 
 @triton.jit
-def norm_bwd_dgamma(dgamma_parts, dbeta_parts, dgamma, dbeta, parts, cols,
-                    flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-                    OVERLAPS: tl.constexpr):
-  """Adds the parts of dgamma and dbeta, TILE_M at a time.
-
-  OVERLAPS: starts while norm_bwd_dx ends, and waits for that.
-  """
-  if OVERLAPS:
-    gdc_wait()
+def _add_parts(sums, out, out_f32, parts, cols, flags, TILE_M: tl.constexpr,
+               TILE_N: tl.constexpr):
+  """Adds a tile's columns of all parts, TILE_M parts at a time."""
   c = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
   total = tl.zeros([TILE_M, TILE_N], tl.float32)
   for p0 in range(0, parts, TILE_M):
     p = p0 + tl.arange(0, TILE_M)
     inside = (p < parts)[:, None] & (c < cols)[None, :]
     at = p.to(tl.int64)[:, None] * cols + c[None, :]
-    total += tl.load(dgamma_parts + at, inside, 0.0)
-  tl.store(dgamma + c, tl.sum(total, 0), c < cols)
-  if flags & HAS_BETA:
-    total = tl.zeros([TILE_M, TILE_N], tl.float32)
-    for p0 in range(0, parts, TILE_M):
-      p = p0 + tl.arange(0, TILE_M)
-      inside = (p < parts)[:, None] & (c < cols)[None, :]
-      at = p.to(tl.int64)[:, None] * cols + c[None, :]
-      total += tl.load(dbeta_parts + at, inside, 0.0)
-    tl.store(dbeta + c, tl.sum(total, 0), c < cols)
+    total += tl.load(sums + at, inside, 0.0)
+  t = tl.sum(total, 0)
+  if flags & F32_WEIGHTS:
+    tl.store(out_f32 + c, t, c < cols)
+  else:
+    tl.store(out + c, t.to(out.dtype.element_ty), c < cols)
+
+
+@triton.jit
+def norm_bwd_dgamma(dgamma_parts, dbeta_parts, dgamma, dgamma_f32, dbeta,
+                    dbeta_f32, parts, cols, flags, TILE_M: tl.constexpr,
+                    TILE_N: tl.constexpr, OVERLAPS: tl.constexpr):
+  """Adds the parts of dgamma and, in programs of their own, of dbeta.
+
+  dgamma, dbeta: [cols], of x's type or, with F32_WEIGHTS, float32, by either of
+  two pointers.
+  OVERLAPS: starts while norm_bwd_dx ends, and waits for that.
+  """
+  if OVERLAPS:
+    gdc_wait()
+  if tl.program_id(1) == 0:
+    _add_parts(dgamma_parts, dgamma, dgamma_f32, parts, cols, flags, TILE_M,
+               TILE_N)
+  else:
+    _add_parts(dbeta_parts, dbeta, dbeta_f32, parts, cols, flags, TILE_M,
+               TILE_N)

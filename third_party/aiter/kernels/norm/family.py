@@ -45,13 +45,13 @@ FAMILY = Family(
         "norm_quant": Op("norm.quant", (_ROWS,), {"WALKS": _WALKING}),
         "norm_bwd_dx": Op("norm.bwd", ("parts",), {"PAIRS": _PAIRS}),
         "norm_bwd_parts": Op("norm.bwd", (_COLS, "parts")),
-        "norm_bwd_dgamma": Op("norm.bwd", (_COLS,)),
+        "norm_bwd_dgamma": Op("norm.bwd", (_COLS, "sums")),
     },
     pointers={
-        **points_to(
-            "dtype", "x residual gamma beta y residual_out dy dresidual dx"),
+        **points_to("dtype", "x residual gamma beta y residual_out dy dresidual"
+                    " dx dgamma dbeta"),
         **points_to("fp32", "gamma_f32 beta_f32 x_scale scale mean rstd "
-                    "dgamma_parts dbeta_parts dgamma dbeta"),
+                    "dgamma_parts dbeta_parts dgamma_f32 dbeta_f32"),
         **points_to("u8", "q scale_e8m0"),
     },
     floats=frozenset({"epsilon"}),

@@ -157,14 +157,31 @@ def _again(t, OPAQUE: tl.constexpr):
 
 
 @triton.jit
+def _load_rows(x, dy, mean, rstd, r, end, at, inside_c, cols,
+               TILE_M: tl.constexpr):
+  """Rows r to r + TILE_M - 1 of four arrays; 0 outside."""
+  m = tl.arange(0, TILE_M)
+  base = tl.cast(r, tl.int64) * cols
+  inside_r = m < end - r
+  inside = inside_r[:, None] & inside_c[None, :]
+  return (tl.load(x + base + at, inside, 0.0),
+          tl.load(dy + base + at, inside, 0.0),
+          tl.load(mean + r + m, inside_r, 0.0),
+          tl.load(rstd + r + m, inside_r, 0.0))
+
+
+@triton.jit
 def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
                 dgamma_parts, dbeta_parts, rows, cols, rows_per_part, flags,
                 TILE_M: tl.constexpr, COLS: tl.constexpr,
-                FLAGS: tl.constexpr, OPAQUE: tl.constexpr):
+                FLAGS: tl.constexpr, OPAQUE: tl.constexpr,
+                AHEAD: tl.constexpr):
   """As bwd.norm_bwd_dx, with rows of up to COLS columns.
 
   Between its sums and dx a row lies as it was read, and is converted again:
-  with OPAQUE the compiler cannot keep what it has.
+  with OPAQUE the compiler cannot keep what it has. AHEAD: so many tiles of rows
+  are on their way while one is computed. Then memory is busy with one program
+  where there were two, and there are half as many parts to write and to add.
   """
   flags &= FLAGS
   part = tl.program_id(0)
@@ -178,15 +195,20 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
   dbeta = tl.zeros([TILE_M, COLS], tl.float32)
   m = tl.arange(0, TILE_M)
   at = (m * cols)[:, None] + c[None, :]
+  loaded = ()
+  for i in tl.static_range(AHEAD):
+    loaded += (_load_rows(x, dy, mean, rstd, begin + i * TILE_M, end, at,
+                          inside_c, cols, TILE_M),)
   for r in range(begin, end, TILE_M):
+    loaded += (_load_rows(x, dy, mean, rstd, r + AHEAD * TILE_M, end, at,
+                          inside_c, cols, TILE_M),)
+    # 0 outside, where n is finite or a NaN as all of the row.
+    xs, dys, mu, inv = loaded[0]
+    loaded = loaded[1:]
+    inv = inv[:, None]
     base = tl.cast(r, tl.int64) * cols
     inside_r = m < end - r
     inside = inside_r[:, None] & inside_c[None, :]
-    # 0 outside, where n is finite or a NaN as all of the row.
-    xs = tl.load(x + base + at, inside, 0.0)
-    dys = tl.load(dy + base + at, inside, 0.0)
-    mu = tl.load(mean + r + m, inside_r, 0.0)
-    inv = tl.load(rstd + r + m, inside_r, 0.0)[:, None]
     dout = dys.to(tl.float32)
     n = (xs.to(tl.float32) - mu[:, None]) * inv
     g = dout * w

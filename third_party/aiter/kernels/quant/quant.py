@@ -205,28 +205,35 @@ def _quant_row(tile, x, smooth_scale, q, scale, rows, cols, kind, flags,
   inside_r = r < rows
   row = r.to(tl.int64)[:, None]
   inside = inside_r[:, None]
+  c = tl.arange(0, TILE_N)[None, :]
+  m = tl.zeros([TILE_M, TILE_N], tl.int32)
   if COLS:
-    c = tl.arange(0, COLS)[None, :]
-    v = _load(x, row, c, inside, cols, flags)
-    v = _smoothed(v, smooth_scale, c, cols, flags)
-    amax = tl.max(magnitude(v), 1).to(tl.float32, bitcast=True)
-    s = f32_scale(amax, kind)
-    v = _quotient(v, s[:, None], flags, DTYPE)
-    _store(q, codes(v, kind, NATIVE, CAST), row, c, inside, cols, 16, flags)
+    # All loads are on their way before the first of them is used.
+    loaded = ()
+    for i in tl.static_range(COLS // TILE_N):
+      loaded += (_load(x, row, i * TILE_N + c, inside, cols, flags),)
+    tiles = ()
+    for i in tl.static_range(COLS // TILE_N):
+      v = _smoothed(loaded[i], smooth_scale, i * TILE_N + c, cols, flags)
+      m = tl.maximum(m, magnitude(v))
+      tiles += (v,)
+    s = f32_scale(tl.max(m, 1).to(tl.float32, bitcast=True), kind)
+    for i in tl.static_range(COLS // TILE_N):
+      v = _quotient(tiles[i], s[:, None], flags, DTYPE)
+      _store(q, codes(v, kind, NATIVE, CAST), row, i * TILE_N + c, inside, cols,
+             16, flags)
   else:
-    m = tl.zeros([TILE_M, TILE_N], tl.int32)
     for c0 in range(0, cols, TILE_N):
-      c = c0 + tl.arange(0, TILE_N)[None, :]
-      v = _load(x, row, c, inside, cols, flags)
-      v = _smoothed(v, smooth_scale, c, cols, flags)
+      v = _load(x, row, c0 + c, inside, cols, flags)
+      v = _smoothed(v, smooth_scale, c0 + c, cols, flags)
       m = tl.maximum(m, magnitude(v))
     s = f32_scale(tl.max(m, 1).to(tl.float32, bitcast=True), kind)
     for c0 in range(0, cols, TILE_N):
-      c = c0 + tl.arange(0, TILE_N)[None, :]
-      v = _load(x, row, c, inside, cols, flags)
-      v = _smoothed(v, smooth_scale, c, cols, flags)
+      v = _load(x, row, c0 + c, inside, cols, flags)
+      v = _smoothed(v, smooth_scale, c0 + c, cols, flags)
       v = _quotient(v, s[:, None], flags, DTYPE)
-      _store(q, codes(v, kind, NATIVE, CAST), row, c, inside, cols, 16, flags)
+      _store(q, codes(v, kind, NATIVE, CAST), row, c0 + c, inside, cols, 16,
+             flags)
   tl.store(scale + r, s, inside_r)
 
 
@@ -238,9 +245,9 @@ def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
   """q = x * smooth_scale / scale, with the scale of each row.
 
   x: [rows, cols]. smooth_scale: float32 [cols]. q: bytes [rows, cols]. scale:
-  float32 [rows]. Up to COLS columns lie in registers; with COLS = 0 a row of
-  any length passes twice, in tiles of TILE_N, the second time out of the cache.
-  FLAGS: those that may be set. WALKS: the programs, which are as many as run at
+  float32 [rows]. Up to COLS columns, a multiple of TILE_N, lie in registers;
+  with COLS = 0 a row of any length passes twice, in tiles of TILE_N, the second
+  time out of the cache. FLAGS: those that may be set. WALKS: the programs, which are as many as run at
   once, take the tiles in turn, so that some read while others write.
   """
   flags &= FLAGS

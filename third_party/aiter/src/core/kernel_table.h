@@ -54,6 +54,7 @@ struct KernelInfo {
   int16_t rate;  // Of gemm.csv: TFLOP/s at a large shape.
   int threads;
   int shared_bytes;
+  int occupancy;  // Waves (warps) side by side on a SIMD (a scheduler).
   const Grid* grid;
   // Where the compressed code object lies in the table's blob.
   size_t offset;

@@ -11,14 +11,15 @@
 namespace aiter {
 namespace {
 
-// Of a compute unit: four waves on each SIMD, which may have 128 registers.
-constexpr int kWalkingThreads = 1024;
+constexpr int kSimdsThreads = 4 * 64;  // Of a compute unit, a wave each.
+constexpr int kWaves = 4;  // A SIMD's; more would wait for memory as well.
 
 }  // namespace
 
 int32_t BlocksSideBySide(const DeviceInfo& device, const KernelInfo& kernel) {
+  const int waves = std::min(kWaves, kernel.occupancy);
   return std::max(device.multiprocessors, 1) *
-         std::max(kWalkingThreads / kernel.threads, 1);
+         std::max(waves * kSimdsThreads / kernel.threads, 1);
 }
 
 Steps::Steps(const std::string& arch) : device_(DeviceOfArch(arch)) {}
