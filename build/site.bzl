@@ -22,7 +22,10 @@ gpu = rule(
 )
 
 def _site_impl(ctx):
-    site = ctx.actions.declare_directory(ctx.label.name)
+    # A folder, but declared as a file: a sandbox links it as one, where it would
+    # link each of a declared folder's ten thousand files, and remove them again,
+    # for every test.
+    site = ctx.actions.declare_file(ctx.label.name)
     args = ctx.actions.args()
     args.use_param_file("@%s")
     args.set_param_file_format("multiline")

@@ -14,6 +14,10 @@ _ONE_IN = "6"
 # Tests that `build.py test --all` alone runs, or builds anything for.
 ALL = ["all"]
 
+# Architectures that it alone runs families' tests on: .bazelrc's config `ci`
+# has no kernels for them.
+_ALL_ARCHS = ["gfx90a"]
+
 _SIM_ENV = {
     "AMDGPU_SIM_CHECKS": "+all",
     "JAX_PLATFORMS": "rocm,cpu",
@@ -123,6 +127,7 @@ def _family(name, kernels = None, simulated = ARCHS, uses = [], cpu_only = [], s
                     **({"AITER_ONE_IN": _ONE_IN} if sampled else {})
                 ),
                 shard_count = shards.get(target),
+                tags = ALL if arch in _ALL_ARCHS else [],
                 **common
             )
 
@@ -145,7 +150,7 @@ def families(families):
 
     * numbers_test.py is aiter_<family>_test, on the host's CPU (or its GPU),
       and aiter_<family>_test_<arch> on simulated GPUs: all cases on gfx942, one
-      in six on the others;
+      in six on gfx950 and, by `build.py test --all` alone, on gfx90a;
     * kernel_test.py, in Triton's interpreter, is aiter_<family>_kernel_test;
     * every_kernel_test.py is aiter_<family>_every_kernel_test_<arch>, on every
       simulated architecture alone;

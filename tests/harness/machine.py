@@ -31,6 +31,7 @@ if not ALL and "AITER_ONE_IN" in os.environ:
 # pylint: disable=g-import-not-at-top
 import jax
 from jax._src.aiter.core import dispatch
+from jaxlib import gpu_aiter
 
 GPU = jax.default_backend() == "gpu"
 # AMDGPU_SIM_ARCH selects what the simulator of tests/amdgpu_sim simulates.
@@ -40,6 +41,10 @@ CPUS = jax.devices("cpu")
 PLATFORM = next(
     (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
 ARCH = dispatch.architectures(PLATFORM)[0] if PLATFORM else None
+if SIMULATED and all(
+    kernel["arch"] != ARCH for kernel in gpu_aiter.load(PLATFORM).table()):
+  raise RuntimeError(f"this build has no kernels for {ARCH}, so its tests would"
+                     f" show nothing: build.py test --archs {ARCH}")
 
 
 def size(gpu, cpu, simulated=None):
