@@ -38,7 +38,7 @@ def _calls():
   for layout, scores, (cache, scale), dtype, (d, dv), page, (step, options) in (
       itertools.product(_LAYOUTS, _SCORES, _CACHES, ("bf16", "fp16", "fp32"),
                         _DIMS, _PAGES, enumerate(_STEPS))):
-    if layout != "NHD" and (d % 16 or dv or page % 16):
+    if layout != "NHD" and (d % 16 or dv or page % 16 or dtype == "fp32"):
       continue
     if dtype != "fp32" or (max(d, dv) <= 128 and not cache):
       yield step, Case(dtype=dtype, d=d, dv=dv, page=page, cache=cache,

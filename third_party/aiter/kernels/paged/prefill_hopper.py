@@ -240,14 +240,8 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
              BOX: gl.constexpr, STAGES: gl.constexpr):
   """Computes 64 rows: an online softmax over the key tiles."""
   (q, hdim, q_smem, keys, rows, table, out, hdim_v, lse, parts_out, parts_lse,
-   sinks, window, low, last_tile, steps, full_lo, full_hi, softmax_scale,
-   k_scale, v_scale, has_sink, tokens, parts, flags) = args
-  # Here, so that nobody who copies keys waits for them. A scale below 0 turns
-  # the queries; that of 0 is one that changes nothing.
-  scale = softmax_scale * gl.load(k_scale)
-  out_scale = gl.load(v_scale)
-  negate = scale < 0
-  terms = Scale(gl.maximum(gl.abs(scale), 1e-30))
+   sinks, window, low, last_tile, steps, full_lo, full_hi, negate, terms,
+   out_scale, has_sink, tokens, parts, flags) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   query = _row(rows, w * 64, 64, ROWS)[0]
   acc = parts_hopper.zeros(64, HEAD, 0)
@@ -391,8 +385,7 @@ def paged_attend(
   row0 = 0
   count = splits
   share = 0.0
-  # Each warp has all of them: sums over them pass no barrier.
-  lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([4], [32], [4], [0]))
+  lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [4], [0]))
   if ONE_AXIS and splits > 1:
     index, start, len_q, row0, head, split, count = _find_work(
         gl.program_id(0), lanes, cu_seqlens, lengths, batch, tokens, seqlen_q,
@@ -421,6 +414,10 @@ def paged_attend(
   full_lo = (full_lo + TILE_N - 1) // TILE_N
   full_hi = gl.maximum(full_hi, 0) // TILE_N
 
+  # A scale below 0 turns the queries; that of 0 is one that changes nothing.
+  scale = softmax_scale * gl.load(k_scale + head.to(gl.int64) * k_scale_head)
+  out_scale = gl.load(v_scale + head.to(gl.int64) * v_scale_head)
+  terms = Scale(gl.maximum(gl.abs(scale), 1e-30))
   query = row0 // group
   rows = Rows(row0, left, query, head * group, group, nhead_q)
   # Of the tile's first query; the rest of an address has 32 bits.
@@ -466,7 +463,8 @@ def paged_attend(
   keys = fwd_hopper.Keys(
       parts_hopper.Parts(k_smem, k_smem), parts_hopper.Parts(v_smem, v_smem),
       k_full, k_empty, v_full, v_empty,
-      scores_hopper.allocate_planes(None, STAGES, WARPGROUPS, 64, TILE_N, 0))
+      scores_hopper.allocate_planes(terms, STAGES, WARPGROUPS, 64, TILE_N,
+                                    0))
 
   produce = (k_desc, v_desc, keys, k_boxes, v_boxes, pages_of, values, head,
              last_tile, steps, stop)
@@ -474,9 +472,8 @@ def paged_attend(
              out + row * hdim_v, hdim_v, lse + start + query,
              parts + part * hdim_v, parts_lse + part,
              sinks + index * sinks_step, window, low, last_tile, steps, full_lo,
-             full_hi, softmax_scale, k_scale + head.to(gl.int64) * k_scale_head,
-             v_scale + head.to(gl.int64) * v_scale_head, has_sink, tokens,
-             count, flags)
+             full_hi, scale < 0, terms, out_scale, has_sink, tokens, count,
+             flags)
   if WARPGROUPS == 1:
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES)),
