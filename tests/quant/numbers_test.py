@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantisers: every bit as oracle.py defines it, transforms, errors."""
 
+import functools
 import importlib.util
 from unittest import mock
 
@@ -60,6 +61,15 @@ class QuantTestCase(parameterized.TestCase):
       if a.dtype != np.float32:
         a, b = a.view(np.uint8), b.view(np.uint8)
       np.testing.assert_array_equal(a, b, err_msg=str(message))
+
+  def assert_makes(self, function, x, calls, message=""):
+    """As assert_same of calls of a function, (options, results) each.
+
+    They are one program, which compiles sooner than a program each.
+    """
+    options, want = zip(*calls)
+    got = jax.jit(lambda x: [function(x, **o) for o in options])(x)
+    self.assert_same(got, want, (message, options))
 
 
 def per_tensor(x, kind):
@@ -194,15 +204,15 @@ class FunctionsTest(QuantTestCase):
       x = numbers(*shape, dtype=dtype, special=True)
       q, scale = oracle.tiles(np.atleast_2d(x), kind, 1, group)
       q, scale = q.reshape(shape), scale.reshape(*shape[:-1], -1)
-      run = lambda group=group, **options: aiter.per_group_quant(
-          jnp.asarray(x), group_size=group, quant_dtype=kind, **options)
-      self.assert_same(run(), (q, scale), shape)
+      calls = [({}, (q, scale))]
       if x.ndim > 1:
-        self.assert_same(run(transpose_scale=True),
-                         (q, np.swapaxes(scale, -1, -2)), shape)
+        calls.append((dict(transpose_scale=True),
+                      (q, np.swapaxes(scale, -1, -2))))
       if kind != "int8":
-        self.assert_same(run(scale_dtype=jnp.uint8), mx(x, kind, "up", group),
-                         shape)
+        calls.append((dict(scale_dtype=jnp.uint8), mx(x, kind, "up", group)))
+      run = functools.partial(
+          aiter.per_group_quant, group_size=group, quant_dtype=kind)
+      self.assert_makes(run, x, calls, shape)
 
   @parameterized.product(dtype=list(DTYPES), kind=list(BYTES))
   def test_blocks(self, dtype, kind):
@@ -237,18 +247,18 @@ class FunctionsTest(QuantTestCase):
     for i, shape in enumerate(machine.sample(
         [(3, 64), (2, 5, 96), (300, 320), (7, 100), (64,), (33, 34)], 3)):
       x = numbers(*shape, dtype=dtype, special=True)
+      calls = []
       for mode in machine.sample(MODES, 2):
         want = mx(x, kind, mode)
-        run = lambda mode=mode, **options: aiter.mx_quant(
-            jnp.asarray(x), quant_dtype=kind, round_mode=mode, **options)
-        self.assert_same(run(), want, (shape, mode))
+        calls.append((dict(round_mode=mode), want))
         if x.ndim > 1 and MODES[i % 4] == mode:
           scales = want[1].reshape(-1, *want[1].shape[-2:])
           scales = np.stack([oracle.shuffled(s) for s in scales])
-          self.assert_same(
-              run(shuffle_scale=True),
-              (want[0], scales.reshape(*x.shape[:-2], *scales.shape[1:])),
-              (shape, mode, "shuffled"))
+          calls.append((
+              dict(round_mode=mode, shuffle_scale=True),
+              (want[0], scales.reshape(*x.shape[:-2], *scales.shape[1:]))))
+      self.assert_makes(
+          functools.partial(aiter.mx_quant, quant_dtype=kind), x, calls, shape)
 
   @parameterized.parameters(*BYTES)
   def test_smooth(self, kind):
@@ -363,31 +373,28 @@ class DequantTest(QuantTestCase):
     self.assert_same(aiter.mx_dequant(jnp.asarray(q), jnp.asarray(scale)), want)
 
   def test_inverts_the_quantisers(self):
-    x = jnp.asarray(numbers(2, 150, 200))
+    x = numbers(2, 150, 200)
     # What is left out by rounding, relative to the largest of what shares a
     # scale: half a step of the coarsest numbers.
     error = {"int8": 0.5 / 127, "float8_e4m3fn": 2.0**-4,
              "float8_e4m3fnuz": 2.0**-4, "mxfp4": 0.25}
     for kind in BYTES:
-      half = error[kind] * 1.01
-      for got in (
+      limit = error[kind] * 1.01 * np.abs(x).max((-1, -2), keepdims=True)
+      for got in jax.jit(lambda x, kind=kind: (
           aiter.dequant(*aiter.per_token_quant(x, quant_dtype=kind)),
           aiter.dequant(*aiter.per_group_quant(
               x, quant_dtype=kind, group_size=64), block_shape=(1, 64)),
           aiter.dequant(*aiter.per_block_quant(x, quant_dtype=kind),
-                        block_shape=(128, 128), dtype=jnp.float32)):
-        limit = half * jnp.max(jnp.abs(x)) if got.ndim == 2 else (
-            half * jnp.max(jnp.abs(x), (-1, -2), keepdims=True))
-        self.assertTrue(bool((jnp.abs(got - x) <= limit).all()))
+                        block_shape=(128, 128), dtype=jnp.float32)))(x):
+        self.assertTrue((np.abs(got - x) <= limit).all())
+    largest = np.abs(np.pad(x, ((0, 0), (0, 0), (0, 24))))
+    largest = np.repeat(largest.reshape(2, 150, 7, 32).max(-1), 32, -1)
     for kind in MX:
-      for shuffle in (False, True):
-        got = aiter.mx_dequant(
-            *aiter.mx_quant(x, quant_dtype=kind, shuffle_scale=shuffle),
-            scale_shuffled=shuffle)
-        largest = jnp.repeat(jnp.max(jnp.abs(jnp.pad(
-            x, ((0, 0), (0, 0), (0, 24)))).reshape(2, 150, 7, 32), -1), 32, -1)
-        self.assertTrue(bool((
-            jnp.abs(got - x) <= 0.34 * largest[..., :200]).all()))
+      for got in jax.jit(lambda x, kind=kind: [
+          aiter.mx_dequant(
+              *aiter.mx_quant(x, quant_dtype=kind, shuffle_scale=shuffle),
+              scale_shuffled=shuffle) for shuffle in (False, True)])(x):
+        self.assertTrue((np.abs(got - x) <= 0.34 * largest[..., :200]).all())
 
   def test_gradient_of_the_scale(self):
     q = jnp.asarray([[1, -2, 3], [4, 5, -6]], jnp.int8)
