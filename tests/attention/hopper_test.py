@@ -59,6 +59,7 @@ class HopperTest(mha_test.MhaTestCase):
           dict(causal=True, sq=264, sk=152, bias="bhqk"),
           dict(sq=2, sk=600, use_lse=True, bias="b1qk"),
           dict(window=(50, 20), sq=300, sk=432, bias="11qk"),
+          dict(sq=151, sk=261, causal=True),
           dict(dropout=0.3, causal=True, sq=300)])
   def test_dscores(self, dtype, dqk, options):
     with called("_dscores_kernel") as calls_of_it:

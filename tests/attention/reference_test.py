@@ -17,6 +17,7 @@ from harness import machine
 
 import jax
 from jax._src.aiter.attention import op as mha_op
+from jax._src.aiter.attention import reference, types
 from jax._src.aiter.core import dispatch, operator, philox
 from jax.experimental import aiter
 
@@ -395,6 +396,54 @@ assert not bad, bad
     from jax_aiter import mha  # pylint: disable=g-import-not-at-top
     self.assertIs(mha.flash_attn_func, aiter.flash_attn_func)
     self.assertIs(mha.flash_attn_varlen, aiter.flash_attn_varlen)
+
+
+class WholeRowsTest(parameterized.TestCase):
+  """CUDA's kernels get biases and masks of rows that are multiples of eight."""
+
+  @parameterized.product(
+      planes=[dict(bias=(1, 4, 21, 27)), dict(mask=(2, 1, 1, 27)),
+              dict(bias=(2, 1, 1, 27), mask=(1, 4, 21, 27))],
+      cfg=[dict(), dict(window_right=0), dict(window_left=5, window_right=3),
+           dict(window_right=0, top_left=True)],
+      alibi=[False, True], lengths=["", "k", "qk"])
+  def test_same_as_without(self, planes, cfg, alibi, lengths):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)
+    ends = jnp.array([0, 13, 34], jnp.int32)
+    x = types.Operands(
+        draw(2, 21, 4, 16), draw(2, 27, 2, 16), draw(2, 27, 2, 8),
+        cu_seqlens_q=ends if "q" in lengths else None,
+        cu_seqlens_k=ends if "k" in lengths else None,
+        bias=draw(*planes["bias"]) if "bias" in planes else None,
+        mask=(jnp.asarray(rng.random(planes["mask"]) < 0.8)
+              if "mask" in planes else None),
+        alibi_slopes=jnp.full((2, 4), 0.1) if alibi else None)
+    cfg = types.Config(0.3, **cfg)
+    bwd = mha_op.BwdConfig(cfg, types.Wanted(x.bias is not None, False, alibi))
+    kernels = mha_op._fwd_kernel, mha_op._bwd_kernel
+
+    def whole(function):
+      def call(cfg, _, x, *saved):
+        self.assertEqual(x.k.shape[1], 32)
+        return function(cfg, x, *saved)
+      return call
+
+    forward = lambda cfg, x: reference.mha_fwd(cfg, x)
+    backward = lambda bwd, x, saved: reference.mha_bwd(*bwd, x, saved)
+    expected = forward(cfg, x)[:2]
+    saved = types.Saved(draw(2, 21, 4, 8), *expected, None)
+    with mock.patch.multiple(mha_op, _fwd_kernel=whole(forward),
+                             _bwd_kernel=whole(backward)):
+      call = mock.Mock(platform="cuda")
+      got = kernels[0](cfg, call, x)[:2]
+      grads = kernels[1](bwd, call, x, saved)
+    for a, b in zip(jax.tree.leaves((got, grads)),
+                    jax.tree.leaves((expected, backward(bwd, x, saved))),
+                    strict=True):
+      self.assertEqual(a.dtype, b.dtype)
+      a, b = (np.asarray(t, np.float32) for t in (a, b))
+      np.testing.assert_allclose(a, b, rtol=0.02, atol=0.02)
 
 
 def equations(jaxpr):

@@ -111,6 +111,54 @@ def _aligned(t):
   return jnp.pad(t, [(0, 0)] * (t.ndim - 1) + [(0, missing)])
 
 
+def _missing_keys(platform: str, cfg: Config, x: Operands) -> int:
+  """How many keys rows of a bias or mask lack to end where kernels want it.
+
+  Those that CUDA has for one copy eight of its elements at once; others take
+  rows of any length, element by element. float32 has no such kernels. Where
+  queries alone have lengths, more keys would move them, and where few queries
+  are to have no result, there may be no more of them.
+  """
+  planes = [t for t in (x.bias, x.mask) if t is not None]
+  if (platform != "cuda" or x.packed or not planes or x.q.dtype.itemsize > 2
+      or any(t.shape[3] == 1 for t in planes) or not is_known(x.k.shape[1])
+      or (x.cu_seqlens_q is not None and x.cu_seqlens_k is None)
+      or cfg.min_seqlen_q > 0):
+    return 0
+  return -x.k.shape[1] % _ALIGNMENT
+
+
+def _missing_rows(cfg: Config, x: Operands, keys: int) -> int:
+  """How many rows keep a call's diagonal in place beside so many more keys."""
+  placed = (cfg.window_left >= 0 or cfg.window_right >= 0
+            or x.alibi_slopes is not None)
+  moved = not cfg.top_left and x.cu_seqlens_k is None
+  return keys if placed and moved else 0
+
+
+def _longer(t, axis: int, by: int, value=0):
+  """t with so many more along an axis; None of None."""
+  if t is None or not by:
+    return t
+  return jnp.pad(t, [(0, by if i == axis else 0) for i in range(t.ndim)],
+                 constant_values=value)
+
+
+def _whole_rows(cfg: Config, x: Operands, keys: int) -> Operands:
+  """The call with more keys, hidden, and rows, which nobody asks for."""
+  more = _missing_rows(cfg, x, keys)
+
+  def plane(t, hidden):
+    if t is not None and t.shape[2] > 1:
+      t = _longer(t, 2, more)
+    return _longer(t, 3, keys, hidden)
+
+  return x._replace(
+      q=_longer(x.q, 1, more), k=_longer(x.k, 1, keys),
+      v=_longer(x.v, 1, keys), bias=plane(x.bias, -jnp.inf),
+      mask=plane(x.mask, False))
+
+
 def _flat(x: Operands):
   """The FFI operands of a call, in order."""
   return (
@@ -148,6 +196,10 @@ def _fwd_serves(cfg: Config, x: Operands) -> Key | None:
 def _fwd_kernel(cfg: Config, call, x: Operands):
   if decode.few_queries(cfg, x):
     return *decode.kernel(cfg, call, x), None
+  if keys := _missing_keys(call.platform, cfg, x):
+    sq = x.q.shape[1]
+    out, lse, _ = _fwd_kernel(cfg, call, _whole_rows(cfg, x, keys))
+    return out[:, :sq], lse[..., :sq], None
   flat = _flat(x)
   q, v = flat[0], flat[2]
   out, lse = call(
@@ -245,7 +297,23 @@ def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
       if bwd.wanted.dbias else None, None, None)
 
 
+def _bwd_whole_rows(bwd: BwdConfig, call, x: Operands, saved: Saved,
+                    keys: int) -> Grads:
+  """_bwd_kernel of _whole_rows."""
+  more = _missing_rows(bwd.mha, x, keys)
+  grads = _bwd_kernel(bwd, call, _whole_rows(bwd.mha, x, keys), saved._replace(
+      dout=_longer(saved.dout, 1, more), out=_longer(saved.out, 1, more),
+      lse=_longer(saved.lse, 2, more, -jnp.inf),
+      dlse=_longer(saved.dlse, 2, more)))
+  sq, sk = x.q.shape[1], x.k.shape[1]
+  return grads._replace(
+      dq=grads.dq[:, :sq], dk=grads.dk[:, :sk], dv=grads.dv[:, :sk],
+      dbias=None if grads.dbias is None else grads.dbias[:, :, :sq, :sk])
+
+
 def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
+  if keys := _missing_keys(call.platform, bwd.mha, x):
+    return _bwd_whole_rows(bwd, call, x, saved, keys)
   if _one_pass(call.platform, bwd, x, saved):
     return _one_pass_kernel(bwd, call, x, saved)
   if _keeps_dscores(call.platform, bwd, x, saved):
