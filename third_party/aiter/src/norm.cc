@@ -305,7 +305,8 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
     params.sums = args.dbeta_ptr == nullptr ? 1 : 2;
     // Of the last kernel's weights only the gradients' type is of interest.
     params.flags &= ~static_cast<int32_t>(kNormF32Weights);
-    params.flags |= static_cast<int32_t>(If(args.sums_are_f32, kNormF32Weights));
+    params.flags |=
+        static_cast<int32_t>(If(args.sums_are_f32, kNormF32Weights));
     return LaunchKernel(driver, plan.dgamma, &params, stream, /*maps=*/nullptr,
                         /*early=*/true);
   }

@@ -70,7 +70,7 @@ struct norm_bwd_args : norm_args {
   const void* mean_ptr = nullptr;           // As forward left them.
   const void* rstd_ptr = nullptr;
 
-  void* dx_ptr = nullptr;      // [rows, cols]: of x, and of residual as well.
+  void* dx_ptr = nullptr;  // [rows, cols]: of x, and of residual as well.
   // [cols] each, of data_type or float32; dbeta's may be absent.
   void* dgamma_ptr = nullptr;
   void* dbeta_ptr = nullptr;

@@ -23,8 +23,9 @@ FEATURES = {**FLAGS, **selecting("group block amax short e2m1")}
 def _constants(row):
   arch = ARCHS[row["arch"]]
   left = named(row, "excludes")
-  return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]) or int(row["cols"]),
-          "COLS": int(row["cols"]),
+  cols = int(row["cols"])
+  return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]) or cols,
+          "COLS": cols,
           "RUN": 128 if "short" in left else 32,
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FLAGS.items() if name not in left),

@@ -247,8 +247,9 @@ def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
   x: [rows, cols]. smooth_scale: float32 [cols]. q: bytes [rows, cols]. scale:
   float32 [rows]. Up to COLS columns, a multiple of TILE_N, lie in registers;
   with COLS = 0 a row of any length passes twice, in tiles of TILE_N, the second
-  time out of the cache. FLAGS: those that may be set. WALKS: the programs, which are as many as run at
-  once, take the tiles in turn, so that some read while others write.
+  time out of the cache. FLAGS: those that may be set. WALKS: the programs,
+  which are as many as run at once, take the tiles in turn, so that some read
+  while others write.
   """
   flags &= FLAGS
   if WALKS:
