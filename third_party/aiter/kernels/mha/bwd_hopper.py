@@ -213,11 +213,11 @@ def _dkdv_products(k, v, ring, i, phase, M: gl.constexpr, HEAD: gl.constexpr,
 
 
 @gluon.jit
-def score_gradients(p, dp, slope, drawn, delta, terms,
+def score_gradients(p, dp, slope, keep, delta, terms,
                     FEATURES: gl.constexpr):
   """Gradients of the products q.k (unscaled), and of the complete scores."""
   if FEATURES & scores.DROPOUT:
-    dp = scores_hopper.dropped(dp, drawn) * terms.rp_keep
+    dp = gl.where(keep, dp * terms.rp_keep, 0.0)
   complete = p * (dp - delta)
   if FEATURES & scores.HIDES:
     # A hidden key has no gradient, whatever it and its value hold.
@@ -248,11 +248,11 @@ def _dkdv_step(dk, dv, k, v, ring, use, row0, col0, span, window, terms,
       terms, scores_hopper.planes_at(ring.planes, i, True, FEATURES), True,
       FEATURES)
   p = _seen(p, row0, col0, span, window, M, FEATURES)
-  weights = p.to(dtype)
-  drawn = p
+  weights = p
+  keep = p
   if FEATURES & scores.DROPOUT:
-    drawn = scores_hopper.drawn_keys(terms, row0, col0, M)
-    weights = scores_hopper.dropped(weights, drawn)
+    keep = scores_hopper.keep_of_keys(terms, row0, col0, M)
+    weights = gl.where(keep, p, 0.0)
   # A wide tile has no registers for dv's product to run beside dp's.
   if M > 64:
     dp = warpgroup_mma_wait(0, deps=[dp])
@@ -261,7 +261,7 @@ def _dkdv_step(dk, dv, k, v, ring, use, row0, col0, span, window, terms,
     dv = parts.accumulate(dv, weights, do, DV_TAIL)
     dp = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[dp])
   delta = ring.delta.index(i).load(ROWS)[None, :]
-  ds, _ = score_gradients(p, dp, slope, drawn, delta, terms, FEATURES)
+  ds, _ = score_gradients(p, dp, slope, keep, delta, terms, FEATURES)
   ds = parts.operand(ds, dtype, HEAD)
   if M > 64:
     dv = parts.accumulate(dv, weights, do, DV_TAIL)
@@ -341,21 +341,20 @@ def _split_step(acc, k, v, ring, use, row0, col0, span, window, terms,
       terms, scores_hopper.planes_at(ring.planes, i, True, FEATURES), True,
       FEATURES)
   p = _seen(p, row0, col0, span, window, M, FEATURES)
-  drawn = p
+  keep = p
   if FEATURES & scores.DROPOUT:
-    drawn = scores_hopper.drawn_keys(terms, row0, col0, M)
+    keep = scores_hopper.keep_of_keys(terms, row0, col0, M)
   if IS_DV:
     mbarrier.arrive(ring.q_empty.index(i))
-    p = p.to(dtype)
     if FEATURES & scores.DROPOUT:
-      p = scores_hopper.dropped(p, drawn)
+      p = gl.where(keep, p, 0.0)
     acc = parts.accumulate(acc, parts.operand(p, dtype, DV), do, DV_TAIL)
     acc = parts.wait(0, acc, DV_TAIL)
     mbarrier.arrive(ring.do_empty.index(i))
   else:
     dp = warpgroup_mma_wait(0, deps=[dp])
     delta = ring.delta.index(i).load(ROWS)[None, :]
-    ds, _ = score_gradients(p, dp, slope, drawn, delta, terms, FEATURES)
+    ds, _ = score_gradients(p, dp, slope, keep, delta, terms, FEATURES)
     mbarrier.arrive(ring.do_empty.index(i))
     acc = parts.accumulate(acc, parts.operand(ds, dtype, HEAD), q, TAIL)
     acc = parts.wait(0, acc, TAIL)
@@ -634,10 +633,10 @@ def _dq_step(dq, d_slope, q, do, ring, step, tile, row0, lse, delta, window,
     p = gl.where(seen & (tile * N + cols < window.len_k), p, 0.0)
   dp = warpgroup_mma_wait(0, deps=[dp])
   mbarrier.arrive(ring.v_empty.index(i))
-  drawn = p
+  keep = p
   if FEATURES & scores.DROPOUT:
-    drawn = scores_hopper.drawn_rows(terms, row0, tile * N, N)
-  ds, complete = score_gradients(p, dp, slope, drawn, delta[:, None], terms,
+    keep = scores_hopper.keep_of_rows(terms, row0, tile * N, N)
+  ds, complete = score_gradients(p, dp, slope, keep, delta[:, None], terms,
                                  FEATURES)
   if FEATURES & scores.ALIBI:
     distance = scores_hopper.penalty(row0, tile * N, rows, cols, window, 1.0)

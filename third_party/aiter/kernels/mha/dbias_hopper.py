@@ -146,13 +146,13 @@ def _add(acc, ring, use, w: gl.constexpr, lse, delta, row0, col0, window,
     seen = seen | (col0 + cols < window.sink_tokens)
   seen = seen & (diff <= window.right) & (row0 + rows < window.len_q)
   p = gl.where(seen & (col0 + cols < window.len_k), p, 0.0)
-  drawn = p
+  keep = p
   if FEATURES & scores.DROPOUT:
-    drawn = scores_hopper.drawn_rows(terms, row0, col0, N)
+    keep = scores_hopper.keep_of_rows(terms, row0, col0, N)
   dp = warpgroup_mma_wait(0, deps=[dp])
   mbarrier.arrive(ring.empty.index(at))
   _, complete = bwd_hopper.score_gradients(
-      p, dp, slope, drawn, delta_rows[:, None], terms, FEATURES)
+      p, dp, slope, keep, delta_rows[:, None], terms, FEATURES)
   return acc + complete
 
 

@@ -167,10 +167,9 @@ def _exponentials(s, m, row0, tile, window, terms, keys, i, N: gl.constexpr,
 def _weights(e, row0, tile, terms, dtype: gl.constexpr, N: gl.constexpr,
              DV: gl.constexpr, FEATURES: gl.constexpr):
   """The values' weights, the left operand of their product."""
-  e = e.to(dtype)
   if FEATURES & scores.DROPOUT:
-    e = scores_hopper.dropped(
-        e, scores_hopper.drawn_rows(terms, row0, tile * N, N))
+    keep = scores_hopper.keep_of_rows(terms, row0, tile * N, N)
+    e = gl.where(keep, e, 0.0)
   return parts.operand(e, dtype, DV)
 
 

@@ -228,17 +228,6 @@ def planes_at(planes, i, TRANSPOSED: gl.constexpr, FEATURES: gl.constexpr):
 
 
 @gluon.jit
-def _copy_rows(ptr, smem, stride, rows, inside, count, CHUNK: gl.constexpr,
-               ROWS: gl.constexpr, CACHE: gl.constexpr):
-  for i in gl.static_range(ROWS // CHUNK):
-    live = rows < count - i * CHUNK
-    async_copy.async_load(smem.slice(i * CHUNK, CHUNK), ptr,
-                          mask=live[:, None] & inside[None, :],
-                          cache_modifier=CACHE)
-    ptr += CHUNK * stride
-
-
-@gluon.jit
 def _copy_plane(plane, smem, row0, col0, window, ROWS: gl.constexpr,
                 KEYS: gl.constexpr):
   """Starts the copy of a tile; zeros past the rows, anything past the keys."""
@@ -251,15 +240,12 @@ def _copy_plane(plane, smem, row0, col0, window, ROWS: gl.constexpr,
   stride = plane.stride // 8 * 8
   inside = cols < (window.len_k - col0 + 7) // 8 * 8
   ptr = plane.ptr + (row0.to(gl.int64) * stride + col0)
-  ptr += rows[:, None] * stride + cols[None, :]
-  # All blocks read a row that is for all at once: out of their own caches, so
-  # that they do not wait for one line of the second level's.
-  if stride == 0:
-    _copy_rows(ptr, smem, stride, rows, inside, window.len_q - row0, CHUNK,
-               ROWS, ".ca")
-  else:
-    _copy_rows(ptr, smem, stride, rows, inside, window.len_q - row0, CHUNK,
-               ROWS, ".cg")
+  offsets = rows[:, None] * stride + cols[None, :]
+  for i in gl.static_range(ROWS // CHUNK):
+    live = rows < window.len_q - row0 - i * CHUNK
+    async_copy.async_load(smem.slice(i * CHUNK, CHUNK), ptr + offsets,
+                          mask=live[:, None] & inside[None, :])
+    ptr += CHUNK * stride
 
 
 @gluon.jit
@@ -424,8 +410,7 @@ def hides(terms, col0, len_k, N: gl.constexpr, FEATURES: gl.constexpr):
 
 # Dropout's mask is scores.keep_scale's: one draw of Philox serves four
 # neighbouring keys of a row, which lie in several threads' scores. So a thread
-# draws whole blocks, packs their bits, and threads share the words. A mask is
-# made of them without a comparison for each score.
+# draws whole blocks, packs their bits, and threads share the words.
 
 
 @gluon.jit
@@ -478,26 +463,21 @@ def _vector(layout, axis, rank):
 
 @gluon.constexpr_function
 def _row_blocks(n, c):
-  """Draws for 64 rows: [64, n / 8c, c, 2 blocks].
-
-  A thread's are of two rows: what is of a block alone is computed once.
-  """
+  """Draws for 64 rows: [64, n / 8c, c, 2 blocks]."""
   return gl.DistributedLinearLayout(
-      [*_steps(c // 2, 2, 4), [8, 0, 0, 0], *_steps(n // (8 * c), 1, 4)],
-      [[0, 0, c // 2, 0], [0, 0, 0, 1], [1, 0, 0, 0], [2, 0, 0, 0],
-       [4, 0, 0, 0]],
+      [*_steps(c, 2, 4), *_steps(n // (8 * c), 1, 4)],
+      [[8, 0, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
       [[16, 0, 0, 0], [32, 0, 0, 0]], [], [64, n // (8 * c), c, 2])
 
 
 @gluon.constexpr_function
 def _row_keys(n, c):
-  """A layout of scores [64, n / 8c, c, 2 blocks, 4 keys].
+  """hopper.accumulator(n)'s layout of scores.
 
-  Registers' order aside it is hopper.accumulator(n)'s; a word's scores follow
-  one another.
+  As [64, n / 8c, c, 2 blocks, 4 keys].
   """
   return gl.DistributedLinearLayout(
-      [[0, 0, 0, 0, 1], *_steps(c, 2, 5), [8, 0, 0, 0, 0],
+      [[0, 0, 0, 0, 1], [8, 0, 0, 0, 0], *_steps(c, 2, 5),
        *_steps(n // (8 * c), 1, 5)],
       [[0, 0, 0, 0, 2], [0, 0, 0, 1, 0], [1, 0, 0, 0, 0], [2, 0, 0, 0, 0],
        [4, 0, 0, 0, 0]],
@@ -505,8 +485,8 @@ def _row_keys(n, c):
 
 
 @gluon.jit
-def drawn_rows(terms, row0, col0, N: gl.constexpr):
-  """What `dropped` takes: of 64 rows from row0 on, N keys from col0 on."""
+def keep_of_rows(terms, row0, col0, N: gl.constexpr):
+  """Whether dropout keeps: 64 rows from row0 on, N keys from col0 on."""
   C: gl.constexpr = min(8, N // 8)
   DRAWS: gl.constexpr = _row_blocks(N, C)
   KEYS: gl.constexpr = _row_keys(N, C)
@@ -517,10 +497,11 @@ def drawn_rows(terms, row0, col0, N: gl.constexpr):
   block = gl.arange(0, 2, _vector(DRAWS, 3, 4))[None, None, None, :]
   bits = _kept(col0 // 4 + (word * C + part) * 2 + block, row0 + row, terms)
   bits = gl.convert_layout(gl.sum(bits << (part * 4), 2), WORDS)
-  parts = gl.zeros([C], gl.int32, _vector(KEYS, 2, 5))[
-      None, None, :, None, None]
+  part = gl.arange(0, C, _vector(KEYS, 2, 5))[None, None, :, None, None]
   key = gl.arange(0, 4, _vector(KEYS, 4, 5))[None, None, None, None, :]
-  return (bits[:, :, None, :, None] >> (key // 2 * 2)) + parts
+  keep = (bits[:, :, None, :, None] >> (part * 4 + key)) & 1
+  keep = keep.reshape([64, N])
+  return gl.convert_layout(keep, hopper.accumulator(N)) != 0
 
 
 @gluon.constexpr_function
@@ -534,9 +515,12 @@ def _key_blocks(m, c):
 
 @gluon.constexpr_function
 def _key_rows(m, c):
-  """As _row_keys, of transposed scores [16 blocks, 4 keys, m / 8c, c, 8]."""
+  """hopper.accumulator(m)'s layout of transposed scores.
+
+  As [16 blocks, 4 keys, m / 8c, c, 8 rows].
+  """
   return gl.DistributedLinearLayout(
-      [[0, 0, 0, 0, 1], *_steps(c, 3, 5), [2, 0, 0, 0, 0],
+      [[0, 0, 0, 0, 1], [2, 0, 0, 0, 0], *_steps(c, 3, 5),
        *_steps(m // (8 * c), 2, 5)],
       [[0, 0, 0, 0, 2], [0, 0, 0, 0, 4], [0, 1, 0, 0, 0], [0, 2, 0, 0, 0],
        [1, 0, 0, 0, 0]],
@@ -544,8 +528,8 @@ def _key_rows(m, c):
 
 
 @gluon.jit
-def drawn_keys(terms, row0, col0, M: gl.constexpr):
-  """What `dropped` takes: of 64 keys from col0 on, M rows from row0 on."""
+def keep_of_keys(terms, row0, col0, M: gl.constexpr):
+  """Whether dropout keeps: 64 keys from col0 on, M rows from row0 on."""
   C: gl.constexpr = min(8, M // 8)
   DRAWS: gl.constexpr = _key_blocks(M, C)
   ROWS: gl.constexpr = _key_rows(M, C)
@@ -557,54 +541,7 @@ def drawn_keys(terms, row0, col0, M: gl.constexpr):
   bits = _kept(col0 // 4 + block, row0 + (word * C + part) * 8 + row, terms)
   bits = gl.convert_layout(gl.sum(bits << (part * 4), 2), WORDS)
   key = gl.arange(0, 4, _vector(ROWS, 1, 5))[None, :, None, None, None]
-  parts = gl.zeros([C], gl.int32, _vector(ROWS, 3, 5))[
-      None, None, None, :, None]
-  return (bits[:, None, :, None, :] >> key) + parts
-
-
-@gluon.constexpr_function
-def _drop_asm(c, wide, of_rows):
-  """What makes c pairs of values zero where a pair's words say so.
-
-  Bits 4i and 4i + 1 of the word are the i-th pair's; of keys, bit 4i of the
-  first word and of the second. They are shifted to signs of bytes, which prmt
-  copies to a mask: of two 16-bit values at once, or of a `wide` one.
-  """
-  values = 2 * c if wide else c
-  word, by = (0, 1) if of_rows else (1, 0)
-  asm = [".reg .b32 a, b, m;"]
-  for odd in range(2):
-    shift = 3 if odd else 7
-    asm.append(f"shl.b32 a, ${2 * values}, {shift};")
-    asm.append(f"shl.b32 b, ${2 * values + word}, {shift - by};")
-    for i in range(values):
-      pair, second = (i // 2, i % 2) if wide else (i, 0)
-      if pair % 2 == odd:
-        low = 8 + pair // 2 + 4 * second
-        high = low if wide else low + 4
-        asm.append(f"prmt.b32 m, a, b, {low * 0x11 + high * 0x1100};")
-        asm.append(f"and.b32 ${i}, ${values + i}, m;")
-  return "{" + " ".join(asm) + "}"
-
-
-@gluon.constexpr_function
-def _drop_constraints(c, wide):
-  values = 2 * c if wide else c
-  return ",".join(["=r"] * values + ["r"] * (values + 2 * c))
-
-
-@gluon.jit
-def dropped(x, words):
-  """x, of 16 or 32 bits, zero where dropout drops; words: drawn_*'s."""
-  N: gl.constexpr = x.shape[1]
-  C: gl.constexpr = min(8, N // 8)
-  WIDE: gl.constexpr = x.dtype == gl.float32
-  OF_ROWS: gl.constexpr = words.shape[0] == 64
-  pairs = gl.convert_layout(x.reshape(words.shape), words.type.layout)
-  if WIDE:
-    pairs = pairs.to(gl.int32, bitcast=True)
-  pairs = gl.inline_asm_elementwise(
-      _drop_asm(C, WIDE, OF_ROWS), _drop_constraints(C, WIDE), [pairs, words],
-      pairs.dtype, True, 2 * C)
-  pairs = pairs.to(x.dtype, bitcast=True)
-  return gl.convert_layout(pairs.reshape([64, N]), hopper.accumulator(N))
+  part = gl.arange(0, C, _vector(ROWS, 3, 5))[None, None, None, :, None]
+  keep = (bits[:, None, :, None, :] >> (part * 4 + key)) & 1
+  keep = keep.reshape([64, M])
+  return gl.convert_layout(keep, hopper.accumulator(M)) != 0

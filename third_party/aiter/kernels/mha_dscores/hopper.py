@@ -69,13 +69,13 @@ def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
       terms, scores_hopper.planes_at(ring.planes, i, True, FEATURES), True,
       FEATURES)
   p = bwd_hopper._seen(p, row0, col0, span, window, M, FEATURES)
-  drawn = p
+  keep = p
   if FEATURES & scores.DROPOUT:
-    drawn = scores_hopper.drawn_keys(terms, row0, col0, M)
+    keep = scores_hopper.keep_of_keys(terms, row0, col0, M)
   if WITH_DV:
-    weights = p.to(dtype)
+    weights = p
     if FEATURES & scores.DROPOUT:
-      weights = scores_hopper.dropped(weights, drawn)
+      weights = gl.where(keep, p, 0.0)
     dv = parts.accumulate(dv, parts.operand(weights, dtype, DV), do, DV_TAIL)
     dp = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[dp])
   else:
@@ -83,8 +83,7 @@ def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
   delta = ring.delta.index(i).load(ROWS)[None, :]
   if not WITH_DV:
     mbarrier.arrive(ring.do_empty.index(i))
-  ds, _ = bwd_hopper.score_gradients(p, dp, slope, drawn, delta, terms,
-                                     FEATURES)
+  ds, _ = bwd_hopper.score_gradients(p, dp, slope, keep, delta, terms, FEATURES)
   ds = ds.to(dtype)
   dk = parts.accumulate(dk, parts.operand(ds, dtype, HEAD), q, TAIL)
   if WITH_DV:

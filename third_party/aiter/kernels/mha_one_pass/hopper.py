@@ -285,23 +285,23 @@ def _step(dk, dv, k, v, buf, use, row0, n0, keys, span, scale, heads, head,
   s = warpgroup_mma(k, q.permute([1, 0]), zero, use_acc=False, is_async=True)
   mbarrier.wait(buf.do_full.index(i), phase)
   dp = warpgroup_mma(v, do.permute([1, 0]), zero, use_acc=False, is_async=True)
-  drawn = s
+  keep = s
   if FEATURES & scores.DROPOUT:
-    drawn = scores_hopper.drawn_keys(
+    keep = scores_hopper.keep_of_keys(
         scores_hopper.terms_of(heads, head, FEATURES), row0, n0, SIDE)
   s = warpgroup_mma_wait(1, deps=[s])
   p = gl.exp2(s * scale - buf.lse.index(i).load(ROWS)[None, :])
   # -left <= key - row <= right, as one comparison of unsigned numbers.
   diff = (keys - row0)[:, None] - gl.arange(0, SIDE, ROWS)[None, :]
   p = gl.where(diff.to(gl.uint32, bitcast=True) <= span, p, 0.0)
-  weights = p.to(dtype)
+  weights = p
   if FEATURES & scores.DROPOUT:
-    weights = scores_hopper.dropped(weights, drawn)
-  dv = warpgroup_mma(gl.convert_layout(weights, OPERAND), do, dv,
+    weights = gl.where(keep, p, 0.0)
+  dv = warpgroup_mma(gl.convert_layout(weights.to(dtype), OPERAND), do, dv,
                      is_async=True)
   dp = warpgroup_mma_wait(1, deps=[dp])
   if FEATURES & scores.DROPOUT:
-    dp = scores_hopper.dropped(dp, drawn) * heads.rp_keep
+    dp = gl.where(keep, dp * heads.rp_keep, 0.0)
   ds = (p * (dp - buf.delta.index(i).load(ROWS)[None, :])).to(dtype)
   mbarrier.wait(buf.ds_empty.index(i), phase ^ 1)
   buf.ds.index(i * 2 + w).store(ds)
