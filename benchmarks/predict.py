@@ -187,7 +187,7 @@ def gradient_of(name: str, function, m: int, n: int, *more, columns: int = 0,
 
 
 def cache_write(name: str, kind: str, *sizes: int) -> Problem:
-  """65536 tokens into a paged cache: a kind and sizes of benchmarks/cache.py."""
+  """65536 tokens into a paged cache: cache.py's kind and sizes."""
   write = caches.Write(kind, 65536, *sizes)
   def ours():
     pages = 2 * write.tokens // caches.PAGE

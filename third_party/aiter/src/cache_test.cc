@@ -162,10 +162,10 @@ void TestWalks() {
   CHECK(KernelOf(cache_token, token) == "token_128");
   token = wide(Token());
   token.v.cols = 64;
-  CHECK(KernelOf(cache_token, token) == "token_128");
+  CHECK(KernelOf(cache_token, token) == "token_runs");
   token = wide(Token());
   token.kind = CacheKind::kE5m2;
-  CHECK(KernelOf(cache_token, token) == "token_128");
+  CHECK(KernelOf(cache_token, token) == "token_runs");
 
   auto block = wide(Block());
   CHECK(KernelOf(cache_block, block) == "block_walks");
