@@ -18,6 +18,7 @@ between the markers of the device's name.
 import argparse
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -37,6 +38,7 @@ assembly.prepare(clock=_CLOCK.name)
 os.environ.setdefault("AMDGPU_SIM_LIMIT", "50000000")
 
 import asm
+import cache as caches
 import jax.numpy as jnp
 import numpy as np
 import report
@@ -184,6 +186,23 @@ def gradient_of(name: str, function, m: int, n: int, *more, columns: int = 0,
                  ours)
 
 
+def cache_write(name: str, kind: str, *sizes: int) -> Problem:
+  """65536 tokens into a paged cache: cache.py's kind and sizes."""
+  write = caches.Write(kind, 65536, *sizes)
+  def ours():
+    pages = 2 * write.tokens // caches.PAGE
+    pool = [array(*t.shape, dtype=FP8 if kind == "fp8" else t.dtype)
+            for t in jax.eval_shape(lambda: caches.pools(write, pages))]
+    if kind == "indexer":
+      function = lambda pool, k, _, slots: [aiter.indexer_k_quant_and_cache(
+          k, *pool, slots, quant_dtype=FP8)]
+    else:
+      function = functools.partial(caches.ours, kind)
+    keys, values, slots = caches.rows(write, write.tokens, pages, 0)
+    return jax.jit(function, donate_argnums=0), (pool, keys, values, slots)
+  return Problem(f"cache write, {name}", write.bytes, "TB/s", ours)
+
+
 def problems() -> list[Problem]:
   llama = (4, 32, 8, 4096)
   weight = lambda: array(8192)
@@ -234,12 +253,18 @@ def problems() -> list[Problem]:
       rows_of("per_block_quant to float8",
               lambda x: aiter.per_block_quant(x, quant_dtype=FP8), 16384, 8192,
               bytes_each=3),
+      cache_write("float8", "fp8"),
+      cache_write("int8 by 16 columns", "asm"),
+      cache_write("int8, a scale a token", "token"),
+      cache_write("int8, a scale a block", "block"),
+      cache_write("the indexer's", "indexer", 1),
   ]
 
 
 def predicted(function, args) -> list[dict[str, Any]]:
   """Reports of the launches of one call."""
-  program = jax.jit(function)
+  # A program may be one that takes its arguments' memory.
+  program = function if hasattr(function, "lower") else jax.jit(function)
   _CLOCK.read()  # What making the arguments launched.
   jax.block_until_ready(program(*args))
   return [json.loads(line) for line in _CLOCK.read().splitlines()]

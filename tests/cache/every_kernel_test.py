@@ -1,23 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every KV-cache kernel for AMD GPUs runs on a simulated one and is right."""
 
+import itertools
+
 import numpy as np
 from absl.testing import absltest, parameterized
 from cache import cases, oracle
 from harness import simulator
 
+from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
 
 SIZE = cases.SIZE
+FLOAT8 = dispatch.float8_dtype().name
 TYPES = {"bf16": "bfloat16", "fp32": "float32", "i8": "int8"}
 
 
 class CacheKernelsTest(parameterized.TestCase):
 
-  @parameterized.parameters(*simulator.groups("cache_", "op", "dtype", "dims"))
-  def test_kernels(self, op, dtype, dims, symbols):
+  @parameterized.parameters(
+      *simulator.groups("cache_", "op", "dtype", "dims", "grade"))
+  def test_kernels(self, op, dtype, dims, grade, symbols):
     with simulator.launched(self, symbols):
-      getattr(self, op)(TYPES.get(dtype), max(dims[0] - 16, 32))
+      if grade == "fast":
+        self.fast(op, TYPES.get(dtype, "float16"), dims[0])
+      else:
+        getattr(self, op)(TYPES.get(dtype), max(dims[0] - 16, 32))
+
+  def fast(self, op, given, d):
+    """Heads of exactly d columns, and the types that the device converts."""
+    for kind, layout in itertools.product(
+        ("int8", FLOAT8), ("NHD", "x", "asm") if op == "cache_cast" else
+        ("x", "asm")):
+      arrays = cases.caches(layout, 2, d, d, kind)
+      rows = [cases.numbers(21, 2, d, dtype=given, seed=i) for i in range(2)]
+      slots = cases.some_slots(21)
+      if op == "cache_cast":
+        scales = {"k_scale": np.float32([0.3, 1e-3]), "v_scale": None}
+        want = cases.copies(arrays)
+        oracle.write(layout, *rows, *want, slots, SIZE, *scales.values())
+        got = aiter.write_kv_cache(*rows, *arrays, slots, layout=layout,
+                                   **scales)
+      else:
+        asm = layout == "asm"
+        if op == "cache_token":
+          shape = (cases.PAGES, 2, SIZE) if asm else (2, cases.PAGES * SIZE)
+          function = aiter.reshape_and_cache_with_pertoken_quant
+          write = oracle.write_by_token
+        else:
+          shape = (cases.PAGES, 2) if asm else (2, cases.PAGES)
+          function = aiter.reshape_and_cache_with_block_quant
+          write = lambda *args: oracle.write_by_block(*args, SIZE)
+        arrays += [np.full(shape, 0.01, np.float32) for _ in range(2)]
+        want = cases.copies(arrays)
+        write(layout, *rows, *want, slots, SIZE)
+        got = function(*rows, *arrays, slots, asm_layout=asm)
+      cases.assert_same(self, got, tuple(want), (kind, layout))
 
   def write(self, dtype, given, **scales):
     # All of "NHD" lies in runs of 16 bytes; of "x", V does not.

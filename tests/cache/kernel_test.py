@@ -12,7 +12,7 @@ from cache import oracle
 from harness.triton_interpreter import Tensor
 
 # isort: split
-from third_party.aiter.kernels.cache import write
+from third_party.aiter.kernels.cache import walk, write
 from third_party.aiter.kernels.cache.family import FEATURES
 
 KINDS = {"int8": 0, "float8_e4m3fn": 1, "float8_e4m3fnuz": 2, "float8_e5m2": 4}
@@ -236,6 +236,52 @@ class KernelTest(parameterized.TestCase):
           step, 1e-10, KINDS[kind], flags, TILE_M=8, COLS=32, RUN=run,
           NATIVE=False)
       self.assert_same(got, [_bits(w) if w.dtype == dtype else w for w in want])
+
+  @parameterized.product(
+      op=["cast", "token", "block"], kind=["int8", "float8_e4m3fnuz"],
+      layout=["x", "asm"], given=["bfloat16", "float16"])
+  def test_walk(self, op, kind, layout, given):
+    given = np.dtype(getattr(ml_dtypes, given, None) or given)
+    dtype = np.dtype(getattr(ml_dtypes, kind, None) or kind)
+    d, run = 32, 16
+    _, caches, rows, sides = self.problem(layout, dtype, d, d, given)
+    flags = _flags(*sides, run, d, d, ["scaled"])
+    flags |= FEATURES["fp16"] if given == np.float16 else 0
+    slots = PAGES * SIZE
+    shape, where = {
+        ("cast", "x"): ((HEADS,), (1,)),
+        ("cast", "asm"): ((HEADS,), (1,)),
+        ("token", "x"): ((HEADS, slots), (0, SIZE, 1, slots)),
+        ("token", "asm"): ((PAGES, HEADS, SIZE), (0, HEADS * SIZE, 1, SIZE)),
+        ("block", "x"): ((HEADS, PAGES), (0, 1, PAGES)),
+        ("block", "asm"): ((PAGES, HEADS), (0, HEADS, 1))}[op, layout]
+    scales = [np.full(shape, 0.01 + i, np.float32) for i in range(2)]
+    scales[0][..., -1] = 2e-31  # A cast's reciprocal is too large.
+    want = [t.copy() for t in (*caches, *scales)]
+    winners = np.full(slots, -1, np.int32)
+    for token, slot in enumerate(SLOTS):
+      if 0 <= slot < slots:
+        winners[slot] = token
+    if op == "cast":
+      oracle.write(layout, *rows, *want[:2], SLOTS, SIZE, scales[0], None)
+    elif op == "token":
+      oracle.write_by_token(layout, *rows, *want, SLOTS, SIZE)
+    else:
+      oracle.write_by_block(layout, *rows, *want, SLOTS, SIZE, SIZE)
+    got = [Tensor(t.view(np.uint8)) for t in caches] + [
+        Tensor(t) for t in scales]
+    sized = {"cast": (d, d)}.get(op, ())
+    floor = () if op == "cast" else (1e-10,)
+    # More programs than tiles, and fewer.
+    getattr(walk, f"cache_{op}")[(3 if layout == "asm" else 9, 2)](
+        *(Tensor(t.view(np.int8)) for t in rows), *got, Tensor(SLOTS),
+        *([Tensor(winners)] if op == "block" else []),
+        *_arguments(sides[0], flags & FEATURES["runs"], run),
+        *_arguments(sides[1], flags & FEATURES["v_runs"], run),
+        *where, *where, TOKENS, HEADS, *sized, slots, SIZE, *floor,
+        KINDS[kind], flags, TILE_M=16 if op == "block" else 4, COLS=d,
+        CAST="", HALF=given == np.float16, OPAQUE=False)
+    self.assert_same(got, [_bits(w) if w.dtype == dtype else w for w in want])
 
 
 if __name__ == "__main__":

@@ -23,6 +23,13 @@ namespace {
 constexpr int64_t kMaxSize = kMaxPage;
 constexpr int64_t kRunBytes = 16;
 constexpr int64_t kManyPrograms = 4096;  // A device has no more at a time.
+// Heads that kernels for usual calls count in 32 bits, times tokens of a tile.
+constexpr int64_t kManyHeads = 65536;
+constexpr int64_t kShortBlock = 16;  // Slots of a usual block.
+
+// Programs of a kernel that walks over tiles: as many as run at once. They have
+// more than 128 registers, and so three waves on a SIMD for at_once's four.
+int32_t Walking(const LoadedKernel& kernel) { return kernel.at_once / 4 * 3; }
 
 // Elements of 16 bytes of a cache whose elements have the size of `type`.
 int64_t RunOf(DataType type) { return kRunBytes / ElementBytes(type); }
@@ -91,6 +98,36 @@ uint32_t FlagsOf(const cache_half& h, int64_t run) {
          If(IsOfRuns(h, run), kCacheRuns) |
          If(h.scale_ptr != nullptr, kCacheScaled) |
          If(AreBeside(h), kCacheBeside);
+}
+
+uint32_t FeatureOf(CacheKind kind) {
+  switch (kind) {
+    case CacheKind::kInt8:
+      return 0;
+    case CacheKind::kE4m3fn:
+      return kCacheE4m3fn;
+    case CacheKind::kE4m3fnuz:
+      return kCacheE4m3fnuz;
+    case CacheKind::kE5m2:
+      return kCacheE5m2;
+  }
+  return 0;
+}
+
+// Of a write that rounds to `kind`.
+ProblemKey RoundedKeyOf(const cache_args& a, CacheKind kind) {
+  ProblemKey key;
+  key.data_type = a.data_type;
+  int64_t cols = std::max(a.k.cols, IsPresent(a.v) ? a.v.cols : 0);
+  key.dims[0] = static_cast<int32_t>(cols);
+  key.features = FeatureOf(kind) | If(a.heads > kManyHeads, kCacheOdd);
+  for (const cache_half* h : {&a.k, &a.v}) {
+    if (!IsPresent(*h)) continue;
+    bool runs = IsOfRuns(*h, kRunBytes);
+    key.features |= runs ? kCacheRuns : kCacheStrided;
+    key.features |= If(h->cols != cols || !(runs || AreBeside(*h)), kCacheOdd);
+  }
+  return key;
 }
 
 constexpr uint32_t kValues = kCacheVAligned / kCacheAligned;
@@ -194,13 +231,13 @@ struct Write {
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     ProblemKey one = key;
+    one.features &= ~(kCacheRuns | kCacheStrided);
     if ((key.features & kCacheRuns) != 0) {
-      one.features = 0;
       AITER_RETURN_IF_ERROR(
           steps->Add(OperationOf<Args>::kName, one, &plan->runs));
     }
     if ((key.features & kCacheStrided) == 0) return Status();
-    one.features = kCacheStrided;
+    one.features |= kCacheStrided;
     return steps->Add(OperationOf<Args>::kName, one, &plan->strided);
   }
 
@@ -208,6 +245,10 @@ struct Write {
                        const CacheParams& params, void* stream) {
     bool k_runs = (params.flags & kCacheRuns) != 0;
     bool v_runs = (params.flags & kCacheVRuns) != 0;
+    if (plan.runs.info == plan.strided.info) {  // It writes to both.
+      CacheParams p = params;
+      return LaunchKernel(driver, plan.runs, &p, stream);
+    }
     for (bool runs : {true, false}) {
       CacheParams p = params;
       if (k_runs != runs) p.k_cols = 0;
@@ -261,18 +302,19 @@ struct Cast : Write<cache_cast_args> {
     return Status();
   }
 
-  static ProblemKey KeyOf(const Args& a) {
-    ProblemKey key = KeyOf(a, kRunBytes);
-    key.data_type = DataType::kBf16;  // The kernels know all.
-    return key;
-  }
+  static ProblemKey KeyOf(const Args& a) { return RoundedKeyOf(a, a.kind); }
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
     AITER_RETURN_IF_ERROR(Bring(driver, args, stream));
     if (IsEmpty(args)) return Status();
-    CacheParams params = ParamsOf(Folded(args, kRunBytes), kRunBytes);
+    // A kernel for heads of one size takes them as they are.
+    const LoadedKernel& any =
+        plan.runs.info != nullptr ? plan.runs : plan.strided;
+    CacheParams params = ParamsOf(
+        any.info->dims[0] != 0 ? args : Folded(args, kRunBytes), kRunBytes);
     params.kind = static_cast<int32_t>(args.kind);
+    params.max_blocks = Walking(any);
     return Write::Launch(driver, plan, params, stream);
   }
 };
@@ -284,13 +326,8 @@ struct Quantised {
   using Plan = KernelPlan;
 
   static ProblemKey KeyOf(const Args& a) {
-    ProblemKey key;
-    key.dims[0] =
-        static_cast<int32_t>(std::max(a.k.cols, IsPresent(a.v) ? a.v.cols : 0));
-    for (const cache_half* h : {&a.k, &a.v}) {
-      if (!IsPresent(*h) || IsOfRuns(*h, kRunBytes)) continue;
-      key.features = kCacheStrided;
-    }
+    ProblemKey key = RoundedKeyOf(a, a.kind);
+    key.features &= ~kCacheRuns;  // One kernel has both.
     return key;
   }
 
@@ -319,11 +356,20 @@ struct Token : Quantised<cache_token_args> {
     params.kind = static_cast<int32_t>(args.kind);
     params.floor = args.floor;
     params.flags |= static_cast<int32_t>(If(args.scale_is_power, kCachePower));
+    params.max_blocks = Walking(plan.kernel);
     return LaunchKernel(driver, plan.kernel, &params, stream);
   }
 };
 
 struct Block : Quantised<cache_block_args> {
+  using Quantised::KeyOf;
+
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key = Quantised::KeyOf(a);
+    key.features |= If(a.block != kShortBlock, kCacheLong);
+    return key;
+  }
+
   static Status Check(const Args& a) {
     AITER_RETURN_IF_ERROR(CheckKind(a.data_type, a.kind));
     AITER_RETURN_IF_ERROR(CheckCommon(a, kRunBytes));
@@ -352,6 +398,7 @@ struct Block : Quantised<cache_block_args> {
     params.step = static_cast<int32_t>(std::clamp<int64_t>(
         args.tokens * args.heads * params.halves / kManyPrograms, 1,
         plan.kernel.info->tile_m));
+    params.max_blocks = Walking(plan.kernel);
     params.winners_ptr = args.winners_ptr;
     return LaunchKernel(driver, plan.kernel, &params, stream);
   }

@@ -57,7 +57,8 @@ struct CacheParams {
   int32_t num_slots = 0;
   int32_t page_size = 0;
   int32_t block = 0;
-  int32_t step = 1;  // Tokens of a program.
+  int32_t step = 1;        // Tokens of a program.
+  int32_t max_blocks = 0;  // As many as run at once.
   int32_t kind = 0;
   int32_t flags = 0;
   float floor = 0;

@@ -43,6 +43,16 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("token_128", "cache_token", kCacheTokenGrid, 128, 16, 0, false);
   add("token_256", "cache_token", kCacheTokenGrid, 256, 8, 0, false);
   add("block", "cache_block", kCacheBlockGrid, 256, 16, 0, false);
+  // What walks over tiles, of heads of 80 columns.
+  auto walks = [&](const char* symbol, const char* op, const Grid& grid) {
+    add(symbol, op, grid, 80, 16, 0, false);
+    kernels.back().grade = "fast";
+    kernels.back().excludes =
+        kCacheOdd | kCacheE4m3fn | kCacheE5m2 | kCacheLong;
+  };
+  walks("cast_walks", "cache_cast", kCacheCastGridWalks);
+  walks("token_walks", "cache_token", kCacheTokenGridWalks);
+  walks("block_walks", "cache_block", kCacheBlockGridWalks);
   return kernels;
 }
 
@@ -122,6 +132,51 @@ cache_block_args Block() {
   a.block = kPageSize;
   a.winners_ptr = At(0x9000);
   return a;
+}
+
+// The kernel of a call's only launch.
+template <typename Args>
+std::string KernelOf(Status (*write)(const Args&, void*), const Args& args) {
+  NewContext("gfx942");
+  CHECK_OK(write(args, nullptr));
+  CHECK(g_recorder.launches.size() == 1);
+  return g_recorder.launches[0].kernel;
+}
+
+void TestWalks() {
+  auto wide = [](auto a) {
+    for (cache_half* h : {&a.k, &a.v}) {
+      h->cols = 80;
+      h->cache_size = 1 << 20;
+      h->scale_size = 1 << 20;
+    }
+    a.kind = CacheKind::kE4m3fnuz;
+    return a;
+  };
+  auto token = wide(Token());
+  CHECK(KernelOf(cache_token, token) == "token_walks");
+  CHECK(g_recorder.launches[0].grid[1] == 2);
+  token.v.side = Strided(16);
+  CHECK(KernelOf(cache_token, token) == "token_walks");
+  token.v.side.run_offset = 3;
+  CHECK(KernelOf(cache_token, token) == "token_128");
+  token = wide(Token());
+  token.v.cols = 64;
+  CHECK(KernelOf(cache_token, token) == "token_runs");
+  token = wide(Token());
+  token.kind = CacheKind::kE5m2;
+  CHECK(KernelOf(cache_token, token) == "token_runs");
+
+  auto block = wide(Block());
+  CHECK(KernelOf(cache_block, block) == "block_walks");
+  block.block = 2 * kPageSize;
+  CHECK(KernelOf(cache_block, block) == "block");
+
+  // One launch writes to both kinds of places, and heads are not joined.
+  auto cast = wide(Call<cache_cast_args>(Flash(16), Strided(16)));
+  CHECK(KernelOf(cache_cast, cast) == "cast_walks");
+  CacheParams p = g_recorder.launches[0].As<CacheParams>();
+  CHECK(p.k_cols == 80 && p.v_cols == 80 && p.heads == kHeads);
 }
 
 void TestOneLaunch() {
@@ -325,6 +380,7 @@ const KernelTable& GetKernelTable() {
 int main() {
   aiter::SetDriverForTesting(&aiter::FakeDriver());
   aiter::TestOneLaunch();
+  aiter::TestWalks();
   aiter::TestTwoLaunches();
   aiter::TestSelection();
   aiter::TestOtherPlace();

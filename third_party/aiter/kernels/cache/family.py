@@ -8,34 +8,48 @@ from third_party.aiter.aot.family import Family, Op, flags, points_to, selecting
 # such multiples too, and lie together; scaled: a scale is given; beside: tokens
 # of a page, and not columns, lie side by side; v_...: the same of values;
 # power: scales are powers of two; fp16, fp32: what keys and values are, if not
-# bf16; strided: for who is not of runs.
+# bf16. What only selects: strided, for who is not of runs; odd, for float32,
+# keys and values of other columns, places neither of runs nor beside; types of
+# what is written; long: a block that is no 16 slots.
 FEATURES = flags("aligned runs scaled beside v_aligned v_runs v_scaled v_beside"
-                 " power fp16 fp32") | selecting("strided")
+                 " power fp16 fp32") | selecting(
+                     "strided odd e4m3fn e4m3fnuz e5m2 long")
 # A copy is of bits.
-_BITS = {"bf16": "i16", "fp32": "i32", "i8": "i8", "any": "i8"}
-_RUN = {"bf16": 8, "fp32": 4, "i8": 16, "any": 16}
+_BITS = {"bf16": "i16", "fp16": "i16", "fp32": "i32", "i8": "i8", "any": "i8"}
+_RUN = {"bf16": 8, "fp16": 8, "fp32": 4, "i8": 16, "any": 16}
 
 
 def _constants(row):
   of_runs = "excludes=strided" in row["options"]
+  arch = ARCHS[row["arch"]]
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "COLS": int(row["cols"]), "RUN": _RUN[row["dtype"]],
           "FLAGS": FEATURES["aligned"] | FEATURES["runs"] if of_runs else 0,
-          "NATIVE": "e4m3fn" in ARCHS[row["arch"]].casts}
+          "NATIVE": "e4m3fn" in arch.casts,
+          "CAST": arch.fp8 if arch.matrix == "mfma" else "",
+          "HALF": row["dtype"] == "fp16",
+          "OPAQUE": True,
+          "WALKS": "module=cache.walk" in row["options"]}
 
 
 _TILES = ("tiles = ceil(tokens / tile_m) * heads *"
           " (ceil(k_cols / tile_n) + ceil(v_cols / tile_n))")
 
+# Programs that walk over tiles are as many as run at once.
+_WALKING = {"WALKS": (
+    "blocks = min(ceil(tokens / tile_m) * heads, ceil(max_blocks / halves))",
+    "halves")}
+
 FAMILY = Family(
     ops={
         "cache_copy": Op("cache.write", (_TILES,)),
-        "cache_cast": Op("cache.write", (_TILES,)),
+        "cache_cast": Op("cache.write", (_TILES,), _WALKING),
         "cache_token": Op(
             "cache.write",
-            ("tiles = ceil(tokens / tile_m) * heads * halves",)),
+            ("tiles = ceil(tokens / tile_m) * heads * halves",), _WALKING),
         "cache_block": Op(
-            "cache.write", ("parts = ceil(tokens / step) * heads * halves",)),
+            "cache.write", ("parts = ceil(tokens / step) * heads * halves",),
+            _WALKING),
     },
     pointers={
         # Of numbers that are rounded, the kernels know the type.

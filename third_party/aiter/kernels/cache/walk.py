@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes of 8 bits into paged KV caches, for CDNA.
+
+What is computed is what write.py says, of heads of COLS columns in 16 bits,
+rounded to int8 or to what one instruction makes. As many programs as run at
+once take tiles in turn, so that some read while others write. A tile is one
+wave's, which needs no barriers: TILE_M tokens of a head.
+"""
+
+import triton
+import triton.language as tl
+
+from third_party.aiter.kernels.cache import write
+from third_party.aiter.kernels.core import narrow, rounding
+
+POWER = write.POWER
+RUNS = write.RUNS
+SCALED = write.SCALED
+V_SHIFT = write.V_SHIFT
+base_of = write._base
+bytes_of = narrow.bytes_of
+divide = rounding.divide
+divide_short = narrow.divide_short
+fetch = write._fetch
+largest = rounding.largest
+magnitude = rounding.magnitude
+numbers = write._numbers
+place_of = write._place
+scale_of = write._scale_of
+words = narrow.words
+
+INFINITY = tl.constexpr(0x7F800000)
+
+
+@triton.jit
+def _now(x, tile, OPAQUE: tl.constexpr):
+  """x, which the compiler does not have before there is a tile.
+
+  What all tiles' addresses share would fill registers through the loop.
+  """
+  if OPAQUE:
+    x = tl.inline_asm_elementwise(
+        "", "=s,0,s", [x, tile], dtype=tl.int32, is_pure=True, pack=1)
+  return x
+
+
+@triton.jit
+def _store(cache, x, side, base, mask, tile, flags, COLS: tl.constexpr,
+           OPAQUE: tl.constexpr):
+  """words_of columns behind base of each row."""
+  if RUNS & flags:
+    w = tl.arange(0, COLS // 4)
+    tl.store(
+        cache.to(tl.pointer_type(tl.uint32)) + (
+            base[:, None] * 4 + (w // 4 * side[6] * 4 + w % 4)[None, :]),
+        x, mask[:, None])
+  else:
+    # Neighbouring lanes have what the last dimension has.
+    run = _now(side[6], tile, OPAQUE)
+    col = _now(side[7], tile, OPAQUE)
+    c = tl.arange(0, COLS)
+    tl.store(cache + (base[None, :] + (c // 16 * run + c % 16 * col)[:, None]),
+             tl.trans(bytes_of(x)), mask[None, :])
+
+
+@triton.jit
+def _tile(tile, slots, tokens, heads, num_slots, page_size,
+          TILE_M: tl.constexpr):
+  """(first token, head, rows' places behind it; whether a row is stored, and
+  its page and offset) of a tile. A token that is not there is the last one."""
+  t = tile // heads
+  head = tile - t * heads
+  t *= TILE_M
+  m = tl.arange(0, TILE_M)
+  last = tokens - 1 - t
+  m_there = tl.minimum(m, last)
+  slot = tl.load(slots + t + m_there)
+  stored, page, offset = place_of(slot, num_slots, page_size)
+  return t, head, m_there, stored & (m <= last), page, offset
+
+
+@triton.jit
+def _rows(rows_in, first, at, mask, COLS: tl.constexpr, HALF: tl.constexpr):
+  """COLS columns of rows in float32, 0 where the mask is not.
+
+  first: one of them; at: the others, from there on.
+  """
+  TYPE: tl.constexpr = tl.float16 if HALF else tl.bfloat16
+  rows_in = rows_in.to(tl.pointer_type(TYPE)) + first * COLS
+  at = (at * COLS)[:, None] + tl.arange(0, COLS)[None, :]
+  if mask is None:
+    x = tl.load(rows_in + at)
+  else:
+    x = tl.load(rows_in + at, mask[:, None], 0.0)
+  return x.to(tl.float32)
+
+
+@triton.jit
+def _found(most, top, floor, kind, types):
+  """write._scale_of, of magnitudes that are finite: without divisions.
+
+  floor: also at least AMAX_FLOOR. top: the kind's largest number.
+  """
+  amax = tl.maximum(most.to(tl.float32, bitcast=True), floor)
+  s = divide(amax, tl.full([1], top, tl.float32))
+  if POWER & types:
+    up = (s.to(tl.int32, bitcast=True) + 0x7FFFFF) & INFINITY
+    s = up.to(tl.float32, bitcast=True)
+  return s
+
+
+@triton.jit
+def _write_given(rows_in, cache, scale, slots, side, scale_head, tokens, heads,
+                 cols, num_slots, page_size, kind, flags, types,
+                 TILE_M: tl.constexpr, COLS: tl.constexpr, CAST: tl.constexpr,
+                 HALF: tl.constexpr, OPAQUE: tl.constexpr):
+  """All tiles of keys or values of a program, divided by a given scale."""
+  tiles = tl.where(cols > 0, tl.cdiv(tokens, TILE_M) * heads, 0)
+  for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+    t, head, m, stored, page, offset = _tile(
+        tile, slots, tokens, heads, num_slots, page_size, TILE_M)
+    x = _rows(rows_in, t.to(tl.int64) * heads + head, m * heads, None, COLS,
+              HALF)
+    s = 1.0
+    if SCALED & flags:
+      s = tl.load(scale + head * scale_head)
+    if (s >= 2.0**-60) & (s <= 2.0**100):
+      # What saturates is cut before, where it cannot overflow.
+      cut = s * tl.where(kind == rounding.INT8, 128.0, largest(kind))
+      x = tl.where(x == x, tl.clamp(x, -cut, cut), float("nan"))
+      q = words(divide_short(x, tl.full([1, 1], s, tl.float32)), kind, CAST,
+                True)
+    else:
+      q = words(tl.div_rn(x, tl.full(x.shape, s, tl.float32)), kind, CAST,
+                False)
+    _store(cache, q, side, base_of(side, page, offset, head), stored, tile,
+           flags, COLS, OPAQUE)
+
+
+@triton.jit
+def cache_cast(key, value, k_bytes, v_bytes, k_scale, v_scale, slots, k_start,
+               k_page, k_run_offset, k_offset, k_split, k_head, k_run, k_col,
+               v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
+               v_col, k_scale_head, v_scale_head, tokens, heads, k_cols, v_cols,
+               num_slots, page_size, kind, flags, TILE_M: tl.constexpr,
+               COLS: tl.constexpr, CAST: tl.constexpr, HALF: tl.constexpr,
+               OPAQUE: tl.constexpr):
+  """As write.cache_cast. Grid: (programs, keys and values)."""
+  if tl.program_id(1) == 0:
+    _write_given(
+        key, k_bytes, k_scale, slots,
+        (k_start, k_page, k_run_offset, k_offset, k_split, k_head, k_run,
+         k_col), k_scale_head, tokens, heads, k_cols, num_slots, page_size,
+        kind, flags, flags, TILE_M, COLS, CAST, HALF, OPAQUE)
+  else:
+    _write_given(
+        value, v_bytes, v_scale, slots,
+        (v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
+         v_col), v_scale_head, tokens, heads, v_cols, num_slots, page_size,
+        kind, flags >> V_SHIFT, flags, TILE_M, COLS, CAST, HALF, OPAQUE)
+
+
+@triton.jit
+def _write_tokens(rows_in, cache, scale, slots, side, scale_side, tokens, heads,
+                  num_slots, page_size, floor, top, kind, flags, types,
+                  TILE_M: tl.constexpr, COLS: tl.constexpr, CAST: tl.constexpr,
+                  HALF: tl.constexpr, OPAQUE: tl.constexpr):
+  """All tiles of keys or values of a program, each row with its scale."""
+  for tile in range(tl.program_id(0), tl.cdiv(tokens, TILE_M) * heads,
+                    tl.num_programs(0)):
+    t, head, m, stored, page, offset = _tile(
+        tile, slots, tokens, heads, num_slots, page_size, TILE_M)
+    x = _rows(rows_in, t.to(tl.int64) * heads + head, m * heads, None, COLS,
+              HALF)
+    most = tl.max(magnitude(x), 1)
+    if tl.max(most, 0) < INFINITY:
+      s = _found(most, top, floor, kind, types)
+      q = words(divide_short(x, s[:, None]), kind, CAST, True)
+    else:
+      s = scale_of(most, floor, kind, types)
+      q = words(divide(x, s[:, None]), kind, CAST, False)
+    _store(cache, q, side, base_of(side, page, offset, head), stored, tile,
+           flags, COLS, OPAQUE)
+    at = (scale_side[0] + page.to(tl.int64) * scale_side[1]
+          + offset * scale_side[2] + head * scale_side[3])
+    tl.store(scale + at, s, stored)
+
+
+@triton.jit
+def cache_token(key, value, k_bytes, v_bytes, k_scale, v_scale, slots,
+                k_start, k_page, k_run_offset, k_offset, k_split, k_head,
+                k_run, k_col, v_start, v_page, v_run_offset, v_offset, v_split,
+                v_head, v_run, v_col, k_scale_start, k_scale_page,
+                k_scale_offset, k_scale_head, v_scale_start, v_scale_page,
+                v_scale_offset, v_scale_head, tokens, heads, num_slots,
+                page_size, floor, kind, flags, TILE_M: tl.constexpr,
+                COLS: tl.constexpr, CAST: tl.constexpr, HALF: tl.constexpr,
+               OPAQUE: tl.constexpr):
+  """As write.cache_token. Grid: (programs, keys and values)."""
+  top = largest(kind)
+  floor = tl.maximum(floor, rounding.AMAX_FLOOR)
+  if tl.program_id(1) == 0:
+    _write_tokens(
+        key, k_bytes, k_scale, slots,
+        (k_start, k_page, k_run_offset, k_offset, k_split, k_head, k_run,
+         k_col),
+        (k_scale_start, k_scale_page, k_scale_offset, k_scale_head), tokens,
+        heads, num_slots, page_size, floor, top, kind, flags, flags, TILE_M,
+        COLS, CAST, HALF, OPAQUE)
+  else:
+    _write_tokens(
+        value, v_bytes, v_scale, slots,
+        (v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
+         v_col),
+        (v_scale_start, v_scale_page, v_scale_offset, v_scale_head), tokens,
+        heads, num_slots, page_size, floor, top, kind, flags >> V_SHIFT, flags,
+        TILE_M, COLS, CAST, HALF, OPAQUE)
+
+
+@triton.jit
+def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
+                 scale_side, heads, num_slots, page_size, floor, top, kind,
+                 flags, types, TILE_M: tl.constexpr, COLS: tl.constexpr,
+                 CAST: tl.constexpr, HALF: tl.constexpr, OPAQUE: tl.constexpr):
+  """A head of a block, if this token is the first one written there."""
+  o = tl.arange(0, TILE_M)
+  number = slot // TILE_M
+  place = number * TILE_M + o
+  winner = tl.load(winners + place)
+  written = winner >= 0
+  earliest = tl.min(tl.where(written, o, TILE_M), 0)
+  if (tl.sum(tl.where(place == slot, winner, 0), 0) == token) & (
+      number * TILE_M + earliest == slot):
+    x = _rows(rows_in, head, tl.maximum(winner, 0).to(tl.int64) * heads,
+              written, COLS, HALF)
+    most = tl.zeros([1], tl.int32) + tl.max(tl.max(magnitude(x), 1), 0)
+    at = (scale + scale_side[0] + number.to(tl.int64) * scale_side[1]
+          + head * scale_side[3] + tl.zeros([1], tl.int32))
+    old = tl.load(at)
+    finite = tl.max(most, 0) < INFINITY
+    s = tl.zeros([1], tl.float32)
+    if finite:
+      s = _found(most, top, floor, kind, types)
+    else:
+      s = scale_of(most, floor, kind, types)
+    s = tl.where((earliest > 0) & (old > s), old, s)
+    moved = tl.max(((earliest > 0) & (old != s)).to(tl.int32), 0) == 1
+    tl.store(at, s)
+    _, page, offset = place_of(place, num_slots, page_size)
+    base = base_of(side, page, offset, head)
+    if finite & (tl.max(s, 0) <= 2.0**125):
+      q = words(divide_short(x, s[:, None]), kind, CAST, True)
+    else:
+      q = words(divide(x, s[:, None]), kind, CAST, False)
+    _store(cache, q, side, base, written, token, flags, COLS, OPAQUE)
+    if moved:
+      now = (0, 0, 0, 0, 0, 0, _now(side[6], token, OPAQUE),
+             _now(side[7], token, OPAQUE))
+      held = fetch(cache, now, base[:, None], tl.arange(0, COLS)[None, :],
+                   ~written[:, None], COLS, 16, flags)
+      x = numbers(held, kind) * old[:, None]
+      q = words(divide(x, s[:, None]), kind, CAST, False)
+      _store(cache, q, side, base, ~written, token, flags, COLS, OPAQUE)
+
+
+@triton.jit
+def _write_blocks(rows_in, cache, scale, slots, winners, side, scale_side,
+                  tokens, heads, num_slots, page_size, floor, top, kind, flags,
+                  types, TILE_M: tl.constexpr, COLS: tl.constexpr,
+                  CAST: tl.constexpr, HALF: tl.constexpr,
+                  OPAQUE: tl.constexpr):
+  """All blocks of keys or values that begin with a token of a program."""
+  m = tl.arange(0, TILE_M)
+  for tile in range(tl.program_id(0), tl.cdiv(tokens, TILE_M) * heads,
+                    tl.num_programs(0)):
+    t = tile // heads
+    head = tile - t * heads
+    t *= TILE_M
+    slot = tl.load(slots + t + m, m < tokens - t, -1)
+    stored = (slot >= 0) & (slot < num_slots)
+    # Most are told by the slot before theirs.
+    before = tl.load(winners + slot - 1, stored & (slot % TILE_M > 0), -1)
+    left = tl.sum(tl.where(stored & (before < 0), 1 << m, 0), 0)
+    while left != 0:
+      bit = left & -left
+      left -= bit
+      one = bit == (1 << m)
+      _write_block(
+          t + tl.sum(tl.where(one, m, 0), 0), tl.sum(tl.where(one, slot, 0), 0),
+          head, rows_in, cache, scale, winners, side, scale_side, heads,
+          num_slots, page_size, floor, top, kind, flags, types, TILE_M, COLS,
+          CAST, HALF, OPAQUE)
+
+
+@triton.jit
+def cache_block(key, value, k_bytes, v_bytes, k_scale, v_scale, slots, winners,
+                k_start, k_page, k_run_offset, k_offset, k_split, k_head,
+                k_run, k_col, v_start, v_page, v_run_offset, v_offset, v_split,
+                v_head, v_run, v_col, k_scale_start, k_scale_page,
+                k_scale_head, v_scale_start, v_scale_page, v_scale_head, tokens,
+                heads, num_slots, page_size, floor, kind, flags,
+                TILE_M: tl.constexpr, COLS: tl.constexpr, CAST: tl.constexpr,
+                HALF: tl.constexpr, OPAQUE: tl.constexpr):
+  """As write.cache_block, of blocks of TILE_M slots.
+
+  A block's new numbers stay in registers, from its scale to its codes. Grid:
+  (programs, keys and values).
+  """
+  top = largest(kind)
+  floor = tl.maximum(floor, rounding.AMAX_FLOOR)
+  if tl.program_id(1) == 0:
+    _write_blocks(
+        key, k_bytes, k_scale, slots, winners,
+        (k_start, k_page, k_run_offset, k_offset, k_split, k_head, k_run,
+         k_col), (k_scale_start, k_scale_page, 0, k_scale_head), tokens, heads,
+        num_slots, page_size, floor, top, kind, flags, flags, TILE_M, COLS,
+        CAST, HALF, OPAQUE)
+  else:
+    _write_blocks(
+        value, v_bytes, v_scale, slots, winners,
+        (v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
+         v_col), (v_scale_start, v_scale_page, 0, v_scale_head), tokens, heads,
+        num_slots, page_size, floor, top, kind, flags >> V_SHIFT, flags,
+        TILE_M, COLS, CAST, HALF, OPAQUE)

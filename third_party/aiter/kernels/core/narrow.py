@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Float32 to 8 bits as rounding.py has it, four in a word, for CDNA.
+
+CAST is the float8 type that one instruction makes of float32, as archs.csv
+calls it; "": there is none, and words are made of bytes.
+"""
+
+import triton
+import triton.language as tl
+
+from third_party.aiter.kernels.core import rounding
+
+INT8 = rounding.INT8
+
+
+@triton.jit
+def words_of(codes):
+  """uint8 [..., n] -> uint32 [..., n / 4], the first byte the lowest."""
+  N: tl.constexpr = codes.shape[-1] // 4
+  ROWS: tl.constexpr = codes.numel // codes.shape[-1]
+  even, odd = tl.split(tl.reshape(codes.to(tl.uint32), [ROWS, N, 2, 2]))
+  x0, x2 = tl.split(even)
+  x1, x3 = tl.split(odd)
+  return x0 | (x1 << 8) | (x2 << 16) | (x3 << 24)
+
+
+@triton.jit
+def bytes_of(words):
+  """words_of's argument, of two dimensions."""
+  even = tl.join(words.to(tl.uint8), (words >> 16).to(tl.uint8))
+  odd = tl.join((words >> 8).to(tl.uint8), (words >> 24).to(tl.uint8))
+  return tl.reshape(tl.join(even, odd), [words.shape[0], words.shape[1] * 4])
+
+
+@triton.jit
+def _convert(x):
+  """words_of float8, of what is in the type's range or NaN.
+
+  Triton's own conversion clamps again, and packs bytes one by one. What has
+  written half of a register must not be read by the next instruction.
+  """
+  N: tl.constexpr = x.shape[-1] // 4
+  ROWS: tl.constexpr = x.numel // x.shape[-1]
+  even, odd = tl.split(tl.reshape(x, [ROWS, N, 2, 2]))
+  x0, x2 = tl.split(even)
+  x1, x3 = tl.split(odd)
+  return tl.inline_asm_elementwise(
+      "v_cvt_pk_fp8_f32 $0, $1, $2\n"
+      "v_cvt_pk_fp8_f32 $0, $3, $4 op_sel:[0,0,1]\n"
+      "s_nop 0", "=&v,v,v,v,v", [x0, x1, x2, x3], dtype=tl.uint32,
+      is_pure=True, pack=1)
+
+
+@triton.jit
+def _clamped(x, CAST: tl.constexpr):
+  """The instruction makes NaN of what is too large, and keeps a NaN's sign."""
+  LARGEST: tl.constexpr = 448.0 if CAST == "e4m3fn" else 240.0
+  return tl.where(x == x, tl.clamp(x, -LARGEST, LARGEST), float("nan"))
+
+
+@triton.jit
+def divide_short(x, scale):
+  """x / scale, as good as rounding.divide's for who rounds it to 10 bits.
+
+  x is of 11 bits at most, scale from 2^-60 to 2^125, and quotients are below
+  2^60. They are right to 2^-45 of them before they are rounded to float32. So
+  one may be another than the right one's only where x / scale is that near, but
+  not equal, to a number m of 25 bits between two of float32. Rounding it again
+  tells the two apart only if one of them is a number T of 10 bits: m is one
+  more or less than T * 2^15, in units of its last bit. With scale an integer S
+  of 24 bits S * m then differs by d, from 1 to 16, from a number that ends in
+  37 bits of zeros: but S * T * 2^15 +- S only does if S is a * 2^15 -+ d with
+  d * T = +-a, where a is below 2^9 and T is not. T of fewer bits likewise.
+  """
+  inverse = tl.broadcast_to(1.0 / scale, x.shape)
+  q = x * inverse
+  return tl.fma(tl.fma(q, tl.broadcast_to(scale, x.shape), x * -1.0),
+                inverse * -1.0, q)
+
+
+@triton.jit
+def words(x, kind, CAST: tl.constexpr, BOUNDED: tl.constexpr):
+  """words_of rounding.to_bits. kind: int8, or CAST.
+
+  BOUNDED: x is in the type's range.
+  """
+  if CAST == "":
+    found = words_of(rounding.to_bits(x, kind))
+  elif kind == INT8:
+    found = words_of(rounding.to_int8(x))
+  elif BOUNDED:
+    found = _convert(x)
+  else:
+    found = _convert(_clamped(x, CAST))
+  return found
