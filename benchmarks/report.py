@@ -113,8 +113,10 @@ def median_time(call, wait, seconds: float, blocks: int = 5) -> float:
     for _ in range(count + 1):
       result = call()
     wait(result)
-    # On a busy host one call may take as long as all.
-    times.append(max(time.perf_counter() - start - one, 1e-9) / count)
+    every = time.perf_counter() - start
+    # On a busy host one call may take as long as all: what they took together
+    # is then too much for each, where what is left would be nothing.
+    times.append((every - one) / count if every > one else every / (count + 1))
   return statistics.median(times)
 
 
