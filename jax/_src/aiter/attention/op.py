@@ -103,12 +103,17 @@ def _round_up(n: int) -> int:
   return -(-n // _ALIGNMENT) * _ALIGNMENT
 
 
+def _longer(t, axis: int, by: int, value=0):
+  """t with so many more along an axis; None of None."""
+  if t is None or not by:
+    return t
+  return jnp.pad(t, [(0, by if i == axis else 0) for i in range(t.ndim)],
+                 constant_values=value)
+
+
 def _aligned(t):
   """t with its last axis padded to a multiple that the kernels can load."""
-  missing = _round_up(t.shape[-1]) - t.shape[-1]
-  if not missing:
-    return t
-  return jnp.pad(t, [(0, 0)] * (t.ndim - 1) + [(0, missing)])
+  return _longer(t, t.ndim - 1, _round_up(t.shape[-1]) - t.shape[-1])
 
 
 def _missing_keys(platform: str, cfg: Config, x: Operands) -> int:
@@ -134,14 +139,6 @@ def _missing_rows(cfg: Config, x: Operands, keys: int) -> int:
             or x.alibi_slopes is not None)
   moved = not cfg.top_left and x.cu_seqlens_k is None
   return keys if placed and moved else 0
-
-
-def _longer(t, axis: int, by: int, value=0):
-  """t with so many more along an axis; None of None."""
-  if t is None or not by:
-    return t
-  return jnp.pad(t, [(0, by if i == axis else 0) for i in range(t.ndim)],
-                 constant_values=value)
 
 
 def _whole_rows(cfg: Config, x: Operands, keys: int) -> Operands:
