@@ -55,7 +55,7 @@ BUILD_TOOLS = {
 }
 LINT_TOOLS = {"node": "nodejs", "npm": "npm"}
 # File -> the Debian package that has it, and what else the simulator needs.
-BUILD_FILES = {"/usr/include/zlib.h": "zlib1g-dev"}
+BUILD_FILES = {"/usr/include/lzma.h": "liblzma-dev"}
 SIM_FILES = {"/usr/lib/llvm-22/include/llvm-c/Disassembler.h": "llvm-22-dev"}
 
 
@@ -124,7 +124,7 @@ def find_python() -> str:
       )
     candidates.append(sys.executable)
   check = (
-    "import sys, sysconfig, os, venv, ensurepip\n"
+    "import sys, sysconfig, os, venv, ensurepip, lzma\n"
     "assert sys.version_info >= (3, 12)\n"
     "assert os.path.exists(sysconfig.get_path('include') + '/Python.h')\n"
     "print(sys.executable)"
@@ -135,7 +135,7 @@ def find_python() -> str:
       return found.strip()
   fail(
     (f"PYTHON_BIN_PATH={named} is not" if named else "found no")
-    + " Python 3.12 or later with its headers and venv.\n"
+    + " Python 3.12 or later with its headers, venv and lzma.\n"
     "On Ubuntu 24.04: sudo apt-get install python3.12-dev python3.12-venv\n"
     "Elsewhere: pyenv install 3.12, or build it from source.\n"
     "Then run this again, with PYTHON_BIN_PATH=/path/to/python3.12 if it is "

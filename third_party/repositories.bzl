@@ -5,7 +5,7 @@ load("//third_party/aiter/aot:kernel_table.bzl", "kernel_table")
 load("//third_party/llvm:llvm_configure.bzl", "llvm_configure")
 load("//third_party/py:python_configure.bzl", "python_configure")
 load("//third_party/pypi:pypi.bzl", "pypi", "wheel_archive")
-load("//third_party/zlib:zlib_configure.bzl", "zlib_configure")
+load("//third_party/xz:xz_configure.bzl", "xz_configure")
 
 def repositories():
     """Declares the repositories; MODULE.bazel lists the same names."""
@@ -67,7 +67,7 @@ def repositories():
         wheel = "@pypi_build//:jaxlib.whl",
     )
     llvm_configure(name = "llvm")
-    zlib_configure(name = "zlib")
+    xz_configure(name = "xz")
 
     kernel_table(
         name = "aiter_kernel_table",

@@ -191,7 +191,6 @@ class WheelTest(parameterized.TestCase):
         "libm.so.6",
         "libpthread.so.0",
         "libstdc++.so.6",
-        "libz.so.1",
       },
     )
     self.assertNotIn("DT_RPATH", [t.entry.d_tag for t in tags])

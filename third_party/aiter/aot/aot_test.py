@@ -4,8 +4,10 @@
 import dataclasses
 import functools
 import io
+import lzma
 import operator
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -242,6 +244,26 @@ def _kernel(symbol, arch, dtype="bf16", tile_m=16):
 
 
 class EmbedTest(unittest.TestCase):
+
+  def test_objects_lie_in_groups(self):
+    kernels = [_kernel(name, "sm_90") | {"object": name.encode() * size}
+               for name, size in (("a", 100), ("b", 300_000), ("c", 70_001),
+                                  ("d", 10), ("e", 200_000))]
+    blob, _, _, inc = embed.embed(kernels, [])
+    lines = [line for line in inc.splitlines() if "&kernels::PackGemm" in line]
+    self.assertEqual(len(lines), len(kernels))
+    groups = set()
+    for kernel, line in zip(kernels, lines, strict=True):
+      numbers = re.search(r"(\d+), (\d+), (\d+), (\d+), &kernels::Pack", line)
+      start, size, raw, offset = map(int, numbers.groups())
+      self.assertEqual((start % 16, offset % 16), (0, 0))
+      group = lzma.decompress(blob[start:start + size])
+      self.assertEqual(len(group), raw)
+      data = kernel["object"]
+      self.assertEqual(group[offset:offset + len(data)], data)
+      groups.add(start)
+    # "c" and "d" share one; "b" is longer than a group should be.
+    self.assertEqual(len(groups), 4)
 
   def embed(self, *lines, header=_TUNED, family_name="gemm"):
     folder = tempfile.TemporaryDirectory()

@@ -5,7 +5,7 @@
 #ifndef AITER_SRC_FAKE_DRIVER_TEST_H_
 #define AITER_SRC_FAKE_DRIVER_TEST_H_
 
-#include <zlib.h>
+#include <lzma.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -44,11 +44,13 @@ inline constexpr char kObject[] = "a code object";
 // Compressed copy of kObject, where kernels of a test table lie.
 struct Blob {
   unsigned char bytes[256];
-  uLongf size = sizeof(bytes);
+  size_t size = 0;
 
   Blob() {
-    CHECK(compress(bytes, &size, reinterpret_cast<const Bytef*>(kObject),
-                   sizeof(kObject)) == Z_OK);
+    CHECK(lzma_easy_buffer_encode(
+              /*preset=*/0, LZMA_CHECK_CRC32, /*allocator=*/nullptr,
+              reinterpret_cast<const uint8_t*>(kObject), sizeof(kObject), bytes,
+              &size, sizeof(bytes)) == LZMA_OK);
   }
 };
 
@@ -75,7 +77,7 @@ KernelInfo FakeKernel(const Blob& blob, const char* symbol, const char* op,
   k.shared_bytes = 1024;
   k.grid = &grid;
   k.compressed_bytes = blob.size;
-  k.object_bytes = sizeof(kObject);
+  k.group_bytes = sizeof(kObject);
   k.pack = PackAll<Params>;
   k.arg_offsets = kAllOffsets;
   k.num_args = 1;

@@ -2,7 +2,7 @@
 
 #include "third_party/aiter/src/core/code_objects.h"
 
-#include <zlib.h>
+#include <lzma.h>
 
 #include <new>
 #include <string>
@@ -15,24 +15,30 @@ constexpr int kMaxDynamicSharedAttribute = 8;
 // What a CUDA function may use without asking.
 constexpr int kDefaultSharedBytes = 48 * 1024;
 
-Status Inflate(const KernelInfo& kernel, std::unique_ptr<uint8_t[]>* object) {
-  object->reset(new (std::nothrow) uint8_t[kernel.object_bytes]);
-  uLongf bytes = kernel.object_bytes;
-  int result = *object == nullptr
-                   ? Z_MEM_ERROR
-                   : uncompress(object->get(), &bytes,
-                                GetKernelTable().blob + kernel.offset,
-                                kernel.compressed_bytes);
-  if (result == Z_MEM_ERROR) {
+// Decompresses the kernel's code object, and those that share its group.
+Status Decompress(const KernelInfo& kernel, std::unique_ptr<uint8_t[]>* group) {
+  group->reset(new (std::nothrow) uint8_t[kernel.group_bytes]);
+  uint64_t memory_limit = UINT64_MAX;
+  size_t read = 0;
+  size_t written = 0;
+  lzma_ret result =
+      *group == nullptr
+          ? LZMA_MEM_ERROR
+          : lzma_stream_buffer_decode(
+                &memory_limit, /*flags=*/0, /*allocator=*/nullptr,
+                GetKernelTable().blob + kernel.offset, &read,
+                kernel.compressed_bytes, group->get(), &written,
+                kernel.group_bytes);
+  if (result == LZMA_MEM_ERROR) {
     return Status(StatusCode::kResourceExhausted,
                   std::string("Out of host memory: decompressing kernel ") +
                       kernel.symbol + " takes " +
-                      std::to_string(kernel.object_bytes) + " bytes");
+                      std::to_string(kernel.group_bytes) + " bytes");
   }
-  if (result != Z_OK || bytes != kernel.object_bytes) {
+  if (result != LZMA_OK || written != kernel.group_bytes) {
     return Status(StatusCode::kInternal,
                   std::string("The embedded code object of kernel ") +
-                      kernel.symbol + " is damaged (zlib error " +
+                      kernel.symbol + " is damaged (liblzma error " +
                       std::to_string(result) + ")");
   }
   return Status();
@@ -62,11 +68,12 @@ Status FindFunction(const Driver& driver, const KernelInfo& kernel,
 
 Status LoadKernel(const Driver& driver, const KernelInfo& kernel,
                   void** function) {
-  std::unique_ptr<uint8_t[]> object;
-  AITER_RETURN_IF_ERROR(Inflate(kernel, &object));
+  std::unique_ptr<uint8_t[]> group;
+  AITER_RETURN_IF_ERROR(Decompress(kernel, &group));
+  const uint8_t* object = group.get() + kernel.object_offset;
   std::string name = std::string("kernel ") + kernel.symbol;
   void* module = nullptr;
-  if (int error = driver.module_load(&module, object.get()); error != 0) {
+  if (int error = driver.module_load(&module, object); error != 0) {
     return DriverError(driver, error, "Loading " + name);
   }
   Status status = FindFunction(driver, kernel, module, name, function);

@@ -56,10 +56,12 @@ struct KernelInfo {
   int shared_bytes;
   int occupancy;  // Waves (warps) side by side on a SIMD (a scheduler).
   const Grid* grid;
-  // Where the compressed code object lies in the table's blob.
+  // Where the code object lies: it begins at object_offset of a group of
+  // group_bytes, which is compressed_bytes of the table's blob, from offset on.
   size_t offset;
   size_t compressed_bytes;
-  size_t object_bytes;
+  size_t group_bytes;
+  size_t object_offset;
   // Writes the kernel's arguments from the operator's parameters, each at its
   // offset in the buffer.
   void (*pack)(const void* params, const TensorMap* maps, void* buffer);
