@@ -480,12 +480,16 @@ class ErrorTest(parameterized.TestCase):
        ["preferred_element_type", "int8"]),
       ("offset", ValueError, dict(group_offset=jnp.ones(2, jnp.int32)),
        ["group_offset", "int32[2]", "one integer"]),
+      ("offset_below", ValueError, dict(group_offset=-1),
+       ["group_offset is -1", ">= 0"]),
       ("bias", ValueError, dict(bias=jnp.ones(4)),
        ["bias", "[4]", "[2, 4]"]),
       ("bias_dtype", TypeError, dict(bias=jnp.ones((2, 4), jnp.int32)),
        ["bias's dtype", "int32"]),
       ("activation", TypeError, dict(activation="silu"),
        ["activation", "silu", "a function"]),
+      ("activation_halves", ValueError, dict(activation=lambda t: t[:, ::2]),
+       ["activation", "[6, 2]", "[6, 4]"]),
       ("transpose", TypeError, dict(transpose_rhs=1),
        ["transpose_rhs", "bool"]))
   def test_ragged_dot(self, error, replaced, words):

@@ -261,6 +261,8 @@ class ErrorsTest(parameterized.TestCase):
       ("mla_decode_fwd", ValueError, dict(kv_lora_rank=0), "kv_lora_rank is 0"),
       ("mla_decode_fwd", ValueError, dict(cp_world_size=0), "cp_world_size"),
       ("mla_decode_fwd", ValueError, dict(cp_rank=1), "cp_rank is 1"),
+      ("mla_decode_fwd", ValueError, dict(cp_rank=jnp.array(-1)),
+       "cp_rank is -1"),
       ("mla_decode_fwd", TypeError, dict(cp_world_size=2), "g_kv_indptr"),
       ("mla_decode_fwd", ValueError, dict(
           cp_world_size=2, g_kv_indptr=jnp.zeros(9, _INTS)), "g_kv_indptr"),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad arguments of paged attention are named, with what is accepted."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -154,6 +156,30 @@ class ErrorsTest(parameterized.TestCase):
       (ValueError, dict(k_pool=_POOL[0]), "k_pool", "rank 4"))
   def test_jax_aiter(self, error, replaced, *words):
     errors.check(self, aiter.paged_attention, CSR, error, replaced, words)
+
+  @parameterized.parameters(
+      (dict(kv_indptr=np.array([0, 3, 1])), "kv_indptr is [0 3 1]", "add up"),
+      (dict(kv_indptr=np.array([0, 1, 4])), "kv_indptr is [0 1 4]", "at most"),
+      (dict(kv_indptr=np.array([1, 2, 3])), "kv_indptr is [1 2 3]", "from 0"),
+      (dict(kv_last_page_lens=np.array([1, 17])),
+       "kv_last_page_lens is [ 1 17]", "from 0 to 16"),
+      (dict(kv_last_page_lens=np.array([-1, 1])),
+       "kv_last_page_lens is [-1  1]", "from 0 to 16"))
+  def test_packed_tables(self, replaced, *words):
+    """What is at hand is looked at, as cumulative lengths are."""
+    ragged = functools.partial(aiter.paged_attention_ragged, scale=0.2)
+    ragged.__name__ = "paged_attention_ragged"
+    tables = {name: CSR[name] for name in CSR if name.startswith("kv_")}
+    pages = dict(q=jnp.ones((2, 4, 48), jnp.bfloat16), kv_lora_rank=32,
+                 kv_buffer=jnp.ones((6, 16, 1, 48), jnp.bfloat16),
+                 cu_seqlens_q=jnp.array([0, 1, 2], _INTS))
+    latent = {"kv_indices" if name == "kv_page_indices" else name: t
+              for name, t in tables.items()}
+    for fn, good in (
+        (aiter.paged_attention, CSR), (aiter.mha_batch_prefill_func, PREFILL),
+        (ragged, dict(query=DECODE["q"], key_cache=_POOL, value_cache=_POOL,
+                      **tables)), (aiter.mla_decode_fwd, pages | latent)):
+      errors.check(self, fn, good, ValueError, replaced, words, traced=False)
 
   @parameterized.parameters(
       (ValueError, dict(dropout_p=0.1), "dropout_p is 0.1"),

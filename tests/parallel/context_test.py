@@ -457,6 +457,13 @@ class ContextTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "x's axis 1 is 6"):
       aiter.reorder_causal_load_balancing(jnp.ones((1, 6)), "zigzag", 2)
 
+  @parameterized.product(strategy=("zigzag", "striped"),
+                         shape=((0, 8, 3), (2, 8, 0), (2, 0, 3)))
+  def test_order_of_nothing(self, strategy, shape):
+    for reorder in (aiter.reorder_causal_load_balancing,
+                    aiter.inverse_reorder_causal_load_balancing):
+      self.assertEqual(reorder(jnp.ones(shape), strategy, 2).shape, shape)
+
 
 if __name__ == "__main__":
   absltest.main()

@@ -180,7 +180,9 @@ class DecodeTest(parameterized.TestCase):
       (ValueError, dict(interleave=0), "interleave is 0"),
       (ValueError, dict(layout="DNH"), "layout is 'DNH'"),
       (TypeError, dict(axis_name=3), "axis_name is 3"),
-      (ValueError, dict(sink=jnp.ones(3)), "sink"))
+      (ValueError, dict(sink=jnp.ones(3)), "sink"),
+      (TypeError, dict(k_scale="1"), "context_.*: k_scale is '1'"),
+      (TypeError, dict(v_scale=2**63), "context_.*: v_scale is 9"))
   def test_refused(self, error, options, message):
     (k, v), tables = local(1, 1)
     call = functools.partial(

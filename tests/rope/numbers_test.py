@@ -615,6 +615,18 @@ class TablesTest(parameterized.TestCase):
         aiter.get_rope(16, 16, 7, 1e4, rope_scaling=dict(
             type=kind, factor=factor, low_freq_factor=1, high_freq_factor=4))
 
+  @parameterized.parameters(
+      ("yarn", 7, 17), ("deepseek_yarn", 7, 17), ("yarn", 20, 20),
+      ("linear", 7, 7), ("dynamic", 7, 7))
+  def test_get_rope_of_yarn_reaches_its_length(self, kind, given, rows):
+    """As AITER's: a position beyond the length of training has its own row."""
+    scaling = {"rope_type": kind, "factor": 2.5, self.TRAINED: 7}
+    for got, want in zip(
+        aiter.get_rope(16, 16, given, 1e4, rope_scaling=scaling),
+        aiter.rotary_embedding(16, rows, rope_scaling=scaling)):
+      self.assertLen(got, rows)
+      np.testing.assert_array_equal(got, want)
+
   @parameterized.named_parameters(
       ("dim", dict(rotary_dim=7), ["rotary_dim", "7", "even"]),
       ("rows", dict(max_position=0), ["max_position", "0"]),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 import jax
 from jax import lax
@@ -63,11 +64,15 @@ def _rows_times(function: str, cfg: Config, lhs, rhs, sizes) -> jax.Array:
 
 def _windowed(function: str, sizes, offset, groups):
   """The sizes that a shard of groups is for, with those before as its lead."""
-  offset = jnp.asarray(arguments.operand(function, "group_offset", offset))
+  offset = arguments.operand(function, "group_offset", offset)
+  given = offset if isinstance(offset, int) else arguments.at_hand(offset)
+  offset = jnp.asarray(offset)
   arguments.check_integers(function, "group_offset", offset)
   if offset.size != 1:
     raise arguments.bad(function, "group_offset", arguments.describe(offset),
                         "one integer")
+  if given is not None and np.any(given < 0):
+    raise arguments.bad(function, "group_offset", given, "an integer >= 0")
   at = jnp.arange(sizes.shape[0], dtype=jnp.int32)
   offset = jnp.clip(arguments.int32(offset).reshape(()), 0, sizes.shape[0])
   before = jnp.sum(jnp.where(at < offset, jnp.maximum(sizes, 0), 0),
@@ -87,12 +92,18 @@ def rows_of_groups(sizes, lead: bool, m):
   return jnp.where(row < ends[jnp.maximum(group, 0)], group, -1)
 
 
-def _behind(out, groups, bias, activation, dtype):
+def _behind(function: str, out, groups, bias, activation, dtype):
   """What a kernel has no place for; rows of no group stay 0."""
   if bias is not None:
     out += rows_by(out.dtype.name, bias, groups)
   if activation is not None:
-    out = jnp.where(groups[:, None] < 0, 0, activation(out))
+    active = activation(out)
+    if jnp.shape(active) != out.shape:
+      raise arguments.bad(
+          function, "activation", f"one that makes shape"
+          f" {list(jnp.shape(active))} of {list(out.shape)}",
+          "a function of each number")
+    out = jnp.where(groups[:, None] < 0, 0, active)
   return out.astype(dtype)
 
 
@@ -128,8 +139,8 @@ def _ragged_dot(function: str, lhs, rhs, group_sizes, dtype, group_offset,
                     sizes)
   out, sizes, bias = vary_together(
       jax.tree.map(jnp.asarray, (out, sizes, bias)))
-  return _behind(out, rows_of_groups(sizes, cfg.lead, out.shape[0]), bias,
-                 activation, cfg.out_dtype)
+  groups = rows_of_groups(sizes, cfg.lead, out.shape[0])
+  return _behind(function, out, groups, bias, activation, cfg.out_dtype)
 
 
 def _check_ignored(function: str, tiling, interpret) -> None:

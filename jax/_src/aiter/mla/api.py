@@ -122,7 +122,8 @@ def _attend(s: _Static, a: _Arrays):
         jnp.where(there, place, 0), np.int32(0), lax.max, (1,))
   else:
     table = paged.integers(n, n.table, a.table, 1)
-    lengths = aliases.lengths_of(n, a.indptr, a.last_page_lens, size)
+    lengths = aliases.lengths_of(
+        n, a.indptr, table, a.last_page_lens, size)
     indptr = paged.integers(n, n.indptr, a.indptr, 1)
     cu = paged.integers(n, n.cu_seqlens, a.cu_seqlens, 1)
     paged.check_shape(n, n.cu_seqlens, cu, indptr.shape,
@@ -153,6 +154,8 @@ def _call(s: _Static, a: _Arrays, needed: tuple[str, ...]):
   for name, t in ((n.q_scale, a.q_scale), (n.k_scale, a.kv_scale),
                   ("cp_rank", a.cp_rank)):
     arguments.operand(n.function, name, t)
+  if a.indptr is not None and a.kv.ndim > 1:
+    aliases.check_pages(n, a.indptr, a.table, a.last_page_lens, a.kv.shape[1])
   out, lse = _attend(s, a)
   return (out, lse) if s.scores.return_lse else out
 
@@ -232,7 +235,9 @@ def mla_decode_fwd(
   s = _static(n, sm_scale, logit_cap, causal, return_lse, kv_lora_rank,
               cp_world_size)
   paged.check_cumulative(n, cu_seqlens_q, q)
-  if isinstance(cp_rank, int) and not 0 <= cp_rank < s.cp_world_size:
+  rank = cp_rank if isinstance(cp_rank, int) else arguments.at_hand(cp_rank)
+  if rank is not None and not np.all(
+      (0 <= rank) & (rank < s.cp_world_size)):
     raise bad(n.function, "cp_rank", cp_rank,
               f"from 0 to cp_world_size - 1, {s.cp_world_size - 1}")
   if s.cp_world_size > 1 and causal:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 
 import jax.numpy as jnp
+import numpy as np
 
 import jax
-from jax._src.aiter.core import arguments
+from jax._src.aiter.core import arguments, dims
 from jax._src.aiter.core.arguments import bad, describe
 from jax._src.aiter.core.dispatch import float8_dtype
 from jax._src.aiter.paged import api, op
@@ -16,8 +17,21 @@ from jax._src.aiter.paged.api import Arrays, Names
 from jax._src.aiter.quant import api as quant
 
 
-def lengths_of(n: Names, indptr, last_page_lens, page_size: int):
+def check_pages(n: Names, indptr, table, last_page_lens, page_size) -> None:
+  """An error of packed tables that cannot be, where they are at hand."""
+  arguments.check_cumulative(n.function, n.indptr, indptr,
+                             table.shape[0] if table.ndim == 1 else None)
+  last = arguments.at_hand(last_page_lens)
+  if last is None or last.dtype.kind not in "iu":
+    return
+  if dims.is_known(page_size) and ((last < 0) | (last > page_size)).any():
+    raise bad(n.function, n.lengths, np.array2string(last, threshold=8),
+              f"from 0 to {page_size}, the tokens of a page")
+
+
+def lengths_of(n: Names, indptr, table, last_page_lens, page_size: int):
   """int32 lengths of sequences whose last pages hold so many tokens."""
+  arguments.check_is_array(n.function, n.table, table, optional=False)
   for name, t in ((n.indptr, indptr), (n.lengths, last_page_lens)):
     arguments.check_integers(n.function, name, t)
     if t.ndim != 1:
@@ -26,6 +40,7 @@ def lengths_of(n: Names, indptr, last_page_lens, page_size: int):
     raise bad(n.function, n.indptr, describe(indptr),
               f"shape [{last_page_lens.shape[0] + 1}], one more than"
               f" {n.lengths}")
+  check_pages(n, indptr, table, last_page_lens, page_size)
   pages = jnp.diff(jnp.asarray(arguments.int32(indptr)))
   last = jnp.asarray(arguments.int32(last_page_lens))
   return jnp.where(pages > 0, (pages - 1) * page_size + last, 0)
@@ -99,8 +114,8 @@ def paged_attention(
   _bound(n, "max_seq_len", max_seq_len)
   arguments.check_cache_kind(n.function, n.k, k_pool, kv_cache_dtype)
   s = api.static(n, "NHD", scale, (-1, -1), logits_soft_cap, False)
-  lengths = lengths_of(n, kv_indptr, kv_last_page_lens,
-                        _page_size(n, "NHD", k_pool))
+  lengths = lengths_of(n, kv_indptr, kv_page_indices, kv_last_page_lens,
+                       _page_size(n, "NHD", k_pool))
   return api.attend(s, Arrays(
       query, k_pool, v_pool, kv_page_indices, lengths, indptr=kv_indptr,
       k_scale=k_scale, v_scale=v_scale))[0]
@@ -153,8 +168,8 @@ def paged_prefill(
   _bound(n, "max_seqlen_k", max_seqlen_k)
   s = api.static(n, "NHD", scale, window_size, logits_soft_cap, causal)
   api.check_cumulative(n, cu_seqlens_q, query)
-  lengths = lengths_of(n, kv_indptr, kv_last_page_lens,
-                        _page_size(n, "NHD", k_pool))
+  lengths = lengths_of(n, kv_indptr, kv_page_indices, kv_last_page_lens,
+                       _page_size(n, "NHD", k_pool))
   return api.attend(s, Arrays(
       query, k_pool, v_pool, kv_page_indices, lengths, indptr=kv_indptr,
       cu_seqlens=cu_seqlens_q))[0]
@@ -333,7 +348,8 @@ def paged_attention_ragged(
   if block_size is not None:
     arguments.number(n.function, "block_size", block_size,
                      f"{size}, as {n.k} has it", lambda b: b == size, int)
-  lengths = lengths_of(n, kv_indptr, kv_last_page_lens, size)
+  lengths = lengths_of(n, kv_indptr, kv_page_indices, kv_last_page_lens,
+                       size)
   return _attended(s, Arrays(
       query, key_cache, value_cache, kv_page_indices, lengths, indptr=kv_indptr,
       cu_seqlens=_tokens_each(n, "mtp", mtp, query, lengths),
@@ -492,7 +508,7 @@ def mha_batch_prefill_func(
     if seqlen_k is not None:
       raise bad(function, "seqlen_k", "given", "None without block_table")
     table = kv_page_indices
-    lengths = lengths_of(n, kv_indptr, kv_last_page_lens, size)
+    lengths = lengths_of(n, kv_indptr, table, kv_last_page_lens, size)
   else:
     for name, t in given.items():
       if t is not None:

@@ -262,6 +262,8 @@ def context_parallel_paged_decode(
                   (n.table, block_tables), (n.lengths, context_lens)):
     arguments.check_is_array(n.function, name, t, optional=False)
   arguments.check_is_array(n.function, n.sinks, sink)
+  for name, t in ((n.k_scale, k_scale), (n.v_scale, v_scale)):
+    arguments.operand(n.function, name, t)
   out, lse = _decode(s, axis_name, interleave, paged.Arrays(
       q, k_cache, v_cache, block_tables, context_lens, sinks=sink,
       k_scale=k_scale, v_scale=v_scale))

@@ -32,30 +32,30 @@ def check_length(function: str, name: str, length: int, strategy: str,
 
 def reordered(x, strategy: str, size: int, axis: int):
   """See reorder_causal_load_balancing."""
-  before, after = x.shape[:axis], x.shape[axis + 1:]
-  a = axis
+  a, n = axis, x.shape[axis]
+  before, after = x.shape[:a], x.shape[a + 1:]
   if strategy == "striped":
-    x = jnp.swapaxes(x.reshape(*before, -1, size, *after), a, a + 1)
+    x = jnp.swapaxes(x.reshape(*before, n // size, size, *after), a, a + 1)
   else:
-    x = x.reshape(*before, 2, size, -1, *after)
+    x = x.reshape(*before, 2, size, n // (2 * size), *after)
     first, last = (jax.lax.index_in_dim(x, i, a, keepdims=False)
                    for i in (0, 1))
     x = jnp.stack([first, jnp.flip(last, a)], a + 1)
-  return x.reshape(*before, -1, *after)
+  return x.reshape(*before, n, *after)
 
 
 def restored(x, strategy: str, size: int, axis: int):
   """See inverse_reorder_causal_load_balancing."""
-  before, after = x.shape[:axis], x.shape[axis + 1:]
-  a = axis
+  a, n = axis, x.shape[axis]
+  before, after = x.shape[:a], x.shape[a + 1:]
   if strategy == "striped":
-    x = jnp.swapaxes(x.reshape(*before, size, -1, *after), a, a + 1)
+    x = jnp.swapaxes(x.reshape(*before, size, n // size, *after), a, a + 1)
   else:
-    x = x.reshape(*before, size, 2, -1, *after)
+    x = x.reshape(*before, size, 2, n // (2 * size), *after)
     first, last = (jax.lax.index_in_dim(x, i, a + 1, keepdims=False)
                    for i in (0, 1))
     x = jnp.stack([first, jnp.flip(last, a)], a)
-  return x.reshape(*before, -1, *after)
+  return x.reshape(*before, n, *after)
 
 
 def rows_before(place, strategy: str | None, size: int, device, rows: int):

@@ -117,7 +117,8 @@ _SCALINGS = {
 
 
 # Whose factor says by how much sequences are longer than those of training.
-_LENGTHENED = ("linear", "dynamic", "yarn", "deepseek_yarn")
+_YARNS = ("yarn", "deepseek_yarn")
+_LENGTHENED = ("linear", "dynamic", *_YARNS)
 
 
 def _kind(scaling: Mapping[str, Any]):
@@ -242,7 +243,8 @@ def get_rope(
     is_neox_style: which channels are pairs; tables are the same for both.
     rope_scaling: as in rotary_embedding. Where it lacks
       original_max_position_embeddings that is max_position, and tables of
-      "linear", "dynamic" and both yarns are `factor` times as long.
+      "linear", "dynamic" and both yarns are `factor` times as long. Those of
+      both yarns are at least `factor` times as long as it in any case.
     dtype: as in rotary_embedding.
     partial_rotary_factor: a share of rotary_dim that is turned.
 
@@ -264,12 +266,14 @@ def get_rope(
       "get_rope", "rotary_dim", rotary_dim,
       f"an integer of at most head_size, {head_size}",
       lambda n: n <= head_size, int)
-  if isinstance(rope_scaling, Mapping) and _TRAINED not in rope_scaling:
+  if isinstance(rope_scaling, Mapping):
     max_position = _rows("get_rope", max_position)
-    rope_scaling = {**rope_scaling, _TRAINED: max_position}
-    if _kind(rope_scaling) in _LENGTHENED:
-      max_position = int(max_position * max(1, _positive(
-          "get_rope", rope_scaling, "factor")))
+    lengthened = _LENGTHENED if _TRAINED not in rope_scaling else _YARNS
+    rope_scaling = {_TRAINED: max_position, **rope_scaling}
+    if _kind(rope_scaling) in lengthened:
+      max_position = max(max_position, int(
+          _positive("get_rope", rope_scaling, _TRAINED)
+          * _positive("get_rope", rope_scaling, "factor")))
   with arguments.called("get_rope"):
     return rotary_embedding(int(rotary_dim * share), max_position, base,
                             rope_scaling=rope_scaling, dtype=dtype)
