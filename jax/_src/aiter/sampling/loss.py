@@ -49,9 +49,18 @@ def _logsumexp(rows: _Rows):
   return jax.nn.logsumexp(_wide(rows.logits), -1)
 
 
+def _right(rows: _Rows):
+  """What the label's column holds, one number a row; any without a label."""
+  if jax.typeof(rows.logits).sharding.spec[-1] is None:
+    found = jnp.take_along_axis(
+        rows.logits, rows.labels[..., None], -1, mode="clip")
+    return _wide(found[..., 0])
+  # No gather along a divided axis of an explicit mesh, but one more pass.
+  return jnp.where(_is_label(rows), _wide(rows.logits), 0).sum(-1)
+
+
 def _loss(_, rows: _Rows):
-  right = jnp.where(_is_label(rows), _wide(rows.logits), 0).sum(-1)
-  return jnp.where(_has_label(rows), _logsumexp(rows) - right, 0)
+  return jnp.where(_has_label(rows), _logsumexp(rows) - _right(rows), 0)
 
 
 def _save(_, rows: _Rows):
