@@ -57,10 +57,16 @@ def init(cfg: Config, key: jax.Array) -> dict:
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def prepared(params: dict, cfg: Config) -> dict:
-  """Weights as they are used: in cfg.dtype, by layer, q, k and v in one."""
+  """Weights as they are used: in cfg.dtype, by layer, q, k and v in one.
+
+  Those of `aiter.gemm` are [n, k], as a Linear layer keeps them.
+  """
   params = {name: x.astype(cfg.dtype) for name, x in params.items()}
   if not cfg.mla:
-    params["qkv"] = jnp.concatenate([params.pop(n) for n in "qkv"], 2)
+    qkv = jnp.concatenate([params.pop(n) for n in "qkv"], 2)
+    params["qkv"] = jnp.moveaxis(qkv, 1, -1)
+  params["o"] = jnp.moveaxis(params["o"], -1, 1)
+  params |= {name: params[name].mT for name in ("up", "down")}
   ends = {name: params.pop(name) for name in ("embed", "norm")}
   return ends | {
     "layers": [
@@ -96,22 +102,30 @@ class Places(NamedTuple):
     return aiter.rotary_embedding(dim, self.page_size * self.table.shape[1])
 
 
+def projected(p: dict, y: jax.Array) -> jax.Array:
+  """Heads [t, h, d] back to [t, width]."""
+  return aiter.gemm(y.reshape(len(y), -1), p["o"].reshape(len(p["o"]), -1))
+
+
 def grouped(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
   """Attention of tokens [t, width] by pages of keys and values."""
-  q, k, v = jnp.split(
-    jnp.einsum("tw,whd->thd", x, p["qkv"]),
-    (cfg.q_heads, cfg.q_heads + cfg.kv_heads),
-    1,
+  q, *cache = aiter.fused_qk_norm_rope_cache(
+    aiter.gemm(x, p["qkv"].reshape(-1, cfg.width)),
+    None,
+    None,
+    *cache,
+    at.slots,
+    at.positions,
+    *at.tables(cfg.head_dim),
+    num_heads=(cfg.q_heads, cfg.kv_heads),
   )
-  q, k = aiter.rope_2c(q, k, *at.tables(cfg.head_dim), **at.rotary)
-  cache = aiter.reshape_and_cache_flash(k, v, *cache, at.slots)
   if len(x) == len(at.lengths):  # one token of each
     y = aiter.paged_attention_decode(q, *cache, at.table, at.lengths)
   else:
     y = aiter.unified_attention(
       q, *cache, at.cu_seqlens, at.lengths, at.table
     )
-  return jnp.einsum("thd,hdw->tw", y, p["o"]), cache
+  return projected(p, y), tuple(cache)
 
 
 def latent(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
@@ -136,7 +150,7 @@ def latent(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
     sm_scale=1 / math.sqrt(cfg.head_dim + cfg.rope),
   )
   y = jnp.einsum("thc,chd->thd", y, p["v_up"])
-  return jnp.einsum("thd,hdw->tw", y, p["o"]), (pages,)
+  return projected(p, y), (pages,)
 
 
 def empty_caches(cfg: Config, pages: int, page_size: int) -> list[tuple]:
@@ -158,14 +172,18 @@ def empty_caches(cfg: Config, pages: int, page_size: int) -> list[tuple]:
 def forward(params: dict, caches: list, tokens, at: Places, cfg: Config):
   """Takes tokens into the cache; returns them after all layers, and it."""
   attend = latent if cfg.mla else grouped
-  x = params["embed"][tokens]
+  y = params["embed"][tokens]
+  x = jnp.zeros_like(y)
   written = []
   for p, cache in zip(params["layers"], caches, strict=True):
-    y, cache = attend(p, aiter.rms_norm(x, p["norm1"]), cache, at, cfg)
+    # A layer's last addition is part of the next one's first norm.
+    y, x = aiter.rms_norm_with_add(y, x, p["norm1"])
+    y, cache = attend(p, y, cache, at, cfg)
     y, x = aiter.rms_norm_with_add(y, x, p["norm2"])
-    x += jnp.square(jax.nn.relu(y @ p["up"])) @ p["down"]
+    y = jnp.square(aiter.gemm(y, p["up"], activation="relu"))
+    y = aiter.gemm(y, p["down"])
     written.append(cache)
-  return x, written
+  return x + y, written
 
 
 def following(params: dict, x: jax.Array) -> jax.Array:
