@@ -6,9 +6,9 @@
 
 The first run is what one has without these operators: XLA, and on NVIDIA
 cuDNN's attention. Each further run takes one more of ours: attention, RMSNorm
-(with the addition before it), rotary embedding, SwiGLU, the loss. Prints a table
-of milliseconds a step and writes llama_step.csv to --out. The exit code is 1 if
-a run's loss after three steps of training parts from the first run's.
+(with the addition before it), rotary embedding, SwiGLU, the loss. Prints a
+table of milliseconds a step and writes llama_step.csv to --out. The exit code
+is 1 if a run's loss after three steps of training parts from the first run's.
 
 Weights are bfloat16, Adam's moments float32; nothing is rematerialised. Every
 run starts from one seed. All are compiled before the first is timed; how:

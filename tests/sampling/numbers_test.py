@@ -648,7 +648,8 @@ class CrossEntropyTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("logits", TypeError, dict(logits=jnp.zeros((2, 4), int)),
        ["logits", "int32", "bfloat16"]),
-      ("scalar", ValueError, dict(logits=jnp.float32(1)), ["logits", "[..., v]"]),
+      ("scalar", ValueError, dict(logits=jnp.float32(1)),
+       ["logits", "[..., v]"]),
       ("columns", ValueError, dict(logits=jnp.zeros((2, 0))),
        ["logits", "[2, 0]", "at least 1"]),
       ("labels", TypeError, dict(labels=jnp.zeros(2)), ["labels", "float32"]),

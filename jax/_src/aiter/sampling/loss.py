@@ -14,7 +14,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 import jax
-from jax import lax
 from jax._src.aiter.core import arguments
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.partition import vary_together
@@ -36,7 +35,7 @@ def _wide(t):
 
 
 def _is_label(rows: _Rows):
-  """bool [..., v]: where a row's label is. A comparison partitions as logits."""
+  """bool [..., v]: where a row's label is."""
   v = jnp.arange(rows.logits.shape[-1], dtype=jnp.int32)
   return rows.labels[..., None] == v
 
