@@ -57,16 +57,10 @@ def init(cfg: Config, key: jax.Array) -> dict:
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def prepared(params: dict, cfg: Config) -> dict:
-  """Weights as they are used: in cfg.dtype, by layer, q, k and v in one.
-
-  Those of `aiter.gemm` are [n, k], as a Linear layer keeps them.
-  """
+  """Weights as they are used: in cfg.dtype, by layer, q, k and v in one."""
   params = {name: x.astype(cfg.dtype) for name, x in params.items()}
   if not cfg.mla:
-    qkv = jnp.concatenate([params.pop(n) for n in "qkv"], 2)
-    params["qkv"] = jnp.moveaxis(qkv, 1, -1)
-  params["o"] = jnp.moveaxis(params["o"], -1, 1)
-  params |= {name: params[name].mT for name in ("up", "down")}
+    params["qkv"] = jnp.concatenate([params.pop(n) for n in "qkv"], 2)
   ends = {name: params.pop(name) for name in ("embed", "norm")}
   return ends | {
     "layers": [
@@ -102,15 +96,10 @@ class Places(NamedTuple):
     return aiter.rotary_embedding(dim, self.page_size * self.table.shape[1])
 
 
-def projected(p: dict, y: jax.Array) -> jax.Array:
-  """Heads [t, h, d] back to [t, width]."""
-  return aiter.gemm(y.reshape(len(y), -1), p["o"].reshape(len(p["o"]), -1))
-
-
 def grouped(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
   """Attention of tokens [t, width] by pages of keys and values."""
   q, *cache = aiter.fused_qk_norm_rope_cache(
-    aiter.gemm(x, p["qkv"].reshape(-1, cfg.width)),
+    x @ p["qkv"].reshape(cfg.width, -1),
     None,
     None,
     *cache,
@@ -125,7 +114,7 @@ def grouped(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
     y = aiter.unified_attention(
       q, *cache, at.cu_seqlens, at.lengths, at.table
     )
-  return projected(p, y), tuple(cache)
+  return jnp.einsum("thd,hdw->tw", y, p["o"]), tuple(cache)
 
 
 def latent(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
@@ -150,7 +139,7 @@ def latent(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
     sm_scale=1 / math.sqrt(cfg.head_dim + cfg.rope),
   )
   y = jnp.einsum("thc,chd->thd", y, p["v_up"])
-  return projected(p, y), (pages,)
+  return jnp.einsum("thd,hdw->tw", y, p["o"]), (pages,)
 
 
 def empty_caches(cfg: Config, pages: int, page_size: int) -> list[tuple]:
@@ -172,18 +161,14 @@ def empty_caches(cfg: Config, pages: int, page_size: int) -> list[tuple]:
 def forward(params: dict, caches: list, tokens, at: Places, cfg: Config):
   """Takes tokens into the cache; returns them after all layers, and it."""
   attend = latent if cfg.mla else grouped
-  y = params["embed"][tokens]
-  x = jnp.zeros_like(y)
+  x = params["embed"][tokens]
   written = []
   for p, cache in zip(params["layers"], caches, strict=True):
-    # A layer's last addition is part of the next one's first norm.
-    y, x = aiter.rms_norm_with_add(y, x, p["norm1"])
-    y, cache = attend(p, y, cache, at, cfg)
+    y, cache = attend(p, aiter.rms_norm(x, p["norm1"]), cache, at, cfg)
     y, x = aiter.rms_norm_with_add(y, x, p["norm2"])
-    y = jnp.square(aiter.gemm(y, p["up"], activation="relu"))
-    y = aiter.gemm(y, p["down"])
+    x += jnp.square(jax.nn.relu(y @ p["up"])) @ p["down"]
     written.append(cache)
-  return x + y, written
+  return x, written
 
 
 def following(params: dict, x: jax.Array) -> jax.Array:

@@ -31,7 +31,7 @@ def dense_attention(p: dict, x, cache: tuple, positions, cfg: Config):
     new = c, rotated(k_pe[:, :, None], positions)[:, :, 0]
   else:
     q, *new = jnp.split(
-      jnp.einsum("btw,hdw->bthd", x, p["qkv"]),
+      jnp.einsum("btw,whd->bthd", x, p["qkv"]),
       (cfg.q_heads, cfg.q_heads + cfg.kv_heads),
       2,
     )
@@ -52,7 +52,7 @@ def dense_attention(p: dict, x, cache: tuple, positions, cfg: Config):
   seen = jnp.arange(k.shape[1]) <= positions[:, :, None]
   y = jax.nn.dot_product_attention(q, k, v, mask=seen[:, None])
   y = y[..., : cfg.head_dim]
-  return jnp.einsum("bthd,whd->btw", y, p["o"]), cache
+  return jnp.einsum("bthd,hdw->btw", y, p["o"]), cache
 
 
 def dense_forward(params: dict, caches: list, tokens, positions, cfg: Config):
@@ -65,7 +65,7 @@ def dense_forward(params: dict, caches: list, tokens, positions, cfg: Config):
       p, norm(x, p["norm1"]), cache, positions, cfg
     )
     y, x = train_gpt.plain_rms_norm_with_add(y, x, p["norm2"])
-    x += jnp.square(jax.nn.relu(y @ p["up"].T)) @ p["down"].T
+    x += jnp.square(jax.nn.relu(y @ p["up"])) @ p["down"]
     written.append(cache)
   return x, written
 
