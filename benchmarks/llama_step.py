@@ -6,9 +6,9 @@
 
 The first run is what one has without these operators: XLA, and on NVIDIA
 cuDNN's attention. Each further run takes one more of ours: attention, RMSNorm
-(with the addition before it), rotary embedding, SwiGLU. Prints a table of
-milliseconds a step and writes llama_step.csv to --out. The exit code is 1 if a
-run's loss after three steps of training parts from the first run's.
+(with the addition before it), rotary embedding, SwiGLU, the loss. Prints a
+table of milliseconds a step and writes llama_step.csv to --out. The exit code
+is 1 if a run's loss after three steps of training parts from the first run's.
 
 Weights are bfloat16, Adam's moments float32; nothing is rematerialised. Every
 run starts from one seed. All are compiled before the first is timed; how:
@@ -75,6 +75,7 @@ class Pieces(NamedTuple):
   )
   rope: Callable  # of q, k and two tables [s,d/2]
   swiglu: Callable  # of gate and up, beside each other [b,s,2*hidden]
+  cross_entropy: Callable  # of logits [b,s,v] and tokens [b,s], nats a token
 
 
 def plain_attention(q, k, v):
@@ -105,10 +106,20 @@ def plain_swiglu(x):
   return jax.nn.silu(gate) * up
 
 
+def plain_cross_entropy(logits, tokens):
+  logits = logits.astype(jnp.float32)
+  right = jnp.take_along_axis(logits, tokens[..., None], -1)[..., 0]
+  return jax.nn.logsumexp(logits, -1) - right
+
+
 def runs() -> dict[str, Pieces]:
   """Returns the runs, each with one more piece of ours than the one before."""
   pieces = Pieces(
-    plain_attention, plain_norm_with_add, plain_rope, plain_swiglu
+    plain_attention,
+    plain_norm_with_add,
+    plain_rope,
+    plain_swiglu,
+    plain_cross_entropy,
   )
   attention = functools.partial(aiter.flash_attn_func, causal=True)
   found = {"none": pieces}
@@ -117,6 +128,7 @@ def runs() -> dict[str, Pieces]:
     ("+ rms_norm", dict(norm_with_add=aiter.rms_norm_with_add)),
     ("+ rope", dict(rope=aiter.rope_2c)),
     ("+ silu_and_mul", dict(swiglu=aiter.silu_and_mul)),
+    ("+ cross_entropy", dict(cross_entropy=aiter.cross_entropy)),
   ):
     pieces = pieces._replace(**ours)
     found[name] = pieces
@@ -165,9 +177,7 @@ def loss(weights: dict, tokens: jax.Array, m: Model, ops: Pieces) -> jax.Array:
   # A layer's last addition is part of the next one's first norm.
   (y, x), _ = jax.lax.scan(layer, (jnp.zeros_like(x), x), layers)
   y, _ = ops.norm_with_add(y, x, once["norm"])
-  logits = (y @ once["head"]).astype(jnp.float32)
-  right = jnp.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
-  return jnp.mean(jax.nn.logsumexp(logits, -1) - right)
+  return jnp.mean(ops.cross_entropy(y @ once["head"], tokens[:, 1:]))
 
 
 def step(state, tokens: jax.Array, m: Model, ops: Pieces):

@@ -88,7 +88,7 @@ def step(params, state, sheet, cfg: Config, page_size: int):
   tokens, count, lengths, table = unpacked(sheet, s, width, s, s)
   cu_seqlens = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(count)])
   i = jnp.arange(width)
-  sequence = jnp.searchsorted(cu_seqlens, i, "right") - 1
+  sequence = jnp.searchsorted(cu_seqlens, i, "right", method="compare_all") - 1
   there, sequence = sequence < s, jnp.minimum(sequence, s - 1)
   at = jnp.where(there, lengths[sequence] - cu_seqlens[sequence + 1] + i, 0)
   slots = table[sequence, at // page_size] * page_size + at % page_size

@@ -98,20 +98,23 @@ class Places(NamedTuple):
 
 def grouped(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
   """Attention of tokens [t, width] by pages of keys and values."""
-  q, k, v = jnp.split(
-    jnp.einsum("tw,whd->thd", x, p["qkv"]),
-    (cfg.q_heads, cfg.q_heads + cfg.kv_heads),
-    1,
+  q, *cache = aiter.fused_qk_norm_rope_cache(
+    x @ p["qkv"].reshape(cfg.width, -1),
+    None,
+    None,
+    *cache,
+    at.slots,
+    at.positions,
+    *at.tables(cfg.head_dim),
+    num_heads=(cfg.q_heads, cfg.kv_heads),
   )
-  q, k = aiter.rope_2c(q, k, *at.tables(cfg.head_dim), **at.rotary)
-  cache = aiter.reshape_and_cache_flash(k, v, *cache, at.slots)
   if len(x) == len(at.lengths):  # one token of each
     y = aiter.paged_attention_decode(q, *cache, at.table, at.lengths)
   else:
     y = aiter.unified_attention(
       q, *cache, at.cu_seqlens, at.lengths, at.table
     )
-  return jnp.einsum("thd,hdw->tw", y, p["o"]), cache
+  return jnp.einsum("thd,hdw->tw", y, p["o"]), tuple(cache)
 
 
 def latent(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):

@@ -482,6 +482,7 @@ CASES = (
          aiter.top_k_top_p_sampling_from_probs(
              x, k, p, key=jax.random.key(0)),
          ("share b,300", "lengths b", "share b"), _DRAW),
+    _case("cross_entropy", ("bf16 b,m,20", "lengths b,m"), (), 1),
     _case("top_k_renorm_probs", ("share b,300", "lengths b"), _DRAW),
     _case("top_k", ("bf16 b,m,300",), ("sampling_top_k",), k=7),
     Case("top_k_per_row_prefill", lambda x, starts, ends:

@@ -192,7 +192,7 @@ class ExamplesTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     with open(out / "llama_step.csv") as f:
       rows = list(csv.DictReader(f))
-    self.assertLen(rows, 5)
+    self.assertLen(rows, 6)
     self.assertIn("| none |", (out / "table.md").read_text())
 
   def test_shapes_are_listed_in_the_docs(self):

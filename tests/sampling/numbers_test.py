@@ -583,6 +583,84 @@ class ErrorsTest(parameterized.TestCase):
                  words)
 
 
+class CrossEntropyTest(parameterized.TestCase):
+  """The loss of float64, and its gradient, the softmax less the label."""
+
+  def check(self, dtype, shape, labels, scale=3.0):
+    x = normal(1, np.prod(shape), scale=scale).reshape(shape).astype(dtype)
+    weights = np.random.default_rng(1).standard_normal(shape[:-1])
+
+    def weighted(x, labels):
+      loss = aiter.cross_entropy(x, labels)
+      return jnp.sum(loss * weights.astype(np.float32)), loss
+
+    (_, loss), dx = jax.jit(jax.value_and_grad(weighted, has_aux=True))(
+        x, labels)
+    self.assertEqual((loss.dtype, dx.dtype), (np.float32, x.dtype))
+    wide = x.astype(np.float64)
+    shares = np.exp(wide - np.max(wide, -1, keepdims=True))
+    lse = np.max(wide, -1) + np.log(np.sum(shares, -1))
+    shares /= np.sum(shares, -1, keepdims=True)
+    here = labels[..., None] == np.arange(shape[-1])
+    there = np.any(here, -1)
+    want = np.where(there, lse - np.sum(np.where(here, wide, 0), -1), 0)
+    np.testing.assert_allclose(loss, want, rtol=2e-6, atol=2e-6)
+    want = (shares - here) * (there * weights)[..., None]
+    np.testing.assert_allclose(
+        np.asarray(dx, np.float64), want, rtol=2 * float(jnp.finfo(dtype).eps),
+        atol=2e-6)
+
+  @parameterized.product(dtype=("bfloat16", "float16", "float32"),
+                         shape=((3, 5, 100), (7, 1), (2, 3000)))
+  def test_shapes(self, dtype, shape):
+    labels = np.random.default_rng(2).integers(0, shape[-1], shape[:-1])
+    self.check(jnp.dtype(dtype), shape, labels.astype(np.int32))
+
+  @parameterized.parameters(np.int32, np.int64, np.int8)
+  def test_labels_that_are_none(self, dtype):
+    labels = np.array([0, -1, 9, 10, 5, -100, 100], dtype)
+    self.check(jnp.dtype("bfloat16"), (7, 10), labels)
+
+  def test_large_logits(self):
+    self.check(jnp.dtype("float32"), (4, 50), np.arange(4), scale=1e4)
+
+  def test_hidden_columns(self):
+    """A logit of -inf, as of a padded vocabulary, has no share."""
+    x = jnp.array([[1.0, -jnp.inf, 2.0]])
+    f = lambda x: aiter.cross_entropy(x, jnp.array([2]))[0]
+    want = [np.exp(1) / (np.exp(1) + np.exp(2)), 0]
+    np.testing.assert_allclose(jax.grad(f)(x)[0], [*want, -want[0]], rtol=1e-5)
+
+  @sharding.on_hosts
+  @parameterized.product(spec=(P("x"), P(None, "y"), P("x", "y")),
+                         explicit=(False, True))
+  def test_sharded(self, spec, explicit):
+    """By rows nothing is sent; by columns a few numbers a row."""
+    x, labels = normal(8, 64), np.arange(8) * 7
+    call = jax.value_and_grad(
+        lambda x, labels: jnp.sum(jnp.sin(aiter.cross_entropy(x, labels))))
+    args = sharding.put(sharding.mesh(explicit=explicit), (x, labels),
+                        (spec, P(*spec[:1])))
+    compiled = jax.jit(call).lower(*args).compile()
+    self.assertNotIn("all-gather", sharding.collectives(compiled))
+    transforms.assert_close(self, compiled(*args), jax.jit(call)(x, labels))
+
+  @parameterized.named_parameters(
+      ("logits", TypeError, dict(logits=jnp.zeros((2, 4), int)),
+       ["logits", "int32", "bfloat16"]),
+      ("scalar", ValueError, dict(logits=jnp.float32(1)),
+       ["logits", "[..., v]"]),
+      ("columns", ValueError, dict(logits=jnp.zeros((2, 0))),
+       ["logits", "[2, 0]", "at least 1"]),
+      ("labels", TypeError, dict(labels=jnp.zeros(2)), ["labels", "float32"]),
+      ("shape", ValueError, dict(labels=jnp.zeros((2, 1), int)),
+       ["labels", "[2, 1]", "[2]"]))
+  def test_bad_arguments(self, error, replaced, words):
+    errors.check(self, aiter.cross_entropy,
+                 dict(logits=jnp.zeros((2, 4)), labels=jnp.zeros(2, int)),
+                 error, replaced, words)
+
+
 @machine.where(machine.PLATFORM is not None)
 class KernelTest(absltest.TestCase):
 

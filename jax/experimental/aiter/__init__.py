@@ -217,6 +217,7 @@ from jax._src.aiter.sampling.api import (
     top_p_sampling_from_probs,
     topk_plain,
 )
+from jax._src.aiter.sampling.loss import cross_entropy
 
 EXPORT_CHECKS = _dispatch.export_checks()
 """For `jax.export.export(..., disabled_checks=EXPORT_CHECKS)`.
@@ -239,6 +240,7 @@ __all__ = [
     "context_parallel_positions",
     "copy_blocks",
     "cp_gather_indexer_k_quant_cache",
+    "cross_entropy",
     "dequant",
     "dot_product_attention",
     "expert_parallel_moe",

@@ -13,6 +13,8 @@ import numpy as np
 
 import jax
 
+_FEW_STARTS = 1024
+
 
 def is_known(size) -> bool:
   """Whether a size is a number."""
@@ -54,7 +56,8 @@ def take(t, index, fill):
 
 def last_start(starts, rows):
   """For each row the last of the ascending starts that is <= it; -1 if none."""
-  if is_known(starts.shape[0]):
+  # A search takes a known number of steps, and each is kernels of its own on a
+  # GPU: few starts are all compared at once.
+  if is_known(starts.shape[0]) and starts.shape[0] > _FEW_STARTS:
     return jnp.searchsorted(starts, rows, side="right").astype(jnp.int32) - 1
-  # A search takes a known number of steps.
   return jnp.sum(starts <= rows[:, None], axis=1, dtype=jnp.int32) - 1
