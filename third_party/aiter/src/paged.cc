@@ -51,8 +51,9 @@ constexpr int64_t kLatentProgramsCuda = 2;
 // that attend.
 constexpr int64_t kMergers = 4;
 // Programs that share the columns of a row, where rows are few and have more
-// parts than so many; and of AMD's latent attention (MERGE_COLS of the
-// families' constants), where all programs may have a row.
+// parts than so many, and twice as many of mla/attend_hopper.py's where there
+// is room; and of AMD's latent attention (MERGE_COLS of the families'
+// constants), where all programs may have a row.
 constexpr int64_t kMergeCols = 4;
 constexpr int64_t kLatentMergeCols = 16;
 constexpr int64_t kMergeParts = 16;
@@ -131,17 +132,23 @@ bool IsLatent(const KernelInfo& kernel) {
   return std::string(kernel.op).compare(0, 4, "mla_") == 0;
 }
 
-// Whether a kernel is of mla/attend_hopper.py: each waits itself for the one
-// before it, and as many blocks attend as there are parts.
+// Whether a kernel is of mla/attend_hopper.py: as many blocks attend as there
+// are parts.
 bool IsLatentHopper(const KernelInfo& kernel) {
   return IsLatent(kernel) && kernel.arch == std::string("sm_90") &&
          kernel.grade == std::string("fast");
 }
 
 // Whether its blocks share the keys of all sequences alike (find_work of
-// mla/attend_mfma.py).
+// mla/attend_mfma.py, _find_piece of paged/shares_hopper.py).
 bool SharesKeys(const KernelInfo& kernel) {
-  return kernel.grid == &kMlaAttendGridShares;
+  return kernel.grid == &kMlaAttendGridShares ||
+         kernel.grid == &kPagedAttendGridShares;
+}
+
+// Whether a kernel may begin early, as it waits itself for the one before it.
+bool Waits(const KernelInfo& kernel) {
+  return IsLatentHopper(kernel) || kernel.grid == &kPagedAttendGridShares;
 }
 
 uint32_t KindBits(PagedKind kind) {
@@ -328,15 +335,16 @@ struct Attend {
   }
 
   // Programs of a kernel that a multiprocessor is to have at a time. Those that
-  // decode by tensor maps ask for much at once, and are as many as fit.
+  // share keys, or decode by tensor maps, ask for much at once, and are as many
+  // as fit.
   static int64_t ProgramsOf(const KernelInfo& kernel,
                             const DeviceInfo& device) {
     constexpr int64_t kReserved = 1024;  // The driver's, of each block.
     const int64_t fit =
         device.max_shared_bytes / (kernel.shared_bytes + kReserved);
-    if (kernel.num_tensor_maps > 0 && kernel.grid == &kPagedAttendGridOneAxis) {
-      return std::max<int64_t>(fit, 1);
-    }
+    const bool maps =
+        kernel.num_tensor_maps > 0 && kernel.grid == &kPagedAttendGridOneAxis;
+    if (maps || SharesKeys(kernel)) return std::max<int64_t>(fit, 1);
     const int64_t wave = device.platform == Platform::kCuda ? 32 : 64;
     return std::max(kPrograms, std::min(kWaves * wave / kernel.threads, fit));
   }
@@ -346,7 +354,7 @@ struct Attend {
     if (a.tokens == 0) return Status();
     const KernelInfo& kernel = *plan.attend.info;
     // In a grid of one axis there is no program without a part.
-    if (kernel.grid == &kPagedAttendGridOneAxis) {
+    if (kernel.grid == &kPagedAttendGridOneAxis || SharesKeys(kernel)) {
       return Launch(driver, a, plan, a.splits, stream);
     }
     int64_t tiles =
@@ -373,7 +381,7 @@ struct Attend {
                                             &maps[i]));
     }
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.attend, &p, stream, maps,
-                                       IsLatentHopper(kernel)));
+                                       /*early=*/Waits(kernel)));
     if (p.splits == 1) return Status();
     const int64_t rows = a.tokens * a.nhead_q;
     const int64_t most = std::max<int64_t>(plan.merge.info->tile_m, 1);
@@ -383,6 +391,9 @@ struct Attend {
     if (p.splits > kMergeParts &&
         (wide ? rows : rows * kMergeCols) <= plan.programs) {
       p.merge_cols = wide ? kLatentMergeCols : kMergeCols;
+      if (IsLatentHopper(kernel) && rows * 2 * kMergeCols <= plan.programs) {
+        p.merge_cols = 2 * kMergeCols;
+      }
     }
     return LaunchKernel(driver, plan.merge, &p, stream, /*maps=*/nullptr,
                         /*early=*/true);

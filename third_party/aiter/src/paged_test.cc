@@ -83,7 +83,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   kernels.back().num_args = 3;
   kernels.back().tensor_maps = kMaps;
   kernels.back().num_tensor_maps = 2;
-  add("few_mapped", "padded", 64, 64, 0,
+  add("few_mapped", "fast", 32, 64, 0,
       kPagedTinyPages | kPagedNoPages | kPagedShuffled | kPagedBytes, "sm_90");
   kernels.back().pack = PackMapped;
   kernels.back().arg_offsets = kMappedOffsets;
@@ -91,6 +91,9 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   kernels.back().tensor_maps = kMaps;
   kernels.back().num_tensor_maps = 2;
   kernels.back().grid = &kPagedAttendGridOneAxis;
+  kernels.back().shared_bytes = 30 * 1024;
+  add("shares", "padded", 64, 16, 0, kPagedShuffled | kPagedBytes, "sm_90");
+  kernels.back().grid = &kPagedAttendGridShares;
   kernels.back().shared_bytes = 30 * 1024;
   add("any_sm_90", "general", 256, 16, 0, kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridOneAxis;
@@ -361,24 +364,46 @@ void TestOneAxis() {
   CHECK(!g_recorder.launches[1].early);
 }
 
-// Kernels that decode by maps are as many as fit side by side, and each half of
-// the cache is mapped with its own columns.
+// Kernels that decode by maps are as many as fit side by side.
 void TestDecodeByTensorMaps() {
   g_recorder.multiprocessors = 64;
   g_recorder.maps.clear();
+  NewContext("sm_90");
+  paged_attend_args a = Args(64, 32);
+  a.sinks_ptr = At(0xb000);
+  a.sinks_step = a.nhead_q;
+  CHECK((Run(a) == Names{"few_mapped", "merge"}));
+  CHECK(g_recorder.maps.size() == 2);
+  CHECK(g_recorder.maps[0].dims[0] == 32 && g_recorder.maps[1].dims[0] == 32);
+  const PagedParams p = g_recorder.launches[0].As<MappedArgs>().params;
+  CHECK(p.hdim == 32 && p.hdim_v == 32 && p.sinks_step == 8);
+  CHECK(p.programs == 2 * 64);
+  CHECK(!g_recorder.launches[0].early && g_recorder.launches[1].early);
+}
+
+// Blocks that share the keys are as many as fit side by side, and of each KV
+// head as many; without parts each has a tile of rows. They begin early.
+void TestSharedKeys() {
+  g_recorder.multiprocessors = 64;
   NewContext("sm_90");
   paged_attend_args a = Args(64, 48);
   a.hdim_v = 40;
   SetHalf(a.hdim_v, 0x8000, &a.v);
   a.sinks_ptr = At(0xb000);
   a.sinks_step = a.nhead_q;
-  CHECK((Run(a) == Names{"few_mapped", "merge"}));
-  CHECK(g_recorder.maps.size() == 2);
-  CHECK(g_recorder.maps[0].dims[0] == 48 && g_recorder.maps[1].dims[0] == 40);
-  const PagedParams p = g_recorder.launches[0].As<MappedArgs>().params;
+  CHECK((Run(a) == Names{"shares", "merge"}));
+  const PagedParams p = g_recorder.launches[0].As<PagedParams>();
   CHECK(p.hdim == 48 && p.hdim_v == 40 && p.sinks_step == 8);
-  CHECK(p.programs == 2 * 64);
-  CHECK(!g_recorder.launches[0].early && g_recorder.launches[1].early);
+  CHECK(p.programs == 2 * 64 && p.splits == a.splits);
+  CHECK(g_recorder.launches[0].grid[0] == 2 * 64);
+  CHECK(g_recorder.launches[0].early && g_recorder.launches[1].early);
+  g_recorder.multiprocessors = 0;  // No fewer than one of each KV head.
+  NewContext("sm_90");
+  CHECK((Run(a) == Names{"shares", "merge"}));
+  CHECK(g_recorder.launches[0].grid[0] == 2);
+  a.splits = 1;
+  CHECK(Run(a) == Names{"shares"});
+  CHECK(g_recorder.launches[0].grid[0] == 64 * 2);
 }
 
 // `batch` sequences of `heads` rows, in a cache [pages, page, 576].
@@ -466,6 +491,11 @@ void TestLatent() {
   CHECK(g_recorder.launches[0].grid[0] == 132 + 1);
   CHECK(g_recorder.launches[0].As<PagedParams>().splits == 132);
   CHECK((early == Names{"latent_hopper", "latent_merge"}));
+  CHECK(g_recorder.launches[1].As<PagedParams>().merge_cols == 8);
+  mla_attend_args four = LatentArgs(4, 16);
+  four.splits = 256;
+  CHECK((Run(four) == Names{"latent_hopper", "latent_merge"}));
+  CHECK(g_recorder.launches[1].As<PagedParams>().merge_cols == 4);
   SetDriverForTesting(&FakeDriver());
 
   New(304);  // Room for three parts, but with two all programs go at once.
@@ -616,6 +646,7 @@ int main() {
   aiter::TestSplits();
   aiter::TestOneAxis();
   aiter::TestDecodeByTensorMaps();
+  aiter::TestSharedKeys();
   aiter::TestLatent();
   aiter::TestEmpty();
   aiter::TestInvalidArguments();

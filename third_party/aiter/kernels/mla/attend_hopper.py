@@ -45,7 +45,7 @@ COLS = gl.constexpr(HEAD.value + ROPE.value)
 # Programs that the library counts where there is one of this kernel, which
 # fills a multiprocessor: so many more parts than fill the device there may be.
 PROGRAMS = gl.constexpr(2)
-# Programs of a row with many parts, where there are few rows.
+# Programs of a row with many parts, where there are few rows, or twice as many.
 MERGE_COLS = gl.constexpr(4)
 # Numbers of 4 bytes in a line of the caches.
 LINE = gl.constexpr(32)
@@ -856,7 +856,8 @@ def mla_merge(parts, parts_lse, out, lse, tokens, nhead_q, splits, merge_rows,
   each with merge_cols programs of as many of their columns.
   """
   LANES: gl.constexpr = 256
-  # It may have begun before the parts are there.
+  # It may have begun before the parts are there, as what comes next may.
+  gdc_launch_dependents()
   gdc_wait()
   first = gl.program_id(0) // merge_cols * merge_rows
   end = gl.minimum(first + merge_rows, tokens * nhead_q)
@@ -891,10 +892,14 @@ def _merge_row(parts, parts_lse, out, lse, row, count, tokens, nhead_q, splits,
     total = 0.0
     if merge_cols == 1:
       total = _join(parts, parts_lse, out, row, count, 0, past, top, HEAD, 2)
-    else:
+    elif merge_cols == MERGE_COLS:
       total = _join(parts, parts_lse, out, row, count,
                     place * (HEAD // MERGE_COLS), past, top,
                     HEAD // MERGE_COLS, 8)
+    else:
+      total = _join(parts, parts_lse, out, row, count,
+                    place * (HEAD // (2 * MERGE_COLS)), past, top,
+                    HEAD // (2 * MERGE_COLS), 8)
     if ((flags & attend.LSE) != 0) & (place == 0):
       gl.store(lse + row % nhead_q * tokens + row // nhead_q,
                gl.where(total != 0, top + gl.log(total), float("-inf")))
@@ -910,7 +915,8 @@ def _join(parts, parts_lse, out, row, count, first_col, past, top,
   GROUPS: gl.constexpr = 2 * HEAD // WIDTH
   PARTS: gl.constexpr = GROUPS * EACH
   LAYOUT: gl.constexpr = gl.BlockedLayout(
-      [EACH, 4], [1, 32], [GROUPS, 8 // GROUPS], [1, 0])
+      [EACH, 4], [max(128 // WIDTH, 1), min(WIDTH // 4, 32)],
+      [min(GROUPS, 8), 8 // min(GROUPS, 8)], [1, 0])
   ROW: gl.constexpr = gl.BlockedLayout([2], [32], [8], [0])
   acc, l = _some_parts(parts, parts_lse, row, count, 0, past, top, first_col,
                        PARTS, GROUPS, WIDTH, LAYOUT)

@@ -253,7 +253,7 @@ def paged_attend(
     k_scale_page, k_scale_head, k_scale_token, v_start, v_page, v_head, v_token,
     v_scale_page, v_scale_head, v_scale_token, tokens, batch, seqlen_q, nhead_q,
     nhead_k, group, pages, page_size, width, splits, programs, window_left,
-    window_right, softmax_scale, flags,
+    window_right, sinks_step, softmax_scale, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     FLAGS: gl.constexpr, KIND: gl.constexpr, BOX: gl.constexpr,
 ):
@@ -331,8 +331,9 @@ def paged_attend(
     head_q = head * group + r % group
     m = gl.full([TILE_M], float("-inf"), gl.float32, COLUMN)
     if (flags & attend.SINK) != 0:
-      sink = gl.load(sinks + head_q) * scores.LOG2E
-      m = gl.where((split == 0) & (index < batch), sink, m)
+      sink = gl.load(sinks + index * sinks_step + head_q,
+                     mask=index < batch, other=float("-inf"))
+      m = gl.where(split == 0, sink * scores.LOG2E, m)
     l = gl.where(m == float("-inf"), 0.0, 1024.0)
     acc = gl.zeros([HEAD, TILE_M], gl.float32, MMA)
     keys = gl.arange(0, TILE_N, gl.SliceLayout(1, MMA))

@@ -70,10 +70,13 @@ FAMILY = Family(
     ops={
         "paged_attend": Op(
             "paged.attend", (f"tiles = {_TILES}", "splits"),
-            # Those that fill the device, of sequences of different lengths
+            # Blocks share the batch's keys, if they are divided at all; or
+            # those that fill the device, of sequences of different lengths
             # attend.py's TURNS times, and one more of each tile.
-            {"ONE_AXIS": (
-                f"programs = programs * min(batch, 2) + {_TILES}",)}),
+            {"SHARES": ("blocks = max(programs // nhead_k, 1) * nhead_k"
+                        f" if splits - 1 else {_TILES}",),
+             "ONE_AXIS": (
+                 f"programs = programs * min(batch, 2) + {_TILES}",)}),
         "paged_merge": Op("paged.merge", (
             "rows = tokens * nhead_q * merge_cols",)),
     },

@@ -3,7 +3,7 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from third_party.aiter.kernels.paged.attend import LSE
 
@@ -54,12 +54,13 @@ def paged_merge(
   its result. Behind the last part whose lse is not -inf nothing is read. The
   largest lse is found first: then no part's load waits for another's.
 
-  OVERLAPS: starts while paged_attend ends, and waits for that.
+  OVERLAPS: starts while paged_attend ends, and waits for that, as the next may.
 
   Grid: tokens * nhead_q rows, each with merge_cols programs, 1 or, where rows
   are few, MERGE_COLS.
   """
   if OVERLAPS:
+    gdc_launch_dependents()
     gdc_wait()
   row = (tl.program_id(0) // merge_cols).to(tl.int64)
   place = tl.program_id(0) % merge_cols
