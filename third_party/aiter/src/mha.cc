@@ -212,7 +212,9 @@ bool Short(const mha_args& a) {
               a.window_size_left <= 1024 - a.window_size_right;
   int64_t rows = a.seqlen_q;
   if (a.is_group_mode && a.batch > 0) rows /= a.batch;
-  return near || rows <= (window ? 1536 : 512);
+  // Of wide heads a block of few rows copies keys too often.
+  const int64_t most = window ? 1536 : a.hdim_q <= 96 ? 1024 : 512;
+  return near || rows <= most;
 }
 
 uint32_t Flag(bool condition, uint32_t feature) {
