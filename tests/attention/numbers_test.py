@@ -348,7 +348,7 @@ def drawn(seed: int) -> Case:
   most = machine.size(300, 24, 80)
   sq, sk, b, hk = size(most), size(most), rng.randint(1, 3), rng.randint(1, 2)
   if machine.GPU and not machine.SIMULATED and rng.random() < 0.1:
-    sq += 512  # No longer `short` for the kernels.
+    sq += 1024  # No longer `short` for the kernels.
   dqk = machine.size(size(256), pick((5, 8, 16)),
                      pick((17, 40, 64, 96, 128, 192)))
   options = dict(

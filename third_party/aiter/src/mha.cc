@@ -212,7 +212,11 @@ bool Short(const mha_args& a) {
               a.window_size_left <= 1024 - a.window_size_right;
   int64_t rows = a.seqlen_q;
   if (a.is_group_mode && a.batch > 0) rows /= a.batch;
-  return near || rows <= (window ? 1536 : 512);
+  // Keys are copied again for each block: of wide heads, and of rows that are
+  // no multiple of what the L2 reads at once, 32 bytes, that takes longer.
+  const bool cheap = a.hdim_q <= 96 && a.hdim_q % 16 == 0;
+  const int64_t most = window ? 1536 : cheap ? 1024 : 512;
+  return near || rows <= most;
 }
 
 uint32_t Flag(bool condition, uint32_t feature) {
