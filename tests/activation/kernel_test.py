@@ -140,14 +140,15 @@ class ActivationKernelTest(parameterized.TestCase):
       features = (*_LAYOUTS[layout], _cast(dtype, out))
       p = _Problem(_ACTIVATIONS[name], cols, features, dtype)
       dy = np.random.default_rng(1).standard_normal((_ROWS, cols)).astype(out)
-      tiles = _cdiv(cols, 16)
+      tiles_m, tiles = _cdiv(_ROWS, 2), _cdiv(cols, 16)
+      only_silu = p.act.name == "silu" and cols == 40
+      grid = (tiles, tiles_m) if only_silu else (tiles * tiles_m,)
       packed = "packed" in features
       dgate = _new(_ROWS, cols * (1 + packed), dtype=dtype)
       dup = dgate if packed else _new(_ROWS, cols, dtype=dtype)
-      activation.activation_bwd[(_cdiv(_ROWS, 2) * tiles,)](
+      activation.activation_bwd[grid](
           *p.operands, *[Tensor(dy)] * 4, dgate, dup, _ROWS, cols, tiles,
-          *p.scalars(), TILE_M=2, TILE_N=16, FLAGS=_ALL,
-          ONLY_SILU=p.act.name == "silu" and cols == 40)
+          *p.scalars(), TILE_M=2, TILE_N=16, FLAGS=_ALL, ONLY_SILU=only_silu)
       want = p.act.gradients(
           p.gate, p.up, np.where(p.known, dy.astype(np.float64), 0))
       got = (np.split(dgate.array, 2, -1) if packed

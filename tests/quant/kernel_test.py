@@ -41,6 +41,11 @@ def _new(shape, dtype=np.uint8):
   return Tensor(np.full(shape, 77, dtype))
 
 
+def _whole(cols):
+  """What divides the columns, as a row may promise it."""
+  return next(n for n in (16, 8, 1) if cols % n == 0)
+
+
 def _unaligned(cols):
   return 0 if cols % 16 == 0 else quant.UNALIGNED.value
 
@@ -171,7 +176,7 @@ class RoundingTest(parameterized.TestCase):
 class KernelTest(parameterized.TestCase):
 
   @parameterized.product(
-      cols=[64, 77], kind=_KINDS[:3], smooth=[False, True], held=[256, 0],
+      cols=[64, 72, 77], kind=_KINDS[:3], smooth=[False, True], held=[256, 0],
       walks=[False, True])
   def test_rows(self, cols, kind, smooth, held, walks):
     x = _numbers(5, cols)
@@ -180,14 +185,14 @@ class KernelTest(parameterized.TestCase):
     quant.quant_row[(2 if walks else 3,)](
         Tensor(x), Tensor(factors), q, scale, 5, cols, _KINDS.index(kind),
         _unaligned(cols) | (quant.SMOOTH_SCALE.value if smooth else 0),
-        TILE_M=2, TILE_N=32, COLS=held, FLAGS=-1, NATIVE=False, CAST="",
-        WALKS=walks)
+        TILE_M=2, TILE_N=32, COLS=held, FLAGS=-1,
+        WHOLE=0 if walks else _whole(cols), NATIVE=False, CAST="", WALKS=walks)
     want_q, want_scale = oracle.token(x, kind, factors if smooth else None)
     np.testing.assert_array_equal(q.array, want_q.view(np.uint8))
     np.testing.assert_array_equal(scale.array, want_scale[:, 0])
 
   def _group(self, x, kind, *, group=128, mode=None, transposed=False,
-             shuffled=False, given=None, run=32):
+             shuffled=False, given=None, run=32, whole=0):
     """(q, scale) of quant_group; x is [batch, rows, cols]."""
     batch, rows, cols = x.shape
     q = _new((batch, rows, cols // (2 if kind == "mxfp4" else 1)))
@@ -211,7 +216,7 @@ class KernelTest(parameterized.TestCase):
         shape[0] * shape[1], *tiles, group, _KINDS.index(kind),
         _MODES.index(mode or "up"), flags,
         TILE_M=tile[0], TILE_N=tile[1], RUN=run,
-        FLAGS=-1, NATIVE=False, CAST="")
+        FLAGS=-1, WHOLE=whole, NATIVE=False, CAST="")
     return q.array, scale.array
 
   def _assert_same(self, got, want, kind):
@@ -222,10 +227,12 @@ class KernelTest(parameterized.TestCase):
 
   @parameterized.product(kind=_KINDS, group=[32, 64, 128])
   def test_groups(self, kind, group):
-    x = _numbers(2, 9, 300 if group == 64 else 320)
+    x = _numbers(2, 9, {32: 328, 64: 300, 128: 320}[group])
     mode = _MODES[group // 32 - 1] if kind != "int8" else None
-    self._assert_same(self._group(x, kind, group=group, mode=mode),
-                      oracle.tiles(x, kind, 1, group, mode), kind)
+    for whole in (0, _whole(x.shape[-1])):
+      self._assert_same(
+          self._group(x, kind, group=group, mode=mode, whole=whole),
+          oracle.tiles(x, kind, 1, group, mode), kind)
     if kind != "mxfp4":
       if group == 128:
         self._assert_same(self._group(x, kind, run=128),
@@ -244,14 +251,15 @@ class KernelTest(parameterized.TestCase):
 
   @parameterized.parameters(*_KINDS[:3])
   def test_blocks(self, kind):
-    x = _numbers(2, 130, 140)
-    q, scale = _new(x.shape), _new((2, 2, 2), np.float32)
-    quant.quant_block[(8,)](
-        Tensor(x), _absent(), q, scale, 130, 140, 2, 1, 4, 2, 2,
-        _KINDS.index(kind), _unaligned(140), TILE_M=128, TILE_N=128, STEP=64,
-        FLAGS=-1, NATIVE=False, CAST="")
-    self._assert_same((q.array, scale.array),
-                      oracle.tiles(x, kind, 128, 128), kind)
+    for cols, whole in ((140, 0), (140, 1), (136, 8)):
+      x = _numbers(2, 130, cols)
+      q, scale = _new(x.shape), _new((2, 2, 2), np.float32)
+      quant.quant_block[(8,)](
+          Tensor(x), _absent(), q, scale, 130, cols, 2, 1, 4, 2, 2,
+          _KINDS.index(kind), _unaligned(cols), TILE_M=128, TILE_N=128, STEP=64,
+          FLAGS=-1, WHOLE=whole, NATIVE=False, CAST="")
+      self._assert_same((q.array, scale.array),
+                        oracle.tiles(x, kind, 128, 128), kind)
 
   @parameterized.parameters(*_KINDS[:3])
   def test_given_scales(self, kind):

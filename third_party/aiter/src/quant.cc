@@ -23,6 +23,7 @@ namespace {
 // Kernels count rows, columns and tiles in 32 bits, and add a tile to one.
 constexpr int64_t kMaxSize = INT32_MAX - 8192;
 constexpr int64_t kColsMultiple = 16;
+constexpr int64_t kColsEven = 8;
 constexpr int64_t kShuffledRows = 32;
 constexpr int64_t kShuffledCols = 8;
 
@@ -204,6 +205,7 @@ struct Quant {
     flag(a.scale_is_e8m0, kQuantE8m0);
     flag(a.scale_is_shuffled, kQuantShuffled);
     flag(a.cols % kColsMultiple != 0, kQuantUnaligned);
+    flag(a.cols % kColsEven != 0, kQuantOdd);
     return WithoutUnused(key);
   }
 

@@ -96,12 +96,13 @@ def activation_bwd(gate, up, bias, bias_f32, expert_ids, dy, dy_fp16, dy_bf16,
                    ONLY_SILU: tl.constexpr):
   """Gradients of gate and up, in their layout, from dy, that of out.
 
-  What a limit clips has none.
+  What a limit clips has none. ONLY_SILU: as in activation_fwd.
   """
   flags &= FLAGS
   if ONLY_SILU:
     activation = SILU
-  r, c, inside_r, inside = _where(rows, cols, tiles_n, True, TILE_M, TILE_N)
+  r, c, inside_r, inside = _where(rows, cols, tiles_n, not ONLY_SILU, TILE_M,
+                                  TILE_N)
   g, u = load_pair(gate, up, r, c, inside, cols, flags)
   at = r * cols + c
   if flags & OUT_F32:

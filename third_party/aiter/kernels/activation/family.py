@@ -44,7 +44,8 @@ FAMILY = Family(
     ops={
         "activation_fwd": Op("activation.activation", _TILES,
                              {"ONLY_SILU": _AXES}),
-        "activation_bwd": Op("activation.activation", _TILES),
+        "activation_bwd": Op("activation.activation", _TILES,
+                             {"ONLY_SILU": _AXES}),
         "activation_quant_row": Op(
             "activation.quant", ("tiles_of_rows = ceil(rows / tile_m)",)),
         "activation_quant_group": Op(

@@ -15,9 +15,19 @@ from third_party.aiter.aot.family import (
 # given, one a row; e8m0: they are e8m0, not float32; shuffled: they lie as
 # scaled MFMA takes them; unaligned: 16 does not divide the columns.
 # What a scale is for, if not a row, only selects: group, block, amax; short:
-# for less than 128 columns; e2m1: numbers of 4 bits.
+# for less than 128 columns; e2m1: numbers of 4 bits; odd: nor does 8 divide the
+# columns.
 FLAGS = flags("smooth_scale static e8m0 shuffled unaligned")
-FEATURES = {**FLAGS, **selecting("group block amax short e2m1")}
+FEATURES = {**FLAGS, **selecting("group block amax short e2m1 odd")}
+
+
+def _whole(row):
+  """What divides the columns of each call that a row is for; 0: a flag."""
+  left = named(row, "excludes")
+  for feature, divisor in (("unaligned", 16), ("odd", 8)):
+    if feature in left:
+      return divisor
+  return int("unaligned" in named(row, "features"))
 
 
 def _constants(row):
@@ -26,6 +36,7 @@ def _constants(row):
   cols = int(row["cols"])
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]) or cols,
           "COLS": cols,
+          "WHOLE": _whole(row),
           "RUN": 128 if "short" in left else 32,
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FLAGS.items() if name not in left),

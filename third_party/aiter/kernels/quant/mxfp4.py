@@ -77,8 +77,8 @@ def _codes(pairs, e):
 def quant_mxfp4(x, q, scale_e8m0, rows, cols, scale_rows, scale_cols,
                 stride_scale_m, stride_scale_n, batch_stride_scale, tiles_m,
                 tiles_n, group, mode, flags, TILE_M: tl.constexpr,
-                TILE_N: tl.constexpr, FLAGS: tl.constexpr):
-  """q and scale_e8m0, as quant.quant_group has them; 16 divides cols."""
+                TILE_N: tl.constexpr, FLAGS: tl.constexpr, WHOLE: tl.constexpr):
+  """q and scale_e8m0, as quant.quant_group has them; WHOLE divides cols."""
   flags &= FLAGS
   RUNS: tl.constexpr = TILE_N // 32
   tile_n = tl.program_id(0) % tiles_n
@@ -87,7 +87,7 @@ def quant_mxfp4(x, q, scale_e8m0, rows, cols, scale_rows, scale_cols,
   r = tile_m * TILE_M + tl.arange(0, TILE_M)
   g = tile_n * RUNS + tl.arange(0, RUNS)
   # Columns, rows and bytes of pairs; said so that loads may be of 16 bytes.
-  width = cols // 16 * 8
+  width = cols // WHOLE * (WHOLE // 2)
   c = (g[:, None] * 16 + tl.arange(0, 16)[None, :])[None, :, :]
   inside = (r < rows)[:, None, None] & (c < width)
   at = (batch * rows + r)[:, None, None] * width + c

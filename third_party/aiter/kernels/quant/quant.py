@@ -40,36 +40,46 @@ UNALIGNED = tl.constexpr(FEATURES["unaligned"])
 
 
 @triton.jit
-def _load(x, r, c, inside_r, cols, flags):
-  """x[r, c] in float32, 0 outside; r (of 64 bits) and c broadcast."""
-  if flags & UNALIGNED:
+def _load(x, r, c, inside_r, cols, WHOLE: tl.constexpr, flags):
+  """x[r, c] in float32, 0 outside; r (of 64 bits) and c broadcast.
+
+  WHOLE: what divides cols; 0: 16, if rows are aligned.
+  """
+  if WHOLE:
+    # Said so that the compiler sees it: loads may be of 16 bytes.
+    width = cols // WHOLE * WHOLE
+    v = tl.load(x + r * width + c, inside_r & (c < width), 0.0)
+  elif flags & UNALIGNED:
     v = tl.load(x + r * cols + c, inside_r & (c < cols), 0.0)
   else:
-    # Said so that the compiler sees it: loads may be of 16 bytes.
     width = cols // 16 * 16
     v = tl.load(x + r * width + c, inside_r & (c < width), 0.0)
   return v.to(tl.float32)
 
 
 @triton.jit
-def _store(q, codes, r, c, inside_r, cols, WHOLE: tl.constexpr, flags):
+def _store(q, codes, r, c, inside_r, cols, WHOLE: tl.constexpr,
+           ALIGNED: tl.constexpr, flags):
   """q[r, c] = codes, of bytes; rows of q have `cols` of them.
 
-  WHOLE: what divides cols, if rows are aligned.
+  WHOLE: what divides cols; 0: ALIGNED, if rows are aligned.
   """
-  if flags & UNALIGNED:
+  if WHOLE:
+    width = cols // WHOLE * WHOLE
+    tl.store(q + r * width + c, codes, inside_r & (c < width))
+  elif flags & UNALIGNED:
     tl.store(q + r * cols + c, codes, inside_r & (c < cols))
   else:
-    width = cols // WHOLE * WHOLE
+    width = cols // ALIGNED * ALIGNED
     tl.store(q + r * width + c, codes, inside_r & (c < width))
 
 
 @triton.jit
-def _smoothed(v, smooth_scale, c, cols, flags):
+def _smoothed(v, smooth_scale, c, cols, WHOLE: tl.constexpr, flags):
   """v * smooth_scale[c], if that is wanted."""
   if flags & SMOOTH_SCALE:
     v *= _load(smooth_scale, tl.zeros_like(c).to(tl.int64), c, c == c, cols,
-               flags)
+               WHOLE, flags)
   return v
 
 
@@ -198,7 +208,7 @@ def _quotient(v, scale, flags, DTYPE: tl.constexpr):
 @triton.jit
 def _quant_row(tile, x, smooth_scale, q, scale, rows, cols, kind, flags,
                TILE_M: tl.constexpr, TILE_N: tl.constexpr, COLS: tl.constexpr,
-               NATIVE: tl.constexpr, CAST: tl.constexpr):
+               WHOLE: tl.constexpr, NATIVE: tl.constexpr, CAST: tl.constexpr):
   """quant_row's tile of rows of this number."""
   DTYPE: tl.constexpr = x.dtype.element_ty
   r = tile * TILE_M + tl.arange(0, TILE_M)
@@ -211,37 +221,38 @@ def _quant_row(tile, x, smooth_scale, q, scale, rows, cols, kind, flags,
     # All loads are on their way before the first of them is used.
     loaded = ()
     for i in tl.static_range(COLS // TILE_N):
-      loaded += (_load(x, row, i * TILE_N + c, inside, cols, flags),)
+      loaded += (_load(x, row, i * TILE_N + c, inside, cols, WHOLE, flags),)
     tiles = ()
     for i in tl.static_range(COLS // TILE_N):
-      v = _smoothed(loaded[i], smooth_scale, i * TILE_N + c, cols, flags)
+      v = _smoothed(loaded[i], smooth_scale, i * TILE_N + c, cols, WHOLE,
+                    flags)
       m = tl.maximum(m, magnitude(v))
       tiles += (v,)
     s = f32_scale(tl.max(m, 1).to(tl.float32, bitcast=True), kind)
     for i in tl.static_range(COLS // TILE_N):
       v = _quotient(tiles[i], s[:, None], flags, DTYPE)
       _store(q, codes(v, kind, NATIVE, CAST), row, i * TILE_N + c, inside, cols,
-             16, flags)
+             WHOLE, 16, flags)
   else:
     for c0 in range(0, cols, TILE_N):
-      v = _load(x, row, c0 + c, inside, cols, flags)
-      v = _smoothed(v, smooth_scale, c0 + c, cols, flags)
+      v = _load(x, row, c0 + c, inside, cols, WHOLE, flags)
+      v = _smoothed(v, smooth_scale, c0 + c, cols, WHOLE, flags)
       m = tl.maximum(m, magnitude(v))
     s = f32_scale(tl.max(m, 1).to(tl.float32, bitcast=True), kind)
     for c0 in range(0, cols, TILE_N):
-      v = _load(x, row, c0 + c, inside, cols, flags)
-      v = _smoothed(v, smooth_scale, c0 + c, cols, flags)
+      v = _load(x, row, c0 + c, inside, cols, WHOLE, flags)
+      v = _smoothed(v, smooth_scale, c0 + c, cols, WHOLE, flags)
       v = _quotient(v, s[:, None], flags, DTYPE)
-      _store(q, codes(v, kind, NATIVE, CAST), row, c0 + c, inside, cols, 16,
-             flags)
+      _store(q, codes(v, kind, NATIVE, CAST), row, c0 + c, inside, cols,
+             WHOLE, 16, flags)
   tl.store(scale + r, s, inside_r)
 
 
 @triton.jit
 def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
               TILE_M: tl.constexpr, TILE_N: tl.constexpr, COLS: tl.constexpr,
-              FLAGS: tl.constexpr, NATIVE: tl.constexpr, CAST: tl.constexpr,
-              WALKS: tl.constexpr):
+              FLAGS: tl.constexpr, WHOLE: tl.constexpr, NATIVE: tl.constexpr,
+              CAST: tl.constexpr, WALKS: tl.constexpr):
   """q = x * smooth_scale / scale, with the scale of each row.
 
   x: [rows, cols]. smooth_scale: float32 [cols]. q: bytes [rows, cols]. scale:
@@ -256,10 +267,10 @@ def quant_row(x, smooth_scale, q, scale, rows, cols, kind, flags,
     for tile in range(tl.program_id(0), tl.cdiv(rows, TILE_M),
                       tl.num_programs(0)):
       _quant_row(tile, x, smooth_scale, q, scale, rows, cols, kind, flags,
-                 TILE_M, TILE_N, COLS, NATIVE, CAST)
+                 TILE_M, TILE_N, COLS, WHOLE, NATIVE, CAST)
   else:
     _quant_row(tl.program_id(0), x, smooth_scale, q, scale, rows, cols, kind,
-               flags, TILE_M, TILE_N, COLS, NATIVE, CAST)
+               flags, TILE_M, TILE_N, COLS, WHOLE, NATIVE, CAST)
 
 
 @triton.jit
@@ -267,8 +278,8 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
                 scale_rows, scale_cols, stride_scale_m, stride_scale_n,
                 batch_stride_scale, tiles_m, tiles_n, group, kind, mode, flags,
                 TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-                RUN: tl.constexpr, FLAGS: tl.constexpr, NATIVE: tl.constexpr,
-                CAST: tl.constexpr):
+                RUN: tl.constexpr, FLAGS: tl.constexpr, WHOLE: tl.constexpr,
+                NATIVE: tl.constexpr, CAST: tl.constexpr):
   """q = x * smooth_scale / scale, with a scale for some columns of a row.
 
   x: [batch, rows, cols]. smooth_scale: float32 [cols]. scale_in: float32
@@ -291,8 +302,8 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
   at = row[:, None, None]
   inside = inside_r[:, None, None]
   c = (g[:, None] * RUN + tl.arange(0, RUN)[None, :])[None, :, :]
-  v = _load(x, at, c, inside, cols, flags)
-  v = _smoothed(v, smooth_scale, c, cols, flags)
+  v = _load(x, at, c, inside, cols, WHOLE, flags)
+  v = _smoothed(v, smooth_scale, c, cols, WHOLE, flags)
   if flags & STATIC:
     s = tl.load(scale_in + row, inside_r, 1.0)
     v = divide_by_any(v, s[:, None, None])
@@ -327,17 +338,18 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
     even, odd = tl.split(tl.reshape(v, [TILE_M, RUNS, RUN // 2, 2]))
     byte = g[:, None] * (RUN // 2) + tl.arange(0, RUN // 2)[None, :]
     _store(q, e2m1_bytes(even, odd, PAIRED), at, byte[None, :, :], inside,
-           cols // 2, 8, flags)
+           cols // 2, (WHOLE + 1) // 2, 8, flags)
   else:
-    _store(q, codes(v, kind, NATIVE, CAST), at, c, inside, cols, 16, flags)
+    _store(q, codes(v, kind, NATIVE, CAST), at, c, inside, cols, WHOLE, 16,
+           flags)
 
 
 @triton.jit
 def quant_block(x, smooth_scale, q, scale, rows, cols, stride_scale_m,
                 stride_scale_n, batch_stride_scale, tiles_m, tiles_n, kind,
                 flags, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-                STEP: tl.constexpr, FLAGS: tl.constexpr, NATIVE: tl.constexpr,
-                CAST: tl.constexpr):
+                STEP: tl.constexpr, FLAGS: tl.constexpr, WHOLE: tl.constexpr,
+                NATIVE: tl.constexpr, CAST: tl.constexpr):
   """q = x * smooth_scale / scale, with a scale for a tile: TILE_M x TILE_N.
 
   Arrays are as quant_group's. A tile lies in registers, in STEP rows each.
@@ -351,8 +363,8 @@ def quant_block(x, smooth_scale, q, scale, rows, cols, stride_scale_m,
   tile = ()
   for i in tl.static_range(0, TILE_M, STEP):
     r = tile_m * TILE_M + i + tl.arange(0, STEP)[:, None]
-    v = _load(x, batch * rows + r, c, r < rows, cols, flags)
-    v = _smoothed(v, smooth_scale, c, cols, flags)
+    v = _load(x, batch * rows + r, c, r < rows, cols, WHOLE, flags)
+    v = _smoothed(v, smooth_scale, c, cols, WHOLE, flags)
     m = tl.maximum(m, magnitude(v))
     tile += (v,)
   amax = tl.max(tl.max(m, 1), 0).to(tl.float32, bitcast=True)
@@ -364,7 +376,7 @@ def quant_block(x, smooth_scale, q, scale, rows, cols, stride_scale_m,
     r = tile_m * TILE_M + i + tl.arange(0, STEP)[:, None]
     v = _quotient(tile[i // STEP], s, flags, x.dtype.element_ty)
     _store(q, codes(v, kind, NATIVE, CAST), batch * rows + r, c, r < rows, cols,
-           16, flags)
+           WHOLE, 16, flags)
 
 
 @triton.jit
@@ -381,6 +393,7 @@ def quant_amax(x, scale, rows, cols, tiles_n, flags, TILE_M: tl.constexpr,
   for c0 in range(first, tl.minimum(cols, first + TILE_N), STEP):
     c = c0 + tl.arange(0, STEP)[None, :]
     m = tl.maximum(m, magnitude(
-        _load(x, r.to(tl.int64)[:, None], c, (r < rows)[:, None], cols, flags)))
+        _load(x, r.to(tl.int64)[:, None], c, (r < rows)[:, None], cols, 0,
+              flags)))
   tl.store(scale + r.to(tl.int64) * tiles_n + run,
            tl.max(m, 1).to(tl.float32, bitcast=True), r < rows)
