@@ -227,7 +227,8 @@ def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
   They do for long sequences whose scores have no more than a wide window: few
   keys a row are not worth the sums. Of packed ones the mean is known. At half
   the head dim a product is worth half as much: there they do where dropout
-  draws once, or heads share keys. Dropout's bits nobody else reads.
+  draws once, or heads share keys under a mask and either two passes have few
+  blocks or sums no order. Dropout's bits nobody else reads.
   """
   if saved.bits is not None and platform == "cuda":
     return True
@@ -238,8 +239,10 @@ def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
       or min(rows) < _ONE_PASS_LENGTH
       or 0 <= bwd.mha.window_left < _ONE_PASS_LENGTH):
     return False
-  if (x.q.shape[-1] < 128 and x.dropout_state is None
-      and (x.q.shape[-2] == x.k.shape[-2] or not _heads_together(x))):
+  if x.q.shape[-1] < 128 and x.dropout_state is None and (
+      x.q.shape[-2] == x.k.shape[-2] or not _heads_together(x)
+      or bwd.mha.window_right < 0
+      or (bwd.mha.deterministic and _key_blocks(x) >= _ONE_PASS_BLOCKS)):
     return False
   return _has_kernels(_ONE_PASS, platform, bwd, x, saved.dlse is not None)
 
@@ -252,14 +255,18 @@ def _sums_rows(x: Operands, t) -> int:
   return round_up(rows, _ONE_PASS_ROWS)
 
 
+def _key_blocks(x: Operands) -> int:
+  """How many blocks of keys all kv heads have."""
+  batch = 1 if x.packed else x.batch
+  return batch * x.k.shape[-2] * _sums_rows(x, x.k) // _ONE_PASS_ROWS
+
+
 def _heads_together(x: Operands) -> bool:
   """Whether a block goes through all heads that share its keys.
 
   It does where enough blocks are left; those of a narrow head dim end sooner.
   """
-  batch = 1 if x.packed else x.batch
-  blocks = batch * x.k.shape[-2] * _sums_rows(x, x.k) // _ONE_PASS_ROWS
-  return blocks * 128 >= _ONE_PASS_BLOCKS * x.q.shape[-1]
+  return _key_blocks(x) * 128 >= _ONE_PASS_BLOCKS * x.q.shape[-1]
 
 
 def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:

@@ -325,10 +325,10 @@ def _step(dk, dv, k, v, buf, use, row0, n0, keys, span, scale, heads, head,
     weights = gl.where(keep, p, 0.0)
   dv = warpgroup_mma(gl.convert_layout(weights.to(dtype), OPERAND), do, dv,
                      is_async=True)
-  delta = buf.delta.index(i).load(ROWS)[None, :]
+  delta = buf.delta.index(i)
   # Dropout's factor is taken out of delta, and comes to the sums at the end.
   if FEATURES & scores.DROPOUT and DIM == SIDE:
-    p *= delta
+    p *= delta.load(ROWS)[None, :]
     dp = warpgroup_mma_wait(1, deps=[dp])
     ds = weights * dp - p
   else:
@@ -336,7 +336,7 @@ def _step(dk, dv, k, v, buf, use, row0, n0, keys, span, scale, heads, head,
     # A wide head dim has no registers for both products.
     if FEATURES & scores.DROPOUT:
       dp = gl.where(keep, dp, 0.0)
-    ds = p * (dp - delta)
+    ds = p * (dp - delta.load(ROWS)[None, :])
   ds = ds.to(dtype)
   mbarrier.wait(buf.ds_empty.index(i), phase ^ 1)
   buf.ds.index(i * 2 + w).store(ds)
