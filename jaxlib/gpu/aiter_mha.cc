@@ -63,6 +63,7 @@ struct FwdBuffers : Operands {
   using Operands::Operands;
   Buffer out = Result("out");
   Buffer lse = Result("lse");
+  Buffer kept = Result("kept");
 };
 
 // What every way to the gradients reads and writes.
@@ -87,6 +88,7 @@ struct BwdBuffers : GradientBuffers {
 
 struct OnePassBuffers : GradientBuffers {
   using GradientBuffers::GradientBuffers;
+  Buffer kept = Operand("kept");
   Buffer delta = Result("delta");
   Buffer dq_sums = Result("dq_sums");
   Buffer dk_sums = Result("dk_sums");
@@ -284,11 +286,20 @@ ffi::Error LikeLse(const Buffer& buffer, const aiter::mha_args& a) {
              : Check(buffer, ffi::F32, {a.batch, a.nhead_q, a.seqlen_q});
 }
 
+// Checks and sets what dropout keeps, if it is there.
+template <typename Pointer>
+ffi::Error SetKept(const Buffer& buffer, const aiter::mha_args& a,
+                   Pointer* address) {
+  return Optional(buffer, ffi::S32,
+                  {a.batch, a.nhead_q, aiter::mha_kept_words(a)}, address);
+}
+
 ffi::Error SetFwd(const FwdBuffers& b, const MhaAttrs& attrs,
                   aiter::mha_fwd_args* a) {
   AITER_FFI_RETURN_IF_ERROR(SetCommon(b, attrs, a));
   AITER_FFI_RETURN_IF_ERROR(LikeOut(b.out, b.q, *a));
   AITER_FFI_RETURN_IF_ERROR(LikeLse(b.lse, *a));
+  AITER_FFI_RETURN_IF_ERROR(SetKept(b.kept, *a, &a->kept_ptr));
   a->o_ptr = b.out.untyped_data();
   a->lse_ptr = b.lse.untyped_data();
   return ffi::Error::Success();
@@ -361,6 +372,7 @@ ffi::Error SetOnePass(const OnePassBuffers& b, const MhaAttrs& attrs,
   }
   AITER_FFI_RETURN_IF_ERROR(Optional(
       b.turns, ffi::S32, {aiter::mha_one_pass_turns(*a)}, &a->turns_ptr));
+  AITER_FFI_RETURN_IF_ERROR(SetKept(b.kept, *a, &a->kept_ptr));
   a->ordered = attrs.deterministic;
   a->dq_sums_ptr = b.dq_sums.untyped_data();
   return ffi::Error::Success();

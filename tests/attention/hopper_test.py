@@ -12,7 +12,7 @@ from attention import calls
 from attention import numbers_test as mha_test
 
 import jax
-from jax._src.aiter.attention import op
+from jax._src.aiter.attention import op, reference, types
 from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
 
@@ -25,7 +25,8 @@ def one_pass(least=1, together=False):
   `together`: a block has all heads that share its keys, however few there are.
   """
   return mock.patch.multiple(
-      op, _ONE_PASS_LENGTH=least, _ONE_PASS_BLOCKS=0 if together else 1 << 20)
+      op, _ONE_PASS_LENGTH=least, _ONE_PASS_BLOCKS=1 << 20,
+      _heads_together=lambda _: together)
 
 
 @contextlib.contextmanager
@@ -89,7 +90,7 @@ class HopperTest(mha_test.MhaTestCase):
       np.testing.assert_array_equal(a, b)
 
   @parameterized.product(
-      dtype=["bf16", "fp16"], options=[
+      dtype=["bf16", "fp16"], dqk=[64, 128], options=[
           dict(), dict(causal=True), dict(causal=True, sq=264, sk=150),
           dict(causal=True, sq=400, sk=400, hq=6, hk=2, b=3),
           dict(sq=130, sk=600, hq=4, hk=1, use_lse=True, scale=0.3),
@@ -104,12 +105,60 @@ class HopperTest(mha_test.MhaTestCase):
                lengths=((300, 429), (129, 129), (65, 0), (64, 128))),
           dict(packed=True, min_seqlen_q=30, hk=1, use_lse=True,
                lengths=((20, 90), (300, 290)))])
-  def test_one_pass(self, dtype, options):
+  def test_one_pass(self, dtype, dqk, options):
     with one_pass(together=dtype == "bf16"), called(
         "_one_pass_kernel") as calls_of_it:
       self.check(mha_test.Case(**dict(
-          dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=128) | options))
-    self.assertNotEmpty(calls_of_it)
+          dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk) | options))
+    # At head dim 64 only where a block goes through several heads, under a
+    # mask, or dropout draws once.
+    shared = (dtype == "bf16" and options.get("hq", 2) > options.get("hk", 2)
+              and ("causal" in options or "window" in options))
+    self.assertEqual(bool(calls_of_it),
+                     dqk == 128 or "dropout" in options or shared)
+
+  @parameterized.product(dim=[64, 128], size=[(150, 264), (600, 100)])
+  def test_dropout_keeps_what_it_says(self, dim, size):
+    sq, sk = size
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v = (jax.random.normal(key, (2, s, 3, dim), jnp.bfloat16)
+               for key, s in zip(keys, (sq, sk, sk), strict=False))
+    state = jax.random.bits(keys[3], (2, 3, 6), jnp.uint32).at[..., 5].set(8)
+    cfg = types.Config(0.1, dropout_p=0.3, keep_bits=True)
+    x = types.Operands(q, k, v, dropout_state=state)
+    bits = jax.jit(lambda: op.mha_fwd(cfg, x)[2])()
+    # Those of whole tiles, past rows and keys too.
+    rows, cols = (-(-s // 128) * 2 for s in size)
+    got, want = (
+        np.asarray(t).reshape(2, 3, rows, cols, 128)[
+            :, :, :-(-sq // 64), :-(-sk // 64)]
+        for t in (bits, reference.kept_bits(cfg, x)))
+    np.testing.assert_array_equal(got, want)
+
+  @parameterized.product(
+      dim=[64, 128], options=[
+          dict(), dict(causal=True), dict(window_size=(150, 20))])
+  def test_kept_bits_are_those_drawn(self, dim, options):
+    q, k, v, g = (jax.random.normal(key, (2, 700, h, dim), jnp.bfloat16)
+                  for key, h in zip(jax.random.split(jax.random.key(0), 4),
+                                    (4, 2, 2, 4), strict=True))
+    lengths = jnp.array([0, 300, 1000], jnp.int32)
+
+    def gradients(keeps):
+      call = functools.partial(
+          aiter.flash_attn_func, dropout_p=0.2, dropout_key=jax.random.key(1),
+          deterministic=True, cu_seqlens_q=lengths, cu_seqlens_kv=lengths,
+          **options)
+      with mock.patch.object(op, "_keeps_bits", keeps):
+        return jax.jit(lambda: jax.vjp(call, q, k, v)[1](g))()
+
+    with one_pass(), called("_one_pass_kernel") as calls_of_it:
+      kept = gradients(op._keeps_bits)
+      drawn = gradients(lambda *_: False)
+    self.assertEqual([saved.bits is not None for *_, saved in calls_of_it],
+                     [True, False])
+    for a, b in zip(kept, drawn, strict=True):
+      np.testing.assert_array_equal(a, b)
 
   def test_one_pass_reads_no_other_rows(self):
     """Whatever lies between and after sequences, and past padded lengths."""

@@ -446,6 +446,56 @@ class WholeRowsTest(parameterized.TestCase):
       np.testing.assert_allclose(a, b, rtol=0.02, atol=0.02)
 
 
+class KeptBitsTest(parameterized.TestCase):
+  """What dropout keeps, as the forward pass for a GPU leaves it."""
+
+  def test_places(self):
+    sq, sk = 150, 264
+    state = jax.random.bits(jax.random.key(0), (2, 3, 6), jnp.uint32)
+    state = state.at[..., 5].set(8)
+    x = types.Operands(*(jnp.zeros((2, s, 3, 8)) for s in (sq, sk, sk)),
+                       dropout_state=state)
+    bits = np.asarray(
+        reference.kept_bits(types.Config(1.0, dropout_p=0.3), x))
+    self.assertEqual(bits.shape, reference.kept_shape(x))
+    keep = np.asarray(philox.keep_mask(
+        state[:, :, None, None], jnp.arange(sq)[:, None], jnp.arange(sk), 0.3))
+    # As third_party/aiter/kernels/mha/kept_hopper.py has it.
+    row, key = np.arange(sq)[:, None], np.arange(sk)
+    words = bits.reshape(2, 3, 4, 3, 2, 4, 2, 4, 4)[
+        :, :, row // 64, key // 128, key // 64 % 2, row // 16 % 4, key // 4 % 2,
+        key % 4, row // 2 % 4]
+    place = (key // 16 % 4 * 8 + key // 8 % 2 * 4 + row % 2 * 2 + row // 8 % 2)
+    np.testing.assert_array_equal(words >> place & 1, keep)
+
+  @parameterized.parameters("jit", "remat", "vmap", "shard")
+  def test_gradients(self, way):
+    q, k, v = (normal(i, 2, 72, 4, 16, dtype=jnp.bfloat16) for i in range(3))
+
+    def loss(q, k, v):
+      out = aiter.flash_attn_func(q, k, v, causal=True, dropout_p=0.3,
+                                  dropout_key=jax.random.key(0))
+      return jnp.sum(out.astype(jnp.float32) ** 2)
+
+    def gradients():
+      call = jax.grad(jax.checkpoint(loss) if way == "remat" else loss)
+      if way == "vmap":
+        call = jax.vmap(call, (0, None, None))
+        return jax.jit(call)(q[None], k, v)[0]
+      if way == "shard":
+        mesh = jax.make_mesh((1,), ("x",), devices=jax.devices("cpu")[:1])
+        return jax.jit(call, in_shardings=jax.NamedSharding(
+            mesh, jax.P(None, "x")))(q, k, v)
+      return jax.jit(call)(q, k, v)
+
+    with jax.default_device(jax.devices("cpu")[0]):
+      expected = gradients()
+      with mock.patch.object(mha_op, "_keeps_bits", lambda *_: True):
+        got = gradients()
+    np.testing.assert_allclose(*(np.asarray(t, np.float32)
+                                 for t in (got, expected)), atol=0.01)
+
+
 def equations(jaxpr):
   """All equations of a jaxpr and of those inside it."""
   for eqn in jaxpr.eqns:

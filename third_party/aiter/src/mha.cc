@@ -147,8 +147,24 @@ int64_t BatchStride(const mha_args& a, int64_t stride) {
   return a.is_group_mode ? 0 : stride;
 }
 
+// What dropout keeps, where it is kept: scores have nothing else.
+Status CheckKept(const mha_args& a, const void* kept_ptr) {
+  if (kept_ptr == nullptr) return Status();
+  if (a.p_drop == 0 || a.is_group_mode || a.bias_ptr != nullptr ||
+      a.mask_ptr != nullptr || a.alibi_slopes_ptr != nullptr ||
+      a.logits_soft_cap > 0 || a.sink_size > 0 || a.scale_s <= 0) {
+    return Invalid("kept_ptr", "given",
+                   "null but in batch mode, with dropout and nothing else that "
+                   "changes scores");
+  }
+  // Heads lie fewer than 2^31 words apart.
+  return CheckRange("seqlen_k of kept_ptr", a.seqlen_k, 1,
+                    (int64_t{1} << 37) / (a.seqlen_q + 128));
+}
+
 Status CheckFwd(const mha_fwd_args& a) {
   AITER_RETURN_IF_ERROR(CheckCommon(a));
+  AITER_RETURN_IF_ERROR(CheckKept(a, a.kept_ptr));
   return CheckTensors({
       {"q", a.q_ptr, a.stride_q, a.nhead_stride_q,
        BatchStride(a, a.batch_stride_q)},
@@ -377,6 +393,11 @@ MhaParams ParamsOf(const mha_bwd_args& a, const ProblemKey& key) {
   return p;
 }
 
+// Words between tiles of rows of what dropout keeps.
+int32_t KeptStride(const mha_args& a) {
+  return static_cast<int32_t>((a.seqlen_k + 127) / 128 * 256);
+}
+
 // Bytes of rows that lie `stride` elements apart.
 int64_t PackedBytes(const mha_args& a, int64_t rows, int64_t stride) {
   return rows * stride * ElementBytes(a.data_type);
@@ -432,6 +453,20 @@ struct Fwd {
     MhaParams params = ParamsOf(args, plan.key);
     params.out_ptr = args.o_ptr;
     params.lse_ptr = args.lse_ptr;
+    if (args.kept_ptr != nullptr) {
+      // Of the kernels for dropout those for Hopper write what it keeps; they
+      // alone read tensors by maps.
+      if (plan.kernel.info->num_tensor_maps == 0) {
+        return Status(StatusCode::kUnimplemented,
+                      std::string("kernel ") + plan.kernel.info->symbol +
+                          " does not write what dropout keeps");
+      }
+      const int64_t bytes = mha_kept_words(args) * 4;
+      params.mask_ptr = args.kept_ptr;
+      params.stride_mask = KeptStride(args);
+      params.nhead_stride_mask = bytes;
+      params.batch_stride_mask = args.nhead_q * bytes;
+    }
     if (args.is_group_mode) {
       // No block owns the rows between and after the sequences.
       AITER_RETURN_IF_ERROR(
@@ -523,8 +558,12 @@ struct OnePass {
   using Args = mha_one_pass_args;
   using Plan = MhaOnePassPlan;
 
+  // Whether what dropout keeps is given: in a key, after the head dimensions.
+  static constexpr int kKeptDim = 2;
+
   static Status Check(const Args& a) {
     AITER_RETURN_IF_ERROR(CheckBwd(a));
+    AITER_RETURN_IF_ERROR(CheckKept(a, a.kept_ptr));
     if (a.dq_sums_ptr == nullptr) {
       return Invalid("dq_sums_ptr", "null", "given");
     }
@@ -541,7 +580,11 @@ struct OnePass {
     return Status();
   }
 
-  static ProblemKey KeyOf(const Args& a) { return MakeKey(a); }
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key = MakeKey(a);
+    key.dims[kKeptDim] = a.kept_ptr != nullptr;
+    return key;
+  }
 
   static Status KeyOf(const Problem& problem, ProblemKey* key) {
     return MakeKey("mha_bwd", "mha_bwd", problem, key);
@@ -560,9 +603,12 @@ struct OnePass {
     ProblemKey plain;
     plain.data_type = key.data_type;
     plain.dims[0] = key.dims[0];
-    AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", key, &plan->delta));
+    ProblemKey of_delta = key;
+    of_delta.dims[kKeptDim] = 0;
+    AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", of_delta, &plan->delta));
     ProblemKey scores = plain;
-    scores.features = key.features & kMhaDropout;
+    scores.features = (key.features & kMhaDropout) |
+                      Flag(key.dims[kKeptDim] != 0, kMhaOnePassKept);
     AITER_RETURN_IF_ERROR(steps->Add("mha_one_pass_bwd", scores, &plan->bwd));
     return steps->Add("mha_one_pass_round", plain, &plan->round);
   }
@@ -605,10 +651,18 @@ struct OnePass {
     params.dk_sums_ptr = shared ? args.dk_sums_ptr : args.dq_sums_ptr;
     params.dv_sums_ptr = shared ? args.dv_sums_ptr : args.dq_sums_ptr;
     params.turns_ptr = args.ordered ? args.turns_ptr : args.dq_sums_ptr;
+    if (args.kept_ptr != nullptr) {
+      params.kept_ptr = args.kept_ptr;
+      params.stride_kept = KeptStride(args);
+      params.nhead_stride_kept = static_cast<int32_t>(mha_kept_words(args));
+      params.batch_stride_kept = args.nhead_q * mha_kept_words(args);
+    }
     params.heads_of_block =
         shared ? 1 : static_cast<int32_t>(args.nhead_q / args.nhead_k);
     if (args.ordered) params.flags |= kMhaOnePassOrdered;
     AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.bwd, params, stream));
+    // The scores' gradients lack dropout's factor.
+    params.softmax_scale *= params.rp_keep;
     AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.round, params, stream));
     if (!shared) return Status();
     // dk and dv likewise, keys in the place of queries that all are seen.

@@ -16,6 +16,9 @@ struct MhaOnePassParams : MhaParams {
   const void* dk_sums_ptr = nullptr;
   const void* dv_sums_ptr = nullptr;
   const void* turns_ptr = nullptr;
+  const void* kept_ptr = nullptr;
+  int32_t stride_kept = 0, nhead_stride_kept = 0;
+  int64_t batch_stride_kept = 0;
   int32_t heads_of_block = 1;
 };
 

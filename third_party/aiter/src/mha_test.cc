@@ -104,6 +104,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add_one_pass("one_pass", "mha_one_pass_bwd", kMhaOnePassBwdGrid);
   add_one_pass("one_pass_dropout", "mha_one_pass_bwd", kMhaOnePassBwdGrid,
                kMhaOnePassDropout);
+  add_one_pass("one_pass_kept", "mha_one_pass_bwd", kMhaOnePassBwdGrid,
+               kMhaOnePassDropout | kMhaOnePassKept);
   add_one_pass("round", "mha_one_pass_round", kMhaOnePassRoundGrid);
   add("dscores", "mha_dscores_bwd", "general", "gfx942", 128, 128, 64, 128,
       kMhaDscoresBwdGrid);
@@ -472,16 +474,30 @@ void TestOnePass() {
   CHECK(dv.dq_ptr == At(0xb000) && dv.dq_sums_ptr == At(0xf000));
   CHECK(dv.softmax_scale == 1);
 
-  // Of what dropout keeps the sums of dv lack the factor.
+  // Of what dropout keeps the sums lack the factor.
   NewContext("gfx942");
   args.p_drop = 0.5f;
   args.dropout_state_ptr = At(0x340);
   CHECK_OK(mha_one_pass(args, nullptr));
   CHECK(launches[1].kernel == "one_pass_dropout");
   CHECK(launches[2].kernel == "round" && launches[4].kernel == "round");
-  CHECK(launches[3].As<MhaOnePassParams>().softmax_scale == 0.125f);
+  CHECK(launches[1].As<MhaOnePassParams>().softmax_scale == 0.125f);
+  CHECK(launches[2].As<MhaOnePassParams>().softmax_scale == 0.25f);
+  CHECK(launches[3].As<MhaOnePassParams>().softmax_scale == 0.25f);
   CHECK(launches[4].As<MhaOnePassParams>().softmax_scale == 2);
+
+  // What it keeps is read: three blocks of keys by two of rows, a head.
+  NewContext("gfx942");
+  args.kept_ptr = At(0x360);
+  CHECK_OK(mha_one_pass(args, nullptr));
+  CHECK(launches[0].kernel == "delta" && launches[1].kernel == "one_pass_kept");
+  const auto kept = launches[1].As<MhaOnePassParams>();
+  CHECK(kept.kept_ptr == At(0x360) && kept.stride_kept == 3 * 256);
+  CHECK(kept.nhead_stride_kept == 3 * 2 * 512);
+  CHECK(kept.batch_stride_kept == 4 * 3 * 2 * 512);
   args.p_drop = 0;
+  CHECK(Contains(mha_one_pass(args, nullptr).message(), "kept_ptr is given"));
+  args.kept_ptr = nullptr;
 
   // Packed: 300 / 128 blocks of keys and one a sequence. The rows between
   // keys' sequences are zeros; queries' have none. What rounds dk takes keys'
@@ -582,6 +598,16 @@ void TestTensorMaps() {
   const auto args = g_recorder.launches.at(0).As<MappedArgs>();
   CHECK(args.q.opaque[0] == 1 && args.k.opaque[0] == 2);
   CHECK(args.params.seqlen_k == 300);
+
+  // What dropout keeps goes where a mask would be.
+  mha_fwd_args dropped = FwdArgs(128, 128);
+  dropped.p_drop = 0.5f;
+  dropped.dropout_state_ptr = At(0x340);
+  dropped.kept_ptr = At(0x360);
+  CHECK(Contains(mha_fwd(dropped, nullptr).message(),
+                 "fwd_sm_90 does not write what dropout keeps"));
+  dropped.mask_ptr = At(0x380);
+  CHECK(Contains(mha_fwd(dropped, nullptr).message(), "kept_ptr is given"));
 
   CHECK_OK(mha_fwd(FwdArgs(128, 128, /*packed=*/true), nullptr));
   CHECK(g_recorder.maps[3].dims[3] == 1);

@@ -39,11 +39,11 @@ _FEW_BITS = frozenset(
     "none default fastest bfloat16 high bfloat16_3x tensorfloat32"
     " bf16_bf16_bf16 bf16_bf16_f32 tf32_tf32_f32".split())
 _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
-# One pass over the scores, as include/aiter/mha.h has it: its head dim, from
+# One pass over the scores, as include/aiter/mha.h has it: its head dims, from
 # how many queries and keys a sequence on it is worth its sums, what their rows
 # are a multiple of, and how many blocks of so many keys keep a GPU busy.
 _ONE_PASS = "mha_one_pass"
-_ONE_PASS_DIM, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = 128, 1024, 128
+_ONE_PASS_DIMS, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = (64, 128), 1024, 128
 _ONE_PASS_BLOCKS = 512
 # Kernels that keep the gradients of the scores, whose sums are the bias's; how
 # many bytes of them may be kept however few the bias has; and beyond which head
@@ -191,6 +191,9 @@ def _fwd_serves(cfg: Config, x: Operands) -> Key | None:
 
 
 def _fwd_kernel(cfg: Config, call, x: Operands):
+  if cfg.keep_bits and call.platform != "cuda":
+    out, lse, _ = _fwd_kernel(cfg._replace(keep_bits=False), call, x)
+    return out, lse, reference.kept_bits(cfg, x)
   if decode.few_queries(cfg, x):
     return *decode.kernel(cfg, call, x), None
   if keys := _missing_keys(call.platform, cfg, x):
@@ -199,19 +202,21 @@ def _fwd_kernel(cfg: Config, call, x: Operands):
     return out[:, :sq], lse[..., :sq], None
   flat = _flat(x)
   q, v = flat[0], flat[2]
-  out, lse = call(
+  out, lse, bits = call(
       (like(q, (*q.shape[:-1], v.shape[-1]), q.dtype),
-       like(q, _lse_shape(x), jnp.float32)), *flat, **_attributes(cfg))
-  return out[..., :x.v.shape[-1]], lse, None
+       like(q, _lse_shape(x), jnp.float32),
+       like(q, reference.kept_shape(x) if cfg.keep_bits else (0,), jnp.int32)),
+      *flat, **_attributes(cfg))
+  return out[..., :x.v.shape[-1]], lse, bits if cfg.keep_bits else None
 
 
 def _has_kernels(op: str, platform: str, bwd: BwdConfig, x: Operands,
-                 saved: Saved, more: tuple[str, ...] = ()) -> bool:
+                 dlse: bool, more: tuple[str, ...] = ()) -> bool:
   """Whether a backward call has kernels of another kind, `op`.
 
   `more`: features that _serves does not see.
   """
-  key = _serves(op, bwd.mha, x, bwd.wanted, saved.dlse is not None)
+  key = _serves(op, bwd.mha, x, bwd.wanted, dlse)
   return key is not None and mha_bwd.unserved(platform, key._replace(
       features=key.features + more, everywhere=False)) is None
 
@@ -220,16 +225,48 @@ def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
   """Whether kernels that compute dk, dv and dq in one pass serve a call.
 
   They do for long sequences whose scores have no more than a wide window: few
-  keys a row are not worth the sums. Of packed ones the mean is known.
+  keys a row are not worth the sums. Of packed ones the mean is known. At half
+  the head dim a product is worth half as much: there they do where dropout
+  draws once, or heads share keys under a mask and either two passes have few
+  blocks or sums no order. Dropout's bits nobody else reads.
   """
+  if saved.bits is not None and platform == "cuda":
+    return True
   if not all(map(is_known, (*x.q.shape, *x.k.shape))) or x.batch == 0:
     return False
   rows = [t.shape[-3] // (x.batch if x.packed else 1) for t in (x.q, x.k)]
-  if (x.q.shape[-1] != _ONE_PASS_DIM or x.v.shape[-1] != _ONE_PASS_DIM
+  if (x.q.shape[-1] not in _ONE_PASS_DIMS or x.q.shape[-1] != x.v.shape[-1]
       or min(rows) < _ONE_PASS_LENGTH
       or 0 <= bwd.mha.window_left < _ONE_PASS_LENGTH):
     return False
-  return _has_kernels(_ONE_PASS, platform, bwd, x, saved)
+  if x.q.shape[-1] < 128 and x.dropout_state is None and (
+      x.q.shape[-2] == x.k.shape[-2] or not _heads_together(x)
+      or bwd.mha.window_right < 0
+      or (bwd.mha.deterministic and _key_blocks(x) >= _ONE_PASS_BLOCKS)):
+    return False
+  return _has_kernels(_ONE_PASS, platform, bwd, x, saved.dlse is not None)
+
+
+def _sums_rows(x: Operands, t) -> int:
+  """Rows of a head's sums of t, queries or keys."""
+  rows = t.shape[-3]
+  if x.packed:  # A sequence has rows of its own.
+    rows += x.batch * _ONE_PASS_ROWS - rows % _ONE_PASS_ROWS
+  return round_up(rows, _ONE_PASS_ROWS)
+
+
+def _key_blocks(x: Operands) -> int:
+  """How many blocks of keys all kv heads have."""
+  batch = 1 if x.packed else x.batch
+  return batch * x.k.shape[-2] * _sums_rows(x, x.k) // _ONE_PASS_ROWS
+
+
+def _heads_together(x: Operands) -> bool:
+  """Whether a block goes through all heads that share its keys.
+
+  It does where enough blocks are left; those of a narrow head dim end sooner.
+  """
+  return _key_blocks(x) * 128 >= _ONE_PASS_BLOCKS * x.q.shape[-1]
 
 
 def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
@@ -238,23 +275,18 @@ def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   f32, b = jnp.float32, 1 if x.packed else x.batch
 
   def sums(t):
-    rows = t.shape[-3]
-    if x.packed:  # A sequence has rows of its own.
-      rows += x.batch * _ONE_PASS_ROWS - rows % _ONE_PASS_ROWS
-    return (b, t.shape[-2], round_up(rows, _ONE_PASS_ROWS), t.shape[-1])
+    return b, t.shape[-2], _sums_rows(x, t), t.shape[-1]
 
   of_q, of_k = sums(q), sums(k)
   turns = b * (hq * of_q[2] // 64 + hk * of_k[2] // 128)
-  # A block goes through all heads that share its keys, if there are enough.
-  together = b * hk * of_k[2] >= _ONE_PASS_BLOCKS * _ONE_PASS_ROWS
-  of_k = (0,) if hk == hq or together else of_k
+  of_k = (0,) if hk == hq or _heads_together(x) else of_k
   dq, dk, dv, *_ = call._replace(target=_ONE_PASS)(
       (*(like(t, t.shape, t.dtype) for t in x[:3]),
        like(q, saved.lse.shape, f32), like(q, of_q, f32), like(k, of_k, f32),
        like(k, of_k, f32),
        like(q, (turns if bwd.mha.deterministic else 0,), jnp.int32)),
       *_flat(x), saved.dout, saved.out, saved.lse, absent(saved.dlse, f32),
-      **_attributes(bwd.mha))
+      absent(saved.bits, jnp.int32), **_attributes(bwd.mha))
   return Grads(dq, dk, dv, None, None, None)
 
 
@@ -273,7 +305,7 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
   if b * hq * sq * sk * x.q.dtype.itemsize > max(summed, _DSCORES_BYTES):
     return False
   unaligned = sk % _ALIGNMENT != 0 or x.bias.shape[3] == 1
-  return _has_kernels(_DSCORES, platform, bwd, x, saved,
+  return _has_kernels(_DSCORES, platform, bwd, x, saved.dlse is not None,
                       ("unaligned",) if unaligned else ())
 
 
@@ -448,7 +480,8 @@ def _bwd_batch(bwd: BwdConfig, op, n, mapped, x: Operands, saved: Saved):
   lse = lambda name: _fold_lse(
       getattr(saved, name), getattr(mapped_saved, name), n, folded.packed)
   grads = op(folded, Saved(
-      rows("dout"), rows("out"), lse("lse"), lse("dlse"), rows("p")))
+      rows("dout"), rows("out"), lse("lse"), lse("dlse"), rows("p"),
+      rows("bits")))
   grads = Grads(*(_unfold_rows(t, n) for t in grads))
   if grads.dbias is not None and x.bias.shape[-4] == 1:
     grads = grads._replace(dbias=jnp.sum(grads.dbias, axis=1, keepdims=True))
@@ -496,16 +529,18 @@ def _specs(cfg: Config, x: Operands):
 
 
 def _result_specs(cfg: Config, x: Operands, keep_p: bool):
-  """As _specs, for (out, lse, p)."""
+  """As _specs, for (out, lse, p or bits)."""
   h, _ = _head_names(x)
   sq = _rows_name(cfg, x)
+  kept = ("b", h, "_") if cfg.keep_bits else None
   return ((*_specs(cfg, x).q[:-1], "e"), (h, sq) if x.packed else ("b", h, sq),
-          ("b", h, sq, "sk") if keep_p else None)
+          ("b", h, sq, "sk") if keep_p else kept)
 
 
 def _saved_specs(cfg: Config, x: Operands, saved: Saved):
-  out, lse, p = _result_specs(cfg, x, saved.p is not None)
-  return Saved(out, out, lse, None if saved.dlse is None else lse, p)
+  out, lse, kept = _result_specs(cfg, x, saved.p is not None)
+  p, bits = (None, kept) if cfg.keep_bits else (kept, None)
+  return Saved(out, out, lse, None if saved.dlse is None else lse, p, bits)
 
 
 def _grads_specs(bwd: BwdConfig, x: Operands):
@@ -640,7 +675,7 @@ def _bwd_plan(bwd: BwdConfig, run, mesh, args):
 # -----------------------------------------------------------------------------
 # Operators
 
-# (Config, Operands) -> (out, lse, probabilities or None)
+# (Config, Operands) -> (out, lse, probabilities or dropout's bits or None)
 mha_fwd = operator(
     target="mha_fwd", kernel=_fwd_kernel, reference=reference.mha_fwd,
     formula=functools.partial(reference.mha_fwd, every_block=True),
@@ -677,18 +712,39 @@ def _keeps_p(cfg: Config, x: Operands) -> bool:
           and not x.packed and reference.is_small(x))
 
 
+def _keeps_bits(cfg: Config, x: Operands) -> bool:
+  """Whether the forward pass keeps what dropout keeps for the backward pass.
+
+  Reading a bit takes gradients a fraction of the time of drawing it again. It
+  does where kernels read them, and the bits take no more memory than q, k and v
+  do, so that it is linear in the length.
+  """
+  if (x.dropout_state is None or cfg.dropout_p == 0 or x.packed
+      or cfg.softmax_scale <= 0 or x.q.dtype.itemsize > 2
+      or not all(map(is_known, (*x.q.shape, *x.k.shape)))
+      or x.q.shape[-1] not in _ONE_PASS_DIMS or x.q.shape[-1] != x.v.shape[-1]
+      or not dispatch.architectures("cuda") or decode.few_queries(cfg, x)):
+    return False
+  return (4 * math.prod(reference.kept_shape(x))
+          <= sum(t.size * t.dtype.itemsize for t in x[:3])
+          and _has_kernels(_ONE_PASS, "cuda", BwdConfig(cfg, Wanted()), x,
+                           False))
+
+
 def _save(cfg: Config, x: Operands):
-  cfg = cfg._replace(keep_p=_keeps_p(cfg, x))
+  cfg = cfg._replace(keep_p=_keeps_p(cfg, x), keep_bits=_keeps_bits(cfg, x))
   # MaxText's remat policies save what has this name.
-  out, lse, p = jax.tree.map(
+  out, lse, kept = jax.tree.map(
       lambda t: checkpoint_name(t, "context"), mha_fwd(cfg, x))
-  return (out, lse), (x, out, lse, p)
+  return (out, lse), (x, out, lse, kept)
 
 
 def _backward(cfg: Config, wanted, saved, cotangents):
   # Only what is differentiated with respect to gets a gradient kernel.
   wanted, = wanted
-  x, out, lse, p = saved
+  x, out, lse, kept = saved
+  keep_bits = kept is not None and kept.dtype == jnp.int32
+  p, bits = (None, kept) if keep_bits else (kept, None)
   dout, dlse = cotangents
   if dout is None:
     dout = jnp.zeros_like(out)
@@ -696,9 +752,9 @@ def _backward(cfg: Config, wanted, saved, cotangents):
     # A row that sees nothing has no gradient, whatever its -inf turned into.
     dlse = jnp.where(lse == -jnp.inf, 0, dlse)
   grads = mha_bwd(
-      BwdConfig(cfg, Wanted(*map(bool, (
+      BwdConfig(cfg._replace(keep_bits=keep_bits), Wanted(*map(bool, (
           wanted.bias, wanted.sink, wanted.alibi_slopes)))),
-      x, Saved(dout, out, lse, dlse, p))
+      x, Saved(dout, out, lse, dlse, p, bits))
   none = Operands(*[None] * len(x))
   return (none._replace(
       q=grads.dq, k=grads.dk, v=grads.dv, bias=grads.dbias,

@@ -341,6 +341,32 @@ def _keep(cfg: Config, p: _Problem, dense: bool):
   return keep.astype(acc) * acc.type(1 / (1 - cfg.dropout_p))
 
 
+def kept_shape(x: Operands) -> tuple[int, int, int]:
+  """The shape of what dropout keeps of a dense call, in words."""
+  (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
+  return b, hq, -(-sq // 128) * -(-sk // 128) * 512
+
+
+def kept_bits(cfg: Config, x: Operands):
+  """What dropout keeps of a dense call, as kernels keep it.
+
+  In words of tiles of 64 rows, then blocks of 128 keys; the rest is their own
+  (third_party/aiter/kernels/mha/kept_hopper.py).
+  """
+  rows, cols = (dims.round_up(t.shape[1], 128) for t in (x.q, x.k))
+  keep = philox.keep_mask(
+      x.dropout_state[:, :, None, None], jnp.arange(rows)[:, None],
+      jnp.arange(cols, dtype=jnp.int32), cfg.dropout_p, cols_are_a_run=True)
+  # Rows 16, 8, 2, 1; keys 64, 16, 8, 1.
+  keep = keep.reshape(*keep.shape[:2], rows // 64, 4, 2, 4, 2,
+                      cols // 128, 2, 4, 2, 8)
+  keep = jnp.transpose(keep, (0, 1, 2, 7, 8, 3, 11, 5, 9, 10, 6, 4))
+  place = jnp.arange(32, dtype=jnp.uint32).reshape(4, 2, 2, 2)
+  words = jnp.sum(keep.astype(jnp.uint32) << place, (-4, -3, -2, -1),
+                  dtype=jnp.uint32).reshape(kept_shape(x))
+  return lax.bitcast_convert_type(words, jnp.int32)
+
+
 def _full(shape, value, like):
   """An accumulator for the products of `like`."""
   return vary_like(jnp.full(shape, value, _accumulator(like.dtype)), like)
@@ -373,7 +399,8 @@ def mha_fwd(
   """Attention output, in q's dtype, and log-sum-exp, float32 (or wider).
 
   Third the probabilities before dropout [b, hq, sq, sk] in lse's dtype, if
-  cfg.keep_p, of a dense call of one block; else None.
+  cfg.keep_p, of a dense call of one block; `kept_bits` if cfg.keep_bits; else
+  None.
 
   Args:
     cfg: the configuration.
@@ -384,6 +411,9 @@ def mha_fwd(
   lse_dtype = _accumulator(x.q.dtype)
   if x.batch == 0 or x.q.size == 0 or x.k.size == 0:
     return _nothing_to_attend(cfg, x)
+  if cfg.keep_bits:
+    out, lse, _ = mha_fwd(cfg._replace(keep_bits=False), x, every_block)
+    return out, lse, kept_bits(cfg, x)
   p = _problem(cfg, x)
   b, hk, g = p.q.shape[:3]
   dv = p.v.shape[-1]
@@ -479,7 +509,7 @@ def mha_fwd(
 
 def _delta(x: Operands, saved: Saved, acc):
   """rowsum(dout * out) - dlse, [B, hq, sq]; 0 in rows that see nothing."""
-  dout, out, lse, dlse, _ = saved
+  dout, out, lse, dlse, *_ = saved
   delta = jnp.sum(dout.astype(acc) * out.astype(acc), axis=-1)
   delta = jnp.moveaxis(delta, -1, -2)
   if dlse is not None:

@@ -25,7 +25,7 @@ def may_divide(cfg: Config, x: Operands) -> bool:
   aligned = cfg.window_left >= 0 or x.alibi_slopes is not None
   lengths = x.cu_seqlens_q is not None or x.cu_seqlens_k is not None
   return not (
-      (cfg.keep_p if x.packed else lengths)
+      (cfg.keep_p if x.packed else lengths) or cfg.keep_bits
       or cfg.top_left or cfg.min_seqlen_q > 0
       or cfg.window_right > 0 or (cfg.window_right < 0 and aligned))
 

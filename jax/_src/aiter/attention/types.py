@@ -25,6 +25,7 @@ class Config(NamedTuple):
     inference: no derivative is asked for, so that kernels may serve which keep
       nothing for one.
     keep_p: the forward pass returns the probabilities too; no kernel does.
+    keep_bits: it returns what dropout keeps instead, in bits.
     precision: of products of float32, as jax.numpy takes it. The kernels have
       two: TF32's where a matrix unit has it, and float32's. Products of 16-bit
       types are exact.
@@ -40,6 +41,7 @@ class Config(NamedTuple):
   deterministic: bool = True
   inference: bool = False
   keep_p: bool = False
+  keep_bits: bool = False
   precision: Any = None
 
 
@@ -100,12 +102,14 @@ class Saved(NamedTuple):
     lse: float32 [b, hq, sq] or [hq, total_q], likewise.
     dlse: gradient of lse, or None.
     p: float32 [b, hq, sq, sk], the probabilities before dropout, or None.
+    bits: int32 [b, hq, words], what dropout keeps, as kernels have it, or None.
   """
   dout: jax.Array
   out: jax.Array
   lse: jax.Array
   dlse: jax.Array | None
   p: jax.Array | None = None
+  bits: jax.Array | None = None
 
 
 class Grads(NamedTuple):

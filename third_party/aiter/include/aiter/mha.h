@@ -126,7 +126,17 @@ struct mha_args {
 struct mha_fwd_args : mha_args {
   void* o_ptr = nullptr;    // Like q, with hdim_v.
   void* lse_ptr = nullptr;  // float32
+  // int32 [batch, nhead_q, mha_kept_words]: what dropout keeps, a bit a score,
+  // for mha_one_pass; or absent. Of calls that it serves, by kernels for
+  // Hopper.
+  void* kept_ptr = nullptr;
 };
+
+// Words of a head's bits: 256 of each block of 128 keys and tile of 64 rows,
+// for whole blocks of 128 rows.
+inline int64_t mha_kept_words(const mha_args& a) {
+  return (a.seqlen_k + 127) / 128 * ((a.seqlen_q + 127) / 128) * 512;
+}
 
 // Gradients, the same bits every time. Everything that was given to the forward
 // call is given again, with its results.
@@ -179,6 +189,9 @@ struct mha_one_pass_args : mha_bwd_args {
   void* dk_sums_ptr = nullptr;
   void* dv_sums_ptr = nullptr;
   void* turns_ptr = nullptr;  // int32 [mha_one_pass_turns]: scratch of orders.
+  // As the forward call wrote it; or absent, and dropout's bits are drawn
+  // again.
+  const void* kept_ptr = nullptr;
 };
 
 // Rows of sums of so many queries or keys: blocks of 128, of which a packed

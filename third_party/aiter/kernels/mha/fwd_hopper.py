@@ -29,8 +29,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from third_party.aiter.kernels.core import hopper
+from third_party.aiter.kernels.mha import kept_hopper, scores, scores_hopper
 from third_party.aiter.kernels.mha import parts_hopper as parts
-from third_party.aiter.kernels.mha import scores, scores_hopper
 
 
 class Keys(NamedTuple):
@@ -168,7 +168,10 @@ def _weights(e, row0, tile, terms, dtype: gl.constexpr, N: gl.constexpr,
              DV: gl.constexpr, FEATURES: gl.constexpr):
   """The values' weights, the left operand of their product."""
   if FEATURES & scores.DROPOUT:
-    keep = scores_hopper.keep_of_rows(terms, row0, tile * N, N)
+    if FEATURES == scores.DROPOUT:
+      keep = kept_hopper.draw_rows(terms, row0, tile * N, N)
+    else:
+      keep = scores_hopper.keep_of_rows(terms, row0, tile * N, N)
     e = gl.where(keep, e, 0.0)
   return parts.operand(e, dtype, DV)
 
@@ -432,6 +435,10 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
   sink_logit = 0.0
   if (flags & scores.SINK) != 0:
     sink_logit = gl.load(sink + index_b * nhead_q + head)
+  # A call with nothing but dropout has no mask: its arguments say where what
+  # dropout keeps is written.
+  if FEATURES == scores.DROPOUT:
+    mask += index_b * batch_stride_mask + head * nhead_stride_mask
   heads = scores_hopper.heads_of(
       index_b, nhead_q, bias, bias_f32, stride_bias, key_stride_bias,
       nhead_stride_bias, batch_stride_bias, mask, stride_mask, key_stride_mask,

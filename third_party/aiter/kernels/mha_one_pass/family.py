@@ -10,9 +10,9 @@ from third_party.aiter.aot.family import (
 )
 from third_party.aiter.kernels.mha import family as mha
 
-# The kernels' argument `flags` is attention's and one more. ordered: sums are
-# added up in a fixed order.
-FLAGS = flags(" ".join([*mha.FLAGS, "ordered"]))
+# The kernels' argument `flags` is attention's and more. ordered: sums are added
+# up in a fixed order; kept: the forward pass has kept dropout's bits.
+FLAGS = flags(" ".join([*mha.FLAGS, "ordered", "kept"]))
 FEATURES = FLAGS
 
 
@@ -41,13 +41,14 @@ FAMILY = Family(
         **points_to("i32", "turns cu_seqlens_q cu_seqlens_k "
                     "cu_seqlens_q_padded cu_seqlens_k_padded"),
         "dropout_state": "u32",
+        "kept": "i32",
     },
     floats=frozenset({"softmax_scale", "rp_keep"}),
     int64=r"batch_stride_|nhead_stride_lse$",
     aligned=r"(stride|nhead_stride|batch_stride)_(q|k|v|do|dq|dk|dv)$",
     constants=_constants,
     features=FEATURES,
-    general_only=("dropout",),
+    general_only=("dropout", "kept"),
     # The producer's and the adding warp's few registers hold no more, and a
     # step reloads four numbers: nothing, by measurement.
     no_spills_up_to=0,

@@ -5,7 +5,7 @@ Five products a tile of scores where mha/bwd_hopper.py has seven. A block owns
 128 keys of a query head: two warpgroups have dk and dv of 64 each in registers
 and go through the tiles of rows. The score gradients of all 128 keys meet in
 shared memory, and each warpgroup multiplies them with half of K's columns: its
-part of a tile of dq, 64 by 64. Parts go through shared memory to a warp that
+part of a tile of dq. Parts go through shared memory to a warp that
 adds them to float32 sums in global memory by TMA's reduction, as
 FlashAttention 3 does. dk and dv of heads that share keys are added up likewise.
 
@@ -34,16 +34,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
-from third_party.aiter.kernels.mha import bwd_hopper, scores, scores_hopper
+from third_party.aiter.kernels.mha import (
+    bwd_hopper,
+    kept_hopper,
+    scores,
+    scores_hopper,
+)
 from third_party.aiter.kernels.mha_one_pass.family import FLAGS
 
 ORDERED = tl.constexpr(FLAGS["ordered"])
+KEPT = tl.constexpr(FLAGS["kept"])
 TOP_LEFT = tl.constexpr(FLAGS["top_left"])
 # Keys of a block, and what the rows of a head's sums are a multiple of.
 KEYS = tl.constexpr(128)
-# Rows of a tile; keys of a warpgroup; rows and columns of a part of a sum.
+# Rows of a tile and of a part of a sum; keys of a warpgroup.
 SIDE = tl.constexpr(64)
-HEAD = tl.constexpr(128)
 # Heads whose blocks lie side by side in the grid: their tensors stay in the
 # cache, and few of a head's blocks, which wait for each other, run at once.
 HEADS_TOGETHER = tl.constexpr(8)
@@ -62,6 +67,15 @@ _ADD = tl.constexpr("""{
   @stores cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;
   @lane0 cp.async.bulk.commit_group;
 }""")
+# One lane copies the bytes at $1 to shared memory, for the barrier $3.
+_COPY = tl.constexpr("""{
+  .reg .pred lane0;
+  .reg .b32 lane;
+  mov.u32 lane, %laneid;
+  setp.eq.u32 lane0, lane, 0;
+  @lane0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
+      [$0], [$1], $2, [$3];
+}""")
 # Between what TMA did and what other threads learn of it.
 _FENCE = tl.constexpr("fence.proxy.async.global;")
 
@@ -76,6 +90,7 @@ class Buffers(NamedTuple):
   delta: tl.tensor
   ds: tl.tensor  # Score gradients [64 keys, 64 rows], of two warpgroups each.
   sums: tl.tensor  # A part for each warpgroup.
+  kept: tl.tensor  # What dropout keeps, in words; they come and go with q.
   kv_full: tl.tensor
   q_full: tl.tensor
   q_empty: tl.tensor
@@ -91,17 +106,17 @@ def tensor_maps(function, constants):
   """TMA maps of a kernel by argument, of views [batch, head, row, dim]."""
   if function != "mha_one_pass_bwd":
     return {}
-  assert (constants["TILE_M"], constants["DIM"]) == (SIDE.value, HEAD.value)
-  return {f"{name}_desc": TensorMap(name, (1, 1, SIDE.value, HEAD.value))
+  assert constants["TILE_M"] == SIDE.value
+  return {f"{name}_desc": TensorMap(name, (1, 1, SIDE.value, constants["DIM"]))
           for name in ("q", "k", "v", "do")}
 
 
 @gluon.constexpr_function
-def _part_layout():
+def _part_layout(dim):
   """A part in the order of its accumulator's registers, 16 bytes a thread."""
   return gl.SharedLinearLayout(
       [[0, 1], [0, 8], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [16, 0],
-       [32, 0], [8, 0], [0, 16], [0, 32]])
+       [32, 0], [8, 0], [0, 16]] + [[0, 32]] * (dim == 128))
 
 
 def _tiles_of_rows(n0, off, left, right, len_q, len_k):
@@ -118,29 +133,31 @@ _tiles_of_rows = triton.jit(_tiles_of_rows)
 
 
 @gluon.jit
-def _load(desc, matrix, batch, head, first_row, row0, end, barrier, smem):
+def _load(desc, matrix, batch, head, first_row, row0, end, barrier, smem,
+          DIM: gl.constexpr):
   """Copies 64 rows of a sequence, from row0 on; arrives at `barrier` once.
 
   From row `end` on come zeros, not another sequence's rows: then the warp
   copies instead of TMA.
   """
   CHUNK: gl.constexpr = 8
-  LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0])
+  LAYOUT: gl.constexpr = gl.BlockedLayout(
+      [1, 8], [256 // DIM, DIM // 8], [1, 1], [1, 0])
   row = first_row + row0
   left = end - row0
   if left >= SIDE:
     mbarrier.expect(barrier, desc.nbytes_per_cta)
     tma.async_load(desc, [batch, head, row, 0], barrier, smem)
   else:
-    tile = smem.reshape([SIDE, HEAD])
+    tile = smem.reshape([SIDE, DIM])
     rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))[:, None]
-    cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))[None, :]
+    cols = gl.arange(0, DIM, gl.SliceLayout(0, LAYOUT))[None, :]
     base = (matrix.base + head * matrix.nhead_stride +
             row.to(gl.int64) * matrix.stride)
     for i in gl.static_range(SIDE // CHUNK):
       async_copy.async_load(tile.slice(i * CHUNK, CHUNK),
                             base + (rows * matrix.stride + cols),
-                            mask=(rows < left) & (cols < HEAD))
+                            mask=(rows < left) & (cols < DIM))
       base += CHUNK * matrix.stride
       left -= CHUNK
     async_copy.commit_group()
@@ -151,19 +168,20 @@ def _load(desc, matrix, batch, head, first_row, row0, end, barrier, smem):
 
 
 @gluon.jit
-def _produce(args):
+def _produce(args, DIM: gl.constexpr, FEATURES: gl.constexpr):
   """Copies K and V once, then Q, dO, lse and delta of every tile of rows."""
   (buf, q_desc, k_desc, v_desc, do_desc, q, k, v, do, lse, delta,
    nhead_stride_lse, slot_b, head, heads, head_k, q_row, k_row, q_end, k_end,
-   n0, low, high, len_q) = args
+   n0, low, high, len_q, delta_scale, kept, stride_kept,
+   nhead_stride_kept) = args
   ROWS: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
   if high > low:
     for w in gl.static_range(2):
       full = buf.kv_full.index(w)
       _load(k_desc, k, slot_b, head_k, k_row, n0 + w * SIDE, k_end, full,
-            buf.k.index(w))
+            buf.k.index(w), DIM)
       _load(v_desc, v, slot_b, head_k, k_row, n0 + w * SIDE, k_end, full,
-            buf.v.index(w))
+            buf.v.index(w), DIM)
     use = 0
     for step in range(high - low):
       row0 = (high - 1 - step) * SIDE
@@ -176,7 +194,13 @@ def _produce(args):
         delta_tile = gl.load(delta + at, mask=rows < len_q, other=0.0)
         mbarrier.wait(buf.q_empty.index(i), phase ^ 1)
         _load(q_desc, q, slot_b, head + g, q_row, row0, q_end, q_full,
-              buf.q.index(i))
+              buf.q.index(i), DIM)
+        if FEATURES & KEPT:
+          BYTES: gl.constexpr = 2 * kept_hopper.WORDS * 4
+          mbarrier.expect(q_full, BYTES)
+          gl.inline_asm(_COPY, "r,l,n,r,~{memory}", [
+              buf.kept.index(i * 2), kept + g * nhead_stride_kept +
+              row0 // SIDE * stride_kept, BYTES, q_full])
         # +inf makes p zero for rows without any key and past the end.
         buf.lse.index(i).store(
             gl.where(lse_tile == float("-inf"), float("inf"),
@@ -184,8 +208,8 @@ def _produce(args):
         mbarrier.arrive(q_full)
         mbarrier.wait(buf.do_empty.index(i), phase ^ 1)
         _load(do_desc, do, slot_b, head + g, q_row, row0, q_end, do_full,
-              buf.do.index(i))
-        buf.delta.index(i).store(delta_tile)
+              buf.do.index(i), DIM)
+        buf.delta.index(i).store(delta_tile * delta_scale)
         mbarrier.arrive(do_full)
         use += 1
 
@@ -206,12 +230,12 @@ def _pass_turn(turns):
 
 
 @gluon.jit
-def _add(buf, use, sums, stride, is_first):
+def _add(buf, use, sums, stride, is_first, DIM: gl.constexpr):
   """Adds the parts of both warpgroups to sums that lie `stride` apart."""
   for w in gl.static_range(2):
     mbarrier.wait(buf.sums_full.index(w), use & 1)
     gl.inline_asm(_ADD, "l,r,n,r,~{memory}", [
-        sums + w * stride, buf.sums.index(w), SIDE * SIDE * 4,
+        sums + w * stride, buf.sums.index(w), SIDE * DIM * 2,
         is_first.to(gl.int32)])
   tma.store_wait(1)
   mbarrier.arrive(buf.sums_empty.index(0))
@@ -220,11 +244,11 @@ def _add(buf, use, sums, stride, is_first):
 
 
 @gluon.jit
-def _sum(args):
+def _sum(args, DIM: gl.constexpr):
   """Adds what the warpgroups hand over to the sums."""
   (buf, dq_sums, dk_sums, dv_sums, turns, kv_turns, heads, tiles, member,
    members, n0, low, high, window, ordered) = args
-  PART: gl.constexpr = SIDE * SIDE
+  PART: gl.constexpr = SIDE * DIM // 2
   use = 0
   for step in range(high - low):
     tile = high - 1 - step
@@ -234,8 +258,8 @@ def _sum(args):
       at = g * tiles + tile
       if ordered:
         _wait_for_turn(turns + at, turn)
-      _add(buf, use, dq_sums + at.to(gl.int64) * (SIDE * HEAD), PART,
-           ordered & (turn == 0))
+      _add(buf, use, dq_sums + at.to(gl.int64) * (SIDE * DIM), PART,
+           ordered & (turn == 0), DIM)
       if ordered:
         _pass_turn(turns + at)
       use += 1
@@ -244,9 +268,9 @@ def _sum(args):
       _wait_for_turn(kv_turns, member)
     is_first = ordered & (member == 0)
     for i in gl.static_range(2):
-      _add(buf, use + i, dv_sums + i * PART, SIDE * HEAD, is_first)
+      _add(buf, use + i, dv_sums + i * PART, SIDE * DIM, is_first, DIM)
     for i in gl.static_range(2):
-      _add(buf, use + i, dk_sums + i * PART, SIDE * HEAD, is_first)
+      _add(buf, use + i, dk_sums + i * PART, SIDE * DIM, is_first, DIM)
     if ordered:
       _pass_turn(kv_turns)
 
@@ -261,32 +285,34 @@ def _hand_over(part, buf, use, w: gl.constexpr):
 
 
 @gluon.jit
-def _hand_over_keys(acc, buf, use, w: gl.constexpr):
+def _hand_over_keys(acc, buf, use, w: gl.constexpr, DIM: gl.constexpr):
   """Hands a gradient of 64 keys over, in two parts."""
-  LAYOUT: gl.constexpr = hopper.accumulator(SIDE)
-  left, right = gl.split(acc.reshape([SIDE, 2, SIDE]).permute([0, 2, 1]))
+  LAYOUT: gl.constexpr = hopper.accumulator(DIM // 2)
+  left, right = gl.split(acc.reshape([SIDE, 2, DIM // 2]).permute([0, 2, 1]))
   _hand_over(gl.convert_layout(left, LAYOUT), buf, use, w)
   _hand_over(gl.convert_layout(right, LAYOUT), buf, use + 1, w)
 
 
 @gluon.jit
 def _step(dk, dv, k, v, buf, use, row0, n0, keys, span, scale, heads, head,
-          w: gl.constexpr, FEATURES: gl.constexpr):
+          w: gl.constexpr, DIM: gl.constexpr, FEATURES: gl.constexpr):
   """Adds a tile of rows to dk and dv of 64 keys from n0 on, and to dq."""
   LAYOUT: gl.constexpr = hopper.accumulator(SIDE)
   ROWS: gl.constexpr = gl.SliceLayout(0, LAYOUT)
-  OPERAND: gl.constexpr = gl.DotOperandLayout(0, hopper.accumulator(HEAD), 2)
+  OPERAND: gl.constexpr = gl.DotOperandLayout(0, hopper.accumulator(DIM), 2)
   dtype: gl.constexpr = buf.q.dtype
   i, phase = use & 1, (use >> 1) & 1
-  q = buf.q.index(i).reshape([SIDE, HEAD])
-  do = buf.do.index(i).reshape([SIDE, HEAD])
+  q = buf.q.index(i).reshape([SIDE, DIM])
+  do = buf.do.index(i).reshape([SIDE, DIM])
   zero = gl.zeros([SIDE, SIDE], gl.float32, LAYOUT)
   mbarrier.wait(buf.q_full.index(i), phase)
   s = warpgroup_mma(k, q.permute([1, 0]), zero, use_acc=False, is_async=True)
   mbarrier.wait(buf.do_full.index(i), phase)
   dp = warpgroup_mma(v, do.permute([1, 0]), zero, use_acc=False, is_async=True)
   keep = s
-  if FEATURES & scores.DROPOUT:
+  if FEATURES & KEPT:
+    keep = kept_hopper.keep_of_keys(buf.kept.index(i * 2 + w))
+  elif FEATURES & scores.DROPOUT:
     keep = scores_hopper.keep_of_keys(
         scores_hopper.terms_of(heads, head, FEATURES), row0, n0, SIDE)
   s = warpgroup_mma_wait(1, deps=[s])
@@ -299,19 +325,29 @@ def _step(dk, dv, k, v, buf, use, row0, n0, keys, span, scale, heads, head,
     weights = gl.where(keep, p, 0.0)
   dv = warpgroup_mma(gl.convert_layout(weights.to(dtype), OPERAND), do, dv,
                      is_async=True)
-  dp = warpgroup_mma_wait(1, deps=[dp])
-  if FEATURES & scores.DROPOUT:
-    dp = gl.where(keep, dp * heads.rp_keep, 0.0)
-  ds = (p * (dp - buf.delta.index(i).load(ROWS)[None, :])).to(dtype)
+  delta = buf.delta.index(i)
+  # Dropout's factor is taken out of delta, and comes to the sums at the end.
+  if FEATURES & scores.DROPOUT and DIM == SIDE:
+    p *= delta.load(ROWS)[None, :]
+    dp = warpgroup_mma_wait(1, deps=[dp])
+    ds = weights * dp - p
+  else:
+    dp = warpgroup_mma_wait(1, deps=[dp])
+    # A wide head dim has no registers for both products.
+    if FEATURES & scores.DROPOUT:
+      dp = gl.where(keep, dp, 0.0)
+    ds = p * (dp - delta.load(ROWS)[None, :])
+  ds = ds.to(dtype)
   mbarrier.wait(buf.ds_empty.index(i), phase ^ 1)
   buf.ds.index(i * 2 + w).store(ds)
   fence_async_shared()
   mbarrier.arrive(buf.ds_full.index(i))
   dk = warpgroup_mma(gl.convert_layout(ds, OPERAND), q, dk, is_async=True)
   mbarrier.wait(buf.ds_full.index(i), phase)
-  dq = zero
+  dq = gl.zeros([SIDE, DIM // 2], gl.float32, hopper.accumulator(DIM // 2))
   for half in gl.static_range(2):
-    columns = buf.k.index(half).reshape([SIDE, HEAD]).slice(w * SIDE, SIDE, 1)
+    columns = buf.k.index(half).reshape([SIDE, DIM]).slice(
+        w * (DIM // 2), DIM // 2, 1)
     dq = warpgroup_mma(buf.ds.index(i * 2 + half).permute([1, 0]), columns, dq,
                        use_acc=half > 0, is_async=True)
   dv = warpgroup_mma_wait(3, deps=[dv])
@@ -325,13 +361,13 @@ def _step(dk, dv, k, v, buf, use, row0, n0, keys, span, scale, heads, head,
 
 
 @gluon.jit
-def _store(gradient, acc, factor, row0, length, row_end):
+def _store(gradient, acc, factor, row0, length, row_end, DIM: gl.constexpr):
   """Stores acc * factor in rows from row0 to row_end; 0 from `length` on."""
-  LAYOUT: gl.constexpr = hopper.rows_layout(HEAD)
+  LAYOUT: gl.constexpr = hopper.rows_layout(DIM)
   acc = gl.convert_layout((acc * factor).to(gradient.base.dtype.element_ty),
                           LAYOUT)
   rows = row0 + gl.arange(0, SIDE, gl.SliceLayout(1, LAYOUT))
-  cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))
+  cols = gl.arange(0, DIM, gl.SliceLayout(0, LAYOUT))
   gl.store(
       gradient.base + rows[:, None].to(gl.int64) * gradient.stride +
       cols[None, :], gl.where((rows < length)[:, None], acc, 0.0),
@@ -339,13 +375,13 @@ def _store(gradient, acc, factor, row0, length, row_end):
 
 
 @gluon.jit
-def _consume(w: gl.constexpr, args, FEATURES: gl.constexpr):
+def _consume(w: gl.constexpr, args, DIM: gl.constexpr, FEATURES: gl.constexpr):
   """Computes dk and dv of 64 keys, and half of the block's parts of dq."""
   (buf, dk_out, dv_out, head, heads, members, n0, key_end, window, of_heads,
    low, high) = args
-  LAYOUT: gl.constexpr = hopper.accumulator(HEAD)
-  dk = gl.zeros([SIDE, HEAD], gl.float32, LAYOUT)
-  dv = gl.zeros([SIDE, HEAD], gl.float32, LAYOUT)
+  LAYOUT: gl.constexpr = hopper.accumulator(DIM)
+  dk = gl.zeros([SIDE, DIM], gl.float32, LAYOUT)
+  dv = gl.zeros([SIDE, DIM], gl.float32, LAYOUT)
   n0 += w * SIDE
   count = (high - low) * heads
   if count > 0:
@@ -354,36 +390,43 @@ def _consume(w: gl.constexpr, args, FEATURES: gl.constexpr):
     # Of a key past the end no row is in the window: zeros are no score.
     keys = gl.where(keys < window.len_k, keys - window.off + window.left,
                     -(1 << 30))
-    k = buf.k.index(w).reshape([SIDE, HEAD])
-    v = buf.v.index(w).reshape([SIDE, HEAD])
+    k = buf.k.index(w).reshape([SIDE, DIM])
+    v = buf.v.index(w).reshape([SIDE, DIM])
     # Both warpgroups read all of K.
     mbarrier.wait(buf.kv_full.index(0), 0)
     mbarrier.wait(buf.kv_full.index(1), 0)
+    # A narrow head dim leaves registers for both, so that shared memory has to
+    # bring less; drawing needs them itself.
+    if DIM == SIDE and not FEATURES & scores.DROPOUT:
+      OF_KEYS: gl.constexpr = gl.DotOperandLayout(
+          0, hopper.accumulator(SIDE), 2)
+      k = k.load(OF_KEYS)
+      v = v.load(OF_KEYS)
     row0 = (high - 1) * SIDE
     left = heads
     for use in range(count):
       dk, dv = _step(dk, dv, k, v, buf, use, row0, n0, keys, span,
                      of_heads.scale * scores.LOG2E, of_heads,
-                     head + heads - left, w, FEATURES)
+                     head + heads - left, w, DIM, FEATURES)
       left -= 1
       row0 = gl.where(left == 0, row0 - SIDE, row0)
       left = gl.where(left == 0, heads, left)
   if members == 1:
-    keep = 1.0
+    factor = 1.0
     if FEATURES & scores.DROPOUT:
-      keep = of_heads.rp_keep
-    _store(dv_out, dv, keep, n0, window.len_k, key_end)
-    _store(dk_out, dk, of_heads.scale, n0, window.len_k, key_end)
+      factor = of_heads.rp_keep
+    _store(dv_out, dv, factor, n0, window.len_k, key_end, DIM)
+    _store(dk_out, dk, of_heads.scale * factor, n0, window.len_k, key_end, DIM)
   else:
-    _hand_over_keys(dv, buf, count, w)
-    _hand_over_keys(dk, buf, count, w)
+    _hand_over_keys(dv, buf, count, w, DIM)
+    _hand_over_keys(dk, buf, count, w, DIM)
 
 
 @gluon.jit
 def mha_one_pass_bwd(
     q_desc, k_desc, v_desc, do_desc,
     q, k, v, do, lse, delta, dk, dv, dq_sums, dk_sums, dv_sums, turns,
-    dropout_state, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
+    dropout_state, kept, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
     cu_seqlens_k_padded,
     stride_q, nhead_stride_q, batch_stride_q,
     stride_k, nhead_stride_k, batch_stride_k,
@@ -392,6 +435,7 @@ def mha_one_pass_bwd(
     stride_dk, nhead_stride_dk, batch_stride_dk,
     stride_dv, nhead_stride_dv, batch_stride_dv,
     nhead_stride_lse, batch_stride_lse,
+    stride_kept, nhead_stride_kept, batch_stride_kept,
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, heads_of_block,
     softmax_scale, drop_threshold, rp_keep, window_left, window_right,
     min_seqlen_q, flags,
@@ -402,8 +446,8 @@ def mha_one_pass_bwd(
   A block's `heads_of_block` query heads share keys. Where these are all that
   do, dk and dv are written; otherwise added up, not scaled either.
 
-  Sums are float32 [batch, heads, rows, 128] with rows a multiple of 128; of a
-  packed batch [heads, rows, 128], and sequence i has the rows from
+  Sums are float32 [batch, heads, rows, DIM] with rows a multiple of 128; of a
+  packed batch [heads, rows, DIM], and sequence i has the rows from
   128 (cu_seqlens[i] // 128 + i) on. A tile of 64 rows has its left and then its
   right half, each in the order of _part_layout. Sums begin with zeros but in
   order, where the first to come stores; counters of turns, of query heads'
@@ -411,7 +455,6 @@ def mha_one_pass_bwd(
   blocks of query heads, batch), in an order of the kernel's own.
   """
   gl.static_assert(TILE_M == SIDE)
-  gl.static_assert(DIM == HEAD)
   blocks = gl.num_programs(0)
   head_blocks = nhead_q // heads_of_block
   all_blocks = head_blocks * gl.num_programs(2)
@@ -460,10 +503,10 @@ def mha_one_pass_bwd(
   dv += (b * batch_stride_dv + head_k * nhead_stride_dv +
          k_row.to(gl.int64) * stride_dv)
   q_tile += (slot_b * nhead_q + head) * tiles
-  dq_sums += q_tile.to(gl.int64) * (SIDE * HEAD)
+  dq_sums += q_tile.to(gl.int64) * (SIDE * DIM)
   at = (slot_b * nhead_k + head_k) * blocks + slot_n
-  dk_sums += at.to(gl.int64) * (KEYS * HEAD)
-  dv_sums += at.to(gl.int64) * (KEYS * HEAD)
+  dk_sums += at.to(gl.int64) * (KEYS * DIM)
+  dv_sums += at.to(gl.int64) * (KEYS * DIM)
   kv_turns = turns + nhead_q * gl.num_programs(2) * tiles + at
   turns += q_tile
 
@@ -471,6 +514,9 @@ def mha_one_pass_bwd(
   VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
   dtype: gl.constexpr = q_desc.dtype
   layout: gl.constexpr = q_desc.layout
+  kept_smem = gl.to_tensor(0)
+  if FEATURES & KEPT:
+    kept_smem = kept_hopper.allocate(4)
   buf = Buffers(
       gl.allocate_shared_memory(dtype, TILES, layout),
       gl.allocate_shared_memory(dtype, TILES, layout),
@@ -481,7 +527,9 @@ def mha_one_pass_bwd(
       gl.allocate_shared_memory(
           dtype, [4, SIDE, SIDE],
           gl.NVMMASharedLayout(128, element_bitwidth=16, rank=2)),
-      gl.allocate_shared_memory(gl.float32, [2, SIDE, SIDE], _part_layout()),
+      gl.allocate_shared_memory(gl.float32, [2, SIDE, DIM // 2],
+                                _part_layout(DIM)),
+      kept_smem,
       mbarrier.allocate_mbarrier(batch=2), mbarrier.allocate_mbarrier(batch=2),
       mbarrier.allocate_mbarrier(batch=2), mbarrier.allocate_mbarrier(batch=2),
       mbarrier.allocate_mbarrier(batch=2), mbarrier.allocate_mbarrier(batch=2),
@@ -492,7 +540,7 @@ def mha_one_pass_bwd(
     mbarrier.init(buf.sums_full.index(i), count=1)
     mbarrier.init(buf.sums_empty.index(i), count=1)
     # Two warpgroups; or a copy and what its producer stores beside it.
-    mbarrier.init(buf.q_full.index(i), count=2)
+    mbarrier.init(buf.q_full.index(i), count=3 if FEATURES & KEPT else 2)
     mbarrier.init(buf.q_empty.index(i), count=2)
     mbarrier.init(buf.do_full.index(i), count=2)
     mbarrier.init(buf.do_empty.index(i), count=2)
@@ -506,30 +554,34 @@ def mha_one_pass_bwd(
                    window.len_k, 1 << 30)
   produce = (buf, q_desc, k_desc, v_desc, do_desc,
              bwd_hopper.Matrix(q + b * batch_stride_q, stride_q,
-                               nhead_stride_q, HEAD),
+                               nhead_stride_q, DIM),
              bwd_hopper.Matrix(k + b * batch_stride_k, stride_k,
-                               nhead_stride_k, HEAD),
+                               nhead_stride_k, DIM),
              bwd_hopper.Matrix(v + b * batch_stride_v, stride_v,
-                               nhead_stride_v, HEAD),
+                               nhead_stride_v, DIM),
              bwd_hopper.Matrix(do + b * batch_stride_do, stride_do,
-                               nhead_stride_do, HEAD),
+                               nhead_stride_do, DIM),
              lse + first_row, delta + first_row, nhead_stride_lse, slot_b,
              head, heads_of_block, head_k, q_row, k_row, q_end, k_end, n0, low,
-             high, window.len_q)
+             high, window.len_q, 1.0 / rp_keep,
+             kept + (b * batch_stride_kept + head * nhead_stride_kept +
+                     tile_n * (2 * kept_hopper.WORDS)), stride_kept,
+             nhead_stride_kept)
   members = group // heads_of_block
   # Nothing but dropout: of the rest any pointer will do.
   heads = scores_hopper.heads_of(
       index_b, nhead_q, q, q, 0, 0, 0, 0, q, 0, 0, 0, 0, q, dropout_state,
       softmax_scale, 0.0, drop_threshold, rp_keep, flags, FEATURES)
-  consume = (buf, bwd_hopper.Matrix(dk, stride_dk, nhead_stride_dk, HEAD),
-             bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, HEAD), head,
+  consume = (buf, bwd_hopper.Matrix(dk, stride_dk, nhead_stride_dk, DIM),
+             bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, DIM), head,
              heads_of_block, members, n0, key_end, window, heads, low, high)
   add = (buf, dq_sums, dk_sums, dv_sums, turns, kv_turns, heads_of_block, tiles,
          head % group // heads_of_block, members, n0, low, high, window,
          ordered)
   gl.warp_specialize([
-      (_consume, (0, consume, FEATURES)), (_consume, (1, consume, FEATURES)),
-      (_produce, (produce,)), (_sum, (add,)),
+      (_consume, (0, consume, DIM, FEATURES)),
+      (_consume, (1, consume, DIM, FEATURES)),
+      (_produce, (produce, DIM, FEATURES)), (_sum, (add, DIM)),
   ], [4, 1, 1], [240, 24, 24])
 
 
@@ -545,7 +597,6 @@ def mha_one_pass_round(
   Grid: (tiles, heads, batch).
   """
   tl.static_assert(TILE_M == SIDE)
-  tl.static_assert(DIM == HEAD)
   slot = tl.program_id(0)
   head = tl.program_id(1)
   slot_b = tl.program_id(2)
@@ -563,7 +614,7 @@ def mha_one_pass_round(
   row0 = tile * SIDE
   dq += slot_b.to(tl.int64) * batch_stride_dq + head * nhead_stride_dq
   rows = tl.arange(0, SIDE)
-  cols = tl.arange(0, HEAD)[None, :]
+  cols = tl.arange(0, DIM)[None, :]
   q_rows = seq.q_rows
   # Without starts of their own sequences leave no rows but after the last.
   if (flags & (scores.PACKED | scores.CU_SEQLENS_Q_PADDED)) == scores.PACKED:
@@ -578,11 +629,11 @@ def mha_one_pass_round(
     is_there = (tile >= low) & (tile < high)
     first = ((slot_b * tl.num_programs(1) + head).to(tl.int64) * padded +
              slot * SIDE)
-    sums = dq_sums + first * HEAD + tl.arange(0, SIDE * HEAD)
+    sums = dq_sums + first * DIM + tl.arange(0, SIDE * DIM)
     x = tl.load(sums, mask=is_there, other=0.0)
-    # Bits of columns 6 to 4, of rows 3, 5, 4, 2 to 0, of columns 2, 1, 3, 0.
-    x = x.reshape([8, 2, 4, 8, 4, 2, 2]).permute([2, 1, 3, 0, 5, 4, 6])
-    x = x.reshape([SIDE, HEAD])
+    # Bits of columns from 4 on, of rows 3, 5, 4, 2 to 0, columns 2, 1, 3, 0.
+    x = x.reshape([DIM // 16, 2, 4, 8, 4, 2, 2]).permute([2, 1, 3, 0, 5, 4, 6])
+    x = x.reshape([SIDE, DIM])
     rows += row0
     x = tl.where((rows < seq.len_q)[:, None], x * softmax_scale, 0.0)
     at = (seq.q_start + rows).to(tl.int64)[:, None] * stride_dq + cols
