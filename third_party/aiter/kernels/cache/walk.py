@@ -81,7 +81,7 @@ def _tile(tile, slots, tokens, heads, num_slots, page_size,
 
 @triton.jit
 def _rows(rows_in, first, at, mask, COLS: tl.constexpr, HALF: tl.constexpr):
-  """COLS columns of rows in float32, 0 where the mask is not.
+  """COLS columns of rows, 0 where the mask is not.
 
   first: one of them; at: the others, from there on.
   """
@@ -92,7 +92,7 @@ def _rows(rows_in, first, at, mask, COLS: tl.constexpr, HALF: tl.constexpr):
     x = tl.load(rows_in + at)
   else:
     x = tl.load(rows_in + at, mask[:, None], 0.0)
-  return x.to(tl.float32)
+  return x
 
 
 @triton.jit
@@ -121,11 +121,21 @@ def _uniform(x, OPAQUE: tl.constexpr):
 
 
 @triton.jit
-def _slots(tile, slots, tokens, heads, TILE_M: tl.constexpr):
-  """Those of a tile's tokens, -1 of a token that is not there."""
-  t = tile // heads * TILE_M
+def _ahead(tile, rows_in, row, slots, tokens, heads, COLS: tl.constexpr,
+           HALF: tl.constexpr):
+  """(slots, rows) of a tile, of `row` behind its first token.
+
+  The slot of a token that is not there is -1, and its row the last one's.
+  """
+  TILE_M: tl.constexpr = row.shape[0]
+  t = tile // heads
+  head = tile - t * heads
+  t *= TILE_M
   m = tl.arange(0, TILE_M)
-  return tl.load(slots + t + m, m < tokens - t, -1)
+  slot = tl.load(slots + t + m, m < tokens - t, -1)
+  at = tl.minimum(row, tokens - 1 - t) * heads
+  return slot, _rows(rows_in, t.to(tl.int64) * heads + head, at, None, COLS,
+                     HALF)
 
 
 @triton.jit
@@ -146,7 +156,7 @@ def _first(slot, side, num_slots, page_size, OPAQUE: tl.constexpr):
 
 @triton.jit
 def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
-                heads, tiles, num_slots, page_size, floor, top, kind, flags,
+                heads, num_slots, page_size, floor, top, kind, flags,
                 types, SCALES: tl.constexpr, TILE_M: tl.constexpr,
                 COLS: tl.constexpr, CAST: tl.constexpr, HALF: tl.constexpr,
                 OPAQUE: tl.constexpr):
@@ -168,21 +178,21 @@ def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
   next_token = tl.where(side[4] > 1, side[3], side[2])
   wide = cache.to(tl.pointer_type(tl.uint32))
   tile = tl.program_id(0)
-  first = _first(_slots(tile, slots, tokens, heads, TILE_M), side, num_slots,
-                 page_size, OPAQUE)
+  slot, x = _ahead(tile, rows_in, row, slots, tokens, heads, COLS, HALF)
+  first = _first(slot, side, num_slots, page_size, OPAQUE)
   while first >= 0:
     t = tile // heads
     head = tile - t * heads
     t *= TILE_M
-    x = _rows(rows_in, t.to(tl.int64) * heads + head, row * heads, None, COLS,
-              HALF)
-    slot = _slots(tile + tl.num_programs(0), slots, tokens, heads, TILE_M)
+    now = x.to(tl.float32)
+    slot, x = _ahead(tile + tl.num_programs(0), rows_in, row, slots, tokens,
+                     heads, COLS, HALF)
     _, page, offset = place_of(first, num_slots, page_size)
     begin = base_of(side, page, offset, head)
     at = scale_side[0] + head * scale_side[3]
     s = 1.0
     limit = INFINITY
-    bits = magnitude(x)
+    bits = magnitude(now)
     if SCALES == "given":
       if SCALED & flags:
         s = tl.load(scale + at)
@@ -198,14 +208,14 @@ def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
       s = _found(each, top, floor, kind, types)
     else:
       at += (first // TILE_M).to(tl.int64) * scale_side[1]
-      most = tl.max(tl.reshape(bits, [TILE_M * COLS], can_reorder=True), 0)
+      most = tl.max(tl.max(bits, 1), 0)
       s = _found(tl.zeros([1], tl.int32) + most, top, floor, kind, types)
       # Who is not the last to write to its slot leaves the block.
       winner = tl.load(winners + first + m)
       most = tl.maximum(most, tl.max(tl.where(winner == t + m, 0, limit), 0))
     if (_uniform(most, OPAQUE) < limit) & (
         (begin | side[6] | side[7]) % tl.where(is_beside, 16, 1) == 0):
-      q = divide_short(x, s[:, None], CAST)
+      q = divide_short(now, s[:, None], CAST)
       if is_beside:
         fours = tl.permute(tl.reshape(q, [4, W, COLS]), (2, 1, 0))
         cols = (c // 16 * (side[6] // 16) + c % 16 * (side[7] // 16)) * 4
@@ -234,15 +244,17 @@ def _write_given(rows_in, cache, scale, slots, side, scale_head, tokens, heads,
                  HALF: tl.constexpr, OPAQUE: tl.constexpr):
   """All tiles of keys or values of a program, divided by a given scale."""
   tiles = tl.where(cols > 0, tl.cdiv(tokens, TILE_M) * heads, 0)
-  left = _write_runs(rows_in, cache, scale, slots, slots, side,
-                     (0, 0, 0, scale_head), tokens, heads, tiles, num_slots,
-                     page_size, 0.0, 1.0, kind, flags, types, "given", TILE_M,
-                     COLS, CAST, HALF, OPAQUE)
+  left = tl.program_id(0)
+  if left < tiles:
+    left = _write_runs(rows_in, cache, scale, slots, slots, side,
+                       (0, 0, 0, scale_head), tokens, heads, num_slots,
+                       page_size, 0.0, 1.0, kind, flags, types, "given",
+                       TILE_M, COLS, CAST, HALF, OPAQUE)
   for tile in range(left, tiles, tl.num_programs(0)):
     t, head, m, stored, page, offset = _tile(
         tile, slots, tokens, heads, num_slots, page_size, TILE_M)
     x = _rows(rows_in, t.to(tl.int64) * heads + head, m * heads, None, COLS,
-              HALF)
+              HALF).to(tl.float32)
     s = 1.0
     if SCALED & flags:
       s = tl.load(scale + head * scale_head)
@@ -292,14 +304,13 @@ def _write_tokens(rows_in, cache, scale, slots, side, scale_side, tokens, heads,
   """All tiles of keys or values of a program, each row with its scale."""
   tiles = tl.cdiv(tokens, TILE_M) * heads
   left = _write_runs(rows_in, cache, scale, slots, slots, side, scale_side,
-                     tokens, heads, tiles, num_slots, page_size, floor, top,
-                     kind, flags, types, "token", TILE_M, COLS, CAST, HALF,
-                     OPAQUE)
+                     tokens, heads, num_slots, page_size, floor, top, kind,
+                     flags, types, "token", TILE_M, COLS, CAST, HALF, OPAQUE)
   for tile in range(left, tiles, tl.num_programs(0)):
     t, head, m, stored, page, offset = _tile(
         tile, slots, tokens, heads, num_slots, page_size, TILE_M)
     x = _rows(rows_in, t.to(tl.int64) * heads + head, m * heads, None, COLS,
-              HALF)
+              HALF).to(tl.float32)
     most = tl.max(magnitude(x), 1)
     if tl.max(most, 0) < INFINITY:
       s = _found(most, top, floor, kind, types)
@@ -360,7 +371,7 @@ def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
   if (tl.sum(tl.where(place == slot, winner, 0), 0) == token) & (
       number * TILE_M + earliest == slot):
     x = _rows(rows_in, head, tl.maximum(winner, 0).to(tl.int64) * heads,
-              written, COLS, HALF)
+              written, COLS, HALF).to(tl.float32)
     most = tl.zeros([1], tl.int32) + tl.max(tl.max(magnitude(x), 1), 0)
     at = (scale + scale_side[0] + number.to(tl.int64) * scale_side[1]
           + head * scale_side[3] + tl.zeros([1], tl.int32))
@@ -400,9 +411,8 @@ def _write_blocks(rows_in, cache, scale, slots, winners, side, scale_side,
   """All blocks of keys or values that begin with a token of a program."""
   tiles = tl.cdiv(tokens, TILE_M) * heads
   left = _write_runs(rows_in, cache, scale, slots, winners, side, scale_side,
-                     tokens, heads, tiles, num_slots, page_size, floor, top,
-                     kind, flags, types, "block", TILE_M, COLS, CAST, HALF,
-                     OPAQUE)
+                     tokens, heads, num_slots, page_size, floor, top, kind,
+                     flags, types, "block", TILE_M, COLS, CAST, HALF, OPAQUE)
   m = tl.arange(0, TILE_M)
   for tile in range(left, tiles, tl.num_programs(0)):
     t = tile // heads
