@@ -196,11 +196,17 @@ def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
     if SCALES == "given":
       if SCALED & flags:
         s = tl.load(scale + at)
-      # What saturates is left, and no magnitude is below 0.
-      limit = tl.where((s >= 2.0**-60) & (s <= 2.0**100),
-                       (s * largest(kind)).to(tl.int32, bitcast=True) + 1, 0)
-      s = tl.full([1], s, tl.float32)
+      largest_now = largest(kind)
+      low = tl.where(kind == rounding.INT8, -128.0, -largest_now)
+      nan = tl.where(kind == rounding.INT8, 0.0, float("nan"))
       most = tl.max(tl.reshape(bits, [TILE_M * COLS], can_reorder=True), 0)
+      # What saturates is cut before, where it cannot overflow.
+      if _uniform(most, OPAQUE) > (s * largest_now).to(tl.int32, bitcast=True):
+        now = tl.where(now == now, tl.clamp(now, s * low, s * largest_now), nan)
+      # No magnitude is below 0, and so none of another scale is taken.
+      most = 0
+      limit = tl.where((s >= 2.0**-60) & (s <= 2.0**100), INFINITY, 0)
+      s = tl.full([1], s, tl.float32)
     elif SCALES == "token":
       at += page.to(tl.int64) * scale_side[1] + offset * scale_side[2]
       each = tl.max(bits, 1)
@@ -213,7 +219,9 @@ def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
       # Who is not the last to write to its slot leaves the block.
       winner = tl.load(winners + first + m)
       most = tl.maximum(most, tl.max(tl.where(winner == t + m, 0, limit), 0))
-    if (_uniform(most, OPAQUE) < limit) & (
+    if SCALES != "given":
+      most = _uniform(most, OPAQUE)
+    if (most < limit) & (
         (begin | side[6] | side[7]) % tl.where(is_beside, 16, 1) == 0):
       q = divide_short(now, s[:, None], CAST)
       if is_beside:
