@@ -29,12 +29,14 @@ class CacheKernelsTest(parameterized.TestCase):
 
   def fast(self, op, given, d):
     """Heads of exactly d columns, and the types that the device converts."""
-    for kind, layout in itertools.product(
+    # No run of slots, of numbers some of which are special, a page, and others.
+    paged = np.int32([3, -1, *range(65, 79), *range(32, 48), 4, 5, 6])
+    for kind, layout, slots in itertools.product(
         ("int8", FLOAT8), ("NHD", "x", "asm") if op == "cache_cast" else
-        ("x", "asm")):
+        ("x", "asm"), (cases.some_slots(21), paged)):
       arrays = cases.caches(layout, 2, d, d, kind)
-      rows = [cases.numbers(21, 2, d, dtype=given, seed=i) for i in range(2)]
-      slots = cases.some_slots(21)
+      rows = [cases.numbers(len(slots), 2, d, dtype=given, seed=i)
+              for i in range(2)]
       if op == "cache_cast":
         scales = {"k_scale": np.float32([0.3, 1e-3]), "v_scale": None}
         want = cases.copies(arrays)
@@ -55,7 +57,7 @@ class CacheKernelsTest(parameterized.TestCase):
         want = cases.copies(arrays)
         write(layout, *rows, *want, slots, SIZE)
         got = function(*rows, *arrays, slots, asm_layout=asm)
-      cases.assert_same(self, got, tuple(want), (kind, layout))
+      cases.assert_same(self, got, tuple(want), (kind, layout, slots))
 
   def write(self, dtype, given, **scales):
     # All of "NHD" lies in runs of 16 bytes; of "x", V does not.

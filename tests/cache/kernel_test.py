@@ -18,6 +18,8 @@ from third_party.aiter.kernels.cache.family import FEATURES
 KINDS = {"int8": 0, "float8_e4m3fn": 1, "float8_e4m3fnuz": 2, "float8_e5m2": 4}
 PAGES, SIZE, HEADS, TOKENS = 3, 16, 2, 7
 SLOTS = np.int32([5, -1, 47, 48, 16, 2**31 - 1, 0])
+# Whole pages; of the first one another token has a slot in the end.
+WHOLE = np.int32([*range(16, 48), 1, 2, 20])
 
 
 def _numbers(*shape, dtype=ml_dtypes.bfloat16, seed=0):
@@ -85,11 +87,12 @@ def _flags(k_side, v_side, run, d, dv, more=()):
 
 class KernelTest(parameterized.TestCase):
 
-  def problem(self, layout, dtype, d, dv, given=ml_dtypes.bfloat16, seed=0):
+  def problem(self, layout, dtype, d, dv, given=ml_dtypes.bfloat16,
+              tokens=TOKENS):
     run = 16 // np.dtype(dtype).itemsize
     shapes = oracle.shapes(layout, PAGES, SIZE, HEADS, d, dv, dtype)
     caches = [_pool(s, dtype, i) for i, s in enumerate(shapes)]
-    rows = [_numbers(TOKENS, HEADS, n, dtype=given, seed=seed + n + i)
+    rows = [_numbers(tokens, HEADS, n, dtype=given, seed=n + i)
             for i, n in enumerate((d, dv))]
     sides = [_side(layout, s, run, i == 1) for i, s in enumerate(shapes)]
     return run, caches, rows, sides
@@ -239,12 +242,16 @@ class KernelTest(parameterized.TestCase):
 
   @parameterized.product(
       op=["cast", "token", "block"], kind=["int8", "float8_e4m3fnuz"],
-      layout=["x", "asm"], given=["bfloat16", "float16"])
-  def test_walk(self, op, kind, layout, given):
+      layout=["x", "asm"], given=["bfloat16", "float16"],
+      written=[SLOTS, WHOLE])
+  def test_walk(self, op, kind, layout, given, written):
+    if written is WHOLE and op != "block":  # Any of two may be the last.
+      written = written[:-1]
     given = np.dtype(getattr(ml_dtypes, given, None) or given)
     dtype = np.dtype(getattr(ml_dtypes, kind, None) or kind)
     d, run = 32, 16
-    _, caches, rows, sides = self.problem(layout, dtype, d, d, given)
+    _, caches, rows, sides = self.problem(layout, dtype, d, d, given,
+                                          len(written))
     flags = _flags(*sides, run, d, d, ["scaled"])
     flags |= FEATURES["fp16"] if given == np.float16 else 0
     slots = PAGES * SIZE
@@ -259,26 +266,26 @@ class KernelTest(parameterized.TestCase):
     scales[0][..., -1] = 2e-31  # A cast's reciprocal is too large.
     want = [t.copy() for t in (*caches, *scales)]
     winners = np.full(slots, -1, np.int32)
-    for token, slot in enumerate(SLOTS):
+    for token, slot in enumerate(written):
       if 0 <= slot < slots:
         winners[slot] = token
     if op == "cast":
-      oracle.write(layout, *rows, *want[:2], SLOTS, SIZE, scales[0], None)
+      oracle.write(layout, *rows, *want[:2], written, SIZE, scales[0], None)
     elif op == "token":
-      oracle.write_by_token(layout, *rows, *want, SLOTS, SIZE)
+      oracle.write_by_token(layout, *rows, *want, written, SIZE)
     else:
-      oracle.write_by_block(layout, *rows, *want, SLOTS, SIZE, SIZE)
+      oracle.write_by_block(layout, *rows, *want, written, SIZE, SIZE)
     got = [Tensor(t.view(np.uint8)) for t in caches] + [
         Tensor(t) for t in scales]
     sized = {"cast": (d, d)}.get(op, ())
     floor = () if op == "cast" else (1e-10,)
     # More programs than tiles, and fewer.
     getattr(walk, f"cache_{op}")[(3 if layout == "asm" else 9, 2)](
-        *(Tensor(t.view(np.int8)) for t in rows), *got, Tensor(SLOTS),
+        *(Tensor(t.view(np.int8)) for t in rows), *got, Tensor(written),
         *([Tensor(winners)] if op == "block" else []),
         *_arguments(sides[0], flags & FEATURES["runs"], run),
         *_arguments(sides[1], flags & FEATURES["v_runs"], run),
-        *where, *where, TOKENS, HEADS, *sized, slots, SIZE, *floor,
+        *where, *where, len(written), HEADS, *sized, slots, SIZE, *floor,
         KINDS[kind], flags, TILE_M=16 if op == "block" else 4, COLS=d,
         CAST="", HALF=given == np.float16, OPAQUE=False)
     self.assert_same(got, [_bits(w) if w.dtype == dtype else w for w in want])

@@ -27,10 +27,6 @@ constexpr int64_t kManyPrograms = 4096;  // A device has no more at a time.
 constexpr int64_t kManyHeads = 65536;
 constexpr int64_t kShortBlock = 16;  // Slots of a usual block.
 
-// Programs of a kernel that walks over tiles: as many as run at once. They have
-// more than 128 registers, and so three waves on a SIMD for at_once's four.
-int32_t Walking(const LoadedKernel& kernel) { return kernel.at_once / 4 * 3; }
-
 // Elements of 16 bytes of a cache whose elements have the size of `type`.
 int64_t RunOf(DataType type) { return kRunBytes / ElementBytes(type); }
 
@@ -314,7 +310,7 @@ struct Cast : Write<cache_cast_args> {
     CacheParams params = ParamsOf(
         any.info->dims[0] != 0 ? args : Folded(args, kRunBytes), kRunBytes);
     params.kind = static_cast<int32_t>(args.kind);
-    params.max_blocks = Walking(any);
+    params.max_blocks = any.at_once;
     return Write::Launch(driver, plan, params, stream);
   }
 };
@@ -356,7 +352,7 @@ struct Token : Quantised<cache_token_args> {
     params.kind = static_cast<int32_t>(args.kind);
     params.floor = args.floor;
     params.flags |= static_cast<int32_t>(If(args.scale_is_power, kCachePower));
-    params.max_blocks = Walking(plan.kernel);
+    params.max_blocks = plan.kernel.at_once;
     return LaunchKernel(driver, plan.kernel, &params, stream);
   }
 };
@@ -398,7 +394,7 @@ struct Block : Quantised<cache_block_args> {
     params.step = static_cast<int32_t>(std::clamp<int64_t>(
         args.tokens * args.heads * params.halves / kManyPrograms, 1,
         plan.kernel.info->tile_m));
-    params.max_blocks = Walking(plan.kernel);
+    params.max_blocks = plan.kernel.at_once;
     params.winners_ptr = args.winners_ptr;
     return LaunchKernel(driver, plan.kernel, &params, stream);
   }

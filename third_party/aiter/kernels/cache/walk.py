@@ -81,7 +81,7 @@ def _tile(tile, slots, tokens, heads, num_slots, page_size,
 
 @triton.jit
 def _rows(rows_in, first, at, mask, COLS: tl.constexpr, HALF: tl.constexpr):
-  """COLS columns of rows in float32, 0 where the mask is not.
+  """COLS columns of rows, 0 where the mask is not.
 
   first: one of them; at: the others, from there on.
   """
@@ -92,7 +92,7 @@ def _rows(rows_in, first, at, mask, COLS: tl.constexpr, HALF: tl.constexpr):
     x = tl.load(rows_in + at)
   else:
     x = tl.load(rows_in + at, mask[:, None], 0.0)
-  return x.to(tl.float32)
+  return x
 
 
 @triton.jit
@@ -110,26 +110,170 @@ def _found(most, top, floor, kind, types):
 
 
 @triton.jit
+def _uniform(x, OPAQUE: tl.constexpr):
+  """x, of which the compiler then knows that all lanes have the same."""
+  if OPAQUE:
+    # Until then no instruction of memory must have the register in an address.
+    x = tl.inline_asm_elementwise(
+        "v_readfirstlane_b32 $0, $1\ns_nop 4", "=s,v", [x], dtype=tl.int32,
+        is_pure=True, pack=1)
+  return x
+
+
+@triton.jit
+def _ahead(tile, rows_in, row, slots, tokens, heads, COLS: tl.constexpr,
+           HALF: tl.constexpr):
+  """(slots, rows) of a tile, of `row` behind its first token.
+
+  The slot of a token that is not there is -1, and its row the last one's.
+  """
+  TILE_M: tl.constexpr = row.shape[0]
+  t = tile // heads
+  head = tile - t * heads
+  t *= TILE_M
+  m = tl.arange(0, TILE_M)
+  slot = tl.load(slots + t + m, m < tokens - t, -1)
+  at = tl.minimum(row, tokens - 1 - t) * heads
+  return slot, _rows(rows_in, t.to(tl.int64) * heads + head, at, None, COLS,
+                     HALF)
+
+
+@triton.jit
+def _first(slot, side, num_slots, page_size, OPAQUE: tl.constexpr):
+  """The first of a tile's slots if they are a run of a page, or -1.
+
+  Such a run begins at a multiple of its length.
+  """
+  TILE_M: tl.constexpr = slot.shape[0]
+  m = tl.arange(0, TILE_M)
+  first = _uniform(tl.min(slot - m, 0), OPAQUE)
+  split = tl.where(side[4] > 1, side[4], TILE_M)
+  is_run = (first == _uniform(tl.max(slot - m, 0), OPAQUE)) & (
+      first <= num_slots - TILE_M) & (
+          (first | page_size | split) % TILE_M == 0)
+  return tl.where(is_run, first, -1)
+
+
+@triton.jit
+def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
+                heads, num_slots, page_size, floor, top, kind, flags,
+                types, SCALES: tl.constexpr, TILE_M: tl.constexpr,
+                COLS: tl.constexpr, CAST: tl.constexpr, HALF: tl.constexpr,
+                OPAQUE: tl.constexpr):
+  """Tiles of a program up to the first that is not a _first run of slots.
+
+  Most are, of a prompt. Of such a run addresses are one number and what all
+  tiles share, and tokens that lie beside each other are stored together. Nor
+  is there anything to compare, cut or look up, if numbers are in the type's
+  range and, of a block, it is written once. Returns that first tile.
+  """
+  W: tl.constexpr = TILE_M // 4
+  m = tl.arange(0, TILE_M)
+  # Of tokens beside each other a thread gets four neighbours: the first ones
+  # of all fours are the first rows, then come the second ones.
+  is_beside = (RUNS & flags) == 0
+  row = tl.where(is_beside, m % W * 4 + m // W, m)
+  word = tl.arange(0, COLS // 4)
+  c = tl.arange(0, COLS)
+  next_token = tl.where(side[4] > 1, side[3], side[2])
+  wide = cache.to(tl.pointer_type(tl.uint32))
+  tile = tl.program_id(0)
+  slot, x = _ahead(tile, rows_in, row, slots, tokens, heads, COLS, HALF)
+  first = _first(slot, side, num_slots, page_size, OPAQUE)
+  while first >= 0:
+    t = tile // heads
+    head = tile - t * heads
+    t *= TILE_M
+    now = x.to(tl.float32)
+    slot, x = _ahead(tile + tl.num_programs(0), rows_in, row, slots, tokens,
+                     heads, COLS, HALF)
+    _, page, offset = place_of(first, num_slots, page_size)
+    begin = base_of(side, page, offset, head)
+    at = scale_side[0] + head * scale_side[3]
+    s = 1.0
+    limit = INFINITY
+    bits = magnitude(now)
+    if SCALES == "given":
+      if SCALED & flags:
+        s = tl.load(scale + at)
+      largest_now = largest(kind)
+      low = tl.where(kind == rounding.INT8, -128.0, -largest_now)
+      nan = tl.where(kind == rounding.INT8, 0.0, float("nan"))
+      most = tl.max(tl.reshape(bits, [TILE_M * COLS], can_reorder=True), 0)
+      # What saturates is cut before, where it cannot overflow.
+      if _uniform(most, OPAQUE) > (s * largest_now).to(tl.int32, bitcast=True):
+        now = tl.where(now == now, tl.clamp(now, s * low, s * largest_now), nan)
+      # No magnitude is below 0, and so none of another scale is taken.
+      most = 0
+      limit = tl.where((s >= 2.0**-60) & (s <= 2.0**100), INFINITY, 0)
+      s = tl.full([1], s, tl.float32)
+    elif SCALES == "token":
+      at += page.to(tl.int64) * scale_side[1] + offset * scale_side[2]
+      each = tl.max(bits, 1)
+      most = tl.max(each, 0)
+      s = _found(each, top, floor, kind, types)
+    else:
+      at += (first // TILE_M).to(tl.int64) * scale_side[1]
+      most = tl.max(tl.max(bits, 1), 0)
+      s = _found(tl.zeros([1], tl.int32) + most, top, floor, kind, types)
+      # Who is not the last to write to its slot leaves the block.
+      winner = tl.load(winners + first + m)
+      most = tl.maximum(most, tl.max(tl.where(winner == t + m, 0, limit), 0))
+    if SCALES != "given":
+      most = _uniform(most, OPAQUE)
+    if (most < limit) & (
+        (begin | side[6] | side[7]) % tl.where(is_beside, 16, 1) == 0):
+      q = divide_short(now, s[:, None], CAST)
+      if is_beside:
+        fours = tl.permute(tl.reshape(q, [4, W, COLS]), (2, 1, 0))
+        cols = (c // 16 * (side[6] // 16) + c % 16 * (side[7] // 16)) * 4
+        tl.store(
+            wide + begin // 16 * 4 + (cols[:, None] + tl.arange(0, W)[None, :]),
+            words(tl.reshape(fours, [COLS, TILE_M]), kind, CAST, True))
+      else:
+        to = (m * next_token * 4)[:, None] + (
+            word // 4 * side[6] * 4 + word % 4)[None, :]
+        tl.store(wide + begin * 4 + to, words(q, kind, CAST, True))
+      if SCALES == "token":
+        tl.store(scale + at + row * scale_side[2], s)
+      elif SCALES == "block":
+        tl.store(scale + at + tl.zeros([1], tl.int32), s)
+      tile += tl.num_programs(0)
+      first = _first(slot, side, num_slots, page_size, OPAQUE)
+    else:
+      first = tl.minimum(first, -1)
+  return tile
+
+
+@triton.jit
 def _write_given(rows_in, cache, scale, slots, side, scale_head, tokens, heads,
                  cols, num_slots, page_size, kind, flags, types,
                  TILE_M: tl.constexpr, COLS: tl.constexpr, CAST: tl.constexpr,
                  HALF: tl.constexpr, OPAQUE: tl.constexpr):
   """All tiles of keys or values of a program, divided by a given scale."""
   tiles = tl.where(cols > 0, tl.cdiv(tokens, TILE_M) * heads, 0)
-  for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+  left = tl.program_id(0)
+  if left < tiles:
+    left = _write_runs(rows_in, cache, scale, slots, slots, side,
+                       (0, 0, 0, scale_head), tokens, heads, num_slots,
+                       page_size, 0.0, 1.0, kind, flags, types, "given",
+                       TILE_M, COLS, CAST, HALF, OPAQUE)
+  for tile in range(left, tiles, tl.num_programs(0)):
     t, head, m, stored, page, offset = _tile(
         tile, slots, tokens, heads, num_slots, page_size, TILE_M)
     x = _rows(rows_in, t.to(tl.int64) * heads + head, m * heads, None, COLS,
-              HALF)
+              HALF).to(tl.float32)
     s = 1.0
     if SCALED & flags:
       s = tl.load(scale + head * scale_head)
     if (s >= 2.0**-60) & (s <= 2.0**100):
       # What saturates is cut before, where it cannot overflow.
-      cut = s * tl.where(kind == rounding.INT8, 128.0, largest(kind))
-      x = tl.where(x == x, tl.clamp(x, -cut, cut), float("nan"))
-      q = words(divide_short(x, tl.full([1, 1], s, tl.float32)), kind, CAST,
-                True)
+      top = largest(kind)
+      low = tl.where(kind == rounding.INT8, -128.0, -top)
+      nan = tl.where(kind == rounding.INT8, 0.0, float("nan"))
+      x = tl.where(x == x, tl.clamp(x, s * low, s * top), nan)
+      q = divide_short(x, tl.full([1, 1], s, tl.float32), CAST)
+      q = words(q, kind, CAST, True)
     else:
       q = words(tl.div_rn(x, tl.full(x.shape, s, tl.float32)), kind, CAST,
                 False)
@@ -166,16 +310,19 @@ def _write_tokens(rows_in, cache, scale, slots, side, scale_side, tokens, heads,
                   TILE_M: tl.constexpr, COLS: tl.constexpr, CAST: tl.constexpr,
                   HALF: tl.constexpr, OPAQUE: tl.constexpr):
   """All tiles of keys or values of a program, each row with its scale."""
-  for tile in range(tl.program_id(0), tl.cdiv(tokens, TILE_M) * heads,
-                    tl.num_programs(0)):
+  tiles = tl.cdiv(tokens, TILE_M) * heads
+  left = _write_runs(rows_in, cache, scale, slots, slots, side, scale_side,
+                     tokens, heads, num_slots, page_size, floor, top, kind,
+                     flags, types, "token", TILE_M, COLS, CAST, HALF, OPAQUE)
+  for tile in range(left, tiles, tl.num_programs(0)):
     t, head, m, stored, page, offset = _tile(
         tile, slots, tokens, heads, num_slots, page_size, TILE_M)
     x = _rows(rows_in, t.to(tl.int64) * heads + head, m * heads, None, COLS,
-              HALF)
+              HALF).to(tl.float32)
     most = tl.max(magnitude(x), 1)
     if tl.max(most, 0) < INFINITY:
       s = _found(most, top, floor, kind, types)
-      q = words(divide_short(x, s[:, None]), kind, CAST, True)
+      q = words(divide_short(x, s[:, None], CAST), kind, CAST, True)
     else:
       s = scale_of(most, floor, kind, types)
       q = words(divide(x, s[:, None]), kind, CAST, False)
@@ -232,7 +379,7 @@ def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
   if (tl.sum(tl.where(place == slot, winner, 0), 0) == token) & (
       number * TILE_M + earliest == slot):
     x = _rows(rows_in, head, tl.maximum(winner, 0).to(tl.int64) * heads,
-              written, COLS, HALF)
+              written, COLS, HALF).to(tl.float32)
     most = tl.zeros([1], tl.int32) + tl.max(tl.max(magnitude(x), 1), 0)
     at = (scale + scale_side[0] + number.to(tl.int64) * scale_side[1]
           + head * scale_side[3] + tl.zeros([1], tl.int32))
@@ -249,7 +396,7 @@ def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
     _, page, offset = place_of(place, num_slots, page_size)
     base = base_of(side, page, offset, head)
     if finite & (tl.max(s, 0) <= 2.0**125):
-      q = words(divide_short(x, s[:, None]), kind, CAST, True)
+      q = words(divide_short(x, s[:, None], CAST), kind, CAST, True)
     else:
       q = words(divide(x, s[:, None]), kind, CAST, False)
     _store(cache, q, side, base, written, token, flags, COLS, OPAQUE)
@@ -270,9 +417,12 @@ def _write_blocks(rows_in, cache, scale, slots, winners, side, scale_side,
                   CAST: tl.constexpr, HALF: tl.constexpr,
                   OPAQUE: tl.constexpr):
   """All blocks of keys or values that begin with a token of a program."""
+  tiles = tl.cdiv(tokens, TILE_M) * heads
+  left = _write_runs(rows_in, cache, scale, slots, winners, side, scale_side,
+                     tokens, heads, num_slots, page_size, floor, top, kind,
+                     flags, types, "block", TILE_M, COLS, CAST, HALF, OPAQUE)
   m = tl.arange(0, TILE_M)
-  for tile in range(tl.program_id(0), tl.cdiv(tokens, TILE_M) * heads,
-                    tl.num_programs(0)):
+  for tile in range(left, tiles, tl.num_programs(0)):
     t = tile // heads
     head = tile - t * heads
     t *= TILE_M

@@ -59,20 +59,33 @@ def _clamped(x, CAST: tl.constexpr):
 
 
 @triton.jit
-def divide_short(x, scale):
+def _inverse(x, CAST: tl.constexpr):
+  """1 / x, or next to it, of what no division needs scaled."""
+  if CAST == "":
+    y = 1.0 / x
+  else:
+    # Of a register that this instruction writes the next one reads nothing.
+    y = tl.inline_asm_elementwise("v_rcp_f32 $0, $1\ns_nop 0", "=v,v", [x],
+                                  dtype=tl.float32, is_pure=True, pack=1)
+  return y
+
+
+@triton.jit
+def divide_short(x, scale, CAST: tl.constexpr):
   """x / scale, as good as rounding.divide's for who rounds it to 10 bits.
 
   x is of 11 bits at most, scale from 2^-60 to 2^125, and quotients are below
-  2^60. They are right to 2^-45 of them before they are rounded to float32. So
+  2^60. The reciprocal is next to the right one, so they are right to 9 / 8 of
+  2^-45 of them before they are rounded to float32. So
   one may be another than the right one's only where x / scale is that near, but
   not equal, to a number m of 25 bits between two of float32. Rounding it again
   tells the two apart only if one of them is a number T of 10 bits: m is one
   more or less than T * 2^15, in units of its last bit. With scale an integer S
-  of 24 bits S * m then differs by d, from 1 to 16, from a number that ends in
+  of 24 bits S * m then differs by d, from 1 to 18, from a number that ends in
   37 bits of zeros: but S * T * 2^15 +- S only does if S is a * 2^15 -+ d with
   d * T = +-a, where a is below 2^9 and T is not. T of fewer bits likewise.
   """
-  inverse = tl.broadcast_to(1.0 / scale, x.shape)
+  inverse = tl.broadcast_to(_inverse(scale, CAST), x.shape)
   q = x * inverse
   return tl.fma(tl.fma(q, tl.broadcast_to(scale, x.shape), x * -1.0),
                 inverse * -1.0, q)
@@ -82,14 +95,16 @@ def divide_short(x, scale):
 def words(x, kind, CAST: tl.constexpr, BOUNDED: tl.constexpr):
   """words_of rounding.to_bits. kind: int8, or CAST.
 
-  BOUNDED: x is in the type's range.
+  BOUNDED: x, which is no NaN, is in the type's range or rounded to it.
   """
   if CAST == "":
     found = words_of(rounding.to_bits(x, kind))
   elif kind == INT8:
-    found = words_of(rounding.to_int8(x))
-  elif BOUNDED:
-    found = _convert(x)
+    if BOUNDED:
+      code = (x + 12582912.0).to(tl.int32, bitcast=True)
+      found = words_of(code.to(tl.uint8))
+    else:
+      found = words_of(rounding.to_int8(x))
   else:
-    found = _convert(_clamped(x, CAST))
+    found = _convert(x if BOUNDED else _clamped(x, CAST))
   return found
