@@ -21,14 +21,13 @@ Status Decompress(const KernelInfo& kernel, std::unique_ptr<uint8_t[]>* group) {
   uint64_t memory_limit = UINT64_MAX;
   size_t read = 0;
   size_t written = 0;
-  lzma_ret result =
-      *group == nullptr
-          ? LZMA_MEM_ERROR
-          : lzma_stream_buffer_decode(
-                &memory_limit, /*flags=*/0, /*allocator=*/nullptr,
-                GetKernelTable().blob + kernel.offset, &read,
-                kernel.compressed_bytes, group->get(), &written,
-                kernel.group_bytes);
+  lzma_ret result = *group == nullptr
+                        ? LZMA_MEM_ERROR
+                        : lzma_stream_buffer_decode(
+                              &memory_limit, /*flags=*/0, /*allocator=*/nullptr,
+                              GetKernelTable().blob + kernel.offset, &read,
+                              kernel.compressed_bytes, group->get(), &written,
+                              kernel.group_bytes);
   if (result == LZMA_MEM_ERROR) {
     return Status(StatusCode::kResourceExhausted,
                   std::string("Out of host memory: decompressing kernel ") +

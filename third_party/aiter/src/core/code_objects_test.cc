@@ -47,8 +47,8 @@ const Groups& TheGroups() {
 }
 
 KernelInfo Kernel(const char* symbol, size_t offset, size_t compressed_bytes) {
-  KernelInfo k = FakeKernel<int>(Blob(), symbol, "norm_fwd", "gfx942",
-                                 kNormFwdGrid);
+  KernelInfo k =
+      FakeKernel<int>(Blob(), symbol, "norm_fwd", "gfx942", kNormFwdGrid);
   k.offset = offset;
   k.compressed_bytes = compressed_bytes;
   k.group_bytes = kGroupBytes;
@@ -76,8 +76,8 @@ void TestDamagedGroups() {
     void* function = nullptr;
     Status status = context->Load(kernel, &function);
     CHECK(status.code() == StatusCode::kInternal);
-    CHECK(Contains(status.message(), std::string(kernel.symbol) +
-                                         " is damaged"));
+    CHECK(
+        Contains(status.message(), std::string(kernel.symbol) + " is damaged"));
   }
   CHECK(g_recorder.loads == 0);
 }
