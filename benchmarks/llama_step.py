@@ -14,6 +14,9 @@ Weights are bfloat16, Adam's moments float32; nothing is rematerialised. Every
 run starts from one seed. All are compiled before the first is timed; how:
 report.median_time. FLOP are those of the matrix products, of attention only
 the visible pairs'.
+
+Before 0.12, XLA's dynamic slice fusion calls twice what a scan saves:
+XLA_FLAGS=--xla_gpu_enable_dynamic_slice_fusion=false ends that.
 """
 
 import argparse

@@ -472,16 +472,6 @@ class QuantTest(ActivationTestCase):
 @machine.where(PLATFORM is not None)
 class KernelTest(absltest.TestCase):
 
-  def test_layers(self):
-    """What a scan over layers saves is not computed once more to be saved."""
-    def loss(weights, x):
-      return jnp.sum(jax.lax.scan(
-          lambda x, w: (aiter.silu_and_mul(x) @ w, None), x, weights)[0])
-
-    text = jax.jit(jax.grad(loss)).lower(
-        jnp.ones((3, 32, 64)), jnp.ones((8, 64))).compile().as_text()
-    self.assertEqual(text.count('_aiter_activation_fwd"'), 1)
-
   def test_kernels_serve(self):
     """No call here quietly ran the reference."""
     ops = (activation_op.activation_fwd, activation_op.activation_bwd,

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax
 from jax._src.aiter.core.dispatch import like
-from jax._src.aiter.core.operator import FfiCall, Key, operator
+from jax._src.aiter.core.operator import Key, operator
 from jax._src.aiter.core.partition import partitioned
 
 
@@ -89,18 +89,6 @@ class AliasTest(parameterized.TestCase):
     call = re.search(r"custom_call @\w+_aiter_write_of_a_test.*", text)[0]
     self.assertIn("output_operand_alias<output_tuple_indices = [],"
                   " operand_index = 0", call)
-
-  @parameterized.parameters("cuda", "rocm")
-  def test_behind_a_barrier(self, platform):
-    """A result that is no operand's memory is none of a slice's either."""
-    def lowered(aliases):
-      call = FfiCall(platform, "call_of_a_test", aliases)
-      fn = lambda x: call(jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-      return jax.jit(fn).trace(jnp.ones(4)).lower(
-          lowering_platforms=(platform,)).as_text()
-
-    self.assertIn("optimization_barrier", lowered({}))
-    self.assertNotIn("optimization_barrier", lowered({0: 0}))
 
   def test_not_donated(self):
     """The caller's array stays as it was."""

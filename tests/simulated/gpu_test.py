@@ -170,7 +170,8 @@ class GpuTest(absltest.TestCase):
     k = jnp.zeros((1, 8, 2, 64), jnp.bfloat16)
     call = jax.ffi.ffi_call(
         gpu_aiter.target(PLATFORM, "mha_fwd"),
-        (q, jax.ShapeDtypeStruct((1, 3, 8), jnp.float32)))
+        (q, jax.ShapeDtypeStruct((1, 3, 8), jnp.float32),
+         jax.ShapeDtypeStruct((0,), jnp.int32)))
     with self.assertRaisesRegex(Exception, "head"):
       jax.block_until_ready(jax.jit(lambda q, k: call(
           *mha_op._flat(Operands(q, k, k)),

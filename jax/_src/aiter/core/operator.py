@@ -92,13 +92,9 @@ class FfiCall(NamedTuple):
 
   def __call__(self, results, *operands, **attributes):
     """The handler's results, of types that dispatch.like makes."""
-    out = jax.ffi.ffi_call(
+    return jax.ffi.ffi_call(
         gpu_aiter.target(self.platform, self.target), results,
         input_output_aliases=self.aliases)(*operands, **attributes)
-    # Of a result that is used and stored in a slice of a larger array, as what
-    # a scan over layers saves, XLA makes two calls: one that is used and one
-    # into the slice (its dynamic slice fusion). Behind a barrier it copies.
-    return out if self.aliases else lax.optimization_barrier(out)
 
 
 def operator(
