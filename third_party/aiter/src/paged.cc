@@ -510,6 +510,9 @@ struct Latent {
     if (a.slopes_ptr != nullptr) {
       return Invalid("slopes_ptr", "given", "null");
     }
+    if (a.sinks_step != 0) {
+      return Invalid("sinks_step", std::to_string(a.sinks_step), "0");
+    }
     return Status();
   }
 

@@ -519,6 +519,8 @@ void TestLatent() {
       {[](mla_attend_args* a) { a->v.side.start = 8; }, "v.side"},
       {[](mla_attend_args* a) { a->v.cache_ptr = At(0x9000); }, "v.side"},
       {[](mla_attend_args* a) { a->k.side.col = a->v.side.col = 2; }, "side"},
+      {[](mla_attend_args* a) { a->sinks_step = a->nhead_q; },
+       "sinks_step is 16"},
       {[](mla_attend_args* a) {
          a->k.scales.page = 1;
          a->k.scale_size = kPages;

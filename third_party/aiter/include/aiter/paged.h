@@ -97,8 +97,8 @@ struct PagedPlan {
 AITER_OPERATION(paged_attend, paged_attend_args, PagedPlan);
 
 // Multi-head latent attention: one KV head, whose values are the first hdim_v
-// columns of its keys. So v lies where k does. There are no slopes, and scales
-// are numbers.
+// columns of its keys. So v lies where k does. There are no slopes, sinks are
+// of all sequences alike, and scales are numbers.
 //
 // Where cp_world_size caches have a sequence's tokens, each of which is the
 // next one's, lengths are of this cache's keys, and query i of sequence b
