@@ -509,22 +509,11 @@ def mha_fwd(
   l = gl.convert_layout(gl.sum(gl.sum(l, 1), 0), gl.SliceLayout(0, S))
   live = (r < len_q - m0) & ((l > 0) | (l != l))
   l_safe = gl.where(live, l, 1.0)
-  stored = r < q_rows - m0
   gl.store(lse + r, gl.where(live, m * scores.LN2 + gl.log(l_safe),
-                             float("-inf")), mask=stored)
+                             float("-inf")), mask=r < q_rows - m0)
   factor = 1.0 / l_safe
-  # Turned in LDS: memory takes a part of a line as long as all of it.
   x = ()
   for i in gl.static_range(4):
     y = gl.where(live[None, :], acc[i] * factor[None, :], 0.0)
     x = x + (y.to(out.dtype.element_ty),)
-  x = gl.join(gl.join(x[0], x[1]), gl.join(x[2], x[3]))
-  turned = gl.allocate_shared_memory(
-      out.dtype.element_ty, [TILE_M, HEAD],
-      gl.SwizzledSharedLayout(8, 1, HEAD // 8, [1, 0]),
-      x.permute([1, 3, 2, 0]).reshape([TILE_M, HEAD]))
-  ROWS: gl.constexpr = gl.BlockedLayout(
-      [1, 8], [512 // HEAD, HEAD // 8], [WAVES, 1], [1, 0])
-  r = gl.arange(0, TILE_M, gl.SliceLayout(1, ROWS))[:, None]
-  col = gl.arange(0, HEAD, gl.SliceLayout(0, ROWS))[None, :]
-  gl.store(out + (r * stride_o + col), turned.load(ROWS), mask=r < q_rows - m0)
+  parts.write(out, stride_o, x, q_rows - m0)
