@@ -418,11 +418,11 @@ def _write(ptr, stride, sums, factor, live, rows):
   """Columns of sums, in parts, as rows of memory; behind `live` zeros."""
   S: gl.constexpr = sums[0].type.layout
   r = gl.arange(0, sums[0].shape[1], gl.SliceLayout(0, S))[None, :]
-  at = r * stride + gl.arange(0, parts.PART, gl.SliceLayout(1, S))[:, None]
+  x = ()
   for i in gl.static_range(len(sums)):
-    x = gl.where(r < live, sums[i] * factor, 0.0)
-    gl.store(ptr + (at + i * parts.PART), x.to(ptr.dtype.element_ty),
-             mask=r < rows)
+    y = gl.where(r < live, sums[i] * factor, 0.0)
+    x = x + (y.to(ptr.dtype.element_ty),)
+  parts.write(ptr, stride, x, rows)
 
 
 @gluon.jit

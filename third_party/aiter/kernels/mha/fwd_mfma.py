@@ -6,11 +6,15 @@ are its operand of the second product. A wave computes all of a tile's scores of
 its 32 rows. The head dimension lies in LDS in quarters: one is read while the
 one before it is multiplied.
 
-gfx950 copies tiles straight to LDS, into the half that is not read. There the
-exponentials of a tile stand between the matrix instructions that make the next
-one's scores: each wave keeps both units busy. gfx942 has LDS for one tile of
-two programs, and brings the next one by way of registers; its two programs a
-unit hide each other's exponentials.
+gfx950 copies tiles straight to LDS, into the half that is not read. There each
+wave keeps both units busy. Beside the matrix instructions that make a tile's
+scores it shrinks the output and takes half of the exponentials of the tile
+before it; beside those that multiply values it finds the largest scores and
+takes the other half. The one barrier of a tile is in the middle of these: what
+is left of them hides the first reads of the next tile's keys.
+
+gfx942 has LDS for one tile of two programs, and brings the next one by way of
+registers; its two programs a unit hide each other's exponentials.
 
 Of aligned heads, with nothing that changes scores but a window.
 """
@@ -20,13 +24,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import buffer_load, mfma
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 from triton.experimental.gluon.language.amd.hint import sched_barrier
-from triton.experimental.gluon.language.amd.slice import slice as part_of
 
 from third_party.aiter.kernels.mha import parts_mfma as parts
 from third_party.aiter.kernels.mha import scores
 
 HEAD = gl.constexpr(128)
 PART = parts.PART
+# Of a row that has seen no key yet: finite, which keeps a NaN away.
+LOWEST = gl.constexpr(-3e38)
 
 
 @gluon.constexpr_function
@@ -73,32 +78,41 @@ def _padded(keys):
 
 
 @gluon.jit
-def _tile(data, tile, at, CHECK: gl.constexpr):
-  """A tile's first element, and where the others lie from there.
-
-  CHECK: of keys behind the sequence's last one, where the tile's first one is.
-  """
+def _first(data, tile, N: gl.constexpr):
+  """A tile's first element."""
   ptr, stride, len_k = data
-  N: gl.constexpr = at.shape[0]
-  if CHECK:
-    key = gl.arange(0, N, gl.SliceLayout(1, at.type.layout))[:, None]
-    at = gl.where(key < len_k - tile * N, at, at - key * stride)
-  return ptr + (tile * N).to(gl.int64) * stride, at
+  return ptr + (tile * N).to(gl.int64) * stride
 
 
 @gluon.jit
-def _copy(data, tile, at, smem, CHECK: gl.constexpr):
+def _present(data, tile, at):
+  """Where a tile's elements lie from its first one: of keys behind the last one
+  of the sequence, where that is."""
+  ptr, stride, len_k = data
+  N: gl.constexpr = at.shape[0]
+  key = gl.arange(0, N, gl.SliceLayout(1, at.type.layout))[:, None]
+  return gl.where(key < len_k - tile * N, at, at - key * stride)
+
+
+@gluon.jit
+def _copy(ptr, at, smem):
   """Begins to copy a tile's quarters to LDS."""
-  ptr, at = _tile(data, tile, at, CHECK)
   N: gl.constexpr = at.shape[0]
   for i in gl.static_range(4):
     async_copy.buffer_load_to_shared(smem.slice(i * N, N), ptr, at + i * PART)
 
 
 @gluon.jit
+def _copy_tile(data, tile, at, smem):
+  """As _copy, of a tile that may be the sequence's last one."""
+  _copy(_first(data, tile, at.shape[0]), _present(data, tile, at), smem)
+
+
+@gluon.jit
 def _load(data, tile, at):
   """Begins to load a tile's quarters of keys."""
-  ptr, at = _tile(data, tile, at, True)
+  ptr = _first(data, tile, at.shape[0])
+  at = _present(data, tile, at)
   return (buffer_load(ptr, at), buffer_load(ptr, at + PART),
           buffer_load(ptr, at + 2 * PART), buffer_load(ptr, at + 3 * PART))
 
@@ -111,19 +125,21 @@ def _store(smem, parts):
 
 
 @gluon.jit
-def _keys(smem, i: gl.constexpr, S: gl.constexpr):
-  """A quarter, as the left operand. The wait for its copy was for all waves."""
-  N: gl.constexpr = smem.shape[0] // 4
+def _keys(smem, i: gl.constexpr, half: gl.constexpr, S: gl.constexpr):
+  """Half of the keys of a quarter, as the left operand. The wait for its copy
+  was for all waves."""
+  N: gl.constexpr = smem.shape[0] // 8
   return async_copy.load_shared_relaxed(
-      smem.slice(i * N, N), gl.DotOperandLayout(0, S, 8))
+      smem.slice((2 * i + half) * N, N), gl.DotOperandLayout(0, S, 8))
 
 
 @gluon.jit
-def _values(smem, i: gl.constexpr, S: gl.constexpr):
+def _values(smem, i: gl.constexpr, half: gl.constexpr, S: gl.constexpr):
   """As _keys; a lane has 4 keys, as many as of its scores lie together."""
-  N: gl.constexpr = smem.shape[0] // 4
+  N: gl.constexpr = smem.shape[0] // 8
   return async_copy.load_shared_relaxed(
-      smem.slice(i * N, N).permute([1, 0]), gl.DotOperandLayout(0, S, 4))
+      smem.slice((2 * i + half) * N, N).permute([1, 0]),
+      gl.DotOperandLayout(0, S, 4))
 
 
 @gluon.jit
@@ -139,16 +155,14 @@ def _hide(s, n0, m0, len_k, window):
 
 @gluon.jit
 def _largest(s, m, scale):
-  """The new m, what to take from scores, and what sums so far shrink by."""
+  """The new m, which exponents are less by, and what sums so far shrink by."""
   m_new = gl.maximum(m, gl.max(s, 0) * scale)
-  # A row that has seen no key yet: anything finite keeps the NaN away.
-  m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)
-  return m_new, m_exp, gl.exp2(m - m_exp)
+  return m_new, gl.exp2(m - m_new)
 
 
 @gluon.jit
-def _weights(s, m_exp, scale):
-  return gl.exp2(s * scale - m_exp[None, :])
+def _exponents(s, m, scale):
+  return s * scale - m[None, :]
 
 
 @gluon.jit
@@ -172,17 +186,16 @@ def _operand(p, dtype: gl.constexpr, CHEAP_CAST: gl.constexpr):
 
 
 @gluon.jit
-def _half(x, i: gl.constexpr, DIM: gl.constexpr):
-  """Half of a tile's keys, which are its dimension DIM."""
-  if DIM == 0:
-    return part_of(x, [x.shape[0] // 2, x.shape[1]], [x.shape[0] // 2 * i, 0])
-  else:
-    return part_of(x, [x.shape[0], x.shape[1] // 2], [0, x.shape[1] // 2 * i])
+def _split(x):
+  """A lane's scores of either half of the keys."""
+  return x.reshape([2, x.shape[0] // 2, x.shape[1]]).permute([1, 2, 0]).split()
 
 
 @gluon.jit
-def _add(acc, v, p0, p1):
-  return mfma(_half(v, 1, 1), p1, mfma(_half(v, 0, 1), p0, acc))
+def _join(x0, x1, S: gl.constexpr):
+  """What _split gave."""
+  x = gl.join(x0, x1).permute([2, 0, 1])
+  return gl.convert_layout(x.reshape([2 * x.shape[1], x.shape[2]]), S)
 
 
 @gluon.jit
@@ -192,93 +205,149 @@ def _attend_copied(
 ):
   """m, l and acc of all tiles, copied straight to LDS."""
   m, l, acc = sums
+  HALF: gl.constexpr = TILE_N // 2
   K: gl.constexpr = _copied(TILE_N, (4, 8, 16, 32), (1, 2))
   V: gl.constexpr = _copied(TILE_N, (1, 2, 4, 8), (16, 32))
   k_at = parts.places(k[1], TILE_N, TILE_N, PART, K)
   v_at = parts.places(v[1], TILE_N, TILE_N, PART, V)
-  keys = gl.allocate_shared_memory(dtype, [2, 4 * TILE_N, PART],
-                                   _padded(TILE_N))
-  values = gl.allocate_shared_memory(
-      dtype, [2, 4 * TILE_N, PART], gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
-  slot = 0
   tile = parts.tile_at(0, steps, edges)
   following = parts.tile_at(1, steps, edges)
-  _copy(k, tile, k_at, keys.index(0), True)
+  after = parts.tile_at(2, steps, edges)
+  keys = gl.allocate_shared_memory(dtype, [2, 4 * TILE_N, PART],
+                                   _padded(TILE_N))
+  _copy_tile(k, tile, k_at, keys.index(0))
+  _copy_tile(k, following, k_at, keys.index(1))
   async_copy.commit_group()
-  _copy(v, tile, v_at, values.index(0), True)
-  _copy(k, following, k_at, keys.index(1), True)
+  # By way of LDS, where values are later.
+  q = parts.columns(q[0], q[1], q[2], HEAD, S)
+  values = gl.allocate_shared_memory(
+      dtype, [2, 4 * TILE_N, PART], gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
+  _copy_tile(v, tile, v_at, values.index(0))
   async_copy.commit_group()
   async_copy.wait_group(1)
-  s = gl.zeros([TILE_N, TILE_M], gl.float32, S)
+  zero = gl.zeros([HALF, TILE_M], gl.float32, S)
+  s0 = zero
+  s1 = zero
   for i in gl.static_range(4):
-    s = mfma(_keys(keys.index(0), i, S), q[i], s)
-  s = _hide(s, tile * TILE_N, m0, k[2], window)
-  m, m_exp, alpha = _largest(s, m, scale)
-  # Copies two tiles behind need no check before the last two that all see.
-  inside = gl.maximum(full - 2, 0)
+    s0 = mfma(_keys(keys.index(0), i, 0, S), q[i], s0)
+    s1 = mfma(_keys(keys.index(0), i, 1, S), q[i], s1)
+  s0 = _hide(s0, tile * TILE_N, m0, k[2], window)
+  s1 = _hide(s1, tile * TILE_N + HALF, m0, k[2], window)
+  m, alpha = _largest(gl.maximum(s0, s1), m, scale)
+  async_copy.wait_group(0)
+  _copy_tile(k, after, k_at, keys.index(0))
+  _copy_tile(v, following, v_at, values.index(1))
+  async_copy.commit_group()
+  k0 = _keys(keys.index(1), 0, 0, S)
+  k1 = _keys(keys.index(1), 1, 0, S)
+  k2 = _keys(keys.index(1), 2, 0, S)
+  p0 = gl.exp2(_exponents(s0, m, scale))
+  s1 = _exponents(s1, m, scale)
+  slot = 0
+  # What these steps copy, keys three tiles behind and values two, is of tiles
+  # that all see, which follow each other.
+  inside = gl.maximum(full - 3, 0)
+  k_ptr = _first(k, edges[1] + 3, TILE_N)
+  v_ptr = _first(v, edges[1] + 2, TILE_N)
   for part in gl.static_range(2):
+    if part == 1:
+      following = parts.tile_at(inside + 1, steps, edges)
+      after = parts.tile_at(inside + 2, steps, edges)
     for step in range(inside * part, inside if part == 0 else steps - 1):
-      after = parts.tile_at(step + 2, steps, edges)
-      # What a step multiplies was copied in the one before it.
-      async_copy.wait_group(0)
-      _copy(k, after, k_at, keys.index(slot), part == 1)
       k_tile = keys.index(1 - slot)
       v_tile = values.index(slot)
-      k0 = _keys(k_tile, 0, S)
-      k1 = _keys(k_tile, 1, S)
-      sched_barrier()
-      _copy(v, following, v_at, values.index(1 - slot), part == 1)
-      async_copy.commit_group()
-      # The scheduler finds a place for each instruction between two barriers.
-      p0 = _weights(_half(s, 0, 0), m_exp, scale)
-      sched_barrier()
-      s_next = mfma(k0, q[0], gl.zeros([TILE_N, TILE_M], gl.float32, S))
-      sched_barrier()
-      k2 = _keys(k_tile, 2, S)
-      s_next = mfma(k1, q[1], s_next)
+      # k0 to k3 are the quarters of half of the keys, k4 to k7 of the other
+      # half; v0 and v1, and so on, the halves of a quarter. The scheduler finds
+      # a place for each instruction between two barriers.
+      k3 = _keys(k_tile, 3, 0, S)
+      s0 = mfma(k0, q[0], zero)
+      p1 = gl.exp2(s1)
+      k4 = _keys(k_tile, 0, 1, S)
+      s0 = mfma(k1, q[1], s0)
+      k5 = _keys(k_tile, 1, 1, S)
+      s0 = mfma(k2, q[2], s0)
       l = _faded(l, alpha) + _own(p0)
       p0 = _operand(p0, dtype, False)
+      k6 = _keys(k_tile, 2, 1, S)
+      s0 = mfma(k3, q[3], s0)
       sched_barrier()
-      k3 = _keys(k_tile, 3, S)
-      s_next = mfma(k2, q[2], s_next)
-      p1 = _weights(_half(s, 1, 0), m_exp, scale)
-      v0 = _values(v_tile, 0, S)
-      sched_barrier()
-      s_next = mfma(k3, q[3], s_next)
+      fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
+      a0, a1, a2, a3 = acc
+      k7 = _keys(k_tile, 3, 1, S)
+      s1 = mfma(k4, q[0], zero)
       l += _own(p1)
       p1 = _operand(p1, dtype, False)
+      a0 = a0 * fade
+      v0 = _values(v_tile, 0, 0, S)
+      s1 = mfma(k5, q[1], s1)
+      a1 = a1 * fade
+      v1 = _values(v_tile, 0, 1, S)
+      s1 = mfma(k6, q[2], s1)
+      a2 = a2 * fade
+      s1 = mfma(k7, q[3], s1)
+      a3 = a3 * fade
       sched_barrier()
       if part == 1:
         if step + 1 >= full:
-          s_next = _hide(s_next, following * TILE_N, m0, k[2], window)
-      s = s_next
-      fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
-      a0, a1, a2, a3 = acc
-      v1 = _values(v_tile, 1, S)
-      a0 = _add(a0 * fade, v0, p0, p1)
-      m, m_exp, alpha = _largest(s, m, scale)
+          s0 = _hide(s0, following * TILE_N, m0, k[2], window)
+          s1 = _hide(s1, following * TILE_N + HALF, m0, k[2], window)
+      v2 = _values(v_tile, 1, 0, S)
+      v3 = _values(v_tile, 1, 1, S)
+      a0 = mfma(v0, p0, a0)
+      m, alpha = _largest(gl.maximum(s0, s1), m, scale)
+      v4 = _values(v_tile, 2, 0, S)
+      a0 = mfma(v1, p1, a0)
+      v5 = _values(v_tile, 2, 1, S)
+      a1 = mfma(v2, p0, a1)
+      x0, x1 = _split(_exponents(s0, m, scale))
+      v6 = _values(v_tile, 3, 0, S)
+      a1 = mfma(v3, p1, a1)
+      x0 = gl.exp2(x0)
+      v7 = _values(v_tile, 3, 1, S)
+      a2 = mfma(v4, p0, a2)
+      s1 = _exponents(s1, m, scale)
       sched_barrier()
-      v2 = _values(v_tile, 2, S)
-      a1 = _add(a1 * fade, v1, p0, p1)
-      v3 = _values(v_tile, 3, S)
+      if part == 1:
+        following = after
+        after = parts.tile_at(step + 3, steps, edges)
+      # Nobody reads this step's tiles any more, and what the next one reads was
+      # copied since the one before.
+      async_copy.wait_group(0)
+      if part == 0:
+        _copy(k_ptr, k_at, keys.index(1 - slot))
+      else:
+        _copy_tile(k, after, k_at, keys.index(1 - slot))
+      a2 = mfma(v5, p1, a2)
+      k_tile = keys.index(slot)
+      k0 = _keys(k_tile, 0, 0, S)
       sched_barrier()
-      a2 = _add(a2 * fade, v2, p0, p1)
-      a3 = _add(a3 * fade, v3, p0, p1)
+      k1 = _keys(k_tile, 1, 0, S)
+      a3 = mfma(v6, p0, a3)
+      p0 = _join(x0, gl.exp2(x1), S)
+      k2 = _keys(k_tile, 2, 0, S)
+      if part == 0:
+        _copy(v_ptr, v_at, values.index(slot))
+      else:
+        _copy_tile(v, following, v_at, values.index(slot))
+      async_copy.commit_group()
+      a3 = mfma(v7, p1, a3)
       acc = a0, a1, a2, a3
-      following = after
+      if part == 0:
+        k_ptr += TILE_N * k[1].to(gl.int64)
+        v_ptr += TILE_N * v[1].to(gl.int64)
       slot = 1 - slot
   async_copy.wait_group(0)
-  p = _weights(s, m_exp, scale)
-  l = _faded(l, alpha) + _own(p)
-  p = _operand(p, dtype, False)
+  p1 = gl.exp2(s1)
+  l = _faded(l, alpha) + _own(p0) + _own(p1)
+  p0 = _operand(p0, dtype, False)
+  p1 = _operand(p1, dtype, False)
   v_tile = values.index(slot)
   fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
-  a0, a1, a2, a3 = acc
-  a0 = mfma(_values(v_tile, 0, S), p, a0 * fade)
-  a1 = mfma(_values(v_tile, 1, S), p, a1 * fade)
-  a2 = mfma(_values(v_tile, 2, S), p, a2 * fade)
-  a3 = mfma(_values(v_tile, 3, S), p, a3 * fade)
-  return m, l, (a0, a1, a2, a3)
+  out = ()
+  for i in gl.static_range(4):
+    a = mfma(_values(v_tile, i, 0, S), p0, acc[i] * fade)
+    out = out + (mfma(_values(v_tile, i, 1, S), p1, a),)
+  return m, l, out
 
 
 @gluon.jit
@@ -289,6 +358,7 @@ def _attend_loaded(
 ):
   """m, l and acc of all tiles, by way of registers to LDS."""
   m, l, acc = sums
+  q = parts.columns(q[0], q[1], q[2], HEAD, S)
   K: gl.constexpr = _copied(TILE_N, (1, 2, 4, 8), (16, 32))
   KEYS: gl.constexpr = gl.DotOperandLayout(0, S, 8)
   VALUES: gl.constexpr = gl.DotOperandLayout(0, S, 4)
@@ -301,8 +371,8 @@ def _attend_loaded(
       dtype, [HEAD, TILE_N], gl.SwizzledSharedLayout(4, 1, 16, [1, 0]))
   tile = parts.tile_at(0, steps, edges)
   _store(keys, _load(k, tile, k_at))
-  v_ptr, at = _tile(v, tile, v_at, True)
-  values.store(buffer_load(v_ptr, at).permute([1, 0]))
+  v_first = buffer_load(_first(v, tile, TILE_N), _present(v, tile, v_at))
+  values.store(v_first.permute([1, 0]))
   for part in gl.static_range(2):
     for step in range(full * part, full if part == 0 else steps):
       following = parts.tile_at(step + 1, steps, edges)
@@ -317,12 +387,12 @@ def _attend_loaded(
         k_part = k_after
       sched_barrier()
       _store(keys, k_next)
-      v_ptr, at = _tile(v, following, v_at, True)
-      v_next = buffer_load(v_ptr, at)
+      v_next = buffer_load(_first(v, following, TILE_N),
+                           _present(v, following, v_at))
       if part == 1:
         s = _hide(s, tile * TILE_N, m0, k[2], window)
-      m, m_exp, alpha = _largest(s, m, scale)
-      p = _weights(s, m_exp, scale)
+      m, alpha = _largest(s, m, scale)
+      p = gl.exp2(_exponents(s, m, scale))
       l = _faded(l, alpha) + _own(p)
       p = _operand(p, dtype, CHEAP_CAST)
       fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
@@ -413,7 +483,7 @@ def mha_fwd(
   m_first = float("-inf")
   if flags & scores.SINK:
     m_first = gl.load(sink + index * nhead_q + head) * scores.LOG2E
-  m = gl.zeros_like(r).to(gl.float32) + m_first
+  m = gl.zeros_like(r).to(gl.float32) + gl.maximum(m_first, LOWEST)
   SUMS: gl.constexpr = _sums(WAVES)
   l = gl.zeros([2, 4, TILE_M], gl.float32, SUMS) + gl.where(
       m_first == float("-inf"), 0.0, 1.0 / 8)
@@ -421,7 +491,7 @@ def mha_fwd(
   acc = zero, zero, zero, zero
   if steps > 0:
     dtype: gl.constexpr = q.dtype.element_ty
-    q_parts = parts.columns(q, stride_q, len_q - m0, HEAD, S)
+    q_data = q, stride_q, len_q - m0
     edges = low, full_low, full_high
     full = full_high - full_low
     scale = softmax_scale * scores.LOG2E
@@ -429,23 +499,21 @@ def mha_fwd(
     v_data = v, stride_v, len_k
     if CDNA == 4:
       m, l, acc = _attend_copied(
-          (m, l, acc), q_parts, k_data, v_data, m0, window, steps, full, edges,
+          (m, l, acc), q_data, k_data, v_data, m0, window, steps, full, edges,
           scale, dtype, TILE_M, TILE_N, S)
     else:
       m, l, acc = _attend_loaded(
-          (m, l, acc), q_parts, k_data, v_data, m0, window, steps, full, edges,
+          (m, l, acc), q_data, k_data, v_data, m0, window, steps, full, edges,
           scale, dtype, CHEAP_CAST, TILE_M, TILE_N, S)
 
   l = gl.convert_layout(gl.sum(gl.sum(l, 1), 0), gl.SliceLayout(0, S))
   live = (r < len_q - m0) & ((l > 0) | (l != l))
   l_safe = gl.where(live, l, 1.0)
-  stored = r < q_rows - m0
   gl.store(lse + r, gl.where(live, m * scores.LN2 + gl.log(l_safe),
-                             float("-inf")), mask=stored)
+                             float("-inf")), mask=r < q_rows - m0)
   factor = 1.0 / l_safe
-  col = gl.arange(0, PART, gl.SliceLayout(1, S))[:, None]
-  o_at = r[None, :] * stride_o + col
+  x = ()
   for i in gl.static_range(4):
-    x = gl.where(live[None, :], acc[i] * factor[None, :], 0.0)
-    gl.store(out + (o_at + i * PART), x.to(out.dtype.element_ty),
-             mask=stored[None, :])
+    y = gl.where(live[None, :], acc[i] * factor[None, :], 0.0)
+    x = x + (y.to(out.dtype.element_ty),)
+  parts.write(out, stride_o, x, q_rows - m0)

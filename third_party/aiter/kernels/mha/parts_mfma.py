@@ -63,6 +63,22 @@ def columns(ptr, stride, left, HEAD: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
+def write(ptr, stride, x, rows):
+  """Columns in parts, as rows of memory.
+
+  They are turned by way of LDS: lanes have 8 bytes of a row, and memory takes
+  16 as slowly as 64, which is a row of a part.
+  """
+  ROWS: gl.constexpr = gl.BlockedLayout(
+      [1, 8], [512 // PART, PART // 8], [gl.num_warps(), 1], [1, 0])
+  row = gl.arange(0, x[0].shape[1], gl.SliceLayout(1, ROWS))[:, None]
+  at = row * stride + gl.arange(0, PART, gl.SliceLayout(0, ROWS))[None, :]
+  for i in gl.static_range(len(x)):
+    gl.store(ptr + (at + i * PART),
+             gl.convert_layout(x[i].permute([1, 0]), ROWS), mask=row < rows)
+
+
+@gluon.jit
 def tile_at(step, steps, edges):
   """The tile of a step: first those that all columns see, then the others."""
   low, full_low, full_high = edges
