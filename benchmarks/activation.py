@@ -15,9 +15,7 @@ that a call must move (shapes.py), by its time, by the copy's bytes by its time.
 columns. How a call is timed: report.median_time.
 """
 
-import argparse
 import functools
-import pathlib
 import random
 import sys
 
@@ -111,10 +109,9 @@ def measure(shape: shapes.Activation, dtype: str, seconds: float):
     for name, (times, _) in found.items():
       rows.append({
           "function": shape.function, "rows": shape.rows, "cols": shape.cols,
-          "pass": which, "implementation": name, "ms": times[which] * 1e3,
-          "gb_per_s": size / times[which] / 1e9,
-          "share_of_copy": size / times[which] / rate,
-          "copy_gb_per_s": rate / 1e9, "error": off if name == OURS else 0.0})
+          "pass": which, "implementation": name,
+          **report.speeds(size, times[which], rate),
+          "error": off if name == OURS else 0.0})
     print(f"{shape}: {which} {rows[-2]['ms']:.4f} ms, xla {rows[-1]['ms']:.4f}",
           flush=True)
   return rows, [] if off < 0.07 else [f"{shape}: {OURS} is off by {off:.3g}"]
@@ -147,25 +144,13 @@ def drawn(count: int, seed: int) -> list[shapes.Activation]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--smoke", action="store_true", help="tiny shapes")
-  parser.add_argument("--random", type=int, default=0, metavar="N")
-  parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"),
-                      default="bfloat16")
-  parser.add_argument("--seconds", type=float, default=0.1,
-                      help="device time spent on one figure")
-  parser.add_argument("--out", type=pathlib.Path, default="activation_out")
-  parser.add_argument("--markdown", metavar="FILE",
-                      help="write the table there too; - prints it")
-  args = parser.parse_args()
-  problems = (shapes.ACTIVATION_SMOKE if args.smoke else shapes.ACTIVATION)
+  args = report.told(report.parser(__doc__, "activation", draws=True))
+  problems = shapes.ACTIVATION_SMOKE if args.smoke else shapes.ACTIVATION
   problems = problems + drawn(args.random, args.seed)
   print(report.title(args.dtype))
   rows, wrong = [], []
   for shape in problems:
-    more, bad = measure(shape, args.dtype,
-                        0.02 if args.smoke else args.seconds)
+    more, bad = measure(shape, args.dtype, args.seconds)
     rows += more
     wrong += bad
   return report.finish(args, "activation", rows, table(rows),

@@ -18,10 +18,8 @@ the host's. Few tokens are a matter of launches: beside them stands a program of
 CHAIN writes that skip their only token ("empty").
 """
 
-import argparse
 import functools
 import itertools
-import pathlib
 import sys
 from typing import NamedTuple
 
@@ -317,36 +315,20 @@ def table(found: list[dict]) -> list[list[str]]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--smoke", action="store_true", help="tiny sizes")
-  parser.add_argument("--only", action="append", choices=KINDS)
-  parser.add_argument("--random", type=int, default=0, metavar="N")
-  parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument(
-    "--implementations",
-    nargs="+",
-    choices=IMPLEMENTATIONS,
-    default=IMPLEMENTATIONS,
+  parser = report.parser(
+    __doc__, "cache", IMPLEMENTATIONS, ("bfloat16",), draws=True
   )
+  parser.add_argument("--only", action="append", choices=KINDS)
   parser.add_argument(
     "--pages", type=int, default=16384, help="pages of a pool"
   )
-  parser.add_argument(
-    "--seconds", type=float, default=0.1, help="device time spent on one figure"
-  )
-  parser.add_argument("--out", type=pathlib.Path, default="cache_out")
-  parser.add_argument(
-    "--markdown", metavar="FILE", help="write the table there too; - prints it"
-  )
-  args = parser.parse_args()
+  args = report.told(parser)
   writes = [*(SMOKE if args.smoke else WRITES), *drawn(args.random, args.seed)]
   writes = [w for w in writes if not args.only or w.kind in args.only]
-  seconds = 0.02 if args.smoke else args.seconds
-  title = report.title("bfloat16")
-  print(title)
+  print(report.title(args.dtype))
 
   pages = 64 if args.smoke else args.pages
-  empty = empty_time(16, seconds)
+  empty = empty_time(16, args.seconds)
   print(f"empty launch: {empty * 1e6:.2f} us")
   found, wrong = [], []
   for write in writes:
@@ -355,19 +337,16 @@ def main() -> int:
     own = max(own, -(-write.tokens // PAGE))
     if len(args.implementations) > 1 and not is_same(write, own):
       wrong.append(f"{write}: {OURS} and xla differ")
-    found += measure(write, args.implementations, own, empty, seconds)
+    found += measure(write, args.implementations, own, empty, args.seconds)
 
-  lines = table(found)
-  print(f"\n{report.as_text(lines)}")
-  args.out.mkdir(parents=True, exist_ok=True)
-  report.write_csv(found, args.out / "cache.csv")
-  if args.markdown:
-    report.write_markdown(
-      report.as_markdown(lines, title), args.markdown, "cache"
-    )
-  for text in wrong:
-    print(f"WRONG: {text}", file=sys.stderr)
-  return 1 if wrong else 0
+  return report.finish(
+    args,
+    "cache",
+    found,
+    table(found),
+    "GB/s: bytes read and written, divided by the time",
+    wrong,
+  )
 
 
 if __name__ == "__main__":

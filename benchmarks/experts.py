@@ -153,7 +153,7 @@ def measure(shape: Shape, ways, dtype, seconds: float):
 
 def main() -> int:
   flags = report.parser(__doc__, "experts", WAYS)
-  args = flags.parse_args()
+  args = report.told(flags)
   rows, wrong = report.each_shape(
     measure, SMOKE if args.smoke else SHAPES, args
   )

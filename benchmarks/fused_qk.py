@@ -323,11 +323,9 @@ def table(found: list[dict]) -> list[list[str]]:
 
 def main() -> int:
   parser = report.parser(__doc__, "fused_qk", IMPLEMENTATIONS,
-                         ("bfloat16", "float16"))
+                         ("bfloat16", "float16"), draws=True)
   parser.add_argument("--only", choices=("heads", "latent", "rows"))
-  parser.add_argument("--random", type=int, default=0, metavar="N")
-  parser.add_argument("--seed", type=int, default=0)
-  args = parser.parse_args()
+  args = report.told(parser)
   print(report.title(args.dtype))
   listed = {"heads": shapes.FUSED_HEADS, "latent": shapes.FUSED_QK,
             "rows": shapes.FUSED_ROWS}
@@ -341,8 +339,7 @@ def main() -> int:
   for shape in (*(s for some in listed.values() for s in some),
                 *shapes.random_fused_heads(args.random, args.seed)):
     rows, errors = measure(shape, args.implementations, args.dtype,
-                           0.02 if args.smoke else args.seconds,
-                           2 if args.smoke else _CALLS)
+                           args.seconds, 2 if args.smoke else _CALLS)
     found += rows
     wrong += errors
   return report.finish(

@@ -340,23 +340,19 @@ def summary(rows: list[dict]) -> str:
 
 def main() -> int:
   parser = report.parser(
-    __doc__, "gemm", IMPLEMENTATIONS, ("bfloat16", "float16")
+    __doc__, "gemm", IMPLEMENTATIONS, ("bfloat16", "float16"), draws=True
   )
   parser.add_argument(
     "--only", action="append", metavar="TEXT", help="names with this in them"
   )
   parser.add_argument("--copies", type=int, default=8, help="of small weights")
   parser.add_argument(
-    "--random", type=int, metavar="N", help="N sizes drawn from --seed instead"
-  )
-  parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument(
     "--kind",
     choices=("bf16", "int8", "fp8", "fp8_block"),
     default="bf16",
     help="of random sizes",
   )
-  args = parser.parse_args()
+  args = report.told(parser)
   listed = shapes.GEMM_SMOKE if args.smoke else shapes.GEMM
   if args.random:
     listed = shapes.random_gemms(args.kind, args.random, args.seed)
@@ -365,13 +361,12 @@ def main() -> int:
   ]
   if not problems:
     parser.error("no problem has that name; see shapes.py")
-  seconds = 0.02 if args.smoke else args.seconds
   print(report.title(args.dtype))
 
   rows, wrong = [], []
   compiled = programs(problems, args.implementations, args.dtype, args.copies)
   for shape in problems:
-    more, bad = measure(shape, args.implementations, compiled, seconds)
+    more, bad = measure(shape, args.implementations, compiled, args.seconds)
     rows += more
     wrong += bad
 

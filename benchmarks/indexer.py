@@ -146,17 +146,13 @@ def table(found: list[dict]) -> list[list[str]]:
 
 
 def main() -> int:
-  parser = report.parser(__doc__, "indexer", IMPLEMENTATIONS,
-                         ("float8_e4m3fn",))
-  parser.add_argument("--random", type=int, default=0, metavar="N")
-  parser.add_argument("--seed", type=int, default=0)
-  args = parser.parse_args()
+  args = report.told(report.parser(
+    __doc__, "indexer", IMPLEMENTATIONS, ("float8_e4m3fn",), draws=True))
   print(report.title(args.dtype))
   found, wrong = [], []
   for shape in (shapes.random_indexer(args.random, args.seed) or
                 (shapes.INDEXER_SMOKE if args.smoke else shapes.INDEXER)):
-    rows, errors = measure(shape, args.implementations,
-                           0.02 if args.smoke else args.seconds)
+    rows, errors = measure(shape, args.implementations, args.seconds)
     found += rows
     wrong += errors
   return report.finish(

@@ -115,13 +115,12 @@ def table(found: list[dict]) -> list[list[str]]:
 
 
 def main() -> int:
-  args = report.parser(__doc__, "mha_fp8", IMPLEMENTATIONS,
-                       ("bfloat16",)).parse_args()
+  args = report.told(
+    report.parser(__doc__, "mha_fp8", IMPLEMENTATIONS, ("bfloat16",)))
   print(report.title(aiter.float8_dtype().name))
   found, wrong = [], []
   for shape in MHA_FP8_SMOKE if args.smoke else MHA_FP8:
-    rows, errors = measure(shape, args.implementations,
-                           0.02 if args.smoke else args.seconds)
+    rows, errors = measure(shape, args.implementations, args.seconds)
     found += rows
     wrong += errors
   return report.finish(

@@ -193,21 +193,15 @@ def table(found: list[dict]) -> list[list[str]]:
 
 def main() -> int:
   parser = report.parser(__doc__, "mla", IMPLEMENTATIONS,
-                         ("bfloat16", "float16"))
+                         ("bfloat16", "float16"), draws=True)
   parser.add_argument("--only", nargs="*", metavar="NAME")
-  parser.add_argument("--random", type=int, default=0, metavar="N")
-  parser.add_argument("--seed", type=int, default=0)
-  args = parser.parse_args()
+  args = report.told(parser)
   print(report.title(args.dtype))
-  found, wrong = [], []
   listed = MLA_SMOKE if args.smoke else MLA
   if args.only is not None:
     listed = [shape for shape in listed if shape.name in args.only]
-  for shape in [*listed, *drawn(args.random, args.seed)]:
-    rows, errors = measure(shape, args.implementations, args.dtype,
-                           0.02 if args.smoke else args.seconds)
-    found += rows
-    wrong += errors
+  found, wrong = report.each_shape(
+    measure, [*listed, *drawn(args.random, args.seed)], args)
   return report.finish(
     args, "mla", found, table(found),
     "GB/s: bytes of the rows of the cache that are attended to, each counted"

@@ -11,9 +11,7 @@ is left out. Products of eight and of four bits have none. Weights' bytes are
 those of groups that have rows.
 """
 
-import argparse
 import functools
-import pathlib
 import random
 import sys
 
@@ -246,24 +244,15 @@ def drawn(count: int, seed: int) -> list[shapes.Experts]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--smoke", action="store_true", help="tiny shapes")
-  parser.add_argument("--random", type=int, default=0, metavar="N")
-  parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--seconds", type=float, default=0.1,
-                      help="device time spent on one figure")
-  parser.add_argument("--out", type=pathlib.Path, default="moe_out")
-  parser.add_argument("--markdown", metavar="FILE",
-                      help="write the table there too; - prints it")
-  parser.set_defaults(dtype="bfloat16")
-  args = parser.parse_args()
+  args = report.told(
+      report.parser(__doc__, "moe", dtypes=("bfloat16",), draws=True))
   problems = shapes.MOE_SMOKE if args.smoke else shapes.MOE
   if args.random:
     problems = drawn(args.random, args.seed)
   print(report.title(args.dtype))
   rows, off = [], []
   for shape in problems:
-    more, bad = measure(shape, 0.02 if args.smoke else args.seconds)
+    more, bad = measure(shape, args.seconds)
     rows += more
     off += bad
   return report.finish(

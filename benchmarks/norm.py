@@ -226,10 +226,7 @@ def measure(shape, kind, names, dtype, rate, seconds):
         "kind": kind,
         "pass": which,
         "implementation": name,
-        "ms": times[which] * 1e3,
-        "gb_per_s": size / times[which] / 1e9,
-        "share_of_copy": size / times[which] / rate,
-        "copy_gb_per_s": rate / 1e9,
+        **report.speeds(size, times[which], rate),
         "error": off if name == OURS else 0.0,
       }
       rows.append(row)
@@ -286,14 +283,12 @@ def drawn(count: int, seed: int) -> list[shapes.Norm]:
 
 
 def main() -> int:
-  parser = report.parser(__doc__, "norm", IMPLEMENTATIONS)
+  parser = report.parser(__doc__, "norm", IMPLEMENTATIONS, draws=True)
   parser.add_argument(
     "--only", action="append", type=int, metavar="COLS", help="these columns"
   )
-  parser.add_argument("--random", type=int, default=0, metavar="N")
-  parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-  args = parser.parse_args()
+  args = report.told(parser)
   problems = [
     s
     for s in (shapes.NORM_SMOKE if args.smoke else shapes.NORM)
@@ -301,16 +296,15 @@ def main() -> int:
   ] + drawn(args.random, args.seed)
   if not problems:
     parser.error("no problem has so many columns; see shapes.py")
-  seconds = 0.02 if args.smoke else args.seconds
   print(report.title(args.dtype))
 
   rows, wrong = [], []
   for shape in problems:
     size = 2 * shape.rows * shape.cols * jnp.dtype(args.dtype).itemsize
-    rate = report.copy_rate(size, seconds, torch_too=True, sets=SETS)
+    rate = report.copy_rate(size, args.seconds, torch_too=True, sets=SETS)
     for kind in args.kinds:
       more, bad = measure(
-        shape, kind, args.implementations, args.dtype, rate, seconds
+        shape, kind, args.implementations, args.dtype, rate, args.seconds
       )
       rows += more
       wrong += bad

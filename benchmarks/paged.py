@@ -36,9 +36,9 @@ SETS, CALLS = 2, 8  # arguments, and calls of a program
 _ROOM = 2**33  # Bytes that a plain formula may gather or score.
 
 
-def drawn(count: int) -> list[Paged]:
-  """Batches of random lengths, the same in every run."""
-  rng = np.random.default_rng(0)
+def drawn(count: int, seed: int) -> list[Paged]:
+  """Batches of random lengths."""
+  rng = np.random.default_rng(seed)
   out = []
   for i in range(count):
     batch = int(np.exp2(rng.uniform(0, 7)))
@@ -227,17 +227,12 @@ def table(found: list[dict]) -> list[list[str]]:
 
 
 def main() -> int:
-  parser = report.parser(__doc__, "paged", IMPLEMENTATIONS,
-                         ("bfloat16", "float16"))
-  parser.add_argument("--random", type=int, default=0, metavar="N")
-  args = parser.parse_args()
+  args = report.told(report.parser(
+    __doc__, "paged", IMPLEMENTATIONS, ("bfloat16", "float16"), draws=True))
   print(report.title(args.dtype))
-  found, wrong = [], []
-  for shape in [*(PAGED_SMOKE if args.smoke else PAGED), *drawn(args.random)]:
-    rows, errors = measure(shape, args.implementations, args.dtype,
-                           0.02 if args.smoke else args.seconds)
-    found += rows
-    wrong += errors
+  listed = PAGED_SMOKE if args.smoke else PAGED
+  found, wrong = report.each_shape(
+    measure, [*listed, *drawn(args.random, args.seed)], args)
   return report.finish(
     args, "paged", found, table(found),
     "GB/s: bytes of the contexts' keys and values, divided by the time.", wrong)

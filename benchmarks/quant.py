@@ -102,10 +102,7 @@ def measure(shape: shapes.Quant, names, dtype, seconds: float):
     rows.append({
       **shape._asdict(),
       "implementation": name,
-      "ms": time * 1e3,
-      "gb_per_s": size / time / 1e9,
-      "share_of_copy": size / time / rate,
-      "copy_gb_per_s": rate / 1e9,
+      **report.speeds(size, time, rate),
       "error": off if name == OURS else float(np.nan),
     })
     print(
@@ -146,16 +143,12 @@ def drawn(count: int, seed: int) -> list[shapes.Quant]:
 
 
 def main() -> int:
-  parser = report.parser(__doc__, "quant", IMPLEMENTATIONS)
+  parser = report.parser(__doc__, "quant", IMPLEMENTATIONS, draws=True)
   parser.add_argument("--only", choices=tuple(KINDS))
-  parser.add_argument("--random", type=int, default=0, metavar="N")
-  parser.add_argument("--seed", type=int, default=0)
-  args = parser.parse_args()
+  args = report.told(parser)
   sizes = shapes.QUANT_SMOKE if args.smoke else shapes.QUANT
   problems = [shapes.Quant(k, *size) for size in sizes for k in KINDS]
   problems += drawn(args.random, args.seed)
-  if args.smoke:
-    args.seconds = 0.02
   print(report.title(args.dtype))
   rows, wrong = report.each_shape(
     measure, [s for s in problems if args.only in (None, s.kind)], args

@@ -26,18 +26,33 @@ class Unsupported(Exception):
 def parser(
   description: str,
   name: str,
-  implementations: tuple[str, ...],
+  implementations: tuple[str, ...] = (),
   dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32"),
+  draws: bool = False,
 ) -> argparse.ArgumentParser:
-  """Returns a parser of what every benchmark can be told."""
+  """Returns a parser of what every benchmark can be told, for `told`.
+
+  Args:
+    description: the program's docstring.
+    name: of the benchmark.
+    implementations: of which any may be left out; else all are compared.
+    dtypes: of the inputs, the usual one first.
+    draws: whether it can draw problems at random.
+  """
   flags = argparse.ArgumentParser(description=description.split("\n")[0])
   flags.add_argument("--smoke", action="store_true", help="tiny shapes")
-  flags.add_argument(
-    "--implementations",
-    nargs="+",
-    choices=implementations,
-    default=implementations,
-  )
+  if implementations:
+    flags.add_argument(
+      "--implementations",
+      nargs="+",
+      choices=implementations,
+      default=implementations,
+    )
+  if draws:
+    flags.add_argument(
+      "--random", type=int, default=0, metavar="N", help="problems to draw"
+    )
+    flags.add_argument("--seed", type=int, default=0)
   flags.add_argument("--dtype", choices=dtypes, default=dtypes[0])
   flags.add_argument(
     "--seconds", type=float, default=0.1, help="device time spent on one figure"
@@ -47,6 +62,14 @@ def parser(
     "--markdown", metavar="FILE", help="write the table there too; - prints it"
   )
   return flags
+
+
+def told(flags: argparse.ArgumentParser) -> argparse.Namespace:
+  """Returns what the command line says; tiny shapes take little time."""
+  args = flags.parse_args()
+  if args.smoke:
+    args.seconds = 0.02
+  return args
 
 
 def each_shape(measure, shapes, args) -> tuple[list, list]:
@@ -80,6 +103,16 @@ def finish(args, name: str, rows, lines, legend: str, wrong) -> int:
   for text in wrong:
     print(f"WRONG: {text}", file=sys.stderr)
   return 1 if wrong else 0
+
+
+def speeds(size: int, seconds: float, rate: float) -> dict:
+  """Cells of a row: of a call that moves `size` bytes beside a copy's rate."""
+  return {
+    "ms": seconds * 1e3,
+    "gb_per_s": size / seconds / 1e9,
+    "share_of_copy": size / seconds / rate,
+    "copy_gb_per_s": rate / 1e9,
+  }
 
 
 def title(dtype: str) -> str:

@@ -132,10 +132,7 @@ def measure(shape: shapes.Rope, kind: str, names, dtype: str, seconds: float):
         "kind": kind,
         "pass": which,
         "implementation": name,
-        "ms": times[which] * 1e3,
-        "gb_per_s": size / times[which] / 1e9,
-        "share_of_copy": size / times[which] / rate,
-        "copy_gb_per_s": rate / 1e9,
+        **report.speeds(size, times[which], rate),
         "error": off if name == OURS else 0.0,
       }
       rows.append(row)
@@ -199,12 +196,10 @@ def drawn(count: int, seed: int) -> list[shapes.Rope]:
 
 
 def main() -> int:
-  parser = report.parser(__doc__, "rope", IMPLEMENTATIONS)
+  parser = report.parser(__doc__, "rope", IMPLEMENTATIONS, draws=True)
   parser.add_argument("--only", metavar="PART", help="names that have it")
-  parser.add_argument("--random", type=int, default=0, metavar="N")
-  parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-  args = parser.parse_args()
+  args = report.told(parser)
   problems = [
     s
     for s in (shapes.ROPE_SMOKE if args.smoke else shapes.ROPE)
@@ -213,14 +208,13 @@ def main() -> int:
   ]
   if not problems:
     parser.error("no problem has such a name; see shapes.py")
-  seconds = 0.02 if args.smoke else args.seconds
   print(report.title(args.dtype))
 
   rows, wrong = [], []
   for shape in problems:
     for kind in args.kinds:
       more, bad = measure(
-        shape, kind, args.implementations, args.dtype, seconds
+        shape, kind, args.implementations, args.dtype, args.seconds
       )
       rows += more
       wrong += bad

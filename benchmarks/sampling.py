@@ -12,9 +12,7 @@ by jax.random.categorical, so that what is compared are the columns that may be
 drawn: none of ours may be outside of them. GB/s counts the logits once.
 """
 
-import argparse
 import functools
-import pathlib
 import random
 import sys
 
@@ -155,25 +153,14 @@ def drawn(count: int, seed: int) -> list[shapes.Sampling]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--smoke", action="store_true", help="tiny shapes")
-  parser.add_argument("--random", type=int, default=0, metavar="N")
-  parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--dtype", choices=("bfloat16", "float32"),
-                      default="bfloat16")
-  parser.add_argument("--seconds", type=float, default=0.1,
-                      help="device time spent on one figure")
-  parser.add_argument("--out", type=pathlib.Path, default="sampling_out")
-  parser.add_argument("--markdown", metavar="FILE",
-                      help="write the table there too; - prints it")
-  args = parser.parse_args()
+  args = report.told(report.parser(
+      __doc__, "sampling", dtypes=("bfloat16", "float32"), draws=True))
   problems = shapes.SAMPLING_SMOKE if args.smoke else shapes.SAMPLING
   problems = problems + drawn(args.random, args.seed)
   print(report.title(args.dtype))
   rows, off = [], []
   for shape in problems:
-    more, bad = measure(shape, args.dtype,
-                        0.02 if args.smoke else args.seconds)
+    more, bad = measure(shape, args.dtype, args.seconds)
     rows += more
     off += bad
   return report.finish(

@@ -426,6 +426,81 @@ def mesh_axes(text: str) -> dict[str, int]:
   return sizes
 
 
+def run_each(args: argparse.Namespace, cfg: Config) -> dict[str, dict] | None:
+  """Trains in a process for each run; what they found, None if one failed."""
+  results = {}
+  for name, function in RUNS.items():  # in turn: each has the machine alone
+    command = [
+      sys.executable,
+      __file__,
+      "--run",
+      name,
+      "--preset",
+      args.preset,
+      "--steps",
+      str(cfg.steps),
+      "--out",
+      args.out,
+      "--seed",
+      str(args.seed),
+    ]
+    if args.mesh:
+      axes = ",".join(f"{axis}={n}" for axis, n in args.mesh.items())
+      command += ["--mesh", axes]
+    if subprocess.run(command).returncode:
+      print(f"the run with {function} failed", file=sys.stderr)
+      return None
+    path = args.out / f"{name}.json"
+    results[name] = json.loads(path.read_text())
+    path.unlink()
+  return results
+
+
+def report(results: dict[str, dict], cfg: Config, out: pathlib.Path) -> bool:
+  """Prints and writes what the runs found; returns whether losses agree."""
+  ours, theirs = results.values()
+  print(
+    f"\n{ours['parameters']:,} parameters, {cfg.steps} steps of "
+    f"{cfg.batch} x {cfg.seq} bytes, {cfg.dtype}, {ours['device']}"
+  )
+  print(
+    f"{'':<30}{'tokens/s':>10}{'memory':>10}{'compile':>9}"
+    f"{'train':>8}{'test':>8}"
+  )
+  for name, r in results.items():
+    print(
+      f"{RUNS[name]:<30}{r['tokens_per_s']:>10,.0f}"
+      f"{r['memory'] / 2**20:>7,.0f} MB{r['compile_s']:>7.1f} s"
+      f"{r['loss'][-1]:>8.4f}{r['test_loss']:>8.4f}"
+    )
+  print(f"memory: {ours['memory_kind']}; train, test: loss in nats per byte")
+
+  with open(out / "loss.csv", "w", newline="") as f:
+    rows = csv.writer(f)
+    rows.writerow(["step", *results])
+    rows.writerows(
+      zip(
+        range(1, cfg.steps + 1),
+        *(r["loss"] for r in results.values()),
+        strict=True,
+      )
+    )
+  print(f"\nWhat the model writes after {PROMPT.decode()!r}:\n")
+  print((out / "sample.txt").read_text())
+  if plot(results, out / "loss.png"):
+    print(f"\nloss curves: {out / 'loss.png'}")
+  else:
+    print("\nno loss.png: matplotlib is not installed")
+
+  worst = float(np.max(np.abs(np.subtract(ours["loss"], theirs["loss"]))))
+  same = worst <= cfg.limit  # False for NaN too
+  print(
+    f"largest difference of the two losses: {worst:.2g} "
+    f"(limit {cfg.limit:g}): {'the same' if same else 'THEY PART'}"
+  )
+  return same
+
+
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--preset", choices=PRESETS, default="small")
@@ -459,73 +534,8 @@ def main() -> int:
     train(args.run, cfg, args.seed, args.out, mesh)
     return 0
 
-  results = {}
-  for name, function in RUNS.items():  # in turn: each has the machine alone
-    command = [
-      sys.executable,
-      __file__,
-      "--run",
-      name,
-      "--preset",
-      args.preset,
-      "--steps",
-      str(cfg.steps),
-      "--out",
-      args.out,
-      "--seed",
-      str(args.seed),
-    ]
-    if args.mesh:
-      axes = ",".join(f"{axis}={n}" for axis, n in args.mesh.items())
-      command += ["--mesh", axes]
-    if subprocess.run(command).returncode:
-      print(f"the run with {function} failed", file=sys.stderr)
-      return 1
-    path = args.out / f"{name}.json"
-    results[name] = json.loads(path.read_text())
-    path.unlink()
-
-  ours, theirs = results.values()
-  print(
-    f"\n{ours['parameters']:,} parameters, {cfg.steps} steps of "
-    f"{cfg.batch} x {cfg.seq} bytes, {cfg.dtype}, {ours['device']}"
-  )
-  print(
-    f"{'':<30}{'tokens/s':>10}{'memory':>10}{'compile':>9}"
-    f"{'train':>8}{'test':>8}"
-  )
-  for name, r in results.items():
-    print(
-      f"{RUNS[name]:<30}{r['tokens_per_s']:>10,.0f}"
-      f"{r['memory'] / 2**20:>7,.0f} MB{r['compile_s']:>7.1f} s"
-      f"{r['loss'][-1]:>8.4f}{r['test_loss']:>8.4f}"
-    )
-  print(f"memory: {ours['memory_kind']}; train, test: loss in nats per byte")
-
-  with open(args.out / "loss.csv", "w", newline="") as f:
-    rows = csv.writer(f)
-    rows.writerow(["step", *results])
-    rows.writerows(
-      zip(
-        range(1, cfg.steps + 1),
-        *(r["loss"] for r in results.values()),
-        strict=True,
-      )
-    )
-  print(f"\nWhat the model writes after {PROMPT.decode()!r}:\n")
-  print((args.out / "sample.txt").read_text())
-  if plot(results, args.out / "loss.png"):
-    print(f"\nloss curves: {args.out / 'loss.png'}")
-  else:
-    print("\nno loss.png: matplotlib is not installed")
-
-  worst = float(np.max(np.abs(np.subtract(ours["loss"], theirs["loss"]))))
-  same = worst <= cfg.limit  # False for NaN too
-  print(
-    f"largest difference of the two losses: {worst:.2g} "
-    f"(limit {cfg.limit:g}): {'the same' if same else 'THEY PART'}"
-  )
-  return 0 if same else 1
+  results = run_each(args, cfg)
+  return 0 if results and report(results, cfg, args.out) else 1
 
 
 if __name__ == "__main__":

@@ -262,16 +262,6 @@ ffi::Error Optional(const Buffer& buffer, ffi::DataType type, Shape shape,
   return ffi::Error::Success();
 }
 
-// Checks a result that aliases an operand.
-inline ffi::Error CheckAliased(const Buffer& result, const Buffer& operand) {
-  AITER_FFI_RETURN_IF_ERROR(CheckLike(result, operand));
-  if (result.untyped_data() == operand.untyped_data()) {
-    return ffi::Error::Success();
-  }
-  return Invalid(result, "has a place of its own",
-                 std::string("alias ") + operand.name());
-}
-
 inline ffi::Error ToError(const aiter::Status& status) {
   ffi::ErrorCode code = ffi::ErrorCode::kInternal;
   switch (status.code()) {

@@ -18,8 +18,8 @@
 //
 // A result that aliases an operand (`input_output_aliases` of the FFI call) is
 // listed as both. XLA gives the two one address, and has copied the operand
-// there if its caller keeps it: the library reads and writes the result.
-// CheckAliased holds that this is so.
+// there if its caller keeps it: the library reads and writes the result. Where
+// XLA loses the alias (SetHalf in aiter_cache.cc) the library copies it.
 #ifndef JAXLIB_GPU_OPERATION_H_
 #define JAXLIB_GPU_OPERATION_H_
 

@@ -13,19 +13,15 @@ import functools
 import importlib
 import itertools
 import math
-import os
 
-os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") +
-                           " --xla_force_host_platform_device_count=8")
-
-# pylint: disable=g-import-not-at-top
 import hypothesis
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
 from activation.oracle import Activation, biased
-from harness import machine, sharding
+from harness import machine, sharding, transforms
+from harness.cases import DTYPES, FLOOR, examples
+from harness.machine import CPUS, PLATFORM
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
@@ -33,24 +29,13 @@ from quant import oracle as quant_oracle
 
 import jax
 from jax._src.aiter.activation import op as activation_op
-from jax._src.aiter.core import dispatch
 from jax._src.aiter.core.operator import Key
 from jax.experimental import aiter
 from jaxlib import gpu_aiter
 
-DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
-FLOOR = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
 NAMES = ("silu", "gelu", "gelu_tanh", "swiglu")
 QUANT = list(quant_oracle.LARGEST)
 EXPERTS = 3
-CPUS = jax.devices("cpu")
-PLATFORM = next(
-    (p for p in dispatch.PLATFORMS if dispatch.architectures(p)), None)
-
-hypothesis.settings.register_profile(
-    "aiter", deadline=None, derandomize=True, database=None,
-    suppress_health_check=list(hypothesis.HealthCheck))
-hypothesis.settings.load_profile("aiter")
 
 
 def pairs(*choices):
@@ -309,7 +294,7 @@ class NumbersTest(ActivationTestCase):
     for name, t in first.items():
       np.testing.assert_array_equal(t, second[name])
 
-  @hypothesis.settings(max_examples=machine.size(40, 10, 6))
+  @examples(40, 10, 6)
   @hypothesis.given(st.data())
   def test_any_shape(self, data):
     draw = data.draw
@@ -522,11 +507,7 @@ class TransformTestCase(parameterized.TestCase):
     self.gradients = jax.jit(jax.grad(self.loss, (0, 1, 3)))
 
   def assert_close(self, got, want):
-    for a, b in zip(jax.tree.leaves(jax.device_get(got)),
-                    jax.tree.leaves(jax.device_get(want)), strict=True):
-      self.assertEqual(a.shape, b.shape)
-      np.testing.assert_allclose(a, b, rtol=2e-5,
-                                 atol=2e-5 * max(1, np.abs(b).max()))
+    transforms.assert_close(self, got, want)
 
   def assert_all_close(self, got, want):
     """Of a function's results; those of `quantised` may differ by a code."""
@@ -608,38 +589,21 @@ class TransformTest(TransformTestCase):
 
   def test_checkpoint_and_scan(self):
     gate, up, *_ = self.args
+    transforms.check_scan(
+        self, lambda h: h + 0.1 * aiter.silu_and_mul(h, up), gate)
 
-    @jax.checkpoint
-    def layer(h, _):
-      return h + 0.1 * aiter.silu_and_mul(h, up), None
-
-    def loss(unroll):
-      return lambda h: jnp.sum(
-          jax.lax.scan(layer, h, None, length=3, unroll=unroll)[0] ** 2)
-
-    self.assert_close(jax.grad(loss(1))(gate), jax.grad(loss(True))(gate))
-
-  @parameterized.parameters("cuda", "rocm", "cpu")
+  @parameterized.parameters(*transforms.EXPORTED)
   def test_export(self, platform):
     """With any number of rows."""
     rows, = jax.export.symbolic_shape("rows")
     x = jnp.ones((4, 64), jnp.bfloat16)
     loss = lambda x: jnp.sum(aiter.silu_and_mul(x).astype(jnp.float32) ** 2)
-    fn = jax.jit(lambda x: (
-        jax.grad(loss)(x), *aiter.silu_and_mul_quant(x),
-        *aiter.silu_and_mul_quant(x, quant_dtype="mxfp4")))
-    exported = jax.export.export(
-        fn, platforms=[platform], disabled_checks=aiter.EXPORT_CHECKS)(
-            jax.ShapeDtypeStruct((rows, 64), x.dtype))
-    for op in ("fwd", "bwd", "quant_row", "quant_group"):
-      if platform != "cpu" and op != "fwd":
-        self.assertIn(gpu_aiter.target(platform, f"activation_{op}"),
-                      exported.mlir_module())
-    if platform == (PLATFORM or jax.default_backend()):
-      if importlib.util.find_spec("flatbuffers"):  # an option of JAX's
-        exported = jax.export.deserialize(exported.serialize())
-      for got, want in zip(exported.call(x), fn(x)):
-        np.testing.assert_array_equal(got, want)
+    fn = lambda x: (jax.grad(loss)(x), *aiter.silu_and_mul_quant(x),
+                    *aiter.silu_and_mul_quant(x, quant_dtype="mxfp4"))
+    transforms.check_export(
+        self, fn, (x,), ("activation_bwd", "activation_quant_row",
+                         "activation_quant_group"), platform,
+        types=(jax.ShapeDtypeStruct((rows, 64), x.dtype),))
 
 
 @sharding.on_hosts

@@ -25,9 +25,6 @@ import numpy as np
 ARCH = os.environ.setdefault("AMDGPU_SIM_ARCH", "gfx942")
 LANES = 64
 ALL = 2**64 - 1
-# Registers from here on belong to `run`'s own instructions.
-FIRST_FREE_SGPR = 76
-FIRST_FREE_VGPR = 250
 # The MODE register as a kernel finds it: round to nearest even, all denormals
 # kept, DX10_CLAMP and IEEE.
 MODE = 0x3F0

@@ -69,13 +69,6 @@ def some_values(name, count=64):
   return out
 
 
-def nan_equal(kind):
-  """Compares bits; NaNs are equal."""
-  def view(x):
-    return x.view({"f32": F32, "f16": F16}[kind])
-  return view
-
-
 @asm.where(HAS_FP8)
 class Fp8Test(Batch):
 

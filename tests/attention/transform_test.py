@@ -3,13 +3,12 @@
 
 import concurrent.futures
 import functools
-import importlib.util
 import re
 
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from harness import sharding
+from harness import sharding, transforms
 from harness.machine import CPUS
 from harness.transforms import loop_over, results_of, weighted
 from jax.sharding import NamedSharding
@@ -148,26 +147,13 @@ class JitTest(TransformTestCase):
       return program.count("f32[1,4,16,24]")
     self.assertLess(of_bias_shape(0), of_bias_shape((0, 1)))
 
-  @parameterized.parameters("cpu", "rocm", "cuda")
+  @parameterized.parameters(*transforms.EXPORTED)
   def test_export(self, platform):
     """Exports for every platform; on this machine's the result also runs."""
     args = tuple(t.astype(jnp.bfloat16) for t in qkv(1))
-    fn = jax.jit(results_of(
-        functools.partial(aiter.flash_attn_func, causal=True), (0, 1, 2)))
-    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in (
-        "hip_aiter_mha_fwd", "hip_aiter_mha_bwd", "cu_aiter_mha_fwd",
-        "cu_aiter_mha_bwd")]
-    exported = jax.export.export(
-        fn, platforms=[platform], disabled_checks=checks)(*args)
-    if platform != "cpu":
-      prefix = {"rocm": "hip", "cuda": "cu"}[platform]
-      for op in ("fwd", "bwd"):
-        self.assertIn(f"{prefix}_aiter_mha_{op}", exported.mlir_module())
-    if platform == jax.default_backend() or (
-        platform == "cpu" and jax.default_backend() == "cpu"):
-      if importlib.util.find_spec("flatbuffers"):  # an option of JAX's
-        exported = jax.export.deserialize(exported.serialize())
-      self.assert_close(exported.call(*args), fn(*args))
+    fn = results_of(
+        functools.partial(aiter.flash_attn_func, causal=True), (0, 1, 2))
+    transforms.check_export(self, fn, args, ("mha_fwd", "mha_bwd"), platform)
 
   def test_threads(self):
     """Eight threads trace, compile and run at once."""

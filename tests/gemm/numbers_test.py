@@ -24,7 +24,7 @@ import ml_dtypes
 import numpy as np
 import scipy.special
 from absl.testing import absltest, parameterized
-from harness import machine, sharding
+from harness import machine, sharding, transforms
 from harness.cases import DTYPES, FLOOR, examples
 from harness.machine import CPUS, PLATFORM
 from harness.sharding import collectives
@@ -156,13 +156,7 @@ class GemmTestCase(parameterized.TestCase):
       self.assertLessEqual(error, allowed + floor, f"{name} of {case}")
 
   def assert_close(self, got, want, tolerance=2e-5):
-    for a, b in zip(jax.tree.leaves(jax.device_get(got)),
-                    jax.tree.leaves(jax.device_get(want)), strict=True):
-      self.assertEqual((a.shape, a.dtype), (b.shape, b.dtype))
-      a, b = (np.asarray(t, np.float64) for t in (a, b))
-      np.testing.assert_allclose(
-          a, b, rtol=tolerance,
-          atol=tolerance * max(1, np.abs(b).max(initial=0)))
+    transforms.assert_close(self, got, want, tolerance)
 
 
 class NumbersTest(GemmTestCase):
@@ -837,16 +831,8 @@ class TransformTest(GemmTestCase):
 
   def test_checkpoint_and_scan(self):
     x, w1, b1, w2 = self.args
-
-    @jax.checkpoint
-    def layer(h, _):
-      return h + mlp(h, w1, b1, w2), None
-
-    def loss(unroll):
-      return lambda x: jnp.sum(jax.lax.scan(
-          layer, x, None, length=3, unroll=unroll)[0].astype(jnp.float32) ** 2)
-
-    self.assert_close(jax.grad(loss(1))(x), jax.grad(loss(True))(x), 2.0**-5)
+    transforms.check_scan(
+        self, lambda h: h + mlp(h, w1, b1, w2), x, tolerance=2.0**-5)
 
   @parameterized.parameters("cuda", "rocm", "cpu")
   def test_export(self, platform):

@@ -4,9 +4,11 @@
 import contextlib
 import re
 
+import jax.numpy as jnp
 import numpy as np
 from harness import machine, transforms
 from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax
 
@@ -41,6 +43,18 @@ def collectives(compiled) -> set[str]:
   return set(re.findall(
       r"\b(all-gather|all-reduce|all-to-all|collective-permute|"
       r"reduce-scatter)(?:-start)?\(", compiled.as_text()))
+
+
+def check_stacked(test, call, arrays):
+  """Checks a call in a shard_map of two devices, each with such arrays."""
+  with_axis = lambda ts: jax.tree.map(lambda t: t[None], ts)
+  own = lambda ts: with_axis(call(jax.tree.map(lambda t: t[0], ts)))
+  got = jax.jit(jax.shard_map(
+      own, mesh=mesh((2,), ("x",)), in_specs=P("x"), out_specs=P("x")))(
+          jax.tree.map(lambda t: jnp.stack([t, t]), arrays))
+  want = call(jax.device_put(arrays, machine.CPUS[0]))
+  for i in range(2):
+    transforms.assert_close(test, jax.tree.map(lambda t: t[i], got), want)
 
 
 def check_local(test, mesh: Mesh, call, args, specs):

@@ -69,7 +69,25 @@ def loop_over(fn, in_axes, n: int):
   return run
 
 
-def check_export(test, fn, args, ops, platform: str):
+def check_scan(test, layer, x, tolerance: float = 2e-5):
+  """A gradient of three layers, recomputed: of a loop, and one by one.
+
+  Args:
+    test: the TestCase.
+    layer: x to an array of its shape and dtype.
+    x: of any shape.
+    tolerance: assert_close's.
+  """
+  body = jax.checkpoint(lambda h, _: (layer(h), None))
+
+  def loss(x, unroll):
+    h, _ = jax.lax.scan(body, x, None, length=3, unroll=unroll)
+    return jnp.sum(h.astype(jnp.float32) ** 2)
+
+  assert_close(test, jax.grad(loss)(x, 1), jax.grad(loss)(x, True), tolerance)
+
+
+def check_export(test, fn, args, ops, platform: str, types=None):
   """Exports fn for a platform: its calls are there, and it runs where it can.
 
   Args:
@@ -79,10 +97,11 @@ def check_export(test, fn, args, ops, platform: str):
     ops: operators, such as "norm_fwd", that must be called on a GPU and not on
       a CPU.
     platform: of EXPORTED.
+    types: of args, where sizes are left open.
   """
   exported = jax.export.export(
       jax.jit(fn), platforms=[platform],
-      disabled_checks=dispatch.export_checks())(*args)
+      disabled_checks=dispatch.export_checks())(*(types or args))
   calls = set(re.findall(r"@(\w+)", exported.mlir_module()))
   for op in ops:
     for p in dispatch.PLATFORMS:

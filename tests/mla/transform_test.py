@@ -3,7 +3,7 @@
 
 import jax.numpy as jnp
 from absl.testing import absltest, parameterized
-from harness import machine, sharding, transforms
+from harness import sharding, transforms
 from jax.sharding import PartitionSpec as P
 from mla import cases
 from mla.cases import Case
@@ -66,16 +66,7 @@ class TransformTest(parameterized.TestCase):
   def test_shard_map(self):
     """Sequences and pages of their own on each device."""
     fn, options, arrays = cases.call(cases.Problem(_CASES[0]))
-    stacked = {n: jnp.stack([t, t]) for n, t in arrays.items()}
-    names = sorted(stacked)
-    call = lambda *args: fn(**{n: t[0] for n, t in zip(names, args)}, **options)
-    mesh = sharding.mesh((2,), ("x",))
-    out, lse = jax.jit(jax.shard_map(
-        lambda *args: jax.tree.map(lambda t: t[None], call(*args)), mesh=mesh,
-        in_specs=P("x"), out_specs=P("x")))(*(stacked[n] for n in names))
-    want = fn(**jax.device_put(arrays, machine.CPUS[0]), **options)
-    for i in range(2):
-      transforms.assert_close(self, (out[i], lse[i]), want)
+    sharding.check_stacked(self, lambda ts: fn(**ts, **options), arrays)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import hypothesis
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from harness import machine, sharding
+from harness import machine, sharding, transforms
 from harness.cases import DTYPES, FLOOR, examples
 from harness.machine import CPUS, PLATFORM
 from hypothesis import strategies as st
@@ -511,11 +511,7 @@ class TransformTestCase(parameterized.TestCase):
     self.gradients = jax.jit(jax.grad(self.loss, (0, 1, 2, 3)))
 
   def assert_close(self, got, want):
-    for a, b in zip(jax.tree.leaves(jax.device_get(got)),
-                    jax.tree.leaves(jax.device_get(want)), strict=True):
-      self.assertEqual(a.shape, b.shape)
-      np.testing.assert_allclose(a, b, rtol=2e-5,
-                                 atol=2e-5 * max(1, np.abs(b).max()))
+    transforms.assert_close(self, got, want)
 
   def assert_all_close(self, got, want):
     """Of a function's results; those of `quantised` may differ by a code."""
@@ -570,36 +566,19 @@ class TransformTest(TransformTestCase):
   def test_checkpoint_and_scan(self):
     x, r, g, b = self.args
 
-    @jax.checkpoint
-    def layer(h, _):
+    def layer(h):
       y, h = aiter.layer_norm_with_add(h, r, g, b)
-      return h + 0.1 * y, None
+      return h + 0.1 * y
 
-    def loss(unroll):
-      return lambda x: jnp.sum(
-          jax.lax.scan(layer, x, None, length=3, unroll=unroll)[0] ** 2)
+    transforms.check_scan(self, layer, x)
 
-    self.assert_close(jax.grad(loss(1))(x), jax.grad(loss(True))(x))
-
-  @parameterized.parameters("cuda", "rocm", "cpu")
+  @parameterized.parameters(*transforms.EXPORTED)
   def test_export(self, platform):
-    checks = [jax.export.DisabledSafetyCheck.custom_call(f"{p}_aiter_norm_{op}")
-              for p in ("hip", "cu") for op in ("fwd", "bwd", "quant")]
     x, gamma = jnp.ones((4, 64), jnp.bfloat16), jnp.ones(64, jnp.bfloat16)
     loss = lambda x: jnp.sum(aiter.rms_norm(x, gamma).astype(jnp.float32) ** 2)
-    fn = jax.jit(lambda x: (
-        jax.grad(loss)(x), *aiter.rms_norm_quant(x, gamma)))
-    exported = jax.export.export(
-        fn, platforms=[platform], disabled_checks=checks)(x)
-    for op in ("fwd", "bwd", "quant"):
-      if platform != "cpu":
-        self.assertIn(gpu_aiter.target(platform, f"norm_{op}"),
-                      exported.mlir_module())
-    if platform == (PLATFORM or jax.default_backend()):
-      if importlib.util.find_spec("flatbuffers"):  # an option of JAX's
-        exported = jax.export.deserialize(exported.serialize())
-      for got, want in zip(exported.call(x), fn(x)):
-        np.testing.assert_array_equal(got, want)
+    fn = lambda x: (jax.grad(loss)(x), *aiter.rms_norm_quant(x, gamma))
+    transforms.check_export(
+        self, fn, (x,), ("norm_fwd", "norm_bwd", "norm_quant"), platform)
 
 
 @sharding.on_hosts

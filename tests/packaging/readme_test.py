@@ -16,12 +16,13 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FILES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Bazel shows a test what it declares; links out of these lead elsewhere in the
 # tree and are followed in a checkout only.
-SHOWN = ("README.md", "LICENSE", "docs", "examples", "benchmarks")
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+SHOWN = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs",
+         "examples", "benchmarks")
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
 
 
 def blocks(path: pathlib.Path) -> str:
@@ -35,9 +36,17 @@ def blocks(path: pathlib.Path) -> str:
   return "\n".join(lines)
 
 
+def anchors(path: pathlib.Path) -> set[str]:
+  """Returns what a link to a section of a document may name."""
+  titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+  return {
+    re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles
+  }
+
+
 class ReadmeTest(parameterized.TestCase):
   def test_files_are_found(self):
-    self.assertTrue(blocks(FILES[0]).strip())
+    self.assertTrue(blocks(ROOT / "README.md").strip())
 
   @parameterized.parameters(f for f in FILES if blocks(f).strip())
   def test_blocks_run(self, path):
@@ -62,13 +71,14 @@ class ReadmeTest(parameterized.TestCase):
 
   @parameterized.parameters(*FILES)
   def test_links_lead_somewhere(self, path):
-    for target in LINK.findall(path.read_text()):
-      top = os.path.relpath(path.parent / target, ROOT).split(os.sep)[0]
+    for target, anchor in LINK.findall(path.read_text()):
+      to = path.parent / target if target else path
+      top = os.path.relpath(to, ROOT).split(os.sep)[0]
       if "TEST_SRCDIR" in os.environ and top not in SHOWN:
         continue
-      self.assertTrue(
-        (path.parent / target).exists(), f"{path.name} links to {target}"
-      )
+      self.assertTrue(to.exists(), f"{path.name} links to {target}")
+      if anchor:
+        self.assertIn(anchor, anchors(to), f"{path.name} links to {target}")
 
 
 if __name__ == "__main__":

@@ -113,16 +113,7 @@ class TransformTest(parameterized.TestCase):
     """Sequences and pages of their own on each device."""
     case = Case(lengths=((1, 20),) * 4)
     fn, options, arrays = _arrays(case)
-    stacked = {n: jnp.stack([t, t]) for n, t in arrays.items()}
-    names = sorted(stacked)
-    call = lambda *args: fn(**{n: t[0] for n, t in zip(names, args)}, **options)
-    mesh = sharding.mesh((2,), ("x",))
-    out, lse = jax.jit(jax.shard_map(
-        lambda *args: jax.tree.map(lambda t: t[None], call(*args)), mesh=mesh,
-        in_specs=P("x"), out_specs=P("x")))(*(stacked[n] for n in names))
-    want = fn(**jax.device_put(arrays, machine.CPUS[0]), **options)
-    for i in range(2):
-      transforms.assert_close(self, (out[i], lse[i]), want)
+    sharding.check_stacked(self, lambda ts: fn(**ts, **options), arrays)
 
   def test_cache_in_place(self):
     """A donated cache is written where it is, and steps need no more memory."""

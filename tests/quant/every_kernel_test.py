@@ -4,15 +4,13 @@
 Calls come to a kernel by what is asked for, their columns and dtype.
 """
 
-import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
 from harness import simulator
+from harness.cases import DTYPES
 from quant import oracle as quant_oracle
 
 from jax.experimental import aiter
-
-DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 
 
 class QuantKernelsTest(parameterized.TestCase):

@@ -2,7 +2,6 @@
 """Quantisers: every bit as oracle.py defines it, transforms, errors."""
 
 import functools
-import importlib.util
 from unittest import mock
 
 import hypothesis
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
-from harness import machine, sharding
+from harness import machine, sharding, transforms
 from harness.cases import DTYPES, examples
 from harness.machine import CPUS, PLATFORM
 from hypothesis import strategies as st
@@ -510,21 +509,11 @@ class TransformTest(QuantTestCase):
 
     np.testing.assert_array_equal(jax.jit(jax.grad(loss))(x), 3)
 
-  @parameterized.parameters("cuda", "rocm", "cpu")
+  @parameterized.parameters(*transforms.EXPORTED)
   def test_export(self, platform):
-    checks = [jax.export.DisabledSafetyCheck.custom_call(f"{p}_aiter_quant")
-              for p in ("hip", "cu")]
     x = jnp.asarray(numbers(4, 128, dtype="bf16"))
-    fn = jax.jit(lambda x: (*aiter.per_tensor_quant(x), *aiter.mx_quant(x)))
-    exported = jax.export.export(
-        fn, platforms=[platform], disabled_checks=checks)(x)
-    if platform != "cpu":
-      self.assertIn(gpu_aiter.target(platform, "quant"),
-                    exported.mlir_module())
-    if platform == (PLATFORM or jax.default_backend()):
-      if importlib.util.find_spec("flatbuffers"):  # an option of JAX's
-        exported = jax.export.deserialize(exported.serialize())
-      self.assert_same(tuple(exported.call(x)), jax.device_get(fn(x)))
+    fn = lambda x: (*aiter.per_tensor_quant(x), *aiter.mx_quant(x))
+    transforms.check_export(self, fn, (x,), ("quant",), platform)
 
 
 @sharding.on_hosts

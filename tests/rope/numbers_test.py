@@ -17,7 +17,7 @@ import hypothesis
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from harness import cases, machine, sharding
+from harness import cases, machine, sharding, transforms
 from harness.machine import CPUS, PLATFORM
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
@@ -682,11 +682,7 @@ class TransformTestCase(parameterized.TestCase):
     return self.CASE.plain(x, y, cos, sin, rows)
 
   def assert_close(self, got, want):
-    for a, b in zip(jax.tree.leaves(jax.device_get(got)),
-                    jax.tree.leaves(jax.device_get(want)), strict=True):
-      self.assertEqual(a.shape, b.shape)
-      np.testing.assert_allclose(a, b, rtol=2e-5,
-                                 atol=2e-5 * max(1, np.abs(b).max()))
+    transforms.assert_close(self, got, want)
 
 
 class TransformTest(TransformTestCase):
@@ -768,16 +764,8 @@ class TransformTest(TransformTestCase):
 
   def test_checkpoint_and_scan(self):
     x, y, cos, sin = self.args
-
-    @jax.checkpoint
-    def layer(h, _):
-      return h + self.CASE.call(h, y, cos, sin)[0], None
-
-    def loss(unroll):
-      return lambda x: jnp.sum(
-          jax.lax.scan(layer, x, None, length=3, unroll=unroll)[0] ** 2)
-
-    self.assert_close(jax.grad(loss(1))(x), jax.grad(loss(True))(x))
+    transforms.check_scan(
+        self, lambda h: h + self.CASE.call(h, y, cos, sin)[0], x)
 
 
 @sharding.on_hosts

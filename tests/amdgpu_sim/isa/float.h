@@ -387,31 +387,6 @@ inline T MaximumOrNan3(T a, T b, T c) {
   return MaximumOrNan(MaximumOrNan(a, b), c);
 }
 
-// ---------------------------------------------------------------------------
-// Result modifiers.
-
-// omod: 1 doubles, 2 quadruples, 3 halves.
-template <typename T>
-inline T ApplyOmod(T value, int omod) {
-  constexpr T kFactor[] = {1, 2, 4, T(0.5)};
-  return value * kFactor[omod & 3];
-}
-
-// clamp: to [0, 1]; a NaN becomes 0 with MODE's DX10_CLAMP.
-template <typename T>
-inline T ApplyClamp(T value, bool dx10) {
-  T result = value > 0 ? value : T(0);
-  result = result > 1 ? T(1) : result;
-  return value != value && !dx10 ? value : result;
-}
-
-inline uint16_t ApplyOmodHalf(uint16_t bits, int omod) {
-  return FloatToHalf(ApplyOmod(HalfToFloat(bits), omod));
-}
-inline uint16_t ApplyClampHalf(uint16_t bits, bool dx10) {
-  return FloatToHalf(ApplyClamp(HalfToFloat(bits), dx10));
-}
-
 }  // namespace amdgpu_sim
 
 #endif  // AMDGPU_SIM_ISA_FLOAT_H_

@@ -33,10 +33,7 @@ Access WriteAccess(const Wave& wave, const Inst& inst) {
   return Coherent(wave, inst) ? Access::kAtomicWrite : Access::kWrite;
 }
 
-// Where an instruction keeps its operands; the order of the text.
-constexpr int AddressIndex(Space space, bool has_data_source) {
-  return space == Space::kBuffer && has_data_source ? 1 : 0;
-}
+// Where an instruction keeps what it stores; the order of the text.
 constexpr int DataIndex(Space space) { return space == Space::kBuffer ? 0 : 1; }
 
 // A buffer resource of GFX9 with the offsets of one instruction.

@@ -178,27 +178,6 @@ inline void SetLane(uint32_t* plane, int lane, T value) {
   }
 }
 
-// The same by type, for functions of a whole wave: operand `index` with all its
-// modifiers as 64 values, and a result with its own.
-template <typename T>
-inline void ReadValues(const Wave& wave, const Inst& inst, int index,
-                       T* values) {
-  Plane plane;
-  const uint32_t* from = Read(wave, inst, index, TypeOf<T>(), &plane);
-  for (int lane = 0; lane < kLanes; ++lane) {
-    values[lane] = GetLane<T>(from, lane);
-  }
-}
-
-template <typename T>
-inline void WriteValues(Wave& wave, const Inst& inst, const T* values) {
-  Plane plane;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    SetLane<T>(plane.at, lane, values[lane]);
-  }
-  Write(wave, inst, TypeOf<T>(), &plane);
-}
-
 // A lane mask: VCC, an SGPR pair or a constant.
 inline uint64_t ReadMask(const Wave& wave, const Operand& o) {
   return o.kind == Operand::Kind::kScalar ? wave.s64(o.reg) : o.constant;

@@ -241,6 +241,60 @@ def _compress(objects):
   return blob, places
 
 
+def _kernel_row(k, args: _ArgList, place, maps: str) -> str:
+  """A kernel's row of the table.
+
+  Args:
+    k: its JSON dict.
+    args: its arguments.
+    place: where its code object lies, of `_compress`.
+    maps: the name of its tensor maps, or nullptr.
+  """
+  excludes = set(k["excludes"])
+  if k["grade"] != "general":
+    excludes |= set(family_lib.family(k["family"]).general_only)
+  excludes -= {*k["features"], *k["may"]}
+  any_type = k["dtype"] == "any"
+  return "    {" + ", ".join([
+      f'"{k["symbol"]}"', f'"{k["op"]}"', f'"{k["grade"]}"', f'"{k["arch"]}"',
+      "DataType::" + _constant("bf16" if any_type else k["dtype"]),
+      "true" if any_type else "false",
+      str(len(k["dims"])), _sizes(k["symbol"], k["dims"]),
+      _feature_bits(k["family"], excludes),
+      _feature_bits(k["family"], k["features"]),
+      str(k["tile_m"]), str(k["tile_n"]), str(k["tile_k"]),
+      str(k["rate"]), str(k["threads"]), str(k["shared"]),
+      str(int(k["resources"]["occupancy"])),
+      f"&{grid_constant(k['op'], k['grid_if'])}",
+      *map(str, place),
+      f"&kernels::Pack{args.name}",
+      f"kernels::kOffsetsOf{args.name}", str(len(args.members)), maps,
+      str(len(args.tensor_maps)),
+  ]) + "},\n"
+
+
+def _assembly(blob) -> str:
+  """The source of the object that has the blob in it.
+
+  The digest is for builds: an assembler does not report what .incbin reads, so
+  a build that trusts such reports would keep the object of an older blob.
+  """
+  return "\n".join([
+      "/* Written by third_party/aiter/aot/embed.py. */",
+      f"/* kernels.bin: sha256 {hashlib.sha256(blob).hexdigest()} */",
+      "  .section .rodata",
+      f"  .balign {_ALIGNMENT}",
+      "  .globl aiter_kernels_blob",
+      "  .hidden aiter_kernels_blob",
+      "  .type aiter_kernels_blob, %object",
+      "aiter_kernels_blob:",
+      '  .incbin "aiter/kernels.bin"',
+      "  .size aiter_kernels_blob, . - aiter_kernels_blob",
+      '  .section .note.GNU-stack, "", %progbits',
+      "",
+  ])
+
+
 def embed(kernels, tuned):
   """Returns the (blob, assembly, header, table).
 
@@ -271,35 +325,13 @@ def embed(kernels, tuned):
       arg_lists[key] = _ArgList(
           k["op"], k["family"], counts[k["op"]], k["args"])
     args = arg_lists[key]
-    excludes = set(k["excludes"])
-    if k["grade"] != "general":
-      excludes |= set(family_lib.family(k["family"]).general_only)
-    excludes -= {*k["features"], *k["may"]}
     maps = "nullptr"
     if args.tensor_maps:
       specs = [_tensor_map_row(k["family"], k["maps"][name])
                for name in args.tensor_maps]
       specs = "{\n    " + ",\n    ".join(specs) + "}"
       maps = map_tables.setdefault(specs, f"kTensorMaps{len(map_tables) + 1}")
-    any_type = k["dtype"] == "any"
-    rows.append(
-        "    {" + ", ".join([
-            f'"{k["symbol"]}"', f'"{k["op"]}"', f'"{k["grade"]}"',
-            f'"{k["arch"]}"',
-            "DataType::" + _constant("bf16" if any_type else k["dtype"]),
-            "true" if any_type else "false",
-            str(len(k["dims"])), _sizes(k["symbol"], k["dims"]),
-            _feature_bits(k["family"], excludes),
-            _feature_bits(k["family"], k["features"]),
-            str(k["tile_m"]), str(k["tile_n"]), str(k["tile_k"]),
-            str(k["rate"]), str(k["threads"]), str(k["shared"]),
-            str(int(k["resources"]["occupancy"])),
-            f"&{grid_constant(k['op'], k['grid_if'])}",
-            *map(str, place),
-            f"&kernels::Pack{args.name}",
-            f"kernels::kOffsetsOf{args.name}", str(len(args.members)), maps,
-            str(len(args.tensor_maps)),
-        ]) + "},\n")
+    rows.append(_kernel_row(k, args, place, maps))
 
   tuned_rows = [row for path in tuned for row in _tuned_rows(path, kernels)]
   families = sorted({a.family for a in arg_lists.values()})
@@ -332,23 +364,7 @@ def embed(kernels, tuned):
       "    {},\n};\n",
       f"constexpr int kNumTunedChoices = {len(tuned_rows)};\n",
   ])
-  # The digest is for builds: an assembler does not report what .incbin reads,
-  # so a build that trusts such reports would keep the object of an older blob.
-  asm = "\n".join([
-      "/* Written by third_party/aiter/aot/embed.py. */",
-      f"/* kernels.bin: sha256 {hashlib.sha256(blob).hexdigest()} */",
-      "  .section .rodata",
-      f"  .balign {_ALIGNMENT}",
-      "  .globl aiter_kernels_blob",
-      "  .hidden aiter_kernels_blob",
-      "  .type aiter_kernels_blob, %object",
-      "aiter_kernels_blob:",
-      '  .incbin "aiter/kernels.bin"',
-      "  .size aiter_kernels_blob, . - aiter_kernels_blob",
-      '  .section .note.GNU-stack, "", %progbits',
-      "",
-  ])
-  return bytes(blob), asm, header, table
+  return bytes(blob), _assembly(blob), header, table
 
 
 def main():

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -293,13 +292,8 @@ void TestEmpty() {
   CHECK(g_recorder.launches.empty());
 }
 
-struct Bad {
-  void (*change)(cache_token_args*);
-  const char* says;
-};
-
 void TestInvalidArguments() {
-  constexpr Bad kCases[] = {
+  constexpr Bad<cache_token_args> kCases[] = {
       {[](cache_token_args* a) { a->tokens = -1; }, "tokens is -1"},
       {[](cache_token_args* a) { a->heads = int64_t{1} << 31; }, "heads is"},
       {[](cache_token_args* a) { a->page_size = 0; }, "page_size is 0"},
@@ -330,19 +324,7 @@ void TestInvalidArguments() {
        "slots_ptr is not aligned"},
   };
   NewContext("gfx942");
-  CHECK_OK(cache_token(Token(), nullptr));
-  g_recorder.launches.clear();
-  for (const Bad& c : kCases) {
-    cache_token_args a = Token();
-    c.change(&a);
-    Status status = cache_token(a, nullptr);
-    if (status.code() != StatusCode::kInvalidArgument ||
-        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
-      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
-                   status.message().c_str());
-      std::exit(1);
-    }
-  }
+  CheckRefused(Token(), kCases);
   cache_block_args block = Block();
   block.block = 48;
   CHECK(Contains(cache_block(block, nullptr).message(), "block is 48"));
@@ -367,11 +349,7 @@ void TestFailures() {
 }  // namespace
 
 const KernelTable& GetKernelTable() {
-  static const Blob blob;
-  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
-  static const KernelTable table = {Platform::kHip, kernels.data(),
-                                    static_cast<int>(kernels.size()),
-                                    blob.bytes};
+  static const KernelTable table = TableOf(MakeKernels);
   return table;
 }
 

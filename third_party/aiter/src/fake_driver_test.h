@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "aiter/operation.h"
 #include "aiter/status.h"
 #include "third_party/aiter/src/core/driver.h"
 #include "third_party/aiter/src/core/kernel_table.h"
@@ -307,6 +308,46 @@ inline void* At(uintptr_t address) { return reinterpret_cast<void*>(address); }
 
 inline bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
+}
+
+// The table of what `make` makes, which lives as long as the process.
+inline KernelTable TableOf(std::vector<KernelInfo> (*make)(const Blob&)) {
+  static const Blob blob;
+  static const std::vector<KernelInfo> kernels = make(blob);
+  return {Platform::kHip, kernels.data(), static_cast<int>(kernels.size()),
+          blob.bytes};
+}
+
+// Checks that a call is refused, in words with `says` in them, and launches
+// nothing.
+template <typename Args>
+void CheckRefused(const Args& args, const std::string& says) {
+  Status status = OperationOf<Args>::kRun(args, nullptr);
+  if (status.code() != StatusCode::kInvalidArgument ||
+      !Contains(status.message(), says) || !g_recorder.launches.empty()) {
+    std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", says.c_str(),
+                 status.message().c_str());
+    std::exit(1);
+  }
+}
+
+// What makes a call one that is refused, and what is said of it.
+template <typename Args>
+struct Bad {
+  void (*change)(Args*);
+  const char* says;
+};
+
+// `good` is served, and refused after each of the changes.
+template <typename Args, size_t kCount>
+void CheckRefused(const Args& good, const Bad<Args> (&cases)[kCount]) {
+  CHECK_OK(OperationOf<Args>::kRun(good, nullptr));
+  g_recorder.launches.clear();
+  for (const Bad<Args>& c : cases) {
+    Args args = good;
+    c.change(&args);
+    CheckRefused(args, c.says);
+  }
 }
 
 }  // namespace aiter

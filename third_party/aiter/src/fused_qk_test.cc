@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -130,11 +129,7 @@ void TestLaunch() {
 }
 
 void TestInvalidArguments() {
-  struct Bad {
-    void (*change)(fused_qk_latent_args*);
-    const char* says;
-  };
-  constexpr Bad kCases[] = {
+  constexpr Bad<fused_qk_latent_args> kCases[] = {
       {[](fused_qk_latent_args* a) { a->data_type = DataType::kFp32; },
        "data_type is fp32"},
       {[](fused_qk_latent_args* a) { a->tokens = -1; }, "tokens is -1"},
@@ -148,18 +143,7 @@ void TestInvalidArguments() {
        "q_out_ptr is not aligned"},
   };
   NewContext("gfx942");
-  g_recorder.launches.clear();
-  for (const Bad& c : kCases) {
-    fused_qk_latent_args a = Args();
-    c.change(&a);
-    Status status = fused_qk_latent(a, nullptr);
-    if (status.code() != StatusCode::kInvalidArgument ||
-        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
-      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
-                   status.message().c_str());
-      std::exit(1);
-    }
-  }
+  CheckRefused(Args(), kCases);
 }
 
 // Heads of 128 columns; a cache of 5 pages of 16 tokens, [.., 2, 128].
@@ -244,11 +228,7 @@ void TestHeads() {
 }
 
 void TestInvalidHeads() {
-  struct Bad {
-    void (*change)(fused_qk_heads_args*);
-    const char* says;
-  };
-  constexpr Bad kCases[] = {
+  constexpr Bad<fused_qk_heads_args> kCases[] = {
       {[](fused_qk_heads_args* a) { a->data_type = DataType::kFp32; },
        "data_type is fp32"},
       {[](fused_qk_heads_args* a) { a->pairs = 65; }, "pairs is 65"},
@@ -271,18 +251,7 @@ void TestInvalidHeads() {
        "cache_ptr is not aligned"},
   };
   NewContext("gfx942");
-  g_recorder.launches.clear();
-  for (const Bad& c : kCases) {
-    fused_qk_heads_args a = Heads();
-    c.change(&a);
-    Status status = fused_qk_heads(a, nullptr);
-    if (status.code() != StatusCode::kInvalidArgument ||
-        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
-      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
-                   status.message().c_str());
-      std::exit(1);
-    }
-  }
+  CheckRefused(Heads(), kCases);
 }
 
 // Queries of 1536 columns and keys of 512, codes by groups of 128.
@@ -372,11 +341,7 @@ void TestRows() {
 }
 
 void TestInvalidRows() {
-  struct Bad {
-    void (*change)(fused_qk_rows_args*);
-    const char* says;
-  };
-  constexpr Bad kCases[] = {
+  constexpr Bad<fused_qk_rows_args> kCases[] = {
       {[](fused_qk_rows_args* a) { a->data_type = DataType::kFp32; },
        "data_type is fp32"},
       {[](fused_qk_rows_args* a) { a->parts = 0; }, "parts is 0"},
@@ -403,28 +368,13 @@ void TestInvalidRows() {
        "codes_ptr is not aligned"},
   };
   NewContext("gfx942");
-  g_recorder.launches.clear();
-  for (const Bad& c : kCases) {
-    fused_qk_rows_args a = Rows();
-    c.change(&a);
-    Status status = fused_qk_rows(a, nullptr);
-    if (status.code() != StatusCode::kInvalidArgument ||
-        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
-      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
-                   status.message().c_str());
-      std::exit(1);
-    }
-  }
+  CheckRefused(Rows(), kCases);
 }
 
 }  // namespace
 
 const KernelTable& GetKernelTable() {
-  static const Blob blob;
-  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
-  static const KernelTable table = {Platform::kHip, kernels.data(),
-                                    static_cast<int>(kernels.size()),
-                                    blob.bytes};
+  static const KernelTable table = TableOf(MakeKernels);
   return table;
 }
 

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -101,11 +100,7 @@ void TestLaunch() {
 }
 
 void TestInvalidArguments() {
-  struct Bad {
-    void (*change)(indexer_logits_args*);
-    const char* says;
-  };
-  constexpr Bad kCases[] = {
+  constexpr Bad<indexer_logits_args> kCases[] = {
       {[](indexer_logits_args* a) { a->data_type = DataType::kBf16; },
        "data_type is bf16"},
       {[](indexer_logits_args* a) { a->heads = 0; }, "heads is 0"},
@@ -123,28 +118,13 @@ void TestInvalidArguments() {
        "logits_ptr is not aligned"},
   };
   NewContext("gfx942");
-  g_recorder.launches.clear();
-  for (const Bad& c : kCases) {
-    indexer_logits_args a = Paged();
-    c.change(&a);
-    Status status = indexer_logits(a, nullptr);
-    if (status.code() != StatusCode::kInvalidArgument ||
-        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
-      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
-                   status.message().c_str());
-      std::exit(1);
-    }
-  }
+  CheckRefused(Paged(), kCases);
 }
 
 }  // namespace
 
 const KernelTable& GetKernelTable() {
-  static const Blob blob;
-  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
-  static const KernelTable table = {Platform::kHip, kernels.data(),
-                                    static_cast<int>(kernels.size()),
-                                    blob.bytes};
+  static const KernelTable table = TableOf(MakeKernels);
   return table;
 }
 

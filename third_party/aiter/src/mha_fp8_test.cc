@@ -175,9 +175,7 @@ void TestInvalidArguments() {
   auto refused = [](auto change, const char* name, bool packed = false) {
     mha_fp8_fwd_args a = Args(packed);
     change(&a);
-    Status status = mha_fp8_fwd(a, nullptr);
-    CHECK(status.code() == StatusCode::kInvalidArgument);
-    CHECK(status.message().find(name) != std::string::npos);
+    CheckRefused(a, name);
   };
   refused([](auto* a) { a->hdim = 72; }, "hdim");
   refused([](auto* a) { a->nhead_q = 3; }, "nhead_q");
@@ -203,11 +201,7 @@ void TestFailures() {
 }  // namespace
 
 const KernelTable& GetKernelTable() {
-  static const Blob blob;
-  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
-  static const KernelTable table = {Platform::kHip, kernels.data(),
-                                    static_cast<int>(kernels.size()),
-                                    blob.bytes};
+  static const KernelTable table = TableOf(MakeKernels);
   return table;
 }
 

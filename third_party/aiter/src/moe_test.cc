@@ -127,11 +127,7 @@ void TestSort() {
 }  // namespace
 
 const KernelTable& GetKernelTable() {
-  static const Blob blob;
-  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
-  static const KernelTable table = {Platform::kHip, kernels.data(),
-                                    static_cast<int>(kernels.size()),
-                                    blob.bytes};
+  static const KernelTable table = TableOf(MakeKernels);
   return table;
 }
 

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -316,29 +315,6 @@ void TestEmpty() {
   CHECK(Run(Backward(0, 64, 1)).size() == 2);
 }
 
-template <typename Args>
-struct Bad {
-  void (*change)(Args*);
-  const char* says;
-};
-
-template <typename Args, size_t kCount>
-void CheckRefused(const Args& good, const Bad<Args> (&cases)[kCount]) {
-  CHECK_OK(Call(good));
-  g_recorder.launches.clear();
-  for (const Bad<Args>& c : cases) {
-    Args a = good;
-    c.change(&a);
-    Status status = Call(a);
-    if (status.code() != StatusCode::kInvalidArgument ||
-        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
-      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
-                   status.message().c_str());
-      std::exit(1);
-    }
-  }
-}
-
 void TestInvalidArguments() {
   constexpr Bad<norm_fwd_args> kForward[] = {
       {[](norm_fwd_args* a) { a->rows = -1; }, "rows is -1"},
@@ -396,11 +372,7 @@ void TestFailures() {
 }  // namespace
 
 const KernelTable& GetKernelTable() {
-  static const Blob blob;
-  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
-  static const KernelTable table = {Platform::kHip, kernels.data(),
-                                    static_cast<int>(kernels.size()),
-                                    blob.bytes};
+  static const KernelTable table = TableOf(MakeKernels);
   return table;
 }
 

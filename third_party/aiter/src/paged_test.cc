@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -508,11 +507,7 @@ void TestLatent() {
   CHECK_OK(mla_attend_kernels({"bf16", {512, 64, -1}, {}}, "gfx942", &names));
   CHECK((names == Names{"latent_any", "latent_merge"}));
 
-  struct Bad {
-    void (*change)(mla_attend_args*);
-    const char* says;
-  };
-  constexpr Bad kCases[] = {
+  constexpr Bad<mla_attend_args> kCases[] = {
       {[](mla_attend_args* a) { a->nhead_k = 2; }, "nhead_k is 2"},
       {[](mla_attend_args* a) { a->hdim_v = 577; }, "hdim_v is 577"},
       {[](mla_attend_args* a) { a->hdim = 1025; }, "hdim is 1025"},
@@ -531,18 +526,7 @@ void TestLatent() {
       {[](mla_attend_args* a) { a->cp_world_size = 2; }, "places_ptr is null"},
       {[](mla_attend_args* a) { a->cp_world_size = 0; }, "cp_world_size is 0"},
   };
-  g_recorder.launches.clear();
-  for (const Bad& c : kCases) {
-    mla_attend_args a = LatentArgs(8, 16);
-    c.change(&a);
-    Status status = mla_attend(a, nullptr);
-    if (status.code() != StatusCode::kInvalidArgument ||
-        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
-      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
-                   status.message().c_str());
-      std::exit(1);
-    }
-  }
+  CheckRefused(LatentArgs(8, 16), kCases);
 }
 
 void TestEmpty() {
@@ -561,11 +545,7 @@ void TestEmpty() {
 }
 
 void TestInvalidArguments() {
-  struct Bad {
-    void (*change)(paged_attend_args*);
-    const char* says;
-  };
-  constexpr Bad kCases[] = {
+  constexpr Bad<paged_attend_args> kCases[] = {
       {[](paged_attend_args* a) { a->data_type = DataType::kI8; },
        "data_type is i8"},
       {[](paged_attend_args* a) { a->tokens = -1; }, "tokens is -1"},
@@ -594,19 +574,7 @@ void TestInvalidArguments() {
        "q_ptr is not aligned"},
   };
   New(1);
-  CHECK_OK(paged_attend(Args(8), nullptr));
-  g_recorder.launches.clear();
-  for (const Bad& c : kCases) {
-    paged_attend_args a = Args(8);
-    c.change(&a);
-    Status status = paged_attend(a, nullptr);
-    if (status.code() != StatusCode::kInvalidArgument ||
-        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
-      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
-                   status.message().c_str());
-      std::exit(1);
-    }
-  }
+  CheckRefused(Args(8), kCases);
 
   PagedPlan plan;
   CHECK_OK(paged_attend_plan(Args(8), &plan));
@@ -630,11 +598,7 @@ void TestFailures() {
 }  // namespace
 
 const KernelTable& GetKernelTable() {
-  static const Blob blob;
-  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
-  static const KernelTable table = {Platform::kHip, kernels.data(),
-                                    static_cast<int>(kernels.size()),
-                                    blob.bytes};
+  static const KernelTable table = TableOf(MakeKernels);
   return table;
 }
 

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -198,13 +197,8 @@ void TestEmpty() {
   CHECK(g_recorder.launches.empty());
 }
 
-struct Bad {
-  void (*change)(quant_args*);
-  const char* says;
-};
-
 void TestInvalidArguments() {
-  constexpr Bad kCases[] = {
+  constexpr Bad<quant_args> kCases[] = {
       {[](quant_args* a) { a->rows = -1; }, "rows is -1"},
       {[](quant_args* a) { a->cols = int64_t{1} << 31; }, "cols is 2147483648"},
       {[](quant_args* a) { a->batch = -2; }, "batch is -2"},
@@ -235,23 +229,9 @@ void TestInvalidArguments() {
   };
   NewContext("gfx942");
   const quant_args good = Groups(1, 8, 256);
-  CHECK_OK(quant(good, nullptr));
-  g_recorder.launches.clear();
-  for (const Bad& c : kCases) {
-    quant_args a = good;
-    c.change(&a);
-    Status status = quant(a, nullptr);
-    if (status.code() != StatusCode::kInvalidArgument ||
-        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
-      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
-                   status.message().c_str());
-      std::exit(1);
-    }
-  }
+  CheckRefused(good, kCases);
   // More tiles than 32 bits count.
-  Status status = quant(Groups(1 << 20, 1 << 10, 1 << 13), nullptr);
-  CHECK(status.code() == StatusCode::kInvalidArgument);
-  CHECK(Contains(status.message(), "tiles is"));
+  CheckRefused(Groups(1 << 20, 1 << 10, 1 << 13), "tiles is");
 
   KernelPlan plan;
   CHECK_OK(quant_plan(good, &plan));
@@ -274,11 +254,7 @@ void TestFailures() {
 }  // namespace
 
 const KernelTable& GetKernelTable() {
-  static const Blob blob;
-  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
-  static const KernelTable table = {Platform::kHip, kernels.data(),
-                                    static_cast<int>(kernels.size()),
-                                    blob.bytes};
+  static const KernelTable table = TableOf(MakeKernels);
   return table;
 }
 

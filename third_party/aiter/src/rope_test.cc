@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -175,11 +174,7 @@ void TestEmpty() {
 }
 
 void TestInvalidArguments() {
-  struct Bad {
-    void (*change)(rope_rotate_args*);
-    const char* says;
-  };
-  constexpr Bad kCases[] = {
+  constexpr Bad<rope_rotate_args> kCases[] = {
       {[](rope_rotate_args* a) { a->outer = -1; }, "outer is -1"},
       {[](rope_rotate_args* a) { a->outer = a->seq = 1 << 20; },
        "outer * seq * inner is more"},
@@ -203,19 +198,7 @@ void TestInvalidArguments() {
        "x_ptr is not aligned"},
   };
   NewContext("gfx942");
-  CHECK_OK(rope_rotate(Args(64, 32), nullptr));
-  g_recorder.launches.clear();
-  for (const Bad& c : kCases) {
-    rope_rotate_args a = Args(64, 32);
-    c.change(&a);
-    Status status = rope_rotate(a, nullptr);
-    if (status.code() != StatusCode::kInvalidArgument ||
-        !Contains(status.message(), c.says) || !g_recorder.launches.empty()) {
-      std::fprintf(stderr, "wanted \"%s\", got \"%s\"\n", c.says,
-                   status.message().c_str());
-      std::exit(1);
-    }
-  }
+  CheckRefused(Args(64, 32), kCases);
 
   KernelPlan plan;
   CHECK_OK(rope_rotate_plan(Args(64, 32), &plan));
@@ -239,11 +222,7 @@ void TestFailures() {
 }  // namespace
 
 const KernelTable& GetKernelTable() {
-  static const Blob blob;
-  static const std::vector<KernelInfo> kernels = MakeKernels(blob);
-  static const KernelTable table = {Platform::kHip, kernels.data(),
-                                    static_cast<int>(kernels.size()),
-                                    blob.bytes};
+  static const KernelTable table = TableOf(MakeKernels);
   return table;
 }
 

@@ -518,7 +518,7 @@ def _delta(x: Operands, saved: Saved, acc):
   return delta[None] if x.packed else delta
 
 
-def _zero_grads(wanted: Wanted, x: Operands, saved: Saved) -> Grads:
+def _zero_grads(wanted: Wanted, x: Operands) -> Grads:
   def zeros(t, dtype=jnp.float32):
     return vary_like(jnp.zeros(t.shape, dtype), x.q)
   return Grads(
@@ -532,7 +532,7 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
             every_block: bool = False) -> Grads:
   """Gradients of `mha_fwd`, by recomputing the probabilities from lse."""
   if x.batch == 0:
-    return _zero_grads(wanted, x, saved)
+    return _zero_grads(wanted, x)
   p = _problem(cfg, x)
   acc = _accumulator(x.q.dtype)
   scale = acc.type(cfg.softmax_scale)
@@ -548,7 +548,7 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
     rows = jnp.where(lse == -_INF, 0, jnp.exp(p.sink - lse)) * delta
     dsink = -_sum_rows(x, rows.reshape(b, hk * g, sq)).astype(jnp.float32)
   if x.q.size == 0 or x.k.size == 0:
-    return _zero_grads(wanted, x, saved)._replace(dsink=dsink)
+    return _zero_grads(wanted, x)._replace(dsink=dsink)
   dbias_shape = None if x.bias is None else p.bias.shape
   dout = saved.dout[None] if x.packed else saved.dout
   dout = dout.reshape(b, sq, hk, g, dout.shape[-1]).transpose(0, 2, 3, 1, 4)

@@ -582,7 +582,7 @@ def reshape_and_cache_with_block_quant_for_asm_pa(
 # Latent caches and the indexer's
 
 
-def _mla(function, kv_c, k_pe, kv_cache, slot_mapping, scale):
+def _mla(function, kv_c, k_pe, slot_mapping, scale):
   for name, t in (("kv_c", kv_c), ("k_pe", k_pe)):
     _check(function, name, t, (*_FLOATS, *_BYTES), 2)
   if kv_c.dtype != k_pe.dtype or kv_c.shape[0] != k_pe.shape[0]:
@@ -626,7 +626,7 @@ def concat_and_cache_mla(
     ValueError: as write_kv_cache.
   """
   function = "concat_and_cache_mla"
-  slots, scale = _mla(function, kv_c, k_pe, kv_cache, slot_mapping, scale)
+  slots, scale = _mla(function, kv_c, k_pe, slot_mapping, scale)
   _check(function, "kv_cache", kv_cache, (*_FLOATS, *_BYTES), 3)
   lora, rope = kv_c.shape[1], k_pe.shape[1]
   width = kv_cache.shape[2]
@@ -670,7 +670,7 @@ def concat_and_cache_mla_seg(
     ValueError: as write_kv_cache.
   """
   function = "concat_and_cache_mla_seg"
-  slots, scale = _mla(function, kv_c, k_pe, kv_cache, slot_mapping, scale)
+  slots, scale = _mla(function, kv_c, k_pe, slot_mapping, scale)
   size = arguments.number(function, "page_size", page_size, "an integer >= 1",
                           lambda n: n >= 1, int)
   _check(function, "kv_cache", kv_cache, (*_FLOATS, *_BYTES), 2)

@@ -510,7 +510,7 @@ def _kernel(cfg: Config, call, operands: Operands) -> Caches:
   if cfg.layout == "pages":
     return _as_rows(operands,
                     functools.partial(_kernel, Config("NHD", 1), call))
-  k_cache, v_cache, k_scale, v_scale, key, value, slots = operands
+  k_cache, _, k_scale, v_scale, key, value, slots = operands
   pools = Caches(*operands[:4])
   if cfg.mode in ("copy", "cast"):
     pools = pools._replace(k_scale=None, v_scale=None)

@@ -169,7 +169,7 @@ def _tables(cfg: Config, x: Operands):
 def _made(cfg: Config, t, weight, cos, sin):
   """Heads of queries or keys in float32 or wider."""
   t = _wide(t)
-  tokens, heads, dim = t.shape
+  _, heads, dim = t.shape
   if weight is not None:
     axes = (1, 2) if cfg.joint else (2,)
     mean = jnp.mean(t * t, axes, keepdims=True)

@@ -160,7 +160,7 @@ def _whole_words(cfg: Config, a, b, k):
 def reference(cfg: Config, x: Operands) -> jax.Array:
   """The product in jax.numpy: sums in float32 or wider, of int8 in int32."""
   a, b, a_scale, b_scale, bias = _one_contraction(cfg, x)
-  m, n, k = _sizes(cfg, a, b)
+  _, n, k = _sizes(cfg, a, b)
   acc = _accumulator(a.dtype)
   if cfg.scaling == "mx":
     a, b = (

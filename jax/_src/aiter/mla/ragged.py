@@ -97,7 +97,7 @@ def _attend(n: Names, heads_first: bool, ql_nope, q_pe, new_kv_c, new_k_pe,
   ragged.check_tuning(n, tuning)
   s = ragged.scores(n, sm_scale, sliding_window, soft_cap)
   ql_nope = _check(n, heads_first, ql_nope, q_pe, new_kv_c, new_k_pe, cache_kv)
-  tokens, heads, lora = ql_nope.shape
+  tokens, _, lora = ql_nope.shape
   pages, groups, p, cols = cache_kv.shape
   size = groups * p
   # In front of the rotated part a row is as wide as the cache has it.
