@@ -582,12 +582,13 @@ with asm.Buffer(np.zeros(4, np.uint32)) as out:
     self.assertEqual(shown["v_mov_b32_e32 v2, 1"], SLOT)
 
   def test_only_some_workgroups(self):
-    # Others of the first round begin, and end before the atomic.
-    done = self.run_program(AMDGPU_SIM_CLOCK=os.devnull, AMDGPU_SIM_TURN="1",
-                            AMDGPU_SIM_CLOCK_ONLY="1", grid=305,
-                            more="\n s_nop 0" * 5000)
-    # Those of one unit, and four probes; more if these differ.
-    self.assertEqual(int(done.stdout), 64 * (-(-305 // UNITS) + 4 - 1))
+    # Others of the first round begin, for 8192 instructions. Those of one unit
+    # go on, and four probes; more if these differ.
+    for nops, groups in ((5000, 305), (9000, -(-305 // UNITS) + 4 - 1)):
+      done = self.run_program(AMDGPU_SIM_CLOCK=os.devnull,
+                              AMDGPU_SIM_TURN="1", AMDGPU_SIM_CLOCK_ONLY="1",
+                              grid=305, more="\n s_nop 0" * nops)
+      self.assertEqual(int(done.stdout), 64 * groups)
 
   def test_no_such_device(self):
     done = self.run_program(AMDGPU_SIM_CLOCK="-",

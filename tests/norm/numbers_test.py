@@ -197,6 +197,10 @@ class NumbersTest(NormTestCase):
     """Fewer rows than parts, and more."""
     self.check(Case(lead=(rows,), cols=64, layer=True))
 
+  def test_parts_without_rows(self):
+    """A part has two of these rows, so that half of the blocks have none."""
+    self.check(Case(lead=(machine.size(330, 2),), cols=4104, layer=True))
+
   @parameterized.parameters(*machine.sample(
       itertools.product(*[[False, True]] * 3), 5))
   def test_options(self, gemma, t5, residual):

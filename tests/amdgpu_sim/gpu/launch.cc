@@ -34,6 +34,9 @@ constexpr uint64_t kSlice = uint64_t{1} << 24;
 constexpr size_t kResident = 256;
 // So many at most begin only to see whether they end at once.
 constexpr uint64_t kMostBegun = 1 << 14;
+// One that only begins, of the first round, goes on for so many: later launches
+// read what it tells them before its work, such as how many parts there are.
+constexpr uint64_t kTold = kFirst;
 // Of one that begins so many pieces of memory are looked at.
 constexpr size_t kMostPieces = 1 << 16;
 
@@ -449,7 +452,11 @@ void Dispatch::Run() {
     try {
       for (bool warned = true; warned;) {
         const bool begins = begun_.count(workgroup->number()) > 0;
-        const uint64_t slice = first ? kFirst : begins ? kEarly : kSlice;
+        const bool goes = workgroup->executed() > 0;
+        const uint64_t slice = !begins ? first ? kFirst : kSlice
+                               : goes  ? kTold
+                               : first ? kFirst
+                                       : kEarly;
         done = workgroup->Run(program_, std::min(slice, limit), counts,
                               launch_.cancel);
         const Fault* warning = workgroup->lds().warning();
@@ -475,6 +482,7 @@ void Dispatch::Run() {
       return;
     }
     if (first) NoteFirst(workgroup->number());
+    const bool begun = begun_.count(workgroup->number()) > 0;
     goes_on = false;
     if (done) {
       instructions_ += workgroup->executed();
@@ -482,12 +490,12 @@ void Dispatch::Run() {
         NoteClock(workgroup->number(), workgroup->executed());
       }
       pool.Give(std::move(workgroup));
-    } else if (begun_.count(workgroup->number()) > 0) {
+    } else if (begun && !first) {
       pool.Give(std::move(workgroup));
     } else {
       // Of those that are chosen all begin before one goes on: it may wait for
       // another.
-      goes_on = first && !only_;
+      goes_on = first && (begun || !only_);
       resident.push_back(std::move(workgroup));
     }
   }

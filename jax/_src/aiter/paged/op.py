@@ -48,8 +48,8 @@ _PROGRAMS_DECODE = {"cuda": 8192, "rocm": _PROGRAMS}
 # many heads'. On ROCm programs share all keys, so that the first and the last
 # part of a sequence may be smaller than others. There room for twice the parts
 # is for sequences that are longer than the batch's others: 128 MiB of scratch
-# (16 rows of 512 float32 a program), which all layers share. More would not
-# pay: where sequences are alike, the join asks for parts that there are not.
+# (16 rows of 512 float32 a program), which all layers share. More would pay
+# where one sequence has most of the keys, and nowhere else.
 _LATENT = {"cuda": (_PROGRAMS, 256), "rocm": (2 * _PROGRAMS, 512)}
 # Pages of a multiple of so many tokens have kernels of their own.
 _LARGE_PAGE = 64

@@ -16,6 +16,8 @@ from third_party.aiter.kernels.norm import quant
 from third_party.aiter.kernels.norm import rows as norm
 
 E2M1 = quant.E2M1
+F32_WEIGHTS = norm.F32_WEIGHTS
+GEMMA = norm.GEMMA
 HAS_BETA = norm.HAS_BETA
 LAYER = norm.LAYER
 RESIDUAL = norm.RESIDUAL
@@ -35,8 +37,12 @@ def _add_three(a0, a1, a2, b0, b1, b2):
 
 
 @triton.jit
-def _add_two(a0, a1, b0, b1):
-  return a0 + b0, a1 + b1
+def _weight(gamma, gamma_f32, c, inside, flags):
+  """As rows.weight, without a branch."""
+  wide = (flags & F32_WEIGHTS) != 0
+  w = tl.where(wide, tl.load(gamma_f32 + c, inside & wide, 0.0),
+               tl.load(gamma + c, inside & ~wide, 0.0).to(tl.float32))
+  return tl.where((flags & GEMMA) != 0, w + 1.0, w)
 
 
 @triton.jit
@@ -181,16 +187,16 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
   Between its sums and dx a row lies as it was read, and is converted again:
   with OPAQUE the compiler cannot keep what it has. AHEAD: so many tiles of rows
   are on their way while one is computed. Then memory is busy with one program
-  where there were two, and there are half as many parts to write and to add.
+  where there were two, which has registers for what it has converted, and there
+  are half as many parts to write and to add.
   """
   flags &= FLAGS
   part = tl.program_id(0)
   begin = part * rows_per_part
   end = tl.minimum(rows, begin + rows_per_part)
-  n_cols = cols.to(tl.float32)
+  share = 1.0 / cols.to(tl.float32)
   c = tl.arange(0, COLS)
   inside_c = c < cols
-  w = weight(gamma, gamma_f32, c, inside_c, flags)[None, :]
   dgamma = tl.zeros([TILE_M, COLS], tl.float32)
   dbeta = tl.zeros([TILE_M, COLS], tl.float32)
   m = tl.arange(0, TILE_M)
@@ -199,7 +205,12 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
   for i in tl.static_range(AHEAD):
     loaded += (_load_rows(x, dy, mean, rstd, begin + i * TILE_M, end, at,
                           inside_c, cols, TILE_M),)
-  for r in range(begin, end, TILE_M):
+  # Branches would keep these rows waiting: for weights, or to ask whether there
+  # are any. A part without rows takes one of zeros.
+  w = _weight(gamma, gamma_f32, c, inside_c, flags)[None, :]
+  last = tl.maximum(end, begin + 1)
+  tl.assume(begin < last)
+  for r in range(begin, last, TILE_M):
     loaded += (_load_rows(x, dy, mean, rstd, r + AHEAD * TILE_M, end, at,
                           inside_c, cols, TILE_M),)
     # 0 outside, where n is finite or a NaN as all of the row.
@@ -212,15 +223,12 @@ def norm_bwd_dx(x, gamma, gamma_f32, dy, dresidual, mean, rstd, dx,
     dout = dys.to(tl.float32)
     n = (xs.to(tl.float32) - mu[:, None]) * inv
     g = dout * w
+    avg_ng = tl.sum(n * g, 1) * share
+    avg_g = tl.zeros([TILE_M], tl.float32)
     if flags & LAYER:
-      avg_ng, avg_g = tl.reduce((n * g, g), 1, _add_two)
-      avg_g /= n_cols
-    else:
-      avg_ng = tl.sum(n * g, 1)
-      avg_g = tl.zeros([TILE_M], tl.float32)
-    avg_ng /= n_cols
-    xs = _again(xs, OPAQUE)
-    dys = _again(dys, OPAQUE)
+      avg_g = tl.sum(g, 1) * share
+    xs = _again(xs, OPAQUE and AHEAD == 0)
+    dys = _again(dys, OPAQUE and AHEAD == 0)
     n = (xs.to(tl.float32) - mu[:, None]) * inv
     dout = dys.to(tl.float32)
     g = dout * w
