@@ -42,13 +42,10 @@ def _along(combine, t):
   return functools.reduce(combine, jnp.split(t, t.shape[-1], -1))
 
 
-def _positive(function: str, name: str, value, most: int | None = None):
-  accepted = "an integer of at least 1"
-  if most is not None:
-    accepted += f" and at most {most}"
+def _positive(function: str, name: str, value, most: int = 2**31 - 1):
   return arguments.number(
-      function, name, value, accepted,
-      lambda n: n >= 1 and (most is None or n <= most), int)
+      function, name, value, f"an integer of at least 1 and at most {most}",
+      lambda n: 1 <= n <= most, int)
 
 
 def _gating(function: str, x):
