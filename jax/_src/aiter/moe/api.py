@@ -440,8 +440,9 @@ def moe_sorting(
   weights = jnp.where(there, jnp.asarray(topk_weights, jnp.float32).reshape(-1)[
       jnp.maximum(entries, 0)], 0)
   expert, used = _block_experts(found.counts, block, -(-n // block))
-  count = (dims.as_int32(tokens) if num_local_tokens is None
-           else arguments.int32(num_local_tokens).reshape(()))
+  count = dims.as_int32(tokens)
+  if num_local_tokens is not None:
+    count = jnp.clip(arguments.int32(num_local_tokens).reshape(()), 0, count)
   return (packed, weights, expert, jnp.stack([used, count]),
           jnp.zeros((tokens, columns), dtype))
 
