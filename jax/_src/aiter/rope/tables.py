@@ -203,9 +203,10 @@ def rotary_embedding(
     max_position: rows.
     base: rope_theta of a model's config.
     rope_scaling: the dict of that name in a model's config. Its rope_type (or
-      type, of older ones) is "default"; "linear" (Chen et al., arXiv:2306.15595); "dynamic" (NTK, for
-      the length max_position); "yarn" (Peng et al., arXiv:2309.00071) or
-      "deepseek_yarn", the same with mscale and mscale_all_dim; "llama3";
+      type, of older ones) is "default"; "linear" (Chen et al.,
+      arXiv:2306.15595); "dynamic" (NTK, for the length max_position); "yarn"
+      (Peng et al., arXiv:2309.00071) or "deepseek_yarn", the same with mscale
+      and mscale_all_dim; "llama3";
       "longrope" or "su" (Phi-3; Ding et al., arXiv:2402.13753), with the long
       factors if max_position is beyond the length of training; or "mrope", the
       default's angles. All but "default", "linear" and "mrope" want
