@@ -333,7 +333,7 @@ def apply_rope(
   proportion = arguments.number(
       "apply_rope", "rope_proportion", rope_proportion,
       "a number of at least 0 and at most 1", lambda p: 0 <= p <= 1)
-  if (rope_scaling and isinstance(rope_scaling, Mapping)
+  if (isinstance(rope_scaling, Mapping) and rope_scaling
       and not {"rope_type", "type", "mrope_section"} & rope_scaling.keys()):
     rope_scaling = {**_UNNAMED_SCALING, **rope_scaling}
     rope_scaling["factor"] = rope_scaling.pop(
