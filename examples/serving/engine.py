@@ -134,7 +134,7 @@ def burst(params, state, sheet, cfg: Config, page_size: int, count: int):
     places = Places(
       at,
       jnp.where(live, slots, EMPTY),
-      jnp.arange(s + 1),
+      None,
       jnp.where(live, at + 1, 0),
       table,
       page_size,
@@ -160,6 +160,12 @@ class Engine:
     page_size: int = 16,
     burst_tokens: int = 8,
   ):
+    sizes = sequences, width, pages, page_size, burst_tokens
+    if min(sizes) < 1:
+      raise ValueError(
+        "sequences, width, pages, page_size, burst_tokens are "
+        f"{sizes}; accepted is at least 1 of each"
+      )
     self.params = prepared(params, cfg)
     self.cfg, self.width, self.page_size = cfg, width, page_size
     self.burst_tokens = burst_tokens
@@ -236,11 +242,17 @@ class Engine:
     """Answers all requests."""
     requests = list(requests)
     most = min(len(self.free), self.table.shape[1])
+    vocabulary = len(self.params["embed"])
     for r in requests:
       if len(r.prompt) < 1 or r.new_tokens < 1:
         raise ValueError(
           f"{len(r.prompt)} tokens and {r.new_tokens} new ones; accepted is at "
           "least one of each"
+        )
+      if min(r.prompt) < 0 or max(r.prompt) >= vocabulary:
+        raise ValueError(
+          f"a prompt has tokens from {min(r.prompt)} to {max(r.prompt)}; "
+          f"accepted is from 0 to {vocabulary - 1}"
         )
       if (needed := r.pages_needed(self.page_size)) > most:
         raise ValueError(

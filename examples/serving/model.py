@@ -75,7 +75,8 @@ class Places(NamedTuple):
   Attributes:
     positions: [t], in their sequences.
     slots: [t], in the cache: page * page_size + offset, or EMPTY.
-    cu_seqlens: [s + 1], where each sequence's tokens begin.
+    cu_seqlens: [s + 1], where each sequence's tokens begin; None if each has
+      one.
     lengths: [s], how long each is with them; 0 of one that is not there.
     table: [s, n], the pages of each.
     page_size: tokens of a page.
@@ -83,7 +84,7 @@ class Places(NamedTuple):
 
   positions: jax.Array
   slots: jax.Array
-  cu_seqlens: jax.Array
+  cu_seqlens: jax.Array | None
   lengths: jax.Array
   table: jax.Array
   page_size: int
@@ -108,7 +109,7 @@ def grouped(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
     *at.tables(cfg.head_dim),
     num_heads=(cfg.q_heads, cfg.kv_heads),
   )
-  if len(x) == len(at.lengths):  # one token of each
+  if at.cu_seqlens is None:
     y = aiter.paged_attention_decode(q, *cache, at.table, at.lengths)
   else:
     y = aiter.unified_attention(
@@ -126,6 +127,9 @@ def latent(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
   q_pe, k_pe = aiter.rope_2c(
     q_pe, k_pe[:, None], *at.tables(cfg.rope), **at.rotary
   )
+  cu_seqlens = at.cu_seqlens
+  if cu_seqlens is None:
+    cu_seqlens = jnp.arange(len(at.lengths) + 1)
   y, pages = aiter.mla_ragged_paged_attention(
     jnp.einsum("thd,chd->thc", q_nope, p["k_up"]),
     q_pe,
@@ -134,7 +138,7 @@ def latent(p: dict, x: jax.Array, cache: tuple, at: Places, cfg: Config):
     cache[0],
     at.lengths,
     at.table.reshape(-1),
-    at.cu_seqlens,
+    cu_seqlens,
     jnp.full(3, len(at.lengths), jnp.int32),
     sm_scale=1 / math.sqrt(cfg.head_dim + cfg.rope),
   )

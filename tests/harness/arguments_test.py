@@ -113,6 +113,44 @@ class IntegersTest(absltest.TestCase):
         aiter.rope(x, *tables, layout="thd", positions=np.array([2, 1])))
 
 
+class WindowsTest(parameterized.TestCase):
+
+  @parameterized.parameters(2**30, 2**31 - 1, 2**31, 2**40)
+  def test_wider_than_any_sequence(self, keys):
+    """Such a side is no bound: no sum of it with a place ends elsewhere."""
+    q, pool = jnp.ones((3, 2, 8)), jnp.ones((2, 4, 1, 8))
+    ends, table = jnp.array([0, 3]), jnp.array([[0]])
+    coded = jnp.ones((1, 3, 1, 16), jnp.float8_e4m3fn)
+    stored = jnp.zeros(aiter.get_kv_cache_shape(2, 4, 1, 8, q.dtype))
+    for out in (
+        aiter.flash_attn_func(q[None], q[None], q[None],
+                              window_size=(keys, keys)),
+        aiter.flash_attn_func(q[None], q[None], q[None],
+                              window_size=(1, 2, keys)),
+        aiter.flash_attn_varlen(q, q, q, ends, ends, window_size=(keys, keys)),
+        aiter.flash_attn_fp8_pertensor_func(
+            coded, coded, coded, window_size=(keys, keys)),
+        aiter.unified_attention(q, pool, pool, ends, ends[1:], table,
+                                causal=False, window_size=(keys, keys)),
+        aiter.paged_attention_v1(
+            q, pool, pool, 1.0, table, ends, ends[1:], sliding_window=keys),
+        aiter.ragged_paged_attention(
+            q, q[:, :1], q[:, :1], stored, ends[1:], table[0], ends,
+            jnp.array([0, 0, 1]), sliding_window=keys)[0]):
+      np.testing.assert_allclose(out, jnp.ones_like(out), rtol=1e-5)
+
+  @parameterized.parameters(
+      ("size", dict(size=2**31)), ("interleave", dict(interleave=2**30)))
+  def test_numbers_beyond_int32(self, name, given):
+    with self.assertRaisesRegex(ValueError, f"{name} is {given[name]}; "):
+      aiter.context_parallel_positions(
+          jnp.arange(4), **dict(size=4, rank=0) | given)
+
+  def test_blocks_beyond_int32(self):
+    with self.assertRaisesRegex(ValueError, "block_size is 1099511627776; "):
+      aiter.moe_align_block_size(jnp.zeros((3, 2), int), 4, 2**40)
+
+
 class AtHandTest(absltest.TestCase):
 
   def test_at_hand(self):

@@ -219,6 +219,15 @@ class SortTest(parameterized.TestCase):
     self.assertEqual((buffer.shape, buffer.dtype), ((m, 16), BF16))
     self.assertFalse(buffer.any())
 
+  @parameterized.parameters((2**31 - 1, 11), (12, 11), (-5, 0))
+  def test_moe_sorting_counts_tokens_that_are(self, given, count):
+    ids, weights = ids_of(11, 3, 8), logits_of(11, 3)
+    sort = jax.jit(lambda n: aiter.moe_sorting(
+        ids, weights, 8, 16, jnp.bfloat16, 4, None, n)[3])
+    self.assertEqual(sort(np.array([given]))[1], count)
+    np.testing.assert_array_equal(
+        sort(np.array([given])), sort(np.array([count])))
+
   def test_permute(self):
     x = logits_of(9, 8)
     ids, weights = ids_of(9, 3, 5, least=-1), logits_of(9, 3, seed=1)

@@ -89,6 +89,15 @@ class ExamplesTest(parameterized.TestCase):
     self.assertIn(" 2 programs\n", done.stdout)
     self.assertIn("differ between the two: 0 of 4", done.stdout)
 
+  def test_serve_gpt_of_as_many_tokens_as_sequences(self):
+    """A step of packed prompts has the width of one token of each."""
+    done = run(
+      "examples/serve_gpt.py",
+      *("--requests", "4", "--sequences", "16", "--width", "16"),
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    self.assertIn("differ between the two: 0 of 4", done.stdout)
+
   def test_tiny_gpt(self):
     done = run("examples/tiny_gpt.py", "--steps", "2")
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -111,7 +120,11 @@ class ExamplesTest(parameterized.TestCase):
       layers=1,
     )
     params = serve_gpt.init(cfg, jax.random.key(0))
+    with self.assertRaisesRegex(ValueError, r"\(2, 0, 8, 16, 8\)"):
+      serve_gpt.Engine(params, cfg, 2, 0, 8)
     engine = serve_gpt.Engine(params, cfg, 2, 8, 8)
+    with self.assertRaisesRegex(ValueError, "tokens from -1 to 3"):
+      engine.run([serve_gpt.Request(np.array([3, -1]), 1)])
     of = lambda n, new: serve_gpt.Request(np.ones(n, np.int32), new)
     with self.assertRaisesRegex(
       ValueError, f"{prompt} tokens and {new_tokens} new ones"

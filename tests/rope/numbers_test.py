@@ -486,6 +486,20 @@ class NamesTest(RopeTestCase):
         order)
     np.testing.assert_array_equal(of_three, got)
 
+  @parameterized.parameters(
+      (dict(original_max_position_embeddings=64), 8),
+      (dict(scale_factor=4.0, original_max_position_embeddings=64), 4))
+  def test_apply_rope_of_unnamed_scaling(self, scaling, factor):
+    """tpu-inference's are all Llama 3's, with names and defaults of its own."""
+    x, positions = self.x[:, 0], jnp.array([3, 0, 70, 1, 200])
+    named = dict(rope_type="llama3", factor=factor, low_freq_factor=1.0,
+                 high_freq_factor=4.0, original_max_position_embeddings=64)
+    got, want = (aiter.apply_rope(x, positions, 8, 1e4, t)
+                 for t in (scaling, named))
+    np.testing.assert_array_equal(got, want)
+    self.assertGreater(
+        np.abs(got - aiter.apply_rope(x, positions, 8, 1e4)).max(), 0.1)
+
 
 class TablesTest(parameterized.TestCase):
   """Angles, against the papers' formulas a number at a time."""
@@ -631,6 +645,8 @@ class TablesTest(parameterized.TestCase):
       ("dim", dict(rotary_dim=7), ["rotary_dim", "7", "even"]),
       ("rows", dict(max_position=0), ["max_position", "0"]),
       ("base", dict(base=1.0), ["base", "1.0"]),
+      ("no kind", dict(rope_scaling=dict(factor=2.0)),
+       ["rope_type", "None", "yarn"]),
       ("kind", dict(rope_scaling=dict(rope_type="ntk")),
        ["rope_type", "ntk", "yarn"]),
       ("missing", dict(rope_scaling=dict(type="yarn", factor=2.0)),

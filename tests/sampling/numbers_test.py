@@ -631,6 +631,22 @@ class CrossEntropyTest(parameterized.TestCase):
     want = [np.exp(1) / (np.exp(1) + np.exp(2)), 0]
     np.testing.assert_allclose(jax.grad(f)(x)[0], [*want, -want[0]], rtol=1e-5)
 
+  @parameterized.parameters(np.inf, -np.inf, np.nan)
+  def test_padding_holds_anything(self, value):
+    """What a row without a label holds reaches no derivative either."""
+    x = jnp.stack([jnp.arange(4.0), jnp.full(4, value)])
+    f = lambda x: jnp.sum(aiter.cross_entropy(x, jnp.array([1, -100])))
+    for order in (jax.value_and_grad(f), jax.hessian(f)):
+      transforms.assert_close(self, order(x), order(x.at[1].set(0)))
+
+  @sharding.on_hosts
+  def test_labels_sharded_otherwise(self):
+    x, labels = normal(8, 64), np.arange(8) * 7
+    args = sharding.put(sharding.mesh(explicit=True), (x, labels),
+                        (P(None, "y"), P("y")))
+    transforms.assert_close(self, jax.jit(aiter.cross_entropy)(*args),
+                            aiter.cross_entropy(x, labels))
+
   @sharding.on_hosts
   @parameterized.product(spec=(P("x"), P(None, "y"), P("x", "y")),
                          explicit=(False, True))

@@ -63,8 +63,11 @@ def static_arguments(function, dropout_p, softmax_scale, causal, window_size,
               " >= 0 or -1 for unbounded, sink_tokens >= 0")
   left, right, *rest = arguments.integers(
       function, "window_size", window_size, accepted, lambda w: w >= -1, (2, 3))
+  left, right = map(arguments.window_side, (left, right))
   sink_tokens = number("window_size", rest[0], accepted, lambda w: w >= 0,
                        int) if rest else 0
+  if arguments.window_side(sink_tokens) < 0:
+    left, sink_tokens = -1, 0  # All keys are leading ones.
   # float32, as the kernels get it: the mask's threshold is the same everywhere.
   dropout_p = number("dropout_p", dropout_p, "0 <= dropout_p < 1",
                      lambda p: 0 <= p and np.float32(p) < 1)

@@ -101,6 +101,14 @@ def integers(function, name, value, accepted, allowed,
                for item in items)
 
 
+def window_side(keys: int) -> int:
+  """A window's side: -1, no bound, of what no sequence is as long as.
+
+  So its sums with places are numbers that int32 has.
+  """
+  return keys if keys < 2**30 else -1
+
+
 def two_sizes(function, name, value):
   """A pair of sizes, numbers or symbols, from a static argument."""
   static(function, name, value, "two sizes")

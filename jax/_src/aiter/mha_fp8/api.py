@@ -43,6 +43,7 @@ def _static(function, causal, window_size, softmax_scale, return_lse,
   if sink_tokens not in ([], [0]):
     raise bad(function, "window_size", window_size, "no leading keys: a third"
               " number of 0")
+  left, right = map(arguments.window_side, (left, right))
   if arguments.flag(function, "causal", causal):
     right = 0
   if softmax_scale is not None:

@@ -42,13 +42,10 @@ def _along(combine, t):
   return functools.reduce(combine, jnp.split(t, t.shape[-1], -1))
 
 
-def _positive(function: str, name: str, value, most: int | None = None):
-  accepted = "an integer of at least 1"
-  if most is not None:
-    accepted += f" and at most {most}"
+def _positive(function: str, name: str, value, most: int = 2**31 - 1):
   return arguments.number(
-      function, name, value, accepted,
-      lambda n: n >= 1 and (most is None or n <= most), int)
+      function, name, value, f"an integer of at least 1 and at most {most}",
+      lambda n: 1 <= n <= most, int)
 
 
 def _gating(function: str, x):
@@ -443,8 +440,9 @@ def moe_sorting(
   weights = jnp.where(there, jnp.asarray(topk_weights, jnp.float32).reshape(-1)[
       jnp.maximum(entries, 0)], 0)
   expert, used = _block_experts(found.counts, block, -(-n // block))
-  count = (dims.as_int32(tokens) if num_local_tokens is None
-           else arguments.int32(num_local_tokens).reshape(()))
+  count = dims.as_int32(tokens)
+  if num_local_tokens is not None:
+    count = jnp.clip(arguments.int32(num_local_tokens).reshape(()), 0, count)
   return (packed, weights, expert, jnp.stack([used, count]),
           jnp.zeros((tokens, columns), dtype))
 

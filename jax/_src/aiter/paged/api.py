@@ -204,6 +204,7 @@ def static(n: Names, layout, softmax_scale, window_size, soft_cap, causal,
   accepted = "(left, right), integers, each >= 0 or -1 for unbounded"
   left, right = arguments.integers(
       n.function, n.window, window_size, accepted, lambda w: w >= -1)
+  left, right = map(arguments.window_side, (left, right))
   if arguments.flag(n.function, "causal", causal):
     right = 0
   if softmax_scale is not None:

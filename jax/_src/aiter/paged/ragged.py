@@ -289,8 +289,9 @@ def scores(n: Names, sm_scale, sliding_window, soft_cap, causal=True) -> Scores:
   number = lambda *args: arguments.number(n.function, *args)
   left = -1
   if sliding_window is not None:
-    left = number("sliding_window", sliding_window, "None or an integer >= 1",
-                  lambda w: w >= 1, int) - 1
+    left = arguments.window_side(number(
+        "sliding_window", sliding_window, "None or an integer >= 1",
+        lambda w: w >= 1, int) - 1)
   if soft_cap is not None:
     soft_cap = number("soft_cap", soft_cap, "None or a number > 0",
                       lambda s: 0 < s < float("inf"))

@@ -20,12 +20,15 @@ from jax._src.aiter.core.arguments import bad
 from jax._src.aiter.paged import api as paged
 from jax._src.aiter.paged import op
 
-_COUNT = "an integer >= 1"
 _LAYOUTS = ("NHD", "HND", "x", "asm")
 
 
-def _positive(function: str, name: str, value) -> int:
-  return arguments.number(function, name, value, _COUNT, lambda n: n >= 1, int)
+def _positive(function: str, name: str, value, times: int = 1) -> int:
+  """An integer that int32 holds, so many times."""
+  most = (2**31 - 1) // times
+  return arguments.number(
+      function, name, value, f"an integer from 1 to {most}",
+      lambda n: 1 <= n <= most, int)
 
 
 def _tokens_before(place, size: int, rank, interleave: int):
@@ -62,7 +65,7 @@ def context_parallel_positions(
   arguments.check_is_array(name, "positions", positions, optional=False)
   arguments.check_integers(name, "positions", positions)
   size = _positive(name, "size", size)
-  interleave = _positive(name, "interleave", interleave)
+  interleave = _positive(name, "interleave", interleave, size)
   if isinstance(rank, jax.Array):
     arguments.check_integers(name, "rank", rank)
     if rank.ndim:
@@ -254,10 +257,10 @@ def context_parallel_paged_decode(
   """
   n = paged.Names("context_parallel_paged_decode")
   arguments.choice(n.function, "layout", layout, _LAYOUTS)
-  arguments.axis_size(n.function, "axis_name", axis_name)
+  size = arguments.axis_size(n.function, "axis_name", axis_name)
   s = paged.static(n, layout, softmax_scale, window_size, logits_soft_cap,
                    False, return_lse)
-  interleave = _positive(n.function, "interleave", interleave)
+  interleave = _positive(n.function, "interleave", interleave, size)
   for name, t in ((n.q, q), (n.k, k_cache), (n.v, v_cache),
                   (n.table, block_tables), (n.lengths, context_lens)):
     arguments.check_is_array(n.function, name, t, optional=False)

@@ -23,6 +23,10 @@ from jax._src.aiter.core import arguments
 from jax._src.aiter.rope import api, tables
 
 _STYLES = {0: "neox", 1: "gptj"}
+# What tpu-inference makes of a rope_scaling that names no kind.
+_UNNAMED_SCALING = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=8192)
 
 
 def _style(function: str, rotate_style) -> str:
@@ -305,7 +309,9 @@ def apply_rope(
     head_dim: channels of a head that are turned; H may be more.
     rope_theta: base of the angles.
     rope_scaling: as in rotary_embedding, of a kind that does not ask for the
-      sequence's length.
+      sequence's length. Without rope_type and mrope_section it is "llama3",
+      whose factor is called scale_factor, by default 8, and the others are 1, 4
+      and 8192.
     rope_input_ordering: "split" (halves) or "interleaved" (neighbours).
     rope_proportion: share of the pairs that are turned; the others stay.
 
@@ -327,6 +333,11 @@ def apply_rope(
   proportion = arguments.number(
       "apply_rope", "rope_proportion", rope_proportion,
       "a number of at least 0 and at most 1", lambda p: 0 <= p <= 1)
+  if (isinstance(rope_scaling, Mapping) and rope_scaling
+      and not {"rope_type", "type", "mrope_section"} & rope_scaling.keys()):
+    rope_scaling = {**_UNNAMED_SCALING, **rope_scaling}
+    rope_scaling["factor"] = rope_scaling.pop(
+        "scale_factor", rope_scaling["factor"])
   by, amplitude = tables.frequencies("apply_rope", head_dim, 0, rope_theta,
                                      rope_scaling)
   by[int(proportion * len(by)):] = 0

@@ -116,6 +116,10 @@ _SCALINGS = {
 }
 
 
+# What nobody gives for a kind that has no use for it.
+_TELLING = {name for needed, _ in _SCALINGS.values() for name in needed} - {
+    _TRAINED}
+
 # Whose factor says by how much sequences are longer than those of training.
 _YARNS = ("yarn", "deepseek_yarn")
 _LENGTHENED = ("linear", "dynamic", *_YARNS)
@@ -165,6 +169,8 @@ def frequencies(
     raise arguments.bad(function, "rope_scaling", repr(scaling),
                         "None or a dict, as in a model's config", TypeError)
   kind = _kind(scaling)
+  if not {"rope_type", "type"} & scaling.keys() and _TELLING & scaling.keys():
+    kind = None  # Silence would be angles that nothing has scaled.
   if kind not in _SCALINGS:
     raise arguments.bad(function, "rope_scaling's rope_type", repr(kind),
                         " or ".join(_SCALINGS))
@@ -196,10 +202,11 @@ def rotary_embedding(
     rotary_dim: channels of a head that are turned.
     max_position: rows.
     base: rope_theta of a model's config.
-    rope_scaling: the dict of that name in a model's config. Its rope_type is
-      "default"; "linear" (Chen et al., arXiv:2306.15595); "dynamic" (NTK, for
-      the length max_position); "yarn" (Peng et al., arXiv:2309.00071) or
-      "deepseek_yarn", the same with mscale and mscale_all_dim; "llama3";
+    rope_scaling: the dict of that name in a model's config. Its rope_type (or
+      type, of older ones) is "default"; "linear" (Chen et al.,
+      arXiv:2306.15595); "dynamic" (NTK, for the length max_position); "yarn"
+      (Peng et al., arXiv:2309.00071) or "deepseek_yarn", the same with mscale
+      and mscale_all_dim; "llama3";
       "longrope" or "su" (Phi-3; Ding et al., arXiv:2402.13753), with the long
       factors if max_position is beyond the length of training; or "mrope", the
       default's angles. All but "default", "linear" and "mrope" want

@@ -12,11 +12,12 @@ import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 import jax
 from jax._src.aiter.core import arguments
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
-from jax._src.aiter.core.partition import vary_together
+from jax._src.aiter.core.partition import resharded, vary_together
 
 
 class _Rows(NamedTuple):
@@ -44,8 +45,13 @@ def _has_label(rows: _Rows):
   return (rows.labels >= 0) & (rows.labels < rows.logits.shape[-1])
 
 
+def _counted(rows: _Rows):
+  """Logits, 0 in rows without a label: what padding holds reaches nothing."""
+  return jnp.where(_has_label(rows)[..., None], _wide(rows.logits), 0)
+
+
 def _logsumexp(rows: _Rows):
-  return jax.nn.logsumexp(_wide(rows.logits), -1)
+  return jax.nn.logsumexp(_counted(rows), -1)
 
 
 def _right(rows: _Rows):
@@ -71,7 +77,7 @@ def _backward(_, wanted, saved, dloss):
   rows, logsumexp = saved
   if dloss is None:
     return (_Rows(jnp.zeros_like(rows.logits), None),)
-  weights = jnp.exp(_wide(rows.logits) - logsumexp[..., None])
+  weights = jnp.exp(_counted(rows) - logsumexp[..., None])
   dloss = jnp.where(_has_label(rows), dloss, 0)[..., None]
   return (_Rows((weights - _is_label(rows)) * dloss, None),)
 
@@ -93,7 +99,8 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
   Args:
     logits: [..., v], float16, bfloat16, float32 or float64.
     labels: integers [...], a column of each row. A row whose label is none, as
-      -1 or -100 of padding, has the loss 0 and no gradient.
+      -1 or -100 of padding, has the loss 0 and no gradient, whatever its
+      logits are.
 
   Returns:
     float32 [...] (float64 of float64).
@@ -112,5 +119,6 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
   if labels.shape != logits.shape[:-1]:
     raise arguments.bad(function, "labels", arguments.describe(labels),
                         f"shape {list(logits.shape[:-1])}, one for each row")
-  return _cross_entropy(None, vary_together(
-      _Rows(logits, arguments.int32(labels))))
+  labels = resharded(arguments.int32(labels),
+                     PartitionSpec(*jax.typeof(logits).sharding.spec[:-1]))
+  return _cross_entropy(None, vary_together(_Rows(logits, labels)))
