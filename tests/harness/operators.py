@@ -111,6 +111,8 @@ _MLA = ("mla_attend",)
 _PAGES = ("ends_12 b+1", "table 12", "lengths b")
 _RAGGED = ("bf16 t,4,16", *_TOKENS, "bf16 6,16,2,2,128", "lengths b",
            "table b*3", "ends_t b+1")
+_DELTA = ("bf16 b,s,2,16", "bf16 b,s,2,16", "bf16 b,s,4,8")
+_DELTA_ROWS = tuple(f"bf16 1,t,{n}" for n in ("2,16", "2,16", "4,8"))
 _IMAGE = ("bf16 b,6,4,16", *["f32 2,4"] * 2, *["f32 3,4"] * 2)
 
 
@@ -482,6 +484,33 @@ CASES = (
          aiter.top_k_top_p_sampling_from_probs(
              x, k, p, key=jax.random.key(0)),
          ("share b,300", "lengths b", "share b"), _DRAW),
+    Case("chunk_gated_delta_rule", lambda q, k, v, g, beta:
+         aiter.chunk_gated_delta_rule(
+             q, k, v, -g, beta, use_qk_l2norm_in_kernel=True),
+         (*_DELTA, "share b,s,4", "share b,s,4"), (), 5),
+    Case("chunk_gated_delta_rule_packed", lambda q, k, v, g, beta, state, cu:
+         aiter.chunk_gated_delta_rule(
+             q, k, v, -g, beta, initial_state=state, output_final_state=True,
+             use_qk_l2norm_in_kernel=True, cu_seqlens=cu),
+         (*_DELTA_ROWS, "share 1,t,4", "share 1,t,4", "f32 b,4,16,8",
+          "ends_t b+1"), (), 6),
+    Case("fused_recurrent_gated_delta_rule", lambda q, k, v, gk:
+         aiter.fused_recurrent_gated_delta_rule(
+             q, k, v, gk=-gk, use_qk_l2norm_in_kernel=True),
+         (*_DELTA, "share b,s,4,16"), (), 4),
+    _case("fused_gdn_gating", ("f32 4", "bf16 b,m,4", "bf16 b,m,4", "f32 4"),
+          (), 4),
+    _case("ragged_gated_delta_rule", (
+        "bf16 t,96", "bf16 t,4", "bf16 t,4", "f32 6,4,16,8", "f32 4", "f32 4",
+        "ends_t b+1", "slots b", "table 3"), (), n_kq=2, n_v=4, d_k=16, d_v=8),
+    _case("causal_conv1d", ("bf16 b,16,s", "bf16 16,4", "bf16 16",
+                            "bf16 b,16,3"), (), 4, activation="silu"),
+    Case("causal_conv1d_packed", lambda x, weight, cu: aiter.causal_conv1d(
+        x, weight, return_final_states=True, cu_seqlens=cu),
+         ("bf16 16,t", "bf16 16,4", "ends_t b+1"), (), 2),
+    Case("causal_conv1d_update", lambda x, state, weight, slots:
+         aiter.causal_conv1d_update(x, state, weight, conv_state_indices=slots),
+         ("bf16 b,16,m", "bf16 6,16,4", "bf16 16,4", "slots b"), ()),
     _case("cross_entropy", ("bf16 b,m,20", "lengths b,m"), (), 1),
     _case("top_k_renorm_probs", ("share b,300", "lengths b"), _DRAW),
     _case("top_k", ("bf16 b,m,300",), ("sampling_top_k",), k=7),

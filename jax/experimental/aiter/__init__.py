@@ -44,6 +44,13 @@ from jax._src.aiter.core.layouts import (
     unshuffle_scale,
     unshuffle_weight,
 )
+from jax._src.aiter.delta.api import (
+    chunk_gated_delta_rule,
+    fused_gdn_gating,
+    fused_recurrent_gated_delta_rule,
+    ragged_gated_delta_rule,
+)
+from jax._src.aiter.delta.conv import causal_conv1d, causal_conv1d_update
 from jax._src.aiter.fused_qk.aliases import (
     fused_qk_norm_mrope_3d_cache_pts_quant_shuffle,
     fused_qk_norm_rope_cache_block_quant_shuffle,
@@ -232,6 +239,9 @@ __all__ = [
     "apply_rope",
     "batched_rotary_embedding",
     "biased_grouped_topk",
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "chunk_gated_delta_rule",
     "concat_and_cache_mla",
     "concat_and_cache_mla_seg",
     "context_parallel_attention",
@@ -256,6 +266,7 @@ __all__ = [
     "fp8_paged_mqa_logits",
     "fused_flatten_fp8_group_quant",
     "fused_flatten_mxfp4_quant",
+    "fused_gdn_gating",
     "fused_moe",
     "fused_qk_norm_mrope_3d_cache_pts_quant_shuffle",
     "fused_qk_norm_rope",
@@ -267,6 +278,7 @@ __all__ = [
     "fused_qk_rmsnorm_group_quant",
     "fused_qk_rmsnorm_per_token_quant",
     "fused_qk_rope_concat_and_cache_mla",
+    "fused_recurrent_gated_delta_rule",
     "fused_rms_fp8_group_quant",
     "fused_rms_fp8_per_tensor_static_quant",
     "fused_rms_gated_fp8_group_quant",
@@ -331,6 +343,7 @@ __all__ = [
     "per_tensor_quant",
     "per_token_quant",
     "ragged_dot",
+    "ragged_gated_delta_rule",
     "ragged_paged_attention",
     "ragged_paged_attention_hd64",
     "random_sample",

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gated delta rule, a chunk of tokens at a time.
+
+A head's state S [K, V] is a memory: a token forgets some of it, reads what is
+kept at its key, and writes there what its value has beside that (Yang et al.,
+"Gated Delta Networks", arXiv:2412.06464). Of a chunk's tokens all but the
+state is products of its rows, made for all chunks at once; a scan takes the
+state from chunk to chunk. XLA has good kernels for both, so there are none of
+ours.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+import jax
+from jax import lax
+from jax._src.aiter.core import dims
+from jax._src.aiter.core.partition import vary_together
+
+
+class Config(NamedTuple):
+  """Static facts: a factor on q, whether q and k are normed, and the chunk."""
+  scale: float
+  norm: bool
+  chunk: int
+
+
+class Rows(NamedTuple):
+  """Arrays of sequences that are packed in one axis, or [b, ...] of such.
+
+  Attributes:
+    q: [t, h, dk].
+    k: [t, h, dk].
+    v: [t, hv, dv], hv a multiple of h.
+    g: float32 [t, hv, 1 | dk], logarithms of what is kept; of every channel its
+      own only where the chunk is one token.
+    beta: float32 [t, hv], shares that are written.
+    state: float32 [n, hv, dk, dv], before the first token.
+    cu: int32 [n + 1], cumulative lengths. No row behind them.
+  """
+  q: jax.Array
+  k: jax.Array
+  v: jax.Array
+  g: jax.Array
+  beta: jax.Array
+  state: jax.Array
+  cu: jax.Array
+
+
+def _take(t, at):
+  """Rows of t, 0 for what is behind the end or negative."""
+  return t.at[at].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def _unit(t):
+  return t * lax.rsqrt(jnp.sum(t * t, -1, keepdims=True) + 1e-6)
+
+
+def _inverse(a):
+  """(1 + a)^-1 for a [.., c, c] of zeros on and above the diagonal.
+
+  Of diagonal blocks of size 1 first, then two by two: a block below two others
+  is minus their inverses around it. Powers of `a`, of which the inverse is a
+  sum, would grow where keys are alike.
+  """
+  c = a.shape[-1]
+  i, j = (lax.broadcasted_iota(jnp.int32, (c, c), axis) for axis in (0, 1))
+  inverse = jnp.broadcast_to(jnp.eye(c, dtype=a.dtype), a.shape)
+  size = 1
+  while size < c:
+    below = (i // size == j // size + 1) & (j // size % 2 == 0)
+    inverse -= inverse @ jnp.where(below, a, 0) @ inverse
+    size *= 2
+  return inverse
+
+
+def _of_sequences(cfg: Config, x: Rows):
+  """(out [t, hv, dv] of the accumulator's dtype, states behind the last)."""
+  t, h, dk = x.q.shape
+  n, hv, _, dv = x.state.shape
+  c, r = cfg.chunk, hv // h
+  # A chunk has tokens of one sequence. There is room for as many as there could
+  # be; one without a token leaves every state as it is.
+  chunks = (t + n * (c - 1)) // c
+  ends = jnp.cumsum((jnp.diff(x.cu) + c - 1) // c, dtype=jnp.int32)
+  firsts = jnp.append(jnp.zeros(1, jnp.int32), ends)
+  number = jnp.arange(chunks, dtype=jnp.int32)
+  sequence = jnp.minimum(dims.last_start(ends, number) + 1, n - 1)
+  token = x.cu[sequence] + (number - firsts[sequence]) * c
+  token = token[:, None] + jnp.arange(c, dtype=jnp.int32)
+  token = jnp.where(token < x.cu[sequence + 1][:, None], token, -1)
+
+  q, k, v, g, beta = (_take(a, token).astype(x.state.dtype) for a in x[:5])
+  if cfg.norm:
+    q, k = _unit(q), _unit(k)
+  heads = lambda a: a.reshape(*a.shape[:2], h, r, *a.shape[3:])
+  v, g, beta = heads(v), heads(g), heads(beta)[..., None]
+  dot = functools.partial(
+      jnp.einsum, precision="highest" if x.v.dtype.itemsize > 2 else None)
+
+  g = jnp.cumsum(g, axis=1)
+  of_all = jnp.moveaxis(g[..., 0], 1, -1)
+  between = of_all[..., None] - of_all[..., None, :]
+  i, j = (lax.broadcasted_iota(jnp.int32, (c, c), axis) for axis in (0, 1))
+  kept = jnp.exp(jnp.where(i >= j, between, -jnp.inf))
+  alike = dot("nihk,njhk->nhij", k, k)[:, :, None] * kept
+  alike *= jnp.moveaxis(beta, 1, -2)
+  with jax.default_matmul_precision("highest"):
+    solved = _inverse(jnp.where(i > j, alike, 0))
+  wide_k, wide_q = k[:, :, :, None], q[:, :, :, None] * cfg.scale
+  written = dot("nhrij,njhrv->nhriv", solved, v * beta)
+  read_at = dot("nhrij,njhrk->nhrik", solved, wide_k * beta * jnp.exp(g))
+  seen = dot("nihk,njhk->nhij", q * cfg.scale, k)[:, :, None] * kept
+  last = g[:, -1:]
+
+  def step(states, chunk):
+    at, written, read_at, seen, q, k, left = chunk
+    state = states[at].reshape(h, r, dk, dv)
+    new = written - dot("hrik,hrkv->hriv", read_at, state)
+    out = dot("ihrk,hrkv->ihrv", q, state) + dot("hrij,hrjv->ihrv", seen, new)
+    state = state * left[..., None] + dot("ihrk,hriv->hrkv", k, new)
+    return states.at[at].set(state.reshape(hv, dk, dv)), out
+
+  states, out = lax.scan(step, x.state, (
+      sequence, written, read_at, seen, wide_q * jnp.exp(g),
+      wide_k * jnp.exp(last - g), jnp.exp(last[:, 0])))
+  row = jnp.arange(t, dtype=jnp.int32)
+  own = dims.last_start(x.cu[:-1], row)
+  place = jnp.where(row < x.cu[-1], firsts[own] * c + row - x.cu[own], -1)
+  return _take(out.reshape(-1, hv, dv), place), states
+
+
+def _of_tokens(cfg: Config, x: Rows):
+  """Likewise of sequences of at most a token, all at once."""
+  begin = jnp.where(x.cu[1:] > x.cu[:-1], x.cu[:-1], -1)
+  lengths = jnp.diff(x.cu)[:, None] * jnp.arange(2, dtype=jnp.int32)
+  out, states = jax.vmap(functools.partial(
+      _of_sequences, cfg._replace(chunk=1)))(
+          Rows(*(_take(a, begin)[:, None] for a in x[:5]), x.state[:, None],
+               lengths))
+  row = jnp.arange(x.q.shape[0], dtype=jnp.int32)
+  place = jnp.where(row < x.cu[-1], dims.last_start(x.cu[:-1], row), -1)
+  return _take(out[:, 0], place), states[:, 0]
+
+
+def dense(cfg: Config, x: Rows):
+  """The rule of arrays [b, t, ...] and states [b, ...]; cu is not looked at."""
+  b, t = x.q.shape[:2]
+  if dims.is_known(t):
+    cfg = cfg._replace(chunk=min(cfg.chunk, 1 << max(t - 1, 0).bit_length()))
+  cu = jnp.broadcast_to(dims.as_int32(t), (b, 1)) * jnp.arange(
+      2, dtype=jnp.int32)
+  x = vary_together(x._replace(state=x.state[:, None], cu=cu))
+  out, states = jax.vmap(functools.partial(_of_sequences, cfg))(x)
+  return out, states[:, 0]
+
+
+def packed(cfg: Config, x: Rows):
+  """The rule of sequences that are packed in one axis."""
+  # A step of decoding is no chunk a sequence, one after the other.
+  return lax.cond(
+      jnp.all(jnp.diff(x.cu) <= 1), functools.partial(_of_tokens, cfg),
+      functools.partial(_of_sequences, cfg), vary_together(x))
