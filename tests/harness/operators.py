@@ -113,6 +113,8 @@ _RAGGED = ("bf16 t,4,16", *_TOKENS, "bf16 6,16,2,2,128", "lengths b",
            "table b*3", "ends_t b+1")
 _DELTA = ("bf16 b,s,2,16", "bf16 b,s,2,16", "bf16 b,s,4,8")
 _DELTA_ROWS = tuple(f"bf16 1,t,{n}" for n in ("2,16", "2,16", "4,8"))
+_QUANT = ("quant",)
+_STREAM = ("bf16 b,s,4,16", "bf16 b,s,2,16", "bf16 16", "bf16 16", "f32 s,16")
 _IMAGE = ("bf16 b,6,4,16", *["f32 2,4"] * 2, *["f32 3,4"] * 2)
 
 
@@ -342,6 +344,22 @@ CASES = (
              joint_norm=True),
          ("bf16 t,128", "bf16 64", "bf16 32", "lengths t", "f32 s,8",
           "f32 s,8"), _HEADS, 3),
+    *(Case(f"fused_qk_norm_rope_1way{kind}", lambda q, k, *rest, kind=kind:
+           getattr(aiter, f"fused_qk_norm_rope_1way{kind}")(
+               q, k, *rest, *q.shape[:2], 4, 2, 16, True, 1e-6),
+           _STREAM, (*_HEADS, *targets), gradients)
+      for kind, targets, gradients in (
+          ("", (), 4), ("_fp8_perhead_quant", _QUANT, 0))),
+    *(Case(f"fused_qk_norm_rope_2way{kind}", lambda q, k, *rest, kind=kind:
+           getattr(aiter, f"fused_qk_norm_rope_2way{kind}")(
+               q, k, q, k, *rest[:2], *rest, rest[2], *q.shape[:2],
+               q.shape[1], 4, 2, 16, False, 1e-6),
+           _STREAM, (*_HEADS, *targets), gradients)
+      for kind, targets, gradients in (
+          ("", (), 4), ("_fp8_perhead_quant", _QUANT, 0))),
+    _case("v_1way_per_head_fp8_quant", ("bf16 b,s,2,16",), _QUANT),
+    _case("v_2way_per_head_fp8_quant", ("bf16 b,s,2,16", "bf16 b,m,2,16"),
+          _QUANT),
     _case("fused_qk_norm_rope_cache", (
         *_TOKENS, "bf16 t,2,16", *_POOLS, "slots t", "lengths t", "f32 s,8",
         "f32 s,8"), _HEADS),

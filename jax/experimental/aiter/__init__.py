@@ -62,6 +62,14 @@ from jax._src.aiter.fused_qk.api import (
     fused_qk_norm_rope_cache,
     fused_qk_rope_concat_and_cache_mla,
 )
+from jax._src.aiter.fused_qk.diffusion import (
+    fused_qk_norm_rope_1way,
+    fused_qk_norm_rope_1way_fp8_perhead_quant,
+    fused_qk_norm_rope_2way,
+    fused_qk_norm_rope_2way_fp8_perhead_quant,
+    v_1way_per_head_fp8_quant,
+    v_2way_per_head_fp8_quant,
+)
 from jax._src.aiter.fused_qk.norms import (
     fused_qk_rmsnorm,
     fused_qk_rmsnorm_group_quant,
@@ -270,6 +278,10 @@ __all__ = [
     "fused_moe",
     "fused_qk_norm_mrope_3d_cache_pts_quant_shuffle",
     "fused_qk_norm_rope",
+    "fused_qk_norm_rope_1way",
+    "fused_qk_norm_rope_1way_fp8_perhead_quant",
+    "fused_qk_norm_rope_2way",
+    "fused_qk_norm_rope_2way_fp8_perhead_quant",
     "fused_qk_norm_rope_cache",
     "fused_qk_norm_rope_cache_block_quant_shuffle",
     "fused_qk_norm_rope_cache_pts_quant_shuffle",
@@ -407,5 +419,7 @@ __all__ = [
     "unpack_e2m1",
     "unshuffle_scale",
     "unshuffle_weight",
+    "v_1way_per_head_fp8_quant",
+    "v_2way_per_head_fp8_quant",
     "write_kv_cache",
 ]

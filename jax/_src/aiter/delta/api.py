@@ -66,14 +66,17 @@ def _run(function, cfg: rule.Config, q, k, v, g, gk, beta, state, cu):
   n("initial_state", state, shape, f"shape {list(shape)}")
   if 0 in (b, t, count):
     return jnp.zeros((b, t, hv, dv), q.dtype), state
-  rows = rule.Rows(q, k, v, gates, beta.astype(wide), state.astype(wide), cu)
+  rows, states = rule.Rows(
+      q, k, v, gates, beta.astype(wide)), state.astype(wide)
+  # What is kept for gradients are these.
   if cu is None:
-    out, states = jax.checkpoint(functools.partial(rule.dense, cfg))(rows)
+    out, states = jax.checkpoint(functools.partial(rule.dense, cfg))(
+        rows, states)
   else:
     # Of lengths that only the device sees all are held inside the rows.
     cu = lax.cummax(jnp.clip(arguments.int32(cu), 0, t))
-    rows = rule.Rows(*(a[0] for a in rows[:5]), rows.state, cu)
-    out, states = jax.checkpoint(functools.partial(rule.packed, cfg))(rows)
+    out, states = jax.checkpoint(functools.partial(rule.packed, cfg))(
+        rule.Rows(*(a[0] for a in rows)), states, cu)
     out = out[None]
   return out.astype(q.dtype), states.astype(state.dtype)
 

@@ -30,7 +30,7 @@ class Config(NamedTuple):
 
 
 class Rows(NamedTuple):
-  """Arrays of sequences that are packed in one axis, or [b, ...] of such.
+  """Arrays of a call, [t, ...] or more axes instead of t.
 
   Attributes:
     q: [t, h, dk].
@@ -39,21 +39,18 @@ class Rows(NamedTuple):
     g: float32 [t, hv, 1 | dk], logarithms of what is kept; of every channel its
       own only where the chunk is one token.
     beta: float32 [t, hv], shares that are written.
-    state: float32 [n, hv, dk, dv], before the first token.
-    cu: int32 [n + 1], cumulative lengths. No row behind them.
   """
   q: jax.Array
   k: jax.Array
   v: jax.Array
   g: jax.Array
   beta: jax.Array
-  state: jax.Array
-  cu: jax.Array
 
 
 def _take(t, at):
-  """Rows of t, 0 for what is behind the end or negative."""
-  return t.at[at].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+  """Rows of t, none twice; 0 for what is negative."""
+  return t.at[at].get(mode="fill", fill_value=0, wrap_negative_indices=False,
+                      unique_indices=True)
 
 
 def _unit(t):
@@ -78,26 +75,24 @@ def _inverse(a):
   return inverse
 
 
-def _of_sequences(cfg: Config, x: Rows):
-  """(out [t, hv, dv] of the accumulator's dtype, states behind the last)."""
-  t, h, dk = x.q.shape
-  n, hv, _, dv = x.state.shape
-  c, r = cfg.chunk, hv // h
-  # A chunk has tokens of one sequence. There is room for as many as there could
-  # be; one without a token leaves every state as it is.
-  chunks = (t + n * (c - 1)) // c
-  ends = jnp.cumsum((jnp.diff(x.cu) + c - 1) // c, dtype=jnp.int32)
-  firsts = jnp.append(jnp.zeros(1, jnp.int32), ends)
-  number = jnp.arange(chunks, dtype=jnp.int32)
-  sequence = jnp.minimum(dims.last_start(ends, number) + 1, n - 1)
-  token = x.cu[sequence] + (number - firsts[sequence]) * c
-  token = token[:, None] + jnp.arange(c, dtype=jnp.int32)
-  token = jnp.where(token < x.cu[sequence + 1][:, None], token, -1)
+def _of_chunks(cfg: Config, x: Rows, states, sequence=None):
+  """The rule of chunks, one after the other.
 
-  q, k, v, g, beta = (_take(a, token).astype(x.state.dtype) for a in x[:5])
+  Args:
+    cfg: static facts.
+    x: [n, c, ...]. A token whose k, beta and g are 0 leaves the state alone.
+    states: float32 [sequences, hv, dk, dv], before the first token.
+    sequence: int32 [n], whose state a chunk has; None of one for all.
+
+  Returns:
+    (out [n * c, hv, dv], states behind the last), both of the states' dtype.
+  """
+  n, c, h, dk = x.q.shape
+  _, hv, _, dv = states.shape
+  q, k, v, g, beta = (t.astype(states.dtype) for t in x)
   if cfg.norm:
     q, k = _unit(q), _unit(k)
-  heads = lambda a: a.reshape(*a.shape[:2], h, r, *a.shape[3:])
+  heads = lambda t: t.reshape(n, c, h, hv // h, *t.shape[3:])
   v, g, beta = heads(v), heads(g), heads(beta)[..., None]
   dot = functools.partial(
       jnp.einsum, precision="highest" if x.v.dtype.itemsize > 2 else None)
@@ -119,49 +114,82 @@ def _of_sequences(cfg: Config, x: Rows):
 
   def step(states, chunk):
     at, written, read_at, seen, q, k, left = chunk
-    state = states[at].reshape(h, r, dk, dv)
+    state = states[0] if at is None else lax.dynamic_index_in_dim(
+        states, at, keepdims=False)
+    state = state.reshape(h, hv // h, dk, dv)
     new = written - dot("hrik,hrkv->hriv", read_at, state)
     out = dot("ihrk,hrkv->ihrv", q, state) + dot("hrij,hrjv->ihrv", seen, new)
     state = state * left[..., None] + dot("ihrk,hriv->hrkv", k, new)
-    return states.at[at].set(state.reshape(hv, dk, dv)), out
+    state = state.reshape(hv, dk, dv)
+    return (state[None] if at is None else lax.dynamic_update_index_in_dim(
+        states, state, at, 0)), out
 
-  states, out = lax.scan(step, x.state, (
+  states, out = lax.scan(step, states, (
       sequence, written, read_at, seen, wide_q * jnp.exp(g),
       wide_k * jnp.exp(last - g), jnp.exp(last[:, 0])))
-  row = jnp.arange(t, dtype=jnp.int32)
-  own = dims.last_start(x.cu[:-1], row)
-  place = jnp.where(row < x.cu[-1], firsts[own] * c + row - x.cu[own], -1)
-  return _take(out.reshape(-1, hv, dv), place), states
+  return out.reshape(n * c, hv, dv), states
 
 
-def _of_tokens(cfg: Config, x: Rows):
-  """Likewise of sequences of at most a token, all at once."""
-  begin = jnp.where(x.cu[1:] > x.cu[:-1], x.cu[:-1], -1)
-  lengths = jnp.diff(x.cu)[:, None] * jnp.arange(2, dtype=jnp.int32)
-  out, states = jax.vmap(functools.partial(
-      _of_sequences, cfg._replace(chunk=1)))(
-          Rows(*(_take(a, begin)[:, None] for a in x[:5]), x.state[:, None],
-               lengths))
-  row = jnp.arange(x.q.shape[0], dtype=jnp.int32)
-  place = jnp.where(row < x.cu[-1], dims.last_start(x.cu[:-1], row), -1)
-  return _take(out[:, 0], place), states[:, 0]
+def _of_one(cfg: Config, x: Rows, state):
+  """(out [t, hv, dv], state) of one sequence and its state [hv, dk, dv]."""
+  t = x.q.shape[0]
+  chunks = (t + cfg.chunk - 1) // cfg.chunk
+  cut = lambda a: jnp.pad(
+      a, ((0, chunks * cfg.chunk - t), *[(0, 0)] * (a.ndim - 1))).reshape(
+          chunks, cfg.chunk, *a.shape[1:])
+  out, states = _of_chunks(cfg, Rows(*map(cut, x)), state[None])
+  return out[:t], states[0]
 
 
-def dense(cfg: Config, x: Rows):
-  """The rule of arrays [b, t, ...] and states [b, ...]; cu is not looked at."""
-  b, t = x.q.shape[:2]
+def dense(cfg: Config, x: Rows, states):
+  """The rule of sequences [b, t, ...]; states [b, ...]."""
+  t = x.q.shape[1]
   if dims.is_known(t):
     cfg = cfg._replace(chunk=min(cfg.chunk, 1 << max(t - 1, 0).bit_length()))
-  cu = jnp.broadcast_to(dims.as_int32(t), (b, 1)) * jnp.arange(
-      2, dtype=jnp.int32)
-  x = vary_together(x._replace(state=x.state[:, None], cu=cu))
-  out, states = jax.vmap(functools.partial(_of_sequences, cfg))(x)
-  return out, states[:, 0]
+  return jax.vmap(functools.partial(_of_one, cfg))(
+      *vary_together((x, states)))
 
 
-def packed(cfg: Config, x: Rows):
-  """The rule of sequences that are packed in one axis."""
+def _of_tokens(cfg: Config, x: Rows, states, cu):
+  """`packed` of sequences of at most a token, all at once."""
+  begin = jnp.where(cu[1:] > cu[:-1], cu[:-1], -1)
+  out, states = dense(
+      cfg, Rows(*(_take(a, begin)[:, None] for a in x)), states)
+  row = jnp.arange(x.q.shape[0], dtype=jnp.int32)
+  place = jnp.where(row < cu[-1], dims.last_start(cu[:-1], row), -1)
+  return _take(out[:, 0], place), states
+
+
+def _of_sequences(cfg: Config, x: Rows, states, cu):
+  """`packed`, one sequence after the other."""
+  t, n, c = x.q.shape[0], states.shape[0], cfg.chunk
+  # A chunk has tokens of one sequence. There is room for as many as there could
+  # be; one without a token leaves every state as it is.
+  ends = jnp.cumsum((jnp.diff(cu) + c - 1) // c, dtype=jnp.int32)
+  firsts = jnp.append(jnp.zeros(1, jnp.int32), ends)
+  number = jnp.arange((t + n * (c - 1)) // c, dtype=jnp.int32)
+  sequence = jnp.minimum(dims.last_start(ends, number) + 1, n - 1)
+  token = cu[sequence] + (number - firsts[sequence]) * c
+  token = token[:, None] + jnp.arange(c, dtype=jnp.int32)
+  token = jnp.where(token < cu[sequence + 1][:, None], token, -1)
+  out, states = _of_chunks(
+      cfg, Rows(*(_take(a, token) for a in x)), states, sequence)
+  row = jnp.arange(t, dtype=jnp.int32)
+  own = dims.last_start(cu[:-1], row)
+  place = jnp.where(row < cu[-1], firsts[own] * c + row - cu[own], -1)
+  return _take(out, place), states
+
+
+def packed(cfg: Config, x: Rows, states, cu):
+  """The rule of sequences that are packed in one axis, [t, ...].
+
+  Args:
+    cfg: static facts.
+    x: [t, ...].
+    states: [n, ...].
+    cu: int32 [n + 1], cumulative lengths; rows behind the last give 0.
+  """
   # A step of decoding is no chunk a sequence, one after the other.
   return lax.cond(
-      jnp.all(jnp.diff(x.cu) <= 1), functools.partial(_of_tokens, cfg),
-      functools.partial(_of_sequences, cfg), vary_together(x))
+      jnp.all(jnp.diff(cu) <= 1), functools.partial(_of_tokens, cfg),
+      functools.partial(_of_sequences, cfg), *vary_together((x, states, cu)))
