@@ -447,6 +447,13 @@ CASES = (
     Case("grouped_gemm_fp4", lambda a, b, scale, sizes: aiter.grouped_gemm_fp4(
         a, b, None, scale, sizes),
          ("bf16 m,32", "u8 b,n,16", "e8m0 b,n,1", "sizes_m b"), _GMM),
+    _case("quantize_mxfp4_dim0", (_ROWS.replace("b,", ""),), _QUANT),
+    _case("quantize_mxfp4_dim1", ("bf16 32*m,64",), _QUANT),
+    _case("grouped_mxfp4_fwd_da", (
+        "u8 m,16", "u8 b,n,16", "e8m0 m,1", "e8m0 b,n,1", "sizes_m b"), _GMM),
+    _case("grouped_mxfp4_dw", (
+        "u8 n,16*m", "e8m0 n,m", "u8 32,16*m", "e8m0 32,m", "sizes_m b"),
+          _GMM),
     _case("grouped_gemm_i4", ("bf16 m,32", "u8 b,n,16", "bf16 b,n,1",
                               "sizes_m b"), _GMM),
     _case("grouped_gemm_fp8", ("e4m3fn m,128", "e4m3fn b,128,128", "f32 m,1",

@@ -104,6 +104,12 @@ from jax._src.aiter.gmm.api import (
     ragged_dot,
     tgmm,
 )
+from jax._src.aiter.gmm.mxfp4 import (
+    grouped_mxfp4_dw,
+    grouped_mxfp4_fwd_da,
+    quantize_mxfp4_dim0,
+    quantize_mxfp4_dim1,
+)
 from jax._src.aiter.indexer.api import (
     fp8_mqa_logits,
     fp8_paged_mqa_logits,
@@ -319,6 +325,8 @@ __all__ = [
     "grouped_gemm_fp8",
     "grouped_gemm_i4",
     "grouped_gemm_i8",
+    "grouped_mxfp4_dw",
+    "grouped_mxfp4_fwd_da",
     "grouped_topk",
     "indexer_k_quant_and_cache",
     "indexer_qk_rope_quant_and_cache",
@@ -354,6 +362,8 @@ __all__ = [
     "per_group_quant",
     "per_tensor_quant",
     "per_token_quant",
+    "quantize_mxfp4_dim0",
+    "quantize_mxfp4_dim1",
     "ragged_dot",
     "ragged_gated_delta_rule",
     "ragged_paged_attention",
