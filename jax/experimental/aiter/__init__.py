@@ -87,6 +87,16 @@ from jax._src.aiter.fused_qk.triton_names import (
     fused_rms_gated_fp8_group_quant,
     fused_rms_mxfp4_quant,
 )
+from jax._src.aiter.gemm.aliases import (
+    batched_gemm_a8w8,
+    batched_gemm_bf16,
+    gemm_a4w4,
+    gemm_a8w8,
+    gemm_a8w8_blockscale,
+    gemm_a8w8_blockscale_bpreshuffle,
+    gemm_a8w8_bpreshuffle,
+    gemm_a16w16,
+)
 from jax._src.aiter.gemm.api import (
     flatmm_fp8,
     gemm,
@@ -251,6 +261,8 @@ __all__ = [
     "EXPORT_CHECKS",
     "append_kv",
     "apply_rope",
+    "batched_gemm_a8w8",
+    "batched_gemm_bf16",
     "batched_rotary_embedding",
     "biased_grouped_topk",
     "causal_conv1d",
@@ -311,6 +323,12 @@ __all__ = [
     "gelu_tanh_and_mul",
     "gelu_tanh_and_mul_quant",
     "gemm",
+    "gemm_a16w16",
+    "gemm_a4w4",
+    "gemm_a8w8",
+    "gemm_a8w8_blockscale",
+    "gemm_a8w8_blockscale_bpreshuffle",
+    "gemm_a8w8_bpreshuffle",
     "gemm_fp4",
     "gemm_fp8",
     "gemm_fp8_mi350",
