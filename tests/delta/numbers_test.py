@@ -91,25 +91,26 @@ class DeltaTest(parameterized.TestCase):
   @parameterized.parameters(*machine.sample([
       dict(), dict(t=64, dtype="float16"), dict(t=5, chunk=4), dict(chunk=7),
       dict(t=130, b=1, h=1, dk=8, dv=40), dict(norm=False, state=False, hv=2),
-      dict(dtype="bfloat16")], 3))
+      dict(dtype="bfloat16")], 2))
   def test_chunks(self, **options):
     self.check(**{"chunk": 64, **options})
 
   @parameterized.parameters(*machine.sample([
       dict(t=1, b=5), dict(channels=True),
-      dict(t=1, channels=True, dtype="bfloat16")], 2))
+      dict(t=1, channels=True, dtype="bfloat16")], 1))
   def test_tokens(self, **options):
     self.check(**{"t": 9, **options})
 
   @parameterized.parameters(*machine.sample([
       dict(), dict(chunk=16, dtype="bfloat16"), dict(cu=(0, 70)),
       dict(cu=(0, 0, 0)), dict(cu=(0, 1, 1, 2), chunk=None),
-      dict(cu=(0, 7, 9), t=9, chunk=None, channels=True)], 3))
+      dict(cu=(0, 7, 9), t=9, chunk=None, channels=True)], 2))
   def test_packed(self, **options):
     """Whole chunks, less and more; nothing; one token each; rows of nobody."""
     self.check(**{"chunk": 64, "b": 1, "cu": (0, 0, 64, 65, 65, 68),
                   **options})
 
+  @machine.where(not machine.SIMULATED)
   def test_keys_that_are_alike(self):
     """What sums of powers of a chunk's matrix would lose all digits of."""
     p = _Problem(b=1, t=64)
@@ -163,7 +164,7 @@ class DeltaTest(parameterized.TestCase):
       ("no_gate", TypeError, dict(beta=None), ["beta", "None"]),
       ("state", ValueError, dict(initial_state=jnp.zeros((1, 4, 8, 9))),
        ["initial_state", "[1, 4, 8, 8]"]),
-      ("lengths", ValueError, dict(cu_seqlens=jnp.array([0, 5])),
+      ("lengths", ValueError, dict(cu_seqlens=np.array([0, 5])),
        ["cu_seqlens", "4"]),
       ("scale", ValueError, dict(scale=float("nan")), ["scale", "nan"]),
       ("chunk", ValueError, dict(chunk_size=0), ["chunk_size", "0"]))
@@ -173,7 +174,7 @@ class DeltaTest(parameterized.TestCase):
         self, aiter.chunk_gated_delta_rule,
         dict(q=zeros((1, 4, 2, 8)), k=zeros((1, 4, 2, 8)),
              v=zeros((1, 4, 4, 8)), g=zeros((1, 4, 4)), beta=zeros((1, 4, 4))),
-        error, replaced, words, traced="cu_seqlens" not in replaced)
+        error, replaced, words)
 
 
 class ConvTest(parameterized.TestCase):
@@ -278,7 +279,7 @@ class RaggedTest(parameterized.TestCase):
   """tpu-inference's call, of the functions that it stands on."""
 
   @parameterized.parameters(*machine.sample([
-      ((0, 1, 2, 9, 9, 9), 3), ((0, 1, 2, 3, 9, 9), 3), ((0, 4, 4, 9), 3)], 2))
+      ((0, 1, 2, 9, 9, 9), 3), ((0, 1, 2, 3, 9, 9), 3), ((0, 4, 4, 9), 3)], 1))
   def test_batches(self, cu, count):
     t, h, hv, dk, dv, n = 12, 2, 4, 8, 16, len(cu) - 1
     rng = np.random.default_rng(3)
