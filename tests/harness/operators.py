@@ -150,6 +150,11 @@ CASES = (
          ("e4m3fn t,4,16", *("e4m3fn u,2,16",) * 2, *_PACKED[3:]), _FP8),
     _case("flash_attn_varlen", _PACKED, _ATTENTION, 3),
     _case("flash_attn_varlen", _PACKED, _ATTENTION, 3, causal=True),
+    _case("flash_attn_varlen_func", _PACKED, _ATTENTION, 3),
+    Case("flash_attn_varlen_func_pages", lambda *args:
+         aiter.flash_attn_varlen_func(*args[:5], block_table=args[5]),
+         ("bf16 t,4,16", *_POOLS, "ends_t b+1", "ends_12 b+1", "table b,3"),
+         _PAGED),
     Case("flash_attn_varlen_per_head", lambda q, k, v, ends_q, ends_k, slopes:
          aiter.flash_attn_varlen(q, k, v, ends_q, ends_k, alibi_slopes=slopes,
                                  sink=slopes, min_seqlen_q=2),

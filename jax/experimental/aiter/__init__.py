@@ -162,6 +162,7 @@ from jax._src.aiter.norm.api import (
     rms_norm_with_add_quant,
 )
 from jax._src.aiter.paged.aliases import (
+    flash_attn_varlen_func,
     mha_batch_prefill_func,
     pa_fwd_asm,
     paged_attention,
@@ -285,6 +286,7 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen",
     "flash_attn_varlen_fp8_pertensor_func",
+    "flash_attn_varlen_func",
     "flatmm_fp8",
     "flax_attention_fn",
     "float8_dtype",
