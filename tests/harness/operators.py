@@ -249,7 +249,7 @@ CASES = (
           ("e4m3fn m,256", "e4m3fn 128,256", "f32 2,m", "f32 2,1"), ("gemm",)),
     _case("gemm_fp4", ("u8 m,128", "u8 64,128", "e8m0 m,8", "e8m0 64,8"),
           ("gemm",)),
-    _case("gemm_a16w16", ("bf16 m,64", "bf16 32,64"), ("gemm",), 2),
+    _case("gemm_a16w16", ("bf16 b,m,64", "bf16 32,64"), ("gemm",), 2),
     *(_case(name, ("e4m3fn m,64", "e4m3fn 32,64", "f32 m,1", "f32 32,1"),
             ("gemm",)) for name in ("gemm_a8w8", "gemm_a8w8_bpreshuffle")),
     *(_case(name, ("e4m3fn m,256", "e4m3fn 128,256", "f32 m,2", "f32 1,2"),
