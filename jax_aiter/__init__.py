@@ -9,6 +9,7 @@ from jax_aiter import gemm_fp8 as gemm_fp8
 from jax_aiter import gemm_i8 as gemm_i8
 from jax_aiter import layernorm as layernorm
 from jax_aiter import mha as mha
+from jax_aiter import ops as ops
 from jax_aiter import rmsnorm as rmsnorm
 from jax_aiter import rope as rope
 
@@ -21,6 +22,7 @@ __all__ = [
     "gemm_i8",
     "layernorm",
     "mha",
+    "ops",
     "rmsnorm",
     "rope",
 ]

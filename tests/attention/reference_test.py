@@ -393,7 +393,14 @@ assert not bad, bad
 
   def test_jax_aiter_import_path(self):
     """jax-aiter's users keep their import."""
-    from jax_aiter import mha  # pylint: disable=g-import-not-at-top
+    # pylint: disable=g-import-not-at-top
+    from jax_aiter import mha
+    from jax_aiter.ops.append_kv import append_kv
+    from jax_aiter.ops.moe_mxfp4 import grouped_mxfp4_dw
+    from jax_aiter.ops.paged_attention import paged_attention
+    from jax_aiter.ops.paged_prefill import paged_prefill
+    for fn in append_kv, grouped_mxfp4_dw, paged_attention, paged_prefill:
+      self.assertIs(fn, getattr(aiter, fn.__name__))
     self.assertIs(mha.flash_attn_func, aiter.flash_attn_func)
     self.assertIs(mha.flash_attn_varlen, aiter.flash_attn_varlen)
 

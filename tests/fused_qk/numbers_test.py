@@ -685,6 +685,88 @@ class AliasesTest(parameterized.TestCase):
 
 
 @machine.where(not machine.GPU)
+class StreamsTest(parameterized.TestCase):
+  """Diffusion's norm and rotation, of one stream and of two."""
+
+  def arrays(self, dtype="float32", b=2, tokens=(5, 7), heads=(4, 2), d=16):
+    rng = np.random.default_rng(0)
+    normal = lambda dtype, *shape: jnp.asarray(
+        rng.standard_normal(shape), jnp.dtype(dtype))
+    streams = [(*(normal(dtype, b, t, h, d) for h in heads),
+                *(normal(dtype, d) for _ in heads), normal("float32", t, d))
+               for t in tokens]
+    return streams, (b, *tokens, *heads, d)
+
+  def exact(self, x, weight, cos_sin, interleaved):
+    x, weight, table = (np.asarray(t, np.float64) for t in (x, weight, cos_sin))
+    x = x / np.sqrt(np.mean(x * x, -1, keepdims=True) + 1e-6) * weight
+    cos, sin = np.split(table[:, None], 2, -1)
+    pairs = x.reshape(*x.shape[:-1], *((-1, 2) if interleaved else (2, -1)))
+    one, two = np.moveaxis(pairs, -1 if interleaved else -2, 0)
+    turned = one * cos - two * sin, two * cos + one * sin
+    return np.stack(turned, -1 if interleaved else -2).reshape(x.shape)
+
+  @parameterized.product(interleaved=(False, True),
+                         dtype=("float32", "bfloat16"))
+  def test_streams(self, interleaved, dtype):
+    """Results, and the same in float8 by a scale of a batch's head."""
+    (first, second), sizes = self.arrays(dtype)
+    b, t0, t1, *rest = sizes
+    given = *first[:2], *second[:2], *first[2:4], *second[2:4], first[4], (
+        second[4])
+    both = aiter.fused_qk_norm_rope_2way(*given, *sizes, interleaved, 1e-6)
+    one = aiter.fused_qk_norm_rope_1way(
+        *first, b, t0, *rest, interleaved, 1e-6)
+    q8, k8, *scales, q, k = aiter.fused_qk_norm_rope_2way_fp8_perhead_quant(
+        *given, *sizes, interleaved, 1e-6, quant_dtype=jnp.float8_e4m3fn)
+    same = aiter.fused_qk_norm_rope_1way_fp8_perhead_quant(
+        *first, b, t0, *rest, interleaved, 1e-6)
+    transforms.assert_same(self, (q, k), both)
+    transforms.assert_same(self, same[4:], one)
+    self.assertEqual(same[0].dtype, aiter.float8_dtype())
+    error = 2e-6 if dtype == "float32" else 2.0**-8
+    for i, (got, alone, in8, scale) in enumerate(zip(
+        both, one, (q8, k8), scales)):
+      want = np.concatenate([
+          self.exact(stream[i], stream[2 + i], stream[4], interleaved)
+          for stream in (first, second)], 1)
+      wide = np.asarray(got, np.float64)
+      np.testing.assert_allclose(wide, want, rtol=error, atol=4 * error)
+      np.testing.assert_array_equal(alone, got[:, :t0])
+      # Rounded is the result, by one quotient of each head.
+      largest = np.abs(np.asarray(got, np.float32)).max((1, 3))
+      np.testing.assert_array_equal(scale, largest / np.float32(448))
+      by = np.asarray(scale, np.float64)[:, None, :, None]
+      np.testing.assert_allclose(
+          np.asarray(in8, np.float64) * by, wide, rtol=2.0**-4,
+          atol=by.max() * 2.0**-9)
+
+  def test_values(self):
+    (first, second), _ = self.arrays()
+    v0, v1 = first[1], second[1]
+    both, scale = aiter.v_2way_per_head_fp8_quant(v0, v1)
+    transforms.assert_same(self, (both, scale), aiter.v_1way_per_head_fp8_quant(
+        jnp.concatenate([v0, v1], 1)))
+    self.assertEqual((both.shape, scale.shape), ((2, 12, 2, 16), (2, 2)))
+
+  @parameterized.parameters(
+      (ValueError, dict(num_tokens=6), "q is float32.* num_tokens"),
+      (ValueError, dict(num_heads_k=4), "k is float32.* num_heads_k"),
+      (TypeError, dict(head_size=1.5), "head_size is 1.5"),
+      (ValueError, dict(cos_sin=jnp.zeros((4, 16))), "cos_sin is"),
+      (TypeError, dict(w_k=None), "w_k is a NoneType"),
+      (ValueError, dict(w_q=jnp.zeros(8)), "w_q is"),
+      (TypeError, dict(is_interleaved=2), "is_interleaved is 2"))
+  def test_errors(self, kind, wrong, message):
+    (first, _), (b, t, _, *rest) = self.arrays()
+    given = dict(zip(
+        ("q", "k", "w_q", "w_k", "cos_sin", "batch_size", "num_tokens",
+         "num_heads_q", "num_heads_k", "head_size", "is_interleaved", "eps"),
+        (*first, b, t, *rest, True, 1e-6)))
+    with self.assertRaisesRegex(kind, f"^fused_qk_norm_rope_1way: {message}"):
+      aiter.fused_qk_norm_rope_1way(**{**given, **wrong})
+
+
 class HeadsErrorsTest(parameterized.TestCase):
 
   @parameterized.parameters(

@@ -1192,5 +1192,89 @@ class NamesTest(parameterized.TestCase):
         getattr(aiter, function))
 
 
+class AiterNamesTest(parameterized.TestCase):
+  """AITER's names are the same calls."""
+
+  def test_same(self):
+    rng = np.random.default_rng(0)
+    m, n, k = 16, 32, 256
+    normal = lambda *shape: jnp.asarray(
+        rng.standard_normal(shape), jnp.bfloat16)
+    of8 = lambda dtype, *shape: jnp.asarray(
+        rng.integers(-9, 9, shape), jnp.dtype(dtype))
+    scale = lambda *shape: jnp.asarray(rng.random(shape), jnp.float32)
+    a, b, bias = normal(m, k), normal(n, k), normal(n)
+    x8, w8 = of8("float8_e4m3fn", m, k), of8("float8_e4m3fn", n, k)
+    xi, wi = of8("int8", m, k), of8("int8", n, k)
+    rows, columns = scale(m, 1), scale(n, 1)
+    blocks = scale(m, 2), scale(1, 2)
+    (x4, x4_scale), (w4, w4_scale) = (aiter.mx_quant(t) for t in (a, b))
+    turned = [aiter.shuffle_scale(t) for t in (x4_scale, w4_scale)]
+    shuffled = aiter.shuffle_weight
+    two = lambda *arrays: [jnp.stack([t, t[::-1]]) for t in arrays]
+    batch, batch8 = two(a, b), two(x8, w8, rows, columns)
+    offset = jnp.stack([bias, 2 * bias])[:, None]
+    f16 = jnp.float16
+    calls = dict(
+        gemm_a16w16=[
+            ((a, b, bias, f16),
+             aiter.gemm(a, b, bias, preferred_element_type=f16)),
+            ((x8, w8, bias, f16, 0.5, 2.0), aiter.gemm_fp8(
+                x8, w8, 0.5, 2.0, bias, preferred_element_type=f16)),
+            ((x8, w8), aiter.gemm_fp8(x8, w8, 1.0, 1.0))],
+        gemm_a8w8=[
+            ((x8, w8, rows, columns), aiter.gemm_fp8(x8, w8, rows, columns)),
+            ((xi, wi, rows, columns, bias, f16), aiter.gemm_i8(
+                xi, wi, rows, columns, bias, preferred_element_type=f16))],
+        gemm_a8w8_bpreshuffle=[((x8, shuffled(w8), rows, columns),
+                                aiter.gemm_fp8(x8, w8, rows, columns))],
+        gemm_a8w8_blockscale=[
+            ((x8, w8, *blocks), aiter.gemm_fp8(x8, w8, *blocks)),
+            ((x8, shuffled(w8), *blocks, f16, True), aiter.gemm_fp8(
+                x8, w8, *blocks, preferred_element_type=f16))],
+        gemm_a8w8_blockscale_bpreshuffle=[
+            ((x8, shuffled(w8), *blocks), aiter.gemm_fp8(x8, w8, *blocks))],
+        gemm_a4w4=[((x4, shuffled(w4), *turned, bias), aiter.gemm_fp4(
+            x4, w4, x4_scale, w4_scale, bias))],
+        batched_gemm_bf16=[
+            (batch, aiter.gemm(*batch)),
+            ((*batch, offset), jnp.stack([
+                aiter.gemm(batch[0][i], batch[1][i], offset[i, 0])
+                for i in range(2)]))],
+        batched_gemm_a8w8=[
+            (batch8, aiter.gemm_fp8(*batch8)),
+            ((*batch8, offset), jnp.stack([
+                aiter.gemm_fp8(*(t[i] for t in batch8), offset[i, 0])
+                for i in range(2)]))])
+    for name, cases in calls.items():
+      for args, want in cases:
+        # One by one is another kernel than a batch, maybe.
+        transforms.assert_close(self, getattr(aiter, name)(*args), want,
+                                2.0**-7 if args[-1] is offset else 0)
+
+  @parameterized.parameters(
+      ("gemm_a16w16", dict(scale_a=1.0), ValueError, "scale_a is given"),
+      ("gemm_a16w16", dict(B=jnp.ones((4, 3))), ValueError, "B is float32"),
+      ("gemm_a16w16", dict(otype="int8"), TypeError, "otype is 'int8'"),
+      ("gemm_a8w8", dict(x_scale=jnp.ones(3)), ValueError, "x_scale is"),
+      ("gemm_a8w8", dict(XQ=None), TypeError, "XQ is a NoneType"),
+      ("gemm_a8w8_blockscale", dict(isBpreshuffled=1), TypeError,
+       "isBpreshuffled is 1"),
+      ("gemm_a8w8_blockscale_bpreshuffle", dict(dtype="int8"), TypeError,
+       "dtype is 'int8'"),
+      ("batched_gemm_bf16", dict(), ValueError, "XQ is int8"))
+  def test_errors(self, name, wrong, kind, message):
+    good = dict(XQ=jnp.ones((4, 8), jnp.int8), WQ=jnp.ones((4, 8), jnp.int8))
+    if name == "gemm_a16w16":
+      good = dict(A=jnp.ones((4, 8)), B=jnp.ones((4, 8)))
+    elif not name.startswith("batched"):
+      good |= dict(x_scale=jnp.ones((4, 1)), w_scale=jnp.ones((4, 1)))
+      if "block" in name:
+        good |= {n: t.astype(jnp.float8_e4m3fn)
+                 for n, t in good.items() if "Q" in n}
+    with self.assertRaisesRegex(kind, f"^{name}: {message}"):
+      getattr(aiter, name)(**{**good, **wrong})
+
+
 if __name__ == "__main__":
   absltest.main()

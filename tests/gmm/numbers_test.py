@@ -508,5 +508,85 @@ class ErrorTest(parameterized.TestCase):
     errors.check(self, aiter.tgmm, good, ValueError, replaced, words)
 
 
+class Mxfp4TrainingTest(parameterized.TestCase):
+  """jax-aiter's primitives: a layer and its gradients, all of MXFP4."""
+
+  @parameterized.parameters(
+      dict(), *([] if machine.SIMULATED else [dict(sizes=(64, 0, 0, 64))]))
+  def test_layer(self, sizes=(32, 0, 64), m=128, k=64, n=96):
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(
+        rng.standard_normal(shape), jnp.bfloat16)
+    x, w, dy = normal(m, k), normal(len(sizes), n, k), normal(m, n)
+    ends = np.cumsum(sizes).astype(np.int32)
+    rows = lambda t: aiter.quantize_mxfp4_dim0(t)
+    of_all = lambda t: tuple(
+        a.reshape(*t.shape[:2], -1) for a in rows(t.reshape(-1, t.shape[2])))
+    product = lambda a, b: aiter.grouped_mxfp4_fwd_da(
+        a[0], b[0], a[1], b[1], ends)
+
+    def step(x, w, dy):
+      y = product(rows(x), of_all(w))
+      dx = product(rows(dy), of_all(jnp.swapaxes(w, 1, 2)))
+      return y, dx, aiter.grouped_mxfp4_dw(
+          *aiter.quantize_mxfp4_dim1(dy), *aiter.quantize_mxfp4_dim1(x), ends,
+          out_dtype=jnp.float32)
+
+    def exact(t):
+      """The numbers that rows are rounded to."""
+      t = np.asarray(t)
+      return np.asarray(aiter.mx_dequant(*aiter.mx_quant(
+          t.reshape(-1, t.shape[-1]))), np.float64).reshape(t.shape)
+
+    begin = (0, *ends)
+    runs = [slice(a, b) for a, b in zip(begin, ends)]
+    def grouped(a, b):
+      out = np.zeros((m, b.shape[1]))
+      for run, matrix in zip(runs, b):
+        out[run] = a[run] @ matrix.T
+      return out
+    turned = lambda t: exact(np.asarray(t).T).T
+    want = (grouped(exact(x), exact(w)),
+            grouped(exact(dy), exact(np.swapaxes(np.asarray(w), 1, 2))),
+            np.stack([turned(dy)[run].T @ turned(x)[run] for run in runs]))
+    for got, to, error in zip(jax.jit(step)(x, w, dy), want,
+                              (2.0**-8, 2.0**-8, 2.0**-20)):
+      np.testing.assert_allclose(
+          np.asarray(got, np.float64), to, rtol=error,
+          atol=error * np.abs(to).max())
+
+  @parameterized.parameters(
+      ("quantize_mxfp4_dim0", dict(value=jnp.ones((4, 40))), ValueError,
+       "value is float32.* k a multiple of 32"),
+      ("quantize_mxfp4_dim1", dict(value=jnp.ones((4, 64))), ValueError,
+       "value is float32.* m and k"),
+      ("quantize_mxfp4_dim0", dict(value=jnp.ones((4, 32), int)), TypeError,
+       "value's dtype is int32"),
+      ("grouped_mxfp4_fwd_da", dict(lhs_scales=None), TypeError,
+       "lhs_scales is a NoneType"),
+      ("grouped_mxfp4_fwd_da", dict(group_end_offsets=np.array([3, 2])),
+       ValueError, "group_end_offsets is"),
+      ("grouped_mxfp4_fwd_da", dict(rhs_packed=np.ones((2, 8, 9), np.uint8)),
+       ValueError, "rhs_scales is"),
+      ("grouped_mxfp4_dw", dict(input_scales=np.ones((8, 3), np.uint8)),
+       ValueError, "input_scales is"),
+      ("grouped_mxfp4_dw", dict(out_dtype="int8"), TypeError,
+       "out_dtype is 'int8'"))
+  def test_errors(self, name, wrong, kind, message):
+    ones = lambda *shape: np.ones(shape, np.uint8)
+    good = {
+        "grouped_mxfp4_fwd_da": dict(
+            lhs_packed=ones(4, 16), rhs_packed=ones(2, 8, 16),
+            lhs_scales=ones(4, 1), rhs_scales=ones(2, 8, 1),
+            group_end_offsets=np.array([1, 3])),
+        "grouped_mxfp4_dw": dict(
+            grad_output_transposed=ones(8, 16), grad_output_scales=ones(8, 1),
+            input_transposed=ones(8, 16), input_scales=ones(8, 1),
+            group_end_offsets=np.array([1, 3])),
+    }.get(name, {})
+    with self.assertRaisesRegex(kind, f"^{name}: ({message})"):
+      getattr(aiter, name)(**{**good, **wrong})
+
+
 if __name__ == "__main__":
   absltest.main()

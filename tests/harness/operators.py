@@ -111,6 +111,10 @@ _MLA = ("mla_attend",)
 _PAGES = ("ends_12 b+1", "table 12", "lengths b")
 _RAGGED = ("bf16 t,4,16", *_TOKENS, "bf16 6,16,2,2,128", "lengths b",
            "table b*3", "ends_t b+1")
+_DELTA = ("bf16 b,s,2,16", "bf16 b,s,2,16", "bf16 b,s,4,8")
+_DELTA_ROWS = tuple(f"bf16 1,t,{n}" for n in ("2,16", "2,16", "4,8"))
+_QUANT = ("quant",)
+_STREAM = ("bf16 b,s,4,16", "bf16 b,s,2,16", "bf16 16", "bf16 16", "f32 s,16")
 _IMAGE = ("bf16 b,6,4,16", *["f32 2,4"] * 2, *["f32 3,4"] * 2)
 
 
@@ -146,6 +150,11 @@ CASES = (
          ("e4m3fn t,4,16", *("e4m3fn u,2,16",) * 2, *_PACKED[3:]), _FP8),
     _case("flash_attn_varlen", _PACKED, _ATTENTION, 3),
     _case("flash_attn_varlen", _PACKED, _ATTENTION, 3, causal=True),
+    _case("flash_attn_varlen_func", _PACKED, _ATTENTION, 3),
+    Case("flash_attn_varlen_func_pages", lambda *args:
+         aiter.flash_attn_varlen_func(*args[:5], block_table=args[5]),
+         ("bf16 t,4,16", *_POOLS, "ends_t b+1", "ends_12 b+1", "table b,3"),
+         _PAGED),
     Case("flash_attn_varlen_per_head", lambda q, k, v, ends_q, ends_k, slopes:
          aiter.flash_attn_varlen(q, k, v, ends_q, ends_k, alibi_slopes=slopes,
                                  sink=slopes, min_seqlen_q=2),
@@ -240,6 +249,18 @@ CASES = (
           ("e4m3fn m,256", "e4m3fn 128,256", "f32 2,m", "f32 2,1"), ("gemm",)),
     _case("gemm_fp4", ("u8 m,128", "u8 64,128", "e8m0 m,8", "e8m0 64,8"),
           ("gemm",)),
+    _case("gemm_a16w16", ("bf16 b,m,64", "bf16 32,64"), ("gemm",), 2),
+    *(_case(name, ("e4m3fn m,64", "e4m3fn 32,64", "f32 m,1", "f32 32,1"),
+            ("gemm",)) for name in ("gemm_a8w8", "gemm_a8w8_bpreshuffle")),
+    *(_case(name, ("e4m3fn m,256", "e4m3fn 128,256", "f32 m,2", "f32 1,2"),
+            ("gemm",)) for name in (
+                "gemm_a8w8_blockscale", "gemm_a8w8_blockscale_bpreshuffle")),
+    _case("gemm_a4w4", ("u8 16,128", "u8 64,128", "e8m0 256,8", "e8m0 256,8"),
+          ("gemm",)),
+    _case("batched_gemm_bf16", ("bf16 b,m,64", "bf16 b,32,64", "bf16 b,1,32"),
+          ("gemm",), 3),
+    _case("batched_gemm_a8w8", ("i8 b,m,64", "i8 b,32,64", "f32 b,m,1",
+                                "f32 b,1,32", "f32 b,1,32"), ("gemm",)),
     _case("per_tensor_quant", (_WIDE,), ("quant",)),
     _case("per_token_quant", (_WIDE,), ("quant",)),
     _case("smooth_quant", (_ROWS, "f32 64"), ("quant",)),
@@ -340,6 +361,22 @@ CASES = (
              joint_norm=True),
          ("bf16 t,128", "bf16 64", "bf16 32", "lengths t", "f32 s,8",
           "f32 s,8"), _HEADS, 3),
+    *(Case(f"fused_qk_norm_rope_1way{kind}", lambda q, k, *rest, kind=kind:
+           getattr(aiter, f"fused_qk_norm_rope_1way{kind}")(
+               q, k, *rest, *q.shape[:2], 4, 2, 16, True, 1e-6),
+           _STREAM, (*_HEADS, *targets), gradients)
+      for kind, targets, gradients in (
+          ("", (), 4), ("_fp8_perhead_quant", _QUANT, 0))),
+    *(Case(f"fused_qk_norm_rope_2way{kind}", lambda q, k, *rest, kind=kind:
+           getattr(aiter, f"fused_qk_norm_rope_2way{kind}")(
+               q, k, q, k, *rest[:2], *rest, rest[2], *q.shape[:2],
+               q.shape[1], 4, 2, 16, False, 1e-6),
+           _STREAM, (*_HEADS, *targets), gradients)
+      for kind, targets, gradients in (
+          ("", (), 4), ("_fp8_perhead_quant", _QUANT, 0))),
+    _case("v_1way_per_head_fp8_quant", ("bf16 b,s,2,16",), _QUANT),
+    _case("v_2way_per_head_fp8_quant", ("bf16 b,s,2,16", "bf16 b,m,2,16"),
+          _QUANT),
     _case("fused_qk_norm_rope_cache", (
         *_TOKENS, "bf16 t,2,16", *_POOLS, "slots t", "lengths t", "f32 s,8",
         "f32 s,8"), _HEADS),
@@ -427,6 +464,13 @@ CASES = (
     Case("grouped_gemm_fp4", lambda a, b, scale, sizes: aiter.grouped_gemm_fp4(
         a, b, None, scale, sizes),
          ("bf16 m,32", "u8 b,n,16", "e8m0 b,n,1", "sizes_m b"), _GMM),
+    _case("quantize_mxfp4_dim0", (_ROWS.replace("b,", ""),), _QUANT),
+    _case("quantize_mxfp4_dim1", ("bf16 32*m,64",), _QUANT),
+    _case("grouped_mxfp4_fwd_da", (
+        "u8 m,16", "u8 b,n,16", "e8m0 m,1", "e8m0 b,n,1", "sizes_m b"), _GMM),
+    _case("grouped_mxfp4_dw", (
+        "u8 n,16*m", "e8m0 n,m", "u8 32,16*m", "e8m0 32,m", "sizes_m b"),
+          _GMM),
     _case("grouped_gemm_i4", ("bf16 m,32", "u8 b,n,16", "bf16 b,n,1",
                               "sizes_m b"), _GMM),
     _case("grouped_gemm_fp8", ("e4m3fn m,128", "e4m3fn b,128,128", "f32 m,1",
@@ -482,6 +526,33 @@ CASES = (
          aiter.top_k_top_p_sampling_from_probs(
              x, k, p, key=jax.random.key(0)),
          ("share b,300", "lengths b", "share b"), _DRAW),
+    Case("chunk_gated_delta_rule", lambda q, k, v, g, beta:
+         aiter.chunk_gated_delta_rule(
+             q, k, v, -g, beta, use_qk_l2norm_in_kernel=True),
+         (*_DELTA, "share b,s,4", "share b,s,4"), (), 5),
+    Case("chunk_gated_delta_rule_packed", lambda q, k, v, g, beta, state, cu:
+         aiter.chunk_gated_delta_rule(
+             q, k, v, -g, beta, initial_state=state, output_final_state=True,
+             use_qk_l2norm_in_kernel=True, cu_seqlens=cu),
+         (*_DELTA_ROWS, "share 1,t,4", "share 1,t,4", "f32 b,4,16,8",
+          "ends_t b+1"), (), 6),
+    Case("fused_recurrent_gated_delta_rule", lambda q, k, v, gk:
+         aiter.fused_recurrent_gated_delta_rule(
+             q, k, v, gk=-gk, use_qk_l2norm_in_kernel=True),
+         (*_DELTA, "share b,s,4,16"), (), 4),
+    _case("fused_gdn_gating", ("f32 4", "bf16 b,m,4", "bf16 b,m,4", "f32 4"),
+          (), 4),
+    _case("ragged_gated_delta_rule", (
+        "bf16 t,96", "bf16 t,4", "bf16 t,4", "f32 6,4,16,8", "f32 4", "f32 4",
+        "ends_t b+1", "slots b", "table 3"), (), n_kq=2, n_v=4, d_k=16, d_v=8),
+    _case("causal_conv1d", ("bf16 b,16,s", "bf16 16,4", "bf16 16",
+                            "bf16 b,16,3"), (), 4, activation="silu"),
+    Case("causal_conv1d_packed", lambda x, weight, cu: aiter.causal_conv1d(
+        x, weight, return_final_states=True, cu_seqlens=cu),
+         ("bf16 16,t", "bf16 16,4", "ends_t b+1"), (), 2),
+    Case("causal_conv1d_update", lambda x, state, weight, slots:
+         aiter.causal_conv1d_update(x, state, weight, conv_state_indices=slots),
+         ("bf16 b,16,m", "bf16 6,16,4", "bf16 16,4", "slots b"), ()),
     _case("cross_entropy", ("bf16 b,m,20", "lengths b,m"), (), 1),
     _case("top_k_renorm_probs", ("share b,300", "lengths b"), _DRAW),
     _case("top_k", ("bf16 b,m,300",), ("sampling_top_k",), k=7),

@@ -220,6 +220,44 @@ class RaggedTest(parameterized.TestCase):
       kinds.append(want)
     check_error(self, out, *kinds, "bf16", str(case))
 
+  @parameterized.product(most=(4, 64), given=(False, True))
+  def test_sparse_pages(self, most, given):
+    """Chosen places stand for their pages; a token's own is always there."""
+    size, heads = 16, 4
+    case = Case(lengths=((1, 150), (1, 3), (0, 20), (2, 81), (1, 1), (1, 64)),
+                heads=heads, page=size, tokens=7)
+    p, arrays, want_cache = _ragged(case, sglang_order=True)
+    places = np.full((7, 5), -1, np.int32)
+    places[0] = 0, 17, 140, 31, 99
+    places[1] = 0
+    places[2], places[3, :2] = 35, (80, 70)  # Of one sequence.
+    pages_per_seq = 10
+    options = dict(page_size=size, pages_per_seq=pages_per_seq)
+    arrays["topk_pages" if given else "none"] = sglang.compute_topk_pages(
+        jnp.asarray(places), k_pages_max=pages_per_seq, **options)
+    arrays.pop("none", None)
+    out, kv = jax.jit(lambda arrays: sglang.sparse_mla_page_level(
+        **arrays, topk_indices=jnp.asarray(places), sm_scale=0.05,
+        kv_lora_rank=case.lora, k_pages_max=most, **options))(arrays)
+    bits = lambda t: np.asarray(t).view(np.uint8)
+    np.testing.assert_array_equal(bits(kv), bits(want_cache))
+    rows, slots = [], []
+    for a, b, own in zip(p.cu, p.cu[1:], p.sequences):
+      for row in range(a, b):
+        place = len(own) - b + row
+        pages = sorted({x // size for x in places[row]
+                        if 0 <= x // size < place // size})[:most - 1]
+        rows.append(row)
+        slots.append([own[i] for page in (*pages, place // size)
+                      for i in range(page * size, (page + 1) * size)
+                      if i <= place])
+    kinds = [cases.oracle.paged(
+        p.q, p.cache, np.arange(8), [
+            slots[rows.index(row)] if row in rows else [] for row in range(7)],
+        case.lora, softmax_scale=0.05, dtype=dtype)[0]
+             for dtype in (np.float64, p.q.dtype)]
+    check_error(self, out, *kinds, "bf16", str(case))
+
   def test_in_place(self):
     """A donated cache is written where it is."""
     case = Case(lengths=((1, 21), (1, 40)), heads=4)
@@ -249,6 +287,9 @@ RAGGED = dict(
     kv_lens=jnp.ones(2, _INTS), page_indices=jnp.zeros(6, _INTS),
     cu_q_lens=jnp.array([0, 2, 5], _INTS),
     distribution=jnp.array([1, 2, 2], _INTS))
+SPARSE_PAGES = dict(
+    **RAGGED, cu_kv_lens=jnp.array([0, 32, 48], _INTS), sm_scale=1.0,
+    topk_indices=jnp.zeros((5, 8), _INTS), page_size=16, pages_per_seq=2)
 
 
 @machine.where(not machine.GPU)
@@ -301,13 +342,27 @@ class ErrorsTest(parameterized.TestCase):
           new_kv_c=jnp.ones((5, 32), jnp.float16)), "new_kv_c's dtype"),
       ("mla_ragged_paged_attention", ValueError, dict(
           page_indices=jnp.zeros(7, _INTS)), "page_indices"),
-      ("mla_ragged_paged_attention", TypeError, dict(blocks=3), "blocks"))
+      ("mla_ragged_paged_attention", TypeError, dict(blocks=3), "blocks"),
+      ("sparse_mla_page_level", ValueError, dict(page_size=8),
+       "page_size is 8"),
+      ("sparse_mla_page_level", ValueError, dict(k_pages_max=0), "k_pages_max"),
+      ("sparse_mla_page_level", ValueError, dict(kv_lora_rank=33),
+       "kv_lora_rank is 33"),
+      ("sparse_mla_page_level", ValueError, dict(
+          topk_indices=jnp.zeros((4, 8), _INTS)), "topk_indices"),
+      ("sparse_mla_page_level", TypeError, dict(
+          topk_pages=jnp.zeros((5, 8))), "topk_pages's dtype"),
+      ("sparse_mla_page_level", TypeError, dict(
+          new_kv_c=jnp.ones((5, 32), jnp.float16)), "new_kv_c's dtype"),
+      ("sparse_mla_page_level", TypeError, dict(blocks=3), "blocks"))
   def test_errors(self, name, kind, wrong, message):
     arrays = {"mla_decode_fwd": DECODE, "sparse_mla_fwd": SPARSE,
-              "mla_ragged_paged_attention": RAGGED}[name]
+              "mla_ragged_paged_attention": RAGGED,
+              "sparse_mla_page_level": SPARSE_PAGES}[name]
     own = {} if name.endswith("attention") else dict(kv_lora_rank=32)
-    with self.assertRaisesRegex(kind, message):
-      getattr(aiter, name)(**{**arrays, **own, **wrong})
+    module = sglang if name.endswith("level") else aiter
+    with self.assertRaisesRegex(kind, f"{name}: .*{message}"):
+      getattr(module, name)(**{**arrays, **own, **wrong})
 
   def test_no_gradient(self):
     with self.assertRaisesRegex(TypeError, "no gradient"):

@@ -295,6 +295,33 @@ class AliasesTest(parameterized.TestCase):
         return_lse=True, **as_arrays(options))
     check_error(self, out, exact, plain, "bf16")
 
+  @parameterized.parameters(False, True)
+  def test_varlen(self, causal):
+    """AITER's name of packed attention, and what it is of pages."""
+    p, exact, plain = self.problem(
+        lengths=cases.RAGGED, decode=False, causal=causal, slopes=True,
+        sinks=True, soft_cap=5.0)
+    ends = np.cumsum((0, *p.lengths), dtype=np.int32)
+    options = dict(alibi_slopes=p.slopes, sink_ptr=p.sinks, causal=causal,
+                   logits_soft_cap=5.0)
+    args = tuple(map(jnp.asarray, (p.q, p.k, p.v, p.cu, ends)))
+    out, lse = aiter.flash_attn_varlen_func(
+        *args, 64, 64, block_table=p.table, return_lse=True, **options)
+    check_error(self, out, exact, plain, "bf16")
+    self.assertEqual(lse.shape, out.shape[1::-1])
+    slots = p.table[:, :, None] * p.case.page + np.arange(p.case.page)
+    rows = np.concatenate([
+        row.reshape(-1)[:n] for row, n in zip(slots, p.lengths)])
+    k, v = (jnp.asarray(t.reshape(-1, *t.shape[2:])[rows]) for t in (p.k, p.v))
+    out = aiter.flash_attn_varlen_func(
+        args[0], k, v, *args[3:], **options)
+    check_error(self, out, exact, plain, "bf16")
+    for wrong in (dict(min_seqlen_q=1), dict(dropout_p=0.5),
+                  dict(cu_seqlens_q_padded=p.cu)):
+      with self.assertRaisesRegex(
+          ValueError, f"flash_attn_varlen_func: {next(iter(wrong))} is"):
+        aiter.flash_attn_varlen_func(*args, block_table=p.table, **wrong)
+
   @parameterized.parameters("", "int8")
   def test_pallas(self, cache):
     p, exact, plain = self.problem(

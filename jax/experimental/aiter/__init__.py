@@ -44,6 +44,13 @@ from jax._src.aiter.core.layouts import (
     unshuffle_scale,
     unshuffle_weight,
 )
+from jax._src.aiter.delta.api import (
+    chunk_gated_delta_rule,
+    fused_gdn_gating,
+    fused_recurrent_gated_delta_rule,
+    ragged_gated_delta_rule,
+)
+from jax._src.aiter.delta.conv import causal_conv1d, causal_conv1d_update
 from jax._src.aiter.fused_qk.aliases import (
     fused_qk_norm_mrope_3d_cache_pts_quant_shuffle,
     fused_qk_norm_rope_cache_block_quant_shuffle,
@@ -54,6 +61,14 @@ from jax._src.aiter.fused_qk.api import (
     fused_qk_norm_rope,
     fused_qk_norm_rope_cache,
     fused_qk_rope_concat_and_cache_mla,
+)
+from jax._src.aiter.fused_qk.diffusion import (
+    fused_qk_norm_rope_1way,
+    fused_qk_norm_rope_1way_fp8_perhead_quant,
+    fused_qk_norm_rope_2way,
+    fused_qk_norm_rope_2way_fp8_perhead_quant,
+    v_1way_per_head_fp8_quant,
+    v_2way_per_head_fp8_quant,
 )
 from jax._src.aiter.fused_qk.norms import (
     fused_qk_rmsnorm,
@@ -72,6 +87,16 @@ from jax._src.aiter.fused_qk.triton_names import (
     fused_rms_gated_fp8_group_quant,
     fused_rms_mxfp4_quant,
 )
+from jax._src.aiter.gemm.aliases import (
+    batched_gemm_a8w8,
+    batched_gemm_bf16,
+    gemm_a4w4,
+    gemm_a8w8,
+    gemm_a8w8_blockscale,
+    gemm_a8w8_blockscale_bpreshuffle,
+    gemm_a8w8_bpreshuffle,
+    gemm_a16w16,
+)
 from jax._src.aiter.gemm.api import (
     flatmm_fp8,
     gemm,
@@ -88,6 +113,12 @@ from jax._src.aiter.gmm.api import (
     grouped_gemm_i8,
     ragged_dot,
     tgmm,
+)
+from jax._src.aiter.gmm.mxfp4 import (
+    grouped_mxfp4_dw,
+    grouped_mxfp4_fwd_da,
+    quantize_mxfp4_dim0,
+    quantize_mxfp4_dim1,
 )
 from jax._src.aiter.indexer.api import (
     fp8_mqa_logits,
@@ -131,6 +162,7 @@ from jax._src.aiter.norm.api import (
     rms_norm_with_add_quant,
 )
 from jax._src.aiter.paged.aliases import (
+    flash_attn_varlen_func,
     mha_batch_prefill_func,
     pa_fwd_asm,
     paged_attention,
@@ -230,8 +262,13 @@ __all__ = [
     "EXPORT_CHECKS",
     "append_kv",
     "apply_rope",
+    "batched_gemm_a8w8",
+    "batched_gemm_bf16",
     "batched_rotary_embedding",
     "biased_grouped_topk",
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "chunk_gated_delta_rule",
     "concat_and_cache_mla",
     "concat_and_cache_mla_seg",
     "context_parallel_attention",
@@ -249,6 +286,7 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen",
     "flash_attn_varlen_fp8_pertensor_func",
+    "flash_attn_varlen_func",
     "flatmm_fp8",
     "flax_attention_fn",
     "float8_dtype",
@@ -256,9 +294,14 @@ __all__ = [
     "fp8_paged_mqa_logits",
     "fused_flatten_fp8_group_quant",
     "fused_flatten_mxfp4_quant",
+    "fused_gdn_gating",
     "fused_moe",
     "fused_qk_norm_mrope_3d_cache_pts_quant_shuffle",
     "fused_qk_norm_rope",
+    "fused_qk_norm_rope_1way",
+    "fused_qk_norm_rope_1way_fp8_perhead_quant",
+    "fused_qk_norm_rope_2way",
+    "fused_qk_norm_rope_2way_fp8_perhead_quant",
     "fused_qk_norm_rope_cache",
     "fused_qk_norm_rope_cache_block_quant_shuffle",
     "fused_qk_norm_rope_cache_pts_quant_shuffle",
@@ -267,6 +310,7 @@ __all__ = [
     "fused_qk_rmsnorm_group_quant",
     "fused_qk_rmsnorm_per_token_quant",
     "fused_qk_rope_concat_and_cache_mla",
+    "fused_recurrent_gated_delta_rule",
     "fused_rms_fp8_group_quant",
     "fused_rms_fp8_per_tensor_static_quant",
     "fused_rms_gated_fp8_group_quant",
@@ -281,6 +325,12 @@ __all__ = [
     "gelu_tanh_and_mul",
     "gelu_tanh_and_mul_quant",
     "gemm",
+    "gemm_a16w16",
+    "gemm_a4w4",
+    "gemm_a8w8",
+    "gemm_a8w8_blockscale",
+    "gemm_a8w8_blockscale_bpreshuffle",
+    "gemm_a8w8_bpreshuffle",
     "gemm_fp4",
     "gemm_fp8",
     "gemm_fp8_mi350",
@@ -295,6 +345,8 @@ __all__ = [
     "grouped_gemm_fp8",
     "grouped_gemm_i4",
     "grouped_gemm_i8",
+    "grouped_mxfp4_dw",
+    "grouped_mxfp4_fwd_da",
     "grouped_topk",
     "indexer_k_quant_and_cache",
     "indexer_qk_rope_quant_and_cache",
@@ -330,7 +382,10 @@ __all__ = [
     "per_group_quant",
     "per_tensor_quant",
     "per_token_quant",
+    "quantize_mxfp4_dim0",
+    "quantize_mxfp4_dim1",
     "ragged_dot",
+    "ragged_gated_delta_rule",
     "ragged_paged_attention",
     "ragged_paged_attention_hd64",
     "random_sample",
@@ -394,5 +449,7 @@ __all__ = [
     "unpack_e2m1",
     "unshuffle_scale",
     "unshuffle_weight",
+    "v_1way_per_head_fp8_quant",
+    "v_2way_per_head_fp8_quant",
     "write_kv_cache",
 ]

@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 import jax
 from jax._src.aiter.cache import api as cache
 from jax._src.aiter.core import arguments
 from jax._src.aiter.core.arguments import bad, describe
-from jax._src.aiter.core.dims import round_up
+from jax._src.aiter.core.dims import as_int32, last_start, round_up, take
 from jax._src.aiter.mla import api, op
 from jax._src.aiter.paged import api as paged
 from jax._src.aiter.paged import ragged
@@ -248,3 +249,170 @@ def sglang_mla_ragged_paged_attention(
       page_indices, cu_q_lens, indptr // size, distribution, sm_scale=sm_scale,
       sliding_window=sliding_window, soft_cap=soft_cap, q_scale=q_scale,
       k_scale=k_scale, v_scale=v_scale, **tuning)
+
+
+def _pages(topk_indices, page_size: int, pages_per_seq: int, most: int):
+  """int32 [tokens, most], pages of places, each once, in order; -1 padding."""
+  tokens = topk_indices.shape[0]
+  none = pages_per_seq
+  page = jnp.where(topk_indices >= 0, topk_indices // page_size, none)
+  # The last column is of what is in no page.
+  hit = jnp.zeros((tokens, none + 1), bool).at[
+      jnp.arange(tokens)[:, None], jnp.minimum(page, none)].set(True)
+  number = jnp.arange(none, dtype=jnp.int32)
+  listed = jnp.sort(jnp.where(hit[:, :none], number, none), 1)[:, :most]
+  listed = jnp.pad(listed, ((0, 0), (0, max(most - none, 0))),
+                   constant_values=none)
+  return jnp.where(listed < none, listed, -1)
+
+
+def _sizes(function: str, **sizes: int):
+  for name, size in sizes.items():
+    arguments.number(function, name, size, "an integer from 1 to 2^24",
+                     lambda n: 1 <= n <= 2**24, int)
+
+
+def compute_topk_pages(
+    topk_indices: jax.Array,
+    *,
+    page_size: int,
+    pages_per_seq: int,
+    k_pages_max: int,
+) -> jax.Array:
+  """The pages that chosen places lie in, for `sparse_mla_page_level`.
+
+  Layers that share an indexer's choice make them once.
+
+  Args:
+    topk_indices: integers [tokens, k], places in each token's sequence; a
+      negative one is none.
+    page_size: tokens of a page.
+    pages_per_seq: pages that a sequence has at most; places behind are none.
+    k_pages_max: how many to list.
+
+  Returns:
+    int32 [tokens, k_pages_max], each page once, in order; -1 where no more.
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  function = "compute_topk_pages"
+  _sizes(function, page_size=page_size, pages_per_seq=pages_per_seq,
+         k_pages_max=k_pages_max)
+  n = Names(function, table="topk_indices")
+  return _pages(paged.integers(n, n.table, topk_indices, 2), page_size,
+                pages_per_seq, k_pages_max)
+
+
+def sparse_mla_page_level(
+    ql_nope: jax.Array,
+    q_pe: jax.Array,
+    new_kv_c: jax.Array,
+    new_k_pe: jax.Array,
+    cache_kv: jax.Array,
+    kv_lens: jax.Array,
+    topk_indices: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array,
+    cu_kv_lens: jax.Array,
+    distribution: jax.Array,
+    topk_pages: jax.Array | None = None,
+    *,
+    sm_scale: float,
+    page_size: int,
+    pages_per_seq: int,
+    kv_lora_rank: int,
+    k_pages_max: int = 64,
+    **tuning: Any,
+) -> tuple[jax.Array, jax.Array]:
+  """sglang-jax's sparse `mla_ragged_paged_attention`: of pages, not of tokens.
+
+  A token attends to all of the first k_pages_max - 1 pages that have a place
+  which an indexer chose for it, and to its own page up to itself. Which are
+  whole pages, so nothing is gathered. `sparse_mla_fwd` attends to the chosen
+  places alone.
+
+  Args:
+    ql_nope: [tokens, heads, lora], as there.
+    q_pe: as there.
+    new_kv_c: as there.
+    new_k_pe: as there.
+    cache_kv: as there. Donate it: it is written in place.
+    kv_lens: integers [sequences], with the new tokens.
+    topk_indices: integers [tokens, k], places in a token's sequence; a negative
+      one is none. Not looked at with topk_pages.
+    page_indices: integers [pages of all sequences].
+    cu_q_lens: integers [sequences + 1]; a sequence's tokens are its last.
+    cu_kv_lens: integers [sequences + 1], multiples of page_size: the pages of
+      sequence i begin at page_indices[cu_kv_lens[i] // page_size].
+    distribution: integers [3]; the last is how many sequences there are.
+    topk_pages: integers [tokens, n], of `compute_topk_pages`, or None.
+    sm_scale: of the scores.
+    page_size: tokens of the cache's pages.
+    pages_per_seq: pages that a sequence has at most.
+    kv_lora_rank: columns of the result, at most lora.
+    k_pages_max: pages that a token attends to.
+    **tuning: as there; not used.
+
+  Returns:
+    (out [tokens, heads, kv_lora_rank] in ql_nope's dtype, cache_kv).
+
+  Raises:
+    TypeError: an argument of the wrong type or dtype.
+    ValueError: a shape or value that cannot be; the message names it.
+  """
+  function = "sparse_mla_page_level"
+  n = _NAMES._replace(function=function)
+  _sizes(function, page_size=page_size, pages_per_seq=pages_per_seq,
+         kv_lora_rank=kv_lora_rank, k_pages_max=k_pages_max)
+  paged.check_array(n, n.q, ql_nope, 3)
+  paged.check_array(n, n.k, cache_kv, 4)
+  if cache_kv.shape[1] * cache_kv.shape[2] != page_size:
+    raise bad(function, "page_size", page_size, "the size of cache_kv's pages,"
+              f" {cache_kv.shape[1] * cache_kv.shape[2]}")
+  if kv_lora_rank > ql_nope.shape[2]:
+    raise bad(function, "kv_lora_rank", kv_lora_rank,
+              f"at most {n.q}'s columns, {ql_nope.shape[2]}")
+  tokens = ql_nope.shape[0]
+  if topk_pages is None:
+    chosen = paged.integers(n, "topk_indices", topk_indices, 2)
+    paged.check_shape(n, "topk_indices", chosen, (tokens, chosen.shape[1]),
+                      f"a row for each of {n.q}")
+    pages = _pages(chosen, page_size, pages_per_seq, pages_per_seq)
+  else:
+    pages = paged.integers(n, "topk_pages", topk_pages, 2)
+    paged.check_shape(n, "topk_pages", pages, (tokens, pages.shape[1]),
+                      f"a row for each of {n.q}")
+  cu, lengths = ragged.sequences_of(
+      n, tokens, kv_lens, cu_q_lens,
+      ragged.count_of(n, "distribution", distribution, 3))
+  indptr = paged.integers(n, n.indptr, cu_kv_lens, 1) // page_size
+  table, indptr = ragged.pages_of(n, kv_lens, page_indices, indptr, cu)
+  # Each token is a sequence of its own: of the pages before its own that were
+  # chosen, and of that.
+  row = jnp.arange(tokens, dtype=jnp.int32)
+  of = last_start(cu[:-1], row)
+  place = lengths[of] - cu[1:][of] + row
+  there = (row < cu[-1]) & (place >= 0)
+  own = jnp.where(there, place // page_size, 0)[:, None]
+  behind = np.iinfo(np.int32).max
+  pages = jnp.sort(jnp.where((pages >= 0) & (pages < own), pages, behind), 1)
+  pages = jnp.pad(
+      pages, ((0, 0), (0, max(k_pages_max - pages.shape[1], 0))),
+      constant_values=behind)[:, :k_pages_max]
+  count = jnp.minimum(jnp.sum(pages < behind, 1, dtype=jnp.int32),
+                      k_pages_max - 1)
+  pages = jnp.where(jnp.arange(k_pages_max) == count[:, None], own, pages)
+  listed = there[:, None] & (pages <= own)
+  at = indptr[:-1][of][:, None] + jnp.where(listed, pages, 0)
+  listed &= at < indptr[1:][of][:, None]
+  pages = take(table, jnp.where(listed, at, as_int32(table.shape[0])), -1)
+  ends = jnp.arange(tokens + 1, dtype=jnp.int32)
+  with arguments.called(function):
+    out, cache_kv = sglang_mla_ragged_paged_attention(
+        ql_nope, q_pe, new_kv_c, new_k_pe, cache_kv,
+        jnp.where(there, count * page_size + place % page_size + 1, 0),
+        pages.reshape(-1), ends, ends * (k_pages_max * page_size),
+        jnp.full(3, tokens, jnp.int32), sm_scale=sm_scale, **tuning)
+  return out[..., :kv_lora_rank], cache_kv

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
+from jax._src.aiter.attention import api as attention
 from jax._src.aiter.core import arguments, dims
 from jax._src.aiter.core.arguments import bad, describe
 from jax._src.aiter.core.dispatch import float8_dtype
@@ -598,3 +599,89 @@ def pallas_paged_attention(
   return api.attend(s, Arrays(
       q, k_pages, v_pages, block_tables, lengths, k_scale=k_scales_pages,
       v_scale=v_scales_pages))[0]
+
+
+def flash_attn_varlen_func(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cu_seqlens_q: jax.Array,
+    cu_seqlens_k: jax.Array,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    min_seqlen_q: int = 0,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    logits_soft_cap: float = 0.0,
+    causal: bool = False,
+    window_size: tuple[int, ...] = (-1, -1),
+    *,
+    alibi_slopes: jax.Array | None = None,
+    deterministic: bool = False,
+    return_lse: bool = False,
+    block_table: jax.Array | None = None,
+    cu_seqlens_q_padded: jax.Array | None = None,
+    cu_seqlens_k_padded: jax.Array | None = None,
+    sink_ptr: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+  """`flash_attn_varlen` in AITER's order, or with pages `unified_attention`.
+
+  Args:
+    q: [total_q, hq, d].
+    k: [total_k, hk, d]; with block_table [pages, page_size, hk, d].
+    v: likewise.
+    cu_seqlens_q: integers [b + 1].
+    cu_seqlens_k: integers [b + 1].
+    max_seqlen_q: accepted; no bound is needed.
+    max_seqlen_k: accepted; no bound is needed.
+    min_seqlen_q: as in flash_attn_varlen; 0 with block_table.
+    dropout_p: likewise.
+    softmax_scale: as in flash_attn_varlen.
+    logits_soft_cap: as there.
+    causal: as there.
+    window_size: as there.
+    alibi_slopes: as there; [hq] with block_table.
+    deterministic: as there.
+    return_lse: as there.
+    block_table: integers [b, n], the pages of each sequence's keys, or None.
+      There are no gradients then.
+    cu_seqlens_q_padded: as there; None with block_table.
+    cu_seqlens_k_padded: likewise.
+    sink_ptr: sink there; [hq] with block_table.
+    dropout_key: as there; None with block_table.
+
+  Returns:
+    As flash_attn_varlen.
+
+  Raises:
+    TypeError: as flash_attn_varlen.
+    ValueError: as flash_attn_varlen.
+  """
+  function = "flash_attn_varlen_func"
+  if block_table is None:
+    with arguments.called(function, sink="sink_ptr"):
+      return attention.flash_attn_varlen(
+          q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+          dropout_p, softmax_scale, causal, window_size, deterministic,
+          return_lse, alibi_slopes=alibi_slopes, dropout_key=dropout_key,
+          logits_soft_cap=logits_soft_cap, sink=sink_ptr,
+          cu_seqlens_q_padded=cu_seqlens_q_padded,
+          cu_seqlens_k_padded=cu_seqlens_k_padded, min_seqlen_q=min_seqlen_q)
+  arguments.number(function, "min_seqlen_q", min_seqlen_q,
+                   "0 with block_table", lambda n: n == 0, int)
+  for name, t in (("cu_seqlens_q_padded", cu_seqlens_q_padded),
+                  ("cu_seqlens_k_padded", cu_seqlens_k_padded),
+                  ("dropout_key", dropout_key)):
+    if t is not None:
+      raise bad(function, name, "given", "None with block_table")
+  arguments.check_integers(function, "cu_seqlens_k", cu_seqlens_k)
+  if cu_seqlens_k.ndim != 1 or cu_seqlens_k.shape[0] < 1:
+    raise bad(function, "cu_seqlens_k", describe(cu_seqlens_k), "shape [b + 1]")
+  arguments.check_cumulative(function, "cu_seqlens_k", cu_seqlens_k, None)
+  with arguments.called(function, seqlen_k="cu_seqlens_k"):
+    return mha_batch_prefill_func(
+        q, k, v, cu_seqlens_q, None, None, max_seqlen_q, max_seqlen_k,
+        dropout_p, softmax_scale, logits_soft_cap, causal, window_size,
+        alibi_slopes, deterministic, return_lse, block_table=block_table,
+        seqlen_k=jnp.diff(arguments.int32(cu_seqlens_k)), sink_ptr=sink_ptr)

@@ -223,10 +223,6 @@ def _all_gather(call: _Call, axis: str, x: _Arrays):
   b, s = x.q.shape[:2]
   packed = x.cu_seqlens is not None
   placed = call.windowed or x.alibi_slopes is not None
-  if call.right and packed and placed:
-    raise bad(_NAME, "causal", False, "True with window_size or alibi_slopes"
-              " and cu_seqlens where keys are gathered; strategy='ulysses' has"
-              " them")
   gather = lambda t: lax.all_gather(t, axis, axis=1, tiled=True)
   k, v = gather(x.k), gather(x.v)
   if call.balance:
@@ -257,12 +253,23 @@ def _all_gather(call: _Call, axis: str, x: _Arrays):
             x.dropout_state,
             jnp.maximum(begin - cu[:-1], 0) if packed else begin))
     if packed:
+      # A sequence's last row and key stand beside each other, so keys behind
+      # the last row here have rows too, of zeros, if it counts where they are.
+      more = 0
+      if call.right and placed:
+        more = size * s - (last - first)
+        more = more if call.right < 0 else min(more, call.right)
+      own = own._replace(
+          q=jnp.pad(own.q, ((0, 0), (0, more), (0, 0), (0, 0))))
       bounds = jnp.clip(cu, begin, end)
-      keys = jnp.minimum(cu[1:], end) if call.right == 0 else cu[1:]
-      counts = jnp.diff(bounds), jnp.maximum(keys - cu[:-1], 0)
-      parts.append(_mha(_packed_operands(
+      stops = jnp.where(cu[:-1] < end, jnp.minimum(cu[1:], end + more), 0)
+      keys = stops if call.right == 0 or placed else cu[1:]
+      counts = (jnp.maximum(stops - bounds[:-1], 0),
+                jnp.maximum(keys - cu[:-1], 0))
+      out, lse = _mha(_packed_operands(
           call, own, lengths=tuple(map(cumulative, counts)),
-          first=(bounds - begin, cu))))
+          first=(bounds - begin, cu)))
+      parts.append((out[:, :last - first], lse[:, :, :last - first]))
     elif call.right and placed:
       mask, bias = _planes(call, own, begin)
       everywhere = call._replace(
@@ -452,8 +459,7 @@ def context_parallel_attention(
     cu_seqlens: int [n + 1], cumulative lengths of sequences that are packed in
       one axis, which all devices together have; the same on all. q is then
       [s, hq, dqk], and k, v, out likewise; lse is [hq, s]. Numbers and traced
-      lengths are as in flash_attn_varlen. No bias or mask; windows and
-      alibi_slopes only if causal or with "ulysses".
+      lengths are as in flash_attn_varlen. No bias or mask.
     logits_soft_cap: if > 0, scaled scores become cap * tanh(score / cap).
     sink: [hq] or [b, hq], a logit in every row's softmax that has no value.
     mask: bool, of bias's shapes and order: False hides a key, as a bias of -inf

@@ -109,6 +109,17 @@ def per_tensor_quant(
   return q, scale.reshape(1)
 
 
+def per_head(function: str, x, quant_dtype):
+  """(q, scales float32 [b, heads]) of [b, tokens, heads, d]; for others."""
+  cfg = Config("row", _kind(function, quant_dtype, _FP8))
+  _, amax = _apply(function, Config("amax"), x)
+  scale = rounding.f32_scale(
+      jnp.max(amax, (1, 3), initial=0), rounding.KINDS[cfg.kind])
+  q, _ = _apply(function, cfg, x, None,
+                jnp.broadcast_to(scale[:, None], x.shape[:-1]))
+  return q, scale
+
+
 def per_token_quant(
     x: jax.Array,
     scale: jax.Array | None = None,
