@@ -225,8 +225,7 @@ void TestPacking() {
   bwd.sums_are_f32 = true;
   Run(bwd);
   CHECK(Params(0).flags == p.flags);
-  CHECK(Params(1).flags ==
-        static_cast<int32_t>(p.flags | kNormF32Weights));
+  CHECK(Params(1).flags == static_cast<int32_t>(p.flags | kNormF32Weights));
 }
 
 // As many parts as blocks run at once, and no more than there is room for.
