@@ -45,8 +45,10 @@ def called(function, **names):
     if type(error) not in (TypeError, ValueError) or not found:
       raise
     _, name, *rest = found.groups()
-    raise type(error)(
-        f"{function}: {names.get(name, name)}{''.join(rest)}") from None
+    own = names.get(name, name)
+    # The name stands once more where an error says how to make it static.
+    rest = "".join(rest).replace(f"={name!r}", f"={own!r}")
+    raise type(error)(f"{function}: {own}{rest}") from None
 
 
 def static(function, name, value, accepted,

@@ -9,6 +9,8 @@ into: rows A or XQ [m, k], a weight B or WQ [n, k], scales of dequantisation.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 
 import jax
@@ -29,7 +31,14 @@ def _a8w8(function, xq, wq, x_scale, w_scale, bias, dtype, b_shuffled=False):
                b_shuffled=b_shuffled)
 
 
-def gemm_a16w16(A, B, bias=None, otype=None, scale_a=None, scale_b=None):
+def gemm_a16w16(
+    A: jax.Array,
+    B: jax.Array,
+    bias: jax.Array | None = None,
+    otype: Any = None,
+    scale_a: jax.Array | float | None = None,
+    scale_b: jax.Array | float | None = None,
+) -> jax.Array:
   """AITER's gemm_a16w16 and tgemm.mm: `gemm`, or `gemm_fp8` of float8.
 
   A may have leading axes. Of float8 scale_a and scale_b are one number each, 1
@@ -52,20 +61,39 @@ def gemm_a16w16(A, B, bias=None, otype=None, scale_a=None, scale_b=None):
         preferred_element_type=jnp.bfloat16 if otype is None else otype)
 
 
-def gemm_a8w8(XQ, WQ, x_scale, w_scale, bias=None, dtype=jnp.bfloat16):
+def gemm_a8w8(
+    XQ: jax.Array,
+    WQ: jax.Array,
+    x_scale: jax.Array,
+    w_scale: jax.Array,
+    bias: jax.Array | None = None,
+    dtype: Any = jnp.bfloat16,
+) -> jax.Array:
   """AITER's gemm_a8w8: `gemm_i8` or `gemm_fp8`, scaled by rows of XQ and WQ."""
   return _a8w8("gemm_a8w8", XQ, WQ, x_scale, w_scale, bias, dtype)
 
 
 def gemm_a8w8_bpreshuffle(
-    XQ, WQ, x_scale, w_scale, bias=None, dtype=jnp.bfloat16):
+    XQ: jax.Array,
+    WQ: jax.Array,
+    x_scale: jax.Array,
+    w_scale: jax.Array,
+    bias: jax.Array | None = None,
+    dtype: Any = jnp.bfloat16,
+) -> jax.Array:
   """AITER's gemm_a8w8_bpreshuffle: that of a weight which is preshuffled."""
   return _a8w8("gemm_a8w8_bpreshuffle", XQ, WQ, x_scale, w_scale, bias, dtype,
                True)
 
 
 def gemm_a8w8_blockscale(
-    XQ, WQ, x_scale, w_scale, dtype=jnp.bfloat16, isBpreshuffled=False):
+    XQ: jax.Array,
+    WQ: jax.Array,
+    x_scale: jax.Array,
+    w_scale: jax.Array,
+    dtype: Any = jnp.bfloat16,
+    isBpreshuffled: bool = False,
+) -> jax.Array:
   """AITER's gemm_a8w8_blockscale: `gemm_fp8` of 1 x 128 by 128 x 128.
 
   x_scale is [m, k / 128] and w_scale [n / 128, k / 128], rounded up.
@@ -78,7 +106,12 @@ def gemm_a8w8_blockscale(
 
 
 def gemm_a8w8_blockscale_bpreshuffle(
-    XQ, WQ, x_scale, w_scale, dtype=jnp.bfloat16):
+    XQ: jax.Array,
+    WQ: jax.Array,
+    x_scale: jax.Array,
+    w_scale: jax.Array,
+    dtype: Any = jnp.bfloat16,
+) -> jax.Array:
   """AITER's gemm_a8w8_blockscale_bpreshuffle, of a weight that is preshuffled.
 
   x_scale is [m, k / 128]: an array has no strides in JAX.
@@ -88,8 +121,15 @@ def gemm_a8w8_blockscale_bpreshuffle(
 
 
 def gemm_a4w4(
-    A, B, A_scale, B_scale, bias=None, dtype=jnp.bfloat16, *,
-    bpreshuffle=True):
+    A: jax.Array,
+    B: jax.Array,
+    A_scale: jax.Array,
+    B_scale: jax.Array,
+    bias: jax.Array | None = None,
+    dtype: Any = jnp.bfloat16,
+    *,
+    bpreshuffle: bool = True,
+) -> jax.Array:
   """AITER's gemm_a4w4: `gemm_fp4` of scales as `shuffle_scale` leaves them.
 
   A and B are uint8, two numbers of MXFP4 a byte; B is preshuffled unless told
@@ -119,7 +159,12 @@ def _batched(function, run, arrays, bias):
   return jax.vmap(run)(*arrays, bias)
 
 
-def batched_gemm_bf16(XQ, WQ, bias=None, dtype=None):
+def batched_gemm_bf16(
+    XQ: jax.Array,
+    WQ: jax.Array,
+    bias: jax.Array | None = None,
+    dtype: Any = None,
+) -> jax.Array:
   """AITER's batched_gemm_bf16: `gemm` of [b, m, k] and [b, n, k].
 
   bias is [b, 1, n]. dtype is XQ's by default.
@@ -133,7 +178,13 @@ def batched_gemm_bf16(XQ, WQ, bias=None, dtype=None):
 
 
 def batched_gemm_a8w8(
-    XQ, WQ, x_scale, w_scale, bias=None, dtype=jnp.bfloat16):
+    XQ: jax.Array,
+    WQ: jax.Array,
+    x_scale: jax.Array,
+    w_scale: jax.Array,
+    bias: jax.Array | None = None,
+    dtype: Any = jnp.bfloat16,
+) -> jax.Array:
   """AITER's batched_gemm_a8w8: gemm_a8w8 of [b, m, k] and [b, n, k].
 
   x_scale is [b, m, 1], w_scale [b, 1, n] and bias [b, 1, n].
