@@ -4,7 +4,9 @@
 As many programs as run at once take the rows in turn: some read while others
 compute or write, from the first row to the last. What belongs to columns is
 read once a program; the L1, through which the rows pass, would not keep it. A
-tile's base is one scalar, which leaves registers for more waves.
+tile's base is one scalar, which leaves registers for more waves. The next rows
+are asked for once the sums of these are known: then what is on its way and what
+is computed have no more registers than the sums had.
 
 What is computed is what fwd.py, quant.py and bwd.py say.
 """
@@ -25,7 +27,6 @@ T5 = norm.T5
 X_SCALE = norm.X_SCALE
 largest = quant.largest
 load_columns = norm.load_columns
-load_sum = norm.load_sum
 scale_of = quant.scale_of
 weight = norm.weight
 write = quant.write
@@ -59,6 +60,24 @@ def _columns(gamma, gamma_f32, beta, beta_f32, cols, flags,
 
 
 @triton.jit
+def _rows(t, r, end, at, inside_c, cols, TILE_M: tl.constexpr):
+  """Rows r to r + TILE_M - 1 of t; 0 outside."""
+  inside = (tl.arange(0, TILE_M) < end - r)[:, None] & inside_c
+  return tl.load(t + tl.cast(r, tl.int64) * cols + at, inside, 0.0)
+
+
+@triton.jit
+def _sum(xs, residual, at, inside, flags):
+  """As rows.load_sum, of an x that is here."""
+  s = xs.to(tl.float32)
+  if flags & RESIDUAL:
+    s += tl.load(residual + at, inside, 0.0).to(tl.float32)
+    if flags & T5:
+      s = s.to(xs.dtype).to(tl.float32)
+  return s
+
+
+@triton.jit
 def _weighted(d, inv, w, b, flags, DTYPE: tl.constexpr):
   """y in float32, of elements less the mean; 0 outside."""
   n = d * inv[:, None]
@@ -82,13 +101,14 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
                                COLS)
   m = tl.arange(0, TILE_M)
   at = (m * cols)[:, None] + c
-  for tile in range(tl.program_id(0), tl.cdiv(rows, TILE_M),
-                    tl.num_programs(0)):
-    r = tile * TILE_M
+  step = tl.num_programs(0) * TILE_M
+  first = tl.program_id(0) * TILE_M
+  xs = _rows(x, first, rows, at, inside_c, cols, TILE_M)
+  for r in range(first, rows, step):
     base = tl.cast(r, tl.int64) * cols
     inside_r = m < rows - r
     inside = inside_r[:, None] & inside_c
-    s = load_sum(x + base, residual + base, at, inside, flags)
+    s = _sum(xs, residual + base, at, inside, flags)
     mu = tl.zeros([TILE_M], tl.float32)
     d = s
     if flags & LAYER:
@@ -97,12 +117,15 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
     if flags & RESIDUAL:
       t = s.to(DTYPE)
       tl.store(residual_out + base + at, t, inside)
-      e = tl.where(inside, t.to(tl.float32) - mu[:, None], 0.0)
+      e = d  # Of float32 what is written is what is here.
+      if DTYPE != tl.float32:
+        e = tl.where(inside, t.to(tl.float32) - mu[:, None], 0.0)
       total, off, squares = tl.reduce((d * d, e, e * e), 1, _add_three)
     else:
       total = tl.sum(d * d, 1)
       off = mu
       squares = total
+    xs = _rows(x, r + step, rows, at, inside_c, cols, TILE_M)
     inv = 1.0 / tl.sqrt_rn(total / n_cols + epsilon)
     n = _weighted(d, inv, w, b, flags, DTYPE)
     tl.store(y + base + at, n.to(DTYPE), inside)
@@ -134,7 +157,8 @@ def norm_quant(x, residual, gamma, gamma_f32, beta, beta_f32, x_scale, q, scale,
     base = tl.cast(r, tl.int64) * cols
     inside_r = m < rows - r
     inside = inside_r[:, None] & inside_c
-    d = load_sum(x + base, residual + base, at, inside, flags)
+    xs = tl.load(x + base + at, inside, 0.0)
+    d = _sum(xs, residual + base, at, inside, flags)
     if flags & RESIDUAL:
       tl.store(residual_out + base + at, d.to(DTYPE), inside)
     if flags & LAYER:
