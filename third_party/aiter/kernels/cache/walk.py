@@ -80,14 +80,15 @@ def _tile(tile, slots, tokens, heads, num_slots, page_size,
 
 
 @triton.jit
-def _rows(rows_in, first, at, mask, COLS: tl.constexpr, HALF: tl.constexpr):
-  """COLS columns of rows, 0 where the mask is not.
+def _rows(rows_in, first, at, mask, COLS: tl.constexpr, HALF: tl.constexpr,
+          WIDTH: tl.constexpr = 0):
+  """The first WIDTH of COLS columns of rows, or all; 0 where the mask is not.
 
   first: one of them; at: the others, from there on.
   """
   TYPE: tl.constexpr = tl.float16 if HALF else tl.bfloat16
   rows_in = rows_in.to(tl.pointer_type(TYPE)) + first * COLS
-  at = (at * COLS)[:, None] + tl.arange(0, COLS)[None, :]
+  at = (at * COLS)[:, None] + tl.arange(0, WIDTH if WIDTH else COLS)[None, :]
   if mask is None:
     x = tl.load(rows_in + at)
   else:
@@ -185,6 +186,8 @@ def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
     head = tile - t * heads
     t *= TILE_M
     now = x.to(tl.float32)
+    if SCALES == "block":  # Before the next rows, or it would wait for them.
+      winner = tl.load(winners + first + m)
     slot, x = _ahead(tile + tl.num_programs(0), rows_in, row, slots, tokens,
                      heads, COLS, HALF)
     _, page, offset = place_of(first, num_slots, page_size)
@@ -217,7 +220,6 @@ def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
       most = tl.max(tl.max(bits, 1), 0)
       s = _found(tl.zeros([1], tl.int32) + most, top, floor, kind, types)
       # Who is not the last to write to its slot leaves the block.
-      winner = tl.load(winners + first + m)
       most = tl.maximum(most, tl.max(tl.where(winner == t + m, 0, limit), 0))
     if SCALES != "given":
       most = _uniform(most, OPAQUE)
@@ -378,9 +380,17 @@ def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
   earliest = tl.min(tl.where(written, o, TILE_M), 0)
   if (tl.sum(tl.where(place == slot, winner, 0), 0) == token) & (
       number * TILE_M + earliest == slot):
-    x = _rows(rows_in, head, tl.maximum(winner, 0).to(tl.int64) * heads,
-              written, COLS, HALF).to(tl.float32)
-    most = tl.zeros([1], tl.int32) + tl.max(tl.max(magnitude(x), 1), 0)
+    # Half of the columns at a time: all need more registers than a run of slots
+    # does, and fewer programs would have room.
+    PART: tl.constexpr = COLS // 2
+    rows = tl.maximum(winner, 0).to(tl.int64) * heads
+    most = tl.zeros([1], tl.int32)
+    parts = ()
+    for c in tl.static_range(0, COLS, PART):
+      parts += (_rows(rows_in.to(tl.pointer_type(tl.uint16)) + c, head, rows,
+                      written, COLS, HALF, PART),)
+      bits = magnitude(parts[c // PART].to(tl.float32))
+      most = tl.maximum(most, tl.max(tl.max(bits, 1), 0))
     at = (scale + scale_side[0] + number.to(tl.int64) * scale_side[1]
           + head * scale_side[3] + tl.zeros([1], tl.int32))
     old = tl.load(at)
@@ -395,19 +405,21 @@ def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
     tl.store(at, s)
     _, page, offset = place_of(place, num_slots, page_size)
     base = base_of(side, page, offset, head)
-    if finite & (tl.max(s, 0) <= 2.0**125):
-      q = words(divide_short(x, s[:, None], CAST), kind, CAST, True)
-    else:
-      q = words(divide(x, s[:, None]), kind, CAST, False)
-    _store(cache, q, side, base, written, token, flags, COLS, OPAQUE)
-    if moved:
-      now = (0, 0, 0, 0, 0, 0, _now(side[6], token, OPAQUE),
-             _now(side[7], token, OPAQUE))
-      held = fetch(cache, now, base[:, None], tl.arange(0, COLS)[None, :],
-                   ~written[:, None], COLS, 16, flags)
-      x = numbers(held, kind) * old[:, None]
-      q = words(divide(x, s[:, None]), kind, CAST, False)
-      _store(cache, q, side, base, ~written, token, flags, COLS, OPAQUE)
+    stored = tl.where(moved, o >= 0, written)
+    for c in tl.static_range(0, COLS, PART):
+      there = base + c // 16 * side[6]
+      x = parts[c // PART].to(tl.float32)
+      if moved:
+        now = (0, 0, 0, 0, 0, 0, _now(side[6], token, OPAQUE),
+               _now(side[7], token, OPAQUE))
+        held = fetch(cache, now, there[:, None], tl.arange(0, PART)[None, :],
+                     ~written[:, None], PART, 16, flags)
+        x = tl.where(written[:, None], x, numbers(held, kind) * old[:, None])
+      if finite & ~moved & (tl.max(s, 0) <= 2.0**125):
+        q = words(divide_short(x, s[:, None], CAST), kind, CAST, True)
+      else:
+        q = words(divide(x, s[:, None]), kind, CAST, False)
+      _store(cache, q, side, there, stored, token, flags, PART, OPAQUE)
 
 
 @triton.jit
