@@ -5,6 +5,7 @@
 
 #include "aiter/gemm.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -74,6 +75,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add(kNt16, "gemm_nt", "gfx942", kB, 16, 64, 128, 100, kU);
   add(kNtUnaligned, "gemm_nt", "gfx942", kB, 64, 64, 32, 80, 0);
   add("nn", "gemm_nn", "gfx942", kB, 128, 128, 64, 400, 0);
+  add("nn_64", "gemm_nn", "sm_80", kB, 64, 256, 64, 30000, 0);
+  add("nn_96", "gemm_nn", "sm_80", kB, 96, 256, 64, 30000, 0);
   add("tn", "gemm_tn", "gfx942", kB, 128, 128, 64, 400, 0);
   add("row_i8", "gemm_row", "gfx942", DataType::kI8, 128, 128, 128, 900, 0);
   add("row_fnuz", "gemm_row", "gfx942", DataType::kE4m3fnuz, 128, 128, 128, 900,
@@ -516,7 +519,7 @@ void TestTensorMaps() {
     const auto p = g_recorder.launches.at(0).As<MappedArgs>().params;
     CHECK(p.whole_tiles + p.divided_tiles == 16);
     CHECK(p.divided_tiles == (room == 1 ? 0 : 2));
-    CHECK(p.splits == (room == 1 ? 1 : room < 2 * 6 ? 5 : 6));
+    CHECK(p.splits == std::clamp<int64_t>(room / 2, 1, 7));
     CHECK(p.k_per_split >= 8192 / p.splits && p.k_per_split % 64 == 0);
     CHECK(g_recorder.launches.size() == (room == 1 ? 1 : 2));
     // What adds parts begins early, and waits.
@@ -545,6 +548,9 @@ void TestProblems() {
   CHECK(names("bf16", {8192, 8192, 4100}) == kNtUnaligned);
   CHECK(names("bf16", {64, 64, 64}, {"nn"}) == "nn");
   CHECK(names("bf16", {64, 64, 64}, {"tn"}) == "tn");
+  // Where the memory is what both wait for, the one that computes fewer rows.
+  CHECK(names("bf16", {88, 13824, 8192}, {"nn"}, "sm_80") == "nn_96");
+  CHECK(names("bf16", {64, 13824, 8192}, {"nn"}, "sm_80") == "nn_64");
   CHECK(names("i8", {512, 512, 512}, {"row"}) == "row_i8");
   CHECK(names("e4m3fnuz", {512, 512, 512}, {"row"}) == "row_fnuz");
   CHECK(names("e4m3fn", {512, 512, 512}, {"row"}) == "row_any");
