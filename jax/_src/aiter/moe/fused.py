@@ -168,7 +168,13 @@ def by_row(t, places: Places):
 
 
 def _ends(cfg: Config) -> dict[str, Any] | None:
-  """What gmm's Config has of the activation; None of what it knows not."""
+  """What gmm's Config has of the activation; None of one behind a product.
+
+  Such is exact GELU: in a product's kernel nothing hides its polynomial, which
+  takes longer than the pass over the product that it would save.
+  """
+  if cfg.activation == "gelu":
+    return None
   if not cfg.gated:
     return dict(activation=cfg.activation)
   if (cfg.activation not in ACTIVATIONS
@@ -191,14 +197,11 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
     weights: [n], by which rows are multiplied between the products, or None.
   """
 
-  def product(rows, w, bias=None, ends=None):
-    return gmm_op.product(
-        gmm_op.Config(w.dtype.name, cfg.layout, **(ends or {})),
-        gmm_op.Operands(rows, w, counts, bias=bias))
-
-  def times(rows, scales, w, w_scale):
+  def times(rows, scales, w, w_scale, bias=None, **ends):
     if cfg.scaling == "none":
-      return product(rows, w)
+      return gmm_op.product(
+          gmm_op.Config(w.dtype.name, cfg.layout, **ends),
+          gmm_op.Operands(rows, w, counts, bias=bias))
     if cfg.scaling == "row":
       scales = jnp.broadcast_to(scales.reshape(-1), rows.shape[:1])
     if cfg.scaling == "mx" and w.dtype != jnp.uint8:
@@ -213,9 +216,16 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
         gmm_op.Config(x.hidden.dtype.name, "nt", scaling=cfg.scaling),
         gmm_op.Operands(rows, w, counts, scales, w_scale))
 
+  def added(y):
+    """With the bias, of which XLA makes a part of what combines rows."""
+    if x.bias2 is None:
+      return y
+    return (y + rows_by("float32", x.bias2, row_ids)).astype(y.dtype)
+
   ends = _ends(cfg)
   if cfg.scaling == "none" and weights is None and ends is not None:
-    return product(product(rows, x.w1, x.bias1, ends), x.w2, x.bias2)
+    h = times(rows, None, x.w1, None, x.bias1, **ends)
+    return added(times(h, None, x.w2, None))
   h = times(rows, scales, x.w1, x.w1_scale)
   bias1 = x.bias1
   if weights is not None:
@@ -225,12 +235,7 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
       h, bias1 = h + rows_by(wide.name, bias1, row_ids), None
     h = (h * weights.astype(wide)[:, None]).astype(x.hidden.dtype)
   h, scales = _activate(cfg, h, row_ids, bias1, x.a2_scale, x.hidden.dtype)
-  if cfg.scaling == "none":
-    return product(h, x.w2, x.bias2)
-  y = times(h, scales, x.w2, x.w2_scale)
-  if x.bias2 is not None:
-    y = (y + rows_by("float32", x.bias2, row_ids)).astype(y.dtype)
-  return y
+  return added(times(h, scales, x.w2, x.w2_scale))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3), inline=True)
