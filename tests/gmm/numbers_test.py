@@ -513,8 +513,9 @@ class TransformTest(parameterized.TestCase):
 
 
   @machine.where(not machine.GPU)
-  @parameterized.product(offset=[None, 1], explicit=[False, True])
-  def test_rows_divide(self, offset, explicit):
+  @parameterized.product(offset=[None, 1], explicit=[False, True],
+                         activation=[jnp.tanh, jax.nn.silu])
+  def test_rows_divide(self, offset, explicit, activation):
     """Borders of shards cut groups in two; the last rows have none."""
     rng = np.random.default_rng(0)
     normal = lambda *s: jnp.asarray(rng.standard_normal(s), jnp.float32)
@@ -523,7 +524,7 @@ class TransformTest(parameterized.TestCase):
     offset = None if offset is None else jnp.array([offset])
     bias = normal(len(b), 16)
     call = jax.jit(lambda *t: aiter.ragged_dot(
-        *t, group_offset=offset, bias=bias, activation=jnp.tanh))
+        *t, group_offset=offset, bias=bias, activation=activation))
     both = jax.jit(jax.grad(lambda *t: jnp.sum(jnp.sin(call(*t))), (0, 1)))
     mesh = sharding.mesh((4,), ("x",), explicit)
     placed = sharding.put(mesh, (a, b, sizes), (P("x"), P(), P()))

@@ -22,6 +22,7 @@ from jax._src.aiter.core.derivative import (
     differentiable,
     formula_jvp,
     rows_by,
+    sums_by,
 )
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, with_axis
@@ -361,21 +362,22 @@ def _backward(cfg: Config, wanted, saved, dout):
   wanted, = wanted
   x, h = saved
   dbias = None
-  if _ends(cfg, x):
-    if h is None:  # It is only added to.
-      h = jnp.zeros_like(dout)
+  if h is None and wanted.bias:
+    ids = rows_of_groups(x.sizes, cfg.lead, dout.shape[0])
+    dbias = sums_by(ids, x.bias.shape[0], dout)
+  elif h is not None:
     _, pull = jax.vjp(
         lambda h, bias: _behind(cfg, x._replace(bias=bias), h,
                                 activation_op.activation), h, x.bias)
     dout, dbias = pull(dout)
-    cfg, _ = _alone(cfg, x)
+  cfg, _ = _alone(cfg, x)
   given = {"a": x.a, "b": x.b, "o": dout.astype(x.a.dtype)}
   of = lambda layout, names: _product(
       cfg._replace(layout=layout, out_dtype=x.a.dtype.name),
       Operands(*(given[name] for name in names), x.sizes))
   grads = (of(*g) if want else None
            for want, g in zip(wanted[:2], _GRADIENTS[cfg.layout]))
-  return (Operands(*grads, None, bias=dbias if wanted.bias else None),)
+  return (Operands(*grads, None, bias=dbias),)
 
 
 def _tangent(cfg: Config, saved, tangents):
