@@ -18,16 +18,22 @@ struct GmmAttrs {
   std::string_view layout;
   std::string_view scaling;
   bool lead;
-  bool gated;
+  std::string_view gates;
+  std::string_view activation;
+  float alpha;
+  float gate_limit;
+  float up_limit;
 };
 
 }  // namespace jax::JAX_GPU_NAMESPACE
 
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::jax::JAX_GPU_NAMESPACE::GmmAttrs,
-                                      StructMember<std::string_view>("layout"),
-                                      StructMember<std::string_view>("scaling"),
-                                      StructMember<bool>("lead"),
-                                      StructMember<bool>("gated"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    ::jax::JAX_GPU_NAMESPACE::GmmAttrs,
+    StructMember<std::string_view>("layout"),
+    StructMember<std::string_view>("scaling"), StructMember<bool>("lead"),
+    StructMember<std::string_view>("gates"),
+    StructMember<std::string_view>("activation"), StructMember<float>("alpha"),
+    StructMember<float>("gate_limit"), StructMember<float>("up_limit"));
 
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
@@ -44,6 +50,21 @@ constexpr Choice<aiter::GmmScaling> kScalings[] = {
     {"i4", aiter::GmmScaling::kI4},
 };
 
+constexpr Choice<aiter::GmmGates> kGates[] = {
+    {"none", aiter::GmmGates::kNone},
+    {"halves", aiter::GmmGates::kHalves},
+    {"pairs", aiter::GmmGates::kPairs},
+};
+
+constexpr Choice<aiter::GmmActivation> kActivations[] = {
+    {"none", aiter::GmmActivation::kNone},
+    {"relu", aiter::GmmActivation::kRelu},
+    {"gelu", aiter::GmmActivation::kGelu},
+    {"gelu_tanh", aiter::GmmActivation::kGeluTanh},
+    {"silu", aiter::GmmActivation::kSilu},
+    {"swiglu", aiter::GmmActivation::kSwiglu},
+};
+
 constexpr int64_t kScaleBlock = 128;
 constexpr int64_t kPackedBlock = 32;
 
@@ -54,6 +75,7 @@ struct Buffers : BufferList {
   Buffer sizes = Operand("sizes");
   Buffer a_scale = Operand("a_scale");
   Buffer b_scale = Operand("b_scale");
+  Buffer bias = Operand("bias");
   Buffer out = Result("out");
   Buffer plan = Result("plan");
 };
@@ -95,7 +117,12 @@ ffi::Error SetGmm(const Buffers& in, const GmmAttrs& attrs,
   AITER_FFI_RETURN_IF_ERROR(
       Choose("scaling", attrs.scaling, kScalings, &args->scaling));
   args->lead = attrs.lead;
-  args->gated = attrs.gated;
+  AITER_FFI_RETURN_IF_ERROR(Choose("gates", attrs.gates, kGates, &args->gates));
+  AITER_FFI_RETURN_IF_ERROR(
+      Choose("activation", attrs.activation, kActivations, &args->activation));
+  args->alpha = attrs.alpha;
+  args->gate_limit = attrs.gate_limit;
+  args->up_limit = attrs.up_limit;
   const bool packed = args->scaling == aiter::GmmScaling::kMx ||
                       args->scaling == aiter::GmmScaling::kI4;
   const bool is_float = args->scaling == aiter::GmmScaling::kNone ||
@@ -136,12 +163,15 @@ ffi::Error SetGmm(const Buffers& in, const GmmAttrs& attrs,
         CheckShape(in.out, {args->groups, args->k, args->n}));
   } else {
     const bool transposed = args->layout == aiter::GmmLayout::kNT;
-    const int64_t pair = args->gated ? 2 : 1;
+    const int64_t pair = args->gates == aiter::GmmGates::kNone ? 1 : 2;
     args->n = b[transposed ? 1 : 2] / pair;
+    const int64_t columns = pair * args->n;
     AITER_FFI_RETURN_IF_ERROR(
-        transposed ? CheckShape(in.b, {args->groups, pair * args->n,
+        transposed ? CheckShape(in.b, {args->groups, columns,
                                        packed ? args->k / 2 : args->k})
-                   : CheckShape(in.b, {args->groups, args->k, args->n}));
+                   : CheckShape(in.b, {args->groups, args->k, columns}));
+    AITER_FFI_RETURN_IF_ERROR(
+        Optional(in.bias, ffi::F32, {args->groups, columns}, &args->bias_ptr));
     AITER_FFI_RETURN_IF_ERROR(CheckShape(in.out, {args->m, args->n}));
   }
   AITER_FFI_RETURN_IF_ERROR(Check(

@@ -19,30 +19,42 @@ from jax._src.aiter.gmm import op as gmm_op
 _MANY, _WIDE, _DEEP = 1025, 136, 336
 
 
-class GmmKernelsTest(parameterized.TestCase):
+def _problem(op, dtype, dims, aligned):
+  """(m, k, n, sizes) of a call that comes to a kernel."""
+  several = len({tuple(d) for o, t, d, ok, _ in simulator.groups(
+      "gmm_", "op", "dtype", "dims", "aligned")
+                 if (o, t, ok) == (op, dtype, aligned)}) > 1
+  bound = dims[0]
+  m, k, n = 60, 40 if aligned else 37, 80 if aligned else 70
+  sizes = [30, 0, 9]
+  if op == "gmm_tn":
+    if not bound and several:
+      k, n = _WIDE, _WIDE
+      m, sizes = _DEEP + 30, [_DEEP, 0, 9]
+  elif bound == 16:
+    m, sizes = 24 if aligned else 21, [13, 0, 9]
+  elif not bound and several:
+    # One group of many rows, most of which are not there.
+    m, k, n, sizes = _MANY, _DEEP, 32, [17]
+  return m, k, n, sizes
+
+
+class GmmKernelsTest(gmm_test.EndsTestCase):
 
   @parameterized.parameters(*simulator.groups(
-      "gmm_(nn|nt|tn)", "op", "dtype", "dims", "aligned"))
+      "gmm_n._epilogue", "op", "dtype", "dims", "aligned"))
+  def test_ends(self, op, dtype, dims, aligned, symbols):
+    with simulator.launched(self, symbols):
+      self.check_ends(*_problem(op, dtype, dims, aligned), op[4:6],
+                      gmm_test.ENDS[:3], dtype)
+
+  @parameterized.parameters(*simulator.groups(
+      "gmm_(nn|nt|tn)$", "op", "dtype", "dims", "aligned"))
   def test_kernels(self, op, dtype, dims, aligned, symbols):
     layout = op.removeprefix("gmm_")
     plans = [s for _, s in simulator.groups("gmm_plan", "op")]
-    several = len({tuple(d) for o, t, d, ok, _ in simulator.groups(
-        "gmm_", "op", "dtype", "dims", "aligned")
-                   if (o, t, ok) == (op, dtype, aligned)}) > 1
-    bound = dims[0]
     rng = np.random.default_rng(0)
-    short = 24 if aligned else 21
-    m, k, n = 60, 40 if aligned else 37, 80 if aligned else 70
-    sizes = [30, 0, 9]
-    if layout == "tn":
-      if not bound and several:
-        k, n = _WIDE, _WIDE
-        m, sizes = _DEEP + 30, [_DEEP, 0, 9]
-    elif bound == 16:
-      m, sizes = short, [13, 0, 9]
-    elif not bound and several:
-      # One group of many rows, most of which are not there.
-      m, k, n, sizes = _MANY, _DEEP, 32, [17]
+    m, k, n, sizes = _problem(op, dtype, dims, aligned)
     a = gmm_test.integers(rng, m, k, dtype=dtype)
     b = (gmm_test.integers(rng, m, n, dtype=dtype) if layout == "tn"
          else gmm_test.integers(rng, len(sizes), k, n, dtype=dtype))
@@ -57,7 +69,8 @@ class GmmKernelsTest(parameterized.TestCase):
       np.testing.assert_array_equal(
           np.asarray(got), want.astype(cases.DTYPES[out]))
     if layout == "nt":
-      cfg = gmm_op.Config(np.dtype(cases.DTYPES[dtype]).name, "nt", gated=True)
+      cfg = gmm_op.Config(np.dtype(cases.DTYPES[dtype]).name, "nt",
+                          gates="halves", activation="silu")
       with simulator.launched(self, symbols + sum(plans, [])):
         got = jax.jit(lambda *x: gmm_op.scaled(cfg, gmm_op.Operands(*x)))(
             a, given, np.array(sizes, np.int32))

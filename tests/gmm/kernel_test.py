@@ -122,6 +122,44 @@ class GmmTest(parameterized.TestCase):
         out.array.astype(np.float64), want, rtol=2**-8, atol=1e-6)
 
   @parameterized.product(
+      problem=(((13, 0, 20), 40, 24, 40, 8), ((7, 30), 37, 20, 13, 1)),
+      ends=(("nn", "none", "gelu"), ("nt", "none", "relu"),
+            ("nn", "pairs", "swiglu"), ("nt", "pairs", "gelu_tanh"),
+            ("nt", "halves", "silu")))
+  def test_epilogue(self, problem, ends):
+    sizes, m, k, n, align = problem
+    layout, gates, activation = ends
+    rng = np.random.default_rng(0)
+    columns = n if gates == "none" else 2 * n
+    a, b = (rng.integers(-1, 2, s).astype(_BF16)
+            for s in ((m, k), (len(sizes), k, columns)))
+    bias = rng.standard_normal((len(sizes), columns), np.float32)
+    h = oracle.rows_times(a, b, sizes)
+    for (first, end), row in zip(oracle.runs(sizes, m), bias):
+      h[first:end] += row
+    want = oracle.ended(h, gates, activation, 1.5 * (columns > n), 1.7)
+    if layout == "nt":
+      b = np.ascontiguousarray(b.swapaxes(1, 2))
+    flags = family.FEATURES["bias"]
+    if gates != "none":
+      flags |= family.FEATURES["gated"]
+    if gates == "pairs":
+      flags |= family.FEATURES["pairs"]
+    plan = plan_of(sizes, m, 16)
+    out = Tensor(np.full((m, n), np.nan, _BF16))
+    number = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4,
+              "swiglu": 5}[activation]
+    alpha = 1.7 if activation == "swiglu" else 1.0
+    with gpu_arithmetic(), np.errstate(all="ignore"):
+      getattr(gmm, f"gmm_{layout}_epilogue")[
+          ((len(plan) - 1) * -(-columns // 16),)](
+              Tensor(a), Tensor(b), Tensor(plan), out, out, Tensor(bias), n, k,
+              number, alpha, 1.5, 1.5, flags, TILE_M=16, TILE_N=16, TILE_K=16,
+              GROUP_M=2, XCDS=0, ALIGN=align, SLICES=1)
+    np.testing.assert_allclose(
+        out.array.astype(np.float64), want, rtol=2**-8, atol=1e-5)
+
+  @parameterized.product(
       kind=("row", "block"), dtype=(np.int8, ml_dtypes.float8_e4m3fn,
                                     ml_dtypes.float8_e4m3fnuz),
       bits=(False, True))

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax
 from jax import lax
+from jax._src.aiter.gmm import op as gmm_op
 from jax.experimental import aiter
 
 SIZES = (
@@ -65,6 +66,77 @@ class GmmTestCase(parameterized.TestCase):
         np.testing.assert_array_equal(
             np.asarray(got), exact.astype(cases.DTYPES[kind]),
             f"{m} {k} {n} {sizes} {transposed}")
+
+
+# (gates, activation, whether there is a bias, limit, alpha)
+ENDS = (
+    ("none", "none", True, 0.0, 1.0),
+    ("halves", "gelu_tanh", True, 2.0, 1.0),
+    ("pairs", "swiglu", True, 2.0, 1.5),
+    ("none", "silu", False, 0.0, 1.0),
+    ("none", "gelu", True, 0.0, 1.0),
+    ("none", "gelu_tanh", True, 0.0, 1.0),
+    ("none", "relu", True, 0.0, 1.0),
+    ("halves", "silu", True, 0.0, 1.0),
+    ("halves", "silu", False, 2.0, 1.0),
+    ("halves", "swiglu", False, 0.0, 1.5),
+    ("pairs", "gelu", False, 0.0, 1.0),
+    ("pairs", "silu", True, 0.0, 1.0))
+
+
+class EndsTestCase(parameterized.TestCase):
+
+  def check_ends(self, m, k, n, sizes, layout, ends=ENDS, dtype="bf16"):
+    """What is done with products, which are exact; there are m x n results.
+
+    A call that is differentiated has two kernels, whose bits are the same where
+    there are gates.
+    """
+    rng = np.random.default_rng(m + k + n)
+    dtype = cases.DTYPES[dtype]
+    sizes = np.array(sizes, np.int32)
+    for gates, activation, biased, limit, alpha in ends:
+      if (gates, layout) == ("halves", "nn"):
+        continue
+      columns = n if gates == "none" else 2 * n
+      a = rng.integers(-1, 2, (m, k)).astype(dtype)
+      b = rng.integers(-1, 2, (len(sizes), k, columns)).astype(dtype)
+      h = oracle.rows_times(a, b, sizes)
+      bias = None
+      if biased:
+        bias = rng.standard_normal((len(sizes), columns), np.float32)
+        for (first, end), row in zip(oracle.runs(sizes, m), bias):
+          h[first:end] += row
+      want = oracle.ended(h, gates, activation, limit, alpha)
+      for out in (dtype,) if gates != "none" else (dtype, np.float32):
+        cfg = gmm_op.Config(np.dtype(out).name, layout, gates=gates,
+                            activation=activation, limit=limit, alpha=alpha)
+
+        def one(a, b, bias, cfg=cfg):
+          return gmm_op.product(cfg, gmm_op.Operands(a, b, sizes, bias=bias))
+
+        got, two = jax.jit(lambda *x, one=one: (one(*x), jax.vjp(one, *x)[0]))(
+            a, b.swapaxes(1, 2) if layout == "nt" else b, bias)
+        error = 1e-5 if out is np.float32 else float(ml_dtypes.finfo(out).eps)
+        np.testing.assert_allclose(
+            np.asarray(got, np.float64), want, rtol=error, atol=1e-4,
+            err_msg=f"{layout} {gates} {activation}")
+        np.testing.assert_allclose(
+            np.asarray(two, np.float64), np.asarray(got, np.float64),
+            rtol=error, atol=0 if gates != "none" else 1e-4)
+        if gates != "none":
+          np.testing.assert_array_equal(two, got)
+
+
+class EndsTest(EndsTestCase):
+
+  @parameterized.parameters(*machine.sample([
+      (layout, *call) for layout in ("nn", "nt") for call in (
+          (60, 40, 80, (30, 0, 9), "bf16"), (60, 37, 70, (30, 0, 9), "bf16"),
+          (22, 40, 80, (13, 0, 5), "bf16"), (500, 136, 264, (200, 130), "bf16"),
+          (500, 136, 264, (200, 130), "fp16"))], 2))
+  def test_ends(self, layout, m, k, n, sizes, dtype):
+    self.check_ends(m, k, n, sizes, layout, machine.sample(ENDS, 3), dtype)
 
 
 class NumbersTest(GmmTestCase):
@@ -360,8 +432,9 @@ class TransformTest(parameterized.TestCase):
     tangents = lambda f: jax.jvp(f, self.args, self.args)
     transforms.assert_close(self, tangents(self.loss), tangents(self.plain))
 
-  @parameterized.product(offset=[None, 1], transposed=[False, True])
-  def test_behind(self, offset, transposed):
+  @parameterized.product(offset=[None, 1], transposed=[False, True],
+                         activation=[jax.nn.sigmoid, jax.nn.silu])
+  def test_behind(self, offset, transposed, activation):
     """A bias of each group, and an activation: gradients, and no scatter."""
     a, b = self.args
     bias = np.random.default_rng(4).standard_normal((3, 16), np.float32)
@@ -371,13 +444,13 @@ class TransformTest(parameterized.TestCase):
     def ours(a, b, bias):
       return aiter.ragged_dot(
           a, b, sizes, group_offset=offset, transpose_rhs=transposed, bias=bias,
-          activation=jax.nn.sigmoid)
+          activation=activation)
 
     def plain(a, b, bias):
       first = offset or 0
       group = np.repeat([-1] * first + [0, 2, -1], [1] * first + [
           4, 6, 2 - first])
-      out = jax.nn.sigmoid(jnp.einsum(
+      out = activation(jnp.einsum(
           "mk,mkn->mn", a, (jnp.swapaxes(b, 1, 2) if transposed else b)[group],
           precision="highest") + bias[group])
       return jnp.where(group[:, None] < 0, 0, out)
@@ -440,8 +513,9 @@ class TransformTest(parameterized.TestCase):
 
 
   @machine.where(not machine.GPU)
-  @parameterized.product(offset=[None, 1], explicit=[False, True])
-  def test_rows_divide(self, offset, explicit):
+  @parameterized.product(offset=[None, 1], explicit=[False, True],
+                         activation=[jnp.tanh, jax.nn.silu])
+  def test_rows_divide(self, offset, explicit, activation):
     """Borders of shards cut groups in two; the last rows have none."""
     rng = np.random.default_rng(0)
     normal = lambda *s: jnp.asarray(rng.standard_normal(s), jnp.float32)
@@ -450,7 +524,7 @@ class TransformTest(parameterized.TestCase):
     offset = None if offset is None else jnp.array([offset])
     bias = normal(len(b), 16)
     call = jax.jit(lambda *t: aiter.ragged_dot(
-        *t, group_offset=offset, bias=bias, activation=jnp.tanh))
+        *t, group_offset=offset, bias=bias, activation=activation))
     both = jax.jit(jax.grad(lambda *t: jnp.sum(jnp.sin(call(*t))), (0, 1)))
     mesh = sharding.mesh((4,), ("x",), explicit)
     placed = sharding.put(mesh, (a, b, sizes), (P("x"), P(), P()))

@@ -18,7 +18,6 @@ from moe import oracle
 
 import jax
 from jax._src.aiter.gmm import op as gmm_op
-from jax._src.aiter.moe import fused
 from jax._src.aiter.moe import op as moe_op
 from jax.experimental import aiter
 
@@ -341,8 +340,9 @@ class FusedTest(parameterized.TestCase):
     cfg = gmm_op.Config(np.dtype(dtype).name, "nt")
 
     def one(x, w1):
-      return fused.gated_product(cfg._replace(gated=True),
-                                 gmm_op.Operands(x, w1, sizes))
+      return gmm_op.product(
+          cfg._replace(gates="halves", activation="silu"),
+          gmm_op.Operands(x, w1, sizes))
 
     def two(x, w1):
       return aiter.silu_and_mul(

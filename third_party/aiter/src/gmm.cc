@@ -3,6 +3,7 @@
 #include "aiter/gmm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 
@@ -74,9 +75,21 @@ ProblemKey KeyFor(GmmLayout layout, GmmScaling scaling, DataType type,
   return key;
 }
 
-// Whether offsets in a tile reach from gates to ups.
-bool IsNear(const gmm_args& a) {
-  return (a.n + kMostColumns) * a.k <= INT32_MAX;
+// Whether offsets in a tile do not reach from gates to ups.
+bool IsFar(const gmm_args& a) {
+  return a.gates == GmmGates::kHalves && (a.n + kMostColumns) * a.k > INT32_MAX;
+}
+
+bool HasLimits(const gmm_args& a) {
+  return std::isfinite(a.gate_limit) || std::isfinite(a.up_limit);
+}
+
+// Whether more is to be done with a product than its own kernel does.
+bool NeedsEpilogue(const gmm_args& a) {
+  if (a.bias_ptr != nullptr || HasLimits(a)) return true;
+  return a.gates == GmmGates::kNone ? a.activation != GmmActivation::kNone
+                                    : a.gates != GmmGates::kHalves ||
+                                          a.activation != GmmActivation::kSilu;
 }
 
 // Whether there is nothing to multiply, so that the result is 0.
@@ -87,6 +100,11 @@ bool IsZero(const gmm_args& a) {
 int64_t ResultBytes(const gmm_args& a) {
   return (a.layout == GmmLayout::kTN ? a.groups * a.k : a.m) * a.n *
          ElementBytes(a.out_type);
+}
+
+// Of b.
+int64_t Columns(const gmm_args& a) {
+  return a.gates == GmmGates::kNone ? a.n : 2 * a.n;
 }
 
 MappedTensor Mapped(const TensorMapSpec& spec, const gmm_args& a) {
@@ -102,9 +120,9 @@ MappedTensor Mapped(const TensorMapSpec& spec, const gmm_args& a) {
     t.dims[2] = a.groups;
   } else {
     t.address = is_b ? a.b_ptr : a.a_ptr;
-    t.dims[0] = is_b && a.layout != GmmLayout::kNT ? a.n : a.k;
-    const int64_t rows_of_nt = a.gated ? 2 * a.n : a.n;
-    t.dims[1] = !by_group ? a.m : a.layout == GmmLayout::kNT ? rows_of_nt : a.k;
+    const int64_t columns = Columns(a);
+    t.dims[0] = is_b && a.layout != GmmLayout::kNT ? columns : a.k;
+    t.dims[1] = !by_group ? a.m : a.layout == GmmLayout::kNT ? columns : a.k;
     t.dims[2] = by_group ? a.groups : 1;
   }
   t.strides[0] = t.dims[0];
@@ -132,12 +150,6 @@ Status CheckTypes(const gmm_args& a) {
     }
   }
   if (!known) return Invalid("data_type", "another", accepted);
-  if (a.gated &&
-      (scaled || a.layout != GmmLayout::kNT || a.out_type != a.data_type)) {
-    return Invalid("gated", "set",
-                   "unset but of kNT without scaling, whose out_type is"
-                   " data_type");
-  }
   if (a.out_type != (scaled ? DataType::kBf16 : a.data_type) &&
       a.out_type != DataType::kFp32) {
     return Invalid("out_type", "another",
@@ -156,12 +168,50 @@ Status CheckTypes(const gmm_args& a) {
   return Status();
 }
 
+Status CheckEpilogue(const gmm_args& a) {
+  const bool gated = a.gates != GmmGates::kNone;
+  const bool bare =
+      a.scaling != GmmScaling::kNone || a.layout == GmmLayout::kTN;
+  if (gated && (bare || a.out_type != a.data_type)) {
+    return Invalid("gates", "set",
+                   "kNone with scaling, of kTN, and of an out_type that is not"
+                   " data_type");
+  }
+  if (a.gates == GmmGates::kHalves && a.layout != GmmLayout::kNT) {
+    return Invalid("gates", "kHalves", "kNone or kPairs but of kNT");
+  }
+  const auto first = gated ? GmmActivation::kGelu : GmmActivation::kNone;
+  const auto last = gated  ? GmmActivation::kSwiglu
+                    : bare ? GmmActivation::kNone
+                           : GmmActivation::kSilu;
+  AITER_RETURN_IF_ERROR(
+      CheckRange("activation", static_cast<int32_t>(a.activation),
+                 static_cast<int32_t>(first), static_cast<int32_t>(last)));
+  if (!std::isfinite(a.alpha)) {
+    return Invalid("alpha", std::to_string(a.alpha), "finite");
+  }
+  if (!(a.gate_limit >= 0 && a.up_limit >= 0) || (!gated && HasLimits(a))) {
+    return Invalid("gate_limit",
+                   std::to_string(a.gate_limit) + " and up_limit " +
+                       std::to_string(a.up_limit),
+                   "at least 0, and infinite without gates");
+  }
+  if (a.bias_ptr != nullptr && (bare || a.k == 0)) {
+    return Invalid("bias_ptr", "given",
+                   "null with scaling, of kTN, and of k = 0");
+  }
+  return CheckAligned({{"bias_ptr", a.bias_ptr}});
+}
+
 const char* OpOf(uint32_t features) {
   if (features & kGmmRow) return "gmm_row";
   if (features & kGmmBlock) return "gmm_block";
   if (features & kGmmMx) return "gmm_mx";
   if (features & kGmmI4) return "gmm_i4";
   if (features & kGmmTn) return "gmm_tn";
+  if (features & kGmmEpilogue) {
+    return features & kGmmNt ? "gmm_nt_epilogue" : "gmm_nn_epilogue";
+  }
   return features & kGmmNt ? "gmm_nt" : "gmm_nn";
 }
 
@@ -175,6 +225,7 @@ struct Gmm {
     AITER_RETURN_IF_ERROR(CheckRange("k", a.k, 0, kMaxSize));
     AITER_RETURN_IF_ERROR(CheckRange("groups", a.groups, 0, kMaxSize));
     AITER_RETURN_IF_ERROR(CheckTypes(a));
+    AITER_RETURN_IF_ERROR(CheckEpilogue(a));
     return CheckAligned({{"a_ptr", a.a_ptr},
                          {"b_ptr", a.b_ptr},
                          {"a_scale_ptr", a.a_scale_ptr},
@@ -187,9 +238,12 @@ struct Gmm {
   static ProblemKey KeyOf(const Args& a) {
     ProblemKey key =
         KeyFor(a.layout, a.scaling, a.data_type, a.m, a.n, a.k, a.groups);
-    key.features |= If(a.out_type == DataType::kFp32, kGmmOutF32) |
-                    If(a.lead, kGmmLead) | If(a.gated, kGmmGated) |
-                    If(a.gated && !IsNear(a), kGmmUnaligned);
+    key.features |=
+        If(a.out_type == DataType::kFp32, kGmmOutF32) | If(a.lead, kGmmLead) |
+        If(a.gates != GmmGates::kNone, kGmmGated) |
+        If(a.gates == GmmGates::kPairs, kGmmPairs) |
+        If(a.bias_ptr != nullptr, kGmmBias) |
+        If(NeedsEpilogue(a), kGmmEpilogue) | If(IsFar(a), kGmmUnaligned);
     return key;
   }
 
@@ -204,8 +258,10 @@ struct Gmm {
                          : key->features & kGmmMx    ? GmmScaling::kMx
                          : key->features & kGmmI4    ? GmmScaling::kI4
                                                      : GmmScaling::kNone;
+    const uint32_t epilogue = key->features & kGmmEpilogue;
     *key = KeyFor(layout, scaling, key->data_type, key->dims[0], key->dims[1],
                   key->dims[2], key->dims[3] == INT32_MAX ? 1 : key->dims[3]);
+    key->features |= epilogue;
     return Status();
   }
 
@@ -234,6 +290,7 @@ struct Gmm {
     p.b_packed_ptr = a.b_ptr;
     p.a_scale_e8m0_ptr = a.a_scale_ptr;
     p.b_scale_e8m0_ptr = p.b_scale_bf16_ptr = a.b_scale_ptr;
+    p.bias_ptr = a.bias_ptr;
     p.sizes_ptr = a.sizes_ptr;
     p.plan_ptr = a.plan_ptr;
     p.out_ptr = a.out_ptr;
@@ -248,6 +305,10 @@ struct Gmm {
     p.tiles_of_rows = static_cast<int32_t>(
         by_group ? a.groups : CeilDiv(a.m, kernel.tile_m) + a.groups + 1);
     p.multiprocessors = plan.multiprocessors;
+    p.activation = static_cast<int32_t>(a.activation);
+    p.alpha = a.alpha;
+    p.gate_limit = a.gate_limit;
+    p.up_limit = a.up_limit;
     p.flags = static_cast<int32_t>(plan.key.features & kKernelFlags);
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.plan, &p, stream));
     TensorMap maps[kMaxTensorMaps];

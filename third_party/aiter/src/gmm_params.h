@@ -22,6 +22,7 @@ struct GmmParams {
   const void* a_scale_e8m0_ptr = nullptr;
   const void* b_scale_e8m0_ptr = nullptr;
   const void* b_scale_bf16_ptr = nullptr;
+  const void* bias_ptr = nullptr;
   const void* sizes_ptr = nullptr;
   const void* plan_ptr = nullptr;
   const void* out_ptr = nullptr;
@@ -35,6 +36,10 @@ struct GmmParams {
   int32_t tile_rows = 0;
   int32_t tiles_of_rows = 0;  // At most.
   int32_t multiprocessors = 0;
+  int32_t activation = 0;  // GmmActivation
+  float alpha = 0;
+  float gate_limit = 0;
+  float up_limit = 0;
   int32_t flags = 0;  // Features below kKernelFlags.
 };
 

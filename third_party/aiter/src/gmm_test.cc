@@ -50,6 +50,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("any", "gmm_nn", kGmmNnGrid, 0, 0, 64);
   add("nt", "gmm_nt", kGmmNtGrid, 0, kGmmUnaligned, 64);
   add("any nt", "gmm_nt", kGmmNtGrid, 0, 0, 64);
+  add("nn ends", "gmm_nn_epilogue", kGmmNnEpilogueGrid, 0, kGmmUnaligned, 64);
+  add("nt ends", "gmm_nt_epilogue", kGmmNtEpilogueGrid, 0, kGmmUnaligned, 64);
   add("tn", "gmm_tn", kGmmTnGrid, 0, kGmmUnaligned, 64);
   add("row", "gmm_row", kGmmRowGrid, 0, 0, 128);
   add("block", "gmm_block", kGmmBlockGrid, 0, 0, 128);
@@ -111,12 +113,29 @@ void TestSelection() {
   CHECK(p.groups == 10 && p.m == 1300 && p.n == 104 && p.k == 32);
   CHECK(Run(Args(100, 64, 32, 0x10, GmmLayout::kNT), &blocks, &p) == "nt");
   a = Args(100, 96, 32, 3, GmmLayout::kNT);
-  a.gated = true;
+  a.gates = GmmGates::kHalves;
+  a.activation = GmmActivation::kSilu;
   CHECK(Run(a, &blocks, &p) == "nt" && p.n == 96);
   CHECK(p.flags == static_cast<int32_t>(kGmmGated) && blocks == 6 * 3);
   // Gates and ups are further apart than offsets of 32 bits reach.
   a.n = a.k = 1 << 16;
   CHECK(Run(a, &blocks, &p) == "any nt");
+  // What more there is to do than silu(gate) * up has kernels of its own.
+  a = Args(100, 96, 32, 3, GmmLayout::kNT);
+  a.activation = GmmActivation::kRelu;
+  CHECK(Run(a, &blocks, &p) == "nt ends" && p.flags == 0);
+  a.gates = GmmGates::kHalves;
+  a.activation = GmmActivation::kGelu;
+  CHECK(Run(a, &blocks, &p) == "nt ends" && p.activation == 2);
+  a.activation = GmmActivation::kSilu;
+  a.gate_limit = a.up_limit = 7;
+  CHECK(Run(a, &blocks, &p) == "nt ends" && p.up_limit == 7);
+  a.layout = GmmLayout::kNN;
+  a.gates = GmmGates::kPairs;
+  a.bias_ptr = At(0x6000);
+  CHECK(Run(a, &blocks, &p) == "nn ends" && p.bias_ptr == At(0x6000));
+  CHECK(p.flags == static_cast<int32_t>(kGmmGated | kGmmPairs | kGmmBias));
+  CHECK(blocks == 6 * 3);
   CHECK(Run(Args(100, 104, 200, 3, GmmLayout::kTN), &blocks, &p) == "tn");
   CHECK(p.tile_rows == 0 && p.tiles_of_rows == 3 && blocks == 3 * 4 * 2);
 
@@ -163,9 +182,14 @@ void TestTensorMaps() {
   Run(Args(1300, 104, 32, 10), &blocks, &p);
   CHECK(dims(0) == (Dims{32, 1300, 1}) && dims(1) == (Dims{104, 32, 10}));
   gmm_args a = Args(1300, 104, 32, 10, GmmLayout::kNT);
-  a.gated = true;
+  a.gates = GmmGates::kHalves;
+  a.activation = GmmActivation::kSilu;
   Run(a, &blocks, &p);
   CHECK(dims(1) == (Dims{32, 208, 10}));
+  a.layout = GmmLayout::kNN;
+  a.gates = GmmGates::kPairs;
+  Run(a, &blocks, &p);
+  CHECK(dims(0) == (Dims{32, 1300, 1}) && dims(1) == (Dims{208, 32, 10}));
   Run(Args(1300, 104, 32, 10, GmmLayout::kTN), &blocks, &p);
   CHECK(dims(0) == (Dims{32, 1300, 1}) && dims(1) == (Dims{104, 1300, 1}));
   CHECK(dims(2) == (Dims{104, 32, 10}));
@@ -206,7 +230,23 @@ void TestFailures() {
   a.scaling = GmmScaling::kI4;
   CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
   a = Args(5, 16, 8, 3);
-  a.gated = true;  // Of kNN.
+  a.gates = GmmGates::kHalves;  // Of kNN.
+  a.activation = GmmActivation::kSilu;
+  CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
+  a.gates = GmmGates::kPairs;
+  a.activation = GmmActivation::kRelu;  // Of gates.
+  CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
+  a = Args(5, 16, 8, 3);
+  a.activation = GmmActivation::kSwiglu;  // Of no gates.
+  CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
+  a = Args(5, 16, 8, 3);
+  a.up_limit = 1;  // Likewise.
+  CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
+  a = Args(5, 16, 8, 3, GmmLayout::kTN);
+  a.bias_ptr = At(0x6000);
+  CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
+  a = Args(5, 16, 8, 3);
+  a.bias_ptr = At(0x6001);
   CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);
   a = Args(-1, 16, 8, 3);
   CHECK(gmm(a, nullptr).code() == StatusCode::kInvalidArgument);

@@ -12,13 +12,15 @@ import numpy as np
 
 import jax
 from jax import lax
-from jax._src.aiter.core import arguments, dims
-from jax._src.aiter.core.derivative import rows_by
+from jax._src.aiter.core import arguments
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.gmm import op
 from jax._src.aiter.gmm.op import Config, Operands
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
+# Activations of ragged_dot that kernels know.
+_KNOWN = ((None, "none"), (jax.nn.relu, "relu"), (jax.nn.silu, "silu"),
+          (jax.nn.gelu, "gelu_tanh"))
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
@@ -52,14 +54,15 @@ def _matrix(function: str, name: str, t, shape: tuple[Any, ...], like=None):
                         f"shape [{words}]")
 
 
-def _rows_times(function: str, cfg: Config, lhs, rhs, sizes) -> jax.Array:
+def _rows_times(function: str, cfg: Config, lhs, rhs, sizes,
+                bias=None) -> jax.Array:
   """The product of checked options with matrices [g, k, n] or [g, n, k]."""
   lhs, rhs = arguments.agreeing(lhs, rhs)
   _matrix(function, "lhs", lhs, (None, None))
   k = lhs.shape[1]
   _matrix(function, "rhs", rhs, (None, k, None) if cfg.layout == "nn" else
           (None, None, k), lhs)
-  return _apply(cfg, Operands(lhs, rhs, sizes))
+  return _apply(cfg, Operands(lhs, rhs, sizes, bias=bias))
 
 
 def _windowed(function: str, sizes, offset, groups):
@@ -82,29 +85,15 @@ def _windowed(function: str, sizes, offset, groups):
   return jnp.concatenate([before[None], mine])
 
 
-def rows_of_groups(sizes, lead: bool, m):
-  """The group that each of m rows is of, int32 [m]; -1 of none."""
-  starts, ends = op.runs(Config("", lead=lead), sizes, m)
-  row = jnp.arange(m, dtype=jnp.int32)
-  if starts.shape[0] == 0:
-    return row * 0 - 1
-  group = dims.last_start(starts, row)
-  return jnp.where(row < ends[jnp.maximum(group, 0)], group, -1)
-
-
-def _behind(function: str, out, groups, bias, activation, dtype):
-  """What a kernel has no place for; rows of no group stay 0."""
-  if bias is not None:
-    out += rows_by(out.dtype.name, bias, groups)
-  if activation is not None:
-    active = activation(out)
-    if jnp.shape(active) != out.shape:
-      raise arguments.bad(
-          function, "activation", f"one that makes shape"
-          f" {list(jnp.shape(active))} of {list(out.shape)}",
-          "a function of each number")
-    out = jnp.where(groups[:, None] < 0, 0, active)
-  return out.astype(dtype)
+def _behind(function: str, out, groups, activation, dtype):
+  """What a kernel does not know; rows of no group stay 0."""
+  active = activation(out)
+  if jnp.shape(active) != out.shape:
+    raise arguments.bad(
+        function, "activation", f"one that makes shape"
+        f" {list(jnp.shape(active))} of {list(out.shape)}",
+        "a function of each number")
+  return jnp.where(groups[:, None] < 0, 0, active).astype(dtype)
 
 
 def _ragged_dot(function: str, lhs, rhs, group_sizes, dtype, group_offset,
@@ -132,15 +121,16 @@ def _ragged_dot(function: str, lhs, rhs, group_sizes, dtype, group_offset,
     if bias.shape != shape:
       raise arguments.bad(function, "bias", arguments.describe(bias),
                           f"shape {list(shape)}")
-  if bias is None and activation is None:
-    return _rows_times(function, cfg, lhs, rhs, sizes)
+  name = next((name for known, name in _KNOWN if activation is known), None)
+  if name is not None:
+    return _rows_times(function, cfg._replace(activation=name), lhs, rhs, sizes,
+                       bias)
   wide = jnp.promote_types(cfg.out_dtype, jnp.float32)
   out = _rows_times(function, cfg._replace(out_dtype=wide.name), lhs, rhs,
-                    sizes)
-  out, sizes, bias = vary_together(
-      jax.tree.map(jnp.asarray, (out, sizes, bias)))
-  groups = rows_of_groups(sizes, cfg.lead, out.shape[0])
-  return _behind(function, out, groups, bias, activation, cfg.out_dtype)
+                    sizes, bias)
+  out, sizes = vary_together(jax.tree.map(jnp.asarray, (out, sizes)))
+  groups = op.rows_of_groups(sizes, cfg.lead, out.shape[0])
+  return _behind(function, out, groups, activation, cfg.out_dtype)
 
 
 def _check_ignored(function: str, tiling, interpret) -> None:
@@ -185,7 +175,8 @@ def ragged_dot(
     bias: [g, n], any floating dtype: added to a group's rows, before they are
       rounded.
     activation: a function such as jax.nn.silu, of what is rounded after it, as
-      tokamax has it. XLA runs both behind the kernel.
+      tokamax has it. jax.nn.silu, jax.nn.relu and jax.nn.gelu are part of the
+      kernel; any other runs behind it.
 
   Returns:
     [m, n].
@@ -477,7 +468,7 @@ def gmm(
   lead = group_offset is not None
   if lead:
     sizes = _windowed("gmm", sizes, jnp.asarray(group_offset), rhs.shape[0])
-  groups = rows_of_groups(sizes, lead, out.shape[0])
+  groups = op.rows_of_groups(sizes, lead, out.shape[0])
   return jnp.where(groups[:, None] < 0, existing_out, out)
 
 

@@ -12,11 +12,18 @@ import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 import jax
 from jax import lax
+from jax._src.aiter.activation import op as activation_op
 from jax._src.aiter.core import dims, rounding
-from jax._src.aiter.core.derivative import differentiable, formula_jvp
+from jax._src.aiter.core.derivative import (
+    differentiable,
+    formula_jvp,
+    rows_by,
+    sums_by,
+)
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, with_axis
 from jax._src.aiter.core.partition import axes_of_arguments, vary_like
@@ -29,6 +36,10 @@ PACKED_BLOCK = 32  # elements of k that share a scale of a b of four bits
 # Of a row of a that share a scale, where not a whole row does.
 SCALED_COLUMNS = {"block": BLOCK, "mx": PACKED_BLOCK}
 _LEAST_ROWS = 16  # kGmmLeastRows: of a kernel's tile
+# What kernels know of each of a product's numbers.
+ACTIVATIONS = {"none": lambda t: t, "relu": jax.nn.relu,
+               "gelu": functools.partial(jax.nn.gelu, approximate=False),
+               "gelu_tanh": jax.nn.gelu, "silu": jax.nn.silu}
 
 
 class Config(NamedTuple):
@@ -43,15 +54,21 @@ class Config(NamedTuple):
       one every BLOCK columns of a and BLOCK x BLOCK of b; "mx", b is e2m1 with
       e8m0 every PACKED_BLOCK elements, and so may a be; "i4", b is int4 with
       bfloat16 every PACKED_BLOCK elements. These two pack two numbers a byte.
-    gated: of "nt", whose result then has a's dtype: b's rows are gates and then
-      as many ups, and the result is silu(gate) * up, in float32, of products
-      that are rounded to a's dtype.
+    gates: "none", or how b's columns are gates and as many ups, of whose
+      products, rounded to a's dtype, the gated activation is the result, in a's
+      dtype: of "nt" in "halves", gates first, and of "nn" too in "pairs".
+    activation: with gates of activation's ACTIVATIONS, else of those here.
+    limit: of gates and ups, as activation's Config has it.
+    alpha: likewise.
   """
   out_dtype: str
   layout: str = "nn"
   lead: bool = False
   scaling: str = "none"
-  gated: bool = False
+  gates: str = "none"
+  activation: str = "none"
+  limit: float = 0.0
+  alpha: float = 1.0
 
 
 class Operands(NamedTuple):
@@ -66,12 +83,15 @@ class Operands(NamedTuple):
       PACKED_BLOCK], or None of an a that is not scaled.
     b_scale: float32 [g, n], or [g, n / BLOCK, k / BLOCK]; uint8 or bfloat16 [g,
       n, k / PACKED_BLOCK].
+    bias: [g, columns of b], any floating dtype: added to products before the
+      activation. Only without scaling, and not of "tn".
   """
   a: jax.Array
   b: jax.Array
   sizes: jax.Array
   a_scale: jax.Array | None = None
   b_scale: jax.Array | None = None
+  bias: jax.Array | None = None
 
 
 def _groups(cfg: Config, x: Operands):
@@ -82,7 +102,7 @@ def _sizes(cfg: Config, x: Operands):
   """(m, n, k)."""
   m, k = x.a.shape
   n = x.b.shape[1 if cfg.layout in ("nt", "tn") else 2]
-  n = n // 2 if cfg.gated else n
+  n = n if cfg.gates == "none" else n // 2
   return m, n, 2 * k if x.a.dtype == jnp.uint8 else k
 
 
@@ -105,6 +125,16 @@ def runs(cfg: Config, sizes, m):
   return starts[cfg.lead:], ends[cfg.lead:]
 
 
+def rows_of_groups(sizes, lead: bool, m):
+  """The group that each of m rows is of, int32 [m]; -1 of none."""
+  starts, ends = runs(Config("", lead=lead), sizes, m)
+  row = jnp.arange(m, dtype=jnp.int32)
+  if starts.shape[0] == 0:
+    return row * 0 - 1
+  group = dims.last_start(starts, row)
+  return jnp.where(row < ends[jnp.maximum(group, 0)], group, -1)
+
+
 def _spread(scale, axis: int, size: int, block: int = BLOCK):
   """Each scale for the `block` elements that share it, `size` in all."""
   return lax.slice_in_dim(jnp.repeat(scale, block, axis), 0, size, axis=axis)
@@ -125,11 +155,54 @@ def _unpacked(cfg: Config, t, scale):
   return lax.reduce_precision(wide, exponent_bits=8, mantissa_bits=7)
 
 
+def _ends(cfg: Config, x: Operands) -> bool:
+  """Whether anything is to be done with the products."""
+  return x.bias is not None or (cfg.gates, cfg.activation) != ("none", "none")
+
+
+def _alone(cfg: Config, x: Operands) -> tuple[Config, Operands]:
+  """The call of products alone, as wide as what is done with them needs."""
+  wide = x.a.dtype
+  if cfg.gates == "none":
+    wide = jnp.promote_types(wide, jnp.float32)
+  return (Config(wide.name, cfg.layout, cfg.lead, cfg.scaling),
+          x._replace(bias=None))
+
+
+def _behind(cfg: Config, x: Operands, h, gated) -> jax.Array:
+  """The result of products h; 0 of a row of no group.
+
+  gated: activation_op's gated activation, or its formula.
+  """
+  bias, ids = x.bias, None
+  if bias is not None:
+    ids = rows_of_groups(x.sizes, cfg.lead, h.shape[0])
+  if cfg.gates == "none":
+    if bias is not None:
+      h = h + rows_by(h.dtype.name, bias, ids)
+    return ACTIVATIONS[cfg.activation](h).astype(cfg.out_dtype)
+  up = None
+  if cfg.gates == "pairs":
+    if bias is not None:
+      bias = jnp.concatenate([bias[:, ::2], bias[:, 1::2]], -1)
+    in_pairs = h.reshape(h.shape[0], h.shape[1] // 2, 2)
+    h, up = in_pairs[..., 0], in_pairs[..., 1]
+  return gated(_gate_of(cfg), activation_op.Rows(h, up, ids, bias))
+
+
+def _gate_of(cfg: Config) -> activation_op.Config:
+  return activation_op.Config(cfg.activation, cfg.limit, cfg.alpha,
+                              cfg.out_dtype, cfg.gates == "halves")
+
+
 def reference(cfg: Config, x: Operands) -> jax.Array:
   """The products in turn, with sums in float32 or wider.
 
   What rows of another group hold, be it no number, changes nothing.
   """
+  if _ends(cfg, x):
+    return _behind(cfg, x, reference(*_alone(cfg, x)),
+                   activation_op.reference_fwd)
   m = x.a.shape[0]
   starts, ends = runs(cfg, x.sizes, m)
   wide = jnp.float32 if cfg.scaling != "none" else jnp.promote_types(
@@ -167,9 +240,6 @@ def reference(cfg: Config, x: Operands) -> jax.Array:
     n = x.b.shape[2 if cfg.layout == "nn" else 1]
     out = vary_like(jnp.zeros((m, n), wide), a)
     out, _ = lax.scan(add, out, ((starts, ends), x.b, x.b_scale))
-  if cfg.gated:
-    gate, up = jnp.split(out.astype(x.a.dtype).astype(wide), 2, -1)
-    out = jax.nn.silu(gate) * up
   return out.astype(cfg.out_dtype)
 
 
@@ -182,8 +252,12 @@ def _serves(cfg: Config, x: Operands) -> Key | None:
   if (x.a.dtype.name not in _DTYPES or not known
       or 0 in (x.a.size, x.b.size, _groups(cfg, x))):
     return None
+  # What a product's own kernel does with it.
+  simple = x.bias is None and not cfg.limit and (cfg.gates, cfg.activation) in (
+      ("none", "none"), ("halves", "silu"))
   return Key("gmm", x.a.dtype.name, (*_sizes(cfg, x), _groups(cfg, x)),
-             tuple(t for t in (cfg.layout, cfg.scaling)
+             tuple(t for t in (cfg.layout, cfg.scaling,
+                               "none" if simple else "epilogue")
                    if t not in ("nn", "none")))
 
 
@@ -194,12 +268,17 @@ def _kernel(cfg: Config, call, x: Operands) -> jax.Array:
   whole = x.a.dtype if cfg.scaling == "none" else jnp.dtype(jnp.bfloat16)
   own = cfg.out_dtype == whole.name
   entries = (m + _LEAST_ROWS - 1) // _LEAST_ROWS + groups + 2
+  if x.bias is not None:
+    x = x._replace(bias=x.bias.astype(jnp.float32))
+  gate_limit, up_limit = _gate_of(cfg).limits(x.a.dtype)
   return call(
       (like(x.a, shape, whole if own else jnp.float32),
        like(x.a, (entries, 4), jnp.int32)),
       *x[:3], *(absent(t, jnp.float32) for t in x[3:]), layout=cfg.layout,
-      lead=cfg.lead, scaling=cfg.scaling, gated=cfg.gated)[0].astype(
-          cfg.out_dtype)
+      lead=cfg.lead, scaling=cfg.scaling, gates=cfg.gates,
+      activation=cfg.activation, alpha=np.float32(cfg.alpha),
+      gate_limit=np.float32(gate_limit), up_limit=np.float32(up_limit))[
+          0].astype(cfg.out_dtype)
 
 
 def _specs(cfg: Config, x: Operands):
@@ -210,8 +289,9 @@ def _specs(cfg: Config, x: Operands):
   b = ("g", "c", "n") if cfg.layout == "nn" else ("g", "n", "c")
   n = "n"
   scales = (None, None)
-  if cfg.gated:
-    b, n = ("g", "u", "c"), "_"
+  if cfg.gates != "none":
+    b, n = ("g", "c", "u") if cfg.layout == "nn" else ("g", "u", "c"), "_"
+  bias = None if x.bias is None else ("g", b[1 if cfg.layout == "nt" else 2])
   if cfg.scaling == "row":
     scales = ("m",), ("g", "n")
   elif cfg.scaling == "block":
@@ -221,7 +301,7 @@ def _specs(cfg: Config, x: Operands):
   elif cfg.scaling in ("mx", "i4"):
     b = ("g", "n", "d")
     scales = None if x.a_scale is None else ("m", "_"), ("g", "n", "_")
-  return (Operands(("m", "c"), b, sizes, *scales),), ("m", n)
+  return (Operands(("m", "c"), b, sizes, *scales, bias),), ("m", n)
 
 
 def _plan(cfg: Config, run, mesh, args):
@@ -271,25 +351,43 @@ _GRADIENTS = {"nn": (("nt", "ob"), ("tn", "ao")),
               "tn": (("nt", "bo"), ("nn", "ao"))}
 
 
-def backward(cfg: Config, wanted, saved, dout):
+def _save(cfg: Config, x: Operands):
+  if cfg.activation == "none":
+    return _product(cfg, x), (x, None)
+  h = _product(*_alone(cfg, x))
+  return _behind(cfg, x, h, activation_op.activation), (x, h)
+
+
+def _backward(cfg: Config, wanted, saved, dout):
   wanted, = wanted
-  given = {"a": saved.a, "b": saved.b, "o": dout.astype(saved.a.dtype)}
+  x, h = saved
+  dbias = None
+  if h is None and wanted.bias:
+    ids = rows_of_groups(x.sizes, cfg.lead, dout.shape[0])
+    dbias = sums_by(ids, x.bias.shape[0], dout)
+  elif h is not None:
+    _, pull = jax.vjp(
+        lambda h, bias: _behind(cfg, x._replace(bias=bias), h,
+                                activation_op.activation), h, x.bias)
+    dout, dbias = pull(dout)
+  cfg, _ = _alone(cfg, x)
+  given = {"a": x.a, "b": x.b, "o": dout.astype(x.a.dtype)}
   of = lambda layout, names: _product(
-      cfg._replace(layout=layout, out_dtype=saved.a.dtype.name),
-      Operands(*(given[name] for name in names), saved.sizes))
+      cfg._replace(layout=layout, out_dtype=x.a.dtype.name),
+      Operands(*(given[name] for name in names), x.sizes))
   grads = (of(*g) if want else None
            for want, g in zip(wanted[:2], _GRADIENTS[cfg.layout]))
-  return (Operands(*grads, None),)
+  return (Operands(*grads, None, bias=dbias),)
 
 
 def _tangent(cfg: Config, saved, tangents):
-  return formula_jvp(functools.partial(reference, cfg), (saved,), tangents)
+  return formula_jvp(functools.partial(reference, cfg), saved[:1], tangents)
 
 
 # (Config, Operands) -> [m, n], of scaled operands; there is no gradient.
 scaled = _product
 
-# (Config, Operands) -> [m, n], or [g, k, n] of layout "tn".
-product = differentiable(
-    _product, backward, save=lambda cfg, x: (_product(cfg, x), x),
-    tangent=_tangent)
+# (Config, Operands) -> [m, n], or [g, k, n] of layout "tn". What is done with
+# products is done by the kernel that makes them, or, if the call is
+# differentiated, behind it: with gates there are the same bits.
+product = differentiable(_product, _backward, save=_save, tangent=_tangent)

@@ -11,12 +11,9 @@ import numpy as np
 
 import jax
 from jax._src.aiter.activation import api as activation_api
+from jax._src.aiter.activation.op import ACTIVATIONS
 from jax._src.aiter.core import arguments
-from jax._src.aiter.core.derivative import (
-    differentiable,
-    formula_jvp,
-    rows_by,
-)
+from jax._src.aiter.core.derivative import rows_by
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.gmm import api as gmm_api
 from jax._src.aiter.gmm import op as gmm_op
@@ -58,6 +55,7 @@ _POWERS = ("uint8", "float8_e8m0fnu")  # of MX formats' scales
 # What the gated activations of these names take a limit as.
 _LIMITED = ("silu", "swiglu")
 _BETAS = (4.0, 25.0)  # of "situv2", for the gate and for the up
+_SWIGLU = (7.0, 1.702)  # limit and alpha of "swiglu"
 
 
 class Config(NamedTuple):
@@ -69,8 +67,8 @@ class Config(NamedTuple):
     gated: whether w1 has a gate and an up for each column.
     interleaved: whether these are neighbours, not halves.
     early: whether tokens' weights multiply what is activated, not the result.
-    limit: of the activation, or None.
-    alpha: of "swiglu", or None.
+    limit: of the activation, or 0.
+    alpha: of "swiglu".
     betas: of "situv2".
     dtype: name of the result's dtype.
     scaling: of weights, as gmm's Config has it.
@@ -81,8 +79,8 @@ class Config(NamedTuple):
   gated: bool
   interleaved: bool
   early: bool
-  limit: float | None
-  alpha: float | None
+  limit: float
+  alpha: float
   betas: tuple[float, float]
   dtype: str
   scaling: str = "none"
@@ -127,8 +125,11 @@ def quantised(cfg: Config, x, scale):
 def _activate(cfg: Config, h, row_ids, bias1, scale, dtype):
   """What w2 multiplies, of a dtype or quantised, and its scales or None."""
   gated, by_quant, alone = _ACTIVATIONS[cfg.activation]
-  options = {name: value for name, value in (
-      ("limit", cfg.limit), ("alpha", cfg.alpha)) if value is not None}
+  options = {}
+  if cfg.activation in _LIMITED:
+    options["limit"] = cfg.limit
+  if cfg.activation == "swiglu":
+    options["alpha"] = cfg.alpha
   if not cfg.gated or gated is None:
     wide = jnp.promote_types(h.dtype, jnp.float32)
     h = h.astype(wide)
@@ -166,30 +167,21 @@ def by_row(t, places: Places):
       mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-def _gated(cfg: gmm_op.Config, x: gmm_op.Operands) -> jax.Array:
-  return gmm_op.scaled(cfg, x)
+def _ends(cfg: Config) -> dict[str, Any] | None:
+  """What gmm's Config has of the activation; None of one behind a product.
 
-
-def _gated_save(cfg: gmm_op.Config, x: gmm_op.Operands):
-  h = gmm_op.product(cfg._replace(gated=False), x)
-  return activation_api.silu_and_mul(h), (x, h)
-
-
-def _gated_backward(cfg: gmm_op.Config, wanted, saved, dout):
-  x, h = saved
-  _, pull = jax.vjp(activation_api.silu_and_mul, h)
-  return gmm_op.backward(cfg._replace(gated=False), wanted, x, *pull(dout))
-
-
-def _gated_tangent(cfg: gmm_op.Config, saved, tangents):
-  return formula_jvp(functools.partial(gmm_op.reference, cfg), saved[:1],
-                     tangents)
-
-
-# (gmm's Config with gated, Operands) -> [m, n]: the bits of a product and its
-# activation, which two are what a call runs that is differentiated.
-gated_product = differentiable(
-    _gated, _gated_backward, save=_gated_save, tangent=_gated_tangent)
+  Such is exact GELU: in a product's kernel nothing hides its polynomial, which
+  takes longer than the pass over the product that it would save.
+  """
+  if cfg.activation == "gelu":
+    return None
+  if not cfg.gated:
+    return dict(activation=cfg.activation)
+  if (cfg.activation not in ACTIVATIONS
+      or not cfg.interleaved and cfg.layout == "nn"):
+    return None
+  return dict(gates="pairs" if cfg.interleaved else "halves",
+              activation=cfg.activation, limit=cfg.limit, alpha=cfg.alpha)
 
 
 def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
@@ -205,10 +197,11 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
     weights: [n], by which rows are multiplied between the products, or None.
   """
 
-  def times(rows, scales, w, w_scale):
+  def times(rows, scales, w, w_scale, bias=None, **ends):
     if cfg.scaling == "none":
-      return gmm_op.product(gmm_op.Config(w.dtype.name, cfg.layout),
-                            gmm_op.Operands(rows, w, counts))
+      return gmm_op.product(
+          gmm_op.Config(w.dtype.name, cfg.layout, **ends),
+          gmm_op.Operands(rows, w, counts, bias=bias))
     if cfg.scaling == "row":
       scales = jnp.broadcast_to(scales.reshape(-1), rows.shape[:1])
     if cfg.scaling == "mx" and w.dtype != jnp.uint8:
@@ -224,15 +217,14 @@ def multiplied(cfg: Config, x: Layer, counts, rows, scales, row_ids, weights):
         gmm_op.Operands(rows, w, counts, scales, w_scale))
 
   def added(y):
+    """With the bias, of which XLA makes a part of what combines rows."""
     if x.bias2 is None:
       return y
     return (y + rows_by("float32", x.bias2, row_ids)).astype(y.dtype)
 
-  if (cfg.gated and cfg.layout == "nt" and cfg.activation == "silu"
-      and cfg.scaling == "none" and not cfg.interleaved and weights is None
-      and x.bias1 is None and cfg.limit is None):
-    h = gated_product(gmm_op.Config(x.w1.dtype.name, "nt", gated=True),
-                      gmm_op.Operands(rows, x.w1, counts))
+  ends = _ends(cfg)
+  if cfg.scaling == "none" and weights is None and ends is not None:
+    h = times(rows, None, x.w1, None, x.bias1, **ends)
     return added(times(h, None, x.w2, None))
   h = times(rows, scales, x.w1, x.w1_scale)
   bias1 = x.bias1
@@ -366,16 +358,17 @@ def _check_activation(function: str, gated: bool, activation, swiglu_limit,
       function, "activation", activation, tuple(_ACTIVATIONS))
   if not gated and _ACTIVATIONS[activation][2] is None:
     raise bad("activation", repr(activation), "one without gates, as w1 is")
-  limit = swiglu_limit
-  if limit is not None:
+  limit, alpha = _SWIGLU if activation == "swiglu" else (0.0, 1.0)
+  if swiglu_limit is not None:
+    limit = swiglu_limit
     if not gated or activation not in _LIMITED:
       raise bad("swiglu_limit", repr(limit),
                 "None but of silu and swiglu with gates")
     limit = arguments.number(function, "swiglu_limit", limit,
                              "a finite number above 0",
                              lambda t: 0 < t < float("inf"))
-  alpha = swiglu_alpha
-  if alpha is not None:
+  if swiglu_alpha is not None:
+    alpha = swiglu_alpha
     if activation != "swiglu":
       raise bad("swiglu_alpha", repr(alpha), "None but of swiglu")
     alpha = arguments.number(function, "swiglu_alpha", alpha, "a finite number",

@@ -8,6 +8,7 @@
 #define AITER_GMM_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "aiter/kernel.h"
 #include "aiter/operation.h"
@@ -30,6 +31,20 @@ enum class GmmScaling : uint8_t {
         // or e2m1 with such scales [m, k / 32]. k is a multiple of 32.
   kI4,  // b is int4 [groups, n, k / 2] with bf16 scales [groups, n, k / 32],
         // and a bf16. k is a multiple of 32.
+};
+
+// How b's columns are gates and as many ups: all gates first, of kNT, or in
+// turns, of kNN too.
+enum class GmmGates : uint8_t { kNone, kHalves, kPairs };
+
+// Numbers of kernels/core/activations.py and kernels/activation/rows.py.
+enum class GmmActivation : int32_t {
+  kNone = 0,
+  kRelu = 1,
+  kGelu = 2,
+  kGeluTanh = 3,
+  kSilu = 4,
+  kSwiglu = 5,  // Of gates alone, as activation.h has it.
 };
 
 // How many tiles of rows there can be at most, of any kernel: of kTN one a
@@ -60,10 +75,17 @@ struct gmm_args {
   const void* sizes_ptr = nullptr;    // int32 [groups], with `lead` one more.
   // Whether the first of the sizes counts rows that no group has.
   bool lead = false;
-  // Whether b is [groups, 2 n, k], n rows of gates and then n of ups, and out
-  // silu(gate) * up in float32 of products that are rounded to data_type. Of
-  // kNT without scaling, with out_type data_type.
-  bool gated = false;
+  // What is done with a product, without scaling and not of kTN: `bias_ptr`,
+  // float32 [groups, columns of b], is added, then comes the activation.
+  // With gates b has 2 n columns, products are rounded to data_type first, and
+  // out, of data_type, is
+  //   activation(min(gate, gate_limit)) * clip(up, -up_limit, up_limit).
+  const void* bias_ptr = nullptr;
+  GmmGates gates = GmmGates::kNone;
+  GmmActivation activation = GmmActivation::kNone;
+  float alpha = 1;  // Of kSwiglu.
+  float gate_limit = std::numeric_limits<float>::infinity();
+  float up_limit = std::numeric_limits<float>::infinity();
 
   void* out_ptr = nullptr;
   // Scratch, int32 [gmm_plan_entries(m, groups), 4].
@@ -82,7 +104,7 @@ struct GmmPlan {
 };
 
 // The sizes of a problem are m, n, k and the number of groups; its features nt
-// or tn, and row, block, mx or i4.
+// or tn, and row, block, mx, i4 or epilogue.
 AITER_OPERATION(gmm, gmm_args, GmmPlan);
 
 }  // namespace aiter

@@ -21,12 +21,14 @@ FEATURES = {
     # Without out_f32 the result has the operands' type, of bytes bf16. lead:
     # the first of the sizes counts rows that no matrix is for. fnuz: operands
     # are e4m3fnuz, for kernels of either float8 type. gated: b has gates and
-    # ups, and the result is silu(gate) * up.
-    **flags("out_f32 lead fnuz gated"),
+    # ups, and the result is silu(gate) * up. In an epilogue: pairs, gates and
+    # ups take turns; bias, there is one.
+    **flags("out_f32 lead fnuz gated pairs bias"),
     # unaligned: rows that do not begin at multiples of 16 bytes. The layouts of
     # a problem are their names, nn without one.
     # float8: operands are of either such type. mx, i4: b has four bits.
-    **selecting("unaligned nt tn row block float8 mx i4"),
+    # epilogue: a product's own kernel does not do all that is asked for.
+    **selecting("unaligned nt tn row block float8 mx i4 epilogue"),
 }
 
 
@@ -63,6 +65,8 @@ _GROUPS = "tiles = tiles_of_rows * ceil(k / tile_m) * ceil(n / tile_n)"
 _WALKING = {"WALKS": (
     "blocks = min(multiprocessors, tiles_of_rows * ceil(n / tile_n))",)}
 _PAIRS = "tiles_of_rows * ceil((2 * n if flags & GATED else n) / tile_n)"
+_GATES = ((f"tiles = {_PAIRS}",), {
+    "WALKS": (f"blocks = min(multiprocessors, {_PAIRS})",)})
 _WALKING_GROUPS = {"WALKS": (
     "blocks = min(multiprocessors,"
     " tiles_of_rows * ceil(k / tile_m) * ceil(n / tile_n))",)}
@@ -72,8 +76,9 @@ FAMILY = Family(
         "gmm_plan": Op("gmm.gmm", ("parts = ceil((tiles_of_rows + 1) / tile_m)",
                                    )),
         "gmm_nn": Op("gmm.gmm", (_ROWS,), _WALKING),
-        "gmm_nt": Op("gmm.gmm", (f"tiles = {_PAIRS}",), {
-            "WALKS": (f"blocks = min(multiprocessors, {_PAIRS})",)}),
+        "gmm_nt": Op("gmm.gmm", *_GATES),
+        "gmm_nn_epilogue": Op("gmm.gmm", *_GATES),
+        "gmm_nt_epilogue": Op("gmm.gmm", *_GATES),
         "gmm_tn": Op("gmm.gmm", (_GROUPS,), _WALKING_GROUPS),
         "gmm_row": Op("gmm.gmm", (_ROWS,), _WALKING),
         "gmm_block": Op("gmm.gmm", (_ROWS,), _WALKING),
@@ -84,9 +89,10 @@ FAMILY = Family(
         **points_to("dtype", "a b out"),
         **points_to("bf16", "out_bf16 b_scale_bf16"),
         **points_to("u8", "b_packed a_scale_e8m0 b_scale_e8m0"),
-        **points_to("fp32", "out_f32 a_scale b_scale"),
+        **points_to("fp32", "out_f32 a_scale b_scale bias"),
         **points_to("i32", "sizes plan"),
     },
+    floats=frozenset({"alpha", "gate_limit", "up_limit"}),
     element=lambda row: _BYTES.get(row["dtype"], row["dtype"]),
     aligned="[nk]$",
     alignment=_alignment,

@@ -5,6 +5,8 @@
   gmm_nn    a [m, k], b [groups, k, n]  -> out [m, n]
   gmm_nt    a [m, k], b [groups, n, k]  -> out [m, n], the first's gradient of a
   gmm_tn    a [m, k], b [m, n]          -> out [groups, k, n], of its b
+  gmm_nn_epilogue, gmm_nt_epilogue      the first two with a bias a group and an
+            activation, of gates and ups or of each number
   gmm_row   gmm_nt of int8 or float8, with a scale a row of a and of b
   gmm_block gmm_nt of float8, scales of a a row and 128 of k, of b 128 of n and
             128 of k
@@ -33,6 +35,8 @@ OUT_F32 = tl.constexpr(FEATURES["out_f32"])
 LEAD = tl.constexpr(FEATURES["lead"])
 FNUZ = tl.constexpr(FEATURES["fnuz"])
 GATED = tl.constexpr(FEATURES["gated"])
+PAIRS = tl.constexpr(FEATURES["pairs"])
+BIAS = tl.constexpr(FEATURES["bias"])
 
 SCALE_BLOCK = gemm.SCALE_BLOCK
 
@@ -46,6 +50,24 @@ def silu_and_mul(gate, up):
   return rows.result_of(
       gate, up, (0, 0, 0, 0), (activations.SILU, 1.0, 0.0, 0.0), 0, 0, 0, 0, 0,
       rows.GATED)
+
+
+@triton.jit
+def activated(x, ends):
+  """The activation of a product and its bias.
+
+  ends: (bias, activation, alpha, gate_limit, up_limit), the last four as
+  activation/rows.py has them.
+  """
+  return activations.activate(x, ends[1])
+
+
+@triton.jit
+def activated_and_mul(pair, ends):
+  """silu_and_mul of (gates, ups) by any activation; limits may be infinite."""
+  return rows.result_of(
+      pair[0], pair[1], (0, 0, 0, 0), ends[1:], 0, 0, 0, 0, 0,
+      rows.GATED | rows.LIMITS)
 
 
 @triton.jit
@@ -240,22 +262,88 @@ def _store_gated(
 
 
 @triton.jit
-def _rows(
-    a, b, a_scale, b_scale, plan, out, out_f32, n, k, flags,
-    KIND: tl.constexpr, ROW: tl.constexpr, B_K_LAST: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
-    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
-    SLICES: tl.constexpr, PROMOTE: tl.constexpr,
+def with_bias(x, ends, group, columns, col0, flags, cols,
+              ROUNDED: tl.constexpr):
+  """A part of a product, rounded to a type, and its bias: in float32.
+
+  columns: of b. cols: the part's, which count from col0.
+  """
+  at = col0 + cols
+  # What no matrix is for is 0.
+  inside = (at < columns) & (group >= 0) & ((flags & BIAS) != 0)
+  bias = ends[0] + tl.maximum(group, 0).to(tl.int64) * columns
+  return (x.to(ROUNDED).to(tl.float32)
+          + tl.load(bias + at, mask=inside, other=0.0)[None, :])
+
+
+@triton.jit
+def _store_ended(
+    acc, ends, out, out_f32, group, m0, n0, m, n, flags,
+    HALVES: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    SLICES: tl.constexpr,
 ):
-  """A tile of out [m, n]. ROW: sums are scaled by row and column."""
+  """Stores a tile with its bias and activation; n0 is of b's columns.
+
+  HALVES: gates may be n columns before their ups, both of which a tile has.
+  """
+  PARTS: tl.constexpr = SLICES if SLICES > 4 else 4
+  HALF: tl.constexpr = PARTS // 2
+  PART: tl.constexpr = TILE_N // PARTS
+  dtype: tl.constexpr = out.dtype.element_ty
+  parts = gemm.columns(acc, PARTS)
+  rows = tl.arange(0, TILE_M)
+  cols = tl.arange(0, PART)
+  if (flags & GATED) == 0:
+    for i in tl.static_range(PARTS):
+      x = with_bias(parts[i], ends, group, n, n0 + i * PART, flags, cols,
+                    tl.float32)
+      x = activated(x, ends)
+      if flags & OUT_F32:
+        gemm.store_tile(out_f32, x, 0, 0, m0, n0 + i * PART, m, n, rows, cols)
+      else:
+        gemm.store_tile(out, x.to(dtype), 0, 0, m0, n0 + i * PART, m, n, rows,
+                        cols)
+  if (flags & PAIRS) != 0:
+    for i in tl.static_range(PARTS):
+      x = with_bias(parts[i], ends, group, 2 * n, n0 + i * PART, flags, cols,
+                    dtype)
+      pairs = activated_and_mul(
+          tl.split(tl.reshape(x, [TILE_M, PART // 2, 2])), ends)
+      gemm.store_tile(out, pairs.to(dtype), 0, 0, m0,
+                      n0 // 2 + i * (PART // 2), m, n, rows,
+                      tl.arange(0, PART // 2))
+  if HALVES and (flags & (GATED | PAIRS)) == GATED:
+    for i in tl.static_range(HALF):
+      at = n0 + i * PART
+      gate = with_bias(parts[i], ends, group, 2 * n, at, flags, cols, dtype)
+      up = with_bias(parts[HALF + i], ends, group, 2 * n, at + n, flags, cols,
+                    dtype)
+      y = activated_and_mul((gate, up), ends)
+      gemm.store_tile(out, y.to(dtype), 0, 0, m0, at, m, n, rows, cols)
+
+
+@triton.jit
+def _rows(
+    a, b, a_scale, b_scale, plan, out, out_f32, n, k, ends, flags,
+    KIND: tl.constexpr, ROW: tl.constexpr, B_K_LAST: tl.constexpr,
+    EPILOGUE: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr, GROUP_M: tl.constexpr, XCDS: tl.constexpr,
+    ALIGN: tl.constexpr, SLICES: tl.constexpr, PROMOTE: tl.constexpr,
+):
+  """A tile of out [m, n]. ROW: sums are scaled by row and column.
+
+  EPILOGUE: `ends` says what is done with them.
+  """
   GATES: tl.constexpr = B_K_LAST and KIND == gemm.PLAIN and not ROW
-  gated = (flags & GATED) // GATED if GATES else 0
+  gated = (flags & GATED) // GATED if GATES or EPILOGUE else 0
   columns = n + n * gated  # Of b.
+  pairs = (flags & PAIRS) // PAIRS if EPILOGUE else 0
+  halves = gated - pairs
   tiles = _tiles_of_rows(plan, XCDS > 0)
   if tl.program_id(0) < tiles * tl.cdiv(columns, TILE_N):
     group, first, end, n0 = _tile(
         plan, tiles, columns, TILE_M, TILE_N, GROUP_M, XCDS)
-    n0 = n0 >> gated
+    n0 = n0 >> halves
     a += first.to(tl.int64) * k
     matrix = tl.maximum(group, 0).to(tl.int64)
     b += matrix * k * columns
@@ -268,9 +356,10 @@ def _rows(
       a_scale += first.to(tl.int64) * scales_k
       b_scale += (matrix * tl.cdiv(n, 128) + n0 // 128) * scales_k
     acc = _product(
-        a, b, a_scale, b_scale, k, k if B_K_LAST else n, end - first, n - n0,
-        tl.where(group < 0, 0, k), scales_k, n * gated, flags, KIND, True,
-        B_K_LAST, TILE_M, TILE_N, TILE_K, ALIGN, PROMOTE, GATES)
+        a, b, a_scale, b_scale, k, k if B_K_LAST else columns, end - first,
+        n + n * pairs - n0, tl.where(group < 0, 0, k), scales_k, n * halves,
+        flags, KIND, True, B_K_LAST, TILE_M, TILE_N, TILE_K, ALIGN, PROMOTE,
+        GATES)
     if ROW:
       r = first + tl.arange(0, TILE_M)
       c = n0 + tl.arange(0, TILE_N)
@@ -281,7 +370,10 @@ def _rows(
       x = acc.to(tl.float32) * sa[:, None] * sb[None, :]
     else:
       x = acc
-    if gated:
+    if EPILOGUE:
+      _store_ended(x, ends, out, out_f32, group, first, n0, end, n, flags,
+                   GATES, TILE_M, TILE_N, SLICES)
+    elif gated:
       _store_gated(x, out, first, n0, end, n, TILE_M, TILE_N, SLICES)
     else:
       _store(x, out, out_f32, 0, 0, first, n0, end, n, flags, TILE_M, TILE_N,
@@ -299,8 +391,9 @@ def gmm_nn(
 
   OUT_F32: out is out_f32. Grid: (tiles, as many as there could be).
   """
-  _rows(a, b, a, b, plan, out, out_f32, n, k, flags, gemm.PLAIN, False, False,
-        TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, SLICES, False)
+  _rows(a, b, a, b, plan, out, out_f32, n, k, 0, flags, gemm.PLAIN, False,
+        False, False, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, SLICES,
+        False)
 
 
 @triton.jit
@@ -311,8 +404,43 @@ def gmm_nt(
     SLICES: tl.constexpr,
 ):
   """gmm_nn with b [groups, n, k]."""
-  _rows(a, b, a, b, plan, out, out_f32, n, k, flags, gemm.PLAIN, False, True,
-        TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, SLICES, False)
+  _rows(a, b, a, b, plan, out, out_f32, n, k, 0, flags, gemm.PLAIN, False, True,
+        False, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN, SLICES, False)
+
+
+@triton.jit
+def gmm_nn_epilogue(
+    a, b, plan, out, out_f32, bias, n, k, activation, alpha, gate_limit,
+    up_limit, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+  """gmm_nn, and then with bias [groups, columns of b] the activation.
+
+  Without GATED: out = act(product + bias), rounded once. With it b has 2 n
+  columns, with PAIRS a gate and an up in turns, and out [m, n] is what
+  activation_fwd makes of products that are rounded to out's type.
+  """
+  _rows(a, b, a, b, plan, out, out_f32, n, k,
+        (bias, activation, alpha, gate_limit, up_limit), flags, gemm.PLAIN,
+        False, False, True, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN,
+        SLICES, False)
+
+
+@triton.jit
+def gmm_nt_epilogue(
+    a, b, plan, out, out_f32, bias, n, k, activation, alpha, gate_limit,
+    up_limit, flags,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    GROUP_M: tl.constexpr, XCDS: tl.constexpr, ALIGN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+  """gmm_nn_epilogue of nt. Gates may also be in front of all ups."""
+  _rows(a, b, a, b, plan, out, out_f32, n, k,
+        (bias, activation, alpha, gate_limit, up_limit), flags, gemm.PLAIN,
+        False, True, True, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN,
+        SLICES, False)
 
 
 @triton.jit
@@ -326,9 +454,9 @@ def gmm_row(
 
   a_scale [m], b_scale [groups, n].
   """
-  _rows(a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
-        gemm.PLAIN, True, True, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN,
-        SLICES, PROMOTE)
+  _rows(a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, 0, flags,
+        gemm.PLAIN, True, True, False, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS,
+        ALIGN, SLICES, PROMOTE)
 
 
 @triton.jit
@@ -342,9 +470,9 @@ def gmm_block(
 
   All rounded up. TILE_K divides 128.
   """
-  _rows(a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
-        gemm.BLOCK, False, True, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS, ALIGN,
-        SLICES, False)
+  _rows(a, b, a_scale, b_scale, plan, out_bf16, out_f32, n, k, 0, flags,
+        gemm.BLOCK, False, True, False, TILE_M, TILE_N, TILE_K, GROUP_M, XCDS,
+        ALIGN, SLICES, False)
 
 
 @triton.jit

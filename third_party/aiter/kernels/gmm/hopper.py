@@ -32,10 +32,11 @@ def tensor_maps(function, constants):
   """TMA maps of a kernel, of [1 or group, row, column]."""
   rows_m = constants["TILE_M"] if constants["SKINNY"] else 64
   n, k = constants["TILE_N"], constants["TILE_K"]
-  if function == "gmm_nt":
+  if function in ("gmm_nt", "gmm_nt_epilogue"):
     n //= 2  # A tile's gates and ups lie apart.
   a = (1, k, rows_m) if function == "gmm_tn" else (1, rows_m, k)
-  b = (1, k, n) if function in ("gmm_nn", "gmm_tn") else (1, n, k)
+  k_first = ("gmm_nn", "gmm_nn_epilogue", "gmm_tn")
+  b = (1, k, n) if function in k_first else (1, n, k)
   maps = {"a_desc": TensorMap("a", a), "b_desc": TensorMap("b", b)}
   if function == "gmm_tn":
     maps["out_desc"] = TensorMap("out", (1, 64, n))
@@ -226,6 +227,121 @@ def _end_transposed(acc, out, out_f32, row0, col0, row_end, n, flags,
 
 
 @gluon.jit
+def _with_bias(x, ends, group, col0, columns, flags, AXIS: gl.constexpr,
+               ELEMENT: gl.constexpr):
+  """A part of a product with its bias, in float32.
+
+  AXIS: that of b's columns, of which there are `columns`; the first is col0.
+  ELEMENT: what the part is rounded to before.
+  """
+  at = col0 + gl.arange(0, x.shape[AXIS],
+                        gl.SliceLayout(1 - AXIS, x.type.layout))
+  # What no matrix is for is 0.
+  inside = (at < columns) & (group >= 0) & ((flags & gmm.BIAS) != 0)
+  bias = ends[0] + gl.maximum(group, 0).to(gl.int64) * columns
+  bias = gl.load(bias + at, mask=inside, other=0.0)
+  return x.to(ELEMENT).to(gl.float32) + gl.expand_dims(bias, 1 - AXIS)
+
+
+@gluon.jit
+def _end_columns(acc, ends, out, out_f32, group, row0, col0, row_end, n, flags,
+                 PAIRS: gl.constexpr, ELEMENT: gl.constexpr):
+  """Stores columns of b from col0 on, 64 at a time: their registers suffice."""
+  N: gl.constexpr = acc.shape[1]
+  if N > 64:
+    low, high = gemm._halves(acc, ELEMENT)
+    _end_columns(low, ends, out, out_f32, group, row0, col0, row_end, n, flags,
+                 PAIRS, ELEMENT)
+    _end_columns(high, ends, out, out_f32, group, row0, col0 + N // 2, row_end,
+                 n, flags, PAIRS, ELEMENT)
+  elif PAIRS:
+    x = _with_bias(acc, ends, group, col0, 2 * n, flags, 1, ELEMENT)
+    # Each thread has its own.
+    x = gmm.activated_and_mul(
+        x.reshape([x.shape[0], N // 2, 2]).split(), ends)
+    gemm.store(out, x.to(ELEMENT), row0, col0 // 2, row_end, n // 8 * 8,
+               ELEMENT)
+  else:
+    x = _with_bias(acc, ends, group, col0, n, flags, 1, gl.float32)
+    x = gmm.activated(x, ends)
+    if (flags & gmm.OUT_F32) != 0:
+      gemm.store(out_f32, x, row0, col0, row_end, n // 8 * 8, ELEMENT)
+    else:
+      gemm.store(out, x.to(ELEMENT), row0, col0, row_end, n // 8 * 8, ELEMENT)
+
+
+@gluon.jit
+def _end_halves(gate, up, ends, out, group, row0, col0, row_end, n, flags,
+                ELEMENT: gl.constexpr):
+  """Stores columns of the result from col0 on, 64 at a time."""
+  N: gl.constexpr = gate.shape[1]
+  if N > 64:
+    gates = gemm._halves(gate, ELEMENT)
+    ups = gemm._halves(up, ELEMENT)
+    for i in gl.static_range(2):
+      _end_halves(gates[i], ups[i], ends, out, group, row0, col0 + i * N // 2,
+                  row_end, n, flags, ELEMENT)
+  else:
+    gate = _with_bias(gate, ends, group, col0, 2 * n, flags, 1, ELEMENT)
+    up = _with_bias(up, ends, group, col0 + n, 2 * n, flags, 1, ELEMENT)
+    x = gmm.activated_and_mul((gate, up), ends)
+    gemm.store(out, x.to(ELEMENT), row0, col0, row_end, n // 8 * 8, ELEMENT)
+
+
+@gluon.jit
+def _end_ended(acc, ends, out, out_f32, group, row0, col0, row_end, n, flags,
+               HALVES: gl.constexpr, ELEMENT: gl.constexpr):
+  """Stores a part with its bias and activation; col0 is of b's columns.
+
+  HALVES: gates may be n columns before their ups.
+  """
+  if (flags & gmm.GATED) == 0:
+    _end_columns(acc, ends, out, out_f32, group, row0, col0, row_end, n, flags,
+                 False, ELEMENT)
+  elif (flags & gmm.PAIRS) != 0:
+    _end_columns(acc, ends, out, out_f32, group, row0, col0, row_end, n, flags,
+                 True, ELEMENT)
+  elif HALVES:
+    gate, up = gemm._halves(acc, ELEMENT)
+    _end_halves(gate, up, ends, out, group, row0, col0, row_end, n, flags,
+                ELEMENT)
+
+
+@gluon.jit
+def _end_ended_transposed(acc, ends, out, out_f32, group, row0, col0, row_end,
+                          n, flags, HALVES: gl.constexpr,
+                          ELEMENT: gl.constexpr):
+  """_end_ended of a part that has columns of the result in its rows."""
+  N: gl.constexpr = acc.shape[0]
+  M: gl.constexpr = acc.shape[1]
+  if (flags & gmm.GATED) == 0:
+    x = _with_bias(acc, ends, group, col0, n, flags, 0, gl.float32)
+    x = gmm.activated(x, ends)
+    if (flags & gmm.OUT_F32) != 0:
+      _store_transposed(out_f32, x, row0, col0, row_end, n)
+    else:
+      _store_transposed(out, x, row0, col0, row_end, n)
+  elif (flags & gmm.PAIRS) != 0:
+    # Each thread with both of its pairs.
+    PAIRED: gl.constexpr = gl.BlockedLayout([8, 2, 1], [4, 1, 8], [1, 1, 4],
+                                            [1, 0, 2])
+    pairs = _with_bias(acc, ends, group, col0, 2 * n, flags, 0, ELEMENT)
+    pairs = gl.convert_layout(pairs.reshape([N // 2, 2, M]), PAIRED)
+    _store_transposed(
+        out, gmm.activated_and_mul(pairs.permute(0, 2, 1).split(), ends), row0,
+        col0 // 2, row_end, n)
+  elif HALVES:
+    HALVED: gl.constexpr = gl.BlockedLayout([2, 8, 1], [1, 4, 8], [1, 1, 4],
+                                            [1, 0, 2])
+    halves = gl.convert_layout(acc.reshape([2, N // 2, M]), HALVED)
+    gate, up = halves.permute(1, 2, 0).split()
+    gate = _with_bias(gate, ends, group, col0, 2 * n, flags, 0, ELEMENT)
+    up = _with_bias(up, ends, group, col0 + n, 2 * n, flags, 0, ELEMENT)
+    _store_transposed(out, gmm.activated_and_mul((gate, up), ends), row0, col0,
+                      row_end, n)
+
+
+@gluon.jit
 def _load_ends(scales, rows, row_end, col0, n, group, LAYOUT: gl.constexpr,
                PARTS: gl.constexpr):
   """The scales of rows of a, and of each 64 rows of b: 0 of no matrix."""
@@ -269,12 +385,12 @@ def _scaled_sum(acc, ring, scales, steps, i, phase, w: gl.constexpr, row0,
 
 @gluon.jit
 def _consume(w: gl.constexpr, ring, walk, scales, out, LAYOUT: gl.constexpr,
-             KIND: gl.constexpr, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
-             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
-             GROUP_M: gl.constexpr):
+             KIND: gl.constexpr, EPILOGUE: gl.constexpr, SKINNY: gl.constexpr,
+             TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
+             STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """Computes a warpgroup's part of one tile after the other."""
   plan, tiles, tiles_m, tiles_n, k, span, apart = walk
-  out, out_smem, out_f32, n, flags = out
+  out, out_smem, out_f32, n, ends, flags = out
   ELEMENT: gl.constexpr = ring[0].dtype
   SUM: gl.constexpr = gl.int32 if ELEMENT == gl.int8 else gl.float32
   N: gl.constexpr = TILE_M if SKINNY else TILE_N
@@ -303,6 +419,12 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, LAYOUT: gl.constexpr,
     if LAYOUT == TN:
       _end_group(acc, out, out_smem.index(w), out_f32, group,
                  tile_m * TILE_M + w * 64, col0, k, n, flags, ELEMENT)
+    elif EPILOGUE and SKINNY:
+      _end_ended_transposed(acc, ends, out, out_f32, group, row0, col0, end, n,
+                            flags, LAYOUT == NT, ELEMENT)
+    elif EPILOGUE:
+      _end_ended(acc, ends, out, out_f32, group, row0, col0, end, n, flags,
+                 LAYOUT == NT, ELEMENT)
     elif SKINNY:
       _end_transposed(acc, out, out_f32, row0, col0, end, n, flags,
                       LAYOUT == NT)
@@ -315,13 +437,14 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, LAYOUT: gl.constexpr,
 
 
 @gluon.jit
-def _gmm(a_desc, b_desc, a_scale, b_scale, plan, out, out_f32, n, k, flags,
-         LAYOUT: gl.constexpr, KIND: gl.constexpr, SKINNY: gl.constexpr,
-         TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
-         STAGES: gl.constexpr, GROUP_M: gl.constexpr):
+def _gmm(a_desc, b_desc, a_scale, b_scale, plan, out, out_f32, n, k, ends,
+         flags, LAYOUT: gl.constexpr, KIND: gl.constexpr,
+         EPILOGUE: gl.constexpr, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
+         TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
+         GROUP_M: gl.constexpr):
   """A block's tiles. SKINNY: one warpgroup computes a tile's transpose.
 
-  out: of TN a map.
+  out: of TN a map. EPILOGUE: `ends` says what is done with a product.
   """
   PARTS: gl.constexpr = 1 if SKINNY else TILE_M // 64
   dtype: gl.constexpr = a_desc.dtype
@@ -347,25 +470,30 @@ def _gmm(a_desc, b_desc, a_scale, b_scale, plan, out, out_f32, n, k, flags,
     tiles_m = (k + TILE_M - 1) // TILE_M
   # A tile's columns in the result, and how far apart its halves are in b.
   gated = (flags & gmm.GATED) != 0
+  columns = n
+  if EPILOGUE:
+    columns = gl.where((flags & gmm.PAIRS) != 0, 2 * n, n)
+    gated = gated & ((flags & gmm.PAIRS) == 0)
   span = gl.where(gated, TILE_N // 2, TILE_N)
   apart = gl.where(gated, n, TILE_N // 2)
-  walk = (plan, gl.load(plan), tiles_m, (n + span - 1) // span, k, span, apart)
+  walk = (plan, gl.load(plan), tiles_m, (columns + span - 1) // span, k, span,
+          apart)
   maps = (a_desc, b_desc)
   scales = (a_scale, b_scale, (k + gmm.SCALE_BLOCK - 1) // gmm.SCALE_BLOCK)
-  result = (out, out_smem, out_f32, n, flags)
+  result = (out, out_smem, out_f32, n, ends, flags)
   if SKINNY:
     gl.warp_specialize([
-        (_consume, (0, ring, walk, scales, result, LAYOUT, KIND, SKINNY,
-                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_consume, (0, ring, walk, scales, result, LAYOUT, KIND, EPILOGUE,
+                    SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
         (_produce, (ring, walk, maps, LAYOUT, SKINNY, TILE_M, TILE_N, TILE_K,
                     STAGES, GROUP_M)),
     ], [1])
   else:
     gl.warp_specialize([
-        (_consume, (0, ring, walk, scales, result, LAYOUT, KIND, SKINNY,
-                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
-        (_consume, (1, ring, walk, scales, result, LAYOUT, KIND, SKINNY,
-                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_consume, (0, ring, walk, scales, result, LAYOUT, KIND, EPILOGUE,
+                    SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_consume, (1, ring, walk, scales, result, LAYOUT, KIND, EPILOGUE,
+                    SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
         (_produce, (ring, walk, maps, LAYOUT, SKINNY, TILE_M, TILE_N, TILE_K,
                     STAGES, GROUP_M)),
     ], [4, 1], [224, 24])
@@ -376,8 +504,20 @@ def gmm_nn(a_desc, b_desc, plan, out, out_f32, n, k, flags,
            SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
            TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gmm.gmm_nn. Grid: (multiprocessors, or tiles if fewer)."""
-  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out, out_f32, n, k, flags, NN,
-       gemm.PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out, out_f32, n, k, 0, flags,
+       NN, gemm.PLAIN, False, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+
+
+@gluon.jit
+def gmm_nn_epilogue(a_desc, b_desc, plan, out, out_f32, bias, n, k, activation,
+                    alpha, gate_limit, up_limit, flags, SKINNY: gl.constexpr,
+                    TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+                    TILE_K: gl.constexpr, STAGES: gl.constexpr,
+                    GROUP_M: gl.constexpr):
+  """gmm.gmm_nn_epilogue."""
+  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out, out_f32, n, k,
+       (bias, activation, alpha, gate_limit, up_limit), flags, NN,
+       gemm.PLAIN, True, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
@@ -385,8 +525,20 @@ def gmm_nt(a_desc, b_desc, plan, out, out_f32, n, k, flags,
            SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
            TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gmm.gmm_nt."""
-  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out, out_f32, n, k, flags, NT,
-       gemm.PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out, out_f32, n, k, 0, flags,
+       NT, gemm.PLAIN, False, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+
+
+@gluon.jit
+def gmm_nt_epilogue(a_desc, b_desc, plan, out, out_f32, bias, n, k, activation,
+                    alpha, gate_limit, up_limit, flags, SKINNY: gl.constexpr,
+                    TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+                    TILE_K: gl.constexpr, STAGES: gl.constexpr,
+                    GROUP_M: gl.constexpr):
+  """gmm.gmm_nt_epilogue."""
+  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out, out_f32, n, k,
+       (bias, activation, alpha, gate_limit, up_limit), flags, NT,
+       gemm.PLAIN, True, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
@@ -394,8 +546,9 @@ def gmm_tn(a_desc, b_desc, out_desc, plan, out_f32, n, k, flags,
            SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
            TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gmm.gmm_tn."""
-  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out_desc, out_f32, n, k, flags,
-       TN, gemm.PLAIN, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+  _gmm(a_desc, b_desc, out_f32, out_f32, plan, out_desc, out_f32, n, k, 0,
+       flags, TN, gemm.PLAIN, False, SKINNY, TILE_M, TILE_N, TILE_K, STAGES,
+       GROUP_M)
 
 
 @gluon.jit
@@ -404,9 +557,9 @@ def gmm_row(a_desc, b_desc, a_scale, b_scale, plan, out_bf16, out_f32, n, k,
             TILE_M: gl.constexpr, TILE_N: gl.constexpr, TILE_K: gl.constexpr,
             STAGES: gl.constexpr, GROUP_M: gl.constexpr):
   """gmm.gmm_row."""
-  _gmm(a_desc, b_desc, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
-       NT, gemm.PROMOTED_ROWS if PROMOTE else gemm.ROWS, SKINNY, TILE_M,
-       TILE_N, TILE_K, STAGES, GROUP_M)
+  _gmm(a_desc, b_desc, a_scale, b_scale, plan, out_bf16, out_f32, n, k, 0,
+       flags, NT, gemm.PROMOTED_ROWS if PROMOTE else gemm.ROWS, False, SKINNY,
+       TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
 
 
 @gluon.jit
@@ -417,5 +570,6 @@ def gmm_block(a_desc, b_desc, a_scale, b_scale, plan, out_bf16, out_f32, n, k,
   """gmm.gmm_block. A tile has one block's columns."""
   gl.static_assert(TILE_N <= gmm.SCALE_BLOCK)
   gl.static_assert(TILE_K == gmm.SCALE_BLOCK)
-  _gmm(a_desc, b_desc, a_scale, b_scale, plan, out_bf16, out_f32, n, k, flags,
-       NT, gemm.BLOCKS, SKINNY, TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+  _gmm(a_desc, b_desc, a_scale, b_scale, plan, out_bf16, out_f32, n, k, 0,
+       flags, NT, gemm.BLOCKS, False, SKINNY, TILE_M, TILE_N, TILE_K, STAGES,
+       GROUP_M)
