@@ -320,8 +320,7 @@ struct Attend {
         If(a.page_size % kTinyPage != 0, kPagedTinyPages) |
         If(a.pages == 0, kPagedNoPages) |
         If(a.batch == 1 || mixed || rows > kHalfTile * batch, kPagedUnshared) |
-        If(rows >= kManyRows * batch, kPagedManyRows) |
-        KindBits(a.kind);
+        If(rows >= kManyRows * batch, kPagedManyRows) | KindBits(a.kind);
     return key;
   }
 

@@ -322,9 +322,9 @@ void TestTensorMaps() {
   CHECK(g_recorder.maps.size() == 2);
 }
 
-// A kernel whose blocks are a sequence's own is for steps of more than 16 rows of
-// a KV head, for packed queries of which one sequence may have many, and for one
-// sequence.
+// A kernel whose blocks are a sequence's own is for steps of more than 16 rows
+// of a KV head, for packed queries of which one sequence may have many, and for
+// one sequence.
 void TestUnshared() {
   g_recorder.multiprocessors = 1;
   NewContext("sm_90");

@@ -16,8 +16,8 @@ FLAGS = flags("cu_seqlens indptr window soft_cap alibi sink token_scales lse "
               "partial shuffled odd_pages")
 # Of caches of bytes, what they hold; in the order of attend.py's constants.
 KINDS = ("int8", "e4m3fn", "e4m3fnuz", "e5m2")
-# unaligned: rows are no multiples of 16 bytes; unshared: a sequence is alone, or
-# may have more rows than half a tile of shares_hopper.py, whose blocks share
+# unaligned: rows are no multiples of 16 bytes; unshared: a sequence is alone,
+# or may have more rows than half a tile of shares_hopper.py, whose blocks share
 # the keys of all; many_rows: sequences have more than in a step of decoding;
 # small_pages: of no multiple of 64 keys, which a tile of keys divides;
 # tiny_pages: of no multiple of 16; no_pages: a cache of none.
