@@ -63,6 +63,8 @@ def _features(c: Case) -> list[str]:
       "odd_pages": c.page & (c.page - 1) != 0,
       "small_pages": c.page % 64 != 0,
       "tiny_pages": c.page % 16 != 0,
+      # Queries of one sequence are not known; a step's rows are 12.
+      "unshared": not c.decode or len(c.lengths) == 1,
       "many_rows": c.lengths == _STEPS[-1]["lengths"],
       "bytes": bool(c.cache),
       c.cache: bool(c.cache),

@@ -15,7 +15,12 @@ from paged import cases
 from paged.cases import Case
 
 # isort: split
-from third_party.aiter.kernels.paged import attend, family, merge
+from third_party.aiter.kernels.paged import (
+    attend,
+    family,
+    merge,
+    merge_hopper,
+)
 
 _ALL = sum(family.FLAGS.values())
 _TILE_M, _TILE_N = 16, 16
@@ -138,22 +143,28 @@ class PagedKernelTest(parameterized.TestCase):
           TILE_N=_TILE_N, HEAD=head, FLAGS=flags, KIND=kind, NATIVE=-1,
           CHEAP_CAST=False, LARGE_PAGES=large_pages, ONE_LANE=False,
           PRECISION="ieee", ONE_AXIS=one_axis, OVERLAPS=False)
+      results = [(out, lse)]
       if splits > 1:
         cols = 4 if one_axis else 1
-        merge.paged_merge[(tokens * hq * cols,)](
-            parts, parts_lse, out, lse, tokens, hq, dv, splits, cols, bits,
-            TILE_N=2, HEAD=head, MERGE_COLS=4, OVERLAPS=False)
+        results.append((Tensor(out.array.copy()), Tensor(lse.array.copy())))
+        for (kernel, options), result in zip(
+            ((merge.paged_merge, {}),
+             (merge_hopper.paged_merge, {"FEW_N": 4})), results):
+          kernel[(tokens * hq * cols,)](
+              parts, parts_lse, *result, tokens, hq, dv, splits, cols, bits,
+              TILE_N=2, HEAD=head, MERGE_COLS=4, OVERLAPS=False, **options)
     if csr:
       for row, n in zip(p.table, counts):
         row[n:] = -1
     exact, exact_lse = p.exact()
     plain, _ = p.exact(DTYPES[case.dtype])
-    check_error(self, out.array, exact, plain, case.dtype, str(case))
     empty = exact_lse == -np.inf
-    np.testing.assert_array_equal(lse.array == -np.inf, empty)
-    np.testing.assert_allclose(
-        np.where(empty, 0, lse.array), np.where(empty, 0, exact_lse),
-        rtol=1e-4, atol=1e-4 * (1 + 9 * (case.cache == "int8")))
+    for out, lse in results:
+      check_error(self, out.array, exact, plain, case.dtype, str(case))
+      np.testing.assert_array_equal(lse.array == -np.inf, empty)
+      np.testing.assert_allclose(
+          np.where(empty, 0, lse.array), np.where(empty, 0, exact_lse),
+          rtol=1e-4, atol=1e-4 * (1 + 9 * (case.cache == "int8")))
 
   @parameterized.product(
       case=[Case(d=32), Case(d=32, decode=False, lengths=_MIXED)],

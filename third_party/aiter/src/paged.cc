@@ -29,8 +29,10 @@ constexpr int64_t kMaxLatentDim = 1024;
 constexpr int64_t kMaxSplits = 65535;
 constexpr int32_t kUnbounded = 1 << 30;
 constexpr int64_t kRunBytes = 16;
-// Rows of a sequence that a tall tile is worth.
+// Rows of a sequence that a tall tile is worth, and how many it has at most in
+// half a tile of shares_hopper.py.
 constexpr int64_t kManyRows = 32;
+constexpr int64_t kHalfTile = 16;
 // Keys that lie together in a large page; tiles of keys divide it.
 constexpr int64_t kLargePage = 64;
 // Rows that a tensor map's boxes of the smallest kernel have.
@@ -292,6 +294,9 @@ struct Attend {
     key.dims[0] = static_cast<int32_t>(std::max(a.hdim, a.hdim_v));
     int64_t run = RunOf(a);
     int64_t rows = a.tokens * (a.nhead_q / a.nhead_k);
+    int64_t batch = std::max<int64_t>(a.batch, 1);
+    // Of packed queries each sequence has one, or the device alone knows.
+    const bool mixed = a.cu_seqlens_ptr != nullptr && a.tokens > a.batch;
     const bool shuffled = IsShuffled(a.k, run) || IsShuffled(a.v, run);
     const bool aligned =
         shuffled ? HasKeyRuns(a.k, run) && HasValueRuns(a.v, run, a.page_size)
@@ -314,8 +319,8 @@ struct Attend {
         If(a.page_size % kLargePage != 0, kPagedSmallPages) |
         If(a.page_size % kTinyPage != 0, kPagedTinyPages) |
         If(a.pages == 0, kPagedNoPages) |
-        If(rows >= kManyRows * std::max<int64_t>(a.batch, 1), kPagedManyRows) |
-        KindBits(a.kind);
+        If(a.batch == 1 || mixed || rows > kHalfTile * batch, kPagedUnshared) |
+        If(rows >= kManyRows * batch, kPagedManyRows) | KindBits(a.kind);
     return key;
   }
 
@@ -519,7 +524,7 @@ struct Latent {
   static ProblemKey KeyOf(const Args& a) {
     // What a row of the table tells by its sizes.
     constexpr uint32_t kBySize =
-        kPagedPartial | kPagedManyRows | kPagedSmallPages;
+        kPagedPartial | kPagedUnshared | kPagedManyRows | kPagedSmallPages;
     ProblemKey key = Attend::KeyOf(a);
     key.features &= ~kBySize;
     key.dims[0] = static_cast<int32_t>(a.hdim_v);

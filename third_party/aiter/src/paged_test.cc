@@ -91,6 +91,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   kernels.back().num_tensor_maps = 2;
   kernels.back().grid = &kPagedAttendGridOneAxis;
   kernels.back().shared_bytes = 30 * 1024;
+  add("unshared", "fast", 16, 64, kPagedUnshared, kPagedManyRows, "sm_90");
   add("shares", "padded", 64, 16, 0, kPagedShuffled | kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridShares;
   kernels.back().shared_bytes = 30 * 1024;
@@ -319,6 +320,28 @@ void TestTensorMaps() {
   a.pages = a.k.cache_size = a.v.cache_size = 0;
   CHECK(Run(a) == Names{"any_sm_90"});
   CHECK(g_recorder.maps.size() == 2);
+}
+
+// A kernel whose blocks are a sequence's own is for steps of more than 16 rows
+// of a KV head, for packed queries of which one sequence may have many, and for
+// one sequence.
+void TestUnshared() {
+  g_recorder.multiprocessors = 1;
+  NewContext("sm_90");
+  paged_attend_args a = Args(8, 16);
+  CHECK(Run(a)[0] == "shares");
+  a.nhead_q = 16 * kHeads;
+  CHECK(Run(a)[0] == "shares");
+  a.nhead_q = 17 * kHeads;
+  CHECK(Run(a)[0] == "unshared");
+  a.nhead_q = kHeads;
+  a.cu_seqlens_ptr = At(0xb000);
+  CHECK(Run(a)[0] == "shares");
+  a.batch = 7;
+  CHECK(Run(a)[0] == "unshared");
+  a.nhead_q = 64 * kHeads;
+  CHECK(Run(a)[0] == "shares");
+  CHECK(Run(Args(1, 16))[0] == "unshared");
 }
 
 // Keys are divided until the device is full, and no further than there is
@@ -609,6 +632,7 @@ int main() {
   aiter::TestSelection();
   aiter::TestPacking();
   aiter::TestTensorMaps();
+  aiter::TestUnshared();
   aiter::TestSplits();
   aiter::TestOneAxis();
   aiter::TestDecodeByTensorMaps();

@@ -14,7 +14,7 @@ from jax._src.aiter.paged.op import Config, Operands
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 # What a row of the kernels' table tells by its sizes.
-_BY_SIZE = ("partial", "many_rows", "small_pages")
+_BY_SIZE = ("partial", "unshared", "many_rows", "small_pages")
 
 
 def _serves(cfg: Config, x: Operands) -> Key | None:

@@ -335,6 +335,19 @@ def _many_rows(cfg: Config, x: Operands, shape: Shape) -> bool:
   return is_known(rows) and rows >= _MANY_ROWS
 
 
+def _unshared(x: Operands, shape: Shape) -> bool:
+  """Whether, as is known, a block of CUDA's is rather one sequence's alone.
+
+  There is one sequence, or one may have more rows than a small tile.
+  """
+  tokens, batch = x.q.shape[0], x.lengths.shape[0]
+  if not (is_known(tokens) and is_known(batch)):
+    return False
+  mixed = x.cu_seqlens is not None and tokens > batch
+  return (batch == 1 or mixed
+          or tokens * (x.q.shape[1] // shape.hk) > _FEW_ROWS * batch)
+
+
 def _splits(platform: str, cfg: Config, x: Operands, shape: Shape) -> int:
   """Parts that a sequence's keys are divided into at most, for scratch.
 
@@ -414,6 +427,7 @@ def features(cfg: Config, x: Operands, shape: Shape):
       "shuffled": shuffled,
       "odd_pages": size & (size - 1) != 0,
       "small_pages": size % _LARGE_PAGE != 0,
+      "unshared": _unshared(x, shape),
       "many_rows": _many_rows(cfg, x, shape),
       "bytes": kind is not None, kind: kind is not None,
   }

@@ -16,13 +16,14 @@ FLAGS = flags("cu_seqlens indptr window soft_cap alibi sink token_scales lse "
               "partial shuffled odd_pages")
 # Of caches of bytes, what they hold; in the order of attend.py's constants.
 KINDS = ("int8", "e4m3fn", "e4m3fnuz", "e5m2")
-# unaligned: rows are no multiples of 16 bytes; many_rows: sequences have more
-# rows than in a step of decoding; small_pages: of no multiple of 64 keys, which
-# a tile of keys divides; tiny_pages: of no multiple of 16; no_pages: a cache of
-# none.
+# unaligned: rows are no multiples of 16 bytes; unshared: a sequence is alone,
+# or may have more rows than half a tile of shares_hopper.py, whose blocks share
+# the keys of all; many_rows: sequences have more than in a step of decoding;
+# small_pages: of no multiple of 64 keys, which a tile of keys divides;
+# tiny_pages: of no multiple of 16; no_pages: a cache of none.
 FEATURES = {
     **FLAGS, **selecting(
-        "unaligned many_rows small_pages tiny_pages no_pages bytes "
+        "unaligned unshared many_rows small_pages tiny_pages no_pages bytes "
         f"{' '.join(KINDS)}")}
 
 
@@ -101,6 +102,7 @@ FAMILY = Family(
         "unaligned": "head dimensions that are no multiples of 16 bytes",
         "shuffled": "a shuffled cache",
         "odd_pages": "pages of a size that is no power of two",
+        "unshared": "one sequence, or more than 16 rows of a KV head",
         "many_rows": "many queries",
         "small_pages": "pages that are no multiples of 64",
         "tiny_pages": "pages that are no multiples of 16",
