@@ -132,12 +132,12 @@ def _unit(terms, FEATURES: gl.constexpr):
 
 
 @gluon.jit
-def _exponentials(s, m, row0, tile, window, terms, keys, i, N: gl.constexpr,
-                  MASK: gl.constexpr, FEATURES: gl.constexpr):
-  """Takes a tile's products into the running maximum; its keys are not needed.
+def complete(s, row0, tile, window, terms, keys, i, N: gl.constexpr,
+             MASK: gl.constexpr, FEATURES: gl.constexpr):
+  """Completes a tile's products but for the window; its keys are not needed.
 
   Returns:
-    (exponentials, new maximum, factor of what was summed before).
+    (scores, what turns them into base 2).
   """
   S_LAYOUT: gl.constexpr = hopper.accumulator(N)
   rows = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
@@ -153,6 +153,20 @@ def _exponentials(s, m, row0, tile, window, terms, keys, i, N: gl.constexpr,
                                   planes, MASK, FEATURES)
   if scores_hopper.staged(FEATURES):
     mbarrier.arrive(keys.k_empty.index(i))
+  return s, scale
+
+
+@gluon.jit
+def weigh(s, scale, m, row0, tile, window, N: gl.constexpr, MASK: gl.constexpr,
+          FEATURES: gl.constexpr):
+  """Takes a tile's scores, as `complete` has them, into the running maximum.
+
+  Returns:
+    (exponentials, new maximum, factor of what was summed before).
+  """
+  S_LAYOUT: gl.constexpr = hopper.accumulator(N)
+  rows = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
+  cols = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))[None, :]
   if MASK:
     s = _mask_scores(s, row0 + rows, tile * N + cols, window, FEATURES)
   m_new = gl.maximum(m, gl.max(s, 1))
@@ -161,6 +175,14 @@ def _exponentials(s, m, row0, tile, window, terms, keys, i, N: gl.constexpr,
   if MASK or FEATURES & scores.HIDES:
     shift = gl.where(m_new == float("-inf"), 0.0, shift)
   return gl.exp2(s * scale - shift[:, None]), m_new, gl.exp2(m * scale - shift)
+
+
+@gluon.jit
+def _exponentials(s, m, row0, tile, window, terms, keys, i, N: gl.constexpr,
+                  MASK: gl.constexpr, FEATURES: gl.constexpr):
+  """Both: a tile's products to `weigh`'s results."""
+  s, scale = complete(s, row0, tile, window, terms, keys, i, N, MASK, FEATURES)
+  return weigh(s, scale, m, row0, tile, window, N, MASK, FEATURES)
 
 
 @gluon.jit

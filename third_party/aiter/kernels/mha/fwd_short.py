@@ -9,7 +9,10 @@ five share a multiprocessor, and hide each other's begin, softmax and end.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma_wait,
+)
 
 from third_party.aiter.kernels.core import hopper
 from third_party.aiter.kernels.mha import fwd_hopper, scores, scores_hopper
@@ -19,29 +22,41 @@ tensor_maps = fwd_hopper.tensor_maps
 
 
 @gluon.jit
-def _copy(args, step, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
-          DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
-          FEATURES: gl.constexpr):
-  """Starts the copies of a step's tiles."""
+def _copy_keys(args, step, N: gl.constexpr, HEAD: gl.constexpr,
+               TAIL: gl.constexpr, STAGES: gl.constexpr,
+               FEATURES: gl.constexpr):
+  """Starts the copies of a step's tiles of K and of the planes."""
   (k_desc, v_desc, keys, slot_b, head_k, k_row, row0, tile_hi, steps, v,
    stride_v, hdim_v, foreign_rows, terms, window) = args
   if step < steps:
     col0 = (tile_hi - 1 - step) * N
     i, phase = hopper.ring(step, STAGES)
-    k_full, v_full = keys.k_full.index(i), keys.v_full.index(i)
+    full = keys.k_full.index(i)
     mbarrier.wait(keys.k_empty.index(i), phase ^ 1)
-    parts.load(k_desc, slot_b, head_k, k_row + col0, k_full, keys.k, i, HEAD,
+    parts.load(k_desc, slot_b, head_k, k_row + col0, full, keys.k, i, HEAD,
                TAIL)
-    scores_hopper.copy_planes(terms, keys.planes, i, k_full, row0, col0, 64, 0,
+    scores_hopper.copy_planes(terms, keys.planes, i, full, row0, col0, 64, 0,
                               window, 1, 64, N, FEATURES)
+
+
+@gluon.jit
+def _copy_values(args, step, N: gl.constexpr, DV: gl.constexpr,
+                 DV_TAIL: gl.constexpr, STAGES: gl.constexpr):
+  """Starts the copy of a step's tile of V."""
+  (k_desc, v_desc, keys, slot_b, head_k, k_row, row0, tile_hi, steps, v,
+   stride_v, hdim_v, foreign_rows, terms, window) = args
+  if step < steps:
+    col0 = (tile_hi - 1 - step) * N
+    i, phase = hopper.ring(step, STAGES)
+    full = keys.v_full.index(i)
     mbarrier.wait(keys.v_empty.index(i), phase ^ 1)
     if (step == 0) & (foreign_rows > 0):
       shown = scores_hopper.shown_keys(terms, col0)
       parts.copy_rows(v, stride_v, keys.v, i, window.len_k - col0,
                       k_row + col0, hdim_v, shown, N, DV, DV_TAIL, False)
-      mbarrier.arrive(v_full)
+      mbarrier.arrive(full)
     else:
-      parts.load(v_desc, slot_b, head_k, k_row + col0, v_full, keys.v, i, DV,
+      parts.load(v_desc, slot_b, head_k, k_row + col0, full, keys.v, i, DV,
                  DV_TAIL)
 
 
@@ -49,12 +64,35 @@ def _copy(args, step, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
 def _step(acc, m, norm, q, keys, copies, step, tile, row0, window, terms,
           N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
           DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
-          MASK: gl.constexpr, FEATURES: gl.constexpr):
-  """Adds a tile, and starts the copy of what takes its place."""
-  acc, m, norm = fwd_hopper._serial_step(
-      acc, m, norm, q, keys, step, tile, row0, window, terms, N, HEAD, TAIL,
-      DV, DV_TAIL, STAGES, MASK, FEATURES)
-  _copy(copies, step + STAGES, N, HEAD, TAIL, DV, DV_TAIL, STAGES, FEATURES)
+          EARLY: gl.constexpr, MASK: gl.constexpr, FEATURES: gl.constexpr):
+  """Adds a tile, and starts the copies of what takes its place.
+
+  EARLY: K's as soon as there are scores, to arrive under the softmax. That is
+  worth its barrier where STAGES is 1, but between the first product and
+  dropout's draws, which hide each other.
+  """
+  i, phase = hopper.ring(step, STAGES)
+  mbarrier.wait(keys.k_full.index(i), phase)
+  s = parts.product(q, parts.tile(keys.k, i, N, HEAD, TAIL), 64, N, TAIL)
+  s = warpgroup_mma_wait(0, deps=[s])
+  s, scale = fwd_hopper.complete(s, row0, tile, window, terms, keys, i, N, MASK,
+                                 FEATURES)
+  if EARLY:
+    _copy_keys(copies, step + STAGES, N, HEAD, TAIL, STAGES, FEATURES)
+  e, m, alpha = fwd_hopper.weigh(s, scale, m, row0, tile, window, N, MASK,
+                                 FEATURES)
+  norm = norm * alpha + gl.sum(e, 1)
+  acc = parts.scale_rows(acc, alpha, DV, DV_TAIL)
+  p = fwd_hopper._weights(e, row0, tile, terms, keys.v.main.dtype, N, DV,
+                          FEATURES)
+  mbarrier.wait(keys.v_full.index(i), phase)
+  acc = parts.accumulate(acc, p, parts.tile(keys.v, i, N, DV, DV_TAIL),
+                         DV_TAIL)
+  acc = parts.wait(0, acc, DV_TAIL)
+  mbarrier.arrive(keys.v_empty.index(i))
+  if not EARLY:
+    _copy_keys(copies, step + STAGES, N, HEAD, TAIL, STAGES, FEATURES)
+  _copy_values(copies, step + STAGES, N, DV, DV_TAIL, STAGES)
   return acc, m, norm
 
 
@@ -73,7 +111,8 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
             min_seqlen_q, flags,
             TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
             TAIL: gl.constexpr, BLOCK_DV: gl.constexpr, DV_TAIL: gl.constexpr,
-            STAGES: gl.constexpr, FEATURES: gl.constexpr):
+            STAGES: gl.constexpr, FEATURES: gl.constexpr,
+            EARLY: gl.constexpr = 0):
   """Attention forward; fwd_hopper.py says what arguments and grid are."""
   gl.static_assert(TILE_M == 64)
   gl.static_assert(
@@ -116,6 +155,9 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
     foreign_rows = tile_hi * N - seqlen_k
   b = slot_b.to(gl.int64)
   v += b * batch_stride_v + head_k * nhead_stride_v
+  # As in fwd_hopper.py, where what dropout keeps is written.
+  if FEATURES == scores.DROPOUT:
+    mask += index_b * batch_stride_mask + head * nhead_stride_mask
   heads = scores_hopper.heads_of(
       index_b, nhead_q, bias, bias_f32, stride_bias, key_stride_bias,
       nhead_stride_bias, batch_stride_bias, mask, stride_mask, key_stride_mask,
@@ -155,7 +197,8 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
     parts.load(q_desc, slot_b, head, q_row + row0, q_full.index(0), q_smem, 0,
                HEAD, TAIL)
     for step in gl.static_range(STAGES):
-      _copy(copies, step, N, HEAD, TAIL, DV, DV_TAIL, STAGES, FEATURES)
+      _copy_keys(copies, step, N, HEAD, TAIL, STAGES, FEATURES)
+      _copy_values(copies, step, N, DV, DV_TAIL, STAGES)
     mbarrier.wait(q_full.index(0), 0)
   q_tile = parts.tile(q_smem, 0, 64, HEAD, TAIL)
   # Tiles that the diagonal or the end crosses, then whole tiles, then tiles
@@ -165,15 +208,18 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
   for step in range(right):
     acc, m, norm = _step(
         acc, m, norm, q_tile, keys, copies, step, tile_hi - 1 - step, row0,
-        window, terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, True, FEATURES)
+        window, terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, EARLY,
+        True, FEATURES)
   for step in range(right, whole):
     acc, m, norm = _step(
         acc, m, norm, q_tile, keys, copies, step, tile_hi - 1 - step, row0,
-        window, terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, False, FEATURES)
+        window, terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, EARLY,
+        False, FEATURES)
   for step in range(whole, steps):
     acc, m, norm = _step(
         acc, m, norm, q_tile, keys, copies, step, tile_hi - 1 - step, row0,
-        window, terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, True, FEATURES)
+        window, terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, EARLY,
+        True, FEATURES)
 
   m *= fwd_hopper._unit(terms, FEATURES)
   if (flags & scores.SINK) != 0:
