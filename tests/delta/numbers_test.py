@@ -91,8 +91,10 @@ class DeltaTest(parameterized.TestCase):
   @parameterized.parameters(*machine.sample([
       dict(), dict(t=64, dtype="float16"), dict(t=5, chunk=4), dict(chunk=7),
       dict(t=130, b=1, h=1, dk=8, dv=40), dict(norm=False, state=False, hv=2),
-      dict(dtype="bfloat16")], 2))
+      dict(dtype="bfloat16"), dict(t=200, chunk=4),
+      dict(t=150, chunk=4, b=1, dtype="bfloat16")], 2))
   def test_chunks(self, **options):
+    """One, a few, and so many that groups are made of them."""
     self.check(**{"chunk": 64, **options})
 
   @parameterized.parameters(*machine.sample([
@@ -104,9 +106,13 @@ class DeltaTest(parameterized.TestCase):
   @parameterized.parameters(*machine.sample([
       dict(), dict(chunk=16, dtype="bfloat16"), dict(cu=(0, 70)),
       dict(cu=(0, 0, 0)), dict(cu=(0, 1, 1, 2), chunk=None),
-      dict(cu=(0, 7, 9), t=9, chunk=None, channels=True)], 2))
+      dict(cu=(0, 7, 9), t=9, chunk=None, channels=True),
+      dict(cu=(0, 3, 3, 90, 91, 190), t=200, chunk=4)], 2))
   def test_packed(self, **options):
-    """Whole chunks, less and more; nothing; one token each; rows of nobody."""
+    """Whole chunks, less and more; nothing; one token each; rows of nobody.
+
+    Of 32 chunks and more groups are made.
+    """
     self.check(**{"chunk": 64, "b": 1, "cu": (0, 0, 64, 65, 65, 68),
                   **options})
 

@@ -28,7 +28,8 @@ class HeadsKernelsTest(fused_test.HeadsTestCase):
       self.check(HeadCase(
           dtype=dtype, layout="NHD" if runs else "asm",
           cache="" if runs and "cache_bytes" not in own else "float8_e4m3fn",
-          token=not runs, scaled=runs, tokens=4, turned=0 if aligned else 64))
+          token=not runs, scaled=runs, tokens=4, turned=0 if aligned else 64,
+          neox="gptj" not in own))
 
 
 class RowsKernelsTest(fused_test.RowsTestCase):

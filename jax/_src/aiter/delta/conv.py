@@ -31,6 +31,14 @@ def _sum(taps, weight, bias, silu, dtype):
   return (jax.nn.silu(out) if silu else out).astype(dtype)
 
 
+def _of_line(silu, line, weight, bias, dtype):
+  """Of what came before and tokens in one line [.., dim, before + t]."""
+  t = line.shape[-1] - weight.shape[1] + 1
+  taps = (jnp.swapaxes(line[..., j:j + t], -1, -2)
+          for j in range(weight.shape[1]))
+  return jnp.swapaxes(_sum(taps, weight, bias, silu, dtype), -1, -2)
+
+
 def _of_sequences(silu, x, weight, bias, states, cu):
   """Of sequences packed in x [t, dim]; states [n, w - 1, dim], oldest first."""
   t, (dim, w) = x.shape[0], weight.shape
@@ -106,22 +114,15 @@ def _conv(function, silu, x, weight, bias, states, cu):
   _check_states(function, "initial_states", states, (n, dim, s))
   if 0 in (n, dim, t):
     return jnp.zeros_like(x), states
-  rows, old = jnp.swapaxes(x, -1, -2), jnp.swapaxes(states, 1, 2)
-  kept = states.dtype
-  run = functools.partial(_of_sequences, silu)
   if cu is None:
-    ends = jnp.broadcast_to(dims.as_int32(t), (n, 1)) * jnp.arange(
-        2, dtype=jnp.int32)
-    rows, weight, bias, old, ends = vary_together(
-        (rows, weight, bias, old, ends))
-    out, new = jax.vmap(run, in_axes=(0, None, None, 0, 0))(
-        rows, weight, bias, old[:, None], ends)
-    new = new[:, 0]
-  else:
-    # Of lengths that only the device sees all are held inside the rows.
-    cu = lax.cummax(jnp.clip(arguments.int32(cu), 0, t))
-    out, new = run(*vary_together((rows, weight, bias, old, cu)))
-  return jnp.swapaxes(out, -1, -2), jnp.swapaxes(new, 1, 2).astype(kept)
+    line = jnp.concatenate([states, x], 2)
+    return (_of_line(silu, line, weight, bias, x.dtype),
+            line[:, :, t:].astype(states.dtype))
+  # Of lengths that only the device sees all are held inside the rows.
+  cu = lax.cummax(jnp.clip(arguments.int32(cu), 0, t))
+  out, new = _of_sequences(silu, *vary_together((
+      x.T, weight, bias, jnp.swapaxes(states, 1, 2), cu)))
+  return out.T, jnp.swapaxes(new, 1, 2).astype(states.dtype)
 
 
 def causal_conv1d(
@@ -208,10 +209,8 @@ def _update(function, silu, x, pool, weight, bias, lengths, slots, pad):
     lengths = arguments.int32(lengths) % s
     state = turned(state, lengths)
   line = jnp.concatenate([state.astype(x.dtype), rows], 2)
-  first = s - weight.shape[1] + 1
-  taps = (jnp.swapaxes(line[:, :, first + j:first + j + t], 1, 2)
-          for j in range(weight.shape[1]))
-  out = jnp.swapaxes(_sum(taps, weight, bias, silu, x.dtype), 1, 2)
+  out = _of_line(silu, line[:, :, s - weight.shape[1] + 1:], weight, bias,
+                 x.dtype)
   if slots is not None:
     out = jnp.where(there[:, None, None], out, 0)
   # What stays of the state is not rounded to x's dtype and back.

@@ -6,7 +6,8 @@ paged cache. A program has TILE_M rows, which are heads of queries, of keys or
 of values of one token after the other: few heads fill a tile too.
 
 A head's columns come in three parts: the first and the second numbers of the
-pairs that are rotated, and the rest.
+pairs that are rotated, and the rest. Where all are pairs of neighbours, they
+are one part, of which a thread reads 16 bytes at once and not two.
 """
 
 import triton
@@ -72,13 +73,18 @@ def _rows(tile, tokens, heads, flags, TILE_M: tl.constexpr):
 
 @triton.jit
 def _columns(dim, pairs, first, flags, HALF: tl.constexpr, REST: tl.constexpr,
-             ALIGN: tl.constexpr):
+             ALIGN: tl.constexpr, NEAR: tl.constexpr = 0):
   """(columns, whether they are there) of the parts of a head."""
-  c = tl.arange(0, HALF)[None, :]
-  near = (flags & GPTJ) != 0
-  c1 = first + tl.where(near, 2 * c, c)
-  cols = (c1, c1 + tl.where(near, 1, pairs))
-  there = (c < pairs, c < pairs)
+  if NEAR:
+    c = tl.arange(0, 2 * HALF)[None, :]
+    cols = (c,)
+    there = (c < dim,)
+  else:
+    c = tl.arange(0, HALF)[None, :]
+    near = (flags & GPTJ) != 0
+    c1 = first + tl.where(near, 2 * c, c)
+    cols = (c1, c1 + tl.where(near, 1, pairs))
+    there = (c < pairs, c < pairs)
   if REST:
     r = tl.arange(0, REST)
     c = tl.where(r < first, r, r + 2 * pairs)
@@ -101,7 +107,10 @@ def _load(x, at, inside, cols, there):
 @triton.jit
 def _squares(parts):
   """The sum of the squares of each head: [heads, 1]."""
-  total = tl.sum(parts[0] * parts[0] + parts[1] * parts[1], 1, keep_dims=True)
+  if len(parts) == 1:
+    total = tl.sum(parts[0] * parts[0], 1, keep_dims=True)
+  else:
+    total = tl.sum(parts[0] * parts[0] + parts[1] * parts[1], 1, keep_dims=True)
   for i in tl.static_range(2, len(parts)):
     total += tl.sum(parts[i] * parts[i], 1, keep_dims=True)
   return total
@@ -175,7 +184,12 @@ def _made(x, token, head, inside, stride, weight, heads, dim, cols, there,
   if flags & NORM:
     parts = _normalised(parts, x, start, weight, head, heads, dim, cols, there,
                         eps, flags, TILE_M, FLAGS)
-  out = (parts[0] * cos - parts[1] * sin, parts[1] * cos + parts[0] * sin)
+  if len(parts) == 1:
+    a, b = tl.split(tl.reshape(parts[0], [TILE_M, HALF, 2]))
+    out = tl.join(a * cos - b * sin, b * cos + a * sin)
+    out = (tl.reshape(out, [TILE_M, 2 * HALF]),)
+  else:
+    out = (parts[0] * cos - parts[1] * sin, parts[1] * cos + parts[0] * sin)
   for i in tl.static_range(2, len(parts)):
     out += (parts[i],)
   return out
@@ -255,7 +269,8 @@ def fused_qk_heads(
   q_tiles = _tiles(tokens, heads, flags, TILE_M)
   k_tiles = _tiles(tokens, k_heads, flags, TILE_M)
   if tile < q_tiles + k_tiles:
-    cols, there = _columns(dim, pairs, first, flags, HALF, REST, ALIGN)
+    cols, there = _columns(dim, pairs, first, flags, HALF, REST, ALIGN,
+                           GPTJ & SURE)
     given = (positions, cos, sin, cos_own, sin_own, tokens, table_rows,
              table_stride, pairs, section_0, section_1)
     if tile < q_tiles:
@@ -280,7 +295,8 @@ def fused_qk_heads(
              num_slots, page_size, kind, flags, (flags & K_SCALED) != 0,
              k_places, NATIVE)
   else:
-    cols, there = _columns(dim, pairs, first, flags & ~GPTJ, HALF, REST, ALIGN)
+    cols, there = _columns(dim, pairs, first, flags & ~GPTJ, HALF, REST, ALIGN,
+                           GPTJ & SURE)
     token, head, inside = _rows(
         tile - q_tiles - k_tiles, tokens, v_heads, flags, TILE_M)
     slot = tl.load(slots + token, inside & (num_slots > 0), -1)
