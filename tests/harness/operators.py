@@ -124,6 +124,12 @@ def _case(name, *line, **options):
   return Case("_".join((name, *words)), call, *line)
 
 
+def _among(x, number):
+  """x beside as many columns of a number as a kernel of top_k is for."""
+  other = [(0, 0)] * (x.ndim - 1)
+  return jnp.pad(x, (*other, (0, 1280)), constant_values=number)
+
+
 CASES = (
     _case("flash_attn_func", _QKV, _ATTENTION, 3),
     _case("flash_attn_func", _QKV, _ATTENTION, 3, causal=True),
@@ -555,22 +561,22 @@ CASES = (
          ("bf16 b,16,m", "bf16 6,16,4", "bf16 16,4", "slots b"), ()),
     _case("cross_entropy", ("bf16 b,m,20", "lengths b,m"), (), 1),
     _case("top_k_renorm_probs", ("share b,300", "lengths b"), _DRAW),
-    _case("top_k", ("bf16 b,m,300",), ("sampling_top_k",), k=7),
+    _case("top_k", ("bf16 b,m,1300",), ("sampling_top_k",), k=7),
     Case("top_k_per_row_prefill", lambda x, starts, ends:
          aiter.top_k_per_row_prefill(x, starts, ends, 5),
          ("f32 b,300", "lengths b", "lengths b"), ("sampling_select",)),
     Case("top_k_per_row_decode", lambda x, lengths:
          aiter.top_k_per_row_decode(x, 1, lengths, return_values=True)[1],
          ("bf16 b,300", "lengths b"), ("sampling_select",), 1),
-    _case("topk_plain", ("bf16 m,300",), ("sampling_top_k",), topk=7),
-    Case("topk_plain_values", lambda x: aiter.topk_plain(x, 3, False)[0],
-         ("f32 m,20",), ("sampling_top_k",), 1),
+    _case("topk_plain", ("bf16 m,1300",), ("sampling_top_k",), topk=7),
+    Case("topk_plain_values", lambda x: aiter.topk_plain(
+        _among(x, 99), 3, False)[0], ("f32 m,20",), ("sampling_top_k",), 1),
     Case("topk_plain_of_rows", lambda x, starts, ends: aiter.topk_plain(
         x, 5, True, starts, ends)[0],
          ("f32 m,300", "lengths m", "lengths m"),
-         ("sampling_select", "sampling_top_k"), 1),
-    Case("top_k_values", lambda x: aiter.top_k(x, 3)[0], ("f32 b,m,20",),
-         ("sampling_top_k",), 1),
+         ("sampling_select",), 1),
+    Case("top_k_values", lambda x: aiter.top_k(_among(x, -99), 3)[0],
+         ("f32 b,m,20",), ("sampling_top_k",), 1),
 )
 
 

@@ -263,18 +263,22 @@ class RankTest(parameterized.TestCase):
   def test_top_k(self, dtype, k):
     self.check(normal(3, machine.size(9000, 3000, 2500), dtype), k)
     self.check(normal(3, 301, dtype).round(), k)
+    self.check(normal(3, 1301, dtype).round(), k)
 
-  def test_numbers(self):
-    x = normal(5, 100)
+  # Short rows, others, and those of XLA's kernel, whose order is another one.
+  @parameterized.parameters(100, 1000, 1024)
+  def test_numbers(self, columns):
+    x = normal(5, columns)
     x[0, [3, 9]], x[0, [4, 5]] = _NAN, _INF
     x[1], x[2] = -_INF, _NAN
-    x[3] = np.where(np.arange(100) % 2, 0.0, -0.0)
+    x[3] = np.where(np.arange(columns) % 2, 0.0, -0.0)
     x[4, 3], x[4, 5:] = -_NAN, -_INF
+    self.check(x, 8)
     self.check(x, 20)
     self.check(x.astype(np.float16), 100)
 
   def test_shapes(self):
-    x = normal(6, 200).reshape(2, 3, 200)
+    x = normal(6, 1200).reshape(2, 3, 1200)
     self.check(x, 9)
     self.check(x[0, 0], 9)
     transforms.assert_same(
@@ -289,8 +293,18 @@ class RankTest(parameterized.TestCase):
     for k, t in ((0, x), (2, x.astype(np.int32)), (9, x[:0]), (1025, x)):
       self.check(t, k)
 
-  def test_gradient(self):
-    x = normal(3, 100)
+  @parameterized.product(platform=["rocm", "cuda"], columns=[1000, 1001])
+  def test_short_rows(self, platform, columns):
+    text = jax.export.export(
+        jax.jit(functools.partial(aiter.top_k, k=3)), platforms=[platform],
+        disabled_checks=aiter.EXPORT_CHECKS)(
+            jax.ShapeDtypeStruct((2, columns), jnp.float32)).mlir_module()
+    self.assertEqual("sampling_top_k" in text,
+                     (platform, columns) != ("cuda", 1000))
+
+  @parameterized.parameters(100, 1100)
+  def test_gradient(self, columns):
+    x = normal(3, columns)
     values, places = of_xla(x, 7)
     got = jax.jit(lambda x: jax.jvp(
         lambda x: aiter.top_k(x, 7), (x,), (2 * x,))[1][0])(jnp.asarray(x))

@@ -24,6 +24,10 @@ from jax._src.aiter.sampling import exact
 
 MAX_COLS = 1 << 21  # A total of weights is one of so many.
 MAX_RANKED = 1024  # More are XLA's.
+# Up to so many columns are XLA's too: its time is as the columns, a kernel's as
+# the rows. But on AMD its sort does not wait for what it wrote, and from 1024
+# columns on CUDA its kernel for a small k orders NaN and zeros otherwise.
+_MAX_SHORT = {"rocm": 0, "cuda": 1000}
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 
 # What scratch is sized by; src/sampling.cc and the kernels have the same.
@@ -295,6 +299,8 @@ def _rank_reference(k: int, rows: Rows):
 
 def _rank_kernel(k: int, call, rows: Rows):
   x = rows.logits
+  if dims.at_most(x.shape[1], _MAX_SHORT[call.platform]):
+    return _rank_reference(k, rows)
   b = x.shape[0]
   values, tokens, *_ = call(
       (like(x, (b, k), x.dtype), like(x, (b, k), jnp.int32),
