@@ -299,10 +299,10 @@ class SectionsTest(RopeTestCase):
         vjp(jnp.asarray(g))[0], want(g.astype(np.float64), True), atol=2e-6)
 
   @parameterized.parameters(*itertools.product(
-      ["neox", "gptj"], [False, True], [False, True]))
-  def test_2d(self, style, full, nope_first):
+      ["neox", "gptj"], [False, True], [False, True], [(3, 5), (4, 8)]))
+  def test_2d(self, style, full, nope_first, pairs):
     rng = np.random.default_rng(0)
-    height, width, pairs = 3, 4, (3, 5)
+    height, width = 3, 4
     d = 2 * sum(pairs) + 2
     x = rng.standard_normal((2, height * width, 3, d))
     tables = [rng.standard_normal((n + 1, p * (1 + full))).astype(np.float32)
@@ -330,22 +330,31 @@ class SectionsTest(RopeTestCase):
                           int(style == "gptj"), not full, nope_first),
         want(x, True), atol=2e-6)
 
-  @parameterized.parameters("neox", "gptj")
-  def test_3d(self, style):
+  # Sections that kernels load by themselves, and others.
+  @parameterized.product(
+      style=["neox", "gptj"], pairs=[(4, 1, 3), (4, 4, 8)])
+  def test_3d(self, style, pairs):
     rng = np.random.default_rng(0)
-    sizes, pairs = (2, 3, 2), (4, 1, 3)
-    x = rng.standard_normal((2, 12, 2, 16))
+    sizes, d = (2, 3, 2), 2 * sum(pairs)
+    x = rng.standard_normal((2, 12, 2, d))
     tables = [rng.standard_normal((n, p)).astype(np.float32)
               for n, p in zip(sizes, pairs) for _ in range(2)]
     places = np.unravel_index(np.tile(np.arange(12), 2), sizes)
     own = [np.concatenate([tables[2 * a + i][places[a]] for a in range(3)], -1)
            for i in (0, 1)]
     want = lambda x, transposed=False: oracle.rotate(
-        x.reshape(-1, 2, 16), *own, 16, style=style, transposed=transposed,
+        x.reshape(-1, 2, d), *own, d, style=style, transposed=transposed,
         sections=pairs).reshape(x.shape)
-    self.check_function(lambda x: aiter.rope_3d(
-        x, *map(jnp.asarray, tables), frames=2, height=3, width=2,
-        rotate_style=style), x, want)
+    turn = functools.partial(
+        aiter.rope_3d, frames=2, height=3, width=2, rotate_style=style)
+    tables = [jnp.asarray(t) for t in tables]
+    self.check_function(lambda x: turn(x, *tables), x, want)
+    # All channels are turned, so the result is linear in the tables.
+    x = jnp.asarray(x, jnp.float32)
+    out, vjp = jax.vjp(lambda tables: turn(x, *tables), tables)
+    np.testing.assert_allclose(
+        sum(jnp.vdot(t, d) for t, d in zip(tables, *vjp(x))),
+        jnp.vdot(x, out), rtol=1e-5)
 
   @parameterized.parameters(*itertools.product(
       ["bshd", "thd"], ["neox", "gptj"], [(2, 3, 3), (8, 0, 0), (0, 0, 8)]))

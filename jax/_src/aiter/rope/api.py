@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -85,7 +86,7 @@ def _check_vectors(function: str, layout: str, x, y, names):
 def turned(
     function: str, x, y, cos, sin, *, layout="bshd", rotate_style="neox",
     positions=None, offsets=None, cu_seqlens=None, reuse_freqs_front_part=True,
-    nope_first=False, sections=(), grid=(), split=False, transposed=False,
+    nope_first=False, sections=(), grid=(), splits=(), transposed=False,
     names=("x", "y")):
   """(x, y) turned, after all checks.
 
@@ -104,7 +105,7 @@ def turned(
     nope_first: as in rope.
     sections: numbers of pairs that have rows of their own.
     grid: (height, width) of the planes that positions count through.
-    split: whether halves lie side by side in each section.
+    splits: of neox, numbers of pairs whose halves lie side by side.
     transposed: whether to turn back.
     names: of x and y, for messages.
   """
@@ -129,8 +130,8 @@ def turned(
     raise bad("cos", arguments.describe(cos),
               f"at most {d} channels, x's last dimension, in pairs; it says to"
               f" turn {width}")
-  if sections:
-    sections = _sections(function, sections, width // 2)
+  sections, splits = (t and _sections(function, t, width // 2)
+                      for t in (sections, splits))
 
   seq = tokens[1 if layout == "bshd" else 0]
   rows = shape(cos, own)[0]
@@ -158,8 +159,8 @@ def turned(
       raise bad("cu_seqlens", "given", "None with positions")
     arguments.check_cumulative(function, "cu_seqlens", cu_seqlens, seq)
 
-  cfg = Config(gptj, full, nope_first, transposed, tuple(sections), tuple(grid),
-               tuple(sections) if split and not gptj else ())
+  cfg = Config(gptj, full, nope_first, transposed, sections, tuple(grid),
+               () if gptj else splits)
   places = (None if t is None else arguments.int32(t)
             for t in (positions, offsets, cu_seqlens))
   return _turn(cfg, layout, own, Tokens(x, y, cos, sin, *places))
@@ -321,6 +322,24 @@ def rope_2c(
                nope_first=nope_first, names=("q", "k"))
 
 
+def _joined(tables):
+  """One table of the columns of all; its rows are those of each."""
+  rows = max(t.shape[0] for t in tables)
+  # A row past a table's end is never looked at.
+  return jnp.concatenate([
+      jnp.pad(t, ((0, rows - t.shape[0]), (0, 0))) for t in tables], -1)
+
+
+def _by_place(sizes, tables):
+  """Likewise, with a row for each place of the volume."""
+  return jnp.concatenate([
+      jnp.broadcast_to(
+          jnp.expand_dims(t[:n], [a for a in range(len(sizes)) if a != axis]),
+          (*sizes, t.shape[-1]))
+      for axis, (n, t) in enumerate(zip(sizes, tables))], -1).reshape(
+          math.prod(sizes), -1)
+
+
 def turned_in_volume(function: str, x, tables, sizes, axes, **options):
   """x turned by its places in a volume, each coordinate by its own table."""
   number = functools.partial(
@@ -329,9 +348,9 @@ def turned_in_volume(function: str, x, tables, sizes, axes, **options):
   sizes = [number(name, value=n) for name, n in sizes]
   full = not arguments.flag(function, "reuse_freqs_front_part",
                             options["reuse_freqs_front_part"])
-  flat = []
+  cos, sin = [], []
   for name, pair, n in zip(axes, tables, sizes):
-    for kind, t in zip(("cos", "sin"), pair):
+    for kind, t, flat in zip(("cos", "sin"), pair, (cos, sin)):
       _check_float(function, f"{kind}_{name}", t)
       shape = _shared_shape(t)
       if (shape is None or shape[0] < n or shape[-1] % (1 + full)
@@ -340,20 +359,20 @@ def turned_in_volume(function: str, x, tables, sizes, axes, **options):
             function, f"{kind}_{name}", arguments.describe(t),
             f"shape [{n}, n]" + ", n even" * full + f", as cos_{name}")
       flat.append(t.reshape(shape))
-  tables = list(zip(flat[::2], flat[1::2]))
   seq = x.shape[1] if getattr(x, "ndim", 0) == 4 else None
-  places = functools.reduce(lambda a, b: a * b, sizes)
+  places = math.prod(sizes)
   if seq is not None and dims.is_known(seq) and seq != places:
     raise arguments.bad(function, "x", arguments.describe(x),
                         f"a sequence of {places}, the places of the volume")
-  sections = [cos.shape[-1] // (1 + full) for cos, _ in tables]
-  rows = max(t.shape[0] for pair in tables for t in pair)
-  # A row past a table's end is never looked at.
-  joined = lambda i: jnp.concatenate([jnp.pad(
-      pair[i], ((0, rows - pair[i].shape[0]), (0, 0))) for pair in tables], -1)
-  return turned(
-      function, x, None, joined(0), joined(1), grid=sizes[-2:], split=True,
-      sections=[0] * (3 - len(sections)) + sections, **options)[0]
+  sections = [t.shape[-1] // (1 + full) for t in cos]
+  sections = [0] * (3 - len(sections)) + sections
+  if any(n % 4 for n in sections):
+    # A kernel that takes each section's own rows would load by single numbers.
+    join, own = functools.partial(_by_place, sizes), {}
+  else:
+    join, own = _joined, dict(grid=sizes[-2:], sections=sections)
+  return turned(function, x, None, join(cos), join(sin), splits=sections,
+                **own, **options)[0]
 
 
 def rope_2d(
