@@ -175,8 +175,9 @@ class NumbersTest(NormTestCase):
     self.check(Case(cols=cols, lead=(5,), layer=layer, residual=layer))
 
   @parameterized.parameters(
-      (18432, False, False), (18432, True, True), (20480, False, True),
-      (24576, True, False))
+      (2880, False, False), (2880, True, True), (5001, False, False),
+      (5001, True, True), (18432, False, False), (18432, True, True),
+      (20480, False, True), (24576, True, False))
   def test_wide(self, cols, layer, residual):
     """On a GPU, more rows than blocks run at once."""
     self.check(Case(cols=cols, lead=(machine.size(300, 2, 2),), layer=layer,
