@@ -367,6 +367,30 @@ class PackedTest(PackedTestCase):
       self.check(kind, 3000, 1024, 768, (1000, 1, 0, 999, 600))
       self.check(kind, 300, 1024, 768, (3,) * 100)
 
+  @machine.where(not machine.SIMULATED)
+  def test_far_scales(self):
+    """Powers of two from one end of float32 to the other, and NaN."""
+    k, n = 96, 64
+    b, scale, wide = self.e2m1(np.random.default_rng(1), 2, n, k)
+    wide /= np.exp2(np.repeat(scale, 32, -1) - 127.0)
+    scale[..., 0] = 2 + np.arange(n)  # Of 0.5 float32's least normal number.
+    scale[..., 1] = 252 - np.arange(n)
+    scale[..., 2] = 127
+    scale[1, 5, 2] = 255
+    power = np.where(scale == 255, np.nan, np.exp2(scale - 127.0))
+    wide *= power.repeat(32, -1)
+    for rows in (96, 16):
+      # Each row of a takes one of a matrix's columns.
+      taken = np.arange(rows) * (k // rows)
+      a = np.zeros((2 * rows, k), ml_dtypes.bfloat16)
+      a[np.arange(2 * rows), np.tile(taken, 2)] = 1
+      want = wide[:, :, taken].swapaxes(1, 2).astype(np.float32)
+      want[1, :, 5] = np.nan
+      got = aiter.grouped_gemm_fp4(
+          a, b, None, scale, np.array([rows, rows], np.int32),
+          preferred_element_type=np.float32)
+      np.testing.assert_array_equal(got, want.reshape(2 * rows, n))
+
   def test_scale_of_more(self):
     """int4 with a scale every 64 and 128."""
     rng = np.random.default_rng(0)
