@@ -19,8 +19,10 @@ from jax.sharding import PartitionSpec as P
 
 import jax
 from jax import lax
+from jax._src.aiter.core import rounding
 from jax._src.aiter.gmm import op as gmm_op
 from jax.experimental import aiter
+from jaxlib import gpu_aiter
 
 SIZES = (
     (5, 0, 19, 0, 8),        # of 32 rows: all of them
@@ -238,6 +240,108 @@ class NumbersTest(GmmTestCase):
     np.testing.assert_array_equal(got, whole)
 
 
+class Float32Test(parameterized.TestCase):
+  """GPUs multiply bfloat16 parts of float32; the CPU's formula passes too."""
+
+  # An error of a result, in parts of the sum of its products' magnitudes. A
+  # matrix unit may cut off what a sum of so many has no bits for.
+  BOUNDS = {None: 2.0**-16, "high": 2.0**-16, "highest": 2.0**-19}
+
+  @parameterized.product(precision=(None, "high", "highest"),
+                         transposed=(False, True))
+  def test_precision(self, precision, transposed):
+    """Gradients have the product's, given or JAX's own where it is traced."""
+    m, k, n = machine.size((600, 512, 264), (40, 24, 16), (70, 36, 40))
+    rng = np.random.default_rng(0)
+    # No number is near one of bfloat16's.
+    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32) / 3
+    a, b, g = normal(m, k), normal(3, k, n), normal(m, n)
+    sizes = np.array([m // 2, 0, m // 3], np.int32)
+    given = b.swapaxes(1, 2) if transposed else b
+
+    def run(a, b, g, given=None):
+      y, pull = jax.vjp(lambda a, b: aiter.ragged_dot(
+          a, b, sizes, given, transpose_rhs=transposed), a, b)
+      return y, pull
+
+    def step(a, b, g):
+      with jax.default_matmul_precision(precision):
+        y, pull = run(a, b, g)
+      of_default = y, *pull(g)
+      y, pull = run(a, b, g, precision)
+      return of_default, (y, *pull(g))
+
+    for y, da, db in jax.jit(step)(a, given, g):
+      db = np.swapaxes(db, 1, 2) if transposed else db
+      for got, product, x, w in (
+          (y, oracle.rows_times, a, b),
+          (da, oracle.rows_times, g, b.swapaxes(1, 2)),
+          (db, oracle.rows_by_rows, a, g)):
+        bound = self.BOUNDS[precision] * product(abs(x), abs(w), sizes)
+        error = abs(np.asarray(got, np.float64) - product(x, w, sizes))
+        self.assertTrue((error <= bound).all(), (error / bound).max())
+
+  def test_ends(self):
+    """Gates and ups stay float32 until the result."""
+    rng = np.random.default_rng(0)
+    m, k, n = 40, 24, 16
+    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+    a, b, bias = normal(m, k), normal(2, k, 2 * n), normal(2, 2 * n)
+    sizes = np.array([13, 20], np.int32)
+    h = oracle.rows_times(a, b, sizes)
+    h[:13] += bias[0]
+    h[13:33] += bias[1]
+    for gates, activation in (
+        ("none", "gelu_tanh"), ("halves", "silu"), ("pairs", "gelu")):
+      cfg = gmm_op.Config("float32", "nt", gates=gates, activation=activation,
+                          precision="highest")
+      got = jax.jit(lambda *x, cfg=cfg: gmm_op.product(cfg, gmm_op.Operands(
+          *x, sizes, bias=bias)))(a, b.swapaxes(1, 2))
+      transforms.assert_close(self, got, oracle.ended(
+          h, gates, activation, 0.0, 1.0).astype(np.float32))
+
+  @parameterized.parameters("default", "highest")
+  def test_what_is_not_small(self, precision):
+    """Infinities, NaN and the largest numbers give what float32 gives."""
+    most = np.finfo(np.float32).max
+    a = np.full((9, 8), 0.1, np.float32)
+    a[0, 0], a[1, 1], a[2, 2], a[3, 3], a[4, 4] = (
+        np.inf, -np.inf, np.nan, most, -most)
+    a[5, :2] = np.inf, -np.inf
+    b = np.full((1, 8, 16), 0.1, np.float32)
+    b[..., 1::3] = -0.3
+    b[..., 2::3] = 0.5  # Its second part is 0.
+    b[0, 7, 5] = np.inf
+    got = jax.jit(lambda a, b: aiter.ragged_dot(
+        a, b, np.array([8]), precision=precision))(a, b)
+    with np.errstate(invalid="ignore"):
+      want = oracle.rows_times(a, b, np.array([8]))
+    np.testing.assert_allclose(got, want.astype(np.float32), rtol=2.0**-15)
+
+  def test_parts(self):
+    rng = np.random.default_rng(0)
+    t = rng.integers(0, 2**32, 5000, np.uint32).view(np.float32)
+    t = t[np.isfinite(t) & (abs(t) > 2.0**-100)]
+    for count, error in ((1, 2.0**-8), (2, 2.0**-16), (3, 0)):
+      parts = jax.jit(rounding.bfloat16_parts, static_argnums=1)(t, count)
+      self.assertEqual({p.dtype.name for p in parts}, {"bfloat16"})
+      self.assertLessEqual(
+          abs(sum(np.asarray(p, np.float64) for p in parts) / t - 1).max(),
+          error)
+    for part in rounding.bfloat16_parts(np.float32([np.nan, -np.inf]), 2)[1:]:
+      np.testing.assert_array_equal(np.asarray(part, np.float32), [0, 0])
+
+  def test_kernels(self):
+    """Every GPU's kernels are staged, for the gradients too."""
+    call = jax.jit(jax.grad(lambda a, b: jnp.sum(jnp.sin(
+        aiter.ragged_dot(a, b, jnp.array([4, 2])))), (0, 1)))
+    traced = call.trace(jnp.ones((6, 8)), jnp.ones((2, 8, 16)))
+    for platform in (machine.PLATFORM,) if machine.GPU else (
+        "cuda", "rocm"):
+      text = traced.lower(lowering_platforms=(platform,)).as_text()
+      self.assertEqual(text.count(f"@{gpu_aiter.target(platform, 'gmm')}("), 3)
+
+
 class ScaledTestCase(parameterized.TestCase):
   """Powers of two for scales: what is exact without them is with them."""
 
@@ -430,6 +534,7 @@ class TransformTest(parameterized.TestCase):
     self.args = [jnp.asarray(rng.standard_normal(s), jnp.float32)
                  for s in ((12, 8), (3, 8, 16))]
     self.sizes = jnp.array([4, 0, 6])
+    self.enter_context(jax.default_matmul_precision("highest"))
 
   def call(self, a, b):
     return aiter.ragged_dot(a, b, self.sizes)
@@ -576,6 +681,8 @@ class ErrorTest(parameterized.TestCase):
        ["group_sizes", "[3]", "[2]"]),
       ("result", TypeError, dict(preferred_element_type=jnp.int8),
        ["preferred_element_type", "int8"]),
+      ("precision", TypeError, dict(precision="most"),
+       ["precision", "most", "jax.numpy.dot"]),
       ("offset", ValueError, dict(group_offset=jnp.ones(2, jnp.int32)),
        ["group_offset", "int32[2]", "one integer"]),
       ("offset_below", ValueError, dict(group_offset=-1),

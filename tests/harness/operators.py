@@ -463,6 +463,9 @@ CASES = (
     Case("ragged_dot_behind", lambda a, b, bias, sizes: aiter.ragged_dot(
         a, b, sizes, bias=bias, activation=jax.nn.silu),
          ("bf16 m,16", "bf16 b,16,n", "f32 b,n", "sizes_m b"), _GMM, 3),
+    Case("ragged_dot_float32", functools.partial(
+        aiter.ragged_dot, precision="highest"),
+         ("f32 m,16", "f32 b,16,n", "sizes_m b"), _GMM, 2),
     _case("gmm", ("bf16 m,16", "bf16 b,16,n", "sizes_m b"), _GMM, 2),
     _case("tgmm", ("bf16 16,m", "bf16 m,n", "sizes_m b"), _GMM, 2),
     _case("grouped_gemm_i8", ("i8 m,32", "i8 b,n,32", "f32 m,1", "f32 b,n,1",

@@ -11,6 +11,7 @@ import numpy as np
 
 import jax
 from jax._src.aiter.attention import api
+from jax._src.aiter.core import arguments
 from jax._src.aiter.core.arguments import (
     bad,
     check_is_array,
@@ -99,16 +100,10 @@ def flax_attention_fn(
       lambda p: 0 <= p and np.float32(p) < 1)
   if flag(name, "deterministic", deterministic):
     dropout_rate = 0.0
-  if precision is not None:
-    one = jax.ShapeDtypeStruct((1,), np.float32)
-    try:
-      jax.eval_shape(lambda t: jnp.dot(t, t, precision=precision), one)
-    except (TypeError, ValueError):
-      raise bad(name, "precision", repr(precision), "as jax.numpy.dot takes it",
-                TypeError) from None
   call = api.static_arguments(
       name, dropout_rate, None, flag(name, "is_causal", is_causal), (-1, -1),
-      0.0, True, top_left=True, least_rank=0, precision=precision,
+      0.0, True, top_left=True, least_rank=0,
+      precision=arguments.precision(name, precision),
       one_dropout_mask=flag(name, "broadcast_dropout", broadcast_dropout),
       names=("query", "key", "value", "", "", "dropout_rng"))
   if dtype is not None:

@@ -31,13 +31,9 @@ from jax._src.aiter.core.dims import is_known, round_up
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator
 from jax._src.aiter.core.partition import mesh_axes
+from jax._src.aiter.core.rounding import exact_products
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-# Precisions of JAX that let a matrix unit take no more than TF32's bits of a
-# float32, as XLA does for them on NVIDIA's.
-_FEW_BITS = frozenset(
-    "none default fastest bfloat16 high bfloat16_3x tensorfloat32"
-    " bf16_bf16_bf16 bf16_bf16_f32 tf32_tf32_f32".split())
 _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
 # One pass over the scores, as include/aiter/mha.h has it: its head dims, from
 # how many queries and keys a sequence on it is worth its sums, what their rows
@@ -61,14 +57,6 @@ class BwdConfig(NamedTuple):
 # Kernels
 
 
-def _exact(cfg: Config) -> bool:
-  """Whether products of float32, if it is, are to be as exact as float32's."""
-  sides = cfg.precision if isinstance(cfg.precision, tuple) else (
-      cfg.precision,)
-  return any(str(getattr(side, "name", side)).lower() not in _FEW_BITS
-             for side in sides)
-
-
 def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
              dlse: bool = False) -> tuple[str, ...]:
   """What a call asks of a kernel, by its family's names."""
@@ -84,7 +72,7 @@ def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
       sink_tokens=cfg.sink_tokens > 0,
       window=cfg.window_left >= 0 or cfg.window_right >= 0,
       min_seqlen=cfg.min_seqlen_q > 0, dlse=dlse,
-      exact=x.q.dtype == jnp.float32 and _exact(cfg))
+      exact=x.q.dtype == jnp.float32 and exact_products(cfg.precision))
   if wanted is not None:
     asked.update(dbias=wanted.dbias, dsink=wanted.dsink)
   return tuple(name for name, on in asked.items() if on)
@@ -175,7 +163,8 @@ def _attributes(cfg: Config):
       window_right=np.int64(cfg.window_right),
       sink_tokens=np.int64(cfg.sink_tokens), top_left=bool(cfg.top_left),
       min_seqlen_q=np.int64(cfg.min_seqlen_q),
-      deterministic=bool(cfg.deterministic), exact=_exact(cfg))
+      deterministic=bool(cfg.deterministic),
+      exact=exact_products(cfg.precision))
 
 
 def _lse_shape(x: Operands):

@@ -63,6 +63,20 @@ def static(function, name, value, accepted,
   return value
 
 
+def precision(function, value):
+  """What JAX's products take as `precision`, hashable, or an error."""
+  static(function, "precision", value, "a precision of jax.lax")
+  if value is None:
+    return None
+  try:
+    jax.eval_shape(lambda t: jnp.dot(t, t, precision=value),
+                   jax.ShapeDtypeStruct((1,), np.float32))
+  except (TypeError, ValueError):
+    raise bad(function, "precision", repr(value), "as jax.numpy.dot takes it",
+              TypeError) from None
+  return tuple(value) if isinstance(value, list) else value
+
+
 def number(function, name, value, accepted, allowed, kind=float):
   """A Python number from a static argument, or an error.
 

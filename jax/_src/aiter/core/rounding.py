@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Float32 to and from 8 and 4 bits in jax.numpy, exactly.
+"""Float32 to and from 16, 8 and 4 bits in jax.numpy, exactly.
 
 The functions of third_party/aiter/kernels/core/rounding.py, bit for bit: to
-nearest, ties to even, saturating. Numbers are taken apart as integers, because
-XLA's CPUs flush subnormal floats to zero.
+nearest, ties to even, saturating. Numbers of 8 and 4 bits are taken apart as
+integers, because XLA's CPUs flush subnormal floats to zero.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from jax import lax
 ROUND_MODES = {"down": 0, "up": 1, "even": 2, "ceil": 3}
 # A float32 scale is that of a largest magnitude of at least this.
 AMAX_FLOOR = np.float32(1e-10)
+# Precisions of JAX that let a matrix unit take no more than TF32's bits of a
+# float32, as XLA does for them on NVIDIA's.
+_FEW_BITS = frozenset(
+    "none default fastest bfloat16 high bfloat16_3x tensorfloat32"
+    " bf16_bf16_bf16 bf16_bf16_f32 tf32_tf32_f32".split())
 
 
 class Kind(NamedTuple):
@@ -182,3 +187,28 @@ def unpack(packed):
   """What `pack` packed."""
   both = jnp.stack([packed & 0xF, packed >> 4], -1)
   return both.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+
+
+def exact_products(precision) -> bool:
+  """Whether JAX's `precision` wants all of float32's bits of its products."""
+  sides = precision if isinstance(precision, tuple) else (precision,)
+  return any(str(getattr(side, "name", side)).lower() not in _FEW_BITS
+             for side in sides)
+
+
+def bfloat16_parts(t, count: int):
+  """float32 as `count` bfloat16 arrays: each rounds what those before left.
+
+  Two have 16 bits of a number, three all 24, but for what is less than 2^-133.
+  What is not finite is in the first alone; a finite number stays finite.
+  """
+  most = np.float32(jnp.finfo(jnp.bfloat16).max)
+  finite = jnp.isfinite(t)
+  parts, left = [], t
+  for i in range(count):
+    # A conversion there and back XLA may leave out; this it may not.
+    part = jnp.clip(lax.reduce_precision(left, 8, 7), -most, most)
+    part = jnp.where(finite, part, 0 if i else t)
+    parts.append(part.astype(jnp.bfloat16))
+    left -= part
+  return parts

@@ -97,7 +97,8 @@ def _behind(function: str, out, groups, activation, dtype):
 
 
 def _ragged_dot(function: str, lhs, rhs, group_sizes, dtype, group_offset,
-                transpose_rhs, bias=None, activation=None) -> jax.Array:
+                transpose_rhs, bias=None, activation=None,
+                precision=None) -> jax.Array:
   """ragged_dot under another's name."""
   arguments.check_dtype(function, "lhs", lhs, _FLOATS)
   arguments.check_is_array(function, "rhs", rhs, False)
@@ -106,7 +107,7 @@ def _ragged_dot(function: str, lhs, rhs, group_sizes, dtype, group_offset,
                         "None or a function, such as jax.nn.silu", TypeError)
   transposed = arguments.flag(function, "transpose_rhs", transpose_rhs)
   cfg = Config(_result_dtype(function, dtype), "nt" if transposed else "nn",
-               group_offset is not None)
+               group_offset is not None, precision=precision)
   if rhs.ndim != 3:
     raise arguments.bad(function, "rhs", arguments.describe(rhs),
                         "an array of rank 3")
@@ -159,14 +160,16 @@ def ragged_dot(
   but zeros in rhs' gradient.
 
   Args:
-    lhs: [m, k], bfloat16 or float16; float32 and float64 by JAX's products, one
-      a group.
+    lhs: [m, k], bfloat16, float16 or float32; float64 by JAX's products, one a
+      group.
     rhs: [g, k, n], lhs' dtype.
     group_sizes: integers [g]: the first group's rows come first. A negative one
       counts as 0. If their sum is less than m, the rows that are left are 0;
       what is beyond m does not count.
-    precision: accepted as jax.lax has it; sums are float32 (float64 of float64)
-      whatever it says.
+    precision: of products of float32, as jax.lax has it; by default that of
+      jax.default_matmul_precision. A GPU's are of 16 bits of each number, or if
+      it is "highest" or "float32" of all 24. Sums are float32 (float64 of
+      float64) whatever it says.
     preferred_element_type: dtype of the result; lhs' by default.
     group_offset: integer [] or [1]: rhs' first group among those of
       group_sizes, of which there are then at least as many. Rows of groups
@@ -186,12 +189,12 @@ def ragged_dot(
     ValueError: a shape or value that cannot be; the message names it.
   """
   function = "ragged_dot"
-  arguments.static(function, "precision", precision, "a precision of jax.lax")
+  precision = arguments.precision(function, precision)
   arguments.check_dtype(function, "lhs", lhs, _FLOATS)
   dtype = preferred_element_type
   return _ragged_dot(function, lhs, rhs, group_sizes,
                      lhs.dtype if dtype is None else dtype, group_offset,
-                     transpose_rhs, bias, activation)
+                     transpose_rhs, bias, activation, precision)
 
 
 def _scaled(function: str, a, b, a_scale, b_scale, group_sizes, dtype,

@@ -4,12 +4,15 @@
 Rows of a are runs, one a group, and each group has a matrix of its own in b.
 Sizes of groups are an ordinary array: no kernel waits for the host to know
 them. The gradients of a product are such products too.
+
+Matrix units multiply no float32. Kernels have its numbers as sums of bfloat16
+parts instead, and one product, longer by some times, sums the parts' products.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -60,6 +63,8 @@ class Config(NamedTuple):
     activation: with gates of activation's ACTIVATIONS, else of those here.
     limit: of gates and ups, as activation's Config has it.
     alpha: likewise.
+    precision: of products of float32, as jax.numpy takes it; None is JAX's own
+      where `product` is traced.
   """
   out_dtype: str
   layout: str = "nn"
@@ -69,6 +74,7 @@ class Config(NamedTuple):
   activation: str = "none"
   limit: float = 0.0
   alpha: float = 1.0
+  precision: Any = None
 
 
 class Operands(NamedTuple):
@@ -165,8 +171,8 @@ def _alone(cfg: Config, x: Operands) -> tuple[Config, Operands]:
   wide = x.a.dtype
   if cfg.gates == "none":
     wide = jnp.promote_types(wide, jnp.float32)
-  return (Config(wide.name, cfg.layout, cfg.lead, cfg.scaling),
-          x._replace(bias=None))
+  return (Config(wide.name, cfg.layout, cfg.lead, cfg.scaling,
+                 precision=cfg.precision), x._replace(bias=None))
 
 
 def _behind(cfg: Config, x: Operands, h, gated) -> jax.Array:
@@ -247,7 +253,46 @@ def reference(cfg: Config, x: Operands) -> jax.Array:
 # Kernels
 
 
+def _in_parts(cfg: Config, x: Operands) -> Operands:
+  """A product of bfloat16 that is x's of float32.
+
+  What is summed over is that much longer: parts take turns with all of it or,
+  of rows, with each. The smallest products are the first of the sum.
+  """
+  count = 3 if rounding.exact_products(cfg.precision) else 2
+  pairs = [(i, order - i) for order in reversed(range(count))
+           for i in range(order + 1)]
+  tn = cfg.layout == "tn"
+
+  def beside(t, axis, which):
+    first, *rest = rounding.bfloat16_parts(t, count)
+    # An infinity is in one product: another part's number would be its undoing.
+    among = [jnp.where(jnp.isfinite(first), first, 0), *rest]
+    turns = [among[i] for i in which[:-1]] + [first]
+    at = axis - tn
+    return jnp.stack(turns, axis).reshape(
+        *t.shape[:at], len(turns) * t.shape[at], *t.shape[at + 1:])
+
+  of_a, of_b = zip(*pairs)
+  sizes = x.sizes
+  if tn:
+    sizes = len(pairs) * jnp.clip(sizes, 0, dims.as_int32(x.a.shape[0]))
+  return x._replace(
+      a=beside(x.a, 1, of_a), sizes=sizes,
+      b=beside(x.b, 2 if cfg.layout == "nt" else 1, of_b))
+
+
+def _wide_gates(cfg: Config, x: Operands) -> bool:
+  """Whether gates and ups are float32, which kernels would round: products
+  alone are a kernel's then."""
+  return x.a.dtype == jnp.float32 and cfg.gates != "none"
+
+
 def _serves(cfg: Config, x: Operands) -> Key | None:
+  if _wide_gates(cfg, x):
+    cfg, x = _alone(cfg, x)
+  if x.a.dtype == jnp.float32 and cfg.scaling == "none":
+    x = jax.eval_shape(functools.partial(_in_parts, cfg), x)
   known = x.a.dtype == x.b.dtype or x.b.dtype == jnp.uint8
   if (x.a.dtype.name not in _DTYPES or not known
       or 0 in (x.a.size, x.b.size, _groups(cfg, x))):
@@ -262,6 +307,12 @@ def _serves(cfg: Config, x: Operands) -> Key | None:
 
 
 def _kernel(cfg: Config, call, x: Operands) -> jax.Array:
+  if _wide_gates(cfg, x):
+    alone, products = _alone(cfg, x)
+    return _behind(cfg, x, _kernel(alone, call, products),
+                   activation_op.reference_fwd)
+  if x.a.dtype == jnp.float32:
+    x = _in_parts(cfg, x)
   groups = _groups(cfg, x)
   m, n, k = _sizes(cfg, x)
   shape = (groups, k, n) if cfg.layout == "tn" else (m, n)
@@ -390,4 +441,11 @@ scaled = _product
 # (Config, Operands) -> [m, n], or [g, k, n] of layout "tn". What is done with
 # products is done by the kernel that makes them, or, if the call is
 # differentiated, behind it: with gates there are the same bits.
-product = differentiable(_product, _backward, save=_save, tangent=_tangent)
+_differentiable = differentiable(
+    _product, _backward, save=_save, tangent=_tangent)
+
+
+def product(cfg: Config, x: Operands) -> jax.Array:
+  if cfg.precision is None:
+    cfg = cfg._replace(precision=jax.config.jax_default_matmul_precision)
+  return _differentiable(cfg, x)
