@@ -200,12 +200,11 @@ class _Case:
         b, sq, hq, dv, self.flags,
         TILE_M=self.tile_m,
         BLOCK_DV=1 << (self.sizes[-1] - 1).bit_length())
-    grads = q, k, v, do, lse, delta, dq, dk, dvt
-    rest_of_them = (
-        d_slopes, bias, bias, mask, slopes, state, *cu,
-        *strides(q, k, v, do, dq, dk, dvt), *lse_strides, *planes,
-        *dbias_strides, *self.sizes, *bias_shape, *self.scalars)
-    arguments = *grads, dbias, *rest_of_them
+    arguments = (
+        q, k, v, do, lse, delta, dq, dk, dvt, dbias, d_slopes, bias, bias,
+        mask, slopes, state, *cu, *strides(q, k, v, do, dq, dk, dvt),
+        *lse_strides, *planes, *dbias_strides, *self.sizes, *bias_shape,
+        *self.scalars)
     if f32:
       f32_bwd.mha_f32_bwd_dkdv[by_keys](
           q, k, v, do, lse, delta, dk, dvt, *cu,
@@ -215,8 +214,7 @@ class _Case:
           **tiles)
     else:
       mha_bwd.mha_bwd_dkdv[by_keys](*arguments, **tiles, **self.grade)
-      mha_bwd.mha_bwd_dq[by_rows](
-          *grads, tensor(self.dlse), *rest_of_them, **tiles, **self.grade)
+      mha_bwd.mha_bwd_dq[by_rows](*arguments, **tiles, **self.grade)
     result = dict(out=out, lse=lse, dq=dq, dk=dk, dv=dvt)
     if self.bias is not None:
       grid = (-(-sk // self.tile_n), -(-sq // self.tile_m),
@@ -368,16 +366,6 @@ class KernelTest(parameterized.TestCase):
       self.assertLessEqual(
           np.abs(error).max(initial=0),
           2 * np.abs(allowed).max(initial=0) + epsilon * max(size, 0.1), name)
-
-  @parameterized.parameters(
-      dict(), dict(general=True), dict(dlse=True), dict(top_left=True),
-      dict(cu_q=(0, 300), cu_k=(0, 3)))
-  def test_slopes_of_rows_far_from_all_keys(self, **options):
-    """A rounded output is no matter of how far the keys are."""
-    case = _Case(slopes=True, sq=300, sk=4, tile_m=64, **options)
-    want = case.expected()["dslopes"]
-    error = case.run()["dslopes"] - want
-    self.assertLessEqual(np.linalg.norm(error), 4e-3 * np.linalg.norm(want))
 
   @parameterized.named_parameters(
       ("full", dict(), False), ("edge", dict(right=0, sq=32, sk=32), False),

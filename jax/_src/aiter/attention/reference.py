@@ -55,7 +55,6 @@ class _Problem:
   v: jax.Array  # [B, hk, sk, dv]
   row: jax.Array  # [1, sq] or [B, sq]
   diag: jax.Array
-  place: jax.Array  # From where the slopes' gradient counts distances.
   col: jax.Array
   segment_q: jax.Array | None
   segment_k: jax.Array | None
@@ -170,12 +169,6 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
   if cfg.min_seqlen_q > 0:
     segment_q = jnp.where(len_q > cfg.min_seqlen_q, segment_q, -1)
   diag = row if cfg.top_left else row + (len_k - len_q)
-  # A row's ds add up to dlse, but for the error of delta, which is of a rounded
-  # output; what its distances have in common would multiply that error alone.
-  # With a sink they add up to something else.
-  place = diag
-  if x.sink is None:
-    place = jnp.clip(diag, 0, jnp.maximum(len_k - 1, 0))
 
   if segment_q is not None:
     # Rows and columns of nobody may hold anything, NaN included.
@@ -209,8 +202,8 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
     shown = jnp.any(mask[:, :, :, 0], axis=2)[..., None]
     k, v = (jnp.where(shown, t, 0) for t in (k, v))
   return _Problem(
-      q, k, v, row, diag, place, col, segment_q, segment_k, first, last, bias,
-      mask, None if slopes is None else grouped(slopes).astype(acc), sink,
+      q, k, v, row, diag, col, segment_q, segment_k, first, last, bias, mask,
+      None if slopes is None else grouped(slopes).astype(acc), sink,
       grouped(state), sq, sk, block_q, block_k,
       segment_q is None and bias is None and mask is None
       and cfg.window_left < 0 and (
@@ -245,8 +238,7 @@ def _pad_to_blocks(p: _Problem) -> _Problem:
   planes = lambda t: _pad(_pad(t, 3, q_), 4, k_)
   return dataclasses.replace(
       p, q=_pad(p.q, 3, q_), k=_pad(p.k, 2, k_), v=_pad(p.v, 2, k_),
-      row=_pad(p.row, 1, q_), diag=_pad(p.diag, 1, q_),
-      place=_pad(p.place, 1, q_), col=_pad(p.col, 1, k_),
+      row=_pad(p.row, 1, q_), diag=_pad(p.diag, 1, q_), col=_pad(p.col, 1, k_),
       segment_q=_pad(segment_q, 1, q_, -1),
       segment_k=_pad(segment_k, 1, k_, -2),
       first_key=_pad(p.first_key, 1, q_, p.sk),
@@ -261,8 +253,7 @@ def _query_block(p: _Problem, i) -> _Problem:
   at, n = i * p.block_q, p.block_q
   return dataclasses.replace(
       p, q=_slice(p.q, 3, at, n), row=_slice(p.row, 1, at, n),
-      diag=_slice(p.diag, 1, at, n), place=_slice(p.place, 1, at, n),
-      segment_q=_slice(p.segment_q, 1, at, n),
+      diag=_slice(p.diag, 1, at, n), segment_q=_slice(p.segment_q, 1, at, n),
       first_key=_slice(p.first_key, 1, at, n),
       last_key=_slice(p.last_key, 1, at, n), bias=_slice(p.bias, 3, at, n),
       mask=_slice(p.mask, 3, at, n), slopes=_slice(p.slopes, 3, at, n),
@@ -289,9 +280,9 @@ def _key_blocks(p: _Problem, every_block: bool):
   return low, jnp.minimum(high, n)
 
 
-def _distance(p: _Problem, place):
-  """Of every key from a row's place, [1 | B, 1, 1, q, k]."""
-  return jnp.abs(place[:, :, None] - p.col[:, None, :])[:, None, None]
+def _distance(p: _Problem):
+  """|i + off - j|, [1 | B, 1, 1, q, k]."""
+  return jnp.abs(p.diag[:, :, None] - p.col[:, None, :])[:, None, None]
 
 
 def _scores(cfg: Config, p: _Problem):
@@ -309,7 +300,7 @@ def _scores(cfg: Config, p: _Problem):
   if p.mask is not None:
     s = jnp.where(p.mask, s, -_INF)
   if p.slopes is not None:
-    s = s - p.slopes[..., None] * _distance(p, p.diag).astype(s.dtype)
+    s = s - p.slopes[..., None] * _distance(p).astype(s.dtype)
   visible = None
 
   def restrict(condition):
@@ -601,8 +592,7 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
     if wanted.dbias:
       dbias = _add(dbias, 4, j * p.block_k, sum_to(ds_bias, dbias_shape))
     if wanted.dslopes:
-      counted = _distance(kb, p.place).astype(acc)
-      dslopes = dslopes - jnp.sum(ds_bias * counted, axis=-1)
+      dslopes = dslopes - jnp.sum(ds_bias * _distance(kb).astype(acc), axis=-1)
     if tanh is not None:
       ds = ds * (1 - tanh * tanh)
     dq = dq + grouped(
@@ -630,7 +620,6 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
     dq, dk, dv, dbias, dslopes = carry
     return (_from_heads(dq).astype(x.q.dtype), dbias, dslopes), dk, dv
 
-  away = jnp.abs(p.diag - p.place)[:, None, None]
   if p.one_block:
     (dq, dbias, dslopes), dk, dv = block(
         p, _full(p.k.shape, 0, p.q), _full(p.v.shape, 0, p.q), dout, lse, delta)
@@ -666,8 +655,6 @@ def mha_bwd(cfg: Config, wanted: Wanted, x: Operands, saved: Saved,
   if wanted.dbias:
     dbias = dbias.reshape(x.bias.shape).astype(jnp.float32)
   if wanted.dslopes:
-    if saved.dlse is not None:
-      dslopes = dslopes - away * saved.dlse.astype(acc).reshape(dslopes.shape)
     dslopes = _sum_rows(x, dslopes.reshape(b, hk * g, sq)).astype(jnp.float32)
   return Grads(dq, dk, dv, dbias, dsink, dslopes)
 

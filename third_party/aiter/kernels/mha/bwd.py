@@ -115,20 +115,6 @@ def _tile_gradient(
   return p_dropped, ds, ds * slope
 
 
-@triton.jit
-def place_for_slopes(place, len_k, flags):
-  """From where a row counts its distances for the gradient of the slopes.
-
-  That is the sum of ds * distance. A row's ds add up to dlse, but for the error
-  of delta, which was taken from a rounded output, and what its distances have
-  in common multiplies that error alone. So a row before the first key, or after
-  the last one, counts from there, and dlse times the rest is added. With a sink
-  the ds add up to something else: then a row counts from where it stands.
-  """
-  nearest = tl.minimum(tl.maximum(place, 0), len_k - 1)
-  return tl.where((flags & scores.SINK) != 0, place, nearest)
-
-
 class _Rows(NamedTuple):
   """What the walk over the rows of a head reads."""
   q: tl.tensor
@@ -298,17 +284,14 @@ def mha_bwd_dkdv(
 
 @triton.jit
 def _dq_step(
-    dq, dslope, q_tile, do_tile, lse_tile, delta_tile, places, tile, m0, keys,
-    seq, window, terms,
+    dq, dslope, q_tile, do_tile, lse_tile, delta_tile, tile, m0, keys, seq,
+    window, terms,
     MASKED: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, BLOCK_DV: tl.constexpr,
     DV_TAIL: tl.constexpr, PADDED: tl.constexpr, CHEAP_CAST: tl.constexpr,
     LANE_KEYS: tl.constexpr, FEATURES: tl.constexpr,
 ):
-  """Adds one tile of keys to dq, and to the slopes' gradient of each row.
-
-  places: from where the rows count their distances, for that gradient.
-  """
+  """Adds one tile of keys to dq, and to the slopes' gradient of each row."""
   n0 = tile * TILE_N
   k_ptr = keys.k + n0.to(tl.int64) * keys.stride_k
   v_ptr = keys.v + n0.to(tl.int64) * keys.stride_v
@@ -327,16 +310,17 @@ def _dq_step(
       MASKED, False, TILE_M, TILE_N, LANE_KEYS, FEATURES)
   if FEATURES & scores.ALIBI:
     if scores.is_there(terms.flags, scores.ALIBI, FEATURES):
-      cols = n0 + tl.arange(0, TILE_N)
-      distance = tl.abs(places[:, None] - cols[None, :])
-      dslope -= tl.sum(ds_bias * distance.to(tl.float32), 1)
+      rows = m0 + tl.arange(0, TILE_M)[:, None]
+      cols = n0 + tl.arange(0, TILE_N)[None, :]
+      dslope -= tl.sum(
+          ds_bias * tl.abs(rows + window.offset - cols).to(tl.float32), 1)
   ds = tiles.cast(ds, k_tile.main.dtype, CHEAP_CAST)
   return parts.accumulate(dq, ds, k_tile, TAIL), dslope
 
 
 @triton.jit
 def mha_bwd_dq(
-    q, k, v, do, lse, delta, dq, dk, dv, dlse, d_slopes,
+    q, k, v, do, lse, delta, dq, dk, dv, dbias, d_slopes,
     bias, bias_f32, mask, alibi_slopes, dropout_state,
     cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
     stride_q, nhead_stride_q, batch_stride_q,
@@ -361,8 +345,7 @@ def mha_bwd_dq(
 ):
   """dq of TILE_M rows of one head; with ALiBi also d_slopes of each row.
 
-  Arguments: mha_bwd_dkdv's, but dlse for dbias; it and d_slopes lie like lse.
-  Grid: mha_fwd's.
+  Arguments: mha_bwd_dkdv's; d_slopes lies like lse. Grid: mha_fwd's.
   """
   if HEADS_FIRST:
     head = tl.program_id(0)
@@ -425,20 +408,12 @@ def mha_bwd_dq(
   delta_tile = tiles.load_rows(delta + lse_offset, rows_left, 0.0, TILE_M)
   dq_tile = parts.zeros(TILE_M, HEAD, TAIL)
   dslope = tl.zeros([TILE_M], tl.float32)
-  standing = m0 + tl.arange(0, TILE_M) + window.offset
-  places = standing
-  if FEATURES & scores.ALIBI:
-    places = place_for_slopes(standing, seq.len_k, flags)
-    if flags & scores.DLSE:
-      dlse_tile = tiles.load_rows(dlse + lse_offset, rows_left, 0.0, TILE_M)
-      away = tl.abs(standing - places).to(tl.float32)
-      dslope -= tl.where(lse_tile == float("inf"), 0.0, away * dlse_tile)
 
   for tile in range(full_low, full_high):
     dq_tile, dslope = _dq_step(
-        dq_tile, dslope, q_tile, do_tile, lse_tile, delta_tile, places, tile,
-        m0, keys, seq, window, terms, False, TILE_M, TILE_N, HEAD, TAIL,
-        BLOCK_DV, DV_TAIL, PADDED, CHEAP_CAST, LANE_KEYS, FEATURES)
+        dq_tile, dslope, q_tile, do_tile, lse_tile, delta_tile, tile, m0, keys,
+        seq, window, terms, False, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV,
+        DV_TAIL, PADDED, CHEAP_CAST, LANE_KEYS, FEATURES)
   cut_left = sink_tiles + full_low - low
   for step in range(0, cut_left + high - full_high):
     tile = tl.where(
@@ -446,9 +421,9 @@ def mha_bwd_dq(
         tl.where(step < cut_left, low - sink_tiles, full_high - cut_left)
         + step)
     dq_tile, dslope = _dq_step(
-        dq_tile, dslope, q_tile, do_tile, lse_tile, delta_tile, places, tile,
-        m0, keys, seq, window, terms, True, TILE_M, TILE_N, HEAD, TAIL,
-        BLOCK_DV, DV_TAIL, PADDED, CHEAP_CAST, LANE_KEYS, FEATURES)
+        dq_tile, dslope, q_tile, do_tile, lse_tile, delta_tile, tile, m0, keys,
+        seq, window, terms, True, TILE_M, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+        PADDED, CHEAP_CAST, LANE_KEYS, FEATURES)
 
   # Padding after a dense sequence gets zeros.
   rows = tl.arange(0, TILE_M)

@@ -19,11 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from third_party.aiter.kernels.core import hopper
-from third_party.aiter.kernels.mha import bwd, scores, scores_hopper
 from third_party.aiter.kernels.mha import parts_hopper as parts
-
-# Of one source for both, as those of scores_hopper.py.
-_place_for_slopes = gluon.jit(bwd.place_for_slopes.fn)
+from third_party.aiter.kernels.mha import scores, scores_hopper
 
 
 class Rows(NamedTuple):
@@ -606,8 +603,8 @@ def _dq_produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
 
 
 @gluon.jit
-def _dq_step(dq, d_slope, q, do, ring, step, tile, row0, lse, delta, places,
-             window, terms, N: gl.constexpr, HEAD: gl.constexpr,
+def _dq_step(dq, d_slope, q, do, ring, step, tile, row0, lse, delta, window,
+             terms, N: gl.constexpr, HEAD: gl.constexpr,
              TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
              STAGES: gl.constexpr, MASK: gl.constexpr,
              FEATURES: gl.constexpr):
@@ -624,15 +621,9 @@ def _dq_step(dq, d_slope, q, do, ring, step, tile, row0, lse, delta, places,
   mbarrier.wait(ring.v_full.index(i), phase)
   dp = parts.product(do, v, 64, N, DV_TAIL)
   s = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[s])
-  lse = lse[:, None]
-  if FEATURES & scores.ALIBI:
-    distance = scores_hopper.penalty(row0, tile * N, rows, cols, window, 1.0,
-                                     places)
-    lse += distance * terms.slope
   p, slope = probabilities(
-      s, lse, row0, tile * N, rows, cols, window, terms,
-      scores_hopper.planes_at(ring.planes, i, False, FEATURES), MASK,
-      FEATURES & ~scores.ALIBI)
+      s, lse[:, None], row0, tile * N, rows, cols, window, terms,
+      scores_hopper.planes_at(ring.planes, i, False, FEATURES), MASK, FEATURES)
   diff = tile * N + cols - (row0 + rows + window.off)
   if MASK:
     seen = diff >= -window.left
@@ -648,6 +639,7 @@ def _dq_step(dq, d_slope, q, do, ring, step, tile, row0, lse, delta, places,
   ds, complete = score_gradients(p, dp, slope, keep, delta[:, None], terms,
                                  FEATURES)
   if FEATURES & scores.ALIBI:
+    distance = scores_hopper.penalty(row0, tile * N, rows, cols, window, 1.0)
     d_slope -= gl.sum(complete * distance, 1)
   dq = parts.accumulate(dq, parts.operand(ds, dtype, HEAD), k, TAIL)
   dq = parts.wait(0, dq, TAIL)
@@ -660,8 +652,8 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
                 TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
                 STAGES: gl.constexpr, FEATURES: gl.constexpr):
   """Computes dq of 64 rows."""
-  (q_smem, do_smem, q_full, ring, lse, delta, dlse, dq_out, d_slopes, row0,
-   row_end, window, terms, steps, flags) = args
+  (q_smem, do_smem, q_full, ring, lse, delta, dq_out, d_slopes, row0, row_end,
+   window, terms, steps) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   ring = Keys(ring.k, ring.v, ring.k_full, ring.k_empty, ring.v_full,
               ring.v_empty, scores_hopper.own_planes(ring.planes, w))
@@ -669,35 +661,25 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
   rows = row0 + gl.arange(0, 64, ROWS)
   dq = parts.zeros(64, HEAD, TAIL)
   d_slope = gl.zeros([64], gl.float32, ROWS)
-  places = rows + window.off
-  if FEATURES & scores.ALIBI:
-    places = _place_for_slopes(places, window.len_k, flags)
   if steps.count > 0:
     lse_rows = gl.load(lse + rows, mask=rows < window.len_q,
                        other=float("-inf"))
     lse_rows = gl.where(lse_rows == float("-inf"), float("inf"),
                         lse_rows * scores.LOG2E)
     delta_rows = gl.load(delta + rows, mask=rows < window.len_q, other=0.0)
-    if FEATURES & scores.ALIBI:
-      # What no step counts of a row's distances counts here.
-      away = gl.abs(places - (rows + window.off)).to(gl.float32)
-      if (flags & scores.DLSE) != 0:
-        dlse_rows = gl.load(dlse + rows, mask=rows < window.len_q, other=0.0)
-        d_slope -= gl.where(lse_rows == float("inf"), 0.0, away * dlse_rows)
-      lse_rows += terms.slope * away
     q = parts.tile(q_smem, w, 64, HEAD, TAIL)
     do = parts.tile(do_smem, w, 64, DV, DV_TAIL)
     mbarrier.wait(q_full.index(w), 0)
     for step in range(steps.masked):
       dq, d_slope = _dq_step(
           dq, d_slope, q, do, ring, step, _tile_at(step, steps, FEATURES),
-          row0, lse_rows, delta_rows, places, window, terms, N, HEAD, TAIL, DV,
+          row0, lse_rows, delta_rows, window, terms, N, HEAD, TAIL, DV,
           DV_TAIL, STAGES, True, FEATURES)
     for step in range(steps.masked, steps.count):
       dq, d_slope = _dq_step(
           dq, d_slope, q, do, ring, step,
           steps.full_low + step - steps.masked, row0, lse_rows, delta_rows,
-          places, window, terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, False,
+          window, terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, False,
           FEATURES)
   _store_gradient(dq_out, dq, terms.scale, row0, window.len_q, row_end, HEAD,
                   TAIL)
@@ -709,7 +691,7 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
 @gluon.jit
 def mha_bwd_dq(
     q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, do_desc, do_tail,
-    q, k, v, do, lse, delta, dq, dk, dv, dlse, d_slopes,
+    q, k, v, do, lse, delta, dq, dk, dv, dbias, d_slopes,
     bias, bias_f32, mask, alibi_slopes, dropout_state,
     cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
     stride_q, nhead_stride_q, batch_stride_q,
@@ -733,9 +715,8 @@ def mha_bwd_dq(
 ):
   """dq of 128 rows of one head.
 
-  Arguments: mha_bwd_dkdv's, but dlse for dbias; it and d_slopes lie like lse.
-  Grid: (tiles of rows, heads, batch); later tiles, the longest when causal,
-  start first.
+  Arguments: mha_bwd_dkdv's. Grid: (tiles of rows, heads, batch); later tiles,
+  the longest when causal, start first.
   """
   gl.static_assert(TILE_M == 128)
   tile_m = gl.num_programs(0) - 1 - gl.program_id(0)
@@ -819,8 +800,8 @@ def mha_bwd_dq(
              Matrix(v, stride_v, nhead_stride_v, hdim_v),
              flags & (scores.PACKED | scores.CU_SEQLENS_K), terms)
   consume = (q_smem, do_smem, q_full, ring, lse + first, delta + first,
-             dlse + first, Matrix(dq, stride_dq, nhead_stride_dq, hdim_q),
-             d_slopes + first, row0, row_end, window, terms, steps, flags)
+             Matrix(dq, stride_dq, nhead_stride_dq, hdim_q), d_slopes + first,
+             row0, row_end, window, terms, steps)
   gl.warp_specialize([
       (_dq_consume, (0, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
                      FEATURES)),

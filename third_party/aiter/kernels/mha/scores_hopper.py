@@ -313,11 +313,8 @@ def _column_parts(n):
 
 
 @gluon.jit
-def penalty(row0, col0, rows, cols, window, slope, places=None):
+def penalty(row0, col0, rows, cols, window, slope):
   """ALiBi's, slope * |distance of row and key|; arguments as of _tile_of.
-
-  places: from where the rows count, if not from where they stand; not in
-    transposed tiles.
 
   A conversion takes as long as an exponential. So that not every score has one,
   an accumulator's column is a constant plus the lane's part. In transposed
@@ -333,11 +330,7 @@ def penalty(row0, col0, rows, cols, window, slope, places=None):
     lane = gl.arange(0, 4, _vector(PARTS, 2, 4))[None, None, :, None] * 2
     eights = gl.arange(0, N // 8, _vector(PARTS, 1, 4))[None, :, None, None]
     pair = gl.arange(0, 2, _vector(PARTS, 3, 4))[None, None, None, :]
-    start = first + own - lane
-    if places is not None:
-      own = gl.convert_layout(places, _vector(PARTS, 0, 4))
-      start = own[:, None, None, None] - col0 - lane
-    start = start.to(gl.float32)
+    start = (first + own - lane).to(gl.float32)
     # The distance's sign goes, the slope's stays.
     x = gl.abs(start - (eights * 8 + pair).to(gl.float32)) * slope
     x = gl.convert_layout(x.reshape([64, N]), hopper.accumulator(N))
