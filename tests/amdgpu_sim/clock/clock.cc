@@ -438,8 +438,7 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
   const double times = static_cast<double>(launch.workgroups) /
                        std::max<size_t>(1, reported) * Mean(launch) /
                        Longest(launch);
-  report.teraflops =
-      times * report.unit.operations / report.microseconds / 1e6;
+  report.teraflops = times * report.unit.operations / report.microseconds / 1e6;
   report.hbm_gigabytes =
       times * report.unit.hbm_bytes / report.microseconds / 1e3;
 

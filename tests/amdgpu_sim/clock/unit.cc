@@ -70,9 +70,9 @@ struct Simd {
   double vector = 0, matrix = 0, scalar = 0, lds = 0, memory = 0;
 };
 
-// Of a matrix instruction, a product and a sum two: v_mfma_f32_32x32x8_f16 makes
-// of 8 products each number of its result, whose registers say how many these
-// are.
+// Of a matrix instruction, a product and a sum two: v_mfma_f32_32x32x8_f16
+// makes of 8 products each number of its result, whose registers say how many
+// these are.
 double Operations(const Inst& inst) {
   if (inst.inst_class != InstClass::kMfma) return 0;
   const char* const n = std::strchr(inst.mnemonic, 'x') + 1;
