@@ -27,7 +27,7 @@ from jax._src.aiter.attention.types import (
 )
 from jax._src.aiter.core import dispatch
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
-from jax._src.aiter.core.dims import is_known, round_up
+from jax._src.aiter.core.dims import is_known, longer, round_up
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator
 from jax._src.aiter.core.partition import mesh_axes
@@ -91,17 +91,9 @@ def _round_up(n: int) -> int:
   return -(-n // _ALIGNMENT) * _ALIGNMENT
 
 
-def _longer(t, axis: int, by: int, value=0):
-  """t with so many more along an axis; None of None."""
-  if t is None or not by:
-    return t
-  return jnp.pad(t, [(0, by if i == axis else 0) for i in range(t.ndim)],
-                 constant_values=value)
-
-
 def _aligned(t):
   """t with its last axis padded to a multiple that the kernels can load."""
-  return _longer(t, t.ndim - 1, _round_up(t.shape[-1]) - t.shape[-1])
+  return longer(t, -1, _round_up(t.shape[-1]) - t.shape[-1])
 
 
 def _missing_keys(platform: str, cfg: Config, x: Operands) -> int:
@@ -135,12 +127,12 @@ def _whole_rows(cfg: Config, x: Operands, keys: int) -> Operands:
 
   def plane(t, hidden):
     if t is not None and t.shape[2] > 1:
-      t = _longer(t, 2, more)
-    return _longer(t, 3, keys, hidden)
+      t = longer(t, 2, more)
+    return longer(t, 3, keys, hidden)
 
   return x._replace(
-      q=_longer(x.q, 1, more), k=_longer(x.k, 1, keys),
-      v=_longer(x.v, 1, keys), bias=plane(x.bias, -jnp.inf),
+      q=longer(x.q, 1, more), k=longer(x.k, 1, keys),
+      v=longer(x.v, 1, keys), bias=plane(x.bias, -jnp.inf),
       mask=plane(x.mask, False))
 
 
@@ -320,9 +312,9 @@ def _bwd_whole_rows(bwd: BwdConfig, call, x: Operands, saved: Saved,
   """_bwd_kernel of _whole_rows."""
   more = _missing_rows(bwd.mha, x, keys)
   grads = _bwd_kernel(bwd, call, _whole_rows(bwd.mha, x, keys), saved._replace(
-      dout=_longer(saved.dout, 1, more), out=_longer(saved.out, 1, more),
-      lse=_longer(saved.lse, 2, more, -jnp.inf),
-      dlse=_longer(saved.dlse, 2, more)))
+      dout=longer(saved.dout, 1, more), out=longer(saved.out, 1, more),
+      lse=longer(saved.lse, 2, more, -jnp.inf),
+      dlse=longer(saved.dlse, 2, more)))
   sq, sk = x.q.shape[1], x.k.shape[1]
   return grads._replace(
       dq=grads.dq[:, :sq], dk=grads.dk[:, :sk], dv=grads.dv[:, :sk],
