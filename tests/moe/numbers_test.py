@@ -227,6 +227,14 @@ class SortTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         sort(np.array([given])), sort(np.array([count])))
 
+  def test_moe_sorting_of_no_token(self):
+    ids, weights, experts, valid, buffer = aiter.moe_sorting(
+        jnp.zeros((0, 2), jnp.int32), jnp.zeros((0, 2)), 3, 16, jnp.bfloat16, 4)
+    np.testing.assert_array_equal(ids, np.full(3 * 4 - 2, 2 << 24))
+    np.testing.assert_array_equal(weights, np.zeros(3 * 4 - 2))
+    np.testing.assert_array_equal(experts, np.full(3, -1))
+    self.assertEqual((valid.tolist(), buffer.shape), ([0, 0], (0, 16)))
+
   def test_permute(self):
     x = logits_of(9, 8)
     ids, weights = ids_of(9, 3, 5, least=-1), logits_of(9, 3, seed=1)

@@ -437,8 +437,9 @@ def moe_sorting(
   there = entries >= 0
   packed = jnp.where(there, (entries % k) << _TOKEN_BITS | (entries // k),
                      k << _TOKEN_BITS | dims.as_int32(tokens))
-  weights = jnp.where(there, jnp.asarray(topk_weights, jnp.float32).reshape(-1)[
-      jnp.maximum(entries, 0)], 0)
+  weights = jnp.where(there, dims.take(
+      jnp.asarray(topk_weights, jnp.float32).reshape(-1),
+      jnp.maximum(entries, 0), 0), 0)
   expert, used = _block_experts(found.counts, block, -(-n // block))
   count = dims.as_int32(tokens)
   if num_local_tokens is not None:
