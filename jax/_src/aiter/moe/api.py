@@ -77,14 +77,16 @@ def _route(function: str, x, score: str, topk, *, bias=None, groups=1,
       raise arguments.bad(function, "correction_bias",
                           arguments.describe(bias), f"shape [{experts}]")
   # Scores are in the logits' order, but may be equal where those are not.
+  number = lambda t: jnp.where(jnp.isnan(t), -jnp.inf, t)
   compared = x
   if bias is not None:
-    compared = _SCORES[score](x) + bias.astype(x.dtype)
+    compared = jnp.where(
+        jnp.isnan(x), x, _SCORES[score](number(x)) + bias.astype(x.dtype))
   ids = op.choose(
       op.TopK(topk, groups, topk_groups, by_sum),
       op.Scores(lax.stop_gradient(compared).astype(jnp.float32)))
   # The scores of those that are taken, of few numbers.
-  taken = jnp.take_along_axis(x, ids, -1)
+  taken = number(jnp.take_along_axis(x, ids, -1))
   if score != "softmax":
     weights = _SCORES[score](taken)
   elif renormalise:
@@ -93,7 +95,7 @@ def _route(function: str, x, score: str, topk, *, bias=None, groups=1,
     weights = jnp.exp(taken - largest)
     weights /= _along(jnp.add, weights)
   else:
-    weights = jnp.exp(taken - jax.nn.logsumexp(x, -1, keepdims=True))
+    weights = jnp.exp(taken - jax.nn.logsumexp(number(x), -1, keepdims=True))
   if renormalise and score != "softmax":
     weights /= jnp.maximum(_along(jnp.add, weights), 1e-20)
   return (weights * factor).astype(x.dtype), ids
