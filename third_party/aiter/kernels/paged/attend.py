@@ -295,11 +295,13 @@ def find_rows(
 @triton.jit
 def length_of(lengths, at, inside, flags):
   """Keys of sequence `at`, or of many; 0 of those that are not inside."""
+  listed = inside & ((flags & LAST_PAGES) != 0)
+  # Nothing is waited for before all is asked for.
   length = tl.load(lengths.ptr + at, mask=inside, other=0)
-  if flags & LAST_PAGES:
-    begin = tl.load(lengths.indptr + at, mask=inside, other=0)
-    pages = tl.load(lengths.indptr + at + 1, mask=inside, other=0) - begin
-    length = tl.where(pages > 0, (pages - 1) * lengths.page_size + length, 0)
+  begin = tl.load(lengths.indptr + at, mask=listed, other=0)
+  end = tl.load(lengths.indptr + at + 1, mask=listed, other=1)
+  length += (end - begin - 1) * lengths.page_size
+  length = tl.where(end > begin, length, 0)
   # None is beyond what memory holds; sums with windows stay in 32 bits.
   return tl.minimum(tl.maximum(length, 0), 1 << 30)
 
