@@ -204,7 +204,9 @@ def _tokens_each(n: Names, name: str, count, q, lengths):
   if q.shape[0] != b * count:
     raise bad(n.function, n.q, describe(q),
               f"{b * count} rows: {name} is {count}, for each of {n.lengths}")
-  return jnp.arange(b + 1, dtype=jnp.int32) * count
+  # Of known sizes a constant, which no kernel makes.
+  numbers = np if dims.is_known(b) else jnp
+  return numbers.arange(b + 1, dtype=np.int32) * np.int32(count)
 
 
 def _attended(s: api.Static, a: Arrays, fp8_out_scale=None) -> jax.Array:
