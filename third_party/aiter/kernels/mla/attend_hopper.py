@@ -603,9 +603,9 @@ def _sequence(index, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
   last = index <= batch
   packed = (flags & attend.CU_SEQLENS) != 0
   # Nothing is waited for before all is asked for.
-  length = _length_of(lengths, index, inside, flags)
   start = gl.load(cu_seqlens + index, mask=last & packed, other=0)
   end = gl.load(cu_seqlens + index + 1, mask=inside & packed, other=0)
+  length = _length_of(lengths, index, inside, flags)
   start = gl.minimum(gl.maximum(start, 0), tokens)
   end = gl.minimum(gl.maximum(end, 0), tokens)
   end = gl.where(inside, end, gl.where(last, tokens, start))

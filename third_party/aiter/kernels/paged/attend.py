@@ -295,13 +295,11 @@ def find_rows(
 @triton.jit
 def length_of(lengths, at, inside, flags):
   """Keys of sequence `at`, or of many; 0 of those that are not inside."""
-  listed = inside & ((flags & LAST_PAGES) != 0)
-  # Nothing is waited for before all is asked for.
   length = tl.load(lengths.ptr + at, mask=inside, other=0)
-  begin = tl.load(lengths.indptr + at, mask=listed, other=0)
-  end = tl.load(lengths.indptr + at + 1, mask=listed, other=1)
-  length += (end - begin - 1) * lengths.page_size
-  length = tl.where(end > begin, length, 0)
+  if flags & LAST_PAGES:
+    begin = tl.load(lengths.indptr + at, mask=inside, other=0)
+    pages = tl.load(lengths.indptr + at + 1, mask=inside, other=0) - begin
+    length = tl.where(pages > 0, (pages - 1) * lengths.page_size + length, 0)
   # None is beyond what memory holds; sums with windows stay in 32 bits.
   return tl.minimum(tl.maximum(length, 0), 1 << 30)
 
@@ -433,16 +431,16 @@ def find_keys(
     stop - 1; tiles of keys first_tile to last_tile - 1 of this split. A tile of
     keys is worth `share` programs.
   """
-  length = 0
-  count = 0
+  inside = index < batch
+  length = length_of(lengths, index, inside, flags)
+  count = tl.where(inside, width, 0)
   first = index.to(tl.int64) * width
-  if index < batch:
-    length = length_of(lengths, index, index < batch, flags)
-    count = width
-    if INDPTR & FLAGS and flags & INDPTR:
-      begin = tl.minimum(tl.maximum(tl.load(indptr + index), 0), width)
-      count = tl.minimum(tl.load(indptr + index + 1), width) - begin
-      first = begin.to(tl.int64)
+  if INDPTR & FLAGS and flags & INDPTR:
+    begin = tl.load(indptr + index, mask=inside, other=0)
+    begin = tl.minimum(tl.maximum(begin, 0), width)
+    end = tl.load(indptr + index + 1, mask=inside, other=0)
+    count = tl.minimum(end, width) - begin
+    first = begin.to(tl.int64)
   count = tl.minimum(tl.maximum(count, 0), length // page_size + 1)
   offset = length - len_q
   stop = tl.where(pages > 0, tl.minimum(length, count * page_size), 0)
