@@ -375,6 +375,7 @@ def paged_attend(
     hdim_v = HEAD
   gl.static_assert(TILE_M == 64 * WARPGROUPS)
   gdc_launch_dependents()
+  lengths = attend.Lengths(lengths, indptr, page_size)
   head = gl.program_id(0) % nhead_k
   slot = gl.num_programs(0) // nhead_k - 1 - gl.program_id(0) // nhead_k
   split = gl.program_id(1)
