@@ -230,8 +230,11 @@ bool Short(const mha_args& a) {
   if (a.is_group_mode && a.batch > 0) rows /= a.batch;
   // Keys are copied again for each block: of wide heads, and of rows that are
   // no multiple of what the L2 reads at once, 32 bytes, that takes longer.
-  const bool cheap = a.hdim_q <= 96 && a.hdim_q % 16 == 0;
-  const int64_t most = window ? 1536 : cheap ? 1024 : 512;
+  const bool narrow = a.hdim_q <= 96;
+  const bool whole = a.hdim_q % 16 == 0;
+  const int64_t most = window && (narrow || whole) ? 1536
+                       : narrow && whole           ? 1024
+                                                   : 512;
   return near || rows <= most;
 }
 

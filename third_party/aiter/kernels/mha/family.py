@@ -83,7 +83,8 @@ _BATCH = "batch = 1 if flags & PACKED else batch"
 
 def _op(module, tiles, heads):
   return Op(module, (tiles, heads, _BATCH),
-            {"HEADS_FIRST": (heads, tiles, _BATCH)})
+            {"HEADS_FIRST": (heads, tiles, _BATCH),
+             "BATCH_FIRST": (_BATCH, tiles, heads)})
 
 
 FAMILY = Family(
@@ -127,5 +128,5 @@ FAMILY = Family(
     },
     no_maps_if="no_keys",
     no_spills_up_to=128,
-    tensors=("q", "k", "v", "o", "do", "dq", "dk", "dv"),
+    tensors=("q", "k", "v", "o", "do", "dq", "dk", "dv", "bias"),
 )
