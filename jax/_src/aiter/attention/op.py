@@ -43,8 +43,10 @@ _ONE_PASS_DIMS, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = (64, 128), 1024, 128
 _ONE_PASS_BLOCKS = 512
 # Kernels that keep the gradients of the scores, whose sums are the bias's; how
 # many bytes of them may be kept however few the bias has; and beyond which head
-# dim they are the faster ones for a bias without a gradient too.
+# dim they are the faster ones without a bias's gradient too, where those of a
+# few heads at a time are kept: of so many bytes.
 _DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, 128
+_DSCORES_SCRATCH = 1 << 29
 
 
 class BwdConfig(NamedTuple):
@@ -279,21 +281,39 @@ def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   return Grads(dq, dk, dv, None, None, None)
 
 
+def _dscores_heads(x: Operands) -> int:
+  """How many heads' gradients of the scores are kept at a time; 0: too few.
+
+  Those of whole sequences, or of one sequence's kv heads; in equal parts.
+  """
+  (b, sq, hq), (sk, hk) = x.q.shape[:3], x.k.shape[1:3]
+  group = hq // hk
+  of_kv_head = group * sq * round_up(sk, _ALIGNMENT) * x.q.dtype.itemsize
+  fit = min(_DSCORES_SCRATCH // of_kv_head, b * hk)
+  if fit == 0:
+    return 0
+  count, unit = (b, hq) if fit >= hk else (hk, group)
+  parts = -(-count // (fit * group // unit))
+  return -(-count // parts) * unit
+
+
 def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
                    saved: Saved) -> bool:
   """Whether kernels that keep the gradients of the scores serve a call."""
-  shapes = (*x.q.shape, *x.k.shape)
-  if x.bias is None or x.packed or not all(map(is_known, shapes)):
-    return False
-  wide = max(x.q.shape[-1], x.v.shape[-1]) > _DSCORES_WIDE
-  if not (bwd.wanted.dbias or wide):
+  if (x.packed or x.batch == 0
+      or not all(map(is_known, (*x.q.shape, *x.k.shape)))):
     return False
   (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
-  # As many as kernels that sum them write, in float32, are never too many.
-  summed = bwd.wanted.dbias * math.prod(x.bias.shape[:2]) * sq * sk * 4
-  if b * hq * sq * sk * x.q.dtype.itemsize > max(summed, _DSCORES_BYTES):
+  if bwd.wanted.dbias:
+    # As many as kernels that sum them write, in float32, are never too many.
+    summed = math.prod(x.bias.shape[:2]) * sq * sk * 4
+    if b * hq * sq * sk * x.q.dtype.itemsize > max(summed, _DSCORES_BYTES):
+      return False
+  elif (max(x.q.shape[-1], x.v.shape[-1]) <= _DSCORES_WIDE
+        or not _dscores_heads(x)):
     return False
-  unaligned = sk % _ALIGNMENT != 0 or x.bias.shape[3] == 1
+  unaligned = x.bias is not None and (
+      sk % _ALIGNMENT != 0 or x.bias.shape[3] == 1)
   return _has_kernels(_DSCORES, platform, bwd, x, saved.dlse is not None,
                       ("unaligned",) if unaligned else ())
 
@@ -302,7 +322,9 @@ def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   flat = _flat(x)
   q, k, v = flat[:3]
   f32 = jnp.float32
-  shape = (x.q.shape[0], x.q.shape[2], x.q.shape[1], x.k.shape[1])
+  (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
+  shape = ((b, hq, sq, sk) if bwd.wanted.dbias else
+           (_dscores_heads(x), sq, round_up(sk, _ALIGNMENT)))
   dq, dk, dv, dscores, _ = call._replace(target=_DSCORES)(
       (*(like(t, t.shape, t.dtype) for t in (q, k, v)),
        like(q, shape, q.dtype), like(q, saved.lse.shape, f32)),

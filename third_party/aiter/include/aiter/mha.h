@@ -215,13 +215,23 @@ struct MhaOnePassPlan {
   LoadedKernel round;
 };
 
-// The same where the scores' gradients are kept, for a bias whose gradient is
-// their sum over what shares it. Of dense batches of one length, whose scores
-// have a bias of their tensors' type and at most a window and dropout.
+// The same where the scores' gradients are kept, from which dq is one product,
+// and a bias's gradient their sum over what shares it. Of dense batches of one
+// length, whose scores have at most a bias of their tensors' type, a window and
+// dropout.
 struct mha_dscores_args : mha_bwd_args {
-  // Like q in type, [batch, nhead_q, seqlen_q, seqlen_k], contiguous.
+  // Like q in type, for the caller to sum: [batch, nhead_q, seqlen_q,
+  // seqlen_k], contiguous.
   void* dscores_ptr = nullptr;
+  // Or, if above 0, scratch for so many query heads at a time, one kv head's at
+  // least: [dscores_nhead, seqlen_q, mha_dscores_row].
+  int64_t dscores_nhead = 0;
 };
+
+// Elements between rows of scratch: of 16 bytes each so many.
+inline int64_t mha_dscores_row(int64_t seqlen_k) {
+  return (seqlen_k + 7) / 8 * 8;
+}
 
 struct MhaDscoresPlan {
   ProblemKey key;

@@ -3,10 +3,15 @@
 
 import dataclasses
 
-from third_party.aiter.aot.family import Op, points_to
+from third_party.aiter.aot.family import Op, flags, points_to
 from third_party.aiter.kernels.mha import family as mha
 
-# Calls are attention's, and so are features, sizes and most arguments.
+# The kernels' argument `flags` is attention's and one more. whole: gradients of
+# scores that nobody sees are wanted too, zeros.
+FLAGS = flags(" ".join([*mha.FLAGS, "whole"]))
+FEATURES = {**mha.FEATURES, **FLAGS}
+
+# Calls are attention's, and so are sizes and most arguments.
 FAMILY = dataclasses.replace(
     mha.FAMILY,
     ops={
@@ -16,5 +21,6 @@ FAMILY = dataclasses.replace(
             "tiles_of_rows = ceil(seqlen_q / tile_m)", "nhead_q", "batch")),
     },
     pointers={**mha.FAMILY.pointers, **points_to("dtype", "dscores")},
+    features=FEATURES,
     tensors=(*mha.FAMILY.tensors, "dscores"),
 )

@@ -4,11 +4,12 @@
 The gradient of a bias is the scores' gradients, summed where the bias is
 broadcast. So the pass that computes dk and dv stores them too, rounded as its
 own products take them, and dq is one product with what was stored: five
-products in all, where mha/bwd_hopper.py and mha/dbias_hopper.py have nine. Of
-head dims above 128 there are six: one warpgroup computes dv, from scores of its
-own.
+products in all, where mha/bwd_hopper.py and mha/dbias_hopper.py have nine.
 """
 
+from typing import NamedTuple
+
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -23,6 +24,10 @@ from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
 from third_party.aiter.kernels.mha import bwd_hopper, scores, scores_hopper
 from third_party.aiter.kernels.mha import parts_hopper as parts
+from third_party.aiter.kernels.mha_dscores import family
+
+WHOLE = tl.constexpr(family.FEATURES["whole"])
+DQ_ROWS = tl.constexpr(384)  # of a tile of dq
 
 
 def tensor_maps(function, constants):
@@ -36,12 +41,20 @@ def tensor_maps(function, constants):
           "dscores_desc": TensorMap("dscores", (1, 1, rows, 64))}
 
 
+class Handed(NamedTuple):
+  """Rings through which probabilities pass from one warpgroup to the other."""
+  p: tl.tensor
+  full: tl.tensor
+  empty: tl.tensor
+
+
 @gluon.jit
-def _put(desc, smem, ds, batch, head, row0, col0):
+def _put(desc, smem, use, ds, batch, head, row0, col0, BUFFERS: gl.constexpr):
   """Stores gradients [64 keys, rows] as rows of keys, by way of `smem`."""
-  tma.store_wait(1)
+  tma.store_wait(BUFFERS - 1)
   gl.barrier()
   M: gl.constexpr = ds.shape[1]
+  smem = smem.index(use % BUFFERS)
   smem.reshape([M, 64]).permute([1, 0]).store(ds)
   fence_async_shared()
   gl.barrier()
@@ -49,22 +62,40 @@ def _put(desc, smem, ds, batch, head, row0, col0):
 
 
 @gluon.jit
-def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
-          span, window, terms, M: gl.constexpr, HEAD: gl.constexpr,
-          TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
-          STAGES: gl.constexpr, WITH_DV: gl.constexpr, FEATURES: gl.constexpr):
-  """Adds a tile of M rows to dk, and WITH_DV to dv, of a warpgroup's keys."""
+def _put_zeros(desc, smem, batch, first_head, group, low, high, n0, window,
+               whole, M: gl.constexpr):
+  """Stores zeros for what the tiles of rows [low, high) leave.
+
+  Those are all tiles if `whole`, else the rest of what dq's tiles read.
+  """
+  tma.store_wait(0)
+  gl.barrier()
+  zeros = smem.index(0)
+  zeros.reshape([M, 64]).store(
+      gl.zeros([M, 64], zeros.dtype, hopper.rows_layout(64)))
+  fence_async_shared()
+  gl.barrier()
+  EACH: gl.constexpr = DQ_ROWS // M
+  tiles = (window.len_q + M - 1) // M
+  first = gl.where(whole, 0, low // EACH * EACH)
+  last = gl.where(whole, tiles, (high + EACH - 1) // EACH * EACH)
+  last = gl.minimum(last, tiles)
+  for g in range(group):
+    for tile in range(first, last - (high - low)):
+      row0 = gl.where(tile < low, tile, tile + high - low) * M
+      tma.async_store(desc, [batch, first_head + g, row0, n0], zeros)
+  tma.store_wait(0)
+
+
+@gluon.jit
+def _weights(s, ring, i, row0, col0, span, window, terms, M: gl.constexpr,
+             FEATURES: gl.constexpr):
+  """Probabilities [64 keys, M rows] of products, and which dropout keeps."""
   S_LAYOUT: gl.constexpr = hopper.accumulator(M)
   ROWS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
-  dtype: gl.constexpr = ring.q.main.dtype
   rows = gl.arange(0, M, ROWS)[None, :]
   cols = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
-  i, phase = hopper.ring(use, STAGES)
-  q = parts.tile(ring.q, i, M, HEAD, TAIL)
-  do = parts.tile(ring.do, i, M, DV, DV_TAIL)
-  s, dp = bwd_hopper._dkdv_products(k, v, ring, i, phase, M, HEAD, TAIL, DV,
-                                    DV_TAIL)
-  p, slope = bwd_hopper.probabilities(
+  p, _ = bwd_hopper.probabilities(
       s, ring.lse.index(i).load(ROWS)[None, :], row0, col0, rows, cols, window,
       terms, scores_hopper.planes_at(ring.planes, i, True, FEATURES), True,
       FEATURES)
@@ -72,24 +103,35 @@ def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
   keep = p
   if FEATURES & scores.DROPOUT:
     keep = scores_hopper.keep_of_keys(terms, row0, col0, M)
-  if WITH_DV:
-    weights = p
-    if FEATURES & scores.DROPOUT:
-      weights = gl.where(keep, p, 0.0)
-    dv = parts.accumulate(dv, parts.operand(weights, dtype, DV), do, DV_TAIL)
-    dp = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[dp])
-  else:
-    dp = warpgroup_mma_wait(0, deps=[dp])
+  return p, keep
+
+
+@gluon.jit
+def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
+          span, window, terms, M: gl.constexpr, HEAD: gl.constexpr,
+          TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
+          STAGES: gl.constexpr, FEATURES: gl.constexpr):
+  """Adds a tile of M rows to dk and dv of a warpgroup's keys."""
+  ROWS: gl.constexpr = gl.SliceLayout(0, hopper.accumulator(M))
+  dtype: gl.constexpr = ring.q.main.dtype
+  i, phase = hopper.ring(use, STAGES)
+  q = parts.tile(ring.q, i, M, HEAD, TAIL)
+  do = parts.tile(ring.do, i, M, DV, DV_TAIL)
+  s, dp = bwd_hopper._dkdv_products(k, v, ring, i, phase, M, HEAD, TAIL, DV,
+                                    DV_TAIL)
+  p, keep = _weights(s, ring, i, row0, col0, span, window, terms, M, FEATURES)
+  weights = p
+  if FEATURES & scores.DROPOUT:
+    weights = gl.where(keep, p, 0.0)
+  dv = parts.accumulate(dv, parts.operand(weights, dtype, DV), do, DV_TAIL)
+  dp = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[dp])
   delta = ring.delta.index(i).load(ROWS)[None, :]
-  if not WITH_DV:
-    mbarrier.arrive(ring.do_empty.index(i))
-  ds, _ = bwd_hopper.score_gradients(p, dp, slope, keep, delta, terms, FEATURES)
+  ds, _ = bwd_hopper.score_gradients(p, dp, 1.0, keep, delta, terms, FEATURES)
   ds = ds.to(dtype)
   dk = parts.accumulate(dk, parts.operand(ds, dtype, HEAD), q, TAIL)
-  if WITH_DV:
-    dv = parts.wait(2 if TAIL > 0 else 1, dv, DV_TAIL)
-    mbarrier.arrive(ring.do_empty.index(i))
-  _put(out_desc, out_smem.index(use % 2), ds, batch, head, row0, col0)
+  dv = parts.wait(2 if TAIL > 0 else 1, dv, DV_TAIL)
+  mbarrier.arrive(ring.do_empty.index(i))
+  _put(out_desc, out_smem, use, ds, batch, head, row0, col0, 2)
   dk = parts.wait(0, dk, TAIL)
   mbarrier.arrive(ring.q_empty.index(i))
   return dk, dv
@@ -98,18 +140,15 @@ def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
 @gluon.jit
 def _consume(w: gl.constexpr, args, M: gl.constexpr, HEAD: gl.constexpr,
              TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
-             STAGES: gl.constexpr, WITH_DV: gl.constexpr,
-             FEATURES: gl.constexpr):
-  """Computes dk, and WITH_DV dv, of 64 keys; stores their scores' gradients."""
-  of_keys, out_desc, out_smem, batch = args
+             STAGES: gl.constexpr, FEATURES: gl.constexpr):
+  """Computes dk and dv of 64 keys; stores their scores' gradients."""
+  of_keys, out_desc, out_smem, handed, batch, whole = args
   (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
    heads, first_head, low, high) = of_keys
   ring = bwd_hopper._own(ring, w)
   out_smem = out_smem.slice(2 * w, 2)
   dk = parts.zeros(64, HEAD, TAIL)
-  dv = dk
-  if WITH_DV:
-    dv = parts.zeros(64, DV, DV_TAIL)
+  dv = parts.zeros(64, DV, DV_TAIL)
   n0 += w * 64
   span = (window.left + window.right).to(gl.uint32, bitcast=True)
   if high > low:
@@ -123,30 +162,150 @@ def _consume(w: gl.constexpr, args, M: gl.constexpr, HEAD: gl.constexpr,
         dk, dv = _step(
             dk, dv, k, v, ring, out_desc, out_smem, batch, first_head + g, use,
             tile * M, n0, span, window, terms, M, HEAD, TAIL, DV, DV_TAIL,
-            STAGES, WITH_DV, FEATURES)
+            STAGES, FEATURES)
         use += 1
-  if WITH_DV:
-    keep = 1.0
-    if FEATURES & scores.DROPOUT:
-      keep = heads.rp_keep
-    bwd_hopper._store_gradient(dv_out, dv, keep, n0, window.len_k, key_end, DV,
-                               DV_TAIL)
+  bwd_hopper._store_gradient(dv_out, dv, _dv_factor(heads, FEATURES), n0,
+                             window.len_k, key_end, DV, DV_TAIL)
   bwd_hopper._store_gradient(dk_out, dk, heads.scale, n0, window.len_k, key_end,
                              HEAD, TAIL)
-  # Tiles that nobody sees have no gradient; one of zeros serves them all.
-  tma.store_wait(0)
+  _put_zeros(out_desc, out_smem, batch, first_head, group, low, high, n0,
+             window, whole, M)
+
+
+@gluon.jit
+def _dv_factor(heads, FEATURES: gl.constexpr):
+  factor = 1.0
+  if FEATURES & scores.DROPOUT:
+    factor = heads.rp_keep
+  return factor
+
+
+# Of wide head dims one warpgroup computes probabilities and dv, and hands the
+# probabilities to the other, which computes their gradients and dk.
+
+
+@gluon.jit
+def _store_part(gradient, acc, smem, column, factor, row0, row_end,
+                N: gl.constexpr):
+  """Stores 64 rows of acc * factor by way of `smem`, whose tiles are done."""
+  STORE: gl.constexpr = hopper.rows_layout(N)
+  smem = smem.index(0).reshape([64, N])
+  smem.store((acc * factor).to(smem.dtype))
   gl.barrier()
-  zeros = out_smem.index(0)
-  zeros.reshape([M, 64]).store(
-      gl.zeros([M, 64], zeros.dtype, hopper.rows_layout(64)))
-  fence_async_shared()
-  gl.barrier()
-  tiles = (window.len_q + M - 1) // M
-  for g in range(group):
-    for tile in range(tiles - (high - low)):
-      row0 = gl.where(tile < low, tile, tile + high - low) * M
-      tma.async_store(out_desc, [batch, first_head + g, row0, n0], zeros)
-  tma.store_wait(0)
+  rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, STORE))
+  cols = gl.arange(0, N, gl.SliceLayout(0, STORE))
+  # Head dims are multiples of 8; so a mask never cuts 16 bytes.
+  mask = ((rows < row_end)[:, None] &
+          (cols < (gradient.width - column) // 8 * 8)[None, :])
+  gl.store(gradient.base + column + rows[:, None].to(gl.int64) * gradient.stride
+           + cols[None, :], smem.load(STORE), mask=mask)
+
+
+@gluon.jit
+def _store_gradient(gradient, acc, smem, factor, row0, row_end,
+                    HEAD: gl.constexpr, TAIL: gl.constexpr):
+  """bwd_hopper's by way of a matrix like it that nobody reads any more."""
+  _store_part(gradient, acc.main, smem.main, 0, factor, row0, row_end, HEAD)
+  if TAIL > 0:
+    _store_part(gradient, acc.tail, smem.tail, HEAD, factor, row0, row_end,
+                TAIL)
+
+
+@gluon.jit
+def _consume_dv(args, M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
+                DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
+                FEATURES: gl.constexpr):
+  """Computes dv of 64 keys; hands their probabilities over."""
+  of_keys, out_desc, out_smem, handed, batch, whole = args
+  (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
+   heads, first_head, low, high) = of_keys
+  dtype: gl.constexpr = ring.q.main.dtype
+  span = (window.left + window.right).to(gl.uint32, bitcast=True)
+  dv = parts.zeros(64, DV, DV_TAIL)
+  if high > low:
+    k = parts.tile(k_smem, 0, 64, HEAD, TAIL)
+    mbarrier.wait(kv_full.index(0), 0)
+    use = 0
+    for g in range(group):
+      terms = scores_hopper.terms_of(heads, first_head + g, FEATURES)
+      for tile in range(low, high):
+        i, phase = hopper.ring(use, STAGES)
+        j, handed_phase = hopper.ring(use, 2)
+        mbarrier.wait(ring.q_full.index(i), phase)
+        s = parts.product(k, parts.tile(ring.q, i, M, HEAD, TAIL), 64, M, TAIL)
+        s = warpgroup_mma_wait(0, deps=[s])
+        p, keep = _weights(s, ring, i, tile * M, n0, span, window, terms, M,
+                           FEATURES)
+        mbarrier.arrive(ring.q_empty.index(i))
+        weights = p
+        if FEATURES & scores.DROPOUT:
+          weights = gl.where(keep, p, 0.0)
+          # The sign says what dropout keeps.
+          p = gl.where(keep, p, -p)
+        mbarrier.wait(handed.empty.index(j), handed_phase ^ 1)
+        handed.p.index(j).store(p.to(dtype))
+        mbarrier.arrive(handed.full.index(j))
+        mbarrier.wait(ring.do_full.index(i), phase)
+        dv = parts.accumulate(dv, parts.operand(weights, dtype, DV),
+                              parts.tile(ring.do, i, M, DV, DV_TAIL), DV_TAIL)
+        dv = parts.wait(0, dv, DV_TAIL)
+        mbarrier.arrive(ring.do_empty.index(i))
+        use += 1
+    # Whoever has the last probabilities has done with the values.
+    j, handed_phase = hopper.ring(use - 1, 2)
+    mbarrier.wait(handed.empty.index(j), handed_phase)
+  _store_gradient(dv_out, dv, v_smem, _dv_factor(heads, FEATURES), n0, key_end,
+                  DV, DV_TAIL)
+
+
+@gluon.jit
+def _consume_dk(args, M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
+                DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
+                FEATURES: gl.constexpr):
+  """Computes dk of 64 keys; stores their scores' gradients."""
+  of_keys, out_desc, out_smem, handed, batch, whole = args
+  (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
+   heads, first_head, low, high) = of_keys
+  S_LAYOUT: gl.constexpr = hopper.accumulator(M)
+  dtype: gl.constexpr = ring.q.main.dtype
+  dk = parts.zeros(64, HEAD, TAIL)
+  if high > low:
+    v = parts.tile(v_smem, 0, 64, DV, DV_TAIL)
+    mbarrier.wait(kv_full.index(0), 0)
+    use = 0
+    for g in range(group):
+      terms = scores_hopper.terms_of(heads, first_head + g, FEATURES)
+      for tile in range(low, high):
+        i, phase = hopper.ring(use, STAGES)
+        j, handed_phase = hopper.ring(use, 2)
+        mbarrier.wait(ring.do_full.index(i), phase)
+        dp = parts.product(v, parts.tile(ring.do, i, M, DV, DV_TAIL), 64, M,
+                           DV_TAIL)
+        delta = ring.delta.index(i).load(gl.SliceLayout(0, S_LAYOUT))[None, :]
+        mbarrier.wait(handed.full.index(j), handed_phase)
+        p = handed.p.index(j).load(S_LAYOUT).to(gl.float32)
+        dp = warpgroup_mma_wait(0, deps=[dp])
+        mbarrier.arrive(handed.empty.index(j))
+        mbarrier.arrive(ring.do_empty.index(i))
+        keep = p
+        if FEATURES & scores.DROPOUT:
+          keep = p >= 0
+          p = gl.abs(p)
+        ds, complete = bwd_hopper.score_gradients(p, dp, 1.0, keep, delta,
+                                                  terms, FEATURES)
+        ds = ds.to(dtype)
+        # The probabilities' maker has waited for q.
+        dk = parts.accumulate(dk, parts.operand(ds, dtype, HEAD),
+                              parts.tile(ring.q, i, M, HEAD, TAIL), TAIL)
+        _put(out_desc, out_smem, use, ds, batch, first_head + g, tile * M, n0,
+             1)
+        dk = parts.wait(0, dk, TAIL)
+        mbarrier.arrive(ring.q_empty.index(i))
+        use += 1
+  # Whoever made the last probabilities has done with the keys.
+  _store_gradient(dk_out, dk, k_smem, heads.scale, n0, key_end, HEAD, TAIL)
+  _put_zeros(out_desc, out_smem, batch, first_head, group, low, high, n0,
+             window, whole, M)
 
 
 @gluon.jit
@@ -171,8 +330,7 @@ def mha_dscores_bwd(
 ):
   """dk and dv of TILE_N keys of one kv head, and their scores' gradients.
 
-  Of wide head dims, where keys are 64, one warpgroup computes dv and one the
-  rest, as in mha_bwd_dkdv.
+  Of wide head dims, where keys are 64, one warpgroup computes dv and one dk.
 
   Arguments: bwd_hopper.mha_bwd_dkdv's, of dense batches of one length, and the
   gradients [batch, head, row, key]. Grid: (tiles of keys, kv heads, batch).
@@ -217,7 +375,7 @@ def mha_dscores_bwd(
   delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, TILE_M], VECTOR)
   out_smem = gl.allocate_shared_memory(
       dscores_desc.dtype,
-      hopper.stack(2 * BLOCKS, dscores_desc.block_type.shape),
+      hopper.stack(4 if BLOCKS == 2 else 1, dscores_desc.block_type.shape),
       dscores_desc.layout)
   kv_full = mbarrier.allocate_mbarrier(batch=BLOCKS)
   q_full = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -247,22 +405,34 @@ def mha_dscores_bwd(
              bwd_hopper.Matrix(dk, stride_dk, nhead_stride_dk, hdim_q),
              bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, hdim_v), group,
              n0, seqlen_k, window, heads, head_k * group, low, high)
-  consume = (of_keys, dscores_desc, out_smem, index_b)
+  handed = Handed(0, kv_full, kv_full)
+  if BLOCKS == 1:
+    handed = Handed(
+        gl.allocate_shared_memory(
+            dscores_desc.dtype, [2, 64, TILE_M],
+            gl.NVMMASharedLayout(2 * TILE_M, 16, 2)),
+        mbarrier.allocate_mbarrier(batch=2),
+        mbarrier.allocate_mbarrier(batch=2))
+    for i in gl.static_range(2):
+      mbarrier.init(handed.full.index(i), count=1)
+      mbarrier.init(handed.empty.index(i), count=1)
+  consume = (of_keys, dscores_desc, out_smem, handed, index_b,
+             (flags & WHOLE) != 0)
   if BLOCKS == 2:
     gl.warp_specialize([
         (_consume, (0, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    True, FEATURES)),
+                    FEATURES)),
         (_consume, (1, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    True, FEATURES)),
+                    FEATURES)),
         (bwd_hopper._dkdv_produce, (produce, TILE_M, HEAD, TAIL, BLOCK_DV,
                                     DV_TAIL, STAGES, BLOCKS, FEATURES)),
     ], [4, 4], [232, 40])
   else:
     gl.warp_specialize([
-        (bwd_hopper._split_consume, (True, of_keys, TILE_M, HEAD, TAIL,
-                                     BLOCK_DV, DV_TAIL, STAGES, FEATURES)),
-        (_consume, (0, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    False, FEATURES)),
+        (_consume_dv, (consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
+                       FEATURES)),
+        (_consume_dk, (consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
+                       FEATURES)),
         (bwd_hopper._dkdv_produce, (produce, TILE_M, HEAD, TAIL, BLOCK_DV,
                                     DV_TAIL, STAGES, BLOCKS, FEATURES)),
     ], [4, 4], [232, 40])
@@ -272,25 +442,25 @@ def mha_dscores_bwd(
 
 
 @gluon.jit
-def _dq_produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
-                STAGES: gl.constexpr):
-  """Copies every tile of keys, and of two warpgroups' gradients."""
+def _dq_produce(args, PARTS: gl.constexpr, N: gl.constexpr,
+                HEAD: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr):
+  """Copies every tile of keys, and of the warpgroups' gradients."""
   (k_desc, ds_desc, k_smem, ds_smem, full, empty, batch, head, head_k, row0,
    low, high) = args
   for step in range(high - low):
     col = (low + step) * N
     i, phase = hopper.ring(step, STAGES)
     mbarrier.wait(empty.index(i), phase ^ 1)
-    mbarrier.expect(full.index(i), 2 * ds_desc.nbytes_per_cta)
-    for w in gl.static_range(2):
+    mbarrier.expect(full.index(i), PARTS * ds_desc.nbytes_per_cta)
+    for w in gl.static_range(PARTS):
       tma.async_load(ds_desc, [batch, head, row0 + w * 64, col], full.index(i),
-                     ds_smem.index(2 * i + w))
+                     ds_smem.index(PARTS * i + w))
     parts.load(k_desc, batch, head_k, col, full.index(i), k_smem, i, HEAD, TAIL)
 
 
 @gluon.jit
-def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
-                TAIL: gl.constexpr, STAGES: gl.constexpr):
+def _dq_consume(w: gl.constexpr, args, PARTS: gl.constexpr, N: gl.constexpr,
+                HEAD: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr):
   """Computes dq of 64 rows."""
   (k_smem, ds_smem, full, empty, dq_out, scale, row0, seqlen_q, low,
    high) = args
@@ -298,7 +468,7 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
   for step in range(high - low):
     i, phase = hopper.ring(step, STAGES)
     mbarrier.wait(full.index(i), phase)
-    ds = ds_smem.index(2 * i + w).reshape([64, N])
+    ds = ds_smem.index(PARTS * i + w).reshape([64, N])
     k = parts.tile(k_smem, i, N, HEAD, TAIL)
     main = warpgroup_mma(ds, k.main, dq.main, is_async=True)
     tail = dq.tail
@@ -319,40 +489,49 @@ def mha_dscores_dq(
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     TAIL: gl.constexpr, STAGES: gl.constexpr,
 ):
-  """dq of 128 rows of one head: their scores' gradients times the keys.
+  """dq of TILE_M rows of one head: their scores' gradients times the keys.
 
   Grid: (tiles of rows, heads, batch).
   """
-  gl.static_assert(TILE_M == 128)
+  gl.static_assert(DQ_ROWS % TILE_M == 0)
+  PARTS: gl.constexpr = TILE_M // 64
   row0 = gl.program_id(0) * TILE_M
   head = gl.program_id(1)
   index_b = gl.program_id(2)
   off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
   last = gl.minimum(row0 + TILE_M, seqlen_q) - 1
   key_high = gl.minimum(seqlen_k, last + off + window_right + 1)
-  low = gl.maximum(row0 + off - window_left, 0) // TILE_N
-  high = (gl.maximum(key_high, 0) + TILE_N - 1) // TILE_N
-  high = gl.maximum(high, low)
+  key_low = gl.maximum(row0 + off - window_left, 0)
+  low = key_low // TILE_N
+  high = gl.where(key_low < key_high, (key_high + TILE_N - 1) // TILE_N, low)
   dq += index_b.to(gl.int64) * batch_stride_dq + head * nhead_stride_dq
 
   k_desc = parts.Parts(k_desc, k_tail)
   k_smem = parts.allocate(STAGES, k_desc, TAIL)
   ds_smem = gl.allocate_shared_memory(
-      dscores_desc.dtype, hopper.stack(2 * STAGES,
+      dscores_desc.dtype, hopper.stack(PARTS * STAGES,
                                        dscores_desc.block_type.shape),
       dscores_desc.layout)
   full = mbarrier.allocate_mbarrier(batch=STAGES)
   empty = mbarrier.allocate_mbarrier(batch=STAGES)
   for i in gl.static_range(STAGES):
     mbarrier.init(full.index(i), count=2)
-    mbarrier.init(empty.index(i), count=2)
+    mbarrier.init(empty.index(i), count=PARTS)
   produce = (k_desc, dscores_desc, k_smem, ds_smem, full, empty, index_b, head,
              head // (nhead_q // nhead_k), row0, low, high)
   consume = (k_smem, ds_smem, full, empty,
              bwd_hopper.Matrix(dq, stride_dq, nhead_stride_dq, hdim_q),
              softmax_scale, row0, seqlen_q, low, high)
-  gl.warp_specialize([
-      (_dq_consume, (0, consume, TILE_N, HEAD, TAIL, STAGES)),
-      (_dq_consume, (1, consume, TILE_N, HEAD, TAIL, STAGES)),
-      (_dq_produce, (produce, TILE_N, HEAD, TAIL, STAGES)),
-  ], [4, 1], [152, 24])
+  if PARTS == 3:
+    gl.warp_specialize([
+        (_dq_consume, (0, consume, PARTS, TILE_N, HEAD, TAIL, STAGES)),
+        (_dq_consume, (1, consume, PARTS, TILE_N, HEAD, TAIL, STAGES)),
+        (_dq_consume, (2, consume, PARTS, TILE_N, HEAD, TAIL, STAGES)),
+        (_dq_produce, (produce, PARTS, TILE_N, HEAD, TAIL, STAGES)),
+    ], [4, 4, 1], [152, 152, 24])
+  else:
+    gl.warp_specialize([
+        (_dq_consume, (0, consume, PARTS, TILE_N, HEAD, TAIL, STAGES)),
+        (_dq_consume, (1, consume, PARTS, TILE_N, HEAD, TAIL, STAGES)),
+        (_dq_produce, (produce, PARTS, TILE_N, HEAD, TAIL, STAGES)),
+    ], [4, 1], [152, 24])
