@@ -596,7 +596,8 @@ struct OnePass {
     constexpr int64_t kServed = kMhaWindow | kMhaTopLeft | kMhaDlse |
                                 kMhaShort | kMhaMinSeqlen | kMhaPacked |
                                 kMhaCuSeqlens | kMhaCuSeqlensQPadded |
-                                kMhaCuSeqlensKPadded | kMhaDropout;
+                                kMhaCuSeqlensKPadded | kMhaDropout |
+                                kMhaNonPositiveScale;
     if ((key.features & ~kServed) != 0 || key.dims[0] != key.dims[1]) {
       return Status(StatusCode::kUnimplemented,
                     "one pass over the scores serves windows and dropout "
@@ -719,19 +720,23 @@ struct Dscores {
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     constexpr int64_t kServed = kMhaBias | kMhaDbias | kMhaDropout |
-                                kMhaUnaligned | kMhaWindow | kMhaTopLeft |
-                                kMhaDlse | kMhaShort;
+                                kMhaSoftCap | kMhaUnaligned | kMhaWindow |
+                                kMhaTopLeft | kMhaDlse | kMhaShort |
+                                kMhaNonPositiveScale;
     if ((key.features & ~kServed) != 0) {
       return Status(StatusCode::kUnimplemented,
                     "the scores' gradients are kept beside a bias of their "
-                    "type, dropout and windows alone");
+                    "type, a soft cap, dropout and windows alone");
     }
+    // Only maxima, which gradients do not look for, ask for a positive scale.
+    ProblemKey scores = key;
+    scores.features &= ~kMhaNonPositiveScale;
     ProblemKey plain;
     plain.data_type = key.data_type;
     plain.dims[0] = key.dims[0];
     plain.dims[1] = key.dims[1];
     AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", key, &plan->delta));
-    AITER_RETURN_IF_ERROR(steps->Add("mha_dscores_bwd", key, &plan->bwd));
+    AITER_RETURN_IF_ERROR(steps->Add("mha_dscores_bwd", scores, &plan->bwd));
     return steps->Add("mha_dscores_dq", plain, &plan->dq);
   }
 

@@ -47,6 +47,8 @@ _ONE_PASS_BLOCKS = 512
 # few heads at a time are kept: of so many bytes.
 _DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, 128
 _DSCORES_SCRATCH = 1 << 29
+# Beyond this soft cap their tanh is not exact enough, as src/mha.cc has it.
+_DSCORES_CAP = 1024
 
 
 class BwdConfig(NamedTuple):
@@ -300,8 +302,9 @@ def _dscores_heads(x: Operands) -> int:
 def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
                    saved: Saved) -> bool:
   """Whether kernels that keep the gradients of the scores serve a call."""
-  if (x.packed or x.batch == 0
-      or not all(map(is_known, (*x.q.shape, *x.k.shape)))):
+  shapes = (*x.q.shape, *x.k.shape)
+  if (x.packed or not all(map(is_known, shapes)) or 0 in shapes
+      or bwd.mha.logits_soft_cap > _DSCORES_CAP):
     return False
   (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
   if bwd.wanted.dbias:

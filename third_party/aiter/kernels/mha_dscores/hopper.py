@@ -90,12 +90,16 @@ def _put_zeros(desc, smem, batch, first_head, group, low, high, n0, window,
 @gluon.jit
 def _weights(s, ring, i, row0, col0, span, window, terms, M: gl.constexpr,
              FEATURES: gl.constexpr):
-  """Probabilities [64 keys, M rows] of products, and which dropout keeps."""
+  """Probabilities [64 keys, M rows] of products, and what weighs gradients.
+
+  Returns:
+    (probabilities, derivative of the soft cap, or 1, which dropout keeps).
+  """
   S_LAYOUT: gl.constexpr = hopper.accumulator(M)
   ROWS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
   rows = gl.arange(0, M, ROWS)[None, :]
   cols = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
-  p, _ = bwd_hopper.probabilities(
+  p, slope = bwd_hopper.probabilities(
       s, ring.lse.index(i).load(ROWS)[None, :], row0, col0, rows, cols, window,
       terms, scores_hopper.planes_at(ring.planes, i, True, FEATURES), True,
       FEATURES)
@@ -103,7 +107,7 @@ def _weights(s, ring, i, row0, col0, span, window, terms, M: gl.constexpr,
   keep = p
   if FEATURES & scores.DROPOUT:
     keep = scores_hopper.keep_of_keys(terms, row0, col0, M)
-  return p, keep
+  return p, slope, keep
 
 
 @gluon.jit
@@ -119,14 +123,15 @@ def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
   do = parts.tile(ring.do, i, M, DV, DV_TAIL)
   s, dp = bwd_hopper._dkdv_products(k, v, ring, i, phase, M, HEAD, TAIL, DV,
                                     DV_TAIL)
-  p, keep = _weights(s, ring, i, row0, col0, span, window, terms, M, FEATURES)
+  p, slope, keep = _weights(s, ring, i, row0, col0, span, window, terms, M,
+                            FEATURES)
   weights = p
   if FEATURES & scores.DROPOUT:
     weights = gl.where(keep, p, 0.0)
   dv = parts.accumulate(dv, parts.operand(weights, dtype, DV), do, DV_TAIL)
   dp = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[dp])
   delta = ring.delta.index(i).load(ROWS)[None, :]
-  ds, _ = bwd_hopper.score_gradients(p, dp, 1.0, keep, delta, terms, FEATURES)
+  ds, _ = bwd_hopper.score_gradients(p, dp, slope, keep, delta, terms, FEATURES)
   ds = ds.to(dtype)
   dk = parts.accumulate(dk, parts.operand(ds, dtype, HEAD), q, TAIL)
   dv = parts.wait(2 if TAIL > 0 else 1, dv, DV_TAIL)
@@ -181,7 +186,8 @@ def _dv_factor(heads, FEATURES: gl.constexpr):
 
 
 # Of wide head dims one warpgroup computes probabilities and dv, and hands the
-# probabilities to the other, which computes their gradients and dk.
+# probabilities, times a soft cap's derivative, to the other, which computes the
+# gradients of the scores and dk.
 
 
 @gluon.jit
@@ -234,12 +240,14 @@ def _consume_dv(args, M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
         mbarrier.wait(ring.q_full.index(i), phase)
         s = parts.product(k, parts.tile(ring.q, i, M, HEAD, TAIL), 64, M, TAIL)
         s = warpgroup_mma_wait(0, deps=[s])
-        p, keep = _weights(s, ring, i, tile * M, n0, span, window, terms, M,
-                           FEATURES)
+        p, slope, keep = _weights(s, ring, i, tile * M, n0, span, window, terms,
+                                  M, FEATURES)
         mbarrier.arrive(ring.q_empty.index(i))
         weights = p
+        if FEATURES & scores.SOFT_CAP:
+          p *= slope
         if FEATURES & scores.DROPOUT:
-          weights = gl.where(keep, p, 0.0)
+          weights = gl.where(keep, weights, 0.0)
           # The sign says what dropout keeps.
           p = gl.where(keep, p, -p)
         mbarrier.wait(handed.empty.index(j), handed_phase ^ 1)
