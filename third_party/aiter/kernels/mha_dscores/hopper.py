@@ -27,7 +27,7 @@ from third_party.aiter.kernels.mha import parts_hopper as parts
 from third_party.aiter.kernels.mha_dscores import family
 
 WHOLE = tl.constexpr(family.FEATURES["whole"])
-DQ_ROWS = tl.constexpr(384)  # of a tile of dq
+DQ_ROWS = tl.constexpr(128)  # of a tile of dq
 
 
 def tensor_maps(function, constants):
@@ -450,25 +450,25 @@ def mha_dscores_bwd(
 
 
 @gluon.jit
-def _dq_produce(args, PARTS: gl.constexpr, N: gl.constexpr,
-                HEAD: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr):
-  """Copies every tile of keys, and of the warpgroups' gradients."""
+def _dq_produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
+                STAGES: gl.constexpr):
+  """Copies every tile of keys, and of two warpgroups' gradients."""
   (k_desc, ds_desc, k_smem, ds_smem, full, empty, batch, head, head_k, row0,
    low, high) = args
   for step in range(high - low):
     col = (low + step) * N
     i, phase = hopper.ring(step, STAGES)
     mbarrier.wait(empty.index(i), phase ^ 1)
-    mbarrier.expect(full.index(i), PARTS * ds_desc.nbytes_per_cta)
-    for w in gl.static_range(PARTS):
+    mbarrier.expect(full.index(i), 2 * ds_desc.nbytes_per_cta)
+    for w in gl.static_range(2):
       tma.async_load(ds_desc, [batch, head, row0 + w * 64, col], full.index(i),
-                     ds_smem.index(PARTS * i + w))
+                     ds_smem.index(2 * i + w))
     parts.load(k_desc, batch, head_k, col, full.index(i), k_smem, i, HEAD, TAIL)
 
 
 @gluon.jit
-def _dq_consume(w: gl.constexpr, args, PARTS: gl.constexpr, N: gl.constexpr,
-                HEAD: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr):
+def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
+                TAIL: gl.constexpr, STAGES: gl.constexpr):
   """Computes dq of 64 rows."""
   (k_smem, ds_smem, full, empty, dq_out, scale, row0, seqlen_q, low,
    high) = args
@@ -476,7 +476,7 @@ def _dq_consume(w: gl.constexpr, args, PARTS: gl.constexpr, N: gl.constexpr,
   for step in range(high - low):
     i, phase = hopper.ring(step, STAGES)
     mbarrier.wait(full.index(i), phase)
-    ds = ds_smem.index(PARTS * i + w).reshape([64, N])
+    ds = ds_smem.index(2 * i + w).reshape([64, N])
     k = parts.tile(k_smem, i, N, HEAD, TAIL)
     main = warpgroup_mma(ds, k.main, dq.main, is_async=True)
     tail = dq.tail
@@ -497,13 +497,13 @@ def mha_dscores_dq(
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     TAIL: gl.constexpr, STAGES: gl.constexpr,
 ):
-  """dq of TILE_M rows of one head: their scores' gradients times the keys.
+  """dq of 128 rows of one head: their scores' gradients times the keys.
 
   Grid: (tiles of rows, heads, batch).
   """
-  gl.static_assert(DQ_ROWS % TILE_M == 0)
-  PARTS: gl.constexpr = TILE_M // 64
-  row0 = gl.program_id(0) * TILE_M
+  gl.static_assert(TILE_M == DQ_ROWS)
+  # Under a causal mask the last rows have most to do: they come first.
+  row0 = (gl.num_programs(0) - 1 - gl.program_id(0)) * TILE_M
   head = gl.program_id(1)
   index_b = gl.program_id(2)
   off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
@@ -517,29 +517,21 @@ def mha_dscores_dq(
   k_desc = parts.Parts(k_desc, k_tail)
   k_smem = parts.allocate(STAGES, k_desc, TAIL)
   ds_smem = gl.allocate_shared_memory(
-      dscores_desc.dtype, hopper.stack(PARTS * STAGES,
+      dscores_desc.dtype, hopper.stack(2 * STAGES,
                                        dscores_desc.block_type.shape),
       dscores_desc.layout)
   full = mbarrier.allocate_mbarrier(batch=STAGES)
   empty = mbarrier.allocate_mbarrier(batch=STAGES)
   for i in gl.static_range(STAGES):
     mbarrier.init(full.index(i), count=2)
-    mbarrier.init(empty.index(i), count=PARTS)
+    mbarrier.init(empty.index(i), count=2)
   produce = (k_desc, dscores_desc, k_smem, ds_smem, full, empty, index_b, head,
              head // (nhead_q // nhead_k), row0, low, high)
   consume = (k_smem, ds_smem, full, empty,
              bwd_hopper.Matrix(dq, stride_dq, nhead_stride_dq, hdim_q),
              softmax_scale, row0, seqlen_q, low, high)
-  if PARTS == 3:
-    gl.warp_specialize([
-        (_dq_consume, (0, consume, PARTS, TILE_N, HEAD, TAIL, STAGES)),
-        (_dq_consume, (1, consume, PARTS, TILE_N, HEAD, TAIL, STAGES)),
-        (_dq_consume, (2, consume, PARTS, TILE_N, HEAD, TAIL, STAGES)),
-        (_dq_produce, (produce, PARTS, TILE_N, HEAD, TAIL, STAGES)),
-    ], [4, 4, 1], [152, 152, 24])
-  else:
-    gl.warp_specialize([
-        (_dq_consume, (0, consume, PARTS, TILE_N, HEAD, TAIL, STAGES)),
-        (_dq_consume, (1, consume, PARTS, TILE_N, HEAD, TAIL, STAGES)),
-        (_dq_produce, (produce, PARTS, TILE_N, HEAD, TAIL, STAGES)),
-    ], [4, 1], [152, 24])
+  gl.warp_specialize([
+      (_dq_consume, (0, consume, TILE_N, HEAD, TAIL, STAGES)),
+      (_dq_consume, (1, consume, TILE_N, HEAD, TAIL, STAGES)),
+      (_dq_produce, (produce, TILE_N, HEAD, TAIL, STAGES)),
+  ], [4, 1], [152, 24])
