@@ -77,7 +77,9 @@ class HopperTest(mha_test.MhaTestCase):
           dict(), dict(causal=True, hq=6, hk=2, b=3, sq=385, sk=449),
           dict(causal=True, sq=400, sk=151),
           dict(causal=True, sq=130, sk=601, use_lse=True),
-          dict(window=(50, 20), sq=300, sk=429, hq=4, hk=1)])
+          dict(window=(50, 20), sq=300, sk=429, hq=4, hk=1),
+          dict(cap=3.0, causal=True), dict(dropout=0.3, hq=4, sq=201),
+          dict(scale=-0.3)])
   def test_dscores_of_wide_heads(self, dtype, dims, options):
     """Without a bias."""
     dqk, dv = dims
@@ -114,14 +116,20 @@ class HopperTest(mha_test.MhaTestCase):
         np.testing.assert_array_equal(a, b)
 
   @parameterized.parameters(
-      (2, 16, 16, 4096, 16),  # 32 MiB a head
-      (1, 128, 128, 4096, 16), (1, 20, 20, 4096, 10), (3, 4, 4, 4096, 12),
-      (5, 4, 4, 4096, 12), (8, 8, 2, 1023, 64), (1, 16, 2, 8192, 0),
-      (1, 16, 4, 8192, 4))
+      (2, 16, 16, 4096, 32),  # 32 MiB a head
+      (1, 128, 128, 4096, 32), (1, 40, 40, 4096, 20), (3, 8, 8, 4096, 24),
+      (5, 8, 8, 4096, 24), (8, 8, 2, 1023, 64), (1, 32, 2, 8192, 0),
+      (1, 16, 2, 8192, 0), (1, 16, 4, 8192, 8), (1, 8, 1, 8192, 8))
   def test_dscores_heads(self, b, hq, hk, s, want):
     q, k = (jax.ShapeDtypeStruct((b, s, h, 192), jnp.bfloat16)
             for h in (hq, hk))
     self.assertEqual(op._dscores_heads(types.Operands(q, k, k)), want)
+
+  def test_dscores_of_large_soft_cap(self):
+    """The instruction tanh.approx is not exact enough for it."""
+    with called("_dscores_kernel") as calls_of_it:
+      self.check(mha_test.Case(b=1, sq=150, sk=264, dqk=184, cap=2000.0))
+    self.assertEmpty(calls_of_it)
 
   def test_dscores_of_constant_bias(self):
     """Of a wide head dim; dq, dk and dv are the same as beside dbias."""
@@ -147,7 +155,7 @@ class HopperTest(mha_test.MhaTestCase):
           dict(), dict(causal=True), dict(causal=True, sq=264, sk=150),
           dict(causal=True, sq=400, sk=400, hq=6, hk=2, b=3),
           dict(sq=130, sk=600, hq=4, hk=1, use_lse=True, scale=0.3),
-          dict(window=(150, 20), sq=300, sk=429),
+          dict(window=(150, 20), sq=300, sk=429), dict(scale=-0.3),
           dict(lengths=((150, 264), (77, 130)), causal=True, hk=1),
           dict(dropout=0.3, causal=True, sq=400, sk=400, hq=6, hk=2, b=3),
           dict(dropout=0.3, packed=True, hq=4,
@@ -294,7 +302,8 @@ class HopperTest(mha_test.MhaTestCase):
     equal = [(dim, dim) for dim in (40, 64, 128, 144, 184, 256)]
     for dims in (*equal, (192, 128)):
       for dtype in calls.DTYPES:
-        for features in ((), ("bias",), ("bias", "dropout")):
+        for features in ((), ("soft_cap",), ("dropout",), ("bias",),
+                         ("bias", "dropout")):
           with contextlib.suppress(ValueError):
             rows -= set(module.kernels("mha_dscores", ARCH, dtype, dims,
                                        list(features)))

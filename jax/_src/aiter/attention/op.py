@@ -42,11 +42,11 @@ _ONE_PASS = "mha_one_pass"
 _ONE_PASS_DIMS, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = (64, 128), 1024, 128
 _ONE_PASS_BLOCKS = 512
 # Kernels that keep the gradients of the scores, whose sums are the bias's; how
-# many bytes of them may be kept however few the bias has; and beyond which head
-# dim they are the faster ones without a bias's gradient too, where those of a
-# few heads at a time are kept: of so many bytes.
+# many bytes of them may be kept however few the bias has, or at a time where it
+# has no gradient; and beyond which head dim they are the faster ones without.
+# Fewer blocks of so many keys at a time leave a GPU idle.
 _DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, 128
-_DSCORES_SCRATCH = 1 << 29
+_DSCORES_BLOCKS, _DSCORES_KEYS = 256, 64
 # Beyond this soft cap their tanh is not exact enough, as src/mha.cc has it.
 _DSCORES_CAP = 1024
 
@@ -291,8 +291,8 @@ def _dscores_heads(x: Operands) -> int:
   (b, sq, hq), (sk, hk) = x.q.shape[:3], x.k.shape[1:3]
   group = hq // hk
   of_kv_head = group * sq * round_up(sk, _ALIGNMENT) * x.q.dtype.itemsize
-  fit = min(_DSCORES_SCRATCH // of_kv_head, b * hk)
-  if fit == 0:
+  fit = min(_DSCORES_BYTES // of_kv_head, b * hk)
+  if fit < b * hk and fit * sk < _DSCORES_BLOCKS * _DSCORES_KEYS:
     return 0
   count, unit = (b, hq) if fit >= hk else (hk, group)
   parts = -(-count // (fit * group // unit))

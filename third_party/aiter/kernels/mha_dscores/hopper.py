@@ -7,8 +7,6 @@ own products take them, and dq is one product with what was stored: five
 products in all, where mha/bwd_hopper.py and mha/dbias_hopper.py have nine.
 """
 
-from typing import NamedTuple
-
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -41,11 +39,20 @@ def tensor_maps(function, constants):
           "dscores_desc": TensorMap("dscores", (1, 1, rows, 64))}
 
 
-class Handed(NamedTuple):
-  """Rings through which probabilities pass from one warpgroup to the other."""
-  p: tl.tensor
-  full: tl.tensor
-  empty: tl.tensor
+@gluon.jit
+def _place(heads, causal):
+  """Returns a block's place along the tiles, and its head.
+
+  Under a causal mask the first tiles of a head have most to do. So that no more
+  than the least is left for the end, those of eight heads take turns.
+  """
+  tiles = gl.num_programs(0)
+  together = gl.where(causal, 8, 1)
+  at = gl.program_id(1) * tiles + gl.program_id(0)
+  first = at // (tiles * together) * together
+  at -= first * tiles
+  together = gl.minimum(together, heads - first)
+  return at // together, first + at % together
 
 
 @gluon.jit
@@ -88,45 +95,30 @@ def _put_zeros(desc, smem, batch, first_head, group, low, high, n0, window,
 
 
 @gluon.jit
-def _weights(s, ring, i, row0, col0, span, window, terms, M: gl.constexpr,
-             FEATURES: gl.constexpr):
-  """Probabilities [64 keys, M rows] of products, and what weighs gradients.
-
-  Returns:
-    (probabilities, derivative of the soft cap, or 1, which dropout keeps).
-  """
-  S_LAYOUT: gl.constexpr = hopper.accumulator(M)
-  ROWS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
-  rows = gl.arange(0, M, ROWS)[None, :]
-  cols = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
-  p, slope = bwd_hopper.probabilities(
-      s, ring.lse.index(i).load(ROWS)[None, :], row0, col0, rows, cols, window,
-      terms, scores_hopper.planes_at(ring.planes, i, True, FEATURES), True,
-      FEATURES)
-  p = bwd_hopper._seen(p, row0, col0, span, window, M, FEATURES)
-  keep = p
-  if FEATURES & scores.DROPOUT:
-    keep = scores_hopper.keep_of_keys(terms, row0, col0, M)
-  return p, slope, keep
-
-
-@gluon.jit
 def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
           span, window, terms, M: gl.constexpr, HEAD: gl.constexpr,
           TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
           STAGES: gl.constexpr, FEATURES: gl.constexpr):
   """Adds a tile of M rows to dk and dv of a warpgroup's keys."""
-  ROWS: gl.constexpr = gl.SliceLayout(0, hopper.accumulator(M))
+  S_LAYOUT: gl.constexpr = hopper.accumulator(M)
+  ROWS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
   dtype: gl.constexpr = ring.q.main.dtype
+  rows = gl.arange(0, M, ROWS)[None, :]
+  cols = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
   i, phase = hopper.ring(use, STAGES)
   q = parts.tile(ring.q, i, M, HEAD, TAIL)
   do = parts.tile(ring.do, i, M, DV, DV_TAIL)
   s, dp = bwd_hopper._dkdv_products(k, v, ring, i, phase, M, HEAD, TAIL, DV,
                                     DV_TAIL)
-  p, slope, keep = _weights(s, ring, i, row0, col0, span, window, terms, M,
-                            FEATURES)
+  p, slope = bwd_hopper.probabilities(
+      s, ring.lse.index(i).load(ROWS)[None, :], row0, col0, rows, cols, window,
+      terms, scores_hopper.planes_at(ring.planes, i, True, FEATURES), True,
+      FEATURES)
+  p = bwd_hopper._seen(p, row0, col0, span, window, M, FEATURES)
   weights = p
+  keep = p
   if FEATURES & scores.DROPOUT:
+    keep = scores_hopper.keep_of_keys(terms, row0, col0, M)
     weights = gl.where(keep, p, 0.0)
   dv = parts.accumulate(dv, parts.operand(weights, dtype, DV), do, DV_TAIL)
   dp = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[dp])
@@ -169,8 +161,11 @@ def _consume(w: gl.constexpr, args, M: gl.constexpr, HEAD: gl.constexpr,
             tile * M, n0, span, window, terms, M, HEAD, TAIL, DV, DV_TAIL,
             STAGES, FEATURES)
         use += 1
-  bwd_hopper._store_gradient(dv_out, dv, _dv_factor(heads, FEATURES), n0,
-                             window.len_k, key_end, DV, DV_TAIL)
+  keep = 1.0
+  if FEATURES & scores.DROPOUT:
+    keep = heads.rp_keep
+  bwd_hopper._store_gradient(dv_out, dv, keep, n0, window.len_k, key_end, DV,
+                             DV_TAIL)
   bwd_hopper._store_gradient(dk_out, dk, heads.scale, n0, window.len_k, key_end,
                              HEAD, TAIL)
   _put_zeros(out_desc, out_smem, batch, first_head, group, low, high, n0,
@@ -178,104 +173,13 @@ def _consume(w: gl.constexpr, args, M: gl.constexpr, HEAD: gl.constexpr,
 
 
 @gluon.jit
-def _dv_factor(heads, FEATURES: gl.constexpr):
-  factor = 1.0
-  if FEATURES & scores.DROPOUT:
-    factor = heads.rp_keep
-  return factor
-
-
-# Of wide head dims one warpgroup computes probabilities and dv, and hands the
-# probabilities, times a soft cap's derivative, to the other, which computes the
-# gradients of the scores and dk.
-
-
-@gluon.jit
-def _store_part(gradient, acc, smem, column, factor, row0, row_end,
-                N: gl.constexpr):
-  """Stores 64 rows of acc * factor by way of `smem`, whose tiles are done."""
-  STORE: gl.constexpr = hopper.rows_layout(N)
-  smem = smem.index(0).reshape([64, N])
-  smem.store((acc * factor).to(smem.dtype))
-  gl.barrier()
-  rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, STORE))
-  cols = gl.arange(0, N, gl.SliceLayout(0, STORE))
-  # Head dims are multiples of 8; so a mask never cuts 16 bytes.
-  mask = ((rows < row_end)[:, None] &
-          (cols < (gradient.width - column) // 8 * 8)[None, :])
-  gl.store(gradient.base + column + rows[:, None].to(gl.int64) * gradient.stride
-           + cols[None, :], smem.load(STORE), mask=mask)
-
-
-@gluon.jit
-def _store_gradient(gradient, acc, smem, factor, row0, row_end,
-                    HEAD: gl.constexpr, TAIL: gl.constexpr):
-  """bwd_hopper's by way of a matrix like it that nobody reads any more."""
-  _store_part(gradient, acc.main, smem.main, 0, factor, row0, row_end, HEAD)
-  if TAIL > 0:
-    _store_part(gradient, acc.tail, smem.tail, HEAD, factor, row0, row_end,
-                TAIL)
-
-
-@gluon.jit
-def _consume_dv(args, M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
+def _dk_consume(args, M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
                 DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
                 FEATURES: gl.constexpr):
-  """Computes dv of 64 keys; hands their probabilities over."""
+  """Computes dk of a block's 64 keys; stores their scores' gradients."""
   of_keys, out_desc, out_smem, handed, batch, whole = args
   (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
    heads, first_head, low, high) = of_keys
-  dtype: gl.constexpr = ring.q.main.dtype
-  span = (window.left + window.right).to(gl.uint32, bitcast=True)
-  dv = parts.zeros(64, DV, DV_TAIL)
-  if high > low:
-    k = parts.tile(k_smem, 0, 64, HEAD, TAIL)
-    mbarrier.wait(kv_full.index(0), 0)
-    use = 0
-    for g in range(group):
-      terms = scores_hopper.terms_of(heads, first_head + g, FEATURES)
-      for tile in range(low, high):
-        i, phase = hopper.ring(use, STAGES)
-        j, handed_phase = hopper.ring(use, 2)
-        mbarrier.wait(ring.q_full.index(i), phase)
-        s = parts.product(k, parts.tile(ring.q, i, M, HEAD, TAIL), 64, M, TAIL)
-        s = warpgroup_mma_wait(0, deps=[s])
-        p, slope, keep = _weights(s, ring, i, tile * M, n0, span, window, terms,
-                                  M, FEATURES)
-        mbarrier.arrive(ring.q_empty.index(i))
-        weights = p
-        if FEATURES & scores.SOFT_CAP:
-          p *= slope
-        if FEATURES & scores.DROPOUT:
-          weights = gl.where(keep, weights, 0.0)
-          # The sign says what dropout keeps.
-          p = gl.where(keep, p, -p)
-        mbarrier.wait(handed.empty.index(j), handed_phase ^ 1)
-        handed.p.index(j).store(p.to(dtype))
-        mbarrier.arrive(handed.full.index(j))
-        mbarrier.wait(ring.do_full.index(i), phase)
-        dv = parts.accumulate(dv, parts.operand(weights, dtype, DV),
-                              parts.tile(ring.do, i, M, DV, DV_TAIL), DV_TAIL)
-        dv = parts.wait(0, dv, DV_TAIL)
-        mbarrier.arrive(ring.do_empty.index(i))
-        use += 1
-    # Whoever has the last probabilities has done with the values.
-    j, handed_phase = hopper.ring(use - 1, 2)
-    mbarrier.wait(handed.empty.index(j), handed_phase)
-  _store_gradient(dv_out, dv, v_smem, _dv_factor(heads, FEATURES), n0, key_end,
-                  DV, DV_TAIL)
-
-
-@gluon.jit
-def _consume_dk(args, M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
-                DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
-                FEATURES: gl.constexpr):
-  """Computes dk of 64 keys; stores their scores' gradients."""
-  of_keys, out_desc, out_smem, handed, batch, whole = args
-  (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
-   heads, first_head, low, high) = of_keys
-  S_LAYOUT: gl.constexpr = hopper.accumulator(M)
-  dtype: gl.constexpr = ring.q.main.dtype
   dk = parts.zeros(64, HEAD, TAIL)
   if high > low:
     v = parts.tile(v_smem, 0, 64, DV, DV_TAIL)
@@ -284,34 +188,14 @@ def _consume_dk(args, M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
     for g in range(group):
       terms = scores_hopper.terms_of(heads, first_head + g, FEATURES)
       for tile in range(low, high):
-        i, phase = hopper.ring(use, STAGES)
-        j, handed_phase = hopper.ring(use, 2)
-        mbarrier.wait(ring.do_full.index(i), phase)
-        dp = parts.product(v, parts.tile(ring.do, i, M, DV, DV_TAIL), 64, M,
-                           DV_TAIL)
-        delta = ring.delta.index(i).load(gl.SliceLayout(0, S_LAYOUT))[None, :]
-        mbarrier.wait(handed.full.index(j), handed_phase)
-        p = handed.p.index(j).load(S_LAYOUT).to(gl.float32)
-        dp = warpgroup_mma_wait(0, deps=[dp])
-        mbarrier.arrive(handed.empty.index(j))
-        mbarrier.arrive(ring.do_empty.index(i))
-        keep = p
-        if FEATURES & scores.DROPOUT:
-          keep = p >= 0
-          p = gl.abs(p)
-        ds, complete = bwd_hopper.score_gradients(p, dp, 1.0, keep, delta,
-                                                  terms, FEATURES)
-        ds = ds.to(dtype)
-        # The probabilities' maker has waited for q.
-        dk = parts.accumulate(dk, parts.operand(ds, dtype, HEAD),
-                              parts.tile(ring.q, i, M, HEAD, TAIL), TAIL)
+        dk, ds = bwd_hopper.start_dk(dk, v, ring, handed, use, terms, M, HEAD,
+                                     TAIL, DV, DV_TAIL, STAGES, FEATURES)
         _put(out_desc, out_smem, use, ds, batch, first_head + g, tile * M, n0,
              1)
-        dk = parts.wait(0, dk, TAIL)
-        mbarrier.arrive(ring.q_empty.index(i))
+        dk = bwd_hopper.end_dk(dk, ring, use, TAIL, STAGES)
         use += 1
-  # Whoever made the last probabilities has done with the keys.
-  _store_gradient(dk_out, dk, k_smem, heads.scale, n0, key_end, HEAD, TAIL)
+  bwd_hopper.store_dk(dk_out, dk, k_smem, heads.scale, n0, window, key_end,
+                      HEAD, TAIL)
   _put_zeros(out_desc, out_smem, batch, first_head, group, low, high, n0,
              window, whole, M)
 
@@ -344,8 +228,8 @@ def mha_dscores_bwd(
   gradients [batch, head, row, key]. Grid: (tiles of keys, kv heads, batch).
   """
   BLOCKS: gl.constexpr = TILE_N // 64
-  n0 = gl.program_id(0) * TILE_N
-  head_k = gl.program_id(1)
+  tile, head_k = _place(nhead_k, window_right < window_left)
+  n0 = tile * TILE_N
   index_b = gl.program_id(2)
   _, _, window = bwd_hopper.extents(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q, cu_seqlens_k, seqlen_q,
@@ -413,17 +297,9 @@ def mha_dscores_bwd(
              bwd_hopper.Matrix(dk, stride_dk, nhead_stride_dk, hdim_q),
              bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, hdim_v), group,
              n0, seqlen_k, window, heads, head_k * group, low, high)
-  handed = Handed(0, kv_full, kv_full)
+  handed = 0
   if BLOCKS == 1:
-    handed = Handed(
-        gl.allocate_shared_memory(
-            dscores_desc.dtype, [2, 64, TILE_M],
-            gl.NVMMASharedLayout(2 * TILE_M, 16, 2)),
-        mbarrier.allocate_mbarrier(batch=2),
-        mbarrier.allocate_mbarrier(batch=2))
-    for i in gl.static_range(2):
-      mbarrier.init(handed.full.index(i), count=1)
-      mbarrier.init(handed.empty.index(i), count=1)
+    handed = bwd_hopper.allocate_handed(dscores_desc.dtype, TILE_M)
   consume = (of_keys, dscores_desc, out_smem, handed, index_b,
              (flags & WHOLE) != 0)
   if BLOCKS == 2:
@@ -437,9 +313,9 @@ def mha_dscores_bwd(
     ], [4, 4], [232, 40])
   else:
     gl.warp_specialize([
-        (_consume_dv, (consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                       FEATURES)),
-        (_consume_dk, (consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
+        (bwd_hopper._dv_consume, (of_keys, handed, TILE_M, HEAD, TAIL, BLOCK_DV,
+                                  DV_TAIL, STAGES, FEATURES)),
+        (_dk_consume, (consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
                        FEATURES)),
         (bwd_hopper._dkdv_produce, (produce, TILE_M, HEAD, TAIL, BLOCK_DV,
                                     DV_TAIL, STAGES, BLOCKS, FEATURES)),
@@ -502,9 +378,8 @@ def mha_dscores_dq(
   Grid: (tiles of rows, heads, batch).
   """
   gl.static_assert(TILE_M == DQ_ROWS)
-  # Under a causal mask the last rows have most to do: they come first.
-  row0 = (gl.num_programs(0) - 1 - gl.program_id(0)) * TILE_M
-  head = gl.program_id(1)
+  tile, head = _place(nhead_q, window_right < window_left)
+  row0 = (gl.num_programs(0) - 1 - tile) * TILE_M
   index_b = gl.program_id(2)
   off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
   last = gl.minimum(row0 + TILE_M, seqlen_q) - 1
