@@ -387,7 +387,8 @@ ffi::Error SetDscores(const DscoresBuffers& b, const MhaAttrs& attrs,
     a->dscores_nhead = dims[0];
     AITER_FFI_RETURN_IF_ERROR(
         Check(b.dscores, b.q.element_type(),
-              {dims[0], a->seqlen_q, aiter::mha_dscores_row(a->seqlen_k)}));
+              {dims[0], aiter::mha_dscores_rows(a->seqlen_q),
+               aiter::mha_dscores_row(a->seqlen_k)}));
   } else {
     AITER_FFI_RETURN_IF_ERROR(
         Check(b.dscores, b.q.element_type(),

@@ -712,7 +712,11 @@ struct Dscores {
                       a.batch * a.nhead_q);
   }
 
-  static ProblemKey KeyOf(const Args& a) { return MakeKey(a); }
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key = MakeKey(a);
+    key.features |= Flag(a.dscores_nhead == 0, kMhaDscoresWhole);
+    return key;
+  }
 
   static Status KeyOf(const Problem& problem, ProblemKey* key) {
     return MakeKey("mha_bwd", "mha_bwd", problem, key);
@@ -722,7 +726,7 @@ struct Dscores {
     constexpr int64_t kServed = kMhaBias | kMhaDbias | kMhaDropout |
                                 kMhaSoftCap | kMhaUnaligned | kMhaWindow |
                                 kMhaTopLeft | kMhaDlse | kMhaShort |
-                                kMhaNonPositiveScale;
+                                kMhaNonPositiveScale | kMhaDscoresWhole;
     if ((key.features & ~kServed) != 0) {
       return Status(StatusCode::kUnimplemented,
                     "the scores' gradients are kept beside a bias of their "
@@ -735,7 +739,9 @@ struct Dscores {
     plain.data_type = key.data_type;
     plain.dims[0] = key.dims[0];
     plain.dims[1] = key.dims[1];
-    AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", key, &plan->delta));
+    ProblemKey of_delta = key;
+    of_delta.features &= ~kMhaDscoresWhole;
+    AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", of_delta, &plan->delta));
     AITER_RETURN_IF_ERROR(steps->Add("mha_dscores_bwd", scores, &plan->bwd));
     return steps->Add("mha_dscores_dq", plain, &plan->dq);
   }
@@ -777,7 +783,8 @@ struct Dscores {
       at_once = args.dscores_nhead / group;
       params.stride_dbias =
           static_cast<int32_t>(mha_dscores_row(args.seqlen_k));
-      params.nhead_stride_dbias = args.seqlen_q * params.stride_dbias;
+      params.nhead_stride_dbias =
+          mha_dscores_rows(args.seqlen_q) * params.stride_dbias;
     }
     // Sequences, or kv heads of one, whose gradients there is room for.
     const int64_t heads = std::min(at_once, args.nhead_k);

@@ -108,6 +108,9 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add_one_pass("round", "mha_one_pass_round", kMhaOnePassRoundGrid);
   add("dscores", "mha_dscores_bwd", "general", "gfx942", 128, 128, 64, 128,
       kMhaDscoresBwdGrid);
+  add("dscores_tiles", "mha_dscores_bwd", "fast", "gfx942", 64, 64, 32, 128,
+      kMhaDscoresBwdGridHeadsFirst)
+      .excludes |= kMhaDscoresWhole;
   add("dscores_dq", "mha_dscores_dq", "general", "gfx942", 128, 128, 128, 64,
       kMhaDscoresDqGrid);
   KernelInfo& mapped = add("fwd_mapped", "mha_fwd", "fast", "sm_90", 128, 128,
@@ -628,8 +631,8 @@ void TestDscoresAtATime() {
     CHECK(params.delta_ptr == At(0xc000 + (4 + 2) * 200 * 4));
     CHECK(params.bias_ptr == At(0x20000 + 2 * 200 * 300 * 2));
     CHECK(params.dropout_state_ptr == At(0x30000 + (4 + 2) * 6 * 4));
-    CHECK(params.dbias_ptr == At(0x40000) && params.stride_dbias == 304);
-    CHECK(params.nhead_stride_dbias == 200 * 304);
+    CHECK(params.dbias_ptr == At(0x40000) && params.stride_dbias == 384);
+    CHECK(params.nhead_stride_dbias == 224 * 384);
     CHECK((params.flags & kMhaDscoresWhole) == 0);
   }
 
@@ -643,10 +646,20 @@ void TestDscoresAtATime() {
   const auto params = launches[3].As<MhaParams>();
   CHECK(params.q_ptr == At(0x1000 + 2 * 200 * 4 * 128 * 2));
   CHECK(params.batch == 1 && params.nhead_q == 4);
-  CHECK(params.batch_stride_dbias == 4 * 200 * 304);
+  CHECK(params.batch_stride_dbias == 4 * 224 * 384);
 
   args.dscores_nhead = 1;
   CHECK(Contains(mha_dscores(args, nullptr).message(), "dscores_nhead is 1"));
+
+  // What has tiles in an order of its own is for scratch alone.
+  static_cast<mha_bwd_args&>(args) = BwdArgs(64, 64);
+  args.dscores_nhead = 8;
+  CHECK_OK(mha_dscores(args, nullptr));
+  CHECK(launches.size() == 8 && launches[6].kernel == "dscores_tiles");
+  CHECK(launches[6].grid[0] == 2 && launches[6].grid[1] == 3);
+  args.dscores_nhead = 0;
+  CHECK_OK(mha_dscores(args, nullptr));
+  CHECK(launches.size() == 11 && launches[9].kernel == "dscores");
 }
 
 void TestTensorMaps() {

@@ -224,13 +224,18 @@ struct mha_dscores_args : mha_bwd_args {
   // seqlen_k], contiguous.
   void* dscores_ptr = nullptr;
   // Or, if above 0, scratch for so many query heads at a time, one kv head's at
-  // least: [dscores_nhead, seqlen_q, mha_dscores_row].
+  // least: [dscores_nhead, mha_dscores_rows, mha_dscores_row].
   int64_t dscores_nhead = 0;
 };
 
-// Elements between rows of scratch: of 16 bytes each so many.
+// Rows of a head's scratch, and elements of a row: kernels for CDNA keep whole
+// tiles of 32 rows and 128 keys.
+inline int64_t mha_dscores_rows(int64_t seqlen_q) {
+  return (seqlen_q + 31) / 32 * 32;
+}
+
 inline int64_t mha_dscores_row(int64_t seqlen_k) {
-  return (seqlen_k + 7) / 8 * 8;
+  return (seqlen_k + 127) / 128 * 128;
 }
 
 struct MhaDscoresPlan {
