@@ -42,9 +42,21 @@ _ONE_PASS = "mha_one_pass"
 _ONE_PASS_DIMS, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = (64, 128), 1024, 128
 _ONE_PASS_BLOCKS = 512
 # Kernels that keep the gradients of the scores, whose sums are the bias's; how
-# many bytes of them may be kept however few the bias has; and beyond which head
-# dim they are the faster ones for a bias without a gradient too.
+# many bytes of them may be kept however few the bias has, or at a time where it
+# has no gradient; and beyond which head dim they are the faster ones without.
+# Fewer blocks of so many keys at a time leave a GPU idle.
 _DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, 128
+_DSCORES_BLOCKS, _DSCORES_KEYS = 256, 64
+# Beyond this soft cap their tanh is not exact enough, as src/mha.cc has it.
+_DSCORES_CAP = 1024
+# On AMD they are the faster ones from so many rows and keys on, by prediction,
+# where those at a time have so many keys, twice as many of narrow head dims;
+# under a window, whose blocks differ, all of the call, and from that head dim
+# on: in this many bytes if so many it takes.
+_DSCORES_LENGTH_AMD, _DSCORES_KEYS_AMD, _DSCORES_WINDOW_AMD = 256, 1 << 15, 128
+_DSCORES_BYTES_AMD = 1 << 32
+# What scratch has whole tiles of, as include/aiter/mha.h has it.
+_DSCORES_TILE = (32, 128)
 
 
 class BwdConfig(NamedTuple):
@@ -271,21 +283,66 @@ def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   return Grads(dq, dk, dv, None, None, None)
 
 
+def _dscores_heads(platform: str, bwd: BwdConfig, x: Operands) -> int:
+  """How many heads' gradients of the scores are kept at a time; 0: too few.
+
+  Those of whole sequences, or of one sequence's kv heads; in equal parts.
+  """
+  (b, hq), (sk, hk) = x.q.shape[:3:2], x.k.shape[1:3]
+  group = hq // hk
+  of_kv_head = group * math.prod(_dscores_tiles(x)) * x.q.dtype.itemsize
+  if platform == "rocm":
+    fit = _dscores_fit_amd(bwd, x, of_kv_head)
+  else:
+    fit = min(_DSCORES_BYTES // of_kv_head, b * hk)
+    if fit < b * hk and fit * sk < _DSCORES_BLOCKS * _DSCORES_KEYS:
+      return 0
+  if fit == 0:
+    return 0
+  count, unit = (b, hq) if fit >= hk else (hk, group)
+  parts = -(-count // (fit * group // unit))
+  return -(-count // parts) * unit
+
+
+def _dscores_fit_amd(bwd: BwdConfig, x: Operands, of_kv_head: int) -> int:
+  """Of how many kv heads scores' gradients are kept at a time on AMD; or 0."""
+  _, sk, hk, dim = x.k.shape
+  every = x.batch * hk
+  windowed = bwd.mha.window_left >= 0 or bwd.mha.window_right >= 0
+  if (min(x.q.shape[1], sk) < _DSCORES_LENGTH_AMD
+      or (windowed and dim < _DSCORES_WINDOW_AMD)):
+    return 0
+  keys = _DSCORES_KEYS_AMD * (1 if dim >= 128 else 2)
+  fit = every if windowed else min(
+      every, max(_DSCORES_BYTES // of_kv_head, -(-keys // sk)))
+  return fit if fit * of_kv_head <= _DSCORES_BYTES_AMD else 0
+
+
+def _dscores_tiles(x: Operands) -> tuple[int, ...]:
+  """Rows and keys of a head's scratch."""
+  lengths = x.q.shape[1], x.k.shape[1]
+  return tuple(map(round_up, lengths, _DSCORES_TILE))
+
+
 def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
                    saved: Saved) -> bool:
   """Whether kernels that keep the gradients of the scores serve a call."""
   shapes = (*x.q.shape, *x.k.shape)
-  if x.bias is None or x.packed or not all(map(is_known, shapes)):
-    return False
-  wide = max(x.q.shape[-1], x.v.shape[-1]) > _DSCORES_WIDE
-  if not (bwd.wanted.dbias or wide):
+  if (x.packed or not all(map(is_known, shapes)) or 0 in shapes
+      or bwd.mha.logits_soft_cap > _DSCORES_CAP):
     return False
   (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
-  # As many as kernels that sum them write, in float32, are never too many.
-  summed = bwd.wanted.dbias * math.prod(x.bias.shape[:2]) * sq * sk * 4
-  if b * hq * sq * sk * x.q.dtype.itemsize > max(summed, _DSCORES_BYTES):
+  if bwd.wanted.dbias:
+    # As many as kernels that sum them write, in float32, are never too many.
+    summed = math.prod(x.bias.shape[:2]) * sq * sk * 4
+    if b * hq * sq * sk * x.q.dtype.itemsize > max(summed, _DSCORES_BYTES):
+      return False
+  elif ((platform == "cuda"
+         and max(x.q.shape[-1], x.v.shape[-1]) <= _DSCORES_WIDE)
+        or not _dscores_heads(platform, bwd, x)):
     return False
-  unaligned = sk % _ALIGNMENT != 0 or x.bias.shape[3] == 1
+  unaligned = x.bias is not None and (
+      sk % _ALIGNMENT != 0 or x.bias.shape[3] == 1)
   return _has_kernels(_DSCORES, platform, bwd, x, saved.dlse is not None,
                       ("unaligned",) if unaligned else ())
 
@@ -294,7 +351,9 @@ def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   flat = _flat(x)
   q, k, v = flat[:3]
   f32 = jnp.float32
-  shape = (x.q.shape[0], x.q.shape[2], x.q.shape[1], x.k.shape[1])
+  (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
+  shape = ((b, hq, sq, sk) if bwd.wanted.dbias else
+           (_dscores_heads(call.platform, bwd, x), *_dscores_tiles(x)))
   dq, dk, dv, dscores, _ = call._replace(target=_DSCORES)(
       (*(like(t, t.shape, t.dtype) for t in (q, k, v)),
        like(q, shape, q.dtype), like(q, saved.lse.shape, f32)),

@@ -68,6 +68,7 @@ def _constants(row):
       "PADDED": row["grade"] != "fast",
       "CHEAP_CAST": "bf16" not in arch.casts,
       "HEADS_FIRST": arch.matrix == "mfma",
+      "KEEPS": row["op"].startswith("mha_dscores"),
       "LANE_KEYS": 4 if arch.matrix == "mfma" else 0,
   }
 
