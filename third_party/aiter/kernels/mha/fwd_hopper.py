@@ -207,10 +207,9 @@ def complete(s, row0, tile, window, terms, keys, step, N: gl.constexpr,
     mbarrier.wait(keys.planes_full.index(i), phase)
     empty = keys.planes_empty.index(i)
   if mapped(FEATURES):
-    tile_of_bias = keys.planes.bias.index(i * keys.planes.count +
-                                          keys.planes.own)
-    s = scores_hopper.with_bias(
-        s, terms.scale, tile_of_bias.reshape([64, N]).load(S_LAYOUT))
+    bias = keys.planes.bias.index(i * keys.planes.count + keys.planes.own)
+    s = scores_hopper.with_bias(s, terms.scale,
+                                bias.reshape([64, N]).load(S_LAYOUT))
   elif FEATURES & scores.OF_SCORES == scores.SOFT_CAP:
     s = scores_hopper.capped(s, terms)
   elif FEATURES & scores.OF_SCORES:
@@ -503,8 +502,9 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
 
   The maps view q, k and v as [batch, head, row, dim] (packed: batch 1), with
   boxes of 64 query rows and TILE_N key rows. The grid is (tile of TILE_M rows,
-  query head, batch) or, BATCH_FIRST, (batch, tile, head). The planes' tiles have
-  a ring of their own, of PLANES, or come and go with the keys'. Of the features that change scores the kernel has those of FEATURES, and takes them
+  query head, batch) or, BATCH_FIRST, (batch, tile, head). Tiles of the planes
+  have a ring of their own, of PLANES, or come and go with the keys'. Of the
+  features that change scores the kernel has those of FEATURES, and takes them
   to be there.
   """
   WARPGROUPS: gl.constexpr = TILE_M // 64
