@@ -50,8 +50,11 @@ class Keys(NamedTuple):
 
 @gluon.constexpr_function
 def mapped(features):
-  """Whether TMA copies the bias: where nothing else changes scores."""
-  return features == scores.HAS_BIAS.value
+  """Whether TMA copies the bias: where it is all that changes weights."""
+  others = (scores.OF_SCORES.value | scores.BIAS_F32.value |
+            scores.DROPOUT.value | scores.SINK_TOKENS.value |
+            scores.MAYBE.value)
+  return features & others == scores.HAS_BIAS.value
 
 
 @gluon.constexpr_function
@@ -476,7 +479,7 @@ def tensor_maps(function, constants):
                              constants["DV_TAIL"]),
           "bias_desc": TensorMap("bias", (1, 1, 64, tile_n),
                                  swizzle=min(2 * tile_n, 128))
-          if constants["FEATURES"] == scores.HAS_BIAS.value else None}
+          if mapped.fn(constants["FEATURES"]) else None}
 
 
 @gluon.jit
