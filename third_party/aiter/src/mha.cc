@@ -234,9 +234,8 @@ bool Short(const mha_args& a) {
   // no multiple of what the L2 reads at once, 32 bytes, that takes longer.
   const bool narrow = a.hdim_q <= 96;
   const bool whole = a.hdim_q % 16 == 0;
-  const int64_t most = window && (narrow || whole) ? 1536
-                       : narrow && whole           ? 1024
-                                                   : 512;
+  const int64_t most = window ? (narrow || whole ? 1536 : 1024)
+                              : (narrow && whole ? 1024 : 512);
   return near || rows <= most;
 }
 

@@ -43,6 +43,9 @@ constexpr uint16_t kMappedOffsets[] = {0, sizeof(TensorMap),
 
 constexpr TensorMapSpec kMaps[] = {{kMhaTensorQ, 4, 128, {64, 64, 1, 1}},
                                    {kMhaTensorK, 4, 128, {64, 128, 1, 1}}};
+constexpr TensorMapSpec kBiasMaps[] = {
+    {kMhaTensorQ, 4, 128, {64, 64, 1, 1}},
+    {kMhaTensorBias, 4, 128, {64, 64, 1, 1}}};
 
 std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   std::vector<KernelInfo> kernels;
@@ -121,6 +124,13 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   mapped.num_args = 3;
   mapped.tensor_maps = kMaps;
   mapped.num_tensor_maps = 2;
+  KernelInfo biased = mapped;
+  biased.symbol = "fwd_bias";
+  biased.needs = kMhaBias;
+  biased.excludes &= ~static_cast<uint32_t>(kMhaBias);
+  biased.grid = &kMhaFwdGridBatchFirst;
+  biased.tensor_maps = kBiasMaps;
+  kernels.push_back(biased);
   add("fwd_sm_90", "mha_fwd", "general", "sm_90", 128, 128, 128, 64,
       kMhaFwdGrid);
   add("fwd_sm_80", "mha_fwd", "general", "sm_80", 128, 128, 128, 64,
@@ -676,6 +686,28 @@ void TestTensorMaps() {
   const auto args = g_recorder.launches.at(0).As<MappedArgs>();
   CHECK(args.q.opaque[0] == 1 && args.k.opaque[0] == 2);
   CHECK(args.params.seqlen_k == 300);
+
+  // A bias of one plane a head, for both batches: no stride between them.
+  NewContext("sm_90");
+  mha_fwd_args biased = FwdArgs(128, 128);
+  biased.bias_ptr = At(0x300);
+  biased.bias_batch = 1;
+  biased.bias_nhead = 4;
+  biased.stride_bias = 304;
+  biased.key_stride_bias = 1;
+  biased.nhead_stride_bias = 200 * 304;
+  CHECK_OK(mha_fwd(biased, nullptr));
+  CHECK(g_recorder.maps.size() == 2);
+  const TensorMapCall bias = g_recorder.maps[1];
+  CHECK(bias.address == At(0x300) && bias.rank == 4 && bias.dims[0] == 300);
+  CHECK(bias.dims[1] == 200 && bias.dims[2] == 4 && bias.dims[3] == 2);
+  CHECK(bias.strides[0] == 608 && bias.strides[1] == 200 * 608);
+  CHECK(bias.strides[2] == 0);
+  // Blocks of a plane follow each other.
+  const auto& blocks = g_recorder.launches.at(0).grid;
+  CHECK(blocks[0] == 2 && blocks[1] == 2 && blocks[2] == 4);
+  NewContext("sm_90");
+  CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
 
   // What dropout keeps goes where a mask would be.
   mha_fwd_args dropped = FwdArgs(128, 128);

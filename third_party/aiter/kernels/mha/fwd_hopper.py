@@ -50,8 +50,11 @@ class Keys(NamedTuple):
 
 @gluon.constexpr_function
 def mapped(features):
-  """Whether TMA copies the bias: where nothing else changes scores."""
-  return features == scores.HAS_BIAS.value
+  """Whether TMA copies the bias: where it is all that changes weights."""
+  others = (scores.OF_SCORES.value | scores.BIAS_F32.value |
+            scores.DROPOUT.value | scores.SINK_TOKENS.value |
+            scores.MAYBE.value)
+  return features & others == scores.HAS_BIAS.value
 
 
 @gluon.constexpr_function
@@ -207,10 +210,9 @@ def complete(s, row0, tile, window, terms, keys, step, N: gl.constexpr,
     mbarrier.wait(keys.planes_full.index(i), phase)
     empty = keys.planes_empty.index(i)
   if mapped(FEATURES):
-    tile_of_bias = keys.planes.bias.index(i * keys.planes.count +
-                                          keys.planes.own)
-    s = scores_hopper.with_bias(
-        s, terms.scale, tile_of_bias.reshape([64, N]).load(S_LAYOUT))
+    bias = keys.planes.bias.index(i * keys.planes.count + keys.planes.own)
+    s = scores_hopper.with_bias(s, terms.scale,
+                                bias.reshape([64, N]).load(S_LAYOUT))
   elif FEATURES & scores.OF_SCORES == scores.SOFT_CAP:
     s = scores_hopper.capped(s, terms)
   elif FEATURES & scores.OF_SCORES:
@@ -477,7 +479,7 @@ def tensor_maps(function, constants):
                              constants["DV_TAIL"]),
           "bias_desc": TensorMap("bias", (1, 1, 64, tile_n),
                                  swizzle=min(2 * tile_n, 128))
-          if constants["FEATURES"] == scores.HAS_BIAS.value else None}
+          if mapped.fn(constants["FEATURES"]) else None}
 
 
 @gluon.jit
@@ -503,8 +505,9 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
 
   The maps view q, k and v as [batch, head, row, dim] (packed: batch 1), with
   boxes of 64 query rows and TILE_N key rows. The grid is (tile of TILE_M rows,
-  query head, batch) or, BATCH_FIRST, (batch, tile, head). The planes' tiles have
-  a ring of their own, of PLANES, or come and go with the keys'. Of the features that change scores the kernel has those of FEATURES, and takes them
+  query head, batch) or, BATCH_FIRST, (batch, tile, head). Tiles of the planes
+  have a ring of their own, of PLANES, or come and go with the keys'. Of the
+  features that change scores the kernel has those of FEATURES, and takes them
   to be there.
   """
   WARPGROUPS: gl.constexpr = TILE_M // 64

@@ -176,7 +176,8 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
   v_empty = mbarrier.allocate_mbarrier(batch=STAGES)
   mbarrier.init(q_full.index(0), count=1)
   for i in gl.static_range(STAGES):
-    mbarrier.init(k_full.index(i), count=1 + fwd_hopper.plane_arrivals(FEATURES))
+    mbarrier.init(k_full.index(i),
+                  count=1 + fwd_hopper.plane_arrivals(FEATURES))
     mbarrier.init(v_full.index(i), count=1)
     mbarrier.init(k_empty.index(i), count=1)
     mbarrier.init(v_empty.index(i), count=1)

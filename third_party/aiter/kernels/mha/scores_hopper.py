@@ -326,8 +326,8 @@ def _with_bias_asm(dtype, count):
   return "\n".join([
       "{", ".reg .pred p, q;", ".reg .b32 least, hidden;", ".reg .b16 a, b;",
       ".reg .f32 x, y;", *add, *least, f"mov.b32 hidden, {hidden};",
-      f"setp.eq.{pair} p|q, least, hidden;", "or.pred p, p, q;", "@!p bra DONE;",
-      *hide, "DONE:", "}"])
+      f"setp.eq.{pair} p|q, least, hidden;", "or.pred p, p, q;",
+      "@!p bra DONE;", *hide, "DONE:", "}"])
 
 
 @gluon.constexpr_function
