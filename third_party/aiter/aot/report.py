@@ -72,8 +72,19 @@ def _markdown(rows):
 
 
 # Where a producer warpgroup lends its registers to the consumers, it keeps what
-# it needs once a tile in memory: no consumer waits for that.
+# it needs once a tile in memory: no consumer waits for that. Three consumers of
+# sums as large as their registers keep there, too, what they need at its end.
 _SPILLS_ALLOWED = {"sm_90": 16}
+_WARPS_OF_THREE_CONSUMERS = 16
+
+
+def _spills(description):
+  """Returns whether a kernel keeps more in memory than it may."""
+  allowed = _SPILLS_ALLOWED.get(description["arch"], 0)
+  if description["num_warps"] == _WARPS_OF_THREE_CONSUMERS:
+    allowed *= 2
+  return (description["resources"]["spills"] > allowed and
+          max(description["dims"], default=0) <= description["no_spills_up_to"])
 
 
 def main():
@@ -94,9 +105,7 @@ def main():
   if args.out_md:
     pathlib.Path(args.out_md).write_text(_markdown(rows), encoding="utf-8")
   if args.check:
-    spills = [_row(d) for d in descriptions
-              if d["resources"]["spills"] > _SPILLS_ALLOWED.get(d["arch"], 0)
-              and max(d["dims"], default=0) <= d["no_spills_up_to"]]
+    spills = [_row(d) for d in descriptions if _spills(d)]
     for r in spills:
       print(f'{r["symbol"]}: spills {r["spills"]} registers', file=sys.stderr)
     if spills:

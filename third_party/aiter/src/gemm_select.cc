@@ -22,7 +22,7 @@ constexpr int64_t kScaleBlock = 128;
 // Tiles of a call, that parts of them are counted in 32 bits.
 constexpr int64_t kMostTiles = INT32_MAX / 64;
 
-constexpr int64_t kMostTileRows = 256;
+constexpr int64_t kMostTileRows = 512;
 constexpr int64_t kMostParts = 16;  // That are worth their sum.
 constexpr int64_t kMaxGrid = 65535;
 constexpr int kSumColumns = 64;

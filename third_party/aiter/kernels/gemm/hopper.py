@@ -6,15 +6,15 @@ they are scaled n is a multiple of 8. A block stays on its multiprocessor and
 takes item after item: tiles and, behind them, parts of k of the tiles that
 would fill a last turn of blocks badly, which gemm_sum_tiles adds. A producer
 warp copies slabs of a and b into a ring, also those of the next item while this
-one is written. Consumer warpgroups, one or two, multiply: each owns 64 rows of
-one operand, and they share what a tile has of the other one:
+one is written. Consumer warpgroups, one to three, multiply: each owns 64 rows
+of one operand, and they share what a tile has of the other one:
 
   rows of a, by columns of b;
   SKINNY  columns of b, by rows of a: the tile's transpose, for few rows of a.
           wgmma takes any multiple of 8 there, but 64 of what is owned.
 
-No tensor is so wide but powers of two: what is shared may be the sum of two of
-them, as 192 is, which have a map, a ring and a sum each.
+No tensor is so wide but powers of two: what is shared may be the sum of up to
+three of them, as 208 is, which have a sum each, but one product.
 
 A program is a block or, with num_ctas=2, a pair of them on neighbouring
 multiprocessors. A pair has half of each warpgroup's rows in either block, and
@@ -51,14 +51,14 @@ def tensor_maps(function, constants):
   """TMA maps of a kernel, of [batch, row, column].
 
   rest_desc is of the tensor that a tile's warpgroups share, where that is in
-  two parts.
+  parts: its box is the smallest, and brings all but the largest.
   """
   m, n, k = (constants["TILE_" + size] for size in "MNK")
   skinny = constants["SKINNY"]
   if skinny:
-    m, rest, n = part(m, 0), part(m, 1), n // warpgroups(n)
+    m, rest, n = parts(m)[0], rest_of(m), n // warpgroups(n)
   else:
-    m, n, rest = m // warpgroups(m), part(n, 0), part(n, 1)
+    m, n, rest = m // warpgroups(m), parts(n)[0], rest_of(n)
   a = lambda rows: (1, k, rows) if function == "gemm_tn" else (1, rows, k)
   b = lambda rows: ((1, k, rows) if function in ("gemm_nn", "gemm_tn")
                     else (1, rows, k))
@@ -69,16 +69,36 @@ def tensor_maps(function, constants):
 
 
 @gluon.constexpr_function
-def part(n, p):
-  """Returns the largest power of two in n, or what is left of it."""
-  first = 1 << (n.bit_length() - 1)
-  return n - first if p else first
+def parts(n):
+  """Returns the powers of two whose sum is n, the largest first."""
+  return tuple(1 << bit for bit in reversed(range(n.bit_length()))
+               if n >> bit & 1)
+
+
+@gluon.constexpr_function
+def rest_of(n):
+  """Returns the smallest of several parts, or 0 if there is one."""
+  return parts(n)[-1] if len(parts(n)) > 1 else 0
+
+
+@gluon.constexpr_function
+def before(n, p):
+  """Returns how much of n lies before part p."""
+  return sum(parts(n)[:p])
 
 
 @gluon.constexpr_function
 def warpgroups(rows):
-  """Returns how many warpgroups share a tile's rows: of 64, in pairs of 128."""
+  """Returns how many warpgroups share a tile's rows: of 64 each, or of 128."""
+  if rows % 192 == 0:
+    return 3
   return 2 if rows >= 128 else 1
+
+
+@gluon.constexpr_function
+def out_buffers(warpgroups_):
+  """Returns through how many buffers the results of each leave."""
+  return 1 if warpgroups_ == 3 else 2
 
 
 @gluon.constexpr_function
@@ -122,6 +142,14 @@ def _slab(desc, blocks, split):
 
 
 # ---- the ring
+
+
+@gluon.jit
+def _allocate(desc, COUNT: gl.constexpr, SPLIT: gl.constexpr):
+  """Allocates so many boxes of an operand's map."""
+  return gl.allocate_shared_memory(
+      desc.dtype, hopper.stack(COUNT, desc.block_type.shape),
+      _slab(desc, gl.num_ctas(), SPLIT))
 
 
 @gluon.jit
@@ -180,6 +208,28 @@ def _copy_slab(desc, z, row, k, full, smem, T: gl.constexpr,
 
 
 @gluon.jit
+def _copy_shared(desc, rest_desc, z, row, k, full, smem, i,
+                 SHARED: gl.constexpr, T: gl.constexpr, PAIR: gl.constexpr):
+  """Copies what warpgroups share, all parts behind each other."""
+  if rest_desc is None:
+    _copy_slab(desc, z, row, k, full, smem.index(i), T, PAIR)
+  else:
+    REST: gl.constexpr = rest_of(SHARED)
+    BOXES: gl.constexpr = SHARED // REST
+    FIRST: gl.constexpr = before(SHARED, 1) // REST
+    # Where a view of several boxes begins must be known.
+    for slab in gl.static_range(smem.shape[0] // BOXES):
+      if i == slab:
+        first = smem.slice(BOXES * slab, FIRST).reinterpret(
+            shape=desc.block_type.shape,
+            layout=_slab(desc, gl.num_ctas(), None))
+        _copy_slab(desc, z, row, k, full, first, T, PAIR)
+    for box in gl.static_range(FIRST, BOXES):
+      _copy_slab(rest_desc, z, row + box * REST, k, full,
+                 smem.index(BOXES * i + box), T, PAIR)
+
+
+@gluon.jit
 def _produce(ring, walk, maps, skew, A_T: gl.constexpr, B_T: gl.constexpr,
              SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
              TILE_K: gl.constexpr, STAGES: gl.constexpr,
@@ -190,7 +240,7 @@ def _produce(ring, walk, maps, skew, A_T: gl.constexpr, B_T: gl.constexpr,
   one before, and ends with those that it left out: blocks that read the same
   rows of a then read different slabs of them at a time.
   """
-  a_smem, b_smem, full, empty, both, rest = ring
+  a_smem, b_smem, full, empty, both = ring
   a_desc, b_desc, rest_desc, a_batches, b_batches = maps
   PAIR: gl.constexpr = gl.num_ctas() == 2
   OWN: gl.constexpr = TILE_N if SKINNY else TILE_M
@@ -218,18 +268,14 @@ def _produce(ring, walk, maps, skew, A_T: gl.constexpr, B_T: gl.constexpr,
       ready = full.index(i)
       mbarrier.expect(ready, BYTES)
       if SKINNY:
-        _copy_slab(a_desc, z_a, row, k, ready, a_smem.index(i), A_T, False)
-        if part(SHARED, 1) > 0:
-          _copy_slab(rest_desc, z_a, row + part(SHARED, 0), k, ready,
-                     rest.index(i), A_T, False)
+        _copy_shared(a_desc, rest_desc, z_a, row, k, ready, a_smem, i, SHARED,
+                     A_T, False)
         for p in gl.static_range(PARTS):
           _copy_slab(b_desc, z_b, col + p * (OWN // PARTS), k, ready,
                      b_smem.index(PARTS * i + p), B_T, False)
       else:
-        _copy_slab(b_desc, z_b, col, k, ready, b_smem.index(i), B_T, PAIR)
-        if part(SHARED, 1) > 0:
-          _copy_slab(rest_desc, z_b, col + part(SHARED, 0), k, ready,
-                     rest.index(i), B_T, PAIR)
+        _copy_shared(b_desc, rest_desc, z_b, col, k, ready, b_smem, i, SHARED,
+                     B_T, PAIR)
         for p in gl.static_range(PARTS):
           _copy_slab(a_desc, z_a, row + p * (OWN // PARTS), k, ready,
                      a_smem.index(PARTS * i + p), A_T, False)
@@ -250,22 +296,20 @@ def _release(ring, i, pred):
 
 @gluon.jit
 def multiply(acc, use_acc, ring, i, phase, p: gl.constexpr, A_T: gl.constexpr,
-             B_T: gl.constexpr, SKINNY: gl.constexpr,
-             REST: gl.constexpr = False):
+             B_T: gl.constexpr, SKINNY: gl.constexpr):
   """Waits for slab i and starts a warpgroup's product of it: a promise.
 
-  It is that of the p-th part of what warpgroups own by what they share, or by
-  the REST of that.
+  It is that of the p-th part of what warpgroups own by what they share.
   """
   a_smem, b_smem, full = ring[:3]
   STAGES: gl.constexpr = full.shape[0]
   mbarrier.wait(full.index(i), phase)
   if SKINNY:
     b = b_smem.index(b_smem.shape[0] // STAGES * i + p)
-    a = ring[5].index(i) if REST else a_smem.index(i)
+    a = a_smem.index(i)
   else:
     a = a_smem.index(a_smem.shape[0] // STAGES * i + p)
-    b = ring[5].index(i) if REST else b_smem.index(i)
+    b = b_smem.index(i)
   a = a.reshape([a.shape[1], a.shape[2]])
   b = b.reshape([b.shape[1], b.shape[2]])
   if SKINNY:
@@ -282,13 +326,86 @@ def multiply(acc, use_acc, ring, i, phase, p: gl.constexpr, A_T: gl.constexpr,
     return warpgroup_mma(a, b, acc, use_acc=use_acc, is_async=True)
 
 
+@gluon.constexpr_function
+def _ties(registers):
+  """Returns the constraints of a sum in so many registers that is added to."""
+  return ",".join(["=f"] * registers + [str(r) for r in range(registers)] +
+                  ["r", "r", "r"])
+
+
+@gluon.constexpr_function
+def _slab_product(n, own_t, shared_t, element):
+  """Returns instructions that multiply a slab of 64 rows by one of n columns.
+
+  Operands: the sum, which is 0 if the number behind it is, and where both slabs
+  begin. _t: k is not what is contiguous in a slab.
+  """
+  registers = n // 2
+  sums = ", ".join(f"${r}" for r in range(registers))
+  name = "bf16" if element == gl.bfloat16 else "f16"
+  # Lines of 128 bytes in groups of 8. If k counts them, 64 of the others lie in
+  # one, and 64 lines further on the next 64.
+  lines, groups = 0x4000004000010000, 0x4000004002000000
+  slabs = (("own", own_t), ("shared", shared_t))
+  asm = [".reg .pred add;", ".reg .b32 at;", ".reg .b64 low, own, shared;",
+         f"setp.ne.b32 add, ${2 * registers}, 0;"]
+  for p, (slab, t) in enumerate(slabs):
+    asm += [f"bfe.u32 at, ${2 * registers + 1 + p}, 4, 14;",
+            "cvt.u64.u32 low, at;",
+            f"or.b64 {slab}, low, {groups if t else lines:#x};"]
+  asm.append("wgmma.fence.sync.aligned;")
+  for step in range(4):
+    if step > 0:
+      asm += [f"add.u64 {slab}, {slab}, {128 if t else 2};"
+              for slab, t in slabs]
+    asm += [f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name}"
+            f" {{{sums}}}, own, shared, add, 1, 1, {int(own_t)},"
+            f" {int(shared_t)};", "setp.eq.b32 add, 0, 0;"]
+  return "\n".join(["{", *asm, "wgmma.commit_group.sync.aligned;", "}"])
+
+
+@gluon.constexpr_function
+def _sums(n, rows, element, blocks):
+  """Returns the types of a warpgroup's sums of the parts of n columns."""
+  return tuple(
+      gl.distributed_type(gl.float32, [rows, p],
+                          accumulator(p, element, blocks)) for p in parts(n))
+
+
+@gluon.jit
+def _multiply_parts(accs, use_acc, ring, i, phase, p: gl.constexpr,
+                    A_T: gl.constexpr, B_T: gl.constexpr,
+                    SKINNY: gl.constexpr):
+  """multiply() by both parts of what is shared, at once.
+
+  Gluon's products have powers of two columns, and each of two would read what
+  the warpgroup owns: shared memory, not the tensor cores, bounds them.
+  """
+  a_smem, b_smem, full = ring[:3]
+  STAGES: gl.constexpr = full.shape[0]
+  N: gl.constexpr = accs[0].shape[1] + accs[1].shape[1] + (
+      accs[2].shape[1] if len(accs) == 3 else 0)
+  gl.static_assert(accs[0].shape[0] == 64 * gl.num_ctas())
+  OWN_T: gl.constexpr = B_T if SKINNY else A_T
+  SHARED_T: gl.constexpr = A_T if SKINNY else B_T
+  mbarrier.wait(full.index(i), phase)
+  a = a_smem.index(a_smem.shape[0] // STAGES * i + (0 if SKINNY else p))
+  b = b_smem.index(b_smem.shape[0] // STAGES * i + (p if SKINNY else 0))
+  own = b if SKINNY else a
+  shared = a if SKINNY else b
+  return gl.inline_asm(
+      _slab_product(N, OWN_T, SHARED_T, a_smem.dtype), _ties(N // 2),
+      accs + (use_acc.to(gl.int32), own, shared),
+      _sums(N, accs[0].shape[0], a_smem.dtype, gl.num_ctas()))
+
+
 @gluon.jit
 def _wait(accs, OUTSTANDING: gl.constexpr):
   """warpgroup_mma_wait of a tuple, with so many promises of each left."""
   if len(accs) == 1:
     return (warpgroup_mma_wait(OUTSTANDING, deps=accs),)
   else:
-    return warpgroup_mma_wait(OUTSTANDING * len(accs), deps=accs)
+    return warpgroup_mma_wait(OUTSTANDING, deps=accs)
 
 
 @gluon.jit
@@ -297,10 +414,10 @@ def _sum_parts(accs, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
   """sum_slabs of a tuple: of the first part of what is shared, and the rest."""
   last = 0
   for step in range(steps):
-    new = ()
-    for p in gl.static_range(len(accs)):
-      new += (multiply(accs[p], step > 0, ring, i, phase, w, A_T, B_T, SKINNY,
-                       p == 1),)
+    if len(accs) == 1:
+      new = (multiply(accs[0], step > 0, ring, i, phase, w, A_T, B_T, SKINNY),)
+    else:
+      new = _multiply_parts(accs, step > 0, ring, i, phase, w, A_T, B_T, SKINNY)
     accs = _wait(new, 1)
     _release(ring, last, step > 0)
     last = i
@@ -572,8 +689,8 @@ def _copy_out(x, desc, smem, z, row0, col0, p: gl.constexpr,
     _copy_out(low, desc, smem, z, row0, col0, p, ELEMENT)
     _copy_out(high, desc, smem, z, row0, col0 + N // 2, p + N // 128, ELEMENT)
   else:
-    buffer = smem.index(p % 2)
-    tma.store_wait(1)
+    buffer = smem.index(p % smem.shape[0])
+    tma.store_wait(smem.shape[0] - 1)
     gl.barrier()
     buffer.reshape([x.shape[0], N]).store(x)
     fence_async_shared()
@@ -595,11 +712,12 @@ def _store_odd(ptr, x, smem, row0, col0, m, n, p: gl.constexpr,
     # A warp writes what of a row is next to each other. Offsets in a tile have
     # 32 bits: registers are few here.
     LAYOUT: gl.constexpr = _single(gl.num_ctas())
-    buffer = smem.index(p % 2).reshape([x.shape[0], N])
+    buffer = smem.index(p % smem.shape[0]).reshape([x.shape[0], N])
     gl.barrier()
     buffer.store(x)
     gl.barrier()
-    rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
+    # 0 is added, but of this tile: they shall take no registers before.
+    rows = (row0 >> 31) + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
     cols = gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
     ptr += row0.to(gl.int64) * n + col0
     gl.store(ptr + (rows[:, None] * n + cols[None, :]), buffer.load(LAYOUT),
@@ -690,10 +808,7 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
   TILE: gl.constexpr = TILE_N if SKINNY else TILE_M
   OWN: gl.constexpr = TILE // warpgroups(TILE)
   N: gl.constexpr = TILE_M if SKINNY else TILE_N
-  PARTS: gl.constexpr = 2 if part(N, 1) > 0 else 1
-  # Where the second part begins.
-  DOWN: gl.constexpr = part(N, 0) if SKINNY else 0
-  ACROSS: gl.constexpr = 0 if SKINNY else part(N, 0)
+  PARTS: gl.constexpr = len(parts(N))
   i = 0
   phase = 0
   gdc_wait()
@@ -722,12 +837,14 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
     ends = ()
     accs = ()
     for p in gl.static_range(PARTS):
-      accs += (gl.zeros([OWN, part(N, p)], SUM,
-                        accumulator(part(N, p), ELEMENT, gl.num_ctas())),)
-      ends += (_load_ends(own_scales, own_out, row0 + p * DOWN,
-                          col0 + p * ACROSS, whole, KIND, SKINNY,
-                          accumulator(part(N, p), ELEMENT, gl.num_ctas()), OWN,
-                          part(N, p)),)
+      accs += (gl.zeros([OWN, parts(N)[p]], SUM,
+                        accumulator(parts(N)[p], ELEMENT, gl.num_ctas())),)
+      ends += (_load_ends(own_scales, own_out,
+                          row0 + (before(N, p) if SKINNY else 0),
+                          col0 + (0 if SKINNY else before(N, p)), whole, KIND,
+                          SKINNY,
+                          accumulator(parts(N)[p], ELEMENT, gl.num_ctas()), OWN,
+                          parts(N)[p]),)
     if KIND == PROMOTED_ROWS or KIND == BLOCKS:
       gl.static_assert(PARTS == 1)
       at = scales_at(own_scales, m, row0, col0, k_first // TILE_K,
@@ -741,11 +858,13 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
                                   SKINNY, STAGES)
     out_desc, smem = buffers
     if not SKINNY:
-      smem = smem.slice(2 * w, 2)
+      BUFFERS: gl.constexpr = out_buffers(warpgroups(TILE))
+      smem = smem.slice(BUFFERS * w, BUFFERS)
     for p in gl.static_range(PARTS):
       _finish(accs[p], ends[p], own_out, (out_desc, smem, index),
-              row0 + p * DOWN, col0 + p * ACROSS, whole, p * (ACROSS // 64),
-              KIND, SKINNY, ELEMENT)
+              row0 + (before(N, p) if SKINNY else 0),
+              col0 + (0 if SKINNY else before(N, p)), whole,
+              before(N, p) // 64, KIND, SKINNY, ELEMENT)
   if not SKINNY:
     tma.store_wait(0)
 
@@ -767,29 +886,30 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
   OWN: gl.constexpr = TILE_N if SKINNY else TILE_M
   PARTS: gl.constexpr = warpgroups(OWN)
   BLOCKS_: gl.constexpr = gl.num_ctas()
-  dtype: gl.constexpr = a_desc.dtype
   # Pairs of blocks divide rows of what warpgroups own. Of a tile's transpose
   # they were slower than a block by itself.
   gl.static_assert(BLOCKS_ == 1 or not SKINNY)
   A_SPLIT: gl.constexpr = 2 if A_T else 1
-  a_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(STAGES if SKINNY else PARTS * STAGES,
-                          a_desc.block_type.shape),
-      _slab(a_desc, BLOCKS_, A_SPLIT))
-  b_smem = gl.allocate_shared_memory(
-      dtype, hopper.stack(PARTS * STAGES if SKINNY else STAGES,
-                          b_desc.block_type.shape),
-      _slab(b_desc, BLOCKS_, None))
-  # Without another part or block, a place in the tuple that nobody reads.
-  rest = b_smem
   if rest_desc is not None:
-    rest = gl.allocate_shared_memory(
-        dtype, hopper.stack(STAGES, rest_desc.block_type.shape),
-        _slab(rest_desc, BLOCKS_, None))
+    # Products take all rows of a slab for boxes of 64 of k.
+    gl.static_assert(TILE_K == 64)
+    SHARED: gl.constexpr = TILE_M if SKINNY else TILE_N
+    shared = _allocate(rest_desc, SHARED // rest_of(SHARED) * STAGES, None)
+  elif SKINNY:
+    shared = _allocate(a_desc, STAGES, A_SPLIT)
+  else:
+    shared = _allocate(b_desc, STAGES, None)
+  if SKINNY:
+    a_smem = shared
+    b_smem = _allocate(b_desc, PARTS * STAGES, None)
+  else:
+    a_smem = _allocate(a_desc, PARTS * STAGES, A_SPLIT)
+    b_smem = shared
   buffers = (out_desc, None)
   if not SKINNY:
     buffers = (out_desc, gl.allocate_shared_memory(
-        out_desc.dtype, hopper.stack(4, out_desc.block_type.shape),
+        out_desc.dtype, hopper.stack(PARTS * out_buffers(PARTS),
+                                     out_desc.block_type.shape),
         _slab(out_desc, BLOCKS_, 1)))
   full = mbarrier.allocate_mbarrier(batch=STAGES)
   empty = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -802,12 +922,11 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
     for i in gl.static_range(STAGES):
       mbarrier.init(both.index(i), count=PARTS)
 
-  ring = (a_smem, b_smem, full, empty, both, rest)
+  ring = (a_smem, b_smem, full, empty, both)
   walk = (batch, (m + TILE_M - 1) // TILE_M, (n + TILE_N - 1) // TILE_N,
           whole_tiles, splits, k, k_per_split)
   # What all of a batch share is the map's only matrix.
-  maps = (a_desc, b_desc, b_desc if rest_desc is None else rest_desc,
-          gl.where(batch_stride_a != 0, 1, 0),
+  maps = (a_desc, b_desc, rest_desc, gl.where(batch_stride_a != 0, 1, 0),
           gl.where(batch_stride_b != 0, 1, 0))
   scales = (a_scale, b_scale, stride_a_scale_m, stride_a_scale_k,
             stride_b_scale_n, stride_b_scale_k, batch_stride_a_scale,
@@ -821,7 +940,7 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
         (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
                     TILE_K, STAGES, GROUP_M)),
     ], [1])
-  else:
+  elif PARTS == 2:
     gl.warp_specialize([
         (_consume, (0, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
@@ -830,6 +949,17 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
         (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
                     TILE_K, STAGES, GROUP_M)),
     ], [4, 1], [224, 24])
+  else:
+    gl.warp_specialize([
+        (_consume, (0, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_consume, (1, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_consume, (2, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
+                    TILE_K, STAGES, GROUP_M)),
+    ], [4, 4, 1], [160, 160, 24])
 
 
 @gluon.jit
