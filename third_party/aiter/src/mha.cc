@@ -234,8 +234,8 @@ bool Short(const mha_args& a) {
   // no multiple of what the L2 reads at once, 32 bytes, that takes longer.
   const bool narrow = a.hdim_q <= 96;
   const bool whole = a.hdim_q % 16 == 0;
-  const int64_t most = window ? (narrow || whole ? 1536 : 1024)
-                              : (narrow && whole ? 1024 : 512);
+  const int64_t most =
+      window ? (narrow || whole ? 1536 : 1024) : (narrow && whole ? 1024 : 512);
   return near || rows <= most;
 }
 
@@ -595,11 +595,10 @@ struct OnePass {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    constexpr int64_t kServed = kMhaWindow | kMhaTopLeft | kMhaDlse |
-                                kMhaShort | kMhaMinSeqlen | kMhaPacked |
-                                kMhaCuSeqlens | kMhaCuSeqlensQPadded |
-                                kMhaCuSeqlensKPadded | kMhaDropout |
-                                kMhaNonPositiveScale;
+    constexpr int64_t kServed =
+        kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort | kMhaMinSeqlen |
+        kMhaPacked | kMhaCuSeqlens | kMhaCuSeqlensQPadded |
+        kMhaCuSeqlensKPadded | kMhaDropout | kMhaNonPositiveScale;
     if ((key.features & ~kServed) != 0 || key.dims[0] != key.dims[1]) {
       return Status(StatusCode::kUnimplemented,
                     "one pass over the scores serves windows and dropout "

@@ -36,10 +36,10 @@ struct paged_half {
 
 // Sequence i has lengths[i] keys, or with last_pages so many in the last of its
 // pages and all others full; its queries are the last of its tokens. Key j lies
-// at j % page_size of page table[i][j / page_size]. One whose page is not from 0
-// to pages - 1, or not in the table, is absent: nothing reads it. A query that
-// sees no key gives 0 and lse -inf, or its sink's value; a query of no sequence
-// gives 0 and -inf.
+// at j % page_size of page table[i][j / page_size]. One whose page is not from
+// 0 to pages - 1, or not in the table, is absent: nothing reads it. A query
+// that sees no key gives 0 and lse -inf, or its sink's value; a query of no
+// sequence gives 0 and -inf.
 //
 // Query head h attends with KV head h / (nhead_q / nhead_k). The score of query
 // i and key j, where query i stands at key p, is
