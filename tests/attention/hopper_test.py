@@ -89,6 +89,21 @@ class HopperTest(mha_test.MhaTestCase):
           | options))
     self.assertLen(calls_of_it, 1)
 
+  @parameterized.product(
+      dims=[(144, 144), (192, 128), (256, 248)], options=[
+          dict(window=(50, 20, 3), sq=300, sk=429, hk=1),
+          dict(lengths=((150, 264), (77, 130)), causal=True, use_lse=True),
+          dict(packed=True, causal=True, hk=1,
+               lengths=((70, 100), (1, 130), (0, 5), (131, 67), (300, 400))),
+          dict(packed=True, gaps=(3, 2), window=(150, 20), min_seqlen_q=66,
+               lengths=((300, 429), (129, 129), (65, 0), (64, 128)))])
+  def test_wide_heads_in_two_passes(self, dims, options):
+    dqk, dv = dims
+    with called("_dscores_kernel") as calls_of_it:
+      self.check(mha_test.Case(**dict(
+          b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, dv=dv) | options))
+    self.assertEmpty(calls_of_it)
+
   @parameterized.product(dim=[160, 256], options=[
       dict(), dict(causal=True), dict(window_size=(70, 30)), dict(bias=True)])
   def test_dscores_at_a_time(self, dim, options):
