@@ -231,16 +231,17 @@ def as_markdown(lines: list[list[str]], title: str) -> str:
 
 
 def write_markdown(text: str, path: str, name: str) -> None:
-  """Writes to a file; if it has the two markers of the name, between them."""
+  """Writes between a file's two markers of the name, or both behind it."""
   if path == "-":
     print(text)
     return
   file = pathlib.Path(path)
   begin, end = (f"<!-- {name}: {side} -->" for side in ("begin", "end"))
   old = file.read_text() if file.exists() else ""
+  before, after = old, "\n"
   if begin in old and end in old:
-    text = f"{old.split(begin)[0]}{begin}\n{text}{end}{old.split(end)[1]}"
-  file.write_text(text)
+    before, after = old.split(begin)[0], old.split(end)[1]
+  file.write_text(f"{before}{begin}\n{text}{end}{after}")
 
 
 def write_csv(rows: list[dict], path: pathlib.Path) -> None:

@@ -864,6 +864,13 @@ def main() -> None:
     "line of JSON each to a file",
   )
   added.add_argument(
+    "--json",
+    dest="clock",
+    action="store_const",
+    const="/dev/stdout",
+    help="with --clock: lines of JSON on stdout instead of the report",
+  )
+  added.add_argument(
     "--svg",
     type=pathlib.Path,
     help="draw what the waves of a compute unit do in the longest launch, as "

@@ -44,34 +44,21 @@ shards() {
   done
 }
 
-# What runs on a GPU, and in how many processes.
-tests="
-attention/numbers_test 8
-attention/hopper_test 8
-attention/transform_test 3
-attention/errors_test 1
-norm/numbers_test 4
-gemm/numbers_test 4
-gemm/handler_test 1
-quant/numbers_test 3
-rope/numbers_test 3
-activation/numbers_test 3
-cache/numbers_test 3
-cache/alias_test 1
-fused_qk/numbers_test 2
-indexer/numbers_test 1
-mla/numbers_test 3
-paged/numbers_test 3
-gmm/numbers_test 3
-moe/numbers_test 3
-paged/aliases_test 1
-paged/transform_test 1
-harness/arguments_test 1
-harness/check_test 1
-harness/derivatives_test 2
-harness/export_test 2
-simulated/gpu_test 1
-"
+# What runs on a GPU, from tests/: of each family what does on its kernels, and
+# what all functions do alike.
+tests="*/numbers_test */hopper_test */handler_test */transform_test
+*/alias*_test attention/errors_test harness/*_test simulated/gpu_test"
+
+# In how many processes a file's tests run.
+processes() {
+  case $1 in
+    attention/numbers_test | attention/hopper_test) echo 8 ;;
+    gemm/numbers_test | norm/numbers_test) echo 4 ;;
+    */numbers_test | attention/transform_test) echo 3 ;;
+    harness/derivatives_test | harness/export_test) echo 2 ;;
+    *) echo 1 ;;
+  esac
+}
 
 # Tool, kernels whose names contain what, exit status for findings, file, tests
 # of it if not all, processes. Of attention: every feature alone and the shapes
@@ -116,11 +103,11 @@ export PYTHONPATH="$root/tests"
 for what; do
   case $what in
     tests)
-      while read -r file processes; do
-        [ -z "$file" ] || shards "$file" "$processes"
-      done << END
-$tests
-END
+      for pattern in $tests; do
+        for file in $pattern.py; do
+          shards "${file%.py}" "$(processes "${file%.py}")"
+        done
+      done
       ;;
     sanitize)
       while read -r tool kernels findings file only processes; do

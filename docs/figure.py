@@ -14,7 +14,7 @@ import pathlib
 
 DOCS = pathlib.Path(__file__).absolute().parent
 WIDTH, HEIGHT = 860, 320
-BLUE, ORANGE, BLACK, GREY = "#4c72b0", "#dd8452", "#222222", "#888888"
+BLUE, BLACK, GREY = "#4c72b0", "#222222", "#888888"
 
 
 def text(x, y, words, size=12, anchor="middle", color=BLACK) -> str:

@@ -381,9 +381,19 @@ ffi::Error SetOnePass(const OnePassBuffers& b, const MhaAttrs& attrs,
 ffi::Error SetDscores(const DscoresBuffers& b, const MhaAttrs& attrs,
                       aiter::mha_dscores_args* a) {
   AITER_FFI_RETURN_IF_ERROR(SetGradients(b, attrs, a));
-  AITER_FFI_RETURN_IF_ERROR(
-      Check(b.dscores, b.q.element_type(),
-            {a->batch, a->nhead_q, a->seqlen_q, a->seqlen_k}));
+  // Without a dimension of the batch they are scratch.
+  Buffer::Dimensions dims = b.dscores.dimensions();
+  if (dims.size() == 3) {
+    a->dscores_nhead = dims[0];
+    AITER_FFI_RETURN_IF_ERROR(
+        Check(b.dscores, b.q.element_type(),
+              {dims[0], aiter::mha_dscores_rows(a->seqlen_q),
+               aiter::mha_dscores_row(a->seqlen_k)}));
+  } else {
+    AITER_FFI_RETURN_IF_ERROR(
+        Check(b.dscores, b.q.element_type(),
+              {a->batch, a->nhead_q, a->seqlen_q, a->seqlen_k}));
+  }
   a->dscores_ptr = b.dscores.untyped_data();
   return ffi::Error::Success();
 }

@@ -22,6 +22,7 @@ struct PagedAttrs {
   int64_t nhead_k;
   int64_t seqlen_q;
   int64_t cp_world_size;
+  int64_t last_pages;
   int64_t window_left;
   int64_t window_right;
   float softmax_scale;
@@ -38,8 +39,8 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::jax::JAX_GPU_NAMESPACE::PagedAttrs, StructMember<int64_t>("page_size"),
     StructMember<int64_t>("page_axis"), StructMember<int64_t>("nhead_k"),
     StructMember<int64_t>("seqlen_q"), StructMember<int64_t>("cp_world_size"),
-    StructMember<int64_t>("window_left"), StructMember<int64_t>("window_right"),
-    StructMember<float>("softmax_scale"),
+    StructMember<int64_t>("last_pages"), StructMember<int64_t>("window_left"),
+    StructMember<int64_t>("window_right"), StructMember<float>("softmax_scale"),
     StructMember<float>("logits_soft_cap"),
     StructMember<::xla::ffi::Span<const int64_t>>("k_side"),
     StructMember<::xla::ffi::Span<const int64_t>>("v_side"),
@@ -156,6 +157,7 @@ ffi::Error SetAttend(const AttendBuffers& b, const PagedAttrs& attrs,
   a->pages = pool[attrs.page_axis];
   a->seqlen_q = attrs.seqlen_q;
   a->cp_world_size = attrs.cp_world_size;
+  a->last_pages = attrs.last_pages != 0;
   a->window_left = attrs.window_left;
   a->window_right = attrs.window_right;
   a->softmax_scale = attrs.softmax_scale;

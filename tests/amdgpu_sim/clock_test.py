@@ -327,6 +327,34 @@ class MemoryTest(absltest.TestCase):
         self.clocks_of_a_byte(["s_mov_b32 s20, 0"], 4096),
         behind(DIES / UNITS, 1 / UNITS)[1])
 
+  def test_copy(self):
+    """What each unit copies of its own comes and goes at HBM's rate."""
+    body = lines("global_load_dwordx4 v[4:7], v1, s[8:9]",
+                 "s_waitcnt vmcnt(0)",
+                 "global_store_dwordx4 v1, v[4:7], s[10:11]",
+                 "v_add_u32 v1, 0x1000, v1")
+    def told(count):
+      before = lines(
+          "s_load_dwordx4 s[8:11], s[0:1], 0x0", "s_lshl_b32 s20, s2, 17",
+          "v_lshlrev_b32 v1, 4, v0", "v_add_u32 v1, s20, v1",
+          "s_waitcnt lgkmcnt(0)")
+      zeros = np.zeros(UNITS << 17, np.uint8)
+      with asm.Buffer(zeros) as source, asm.Buffer(zeros) as to:
+        # Four waves: while one waits for its load, memory serves others.
+        return report(before + body * count, source, to, grid=UNITS,
+                      block=256, vgprs=512)
+    some, more = told(16), told(32)
+    # 4 KiB in and 4 KiB out, of each unit.
+    moved = 16 * 2 * 4096 * UNITS
+    self.assertEqual((more["memory_bytes"] - some["memory_bytes"]) * UNITS,
+                     moved)
+    self.assertAlmostEqual(
+        more["hbm_gigabytes"] * more["microseconds"] * 1e3, 2 * moved, delta=1)
+    microseconds = moved / 500e3  # hbm_gigabytes * hbm_efficiency
+    self.assertAlmostEqual(more["microseconds"] - some["microseconds"],
+                           microseconds, delta=0.01 * microseconds)
+    self.assertEqual(more["bound"], "memory")
+
   def test_dies(self):
     """Workgroups of a die that read the same need it once."""
     # The die's number: each has its own. That of every so many workgroups: all
@@ -501,6 +529,10 @@ class LaunchTest(absltest.TestCase):
           busy["gigahertz"],
           peak * (0.875 - 0.25 * (share * grid / UNITS)**2))
       self.assertEqual(busy["bound"], "matrix")
+      # 32 x 32 numbers of 8 products and sums each, of four waves.
+      self.assertAlmostEqual(
+          busy["teraflops"] * busy["microseconds"] * 1e6,
+          grid * 4 * 100 * 2 * 32 * 32 * 8, delta=1)
 
   def test_again(self):
     with asm.Module(asm.assemble(asm.kernel_file(
@@ -553,6 +585,8 @@ with asm.Buffer(np.zeros(4, np.uint32)) as out:
     self.assertEqual(done.stdout.strip(), str(64 * 600))
     self.assertRegex(done.stderr, r"kernel on MI\w+: [\d.]+ us predicted, "
                      "bound by ")
+    self.assertRegex(done.stderr, r"0 TFLOP/s of matrix instructions, "
+                     r"[\d.e-]+ GB/s of HBM")
     self.assertRegex(done.stderr, "busy: matrix 0.0%.*bank conflicts 0")
     self.assertRegex(done.stderr, "s_waitcnt lgkmcnt.* x[0-9]+: lgkmcnt")
 

@@ -11,7 +11,7 @@ from jaxlib import gpu_aiter
 
 DTYPES = ("bf16", "fp16")
 DIMS = ((32, 32), (64, 64), (80, 72), (96, 96), (120, 112), (128, 128),
-        (160, 160), (192, 128), (184, 192), (256, 256), (40, 48))
+        (136, 144), (160, 160), (192, 128), (184, 192), (256, 256), (40, 48))
 # Options of a call, and the features that choose its kernels.
 CALLS = {
     "short": (dict(), ("short",)),

@@ -4,11 +4,16 @@
 Calls come to a kernel by their sizes, dtype and features.
 """
 
+from unittest import mock
+
+import jax.numpy as jnp
 from absl.testing import absltest, parameterized
 from attention import calls
 from attention import numbers_test as mha_test
 from harness import simulator
 
+import jax
+from jax._src.aiter.attention import op, types
 from jax._src.aiter.core import dispatch
 
 ARCH, = dispatch.architectures("rocm")
@@ -16,6 +21,14 @@ ARCH, = dispatch.architectures("rocm")
 # of each the second is cut, and the window cuts the first.
 SIZES = (dict(sq=150, sk=152, causal=True, window=(140, -1)),
          dict(sq=70, sk=152, hq=2, hk=1))
+
+
+# Scores' gradients are kept in tiles of 32 rows and 128 keys, of which a block
+# reads 256 rows: here a tile is cut, there a window cuts one, and rows see
+# tiles that others of their block do not.
+DSCORES_SIZES = (dict(sq=150, sk=152, hq=4, hk=2, b=2),
+                 dict(sq=290, sk=140, hq=2, hk=1, causal=True),
+                 dict(sq=300, sk=420, window=(100, 20), scale=0.3))
 
 
 class MhaKernelsTest(mha_test.MhaTestCase):
@@ -28,6 +41,30 @@ class MhaKernelsTest(mha_test.MhaTestCase):
       for sizes in SIZES:
         self.check(mha_test.Case(
             **dict(b=1, dtype=dtype, dqk=dqk, dv=dv) | sizes | options))
+
+  # All heads at once, and one that others share keys with at a time.
+  @parameterized.parameters(1 << 30, 1)
+  def test_kept_gradients_of_scores(self, scratch):
+    for dtype, dims, symbols in simulator.groups("mha_dscores", "dtype",
+                                                 "dims"):
+      with (mock.patch.multiple(
+          op, _DSCORES_LENGTH_AMD=1, _DSCORES_KEYS_AMD=1, _DSCORES_WINDOW_AMD=1,
+          _DSCORES_BYTES=scratch), simulator.launched(self, symbols)):
+        for sizes in DSCORES_SIZES:
+          self.check(mha_test.Case(**dict(
+              b=1, dtype=dtype, dqk=dims[0], dv=dims[1]) | sizes))
+
+  # All keys: 1 GiB of scratch, or what has 32768 keys, twice as many of narrow
+  # heads. Under a window: all of the call or none. No more than 4 GiB.
+  @parameterized.parameters(
+      (4, 4096, 128, -1, 32), (4, 4096, 64, -1, 64), (1, 8192, 128, -1, 16),
+      (2, 1024, 128, -1, 64), (4, 128, 128, -1, 0), (1, 65536, 128, -1, 0),
+      (4, 4096, 128, 0, 128), (8, 4096, 128, 0, 0), (4, 4096, 64, 0, 0))
+  def test_heads_of_kept_gradients(self, b, s, d, window_right, heads):
+    q, k = (jax.ShapeDtypeStruct((b, s, h, d), jnp.bfloat16) for h in (32, 8))
+    x = types.Operands(q, k, k, *[None] * (len(types.Operands._fields) - 3))
+    bwd = op.BwdConfig(types.Config(1.0, window_right=window_right), None)
+    self.assertEqual(op._dscores_heads("rocm", bwd, x), heads)
 
   def test_no_row_is_left_out(self):
     rows = calls.rows("rocm", ARCH, ("fast", "padded", "general"))

@@ -15,6 +15,7 @@ import jax
 from jax._src.aiter.attention import op, reference, types
 from jax._src.aiter.core import dispatch
 from jax.experimental import aiter
+from jaxlib import gpu_aiter
 
 ARCH = "sm_90"
 
@@ -70,6 +71,81 @@ class HopperTest(mha_test.MhaTestCase):
     # Dropout beside a bias has rows for bfloat16 alone.
     self.assertLen(calls_of_it, "dropout" not in options or dtype == "bf16")
 
+  @parameterized.product(
+      dtype=["bf16", "fp16"],
+      dims=[(144, 144), (192, 128), (184, 184), (256, 256)], options=[
+          dict(), dict(causal=True, hq=6, hk=2, b=3, sq=385, sk=449),
+          dict(causal=True, sq=400, sk=151),
+          dict(causal=True, sq=130, sk=601, use_lse=True),
+          dict(window=(50, 20), sq=300, sk=429, hq=4, hk=1),
+          dict(cap=3.0, causal=True), dict(dropout=0.3, hq=4, sq=201),
+          dict(scale=-0.3)])
+  def test_dscores_of_wide_heads(self, dtype, dims, options):
+    """Without a bias."""
+    dqk, dv = dims
+    with called("_dscores_kernel") as calls_of_it:
+      self.check(mha_test.Case(**dict(
+          dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, dv=dv)
+          | options))
+    self.assertLen(calls_of_it, 1)
+
+  @parameterized.product(
+      dims=[(144, 144), (192, 128), (256, 248)], options=[
+          dict(window=(50, 20, 3), sq=300, sk=429, hk=1),
+          dict(lengths=((150, 264), (77, 130)), causal=True, use_lse=True),
+          dict(packed=True, causal=True, hk=1,
+               lengths=((70, 100), (1, 130), (0, 5), (131, 67), (300, 400))),
+          dict(packed=True, gaps=(3, 2), window=(150, 20), min_seqlen_q=66,
+               lengths=((300, 429), (129, 129), (65, 0), (64, 128)))])
+  def test_wide_heads_in_two_passes(self, dims, options):
+    dqk, dv = dims
+    with called("_dscores_kernel") as calls_of_it:
+      self.check(mha_test.Case(**dict(
+          b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, dv=dv) | options))
+    self.assertEmpty(calls_of_it)
+
+  @parameterized.product(dim=[160, 256], options=[
+      dict(), dict(causal=True), dict(window_size=(70, 30)), dict(bias=True)])
+  def test_dscores_at_a_time(self, dim, options):
+    """The same of all heads, of two sequences and of a kv head at a time."""
+    options = dict(options)
+    keys = jax.random.split(jax.random.key(0), 5)
+    q, k, v, g = (jax.random.normal(key, (3, s, h, dim), jnp.bfloat16)
+                  for key, s, h in zip(keys, (328, 456, 456, 328),
+                                       (4, 2, 2, 4), strict=False))
+    if "bias" in options:
+      options["bias"] = jax.random.normal(keys[4], (1, 4, 328, 456),
+                                          jnp.bfloat16)
+
+    def gradients(heads):
+      call = functools.partial(aiter.flash_attn_func, **options)
+      jax.clear_caches()  # Else all are one trace.
+      with mock.patch.object(op, "_dscores_heads", lambda _: heads):
+        return jax.jit(lambda: jax.vjp(call, q, k, v)[1](g))()
+
+    with called("_dscores_kernel") as calls_of_it:
+      whole, *parts = map(gradients, (12, 8, 2))
+    self.assertLen(calls_of_it, 3)
+    for part in parts:
+      for a, b in zip(part, whole, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+  @parameterized.parameters(
+      (2, 16, 16, 4096, 32),  # 32 MiB a head
+      (1, 128, 128, 4096, 32), (1, 40, 40, 4096, 20), (3, 8, 8, 4096, 24),
+      (5, 8, 8, 4096, 24), (8, 8, 2, 1023, 64), (1, 32, 2, 8192, 0),
+      (1, 16, 2, 8192, 0), (1, 16, 4, 8192, 8), (1, 8, 1, 8192, 8))
+  def test_dscores_heads(self, b, hq, hk, s, want):
+    q, k = (jax.ShapeDtypeStruct((b, s, h, 192), jnp.bfloat16)
+            for h in (hq, hk))
+    self.assertEqual(op._dscores_heads(types.Operands(q, k, k)), want)
+
+  def test_dscores_of_large_soft_cap(self):
+    """The instruction tanh.approx is not exact enough for it."""
+    with called("_dscores_kernel") as calls_of_it:
+      self.check(mha_test.Case(b=1, sq=150, sk=264, dqk=184, cap=2000.0))
+    self.assertEmpty(calls_of_it)
+
   def test_dscores_of_constant_bias(self):
     """Of a wide head dim; dq, dk and dv are the same as beside dbias."""
     keys = jax.random.split(jax.random.key(0), 5)
@@ -94,7 +170,7 @@ class HopperTest(mha_test.MhaTestCase):
           dict(), dict(causal=True), dict(causal=True, sq=264, sk=150),
           dict(causal=True, sq=400, sk=400, hq=6, hk=2, b=3),
           dict(sq=130, sk=600, hq=4, hk=1, use_lse=True, scale=0.3),
-          dict(window=(150, 20), sq=300, sk=429),
+          dict(window=(150, 20), sq=300, sk=429), dict(scale=-0.3),
           dict(lengths=((150, 264), (77, 130)), causal=True, hk=1),
           dict(dropout=0.3, causal=True, sq=400, sk=400, hq=6, hk=2, b=3),
           dict(dropout=0.3, packed=True, hq=4,
@@ -230,6 +306,22 @@ class HopperTest(mha_test.MhaTestCase):
     self.assertNotEmpty(rows)
     for *_, symbols in calls.cover("cuda", ARCH):
       rows -= set(symbols)
+    self.assertEmpty(rows)
+
+  def test_no_row_of_dscores_is_left_out(self):
+    """By test_dscores and test_dscores_of_wide_heads."""
+    module = gpu_aiter.load("cuda")
+    rows = {kernel["symbol"] for kernel in module.table()
+            if kernel["op"].startswith("mha_dscores")}
+    self.assertNotEmpty(rows)
+    equal = [(dim, dim) for dim in (40, 64, 128, 144, 184, 256)]
+    for dims in (*equal, (192, 128)):
+      for dtype in calls.DTYPES:
+        for features in ((), ("soft_cap",), ("dropout",), ("bias",),
+                         ("bias", "dropout")):
+          with contextlib.suppress(ValueError):
+            rows -= set(module.kernels("mha_dscores", ARCH, dtype, dims,
+                                       list(features)))
     self.assertEmpty(rows)
 
 

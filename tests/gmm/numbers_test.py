@@ -15,6 +15,7 @@ from absl.testing import absltest, parameterized
 from gmm import oracle
 from harness import cases, errors, machine, sharding, transforms
 from hypothesis import strategies as st
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
@@ -664,6 +665,23 @@ class TransformTest(parameterized.TestCase):
       transforms.assert_close(self, f(*placed), f(a, b, sizes))
 
 
+  @machine.where(not machine.GPU)
+  def test_out_sharding(self):
+    mesh = sharding.mesh((4,), ("x",), explicit=True)
+    a, b = jnp.ones((24, 8)), jnp.ones((2, 8, 16))
+    a, b, sizes = sharding.put(mesh, (a, b, jnp.array([20, 4])),
+                               (P("x"), P(), P()))
+    call = lambda a, *out: aiter.ragged_dot(a, b, sizes, None, None, None, *out)
+    self.assertEqual(jax.typeof(call(a)).sharding.spec, P("x", None))
+    for f in (call, jax.jit(call, static_argnums=1)):
+      out = f(a, NamedSharding(mesh, P(None, "x")))
+      self.assertEqual(jax.typeof(out).sharding.spec, P(None, "x"))
+      np.testing.assert_array_equal(out, call(a))
+    with jax.set_mesh(mesh):
+      grad = jax.grad(lambda a: call(a, P()).sum())(a)
+    np.testing.assert_array_equal(grad, np.full(a.shape, 16))
+
+
 class ErrorTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
@@ -683,6 +701,8 @@ class ErrorTest(parameterized.TestCase):
        ["preferred_element_type", "int8"]),
       ("precision", TypeError, dict(precision="most"),
        ["precision", "most", "jax.numpy.dot"]),
+      ("out_sharding", TypeError, dict(out_sharding="x"),
+       ["out_sharding", "'x'", "NamedSharding"]),
       ("offset", ValueError, dict(group_offset=jnp.ones(2, jnp.int32)),
        ["group_offset", "int32[2]", "one integer"]),
       ("offset_below", ValueError, dict(group_offset=-1),

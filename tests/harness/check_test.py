@@ -29,7 +29,7 @@ class CheckTest(absltest.TestCase):
 
     module = mock.Mock(kernels=kernels)
     module.architectures.return_value = ["gfx942"]
-    checks = [c for family in check._FAMILIES for c in family.checks()]
+    checks = [c for family in check.families() for c in family.checks()]
     out = io.StringIO()
     with (mock.patch.object(check.gpu_aiter, "load", lambda platform: module),
           mock.patch.object(dispatch, "architectures", lambda platform: ()),

@@ -58,6 +58,13 @@ MODES = {"forward": forward, "reverse": reverse}
 
 class DerivativeTest(parameterized.TestCase):
 
+  def test_linearized(self):
+    """A map of tangents is a program of its own, outside of jax.jit too."""
+    # Its own kernel is the map of rope's tangents.
+    loss, x, u, _ = problem(NAMED["rope"])
+    np.testing.assert_allclose(jax.linearize(loss, x)[1](u),
+                               forward(loss, u)(x), rtol=1e-6)
+
   def check(self, case):
     loss, x, u, v = problem(case)
     first = {name: mode(loss, u) for name, mode in MODES.items()}

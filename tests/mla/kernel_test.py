@@ -23,7 +23,7 @@ _SMALL = Case(lora=32, rope=16, lengths=cases.MIXED, heads=3)
 class MlaKernelTest(parameterized.TestCase):
 
   def run_kernels(self, case: Case, splits=1, kind=None, flags=_ALL,
-                  partial=True, merge_cols=1):
+                  partial=True, merge_cols=1, last_pages=True):
     """Runs them and compares with the oracle."""
     p = cases.Problem(case)
     tokens, heads, cols = p.q.shape
@@ -37,10 +37,12 @@ class MlaKernelTest(parameterized.TestCase):
     parts_lse = new(splits, tokens, heads)
     kv_scale = np.float32(p.kv_scale or 1)
     sinks = np.zeros(heads, np.float32) if p.sink is None else p.sink
-    on = dict(cu_seqlens=True, indptr=True, window=case.causal, lse=True,
-              soft_cap=case.logit_cap > 0, sink=case.sink,
-              odd_pages=case.page & (case.page - 1) != 0)
+    on = dict(cu_seqlens=True, indptr=True, last_pages=last_pages,
+              window=case.causal, lse=True, soft_cap=case.logit_cap > 0,
+              sink=case.sink, odd_pages=case.page & (case.page - 1) != 0)
     bits = sum(FLAGS[n] for n, holds in on.items() if holds)
+    lengths = p.last if last_pages else np.array(
+        [k for _, k in case.lengths], np.int32)
     b, stride = len(case.lengths), p.cache.shape[-1]
     head = 1 << (lora - 1).bit_length()
     with gpu_arithmetic(), np.errstate(all="ignore"):
@@ -48,9 +50,8 @@ class MlaKernelTest(parameterized.TestCase):
           Tensor(p.q), cache, cache, out, lse, parts, parts_lse,
           Tensor(np.reshape(kv_scale * np.float32(p.q_scale or 1), 1)),
           Tensor(np.reshape(kv_scale, 1)), Tensor(sinks), Tensor(p.indices),
-          Tensor(p.indptr), Tensor(np.array([k for _, k in case.lengths],
-                                            np.int32)),
-          Tensor(p.cu), Tensor(p.cu), 0, case.page * stride, stride, tokens, b,
+          Tensor(p.indptr), Tensor(lengths), Tensor(p.cu), Tensor(p.cu), 0,
+          case.page * stride, stride, tokens, b,
           0, heads, cols, lora, p.cache.shape[0], case.page,
           case.page.bit_length() - 1, len(p.indices), splits, 1, 2**30,
           0 if case.causal else 2**30, case.sm_scale, float(case.logit_cap),
@@ -70,9 +71,10 @@ class MlaKernelTest(parameterized.TestCase):
         np.where(empty, 0, lse.array), np.where(empty, 0, exact_lse),
         rtol=1e-4, atol=1e-4 * (1 + 9 * (case.cache == "int8")))
 
-  @parameterized.product(splits=[1, 3], partial=[True, False])
-  def test_plain(self, splits, partial):
-    self.run_kernels(_SMALL, splits, partial=partial)
+  @parameterized.product(splits=[1, 3], partial=[True, False],
+                         last_pages=[True, False])
+  def test_plain(self, splits, partial, last_pages):
+    self.run_kernels(_SMALL, splits, partial=partial, last_pages=last_pages)
 
   def test_rows_shared(self):
     """Programs that have a row's parts together, some columns each."""

@@ -105,6 +105,27 @@ class RoutingTest(parameterized.TestCase):
     same((weights[:, :3], ids), own, wide[:, :14], 3)
     np.testing.assert_allclose(weights[:, 3:], sigmoid[:, 14:], rtol=1e-5)
 
+  @parameterized.named_parameters(
+      ("topk_softmax", lambda x: aiter.topk_softmax(x, 3)),
+      ("shared", lambda x: aiter.topk_softmax(x, 3, False, 2)),
+      ("sigmoid", lambda x: aiter.topk_sigmoid(x, 3)),
+      ("biased", lambda x: aiter.topk_gating(
+          x, 3, jnp.ones(16) / 4, False, 2.0, "softmax")),
+      ("grouped", lambda x: aiter.grouped_topk(x, 3, 4, 2, False)))
+  def test_nan_is_no_expert(self, route):
+    """Others have the weights that they have beside -inf, and gradients."""
+    x = logits_of(5, 16)
+    x[:, 5] = -np.inf
+    with_nan = np.where(np.isinf(x), np.nan, x)
+    want, ids = route(x)
+    got = route(with_nan)
+    np.testing.assert_array_equal(got[1], ids)
+    np.testing.assert_array_equal(got[0], want)
+    self.assertTrue(np.isfinite(want).all())
+    by = lambda x: jax.grad(lambda x: (route(x)[0] ** 2).sum())(x)
+    np.testing.assert_array_equal(by(jnp.asarray(with_nan)),
+                                  by(jnp.asarray(x)))
+
   def test_gradients(self):
     """Those of the formula, with the experts as they were chosen."""
     x = jnp.asarray(logits_of(5, 16))
@@ -226,6 +247,14 @@ class SortTest(parameterized.TestCase):
     self.assertEqual(sort(np.array([given]))[1], count)
     np.testing.assert_array_equal(
         sort(np.array([given])), sort(np.array([count])))
+
+  def test_moe_sorting_of_no_token(self):
+    ids, weights, experts, valid, buffer = aiter.moe_sorting(
+        jnp.zeros((0, 2), jnp.int32), jnp.zeros((0, 2)), 3, 16, jnp.bfloat16, 4)
+    np.testing.assert_array_equal(ids, np.full(3 * 4 - 2, 2 << 24))
+    np.testing.assert_array_equal(weights, np.zeros(3 * 4 - 2))
+    np.testing.assert_array_equal(experts, np.full(3, -1))
+    self.assertEqual((valid.tolist(), buffer.shape), ([0, 0], (0, 16)))
 
   def test_permute(self):
     x = logits_of(9, 8)

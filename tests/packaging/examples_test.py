@@ -156,13 +156,15 @@ class ExamplesTest(parameterized.TestCase):
   @parameterized.parameters(*BENCHMARKS)
   def test_benchmark(self, op):
     out = pathlib.Path(self.create_tempdir().full_path)
+    page = out / "table.md"
+    page.write_text("What a page has.\n")
     done = run(
       f"benchmarks/{op}.py",
       "--smoke",
       "--out",
       str(out),
       "--markdown",
-      str(out / "table.md"),
+      str(page),
     )
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     with open(out / f"{op}.csv") as f:
@@ -176,7 +178,10 @@ class ExamplesTest(parameterized.TestCase):
       self.assertEqual(
         {"forward", "backward", "both"}, {row["pass"] for row in rows}
       )
-    self.assertIn("| --- |", (out / "table.md").read_text())
+    self.assertStartsWith(
+      page.read_text(), f"What a page has.\n<!-- {op}: begin -->\n"
+    )
+    self.assertIn("| --- |", page.read_text())
 
   def test_attention_draws_problems_and_compares_with_the_named_peers(self):
     out = pathlib.Path(self.create_tempdir().full_path)

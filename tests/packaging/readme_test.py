@@ -69,6 +69,22 @@ class ReadmeTest(parameterized.TestCase):
       )
     self.assertEqual(done.returncode, 0, f"{path.name}:\n{done.stderr}")
 
+  def test_functions_are_listed(self):
+    """Written anew the list is as it is."""
+    done = subprocess.run(
+      [sys.executable, ROOT / "docs/functions.py"],
+      env=os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+      },
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+    self.assertMultiLineEqual(
+      done.stdout, (ROOT / "docs/functions.md").read_text()
+    )
+
   @parameterized.parameters(*FILES)
   def test_links_lead_somewhere(self, path):
     for target, anchor in LINK.findall(path.read_text()):

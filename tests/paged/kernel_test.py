@@ -75,11 +75,15 @@ def _scale_strides(scale, layout):
 class PagedKernelTest(parameterized.TestCase):
 
   def run_kernels(self, case: Case, splits=1, kind=None, flags=_ALL, csr=False,
-                  large_pages=False, own=False, programs=99, one_axis=False):
+                  large_pages=False, own=False, programs=99, one_axis=False,
+                  last_pages=False):
     """Runs them and compares with the oracle.
 
     own: sinks and slopes are an array of [batch, hq].
     one_axis: the grid has no program without a part, if there are splits.
+    last_pages: with csr: lengths are those of the last pages, and so below
+      nothing of sequences whose tables are too long, and more than a page of
+      those whose are too short.
     """
     p = cases.Problem(case)
     tokens, hq, d = p.q.shape
@@ -96,7 +100,7 @@ class PagedKernelTest(parameterized.TestCase):
       v_side = (p.k.shape[-1], *k_side[1:])
     axis = 1 if case.layout == "heads_first" else 0
     on = dict(
-        cu_seqlens=not case.decode, indptr=csr,
+        cu_seqlens=not case.decode, indptr=csr, last_pages=last_pages,
         window=p.scores()["window"] != (-1, -1), soft_cap=case.soft_cap > 0,
         alibi=case.slopes, sink=case.sinks, lse=True, partial=True,
         token_scales=case.scale in ("page", "token"),
@@ -104,11 +108,15 @@ class PagedKernelTest(parameterized.TestCase):
         odd_pages=case.page & (case.page - 1) != 0)
     bits = sum(family.FLAGS[n] for n, holds in on.items() if holds)
     table, indptr, width = p.table, np.zeros(1, np.int32), p.table.shape[1]
+    lengths = p.lengths
     if csr:
       counts = [max(len(row) - i % 2, 0) for i, row in enumerate(p.table)]
       table = np.concatenate([row[:n] for row, n in zip(p.table, counts)])
       indptr = np.cumsum([0, *counts]).astype(np.int32)
       width = len(table)
+      if last_pages:
+        lengths = (lengths - (np.array(counts) - 1) * case.page).astype(
+            np.int32)
     raw = lambda t: Tensor(t.view(np.uint8) if in_bytes else t)
     caches = raw(p.k), raw(v)
     caches = caches[0], caches[0] if p.v is None else caches[1]
@@ -133,7 +141,7 @@ class PagedKernelTest(parameterized.TestCase):
           Tensor(p.q), *caches, *caches, out, lse, parts,
           parts_lse, _or(p.k_scale, np.ones(1, np.float32)),
           _or(p.v_scale, np.ones(1, np.float32)), Tensor(sinks),
-          Tensor(slopes), Tensor(table), Tensor(indptr), Tensor(p.lengths),
+          Tensor(slopes), Tensor(table), Tensor(indptr), Tensor(lengths),
           Tensor(p.cu), *k_side, *ks, *v_side, *vs, run, tokens,
           b, 1, hq, case.hk, group, d, dv, p.k.shape[axis], case.page,
           case.page.bit_length() - 1, width, splits, programs, *window, *steps,
@@ -222,10 +230,14 @@ class PagedKernelTest(parameterized.TestCase):
     self.run_kernels(Case(d=32, decode=decode, lengths=lengths, sinks=True,
                           slopes=True), own=True)
 
-  def test_packed_table(self):
-    self.run_kernels(Case(d=32, holes=True), csr=True)
+  @parameterized.parameters(False, True)
+  def test_packed_table(self, last_pages):
+    self.run_kernels(Case(d=32, holes=True), csr=True, last_pages=last_pages)
     self.run_kernels(
-        Case(d=32, decode=False, lengths=_MIXED, page=4), splits=2, csr=True)
+        Case(d=32, decode=False, lengths=_MIXED, page=4), splits=2, csr=True,
+        last_pages=last_pages)
+    self.run_kernels(Case(d=32), splits=3, csr=True, programs=12,
+                     one_axis=True, last_pages=last_pages)
 
   @parameterized.parameters(
       dict(), dict(cache="e4m3fn", holes=True), dict(page=48, window=(20, -1)),

@@ -12,7 +12,7 @@ from harness.triton_interpreter import Tensor, gpu_arithmetic
 from rope import oracle
 
 # isort: split
-from third_party.aiter.kernels.rope import family
+from third_party.aiter.kernels.rope import family, whole
 from third_party.aiter.kernels.rope import rotate as rope_rotate
 
 _ALL = sum(family.FLAGS.values())
@@ -33,8 +33,12 @@ class RopeKernelTest(parameterized.TestCase):
   def run_kernel(self, features=(), dtype=ml_dtypes.bfloat16, heads=(3, 2),
                  d=22, d_rot=12, first=0, tokens=6, seqlen=3, inner=1,
                  positions=None, offsets=None, cu_seqlens=None, grid=(1, 1),
-                 sections=None, splits=None, pairs_tile=4, flags=_ALL):
-    """Runs it on two tensors and compares both with the oracle."""
+                 sections=None, splits=None, pairs_tile=4, flags=_ALL,
+                 is_whole=False):
+    """Runs it on two tensors and compares both with the oracle.
+
+    is_whole: by the kernel of whole heads, whose pairs are d / 2.
+    """
     rng = np.random.default_rng(3)
     pairs, full = d_rot // 2, "full" in features
     wide = np.float32 if "f32_tables" in features else dtype
@@ -54,18 +58,27 @@ class RopeKernelTest(parameterized.TestCase):
     tile_m, tile_n = 4, 2
     blocks = sum(-(-h // tile_n) for h in heads)
     parts = -(-pairs // pairs_tile) + -(-(d - d_rot) // (2 * pairs_tile))
+    flags_on = sum(family.FLAGS[f] for f in features)
+    positions_in = _ints([0] if positions is None else positions)
     with gpu_arithmetic():
-      rope_rotate.rope_rotate[(-(-tokens // tile_m) * blocks * parts,)](
-          Tensor(x), Tensor(y), *tables, *tables,
-          _ints([0] if positions is None else positions),
-          _ints([0] if offsets is None else offsets),
-          _ints([0, 0] if cu_seqlens is None else cu_seqlens), *out, tokens,
-          seqlen, inner, *heads, d, pairs, first, rows,
-          0 if cu_seqlens is None else len(cu_seqlens) - 1, *grid,
-          int(ends[0]), int(ends[min(1, len(ends) - 1)]), int(split_ends[0]),
-          int(split_ends[min(1, len(split_ends) - 1)]),
-          sum(family.FLAGS[f] for f in features), TILE_M=tile_m,
-          TILE_N=tile_n, PAIRS=pairs_tile, ALIGN=1, WHOLE=1, FLAGS=flags)
+      if is_whole:
+        tile_m = 16
+        blocks = sum(-(-tokens * h * pairs // tile_m) for h in heads)
+        whole.rope_rotate[(blocks,)](
+            Tensor(x), Tensor(y), *tables, *tables, positions_in, *out, tokens,
+            seqlen, inner, *heads, rows, flags_on, TILE_M=tile_m, PAIRS=pairs,
+            FLAGS=flags)
+      else:
+        rope_rotate.rope_rotate[(-(-tokens // tile_m) * blocks * parts,)](
+            Tensor(x), Tensor(y), *tables, *tables, positions_in,
+            _ints([0] if offsets is None else offsets),
+            _ints([0, 0] if cu_seqlens is None else cu_seqlens), *out, tokens,
+            seqlen, inner, *heads, d, pairs, first, rows,
+            0 if cu_seqlens is None else len(cu_seqlens) - 1, *grid,
+            int(ends[0]), int(ends[min(1, len(ends) - 1)]), int(split_ends[0]),
+            int(split_ends[min(1, len(split_ends) - 1)]), flags_on,
+            TILE_M=tile_m, TILE_N=tile_n, PAIRS=pairs_tile, ALIGN=1, WHOLE=1,
+            FLAGS=flags)
 
     t = np.arange(tokens)
     place = t // inner % seqlen
@@ -105,6 +118,13 @@ class RopeKernelTest(parameterized.TestCase):
       dtype=(ml_dtypes.bfloat16, np.float32), first=(0, 10))
   def test_pairs(self, style, full, transposed, dtype, first):
     self.run_kernel((*style, *full, *transposed), dtype, first=first)
+
+  @parameterized.product(
+      transposed=((), ("transposed",)), wide=((), ("f32_tables",)),
+      positions=(None, [5, 0, 99, -3, 1, 2]), inner=(1, 2), d=(16, 48))
+  def test_whole_heads(self, transposed, wide, positions, inner, d):
+    self.run_kernel((*transposed, *wide), d=d, d_rot=d, positions=positions,
+                    inner=inner, is_whole=True)
 
   @parameterized.parameters(("f32_tables",), ("per_token",),
                             ("gptj", "f32_tables"), ("full", "f32_tables"))

@@ -572,11 +572,11 @@ class ErrorsTest(parameterized.TestCase):
       ("k", ValueError, dict(k=5), ["k is 5", "from 0 to 4"]),
       ("k_type", TypeError, dict(k=1.5), ["k", "1.5"]),
       ("axis", ValueError, dict(axis=2), ["axis", "2"]),
-      ("scalar", ValueError, dict(x=jnp.float32(1)), ["x", "axis"]),
-      ("list", TypeError, dict(x=[1.0]), ["x", "list", "array"]))
+      ("scalar", ValueError, dict(operand=jnp.float32(1)), ["operand", "axis"]),
+      ("list", TypeError, dict(operand=[1.0]), ["operand", "list", "array"]))
   def test_top_k(self, error, replaced, words):
-    errors.check(self, aiter.top_k, dict(x=jnp.zeros((2, 4)), k=2), error,
-                 replaced, words)
+    errors.check(self, aiter.top_k, dict(operand=jnp.zeros((2, 4)), k=2),
+                 error, replaced, words)
 
   @parameterized.named_parameters(
       ("shape", ValueError, dict(exponentials=jnp.ones((2, 3))),

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import pkgutil
 import time
 import warnings
 
@@ -11,29 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
-from jax._src.aiter.activation import check as activation
-from jax._src.aiter.attention import check as attention
-from jax._src.aiter.cache import check as cache
+from jax._src import aiter
 from jax._src.aiter.core import dispatch, operator
 from jax._src.aiter.core.check import Check
-from jax._src.aiter.fused_qk import check as fused_qk
-from jax._src.aiter.gemm import check as gemm
-from jax._src.aiter.gmm import check as gmm
-from jax._src.aiter.indexer import check as indexer
-from jax._src.aiter.mha_fp8 import check as mha_fp8
-from jax._src.aiter.mla import check as mla
-from jax._src.aiter.moe import check as moe
-from jax._src.aiter.norm import check as norm
-from jax._src.aiter.paged import check as paged
-from jax._src.aiter.quant import check as quant
-from jax._src.aiter.rope import check as rope
-from jax._src.aiter.sampling import check as sampling
 from jaxlib import gpu_aiter
 
-_FAMILIES = (attention, mha_fp8, norm, gemm, quant, rope, activation, cache,
-             paged, mla, indexer, fused_qk, sampling, gmm, moe)
 _PACKAGES = ("jax", "jaxlib", "jax_aiter", "jax-rocm7-plugin",
              "jax-cuda13-plugin", "jax_aiter_rocm7", "jax_aiter_cuda13")
+
+
+def families() -> list:
+  """Their modules `check`, of those families that have one."""
+  names = [f"{aiter.__name__}.{module.name}.check"
+           for module in pkgutil.iter_modules(aiter.__path__) if module.ispkg]
+  found = [importlib.import_module(name) for name in names
+           if importlib.util.find_spec(name)]
+  return [module for module in found if hasattr(module, "checks")]
 
 
 def _describe_packages() -> None:
@@ -92,7 +87,7 @@ def main() -> int:
   device = jax.devices()[0]
   print(f"device\n  {device.platform}: {device.device_kind}, "
         f"{jax.device_count()} of them")
-  checks = [check for family in _FAMILIES for check in family.checks()]
+  checks = [check for family in families() for check in family.checks()]
   for platform in dispatch.PLATFORMS:
     for arch in dispatch.architectures(platform):
       print(f"  {platform} {arch}")

@@ -68,6 +68,7 @@ def measured(path: pathlib.Path, families: Sequence[str], most: int | None):
         row[name] = int(row[name])
       row["microseconds"] = float(row["microseconds"])
       row["device"] = DEVICES[row["arch"], row["compute_units"]]
+      row["family"] = f"{row['device']} {family}"
       groups[row["device"], row["kernel"]].append(row)
   return [row for group in groups.values() for row in evenly(group, most)]
 
@@ -307,14 +308,15 @@ def main():
       for key in sorted({rows[i][name] for i in at})]
 
   def report(name, times):
-    """For all of the fitted rows and by device."""
+    """For all of the fitted rows, by device, and by family of each."""
     errors = np.abs(times / table.measured - 1)
     long = table.measured > 20
     print(f"\n{name}: {told(errors[:fitted])}; above 20 us "
           f"{told(errors[:fitted][long[:fitted]])}")
-    for group in by("device", everything):
-      print(f"  {rows[group[0]]['device']}: {told(errors[group])}; above 20 us "
-            f"{told(errors[group[long[group]]])}")
+    for key in ("device", "family"):
+      for group in by(key, everything):
+        print(f"  {rows[group[0]][key]}: {told(errors[group])}; above 20 us "
+              f"{told(errors[group[long[group]]])}")
 
   if arguments.no_fit:
     final = np.array([p[0][0] for p in predictions])

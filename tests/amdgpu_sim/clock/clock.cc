@@ -340,7 +340,8 @@ Behind BehindL1(const Device& device, const ClockLaunch& launch, double units) {
         l2 * device.l2_latency + mall * device.mall_latency +
             all * device.hbm_latency,
         l2 / device.l2_rate + mall * shared(device.mall_gigabytes) +
-            all * shared(device.hbm_gigabytes * device.hbm_efficiency)};
+            all * shared(device.hbm_gigabytes * device.hbm_efficiency),
+        all};
   };
   Behind behind;
   behind.sources[0] = source(1, 1);  // What was freed since.
@@ -395,9 +396,11 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
   const double round = device.compute_units * report.occupancy;
   const double full = std::floor(launch.workgroups / round);
   const double rest = launch.workgroups - full * round;
+  size_t reported = 0;  // Workgroups in the report's unit.
   auto run = [&](double count, double units) {
     const size_t some =
         std::min<size_t>(groups.size(), static_cast<size_t>(count));
+    if (reported == 0) reported = some;
     const Behind behind = BehindL1(device, launch, units);
     return RunUnit(device, behind, {groups.begin(), groups.begin() + some},
                    timeline && report.unit.clocks == 0);
@@ -431,6 +434,13 @@ ClockReport Estimate(const Device& device, const ClockLaunch& launch,
       device.gigahertz * (device.sustained - device.throttle * share * share);
   report.microseconds =
       device.launch_microseconds + clocks / (1000 * report.gigahertz);
+  // All workgroups for those of the report's unit, by what there is to do.
+  const double times = static_cast<double>(launch.workgroups) /
+                       std::max<size_t>(1, reported) * Mean(launch) /
+                       Longest(launch);
+  report.teraflops = times * report.unit.operations / report.microseconds / 1e6;
+  report.hbm_gigabytes =
+      times * report.unit.hbm_bytes / report.microseconds / 1e3;
 
   Use most = {"", 0};
   for (const Use& use : Uses(device, report)) {
@@ -460,7 +470,9 @@ std::string ClockText(const Device& device, const ClockLaunch& launch,
           Format(", %.0f a compute unit", report.occupancy) +
           Format(", %.3g rounds", report.rounds) +
           Format(", %.0f clocks", report.clocks) +
-          Format(" at %.2f GHz\n", report.gigahertz) + "  busy:";
+          Format(" at %.2f GHz\n", report.gigahertz) +
+          Format("  %.4g TFLOP/s of matrix instructions", report.teraflops) +
+          Format(", %.4g GB/s of HBM\n", report.hbm_gigabytes) + "  busy:";
   for (const Use& use : Uses(device, report)) {
     text += std::string(" ") + use.name + Format(" %.1f%%", 100 * use.share);
   }
@@ -508,6 +520,8 @@ std::string ClockJson(const Device& device, const ClockLaunch& launch,
     return list + "}";
   };
   number("microseconds", report.microseconds);
+  number("teraflops", report.teraflops);
+  number("hbm_gigabytes", report.hbm_gigabytes);
   number("gigahertz", report.gigahertz);
   number("clocks", report.clocks);
   number("matrix_share", report.matrix_share);

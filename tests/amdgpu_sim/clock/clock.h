@@ -98,6 +98,8 @@ bool Uneven(const std::map<uint64_t, double>& work);
 
 struct ClockReport {
   double microseconds = 0;
+  // A second: of matrix instructions as executed, and of HBM.
+  double teraflops = 0, hbm_gigabytes = 0;
   double gigahertz = 0;  // Of the compute units, under this load.
   double clocks = 0;     // Of the launch, without what the host sees before it.
   double matrix_share =

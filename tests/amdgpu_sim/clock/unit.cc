@@ -3,6 +3,7 @@
 #include "tests/amdgpu_sim/clock/unit.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <iterator>
@@ -69,6 +70,17 @@ struct Simd {
   double vector = 0, matrix = 0, scalar = 0, lds = 0, memory = 0;
 };
 
+// Of a matrix instruction, a product and a sum two: v_mfma_f32_32x32x8_f16
+// makes of 8 products each number of its result, whose registers say how many
+// these are.
+double Operations(const Inst& inst) {
+  if (inst.inst_class != InstClass::kMfma) return 0;
+  const char* const n = std::strchr(inst.mnemonic, 'x') + 1;
+  const double k = std::atoi(std::strchr(n, 'x') + 1);
+  const bool doubles = std::strncmp(inst.mnemonic, "v_mfma_f64", 10) == 0;
+  return 2 * k * kLanes * inst.dst[0].count / (doubles ? 2 : 1);
+}
+
 // Counters of s_waitcnt.
 int VmOf(const Inst& inst) { return (inst.imm & 15) | (inst.imm >> 10 & 0x30); }
 int LgkmOf(const Inst& inst) { return inst.imm >> 8 & 15; }
@@ -115,6 +127,9 @@ class Unit {
       }
       if (first == nullptr) break;
       Issue(*first, when, why);
+    }
+    for (const auto& [pc, place] : report_.places) {
+      report_.operations += place.count * Operations(*place.inst);
     }
     return std::move(report_);
   }
@@ -372,6 +387,7 @@ class Unit {
       const double clocks = bytes * source.clocks;
       report_.behind += clocks;
       report_.memory_bytes += bytes;
+      report_.hbm_bytes += bytes * source.hbm;
       if (event.atomic) {
         // What adds them up is beside what loads and stores take.
         atomic_free_ =

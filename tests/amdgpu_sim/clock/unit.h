@@ -37,7 +37,9 @@ struct UnitReport {
   double lds_conflicts = 0;
   double l1_bytes = 0;      // Asked of the L1,
   double memory_bytes = 0;  // and of what is behind it,
-  double behind = 0;        // which is busy for so many clocks.
+  double hbm_bytes = 0;     // of which HBM gives so many.
+  double behind = 0;        // What is behind the L1 is busy for so many clocks.
+  double operations = 0;    // Of matrix instructions, a product and a sum two.
   double wave_clocks = 0;   // From start to end, of all waves.
   double stalls[static_cast<int>(Stall::kCount)] = {};
   // By instruction.
@@ -61,6 +63,7 @@ struct UnitReport {
 struct Source {
   double latency = 0;
   double clocks = 0;  // For each byte, in which nothing else comes.
+  double hbm = 0;     // Of each byte, what HBM gives.
 };
 struct Behind {
   // By where they are in memory: what begins at a piece of 64 bytes and goes on

@@ -26,6 +26,8 @@ constexpr int64_t kManyPrograms = 4096;  // A device has no more at a time.
 // Heads that kernels for usual calls count in 32 bits, times tokens of a tile.
 constexpr int64_t kManyHeads = 65536;
 constexpr int64_t kShortBlock = 16;  // Slots of a usual block.
+// Below so many rows each is worth a program, if it begins a block.
+constexpr int64_t kFewRows = 2048;
 
 // Elements of 16 bytes of a cache whose elements have the size of `type`.
 int64_t RunOf(DataType type) { return kRunBytes / ElementBytes(type); }
@@ -310,7 +312,9 @@ struct Cast : Write<cache_cast_args> {
     CacheParams params = ParamsOf(
         any.info->dims[0] != 0 ? args : Folded(args, kRunBytes), kRunBytes);
     params.kind = static_cast<int32_t>(args.kind);
-    params.max_blocks = any.at_once;
+    // Of the kernel that walks, if only places that are no runs have one.
+    params.max_blocks =
+        (plan.strided.info != nullptr ? plan.strided : plan.runs).at_once;
     return Write::Launch(driver, plan, params, stream);
   }
 };
@@ -362,7 +366,9 @@ struct Block : Quantised<cache_block_args> {
 
   static ProblemKey KeyOf(const Args& a) {
     ProblemKey key = Quantised::KeyOf(a);
-    key.features |= If(a.block != kShortBlock, kCacheLong);
+    const int64_t halves = IsPresent(a.v) ? 2 : 1;
+    key.features |= If(a.block != kShortBlock, kCacheLong) |
+                    If(a.tokens * a.heads * halves < kFewRows, kCacheFew);
     return key;
   }
 

@@ -2,6 +2,7 @@
 
 #include "aiter/mha.h"
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <string>
@@ -14,6 +15,7 @@
 #include "third_party/aiter/src/core/operation.h"
 #include "third_party/aiter/src/core/select.h"
 #include "third_party/aiter/src/core/steps.h"
+#include "third_party/aiter/src/mha_dscores_params.h"
 #include "third_party/aiter/src/mha_launch.h"
 #include "third_party/aiter/src/mha_one_pass_params.h"
 #include "third_party/aiter/src/mha_params.h"
@@ -230,8 +232,10 @@ bool Short(const mha_args& a) {
   if (a.is_group_mode && a.batch > 0) rows /= a.batch;
   // Keys are copied again for each block: of wide heads, and of rows that are
   // no multiple of what the L2 reads at once, 32 bytes, that takes longer.
-  const bool cheap = a.hdim_q <= 96 && a.hdim_q % 16 == 0;
-  const int64_t most = window ? 1536 : cheap ? 1024 : 512;
+  const bool narrow = a.hdim_q <= 96;
+  const bool whole = a.hdim_q % 16 == 0;
+  const int64_t most =
+      window ? (narrow || whole ? 1536 : 1024) : (narrow && whole ? 1024 : 512);
   return near || rows <= most;
 }
 
@@ -591,10 +595,10 @@ struct OnePass {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    constexpr int64_t kServed = kMhaWindow | kMhaTopLeft | kMhaDlse |
-                                kMhaShort | kMhaMinSeqlen | kMhaPacked |
-                                kMhaCuSeqlens | kMhaCuSeqlensQPadded |
-                                kMhaCuSeqlensKPadded | kMhaDropout;
+    constexpr int64_t kServed =
+        kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort | kMhaMinSeqlen |
+        kMhaPacked | kMhaCuSeqlens | kMhaCuSeqlensQPadded |
+        kMhaCuSeqlensKPadded | kMhaDropout | kMhaNonPositiveScale;
     if ((key.features & ~kServed) != 0 || key.dims[0] != key.dims[1]) {
       return Status(StatusCode::kUnimplemented,
                     "one pass over the scores serves windows and dropout "
@@ -704,10 +708,16 @@ struct Dscores {
     if (a.batch == 0 || a.seqlen_q == 0 || a.seqlen_k == 0) {
       return Invalid("a size", "0", "above 0");
     }
-    return Status();
+    if (a.dscores_nhead == 0) return Status();
+    return CheckRange("dscores_nhead", a.dscores_nhead, a.nhead_q / a.nhead_k,
+                      a.batch * a.nhead_q);
   }
 
-  static ProblemKey KeyOf(const Args& a) { return MakeKey(a); }
+  static ProblemKey KeyOf(const Args& a) {
+    ProblemKey key = MakeKey(a);
+    key.features |= Flag(a.dscores_nhead == 0, kMhaDscoresWhole);
+    return key;
+  }
 
   static Status KeyOf(const Problem& problem, ProblemKey* key) {
     return MakeKey("mha_bwd", "mha_bwd", problem, key);
@@ -715,30 +725,85 @@ struct Dscores {
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     constexpr int64_t kServed = kMhaBias | kMhaDbias | kMhaDropout |
-                                kMhaUnaligned | kMhaWindow | kMhaTopLeft |
-                                kMhaDlse | kMhaShort;
-    if ((key.features & ~kServed) != 0 || (key.features & kMhaBias) == 0) {
+                                kMhaSoftCap | kMhaUnaligned | kMhaWindow |
+                                kMhaTopLeft | kMhaDlse | kMhaShort |
+                                kMhaNonPositiveScale | kMhaDscoresWhole;
+    if ((key.features & ~kServed) != 0) {
       return Status(StatusCode::kUnimplemented,
-                    "the scores' gradients are kept for a bias of their type, "
-                    "beside dropout and windows alone");
+                    "the scores' gradients are kept beside a bias of their "
+                    "type, a soft cap, dropout and windows alone");
     }
+    // Only maxima, which gradients do not look for, ask for a positive scale.
+    ProblemKey scores = key;
+    scores.features &= ~kMhaNonPositiveScale;
     ProblemKey plain;
     plain.data_type = key.data_type;
     plain.dims[0] = key.dims[0];
     plain.dims[1] = key.dims[1];
-    AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", key, &plan->delta));
-    AITER_RETURN_IF_ERROR(steps->Add("mha_dscores_bwd", key, &plan->bwd));
+    ProblemKey of_delta = key;
+    of_delta.features &= ~kMhaDscoresWhole;
+    AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", of_delta, &plan->delta));
+    AITER_RETURN_IF_ERROR(steps->Add("mha_dscores_bwd", scores, &plan->bwd));
     return steps->Add("mha_dscores_dq", plain, &plan->dq);
+  }
+
+  // Moves pointers to sequence b and kv head h of the call.
+  static void Move(const Args& a, int64_t b, int64_t h, MhaParams* p) {
+    const int64_t hq = h * (a.nhead_q / a.nhead_k);
+    const int64_t element = ElementBytes(a.data_type);
+    constexpr int64_t kWordBytes = 4;
+    const auto move = [b](const void** pointer, int64_t batch_stride,
+                          int64_t head, int64_t nhead_stride, int64_t bytes) {
+      if (*pointer == nullptr) return;
+      *pointer = static_cast<const char*>(*pointer) +
+                 (b * batch_stride + head * nhead_stride) * bytes;
+    };
+    move(&p->q_ptr, p->batch_stride_q, hq, p->nhead_stride_q, element);
+    move(&p->k_ptr, p->batch_stride_k, h, p->nhead_stride_k, element);
+    move(&p->v_ptr, p->batch_stride_v, h, p->nhead_stride_v, element);
+    move(&p->do_ptr, p->batch_stride_do, hq, p->nhead_stride_do, element);
+    move(&p->dq_ptr, p->batch_stride_dq, hq, p->nhead_stride_dq, element);
+    move(&p->dk_ptr, p->batch_stride_dk, h, p->nhead_stride_dk, element);
+    move(&p->dv_ptr, p->batch_stride_dv, h, p->nhead_stride_dv, element);
+    move(&p->bias_ptr, p->batch_stride_bias, hq, p->nhead_stride_bias, element);
+    for (const void** pointer : {&p->lse_ptr, &p->delta_ptr}) {
+      move(pointer, p->batch_stride_lse, hq, p->nhead_stride_lse, kWordBytes);
+    }
+    move(&p->dropout_state_ptr, a.nhead_q * 6, hq, 6, kWordBytes);
   }
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
     MhaParams params = ParamsOf(args, plan.key);
-    params.dbias_ptr = args.dscores_ptr;
-    params.batch_stride_dbias = args.nhead_q * params.nhead_stride_dbias;
     AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.delta, params, stream));
-    AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.bwd, params, stream));
-    return LaunchMha(driver, plan.dq, params, stream);
+    const int64_t group = args.nhead_q / args.nhead_k;
+    int64_t at_once = args.batch * args.nhead_k;
+    if (args.dscores_nhead == 0) {
+      params.flags |= kMhaDscoresWhole;
+    } else {
+      at_once = args.dscores_nhead / group;
+      params.stride_dbias =
+          static_cast<int32_t>(mha_dscores_row(args.seqlen_k));
+      params.nhead_stride_dbias =
+          mha_dscores_rows(args.seqlen_q) * params.stride_dbias;
+    }
+    // Sequences, or kv heads of one, whose gradients there is room for.
+    const int64_t heads = std::min(at_once, args.nhead_k);
+    const int64_t batch = at_once / heads;
+    params.dbias_ptr = args.dscores_ptr;
+    params.batch_stride_dbias = heads * group * params.nhead_stride_dbias;
+    for (int64_t b = 0; b < args.batch; b += batch) {
+      for (int64_t h = 0; h < args.nhead_k; h += heads) {
+        MhaParams part = params;
+        Move(args, b, h, &part);
+        part.batch = static_cast<int32_t>(std::min(batch, args.batch - b));
+        part.nhead_k = static_cast<int32_t>(std::min(heads, args.nhead_k - h));
+        part.nhead_q = static_cast<int32_t>(part.nhead_k * group);
+        AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.bwd, part, stream));
+        AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.dq, part, stream));
+      }
+    }
+    return Status();
   }
 };
 

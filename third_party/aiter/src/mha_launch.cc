@@ -44,6 +44,10 @@ HeadTensor TensorOf(uint8_t id, const MhaParams& p) {
     case kMhaTensorDv:
       return {p.dv_ptr,   p.stride_dv, p.nhead_stride_dv, p.batch_stride_dv,
               p.seqlen_k, p.nhead_k,   p.hdim_v};
+    case kMhaTensorBias:  // Its strides may be 0.
+      return {p.bias_ptr,          p.stride_bias, p.nhead_stride_bias,
+              p.batch_stride_bias, p.seqlen_q,    p.nhead_q,
+              p.seqlen_k};
     case kMhaDscoresTensorDscores:
       return {p.dbias_ptr,
               p.stride_dbias,

@@ -43,6 +43,9 @@ constexpr uint16_t kMappedOffsets[] = {0, sizeof(TensorMap),
 
 constexpr TensorMapSpec kMaps[] = {{kMhaTensorQ, 4, 128, {64, 64, 1, 1}},
                                    {kMhaTensorK, 4, 128, {64, 128, 1, 1}}};
+constexpr TensorMapSpec kBiasMaps[] = {
+    {kMhaTensorQ, 4, 128, {64, 64, 1, 1}},
+    {kMhaTensorBias, 4, 128, {64, 64, 1, 1}}};
 
 std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   std::vector<KernelInfo> kernels;
@@ -108,6 +111,9 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add_one_pass("round", "mha_one_pass_round", kMhaOnePassRoundGrid);
   add("dscores", "mha_dscores_bwd", "general", "gfx942", 128, 128, 64, 128,
       kMhaDscoresBwdGrid);
+  add("dscores_tiles", "mha_dscores_bwd", "fast", "gfx942", 64, 64, 32, 128,
+      kMhaDscoresBwdGridHeadsFirst)
+      .excludes |= kMhaDscoresWhole;
   add("dscores_dq", "mha_dscores_dq", "general", "gfx942", 128, 128, 128, 64,
       kMhaDscoresDqGrid);
   KernelInfo& mapped = add("fwd_mapped", "mha_fwd", "fast", "sm_90", 128, 128,
@@ -118,6 +124,13 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   mapped.num_args = 3;
   mapped.tensor_maps = kMaps;
   mapped.num_tensor_maps = 2;
+  KernelInfo biased = mapped;
+  biased.symbol = "fwd_bias";
+  biased.needs = kMhaBias;
+  biased.excludes &= ~static_cast<uint32_t>(kMhaBias);
+  biased.grid = &kMhaFwdGridBatchFirst;
+  biased.tensor_maps = kBiasMaps;
+  kernels.push_back(biased);
   add("fwd_sm_90", "mha_fwd", "general", "sm_90", 128, 128, 128, 64,
       kMhaFwdGrid);
   add("fwd_sm_80", "mha_fwd", "general", "sm_80", 128, 128, 128, 64,
@@ -537,6 +550,11 @@ void TestOnePass() {
   CHECK((g_recorder.launches[1].As<MhaOnePassParams>().flags &
          kMhaOnePassOrdered) == 0);
 
+  // Nothing of the gradients asks for a positive scale.
+  args.scale_s = -1;
+  CHECK_OK(mha_one_pass(args, nullptr));
+  args.scale_s = 0.125f;
+
   args.ordered = true;
   CHECK(Contains(mha_one_pass(args, nullptr).message(), "turns_ptr is null"));
   args.ordered = false;
@@ -572,15 +590,86 @@ void TestDscores() {
   CHECK(params.dbias_ptr == At(0x130) && params.stride_dbias == 300);
   CHECK(params.nhead_stride_dbias == 200 * 300);
   CHECK(params.batch_stride_dbias == 4 * 200 * 300);
+  CHECK((params.flags & kMhaDscoresWhole) != 0);
 
-  args.logits_soft_cap = 20;
+  // Nothing of the gradients asks for a positive scale.
+  args.scale_s = -1;
+  CHECK_OK(mha_dscores(args, nullptr));
+  args.scale_s = 0.125f;
+  args.sink_ptr = At(0x140);
   CHECK(Contains(mha_dscores(args, nullptr).message(), "windows alone"));
-  args.logits_soft_cap = 0;
+  args.sink_ptr = nullptr;
   args.dscores_ptr = nullptr;
   CHECK(Contains(mha_dscores(args, nullptr).message(), "dscores_ptr is null"));
   args.dscores_ptr = At(0x130);
   args.batch = 0;
   CHECK(Contains(mha_dscores(args, nullptr).message(), "above 0"));
+}
+
+// As scratch, of a kv head's two query heads or of two sequences at a time.
+void TestDscoresAtATime() {
+  mha_dscores_args args;
+  static_cast<mha_bwd_args&>(args) = BwdArgs(128, 64);
+  args.bias_ptr = At(0x20000);
+  args.bias_batch = 1;
+  args.bias_nhead = 4;
+  args.stride_bias = 300;
+  args.nhead_stride_bias = 200 * 300;
+  args.p_drop = 0.5f;
+  args.dropout_state_ptr = At(0x30000);
+  args.dscores_ptr = At(0x40000);
+  args.dscores_nhead = 3;
+  NewContext("gfx942");
+  CHECK_OK(mha_dscores(args, nullptr));
+  std::vector<Launch>& launches = g_recorder.launches;
+  CHECK(launches.size() == 9 && launches[0].kernel == "delta");
+  CHECK(launches[7].kernel == "dscores" && launches[8].kernel == "dscores_dq");
+  CHECK(launches[7].grid[1] == 1 && launches[7].grid[2] == 1);
+  CHECK(launches[8].grid[1] == 2 && launches[8].grid[2] == 1);
+  // Sequence 1, kv head 1; two bytes an element, four a word.
+  for (const Launch* launch : {&launches[7], &launches[8]}) {
+    const auto params = launch->As<MhaParams>();
+    CHECK(params.batch == 1 && params.nhead_q == 2 && params.nhead_k == 1);
+    CHECK(params.q_ptr == At(0x1000 + (200 * 4 + 2) * 128 * 2));
+    CHECK(params.k_ptr == At(0x2000 + (300 * 2 + 1) * 128 * 2));
+    CHECK(params.v_ptr == At(0x3000 + (300 * 2 + 1) * 64 * 2));
+    CHECK(params.do_ptr == At(0x8000 + (200 * 4 + 2) * 64 * 2));
+    CHECK(params.dq_ptr == At(0x9000 + (200 * 4 + 2) * 128 * 2));
+    CHECK(params.dk_ptr == At(0xa000 + (300 * 2 + 1) * 128 * 2));
+    CHECK(params.dv_ptr == At(0xb000 + (300 * 2 + 1) * 64 * 2));
+    CHECK(params.lse_ptr == At(0x7000 + (4 + 2) * 200 * 4));
+    CHECK(params.delta_ptr == At(0xc000 + (4 + 2) * 200 * 4));
+    CHECK(params.bias_ptr == At(0x20000 + 2 * 200 * 300 * 2));
+    CHECK(params.dropout_state_ptr == At(0x30000 + (4 + 2) * 6 * 4));
+    CHECK(params.dbias_ptr == At(0x40000) && params.stride_dbias == 384);
+    CHECK(params.nhead_stride_dbias == 224 * 384);
+    CHECK((params.flags & kMhaDscoresWhole) == 0);
+  }
+
+  args.batch = 3;
+  args.dscores_nhead = 8;
+  NewContext("gfx942");
+  CHECK_OK(mha_dscores(args, nullptr));
+  CHECK(launches.size() == 5);
+  CHECK(launches[1].grid[1] == 2 && launches[1].grid[2] == 2);
+  CHECK(launches[3].grid[1] == 2 && launches[3].grid[2] == 1);
+  const auto params = launches[3].As<MhaParams>();
+  CHECK(params.q_ptr == At(0x1000 + 2 * 200 * 4 * 128 * 2));
+  CHECK(params.batch == 1 && params.nhead_q == 4);
+  CHECK(params.batch_stride_dbias == 4 * 224 * 384);
+
+  args.dscores_nhead = 1;
+  CHECK(Contains(mha_dscores(args, nullptr).message(), "dscores_nhead is 1"));
+
+  // What has tiles in an order of its own is for scratch alone.
+  static_cast<mha_bwd_args&>(args) = BwdArgs(64, 64);
+  args.dscores_nhead = 8;
+  CHECK_OK(mha_dscores(args, nullptr));
+  CHECK(launches.size() == 8 && launches[6].kernel == "dscores_tiles");
+  CHECK(launches[6].grid[0] == 2 && launches[6].grid[1] == 3);
+  args.dscores_nhead = 0;
+  CHECK_OK(mha_dscores(args, nullptr));
+  CHECK(launches.size() == 11 && launches[9].kernel == "dscores");
 }
 
 void TestTensorMaps() {
@@ -597,6 +686,28 @@ void TestTensorMaps() {
   const auto args = g_recorder.launches.at(0).As<MappedArgs>();
   CHECK(args.q.opaque[0] == 1 && args.k.opaque[0] == 2);
   CHECK(args.params.seqlen_k == 300);
+
+  // A bias of one plane a head, for both batches: no stride between them.
+  NewContext("sm_90");
+  mha_fwd_args biased = FwdArgs(128, 128);
+  biased.bias_ptr = At(0x300);
+  biased.bias_batch = 1;
+  biased.bias_nhead = 4;
+  biased.stride_bias = 304;
+  biased.key_stride_bias = 1;
+  biased.nhead_stride_bias = 200 * 304;
+  CHECK_OK(mha_fwd(biased, nullptr));
+  CHECK(g_recorder.maps.size() == 2);
+  const TensorMapCall bias = g_recorder.maps[1];
+  CHECK(bias.address == At(0x300) && bias.rank == 4 && bias.dims[0] == 300);
+  CHECK(bias.dims[1] == 200 && bias.dims[2] == 4 && bias.dims[3] == 2);
+  CHECK(bias.strides[0] == 608 && bias.strides[1] == 200 * 608);
+  CHECK(bias.strides[2] == 0);
+  // Blocks of a plane follow each other.
+  const auto& blocks = g_recorder.launches.at(0).grid;
+  CHECK(blocks[0] == 2 && blocks[1] == 2 && blocks[2] == 4);
+  NewContext("sm_90");
+  CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
 
   // What dropout keeps goes where a mask would be.
   mha_fwd_args dropped = FwdArgs(128, 128);
@@ -831,6 +942,7 @@ int main() {
   aiter::TestBackwardPacking();
   aiter::TestOnePass();
   aiter::TestDscores();
+  aiter::TestDscoresAtATime();
   aiter::TestTensorMaps();
   aiter::TestZeroSizes();
   aiter::TestFailures();

@@ -254,6 +254,9 @@ struct Attend {
       return Invalid("seqlen_q", std::to_string(a.seqlen_q),
                      "tokens / batch without cu_seqlens");
     }
+    if (a.last_pages && a.indptr_ptr == nullptr) {
+      return Invalid("last_pages", "true", "false without indptr");
+    }
     AITER_RETURN_IF_ERROR(
         CheckRange("window_left", a.window_left, -1, INT32_MAX));
     AITER_RETURN_IF_ERROR(
@@ -304,6 +307,7 @@ struct Attend {
     key.features =
         If(a.cu_seqlens_ptr != nullptr, kPagedCuSeqlens) |
         If(a.indptr_ptr != nullptr, kPagedIndptr) |
+        If(a.last_pages, kPagedLastPages) |
         If(a.window_left >= 0 || a.window_right >= 0, kPagedWindow) |
         If(a.logits_soft_cap > 0, kPagedSoftCap) |
         If(a.slopes_ptr != nullptr, kPagedAlibi) |

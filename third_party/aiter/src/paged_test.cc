@@ -261,6 +261,7 @@ void TestPacking() {
   a.slopes_ptr = At(0xc000);
   a.slopes_step = 8;
   a.indptr_ptr = At(0xd000);
+  a.last_pages = true;
   a.window_left = 9;
   a.logits_soft_cap = 3.0f;
   a.k.scales.head = 1;
@@ -284,8 +285,9 @@ void TestPacking() {
   CHECK(p.sinks_step == 0 && p.slopes_step == 8);
   CHECK(p.window_left == 9 && p.window_right == 1 << 30);
   CHECK(p.softmax_scale == 0.5f && p.logits_soft_cap == 3.0f);
-  CHECK(p.flags == (kPagedIndptr | kPagedWindow | kPagedSoftCap | kPagedAlibi |
-                    kPagedSink | kPagedTokenScales | kPagedLse));
+  CHECK(p.flags ==
+        (kPagedIndptr | kPagedLastPages | kPagedWindow | kPagedSoftCap |
+         kPagedAlibi | kPagedSink | kPagedTokenScales | kPagedLse));
   SetBytes(PagedKind::kE4m3fnuz, &a);
   Run(a);
   p = g_recorder.launches[0].As<PagedParams>();
@@ -593,6 +595,8 @@ void TestInvalidArguments() {
       {[](paged_attend_args* a) { a->v.scale_ptr = nullptr; },
        "v.scales is absent"},
       {[](paged_attend_args* a) { a->sinks_step = 7; }, "sinks_step is 7"},
+      {[](paged_attend_args* a) { a->last_pages = true; },
+       "last_pages is true"},
       {[](paged_attend_args* a) { a->q_ptr = At(0x18); },
        "q_ptr is not aligned"},
   };

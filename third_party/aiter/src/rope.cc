@@ -2,6 +2,7 @@
 
 #include "aiter/rope.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -22,6 +23,7 @@ namespace {
 constexpr int64_t kMaxTokens = INT32_MAX / 4;
 constexpr int64_t kMaxTokenElements = 1 << 25;
 constexpr int64_t kMaxTableElements = INT32_MAX - 1024;
+constexpr int64_t kMaxPairs = INT32_MAX;  // Of a kernel that counts runs.
 
 Status CheckTokens(const rope_rotate_args& a) {
   AITER_RETURN_IF_ERROR(CheckRange("outer", a.outer, 0, kMaxTokens));
@@ -87,6 +89,16 @@ uint32_t Alignment(const rope_rotate_args& a) {
   return features;
 }
 
+// Whether a head is not two halves that are turned, or there are too many.
+bool IsPartial(const rope_rotate_args& a) {
+  for (int64_t end : {a.split_0, a.split_1}) {
+    if (end != 0 && end != a.pairs) return true;
+  }
+  const int64_t heads = std::max<int64_t>({a.heads_x, a.heads_y, 1});
+  return a.dim != 2 * a.pairs ||
+         a.outer * a.seq * a.inner * a.pairs > kMaxPairs / heads;
+}
+
 struct Rotate {
   using Args = rope_rotate_args;
   using Plan = KernelPlan;
@@ -129,7 +141,8 @@ struct Rotate {
                    If(a.offsets_ptr != nullptr, kRopeOffsets) |
                    If(a.cu_seqlens_ptr != nullptr, kRopeCuSeqlens) |
                    If(a.has_sections, kRopeSections) |
-                   If(a.grid_h > 0, kRopeGrid) | Alignment(a);
+                   If(a.grid_h > 0, kRopeGrid) |
+                   If(IsPartial(a), kRopePartial) | Alignment(a);
     return key;
   }
 

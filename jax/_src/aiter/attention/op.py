@@ -27,7 +27,7 @@ from jax._src.aiter.attention.types import (
 )
 from jax._src.aiter.core import dispatch
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
-from jax._src.aiter.core.dims import is_known, round_up
+from jax._src.aiter.core.dims import is_known, longer, round_up
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator
 from jax._src.aiter.core.partition import mesh_axes
@@ -42,9 +42,21 @@ _ONE_PASS = "mha_one_pass"
 _ONE_PASS_DIMS, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = (64, 128), 1024, 128
 _ONE_PASS_BLOCKS = 512
 # Kernels that keep the gradients of the scores, whose sums are the bias's; how
-# many bytes of them may be kept however few the bias has; and beyond which head
-# dim they are the faster ones for a bias without a gradient too.
+# many bytes of them may be kept however few the bias has, or at a time where it
+# has no gradient; and beyond which head dim they are the faster ones without.
+# Fewer blocks of so many keys at a time leave a GPU idle.
 _DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, 128
+_DSCORES_BLOCKS, _DSCORES_KEYS = 256, 64
+# Beyond this soft cap their tanh is not exact enough, as src/mha.cc has it.
+_DSCORES_CAP = 1024
+# On AMD they are the faster ones from so many rows and keys on, by prediction,
+# where those at a time have so many keys, twice as many of narrow head dims;
+# under a window, whose blocks differ, all of the call, and from that head dim
+# on: in this many bytes if so many it takes.
+_DSCORES_LENGTH_AMD, _DSCORES_KEYS_AMD, _DSCORES_WINDOW_AMD = 256, 1 << 15, 128
+_DSCORES_BYTES_AMD = 1 << 32
+# What scratch has whole tiles of, as include/aiter/mha.h has it.
+_DSCORES_TILE = (32, 128)
 
 
 class BwdConfig(NamedTuple):
@@ -91,17 +103,9 @@ def _round_up(n: int) -> int:
   return -(-n // _ALIGNMENT) * _ALIGNMENT
 
 
-def _longer(t, axis: int, by: int, value=0):
-  """t with so many more along an axis; None of None."""
-  if t is None or not by:
-    return t
-  return jnp.pad(t, [(0, by if i == axis else 0) for i in range(t.ndim)],
-                 constant_values=value)
-
-
 def _aligned(t):
   """t with its last axis padded to a multiple that the kernels can load."""
-  return _longer(t, t.ndim - 1, _round_up(t.shape[-1]) - t.shape[-1])
+  return longer(t, -1, _round_up(t.shape[-1]) - t.shape[-1])
 
 
 def _missing_keys(platform: str, cfg: Config, x: Operands) -> int:
@@ -135,12 +139,12 @@ def _whole_rows(cfg: Config, x: Operands, keys: int) -> Operands:
 
   def plane(t, hidden):
     if t is not None and t.shape[2] > 1:
-      t = _longer(t, 2, more)
-    return _longer(t, 3, keys, hidden)
+      t = longer(t, 2, more)
+    return longer(t, 3, keys, hidden)
 
   return x._replace(
-      q=_longer(x.q, 1, more), k=_longer(x.k, 1, keys),
-      v=_longer(x.v, 1, keys), bias=plane(x.bias, -jnp.inf),
+      q=longer(x.q, 1, more), k=longer(x.k, 1, keys),
+      v=longer(x.v, 1, keys), bias=plane(x.bias, -jnp.inf),
       mask=plane(x.mask, False))
 
 
@@ -279,21 +283,66 @@ def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   return Grads(dq, dk, dv, None, None, None)
 
 
+def _dscores_heads(platform: str, bwd: BwdConfig, x: Operands) -> int:
+  """How many heads' gradients of the scores are kept at a time; 0: too few.
+
+  Those of whole sequences, or of one sequence's kv heads; in equal parts.
+  """
+  (b, hq), (sk, hk) = x.q.shape[:3:2], x.k.shape[1:3]
+  group = hq // hk
+  of_kv_head = group * math.prod(_dscores_tiles(x)) * x.q.dtype.itemsize
+  if platform == "rocm":
+    fit = _dscores_fit_amd(bwd, x, of_kv_head)
+  else:
+    fit = min(_DSCORES_BYTES // of_kv_head, b * hk)
+    if fit < b * hk and fit * sk < _DSCORES_BLOCKS * _DSCORES_KEYS:
+      return 0
+  if fit == 0:
+    return 0
+  count, unit = (b, hq) if fit >= hk else (hk, group)
+  parts = -(-count // (fit * group // unit))
+  return -(-count // parts) * unit
+
+
+def _dscores_fit_amd(bwd: BwdConfig, x: Operands, of_kv_head: int) -> int:
+  """Of how many kv heads scores' gradients are kept at a time on AMD; or 0."""
+  _, sk, hk, dim = x.k.shape
+  every = x.batch * hk
+  windowed = bwd.mha.window_left >= 0 or bwd.mha.window_right >= 0
+  if (min(x.q.shape[1], sk) < _DSCORES_LENGTH_AMD
+      or (windowed and dim < _DSCORES_WINDOW_AMD)):
+    return 0
+  keys = _DSCORES_KEYS_AMD * (1 if dim >= 128 else 2)
+  fit = every if windowed else min(
+      every, max(_DSCORES_BYTES // of_kv_head, -(-keys // sk)))
+  return fit if fit * of_kv_head <= _DSCORES_BYTES_AMD else 0
+
+
+def _dscores_tiles(x: Operands) -> tuple[int, ...]:
+  """Rows and keys of a head's scratch."""
+  lengths = x.q.shape[1], x.k.shape[1]
+  return tuple(map(round_up, lengths, _DSCORES_TILE))
+
+
 def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
                    saved: Saved) -> bool:
   """Whether kernels that keep the gradients of the scores serve a call."""
   shapes = (*x.q.shape, *x.k.shape)
-  if x.bias is None or x.packed or not all(map(is_known, shapes)):
-    return False
-  wide = max(x.q.shape[-1], x.v.shape[-1]) > _DSCORES_WIDE
-  if not (bwd.wanted.dbias or wide):
+  if (x.packed or not all(map(is_known, shapes)) or 0 in shapes
+      or bwd.mha.logits_soft_cap > _DSCORES_CAP):
     return False
   (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
-  # As many as kernels that sum them write, in float32, are never too many.
-  summed = bwd.wanted.dbias * math.prod(x.bias.shape[:2]) * sq * sk * 4
-  if b * hq * sq * sk * x.q.dtype.itemsize > max(summed, _DSCORES_BYTES):
+  if bwd.wanted.dbias:
+    # As many as kernels that sum them write, in float32, are never too many.
+    summed = math.prod(x.bias.shape[:2]) * sq * sk * 4
+    if b * hq * sq * sk * x.q.dtype.itemsize > max(summed, _DSCORES_BYTES):
+      return False
+  elif ((platform == "cuda"
+         and max(x.q.shape[-1], x.v.shape[-1]) <= _DSCORES_WIDE)
+        or not _dscores_heads(platform, bwd, x)):
     return False
-  unaligned = sk % _ALIGNMENT != 0 or x.bias.shape[3] == 1
+  unaligned = x.bias is not None and (
+      sk % _ALIGNMENT != 0 or x.bias.shape[3] == 1)
   return _has_kernels(_DSCORES, platform, bwd, x, saved.dlse is not None,
                       ("unaligned",) if unaligned else ())
 
@@ -302,7 +351,9 @@ def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   flat = _flat(x)
   q, k, v = flat[:3]
   f32 = jnp.float32
-  shape = (x.q.shape[0], x.q.shape[2], x.q.shape[1], x.k.shape[1])
+  (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
+  shape = ((b, hq, sq, sk) if bwd.wanted.dbias else
+           (_dscores_heads(call.platform, bwd, x), *_dscores_tiles(x)))
   dq, dk, dv, dscores, _ = call._replace(target=_DSCORES)(
       (*(like(t, t.shape, t.dtype) for t in (q, k, v)),
        like(q, shape, q.dtype), like(q, saved.lse.shape, f32)),
@@ -320,9 +371,9 @@ def _bwd_whole_rows(bwd: BwdConfig, call, x: Operands, saved: Saved,
   """_bwd_kernel of _whole_rows."""
   more = _missing_rows(bwd.mha, x, keys)
   grads = _bwd_kernel(bwd, call, _whole_rows(bwd.mha, x, keys), saved._replace(
-      dout=_longer(saved.dout, 1, more), out=_longer(saved.out, 1, more),
-      lse=_longer(saved.lse, 2, more, -jnp.inf),
-      dlse=_longer(saved.dlse, 2, more)))
+      dout=longer(saved.dout, 1, more), out=longer(saved.out, 1, more),
+      lse=longer(saved.lse, 2, more, -jnp.inf),
+      dlse=longer(saved.dlse, 2, more)))
   sq, sk = x.q.shape[1], x.k.shape[1]
   return grads._replace(
       dq=grads.dq[:, :sq], dk=grads.dk[:, :sk], dv=grads.dv[:, :sk],

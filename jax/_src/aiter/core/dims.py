@@ -42,6 +42,15 @@ def as_int32(size):
   return np.int32(size) if is_known(size) else jnp.asarray(size, jnp.int32)
 
 
+def longer(t, axis: int, by, value=0):
+  """t with so many more along an axis; None of None."""
+  if t is None or is_known(by) and by == 0:
+    return t
+  more = [(0, 0)] * t.ndim
+  more[axis] = (0, by)
+  return jnp.pad(t, more, constant_values=value)
+
+
 def filled(t, fill):
   """t, which JAX can gather from: an empty dimension has one place of fill."""
   more = [(0, int(is_known(n) and n == 0)) for n in t.shape]

@@ -18,6 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 import jax
+from jax._src import dispatch
 
 _linear_map_p = Primitive("aiter_linear_map")
 _linear_map_p.multiple_results = True
@@ -136,6 +137,9 @@ def _batch(args, axes, *, map):
   return out, [0] * len(out)
 
 
+# An operator in a map partitions, for which its lowering asks for devices. JAX
+# looks for such in programs that it sees, and a map's it does not.
+dispatch.prim_requires_devices_during_lowering.add(_linear_map_p)
 _linear_map_p.def_impl(_apply)
 _linear_map_p.def_abstract_eval(lambda *_, map: list(map.types))
 ad.primitive_jvps[_linear_map_p] = _jvp

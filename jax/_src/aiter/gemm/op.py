@@ -149,12 +149,8 @@ def _whole_words(cfg: Config, a, b, k):
     return a, b
   axes = {"nt": (-1, -1), "nn": (-1, -2), "tn": (-2, -2)}[cfg.layout]
 
-  def pad(t, axis):
-    widths = [(0, 0)] * t.ndim
-    widths[axis] = (0, dims.round_up(k, 4) - k)
-    return jnp.pad(t, widths)
-
-  return pad(a, axes[0]), pad(b, axes[1])
+  more = dims.round_up(k, 4) - k
+  return dims.longer(a, axes[0], more), dims.longer(b, axes[1], more)
 
 
 def reference(cfg: Config, x: Operands) -> jax.Array:

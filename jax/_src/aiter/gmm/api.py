@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jax
 from jax import lax
@@ -147,6 +148,7 @@ def ragged_dot(
     precision: Any = None,
     preferred_element_type: Any = None,
     group_offset: jax.Array | None = None,
+    out_sharding: Any = None,
     *,
     transpose_rhs: bool = False,
     bias: jax.Array | None = None,
@@ -174,6 +176,8 @@ def ragged_dot(
     group_offset: integer [] or [1]: rhs' first group among those of
       group_sizes, of which there are then at least as many. Rows of groups
       that rhs lacks are 0.
+    out_sharding: NamedSharding or PartitionSpec of the result, on a mesh of
+      explicit axes.
     transpose_rhs: rhs is [g, n, k], as AITER keeps weights.
     bias: [g, n], any floating dtype: added to a group's rows, before they are
       rounded.
@@ -192,9 +196,15 @@ def ragged_dot(
   precision = arguments.precision(function, precision)
   arguments.check_dtype(function, "lhs", lhs, _FLOATS)
   dtype = preferred_element_type
-  return _ragged_dot(function, lhs, rhs, group_sizes,
-                     lhs.dtype if dtype is None else dtype, group_offset,
-                     transpose_rhs, bias, activation, precision)
+  out = _ragged_dot(function, lhs, rhs, group_sizes,
+                    lhs.dtype if dtype is None else dtype, group_offset,
+                    transpose_rhs, bias, activation, precision)
+  if out_sharding is None:
+    return out
+  if not isinstance(out_sharding, (NamedSharding, PartitionSpec)):
+    raise arguments.bad(function, "out_sharding", arguments.shown(out_sharding),
+                        "None, a NamedSharding or a PartitionSpec", TypeError)
+  return jax.sharding.reshard(out, out_sharding)
 
 
 def _scaled(function: str, a, b, a_scale, b_scale, group_sizes, dtype,

@@ -17,7 +17,13 @@ import jax
 from jax import lax
 from jax._src.aiter.attention import op as mha_op
 from jax._src.aiter.attention import types
-from jax._src.aiter.core.dims import is_known, last_start, round_up, take
+from jax._src.aiter.core.dims import (
+    is_known,
+    last_start,
+    longer,
+    round_up,
+    take,
+)
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator, with_axis
 from jax._src.aiter.core.partition import axes_of_arguments
@@ -111,10 +117,7 @@ def reference(cfg: Config, x: Operands):
 
 def _padded(t):
   """t with its last axis padded to a multiple that the kernels load."""
-  missing = round_up(t.shape[-1], _RUN) - t.shape[-1]
-  if not missing:
-    return t
-  return jnp.pad(t, [(0, 0)] * (t.ndim - 1) + [(0, missing)])
+  return longer(t, -1, round_up(t.shape[-1], _RUN) - t.shape[-1])
 
 
 def _kernel(cfg: Config, call, x: Operands):

@@ -122,8 +122,8 @@ def _attend(s: _Static, a: _Arrays):
         jnp.where(there, place, 0), np.int32(0), lax.max, (1,))
   else:
     table = paged.integers(n, n.table, a.table, 1)
-    lengths = aliases.lengths_of(
-        n, a.indptr, table, a.last_page_lens, size)
+    aliases.check_packed(n, a.indptr, table, a.last_page_lens, size)
+    lengths = paged.integers(n, n.lengths, a.last_page_lens, 1)
     indptr = paged.integers(n, n.indptr, a.indptr, 1)
     cu = paged.integers(n, n.cu_seqlens, a.cu_seqlens, 1)
     paged.check_shape(n, n.cu_seqlens, cu, indptr.shape,
@@ -135,7 +135,8 @@ def _attend(s: _Static, a: _Arrays):
       "mla", size, 1 / math.sqrt(cols) if scale is None else scale,
       seqlen_q=int(cu is None), window=s.scores.window,
       soft_cap=s.scores.soft_cap, return_lse=s.scores.return_lse, dv=s.lora,
-      cp_world_size=1 if places is None else s.cp_world_size)
+      cp_world_size=1 if places is None else s.cp_world_size,
+      last_pages=indptr is not None)
   return paged.run(n.function, cfg, Operands(
       as_kernels_take(a.q), kv, None,
       v_scale * paged.number_scale(n, n.q_scale, a.q_scale), v_scale, table,

@@ -77,14 +77,16 @@ def _route(function: str, x, score: str, topk, *, bias=None, groups=1,
       raise arguments.bad(function, "correction_bias",
                           arguments.describe(bias), f"shape [{experts}]")
   # Scores are in the logits' order, but may be equal where those are not.
+  number = lambda t: jnp.where(jnp.isnan(t), -jnp.inf, t)
   compared = x
   if bias is not None:
-    compared = _SCORES[score](x) + bias.astype(x.dtype)
+    compared = jnp.where(
+        jnp.isnan(x), x, _SCORES[score](number(x)) + bias.astype(x.dtype))
   ids = op.choose(
       op.TopK(topk, groups, topk_groups, by_sum),
       op.Scores(lax.stop_gradient(compared).astype(jnp.float32)))
   # The scores of those that are taken, of few numbers.
-  taken = jnp.take_along_axis(x, ids, -1)
+  taken = number(jnp.take_along_axis(x, ids, -1))
   if score != "softmax":
     weights = _SCORES[score](taken)
   elif renormalise:
@@ -93,7 +95,7 @@ def _route(function: str, x, score: str, topk, *, bias=None, groups=1,
     weights = jnp.exp(taken - largest)
     weights /= _along(jnp.add, weights)
   else:
-    weights = jnp.exp(taken - jax.nn.logsumexp(x, -1, keepdims=True))
+    weights = jnp.exp(taken - jax.nn.logsumexp(number(x), -1, keepdims=True))
   if renormalise and score != "softmax":
     weights /= jnp.maximum(_along(jnp.add, weights), 1e-20)
   return (weights * factor).astype(x.dtype), ids
@@ -437,8 +439,9 @@ def moe_sorting(
   there = entries >= 0
   packed = jnp.where(there, (entries % k) << _TOKEN_BITS | (entries // k),
                      k << _TOKEN_BITS | dims.as_int32(tokens))
-  weights = jnp.where(there, jnp.asarray(topk_weights, jnp.float32).reshape(-1)[
-      jnp.maximum(entries, 0)], 0)
+  weights = jnp.where(there, dims.take(
+      jnp.asarray(topk_weights, jnp.float32).reshape(-1),
+      jnp.maximum(entries, 0), 0), 0)
   expert, used = _block_experts(found.counts, block, -(-n // block))
   count = dims.as_int32(tokens)
   if num_local_tokens is not None:

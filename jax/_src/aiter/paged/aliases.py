@@ -30,8 +30,8 @@ def check_pages(n: Names, indptr, table, last_page_lens, page_size) -> None:
               f"from 0 to {page_size}, the tokens of a page")
 
 
-def lengths_of(n: Names, indptr, table, last_page_lens, page_size: int):
-  """int32 lengths of sequences whose last pages hold so many tokens."""
+def check_packed(n: Names, indptr, table, last_page_lens, page_size) -> None:
+  """An error of packed tables that cannot be: their ranks, types, sizes too."""
   arguments.check_is_array(n.function, n.table, table, optional=False)
   for name, t in ((n.indptr, indptr), (n.lengths, last_page_lens)):
     arguments.check_integers(n.function, name, t)
@@ -42,9 +42,6 @@ def lengths_of(n: Names, indptr, table, last_page_lens, page_size: int):
               f"shape [{last_page_lens.shape[0] + 1}], one more than"
               f" {n.lengths}")
   check_pages(n, indptr, table, last_page_lens, page_size)
-  pages = jnp.diff(jnp.asarray(arguments.int32(indptr)))
-  last = jnp.asarray(arguments.int32(last_page_lens))
-  return jnp.where(pages > 0, (pages - 1) * page_size + last, 0)
 
 
 def _page_size(n: Names, layout: str, cache) -> int:
@@ -115,11 +112,11 @@ def paged_attention(
   _bound(n, "max_seq_len", max_seq_len)
   arguments.check_cache_kind(n.function, n.k, k_pool, kv_cache_dtype)
   s = api.static(n, "NHD", scale, (-1, -1), logits_soft_cap, False)
-  lengths = lengths_of(n, kv_indptr, kv_page_indices, kv_last_page_lens,
-                       _page_size(n, "NHD", k_pool))
+  check_packed(n, kv_indptr, kv_page_indices, kv_last_page_lens,
+               _page_size(n, "NHD", k_pool))
   return api.attend(s, Arrays(
-      query, k_pool, v_pool, kv_page_indices, lengths, indptr=kv_indptr,
-      k_scale=k_scale, v_scale=v_scale))[0]
+      query, k_pool, v_pool, kv_page_indices, kv_last_page_lens,
+      indptr=kv_indptr, k_scale=k_scale, v_scale=v_scale))[0]
 
 
 def paged_prefill(
@@ -169,11 +166,11 @@ def paged_prefill(
   _bound(n, "max_seqlen_k", max_seqlen_k)
   s = api.static(n, "NHD", scale, window_size, logits_soft_cap, causal)
   api.check_cumulative(n, cu_seqlens_q, query)
-  lengths = lengths_of(n, kv_indptr, kv_page_indices, kv_last_page_lens,
-                       _page_size(n, "NHD", k_pool))
+  check_packed(n, kv_indptr, kv_page_indices, kv_last_page_lens,
+               _page_size(n, "NHD", k_pool))
   return api.attend(s, Arrays(
-      query, k_pool, v_pool, kv_page_indices, lengths, indptr=kv_indptr,
-      cu_seqlens=cu_seqlens_q))[0]
+      query, k_pool, v_pool, kv_page_indices, kv_last_page_lens,
+      indptr=kv_indptr, cu_seqlens=cu_seqlens_q))[0]
 
 
 # -----------------------------------------------------------------------------
@@ -207,7 +204,9 @@ def _tokens_each(n: Names, name: str, count, q, lengths):
   if q.shape[0] != b * count:
     raise bad(n.function, n.q, describe(q),
               f"{b * count} rows: {name} is {count}, for each of {n.lengths}")
-  return jnp.arange(b + 1, dtype=jnp.int32) * count
+  # Of known sizes a constant, which no kernel makes.
+  numbers = np if dims.is_known(b) else jnp
+  return numbers.arange(b + 1, dtype=np.int32) * np.int32(count)
 
 
 def _attended(s: api.Static, a: Arrays, fp8_out_scale=None) -> jax.Array:
@@ -349,11 +348,11 @@ def paged_attention_ragged(
   if block_size is not None:
     arguments.number(n.function, "block_size", block_size,
                      f"{size}, as {n.k} has it", lambda b: b == size, int)
-  lengths = lengths_of(n, kv_indptr, kv_page_indices, kv_last_page_lens,
-                       size)
+  check_packed(n, kv_indptr, kv_page_indices, kv_last_page_lens, size)
   return _attended(s, Arrays(
-      query, key_cache, value_cache, kv_page_indices, lengths, indptr=kv_indptr,
-      cu_seqlens=_tokens_each(n, "mtp", mtp, query, lengths),
+      query, key_cache, value_cache, kv_page_indices, kv_last_page_lens,
+      indptr=kv_indptr,
+      cu_seqlens=_tokens_each(n, "mtp", mtp, query, kv_last_page_lens),
       slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale), fp8_out_scale)
 
 
@@ -508,8 +507,8 @@ def mha_batch_prefill_func(
         raise bad(function, name, "None", "given without block_table")
     if seqlen_k is not None:
       raise bad(function, "seqlen_k", "given", "None without block_table")
-    table = kv_page_indices
-    lengths = lengths_of(n, kv_indptr, table, kv_last_page_lens, size)
+    table, lengths = kv_page_indices, kv_last_page_lens
+    check_packed(n, kv_indptr, table, lengths, size)
   else:
     for name, t in given.items():
       if t is not None:

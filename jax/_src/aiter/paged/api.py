@@ -221,7 +221,10 @@ def static(n: Names, layout, softmax_scale, window_size, soft_cap, causal,
 
 
 class Arrays(NamedTuple):
-  """Arrays as the public functions have them; an absent one is None."""
+  """Arrays as the public functions have them; an absent one is None.
+
+  With indptr lengths are those of the last pages.
+  """
   q: jax.Array
   k_cache: jax.Array
   v_cache: jax.Array
@@ -291,7 +294,7 @@ def operands(s: Static, a: Arrays) -> tuple[Config, Operands]:
   cfg = Config(
       s.layout, of["offset"], scale, seqlen_q=int(cu_seqlens is None),
       window=s.window, soft_cap=s.soft_cap, k_scale=k_names, v_scale=v_names,
-      return_lse=s.return_lse)
+      return_lse=s.return_lse, last_pages=indptr is not None)
   return cfg, Operands(
       q, a.k_cache, a.v_cache, k_scale, v_scale, table, indptr, lengths,
       cu_seqlens, per_head(n, n.sinks, a.sinks, hq),

@@ -76,6 +76,8 @@ class Config(NamedTuple):
     dv: columns of the values of layout mla; else 0.
     cp_world_size: of layout mla: so many caches have a sequence's tokens, each
       of which is the next one's.
+    last_pages: whether lengths are those of the last pages, of a table with
+      indptr.
   """
   layout: str
   page_size: int
@@ -89,6 +91,7 @@ class Config(NamedTuple):
   return_lse: bool = False
   dv: int = 0
   cp_world_size: int = 1
+  last_pages: bool = False
 
 
 class Operands(NamedTuple):
@@ -102,7 +105,8 @@ class Operands(NamedTuple):
     v_scale: likewise.
     table: int32 [b, n], or [pages of all sequences] with indptr.
     indptr: int32 [b + 1], where each sequence's pages begin in table.
-    lengths: int32 [b], keys of each sequence, new ones too.
+    lengths: int32 [b], keys of each sequence, new ones too; or, as Config says,
+      of its last page, before which all are full.
     cu_seqlens: int32 [b + 1], where each sequence's queries begin. Without it
       every sequence has Config.seqlen_q.
     sinks: float32 [hq]; the kernel takes [b, hq] too.
@@ -227,6 +231,14 @@ def _pages_of(x: Operands, i):
   return begin, jnp.minimum(x.indptr[i + 1], x.table.shape[0]) - begin
 
 
+def _lengths(cfg: Config, x: Operands):
+  """int32 [b], keys of each sequence."""
+  if not cfg.last_pages:
+    return x.lengths
+  pages = jnp.diff(x.indptr)
+  return jnp.where(pages > 0, (pages - 1) * cfg.page_size + x.lengths, 0)
+
+
 def _attend(cfg: Config, x: Operands, shape: Shape, tiles: _Tiles, sinks, at):
   """(rows or those past the end, out, lse) of tile at[1] of sequence at[0]."""
   i, tile = at
@@ -300,6 +312,7 @@ def _attend(cfg: Config, x: Operands, shape: Shape, tiles: _Tiles, sinks, at):
 def reference(cfg: Config, x: Operands):
   """(out, lse) in jax.numpy; lse None if it is not asked for."""
   shape, tiles = shape_of(cfg, x), _tiles(cfg, x)
+  x = x._replace(lengths=_lengths(cfg, x))
   tokens, hq, _ = x.q.shape
   sinks = jnp.float32(-jnp.inf) if x.sinks is None else x.sinks
   sinks = jnp.broadcast_to(sinks, hq)
@@ -399,6 +412,7 @@ def kernel(cfg: Config, call, x: Operands):
       page_size=np.int64(cfg.page_size), nhead_k=np.int64(shape.hk),
       seqlen_q=np.int64(cfg.seqlen_q),
       cp_world_size=np.int64(cfg.cp_world_size),
+      last_pages=np.int64(cfg.last_pages),
       page_axis=np.int64(LAYOUTS[cfg.layout][0].index("page")),
       k_side=numbers(shape.k_side), v_side=numbers(shape.v_side),
       k_scales=numbers(_strides(cfg.k_scale, x.k_scale)),
@@ -426,6 +440,7 @@ def features(cfg: Config, x: Operands, shape: Shape):
                     or shuffled and size % run != 0),
       "shuffled": shuffled,
       "odd_pages": size & (size - 1) != 0,
+      "last_pages": cfg.last_pages,
       "small_pages": size % _LARGE_PAGE != 0,
       "unshared": _unshared(x, shape),
       "many_rows": _many_rows(cfg, x, shape),
@@ -504,6 +519,7 @@ def divided_tokens(cfg: Config, run, mesh, x: Operands, heads=()):
     if x.places is not None:
       return run(x._replace(places=x.places - missing[:-1]))
     if placed:
+      # A last page may have fewer tokens than none.
       behind = jnp.clip(missing[1:], 0, jnp.diff(cu))
       x = x._replace(lengths=x.lengths - behind)
     return run(x)

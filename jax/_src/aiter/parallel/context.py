@@ -452,7 +452,8 @@ def context_parallel_attention(
     strategy: see above.
     load_balance: order of the tokens: None, as they follow each other, or one
       in which devices have equal work if causal: "zigzag" or "striped", as
-      `reorder_causal_load_balancing` makes them. For "all_gather" tokens of
+      `reorder_causal_load_balancing` makes them, with the axis's size; of two
+      axes with that of axis_name[1] alone. For "all_gather" tokens of
       "striped" are exchanged for those that follow each other, whose work is
       not equal.
     dropout_key: a JAX PRNG key, required if dropout_p > 0; one for all devices.

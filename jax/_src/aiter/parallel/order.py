@@ -112,7 +112,8 @@ def reorder_causal_load_balancing(
   Args:
     x: any array.
     strategy: "zigzag" or "striped"; see context_parallel_attention.
-    size: number of devices; divides x.shape[axis], for "zigzag" twice.
+    size: number of devices, of two mesh axes those of axis_name[1] there;
+      divides x.shape[axis], for "zigzag" twice.
     axis: the sequence's.
 
   Returns:

@@ -136,10 +136,9 @@ def reference(cfg: Config, operands: Operands) -> Quantised:
   *lead, n = x.shape
   rows, cols = cfg.tile
   cols = max(min(cols or n, n), 1)
-  whole = jnp.pad(x, [(0, 0)] * len(lead) + [(0, -n % cols)])
+  whole = dims.longer(x, -1, -n % cols)
   if rows > 1:
-    more = dims.round_up(lead[-1], rows) - lead[-1]
-    whole = jnp.pad(whole, [(0, 0)] * (x.ndim - 2) + [(0, more), (0, 0)])
+    whole = dims.longer(whole, -2, dims.round_up(lead[-1], rows) - lead[-1])
     lead = [*lead[:-1], whole.shape[-2] // rows]
   # [..., rows' tiles, rows, columns' tiles, columns]
   tiles = whole.reshape(*lead, rows, -(-n // cols), cols)

@@ -417,7 +417,7 @@ def _ranked(k: int, logits):
 
 
 def top_k(
-    x: jax.Array, k: int, *, axis: int = -1, is_stable: bool = True
+    operand: jax.Array, k: int, *, axis: int = -1, is_stable: bool = True
 ) -> tuple[jax.Array, jax.Array]:
   """The k largest of an axis and where they are, as jax.lax.top_k has them.
 
@@ -425,7 +425,7 @@ def top_k(
   there is XLA sorts, and on NVIDIA's GPUs also rows of up to 1000 columns.
 
   Args:
-    x: [..., n] of any type that lax.top_k takes.
+    operand: [..., n] of any type that lax.top_k takes.
     k: from 0 to n.
     axis: the one to take them of.
     is_stable: whether equal ones stand in the order of their places; they do in
@@ -439,29 +439,32 @@ def top_k(
     TypeError: an argument has a wrong type.
     ValueError: an argument has a wrong value.
   """
-  arguments.check_is_array("top_k", "x", x, False)
-  if not jnp.isrealobj(x) or jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-    raise arguments.bad("top_k", "x's dtype", x.dtype, "a real type", TypeError)
-  if x.ndim == 0:
-    raise arguments.bad("top_k", "x", arguments.describe(x), "an axis at least")
+  arguments.check_is_array("top_k", "operand", operand, False)
+  if not jnp.isrealobj(operand) or jnp.issubdtype(operand.dtype,
+                                                  jax.dtypes.prng_key):
+    raise arguments.bad("top_k", "operand's dtype", operand.dtype,
+                        "a real type", TypeError)
+  if operand.ndim == 0:
+    raise arguments.bad("top_k", "operand", arguments.describe(operand),
+                        "an axis at least")
   arguments.flag("top_k", "is_stable", is_stable)
   axis = arguments.number(
-      "top_k", "axis", axis, f"an axis of {x.ndim}",
-      lambda i: -x.ndim <= i < x.ndim, int) % x.ndim
-  n = x.shape[axis]
+      "top_k", "axis", axis, f"an axis of {operand.ndim}",
+      lambda i: -operand.ndim <= i < operand.ndim, int) % operand.ndim
+  n = operand.shape[axis]
   k = arguments.number(
       "top_k", "k", k, f"from 0 to {n}",
       lambda k: k >= 0 and (not dims.is_known(n) or k <= n), int)
-  if x.dtype.name not in _DTYPES[:3]:
-    return tuple(lax.top_k(x, k, axis=axis))
-  rows = jnp.moveaxis(x, axis, -1)
-  if x.dtype == jnp.float16:
+  if operand.dtype.name not in _DTYPES[:3]:
+    return tuple(lax.top_k(operand, k, axis=axis))
+  rows = jnp.moveaxis(operand, axis, -1)
+  if operand.dtype == jnp.float16:
     rows = _of_float16(rows)
   lead = rows.shape[:-1]
   values, places = (
       jnp.moveaxis(t.reshape(*lead, k), -1, axis)
       for t in _ranked(k, rows.reshape(-1, n)))
-  return values.astype(x.dtype), places
+  return values.astype(operand.dtype), places
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), inline=True)

@@ -215,13 +215,28 @@ struct MhaOnePassPlan {
   LoadedKernel round;
 };
 
-// The same where the scores' gradients are kept, for a bias whose gradient is
-// their sum over what shares it. Of dense batches of one length, whose scores
-// have a bias of their tensors' type and at most a window and dropout.
+// The same where the scores' gradients are kept, from which dq is one product,
+// and a bias's gradient their sum over what shares it. Of dense batches of one
+// length, whose scores have at most a bias of their tensors' type, a soft cap,
+// a window and dropout.
 struct mha_dscores_args : mha_bwd_args {
-  // Like q in type, [batch, nhead_q, seqlen_q, seqlen_k], contiguous.
+  // Like q in type, for the caller to sum: [batch, nhead_q, seqlen_q,
+  // seqlen_k], contiguous.
   void* dscores_ptr = nullptr;
+  // Or, if above 0, scratch for so many query heads at a time, one kv head's at
+  // least: [dscores_nhead, mha_dscores_rows, mha_dscores_row].
+  int64_t dscores_nhead = 0;
 };
+
+// Rows of a head's scratch, and elements of a row: kernels for CDNA keep whole
+// tiles of 32 rows and 128 keys.
+inline int64_t mha_dscores_rows(int64_t seqlen_q) {
+  return (seqlen_q + 31) / 32 * 32;
+}
+
+inline int64_t mha_dscores_row(int64_t seqlen_k) {
+  return (seqlen_k + 127) / 128 * 128;
+}
 
 struct MhaDscoresPlan {
   ProblemKey key;

@@ -34,11 +34,12 @@ struct paged_half {
   cache_scales scales;  // Steps of 0 where a scale is the same for all.
 };
 
-// Sequence i has lengths[i] keys, and its queries are the last of its tokens.
-// Key j lies at j % page_size of page table[i][j / page_size]. One whose page
-// is not from 0 to pages - 1, or not in the table, is absent: nothing reads it.
-// A query that sees no key gives 0 and lse -inf, or its sink's value; a query
-// of no sequence gives 0 and -inf.
+// Sequence i has lengths[i] keys, or with last_pages so many in the last of its
+// pages and all others full; its queries are the last of its tokens. Key j lies
+// at j % page_size of page table[i][j / page_size]. One whose page is not from
+// 0 to pages - 1, or not in the table, is absent: nothing reads it. A query
+// that sees no key gives 0 and lse -inf, or its sink's value; a query of no
+// sequence gives 0 and -inf.
 //
 // Query head h attends with KV head h / (nhead_q / nhead_k). The score of query
 // i and key j, where query i stands at key p, is
@@ -70,6 +71,7 @@ struct paged_attend_args {
   const void* table_ptr = nullptr;       // int32 [batch, width] or [width]
   const void* indptr_ptr = nullptr;      // int32 [batch + 1], or null.
   const void* lengths_ptr = nullptr;     // int32 [batch]
+  bool last_pages = false;               // With indptr.
   const void* cu_seqlens_ptr = nullptr;  // int32 [batch + 1], or null.
   const void* sinks_ptr = nullptr;       // float32 [nhead_q], or null.
   const void* slopes_ptr = nullptr;      // float32 [nhead_q], or null.

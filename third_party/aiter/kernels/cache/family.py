@@ -10,10 +10,11 @@ from third_party.aiter.aot.family import Family, Op, flags, points_to, selecting
 # power: scales are powers of two; fp16, fp32: what keys and values are, if not
 # bf16. What only selects: strided, for who is not of runs; odd, for float32,
 # keys and values of other columns, places neither of runs nor beside; types of
-# what is written; long: a block that is no 16 slots.
+# what is written; long: a block that is no 16 slots; few: so few tokens that
+# each is worth a program, whatever block it is of.
 FEATURES = flags("aligned runs scaled beside v_aligned v_runs v_scaled v_beside"
                  " power fp16 fp32") | selecting(
-                     "strided odd e4m3fn e4m3fnuz e5m2 long")
+                     "strided odd e4m3fn e4m3fnuz e5m2 long few")
 # A copy is of bits.
 _BITS = {"bf16": "i16", "fp16": "i16", "fp32": "i32", "i8": "i8", "any": "i8"}
 _RUN = {"bf16": 8, "fp16": 8, "fp32": 4, "i8": 16, "any": 16}
@@ -26,9 +27,9 @@ def _constants(row):
           "COLS": int(row["cols"]), "RUN": _RUN[row["dtype"]],
           "FLAGS": FEATURES["aligned"] | FEATURES["runs"] if of_runs else 0,
           "NATIVE": "e4m3fn" in arch.casts,
-          "CAST": arch.fp8 if arch.matrix == "mfma" else "",
+          "CAST": {"mfma": arch.fp8, "wgmma": "ptx"}.get(arch.matrix, ""),
           "HALF": row["dtype"] == "fp16",
-          "OPAQUE": True,
+          "OPAQUE": arch.matrix == "mfma",
           "WALKS": "module=cache.walk" in row["options"]}
 
 

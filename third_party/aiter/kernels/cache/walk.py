@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes of 8 bits into paged KV caches, for CDNA.
+"""Writes of 8 bits into paged KV caches, for CDNA and sm_90.
 
 What is computed is what write.py says, of heads of COLS columns in 16 bits,
 rounded to int8 or to what one instruction makes. As many programs as run at
-once take tiles in turn, so that some read while others write. A tile is one
-wave's, which needs no barriers: TILE_M tokens of a head.
+once take tiles in turn, so that some read while others write. A tile is TILE_M
+tokens of a head: of CDNA's (OPAQUE) one wave's, which needs no barriers. On
+sm_90 two warps have it, and what is no run of slots they take in PARTs of
+columns: whole rows of its addresses would leave room for half of the programs.
 """
 
 import triton
@@ -94,6 +96,12 @@ def _rows(rows_in, first, at, mask, COLS: tl.constexpr, HALF: tl.constexpr,
   else:
     x = tl.load(rows_in + at, mask[:, None], 0.0)
   return x
+
+
+@triton.jit
+def _from(rows_in, c):
+  """Rows from column c on."""
+  return rows_in.to(tl.pointer_type(tl.uint16)) + c
 
 
 @triton.jit
@@ -253,6 +261,7 @@ def _write_given(rows_in, cache, scale, slots, side, scale_head, tokens, heads,
                  TILE_M: tl.constexpr, COLS: tl.constexpr, CAST: tl.constexpr,
                  HALF: tl.constexpr, OPAQUE: tl.constexpr):
   """All tiles of keys or values of a program, divided by a given scale."""
+  PART: tl.constexpr = COLS if OPAQUE else (COLS + 63) // 64 * 16
   tiles = tl.where(cols > 0, tl.cdiv(tokens, TILE_M) * heads, 0)
   left = tl.program_id(0)
   if left < tiles:
@@ -263,24 +272,26 @@ def _write_given(rows_in, cache, scale, slots, side, scale_head, tokens, heads,
   for tile in range(left, tiles, tl.num_programs(0)):
     t, head, m, stored, page, offset = _tile(
         tile, slots, tokens, heads, num_slots, page_size, TILE_M)
-    x = _rows(rows_in, t.to(tl.int64) * heads + head, m * heads, None, COLS,
-              HALF).to(tl.float32)
+    base = base_of(side, page, offset, head)
     s = 1.0
     if SCALED & flags:
       s = tl.load(scale + head * scale_head)
-    if (s >= 2.0**-60) & (s <= 2.0**100):
-      # What saturates is cut before, where it cannot overflow.
-      top = largest(kind)
-      low = tl.where(kind == rounding.INT8, -128.0, -top)
-      nan = tl.where(kind == rounding.INT8, 0.0, float("nan"))
-      x = tl.where(x == x, tl.clamp(x, s * low, s * top), nan)
-      q = divide_short(x, tl.full([1, 1], s, tl.float32), CAST)
-      q = words(q, kind, CAST, True)
-    else:
-      q = words(tl.div_rn(x, tl.full(x.shape, s, tl.float32)), kind, CAST,
-                False)
-    _store(cache, q, side, base_of(side, page, offset, head), stored, tile,
-           flags, COLS, OPAQUE)
+    for c in tl.static_range(0, COLS, PART):
+      x = _rows(_from(rows_in, c), t.to(tl.int64) * heads + head, m * heads,
+                None, COLS, HALF, PART).to(tl.float32)
+      if (s >= 2.0**-60) & (s <= 2.0**100):
+        # What saturates is cut before, where it cannot overflow.
+        top = largest(kind)
+        low = tl.where(kind == rounding.INT8, -128.0, -top)
+        nan = tl.where(kind == rounding.INT8, 0.0, float("nan"))
+        x = tl.where(x == x, tl.clamp(x, s * low, s * top), nan)
+        q = divide_short(x, tl.full([1, 1], s, tl.float32), CAST)
+        q = words(q, kind, CAST, True)
+      else:
+        q = words(tl.div_rn(x, tl.full(x.shape, s, tl.float32)), kind, CAST,
+                  False)
+      _store(cache, q, side, base + c // 16 * side[6], stored, tile, flags,
+             PART, OPAQUE)
 
 
 @triton.jit
@@ -312,6 +323,7 @@ def _write_tokens(rows_in, cache, scale, slots, side, scale_side, tokens, heads,
                   TILE_M: tl.constexpr, COLS: tl.constexpr, CAST: tl.constexpr,
                   HALF: tl.constexpr, OPAQUE: tl.constexpr):
   """All tiles of keys or values of a program, each row with its scale."""
+  PART: tl.constexpr = COLS if OPAQUE else (COLS + 63) // 64 * 16
   tiles = tl.cdiv(tokens, TILE_M) * heads
   left = _write_runs(rows_in, cache, scale, slots, slots, side, scale_side,
                      tokens, heads, num_slots, page_size, floor, top, kind,
@@ -319,17 +331,28 @@ def _write_tokens(rows_in, cache, scale, slots, side, scale_side, tokens, heads,
   for tile in range(left, tiles, tl.num_programs(0)):
     t, head, m, stored, page, offset = _tile(
         tile, slots, tokens, heads, num_slots, page_size, TILE_M)
-    x = _rows(rows_in, t.to(tl.int64) * heads + head, m * heads, None, COLS,
-              HALF).to(tl.float32)
-    most = tl.max(magnitude(x), 1)
-    if tl.max(most, 0) < INFINITY:
+    base = base_of(side, page, offset, head)
+    most = tl.zeros([TILE_M], tl.int32)
+    parts = ()
+    for c in tl.static_range(0, COLS, PART):
+      parts += (_rows(_from(rows_in, c), t.to(tl.int64) * heads + head,
+                      m * heads, None, COLS, HALF, PART),)
+      most = tl.maximum(
+          most, tl.max(magnitude(parts[c // PART].to(tl.float32)), 1))
+    finite = tl.max(most, 0) < INFINITY
+    s = tl.zeros([TILE_M], tl.float32)
+    if finite:
       s = _found(most, top, floor, kind, types)
-      q = words(divide_short(x, s[:, None], CAST), kind, CAST, True)
     else:
       s = scale_of(most, floor, kind, types)
-      q = words(divide(x, s[:, None]), kind, CAST, False)
-    _store(cache, q, side, base_of(side, page, offset, head), stored, tile,
-           flags, COLS, OPAQUE)
+    for c in tl.static_range(0, COLS, PART):
+      x = parts[c // PART].to(tl.float32)
+      if finite:
+        q = words(divide_short(x, s[:, None], CAST), kind, CAST, True)
+      else:
+        q = words(divide(x, s[:, None]), kind, CAST, False)
+      _store(cache, q, side, base + c // 16 * side[6], stored, tile, flags,
+             PART, OPAQUE)
     at = (scale_side[0] + page.to(tl.int64) * scale_side[1]
           + offset * scale_side[2] + head * scale_side[3])
     tl.store(scale + at, s, stored)
@@ -382,13 +405,13 @@ def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
       number * TILE_M + earliest == slot):
     # Half of the columns at a time: all need more registers than a run of slots
     # does, and fewer programs would have room.
-    PART: tl.constexpr = COLS // 2
+    PART: tl.constexpr = COLS // 2 if OPAQUE else (COLS + 63) // 64 * 16
     rows = tl.maximum(winner, 0).to(tl.int64) * heads
     most = tl.zeros([1], tl.int32)
     parts = ()
     for c in tl.static_range(0, COLS, PART):
-      parts += (_rows(rows_in.to(tl.pointer_type(tl.uint16)) + c, head, rows,
-                      written, COLS, HALF, PART),)
+      parts += (_rows(_from(rows_in, c), head, rows, written, COLS, HALF,
+                      PART),)
       bits = magnitude(parts[c // PART].to(tl.float32))
       most = tl.maximum(most, tl.max(tl.max(bits, 1), 0))
     at = (scale + scale_side[0] + number.to(tl.int64) * scale_side[1]
@@ -402,6 +425,8 @@ def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
       s = scale_of(most, floor, kind, types)
     s = tl.where((earliest > 0) & (old > s), old, s)
     moved = tl.max(((earliest > 0) & (old != s)).to(tl.int32), 0) == 1
+    if not OPAQUE:  # Every warp has read it before one writes.
+      tl.debug_barrier()
     tl.store(at, s)
     _, page, offset = place_of(place, num_slots, page_size)
     base = base_of(side, page, offset, head)
@@ -414,6 +439,8 @@ def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
                _now(side[7], token, OPAQUE))
         held = fetch(cache, now, there[:, None], tl.arange(0, PART)[None, :],
                      ~written[:, None], PART, 16, flags)
+        if not OPAQUE:
+          tl.debug_barrier()
         x = tl.where(written[:, None], x, numbers(held, kind) * old[:, None])
       if finite & ~moved & (tl.max(s, 0) <= 2.0**125):
         q = words(divide_short(x, s[:, None], CAST), kind, CAST, True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Float32 to 8 bits as rounding.py has it, four in a word, for CDNA.
+"""Float32 to 8 bits as rounding.py has it, four in a word.
 
-CAST is the float8 type that one instruction makes of float32, as archs.csv
-calls it; "": there is none, and words are made of bytes.
+CAST is the float8 type that one instruction of CDNA makes of float32, as
+archs.csv calls it; PTX: sm_90's instructions, of which one makes e4m3fn; "":
+there is none, and words are made of bytes.
 """
 
 import triton
@@ -11,6 +12,7 @@ import triton.language as tl
 from third_party.aiter.kernels.core import rounding
 
 INT8 = rounding.INT8
+PTX = tl.constexpr("ptx")
 
 
 @triton.jit
@@ -33,7 +35,7 @@ def bytes_of(words):
 
 
 @triton.jit
-def _convert(x):
+def _convert(x, CAST: tl.constexpr):
   """words_of float8, of what is in the type's range or NaN.
 
   Triton's own conversion clamps again, and packs bytes one by one. What has
@@ -44,11 +46,20 @@ def _convert(x):
   even, odd = tl.split(tl.reshape(x, [ROWS, N, 2, 2]))
   x0, x2 = tl.split(even)
   x1, x3 = tl.split(odd)
-  return tl.inline_asm_elementwise(
-      "v_cvt_pk_fp8_f32 $0, $1, $2\n"
-      "v_cvt_pk_fp8_f32 $0, $3, $4 op_sel:[0,0,1]\n"
-      "s_nop 0", "=&v,v,v,v,v", [x0, x1, x2, x3], dtype=tl.uint32,
-      is_pure=True, pack=1)
+  if CAST == PTX:
+    found = tl.inline_asm_elementwise(
+        "{.reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;\n"
+        "mov.b32 $0, {low, high};}", "=r,f,f,f,f", [x0, x1, x2, x3],
+        dtype=tl.uint32, is_pure=True, pack=1)
+  else:
+    found = tl.inline_asm_elementwise(
+        "v_cvt_pk_fp8_f32 $0, $1, $2\n"
+        "v_cvt_pk_fp8_f32 $0, $3, $4 op_sel:[0,0,1]\n"
+        "s_nop 0", "=&v,v,v,v,v", [x0, x1, x2, x3], dtype=tl.uint32,
+        is_pure=True, pack=1)
+  return found
 
 
 @triton.jit
@@ -63,6 +74,9 @@ def _inverse(x, CAST: tl.constexpr):
   """1 / x, or next to it, of what no division needs scaled."""
   if CAST == "":
     y = 1.0 / x
+  elif CAST == PTX:
+    y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x],
+                                  dtype=tl.float32, is_pure=True, pack=1)
   else:
     # Of a register that this instruction writes the next one reads nothing.
     y = tl.inline_asm_elementwise("v_rcp_f32 $0, $1\ns_nop 0", "=v,v", [x],
@@ -93,7 +107,7 @@ def divide_short(x, scale, CAST: tl.constexpr):
 
 @triton.jit
 def words(x, kind, CAST: tl.constexpr, BOUNDED: tl.constexpr):
-  """words_of rounding.to_bits. kind: int8, or CAST.
+  """words_of rounding.to_bits. kind: int8, or CAST's.
 
   BOUNDED: x, which is no NaN, is in the type's range or rounded to it.
   """
@@ -106,5 +120,5 @@ def words(x, kind, CAST: tl.constexpr, BOUNDED: tl.constexpr):
     else:
       found = words_of(rounding.to_int8(x))
   else:
-    found = _convert(x if BOUNDED else _clamped(x, CAST))
+    found = _convert(x if BOUNDED or CAST == PTX else _clamped(x, CAST), CAST)
   return found

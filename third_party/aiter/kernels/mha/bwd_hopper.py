@@ -315,90 +315,199 @@ def _dkdv_consume(w: gl.constexpr, args, M: gl.constexpr, HEAD: gl.constexpr,
                   TAIL)
 
 
+# A wide head dim leaves a warpgroup registers for one of the two: one computes
+# probabilities and dv, and hands the probabilities, times a soft cap's
+# derivative, to the other, which computes the scores' gradients and dk.
+
+
+class Handed(NamedTuple):
+  """A ring of probabilities; the sign says what dropout keeps."""
+  p: tl.tensor
+  full: tl.tensor
+  empty: tl.tensor
+
+
 @gluon.jit
-def _split_step(acc, k, v, ring, use, row0, col0, span, window, terms,
-                M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
-                DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
-                IS_DV: gl.constexpr, FEATURES: gl.constexpr):
-  """Adds a tile of M rows to dv, or to dk, of a block's 64 keys."""
+def allocate_handed(dtype: gl.constexpr, M: gl.constexpr):
+  """An empty ring of two tiles of M rows."""
+  full = mbarrier.allocate_mbarrier(batch=2)
+  empty = mbarrier.allocate_mbarrier(batch=2)
+  for i in gl.static_range(2):
+    mbarrier.init(full.index(i), count=1)
+    mbarrier.init(empty.index(i), count=1)
+  return Handed(
+      gl.allocate_shared_memory(dtype, [2, 64, M],
+                                gl.NVMMASharedLayout(2 * M, 16, 2)),
+      full, empty)
+
+
+@gluon.jit
+def _store_part(gradient, acc, smem, column, factor, row0, length, row_end,
+                N: gl.constexpr):
+  STORE: gl.constexpr = hopper.rows_layout(N)
+  rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, hopper.accumulator(N)))
+  live = (rows < length)[:, None]
+  smem = smem.index(0).reshape([64, N])
+  smem.store(gl.where(live, acc * factor, 0.0).to(smem.dtype))
+  gl.barrier()
+  rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, STORE))
+  cols = gl.arange(0, N, gl.SliceLayout(0, STORE))
+  # Head dims are multiples of 8; so a mask never cuts 16 bytes.
+  width = (gradient.width - column) // 8 * 8
+  gl.store(gradient.base + column +
+           rows[:, None].to(gl.int64) * gradient.stride + cols[None, :],
+           smem.load(STORE), mask=(rows < row_end)[:, None] &
+           (cols < width)[None, :])
+
+
+@gluon.jit
+def _store_by(gradient, acc, smem, factor, row0, length, row_end,
+              HEAD: gl.constexpr, TAIL: gl.constexpr):
+  """_store_gradient by way of a matrix like it that nobody reads any more."""
+  _store_part(gradient, acc.main, smem.main, 0, factor, row0, length, row_end,
+              HEAD)
+  if TAIL > 0:
+    _store_part(gradient, acc.tail, smem.tail, HEAD, factor, row0, length,
+                row_end, TAIL)
+
+
+@gluon.jit
+def _dv_step(dv, k, ring, handed, use, row0, col0, span, window, terms,
+             M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
+             DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
+             FEATURES: gl.constexpr):
+  """Adds a tile of M rows to dv of 64 keys; hands its probabilities over."""
   S_LAYOUT: gl.constexpr = hopper.accumulator(M)
   ROWS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
   dtype: gl.constexpr = ring.q.main.dtype
   rows = gl.arange(0, M, ROWS)[None, :]
   cols = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
   i, phase = hopper.ring(use, STAGES)
-  q = parts.tile(ring.q, i, M, HEAD, TAIL)
-  do = parts.tile(ring.do, i, M, DV, DV_TAIL)
-  if IS_DV:
-    mbarrier.wait(ring.q_full.index(i), phase)
-    s = parts.product(k, q, 64, M, TAIL)
-    mbarrier.wait(ring.do_full.index(i), phase)
-    s = warpgroup_mma_wait(0, deps=[s])
-  else:
-    s, dp = _dkdv_products(k, v, ring, i, phase, M, HEAD, TAIL, DV, DV_TAIL)
+  j, handed_phase = hopper.ring(use, 2)
+  mbarrier.wait(ring.q_full.index(i), phase)
+  s = parts.product(k, parts.tile(ring.q, i, M, HEAD, TAIL), 64, M, TAIL)
+  s = warpgroup_mma_wait(0, deps=[s])
   p, slope = probabilities(
       s, ring.lse.index(i).load(ROWS)[None, :], row0, col0, rows, cols, window,
       terms, scores_hopper.planes_at(ring.planes, i, True, FEATURES), True,
       FEATURES)
   p = _seen(p, row0, col0, span, window, M, FEATURES)
-  keep = p
+  mbarrier.arrive(ring.q_empty.index(i))
+  weights = p
+  if FEATURES & scores.SOFT_CAP:
+    p *= slope
   if FEATURES & scores.DROPOUT:
     keep = scores_hopper.keep_of_keys(terms, row0, col0, M)
-  if IS_DV:
-    mbarrier.arrive(ring.q_empty.index(i))
-    if FEATURES & scores.DROPOUT:
-      p = gl.where(keep, p, 0.0)
-    acc = parts.accumulate(acc, parts.operand(p, dtype, DV), do, DV_TAIL)
-    acc = parts.wait(0, acc, DV_TAIL)
-    mbarrier.arrive(ring.do_empty.index(i))
-  else:
-    dp = warpgroup_mma_wait(0, deps=[dp])
-    delta = ring.delta.index(i).load(ROWS)[None, :]
-    ds, _ = score_gradients(p, dp, slope, keep, delta, terms, FEATURES)
-    mbarrier.arrive(ring.do_empty.index(i))
-    acc = parts.accumulate(acc, parts.operand(ds, dtype, HEAD), q, TAIL)
-    acc = parts.wait(0, acc, TAIL)
-    mbarrier.arrive(ring.q_empty.index(i))
-  return acc
+    weights = gl.where(keep, weights, 0.0)
+    p = gl.where(keep, p, -p)
+  mbarrier.wait(handed.empty.index(j), handed_phase ^ 1)
+  handed.p.index(j).store(p.to(dtype))
+  mbarrier.arrive(handed.full.index(j))
+  mbarrier.wait(ring.do_full.index(i), phase)
+  dv = parts.accumulate(dv, parts.operand(weights, dtype, DV),
+                        parts.tile(ring.do, i, M, DV, DV_TAIL), DV_TAIL)
+  dv = parts.wait(0, dv, DV_TAIL)
+  mbarrier.arrive(ring.do_empty.index(i))
+  return dv
 
 
 @gluon.jit
-def _split_consume(IS_DV: gl.constexpr, args, M: gl.constexpr,
-                   HEAD: gl.constexpr, TAIL: gl.constexpr, DV: gl.constexpr,
-                   DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
-                   FEATURES: gl.constexpr):
-  """Computes dv, or dk, of a block's 64 keys.
-
-  A wide head dim leaves a warpgroup registers for one of the two, so both
-  warpgroups compute the probabilities.
-  """
+def _dv_consume(args, handed, M: gl.constexpr, HEAD: gl.constexpr,
+                TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
+                STAGES: gl.constexpr, FEATURES: gl.constexpr):
+  """Computes dv of a block's 64 keys."""
   (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
    heads, first_head, low, high) = args
-  if IS_DV:
-    acc = parts.zeros(64, DV, DV_TAIL)
-  else:
-    acc = parts.zeros(64, HEAD, TAIL)
+  dv = parts.zeros(64, DV, DV_TAIL)
   if high > low:
     span = (window.left + window.right).to(gl.uint32, bitcast=True)
     k = parts.tile(k_smem, 0, 64, HEAD, TAIL)
-    v = parts.tile(v_smem, 0, 64, DV, DV_TAIL)
     mbarrier.wait(kv_full.index(0), 0)
     use = 0
     for g in range(group):
       terms = scores_hopper.terms_of(heads, first_head + g, FEATURES)
       for tile in range(low, high):
-        acc = _split_step(
-            acc, k, v, ring, use, tile * M, n0, span, window, terms,
-            M, HEAD, TAIL, DV, DV_TAIL, STAGES, IS_DV, FEATURES)
+        dv = _dv_step(dv, k, ring, handed, use, tile * M, n0, span, window,
+                      terms, M, HEAD, TAIL, DV, DV_TAIL, STAGES, FEATURES)
         use += 1
-  if IS_DV:
-    keep = 1.0
-    if FEATURES & scores.DROPOUT:
-      keep = heads.rp_keep
-    _store_gradient(dv_out, acc, keep, n0, window.len_k, key_end, DV, DV_TAIL)
-  else:
-    _store_gradient(dk_out, acc, heads.scale, n0, window.len_k, key_end, HEAD,
-                    TAIL)
+    # Whoever has the last probabilities has done with the values.
+    j, handed_phase = hopper.ring(use - 1, 2)
+    mbarrier.wait(handed.empty.index(j), handed_phase)
+  keep = 1.0
+  if FEATURES & scores.DROPOUT:
+    keep = heads.rp_keep
+  _store_by(dv_out, dv, v_smem, keep, n0, window.len_k, key_end, DV, DV_TAIL)
+
+
+@gluon.jit
+def start_dk(dk, v, ring, handed, use, terms, M: gl.constexpr,
+             HEAD: gl.constexpr, TAIL: gl.constexpr, DV: gl.constexpr,
+             DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
+             FEATURES: gl.constexpr):
+  """Starts to add a tile of M rows to dk of 64 keys.
+
+  Returns:
+    (dk, the scores' gradients [64 keys, M rows]).
+  """
+  S_LAYOUT: gl.constexpr = hopper.accumulator(M)
+  dtype: gl.constexpr = ring.q.main.dtype
+  i, phase = hopper.ring(use, STAGES)
+  j, handed_phase = hopper.ring(use, 2)
+  mbarrier.wait(ring.do_full.index(i), phase)
+  dp = parts.product(v, parts.tile(ring.do, i, M, DV, DV_TAIL), 64, M, DV_TAIL)
+  delta = ring.delta.index(i).load(gl.SliceLayout(0, S_LAYOUT))[None, :]
+  mbarrier.wait(handed.full.index(j), handed_phase)
+  p = handed.p.index(j).load(S_LAYOUT).to(gl.float32)
+  dp = warpgroup_mma_wait(0, deps=[dp])
+  mbarrier.arrive(handed.empty.index(j))
+  mbarrier.arrive(ring.do_empty.index(i))
+  keep = p
+  if FEATURES & scores.DROPOUT:
+    keep = p >= 0
+    p = gl.abs(p)
+  ds, complete = score_gradients(p, dp, 1.0, keep, delta, terms, FEATURES)
+  ds = ds.to(dtype)
+  # Whoever made the probabilities has waited for q.
+  dk = parts.accumulate(dk, parts.operand(ds, dtype, HEAD),
+                        parts.tile(ring.q, i, M, HEAD, TAIL), TAIL)
+  return dk, ds
+
+
+@gluon.jit
+def end_dk(dk, ring, use, TAIL: gl.constexpr, STAGES: gl.constexpr):
+  """Ends what start_dk started."""
+  dk = parts.wait(0, dk, TAIL)
+  mbarrier.arrive(ring.q_empty.index(use % STAGES))
+  return dk
+
+
+@gluon.jit
+def store_dk(dk_out, dk, k_smem, scale, n0, window, key_end,
+             HEAD: gl.constexpr, TAIL: gl.constexpr):
+  """Stores dk; whoever made the last probabilities has done with the keys."""
+  _store_by(dk_out, dk, k_smem, scale, n0, window.len_k, key_end, HEAD, TAIL)
+
+
+@gluon.jit
+def _dk_consume(args, handed, M: gl.constexpr, HEAD: gl.constexpr,
+                TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
+                STAGES: gl.constexpr, FEATURES: gl.constexpr):
+  """Computes dk of a block's 64 keys."""
+  (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
+   heads, first_head, low, high) = args
+  dk = parts.zeros(64, HEAD, TAIL)
+  if high > low:
+    v = parts.tile(v_smem, 0, 64, DV, DV_TAIL)
+    mbarrier.wait(kv_full.index(0), 0)
+    use = 0
+    for g in range(group):
+      terms = scores_hopper.terms_of(heads, first_head + g, FEATURES)
+      for _ in range(low, high):
+        dk, ds = start_dk(dk, v, ring, handed, use, terms, M, HEAD, TAIL, DV,
+                          DV_TAIL, STAGES, FEATURES)
+        dk = end_dk(dk, ring, use, TAIL, STAGES)
+        use += 1
+  store_dk(dk_out, dk, k_smem, heads.scale, n0, window, key_end, HEAD, TAIL)
 
 
 @gluon.jit
@@ -523,11 +632,12 @@ def mha_bwd_dkdv(
                          STAGES, BLOCKS, FEATURES)),
     ], [4, 4], scores_hopper.registers(FEATURES))
   else:
+    handed = allocate_handed(do_desc.main.dtype, TILE_M)
     gl.warp_specialize([
-        (_split_consume, (True, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
-                          STAGES, FEATURES)),
-        (_split_consume, (False, consume, TILE_M, HEAD, TAIL, BLOCK_DV,
-                          DV_TAIL, STAGES, FEATURES)),
+        (_dv_consume, (consume, handed, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+                       STAGES, FEATURES)),
+        (_dk_consume, (consume, handed, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
+                       STAGES, FEATURES)),
         (_dkdv_produce, (produce, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL,
                          STAGES, BLOCKS, FEATURES)),
     ], [4, 4], scores_hopper.registers(FEATURES))

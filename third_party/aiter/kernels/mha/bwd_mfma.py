@@ -19,7 +19,9 @@ tile's instructions. A head is in parts of 32 columns.
 gfx950 copies tiles straight to LDS, and turns them as it reads. gfx942 brings
 them by way of registers, and has them in LDS twice: as they are, and turned.
 
-Of aligned heads, with nothing that changes scores but a window.
+Of aligned heads, with nothing that changes scores but a window. With KEEPS the
+pass of dk and dv stores -ds too, in 16 bits, where dbias is: then dq is one
+product (mha_dscores/mfma.py).
 """
 
 from typing import NamedTuple
@@ -27,7 +29,11 @@ from typing import NamedTuple
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.amd.cdna3 import buffer_load, mfma
+from triton.experimental.gluon.language.amd.cdna3 import (
+    buffer_load,
+    buffer_store,
+    mfma,
+)
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from third_party.aiter.kernels.mha import parts_mfma as parts
@@ -213,15 +219,27 @@ def _turned(smem, i: gl.constexpr, S: gl.constexpr, TURNED: gl.constexpr):
 
 
 @gluon.jit
-def _add(sums, smem, p, CHEAP_CAST: gl.constexpr, TURNED: gl.constexpr):
+def _add(sums, smem, p, TURNED: gl.constexpr):
   """sums + tile^T p, in parts; p in the lanes that have it."""
   S: gl.constexpr = p.type.layout
-  p = gl.convert_layout(parts.cast(p, smem.dtype, CHEAP_CAST),
-                        gl.DotOperandLayout(1, S, 4))
+  p = gl.convert_layout(p, gl.DotOperandLayout(1, S, 4))
   total = ()
   for i in gl.static_range(len(sums)):
     total = total + (mfma(_turned(smem, i, S, TURNED), p, sums[i]),)
   return total
+
+
+@gluon.jit
+def _keep(kept, ds, head, tile):
+  """Stores gradients in the order in which mha_dscores/mfma.py has them."""
+  ptr, stride, head_stride = kept
+  COLS: gl.constexpr = ds.shape[1]
+  # Rows are 8 a + 4 b + c, columns 32 d + 16 e + 4 f + 2 g + h.
+  ds = ds.reshape([ROWS // 8, 2, 4, COLS // 32, 2, 4, 2, 2])
+  ds = ds.permute([3, 0, 4, 6, 5, 1, 7, 2]).reshape([ROWS * COLS])
+  buffer_store(
+      ds, ptr + head.to(gl.int64) * head_stride + tile.to(gl.int64) * stride,
+      gl.arange(0, ROWS * COLS, ds.type.layout))
 
 
 @gluon.jit
@@ -232,9 +250,8 @@ def _weights(a, b, x, y, l, d, tile, walk, scale, CHECK: gl.constexpr):
   if CHECK:
     row = gl.arange(0, ROWS, gl.SliceLayout(1, S))[:, None] + tile * ROWS
     shown = (row >= walk.lower[None, :]) & (row <= walk.upper[None, :])
-    s = gl.where(shown, s, float("-inf"))
-    # A tile that all columns see has no such row.
-    l = _dead_rows(l)
+    # A tile that all columns see has no row without any key.
+    l = gl.where(shown, _dead_rows(l), float("inf"))
   dp = _product(b, y, d, S)
   p = gl.exp2((s * scale - l) * scores.LOG2E)
   return p, p * dp
@@ -242,7 +259,8 @@ def _weights(a, b, x, y, l, d, tile, walk, scale, CHECK: gl.constexpr):
 
 @gluon.jit
 def _sums_copied(
-    sums, x, y, a, b, numbers, walk, scale, BOTH: gl.constexpr, S: gl.constexpr
+    sums, x, y, a, b, numbers, kept, walk, scale, BOTH: gl.constexpr,
+    KEEPS: gl.constexpr, S: gl.constexpr
 ):
   """_sums of tiles that are copied straight to LDS.
 
@@ -283,6 +301,8 @@ def _sums_copied(
     if BOTH:
       _copy_rows(numbers, own, i, head, following, walk, True)
     async_copy.commit_group()
+  at_head = gl.to_tensor(0)
+  following_head = head
   slot = 0
   a_sums, b_sums = sums
   inside = gl.maximum(walk.group * walk.full - 2, 0)
@@ -302,9 +322,14 @@ def _sums_copied(
       b_tile = b_tiles.index(slot).reinterpret(layout=READ)
       l, d = _numbers(own, slot, COLS, S, BOTH)
       p, ds = _weights(a_tile, b_tile, x, y, l, d, tile, walk, scale, part == 1)
+      ds = ds.to(dtype)
       if BOTH:
-        b_sums = _add(b_sums, b_tile, p, False, False)
-      a_sums = _add(a_sums, a_tile, ds, False, False)
+        b_sums = _add(b_sums, b_tile, p.to(dtype), False)
+      a_sums = _add(a_sums, a_tile, ds, False)
+      if KEEPS:
+        _keep(kept, ds, at_head, tile)
+      at_head = following_head
+      following_head = head
       tile = following
       following = after
       slot = gl.where(slot == 2, 0, slot + 1)
@@ -314,8 +339,8 @@ def _sums_copied(
 
 @gluon.jit
 def _sums_loaded(
-    sums, x, y, a, b, numbers, walk, scale, CHEAP_CAST: gl.constexpr,
-    BOTH: gl.constexpr, S: gl.constexpr
+    sums, x, y, a, b, numbers, kept, walk, scale, CHEAP_CAST: gl.constexpr,
+    BOTH: gl.constexpr, KEEPS: gl.constexpr, S: gl.constexpr
 ):
   """_sums of tiles that come to LDS by way of registers."""
   # Where two waves share a SIMD there are no registers for a second tile.
@@ -357,30 +382,39 @@ def _sums_loaded(
   following = tile
   if AHEAD == 2:
     head, step, following = _following(head, step, walk)
+    # First: to wait for what is last is to wait for a step's stores as well.
+    l_next, d_next = _load_rows(numbers, head, following, walk, True)
     a_next = _load(a, a_at, head, following, walk, True)
     b_next = _load(b, b_at, head, following, walk, True)
-    l_next, d_next = _load_rows(numbers, head, following, walk, True)
+  at_head = gl.to_tensor(0)
+  following_head = head
   a_sums, b_sums = sums
   inside = gl.maximum(walk.group * walk.full - AHEAD, 0)
   for part in gl.static_range(2):
     for _ in range(
         0, inside if part == 0 else walk.group * walk.steps - inside):
       head, step, after = _following(head, step, walk)
-      a_after = _load(a, a_at, head, after, walk, part == 1)
-      b_after = _load(b, b_at, head, after, walk, part == 1)
       if BOTH:
         l_after, d_after = _load_rows(numbers, head, after, walk, part == 1)
-      else:
+      a_after = _load(a, a_at, head, after, walk, part == 1)
+      b_after = _load(b, b_at, head, after, walk, part == 1)
+      if not BOTH:
         a_next, b_next = a_after, b_after
       l, d = _numbers(own, 0, COLS, S, BOTH)
       p, ds = _weights(a_rows, b_rows, x, y, l, d, tile, walk, scale, part == 1)
       _store(a_rows, a_next)
       _store(b_rows, b_next)
+      ds = parts.cast(ds, dtype, CHEAP_CAST)
       if BOTH:
         own.index(0).store(l_next)
         own.index(1).store(d_next)
-        b_sums = _add(b_sums, b_turned, p, CHEAP_CAST, True)
-      a_sums = _add(a_sums, a_turned, ds, CHEAP_CAST, True)
+        b_sums = _add(
+            b_sums, b_turned, parts.cast(p, dtype, CHEAP_CAST), True)
+      a_sums = _add(a_sums, a_turned, ds, True)
+      if KEEPS:
+        _keep(kept, ds, at_head, tile)
+      at_head = following_head
+      following_head = head
       a_turned.store(a_next.permute([1, 0]))
       if BOTH:
         b_turned.store(b_next.permute([1, 0]))
@@ -392,8 +426,8 @@ def _sums_loaded(
 
 @gluon.jit
 def _sums(
-    x, y, a, b, numbers, walk, scale, CHEAP_CAST: gl.constexpr,
-    BOTH: gl.constexpr, CDNA: gl.constexpr, S: gl.constexpr
+    x, y, a, b, numbers, kept, walk, scale, CHEAP_CAST: gl.constexpr,
+    BOTH: gl.constexpr, KEEPS: gl.constexpr, CDNA: gl.constexpr, S: gl.constexpr
 ):
   """(-a^T ds, b^T p) of all tiles, [head, columns] in parts.
 
@@ -406,11 +440,12 @@ def _sums(
   zeros = _zeros(len(x) * parts.PART, x[0].shape[1], S)
   if CDNA == 4:
     return _sums_copied(
-        (zeros, zeros), x, negative, a, b, numbers, walk, scale, BOTH, S)
+        (zeros, zeros), x, negative, a, b, numbers, kept, walk, scale, BOTH,
+        KEEPS, S)
   else:
     return _sums_loaded(
-        (zeros, zeros), x, negative, a, b, numbers, walk, scale, CHEAP_CAST,
-        BOTH, S)
+        (zeros, zeros), x, negative, a, b, numbers, kept, walk, scale,
+        CHEAP_CAST, BOTH, KEEPS, S)
 
 
 @gluon.jit
@@ -446,7 +481,7 @@ def mha_bwd_dkdv(
     softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    CHEAP_CAST: gl.constexpr, CDNA: gl.constexpr,
+    CHEAP_CAST: gl.constexpr, CDNA: gl.constexpr, KEEPS: gl.constexpr,
 ):
   """As bwd.py's. Grid: (kv heads, tiles of keys, batch)."""
   gl.static_assert(
@@ -489,6 +524,9 @@ def mha_bwd_dkdv(
   q += b * batch_stride_q + start * stride_q + h * group * nhead_stride_q
   do += b * batch_stride_do + start * stride_do + h * group * nhead_stride_do
   lse_at = b * batch_stride_lse + start + h * group * nhead_stride_lse
+  if KEEPS:
+    dbias += (b * batch_stride_dbias + h * group * nhead_stride_dbias
+              + n0.to(gl.int64) * ROWS)
 
   seq = scores.Sequence(q_start, seqlen_q, len_q, k_start, k_rows, len_k)
   window = scores.Window(
@@ -509,8 +547,9 @@ def mha_bwd_dkdv(
         parts.columns(k, stride_k, left, HEAD, S),
         parts.columns(v, stride_v, left, HEAD, S),
         (q, stride_q, nhead_stride_q), (do, stride_do, nhead_stride_do),
-        (lse + lse_at, delta + lse_at, nhead_stride_lse), walk, softmax_scale,
-        CHEAP_CAST, True, CDNA, S)
+        (lse + lse_at, delta + lse_at, nhead_stride_lse),
+        (dbias, stride_dbias * ROWS, nhead_stride_dbias), walk, softmax_scale,
+        CHEAP_CAST, True, KEEPS, CDNA, S)
   _write(dk, stride_dk, dk_sum, -softmax_scale, len_k - n0, k_rows - n0)
   _write(dv, stride_dv, dv_sum, 1.0, len_k - n0, k_rows - n0)
 
@@ -599,6 +638,6 @@ def mha_bwd_dq(
     total, _none = _sums(
         parts.columns(q, stride_q, left, HEAD, S),
         parts.columns(do, stride_do, left, HEAD, S), (k, stride_k, 0),
-        (v, stride_v, 0), (l, d), walk, softmax_scale, CHEAP_CAST,
-        False, CDNA, S)
+        (v, stride_v, 0), (l, d), (), walk, softmax_scale, CHEAP_CAST,
+        False, False, CDNA, S)
   _write(dq, stride_dq, total, -softmax_scale, left, q_rows - m0)

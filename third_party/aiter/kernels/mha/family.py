@@ -68,6 +68,7 @@ def _constants(row):
       "PADDED": row["grade"] != "fast",
       "CHEAP_CAST": "bf16" not in arch.casts,
       "HEADS_FIRST": arch.matrix == "mfma",
+      "KEEPS": row["op"].startswith("mha_dscores"),
       "LANE_KEYS": 4 if arch.matrix == "mfma" else 0,
   }
 
@@ -83,7 +84,8 @@ _BATCH = "batch = 1 if flags & PACKED else batch"
 
 def _op(module, tiles, heads):
   return Op(module, (tiles, heads, _BATCH),
-            {"HEADS_FIRST": (heads, tiles, _BATCH)})
+            {"HEADS_FIRST": (heads, tiles, _BATCH),
+             "BATCH_FIRST": (_BATCH, tiles, heads)})
 
 
 FAMILY = Family(
@@ -127,5 +129,5 @@ FAMILY = Family(
     },
     no_maps_if="no_keys",
     no_spills_up_to=128,
-    tensors=("q", "k", "v", "o", "do", "dq", "dk", "dv"),
+    tensors=("q", "k", "v", "o", "do", "dq", "dk", "dv", "bias"),
 )

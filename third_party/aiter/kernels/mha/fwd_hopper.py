@@ -25,9 +25,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
+    tma,
     warpgroup_mma_wait,
 )
 
+from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
 from third_party.aiter.kernels.mha import kept_hopper, scores, scores_hopper
 from third_party.aiter.kernels.mha import parts_hopper as parts
@@ -41,7 +43,54 @@ class Keys(NamedTuple):
   k_empty: tl.tensor
   v_full: tl.tensor
   v_empty: tl.tensor
-  planes: scores_hopper.Planes  # These come and go with k's tiles.
+  planes: scores_hopper.Planes
+  planes_full: tl.tensor  # k's, where these come and go with k's tiles.
+  planes_empty: tl.tensor
+
+
+@gluon.constexpr_function
+def mapped(features):
+  """Whether TMA copies the bias: where it is all that changes weights."""
+  others = (scores.OF_SCORES.value | scores.BIAS_F32.value |
+            scores.DROPOUT.value | scores.SINK_TOKENS.value |
+            scores.MAYBE.value)
+  return features & others == scores.HAS_BIAS.value
+
+
+@gluon.constexpr_function
+def plane_arrivals(features):
+  """How often the copies of a step's planes arrive at their barrier."""
+  return 1 if mapped(features) else scores_hopper.arrivals(features)
+
+
+@gluon.jit
+def allocate_planes(heads, bias_desc, STEPS: gl.constexpr, COUNT: gl.constexpr,
+                    N: gl.constexpr, FEATURES: gl.constexpr):
+  """A ring of Planes of 64 rows and N keys, COUNT a step."""
+  if mapped(FEATURES):
+    tiles = gl.allocate_shared_memory(
+        bias_desc.dtype,
+        hopper.stack(STEPS * COUNT, bias_desc.block_type.shape),
+        bias_desc.layout)
+    planes = scores_hopper.Planes(tiles, gl.to_tensor(0), COUNT, 0)
+  else:
+    planes = scores_hopper.allocate_planes(heads, STEPS, COUNT, 64, N, FEATURES)
+  return planes
+
+
+@gluon.jit
+def copy_planes(terms, bias_desc, batch, head, planes, i, barrier, row0, col0,
+                window, COUNT: gl.constexpr, N: gl.constexpr,
+                FEATURES: gl.constexpr):
+  """Starts the copies of step i's tiles; `plane_arrivals` end them."""
+  if mapped(FEATURES):
+    mbarrier.expect(barrier, COUNT * bias_desc.nbytes_per_cta)
+    for w in gl.static_range(COUNT):
+      tma.async_load(bias_desc, [batch, head, row0 + w * 64, col0], barrier,
+                     planes.bias.index(i * COUNT + w))
+  else:
+    scores_hopper.copy_planes(terms, planes, i, barrier, row0, col0, 64, 0,
+                              window, COUNT, 64, N, FEATURES)
 
 
 @gluon.jit
@@ -77,11 +126,12 @@ def _tile_at(step, tile_hi, steps, sinks, FEATURES: gl.constexpr):
 @gluon.jit
 def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
              DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
-             WARPGROUPS: gl.constexpr, FEATURES: gl.constexpr):
+             PLANES: gl.constexpr, WARPGROUPS: gl.constexpr,
+             FEATURES: gl.constexpr):
   """Copies Q once, then the K and V tile of every step."""
   (q_desc, k_desc, v_desc, q_smem, q_full, keys, slot_b, head, head_k, q_row,
    k_row, row0, tile_hi, steps, sinks, v, stride_v, hdim_v, foreign_rows, terms,
-   window) = args
+   window, bias_desc) = args
   if steps > 0:
     for w in gl.static_range(WARPGROUPS):
       parts.load(q_desc, slot_b, head, q_row + row0 + w * 64,
@@ -93,8 +143,13 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
       k_full, v_full = keys.k_full.index(i), keys.v_full.index(i)
       mbarrier.wait(keys.k_empty.index(i), phase ^ 1)
       parts.load(k_desc, slot_b, head_k, row, k_full, keys.k, i, HEAD, TAIL)
-      scores_hopper.copy_planes(terms, keys.planes, i, k_full, row0, tile * N,
-                                64, 0, window, WARPGROUPS, 64, N, FEATURES)
+      planes_i, planes_full = i, k_full
+      if PLANES:
+        planes_i, planes_phase = hopper.ring(step, PLANES)
+        planes_full = keys.planes_full.index(planes_i)
+        mbarrier.wait(keys.planes_empty.index(planes_i), planes_phase ^ 1)
+      copy_planes(terms, bias_desc, slot_b, head, keys.planes, planes_i,
+                  planes_full, row0, tile * N, window, WARPGROUPS, N, FEATURES)
       mbarrier.wait(keys.v_empty.index(i), phase ^ 1)
       foreign = (step == 0) & (foreign_rows > 0)
       if foreign | scores_hopper.hides(terms, tile * N, window.len_k, N,
@@ -124,7 +179,9 @@ def _mask_scores(s, rows, cols, window, FEATURES: gl.constexpr):
 def _unit(terms, FEATURES: gl.constexpr):
   """What turns _exponentials' scores into base 2."""
   unit = 1.0
-  if FEATURES & scores.OF_SCORES == scores.SOFT_CAP:
+  if mapped(FEATURES):
+    unit = scores.LOG2E
+  elif FEATURES & scores.OF_SCORES == scores.SOFT_CAP:
     unit = terms.logits_soft_cap * scores.LOG2E
   elif not FEATURES & scores.OF_SCORES:
     unit = terms.scale * scores.LOG2E
@@ -132,8 +189,9 @@ def _unit(terms, FEATURES: gl.constexpr):
 
 
 @gluon.jit
-def complete(s, row0, tile, window, terms, keys, i, N: gl.constexpr,
-             MASK: gl.constexpr, FEATURES: gl.constexpr):
+def complete(s, row0, tile, window, terms, keys, step, N: gl.constexpr,
+             STAGES: gl.constexpr, PLANES: gl.constexpr, MASK: gl.constexpr,
+             FEATURES: gl.constexpr):
   """Completes a tile's products but for the window; its keys are not needed.
 
   Returns:
@@ -143,16 +201,26 @@ def complete(s, row0, tile, window, terms, keys, i, N: gl.constexpr,
   rows = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
   cols = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))[None, :]
   scale = _unit(terms, FEATURES)
-  if not scores_hopper.staged(FEATURES):
-    mbarrier.arrive(keys.k_empty.index(i))
-  if FEATURES & scores.OF_SCORES == scores.SOFT_CAP:
+  i, _ = hopper.ring(step, STAGES)
+  empty = keys.k_empty.index(i)
+  if PLANES or not scores_hopper.staged(FEATURES):
+    mbarrier.arrive(empty)
+  if PLANES:
+    i, phase = hopper.ring(step, PLANES)
+    mbarrier.wait(keys.planes_full.index(i), phase)
+    empty = keys.planes_empty.index(i)
+  if mapped(FEATURES):
+    bias = keys.planes.bias.index(i * keys.planes.count + keys.planes.own)
+    s = scores_hopper.with_bias(s, terms.scale,
+                                bias.reshape([64, N]).load(S_LAYOUT))
+  elif FEATURES & scores.OF_SCORES == scores.SOFT_CAP:
     s = scores_hopper.capped(s, terms)
   elif FEATURES & scores.OF_SCORES:
     planes = scores_hopper.planes_at(keys.planes, i, False, FEATURES)
     s, _ = scores_hopper.complete(s, row0, tile * N, rows, cols, window, terms,
                                   planes, MASK, FEATURES)
   if scores_hopper.staged(FEATURES):
-    mbarrier.arrive(keys.k_empty.index(i))
+    mbarrier.arrive(empty)
   return s, scale
 
 
@@ -178,10 +246,12 @@ def weigh(s, scale, m, row0, tile, window, N: gl.constexpr, MASK: gl.constexpr,
 
 
 @gluon.jit
-def _exponentials(s, m, row0, tile, window, terms, keys, i, N: gl.constexpr,
+def _exponentials(s, m, row0, tile, window, terms, keys, step, N: gl.constexpr,
+                  STAGES: gl.constexpr, PLANES: gl.constexpr,
                   MASK: gl.constexpr, FEATURES: gl.constexpr):
   """Both: a tile's products to `weigh`'s results."""
-  s, scale = complete(s, row0, tile, window, terms, keys, i, N, MASK, FEATURES)
+  s, scale = complete(s, row0, tile, window, terms, keys, step, N, STAGES,
+                      PLANES, MASK, FEATURES)
   return weigh(s, scale, m, row0, tile, window, N, MASK, FEATURES)
 
 
@@ -202,8 +272,8 @@ def _weights(e, row0, tile, terms, dtype: gl.constexpr, N: gl.constexpr,
 def _step(acc, p, m, norm, q, keys, step, tile, row0, window, terms,
           N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
           DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
-          MASK: gl.constexpr, FEATURES: gl.constexpr, turns=None,
-          TURN: gl.constexpr = -1):
+          PLANES: gl.constexpr, MASK: gl.constexpr, FEATURES: gl.constexpr,
+          turns=None, TURN: gl.constexpr = -1):
   """Adds tile `tile + 1`'s P V while computing tile `tile`'s P.
 
   Where warpgroups take turns, this one is number TURN.
@@ -220,8 +290,8 @@ def _step(acc, p, m, norm, q, keys, step, tile, row0, window, terms,
   if TURN >= 0:
     mbarrier.arrive(turns.index(1 - TURN))
   s = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[s])
-  e, m, alpha = _exponentials(s, m, row0, tile, window, terms, keys, ki, N,
-                              MASK, FEATURES)
+  e, m, alpha = _exponentials(s, m, row0, tile, window, terms, keys, step, N,
+                              STAGES, PLANES, MASK, FEATURES)
   norm = norm * alpha + gl.sum(e, 1)
   acc = parts.wait(0, acc, DV_TAIL)
   p = _weights(e, row0, tile, terms, p.dtype, N, DV, FEATURES)
@@ -243,14 +313,15 @@ def _skip_step(keys, step, STAGES: gl.constexpr):
 def _serial_step(acc, m, norm, q, keys, step, tile, row0, window, terms,
                  N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
                  DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
-                 MASK: gl.constexpr, FEATURES: gl.constexpr):
+                 PLANES: gl.constexpr, MASK: gl.constexpr,
+                 FEATURES: gl.constexpr):
   """Adds a tile, one product after the other: other warpgroups overlap."""
   i, phase = hopper.ring(step, STAGES)
   mbarrier.wait(keys.k_full.index(i), phase)
   s = parts.product(q, parts.tile(keys.k, i, N, HEAD, TAIL), 64, N, TAIL)
   s = warpgroup_mma_wait(0, deps=[s])
-  e, m, alpha = _exponentials(s, m, row0, tile, window, terms, keys, i, N, MASK,
-                              FEATURES)
+  e, m, alpha = _exponentials(s, m, row0, tile, window, terms, keys, step, N,
+                              STAGES, PLANES, MASK, FEATURES)
   norm = norm * alpha + gl.sum(e, 1)
   acc = parts.scale_rows(acc, alpha, DV, DV_TAIL)
   p = _weights(e, row0, tile, terms, keys.v.main.dtype, N, DV, FEATURES)
@@ -265,7 +336,7 @@ def _serial_step(acc, m, norm, q, keys, step, tile, row0, window, terms,
 @gluon.jit
 def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
              TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
-             STAGES: gl.constexpr, OVERLAP: gl.constexpr,
+             STAGES: gl.constexpr, PLANES: gl.constexpr, OVERLAP: gl.constexpr,
              OWN_KEYS: gl.constexpr, TURNS: gl.constexpr,
              FEATURES: gl.constexpr):
   """Computes 64 query rows: an online softmax over the key tiles."""
@@ -274,7 +345,8 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
    sinks) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   keys = Keys(keys.k, keys.v, keys.k_full, keys.k_empty, keys.v_full,
-              keys.v_empty, scores_hopper.own_planes(keys.planes, w))
+              keys.v_empty, scores_hopper.own_planes(keys.planes, w),
+              keys.planes_full, keys.planes_empty)
   TURN: gl.constexpr = w if TURNS else -1
   row0 += w * 64
   rows = row0 + gl.arange(0, 64, ROWS)
@@ -290,8 +362,8 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
     s = parts.product(q, parts.tile(keys.k, 0, N, HEAD, TAIL), 64, N, TAIL)
     s = warpgroup_mma_wait(0, deps=[s])
     tile = _tile_at(0, tile_hi, steps, sinks, FEATURES)
-    e, m, _ = _exponentials(s, m, row0, tile, window, terms, keys, 0, N, True,
-                            FEATURES)
+    e, m, _ = _exponentials(s, m, row0, tile, window, terms, keys, 0, N,
+                            STAGES, PLANES, True, FEATURES)
     norm = gl.sum(e, 1)
     p = _weights(e, row0, tile, terms, q_smem.main.dtype, N, DV, FEATURES)
     # Tiles that the diagonal or the end crosses, then whole tiles, then
@@ -302,19 +374,19 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       acc, p, m, norm = _step(
           acc, p, m, norm, q, keys, step,
           _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, True, FEATURES, turns,
-          TURN)
+          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, True, FEATURES,
+          turns, TURN)
     for step in range(right, whole):
       acc, p, m, norm = _step(
           acc, p, m, norm, q, keys, step, tile_hi - 1 - step, row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, False, FEATURES, turns,
-          TURN)
+          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, False, FEATURES,
+          turns, TURN)
     for step in range(gl.maximum(right, whole), steps):
       acc, p, m, norm = _step(
           acc, p, m, norm, q, keys, step,
           _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, True, FEATURES, turns,
-          TURN)
+          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, True, FEATURES,
+          turns, TURN)
     vi, v_phase = hopper.ring(steps - 1, STAGES)
     mbarrier.wait(keys.v_full.index(vi), v_phase)
     acc = parts.accumulate(acc, p, parts.tile(keys.v, vi, N, DV, DV_TAIL),
@@ -339,16 +411,19 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       acc, m, norm = _serial_step(
           acc, m, norm, q, keys, step,
           _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, True, FEATURES)
+          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, True,
+          FEATURES)
     for step in range(right, whole):
       acc, m, norm = _serial_step(
           acc, m, norm, q, keys, step, tile_hi - 1 - step, row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, False, FEATURES)
+          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, False,
+          FEATURES)
     for step in range(whole, end):
       acc, m, norm = _serial_step(
           acc, m, norm, q, keys, step,
           _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, True, FEATURES)
+          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, True,
+          FEATURES)
     if OWN_KEYS:
       for step in range(end, steps):
         _skip_step(keys, step, STAGES)
@@ -372,20 +447,44 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
               DV_TAIL)
 
 
+@gluon.jit
+def place(BATCH_FIRST: gl.constexpr):
+  """A block's (tile, head, batch); later tiles, longest when causal, first.
+
+  BATCH_FIRST: blocks of one plane of a bias, which is for all of a batch,
+  follow each other, and read it from L2.
+  """
+  if BATCH_FIRST:
+    tile = gl.num_programs(1) - 1 - gl.program_id(1)
+    head = gl.program_id(2)
+    index_b = gl.program_id(0)
+  else:
+    tile = gl.num_programs(0) - 1 - gl.program_id(0)
+    head = gl.program_id(1)
+    index_b = gl.program_id(2)
+  return tile, head, index_b
+
+
 def tensor_maps(function, constants):
-  """TMA maps of a kernel by argument, of views [batch, head, row, dim]."""
+  """TMA maps of a kernel by argument, of views [batch, head, row, dim].
+
+  The bias, whose keys are in the dim's place, has one where it is `mapped`.
+  """
   assert function == "mha_fwd", function
   tile_n = constants["TILE_N"]
   qk = constants["HEAD"], constants["TAIL"]
   return {**parts.tensor_map("q", 64, *qk),
           **parts.tensor_map("k", tile_n, *qk),
           **parts.tensor_map("v", tile_n, constants["BLOCK_DV"],
-                             constants["DV_TAIL"])}
+                             constants["DV_TAIL"]),
+          "bias_desc": TensorMap("bias", (1, 1, 64, tile_n),
+                                 swizzle=min(2 * tile_n, 128))
+          if mapped.fn(constants["FEATURES"]) else None}
 
 
 @gluon.jit
-def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
-            bias, bias_f32, mask, alibi_slopes, sink, dropout_state,
+def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
+            out, lse, bias, bias_f32, mask, alibi_slopes, sink, dropout_state,
             cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
             cu_seqlens_k_padded, stride_q, nhead_stride_q, batch_stride_q,
             stride_k, nhead_stride_k, batch_stride_k, stride_v, nhead_stride_v,
@@ -400,20 +499,20 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
             TAIL: gl.constexpr, BLOCK_DV: gl.constexpr, DV_TAIL: gl.constexpr,
             STAGES: gl.constexpr, OVERLAP: gl.constexpr,
             OWN_KEYS: gl.constexpr, FEATURES: gl.constexpr,
-            TURNS: gl.constexpr = 0):
+            TURNS: gl.constexpr = 0, PLANES: gl.constexpr = 0,
+            BATCH_FIRST: gl.constexpr = 0):
   """Attention forward; the argument list of the plain kernel, plus TMA maps.
 
   The maps view q, k and v as [batch, head, row, dim] (packed: batch 1), with
   boxes of 64 query rows and TILE_N key rows. The grid is (tile of TILE_M rows,
-  query head, batch); later tiles, the longest when causal, start first. Of the
+  query head, batch) or, BATCH_FIRST, (batch, tile, head). Tiles of the planes
+  have a ring of their own, of PLANES, or come and go with the keys'. Of the
   features that change scores the kernel has those of FEATURES, and takes them
   to be there.
   """
   WARPGROUPS: gl.constexpr = TILE_M // 64
   gl.static_assert(not TURNS or (OVERLAP and WARPGROUPS == 2))
-  tile = gl.num_programs(0) - 1 - gl.program_id(0)
-  head = gl.program_id(1)
-  index_b = gl.program_id(2)
+  tile, head, index_b = place(BATCH_FIRST)
   head_k = head // (nhead_q // nhead_k)
   slot_b = index_b
   dense_rows = seqlen_q
@@ -490,45 +589,55 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
     for w in gl.static_range(2):
       mbarrier.init(turns.index(w), count=1)
   for i in gl.static_range(STAGES):
-    mbarrier.init(k_full.index(i), count=1 + scores_hopper.arrivals(FEATURES))
+    mbarrier.init(k_full.index(i),
+                  count=1 if PLANES else 1 + plane_arrivals(FEATURES))
     mbarrier.init(v_full.index(i), count=1)
     mbarrier.init(k_empty.index(i), count=WARPGROUPS)
     mbarrier.init(v_empty.index(i), count=WARPGROUPS)
-  planes = scores_hopper.allocate_planes(heads, STAGES, WARPGROUPS, 64, TILE_N,
-                                         FEATURES)
-  keys = Keys(k_smem, v_smem, k_full, k_empty, v_full, v_empty, planes)
+  planes = allocate_planes(heads, bias_desc, PLANES or STAGES, WARPGROUPS,
+                           TILE_N, FEATURES)
+  planes_full, planes_empty = k_full, k_empty
+  if PLANES:
+    planes_full = mbarrier.allocate_mbarrier(batch=PLANES)
+    planes_empty = mbarrier.allocate_mbarrier(batch=PLANES)
+    for i in gl.static_range(PLANES):
+      mbarrier.init(planes_full.index(i), count=plane_arrivals(FEATURES))
+      mbarrier.init(planes_empty.index(i), count=WARPGROUPS)
+  keys = Keys(k_smem, v_smem, k_full, k_empty, v_full, v_empty, planes,
+              planes_full, planes_empty)
 
   produce = (q_desc, k_desc, v_desc, q_smem, q_full, keys, slot_b, head,
              head_k, q_row, k_row, row0, tile_hi, steps, sinks, v, stride_v,
-             hdim_v, foreign_rows, terms, window)
+             hdim_v, foreign_rows, terms, window, bias_desc)
   consume = (q_smem, q_full, keys, turns, out, lse, sink_logit, stride_o,
              hdim_v, row0, row_end, window, terms, flags, tile_lo, tile_hi,
              full_lo, full_hi, steps, sinks)
   if WARPGROUPS == 1:
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    OVERLAP, OWN_KEYS, TURNS, FEATURES)),
+                    PLANES, OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_produce, (produce, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    WARPGROUPS, FEATURES)),
+                    PLANES, WARPGROUPS, FEATURES)),
     ], [4], [40])
   elif WARPGROUPS == 2:
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    OVERLAP, OWN_KEYS, TURNS, FEATURES)),
+                    PLANES, OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_consume, (1, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    OVERLAP, OWN_KEYS, TURNS, FEATURES)),
+                    PLANES, OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_produce, (produce, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    WARPGROUPS, FEATURES)),
-    ], [4, 4], scores_hopper.registers(FEATURES))
+                    PLANES, WARPGROUPS, FEATURES)),
+    ], [4, 4], [240, 24] if mapped(FEATURES) else
+                       scores_hopper.registers(FEATURES))
   else:
     gl.static_assert(WARPGROUPS == 3)
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    OVERLAP, OWN_KEYS, TURNS, FEATURES)),
+                    PLANES, OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_consume, (1, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    OVERLAP, OWN_KEYS, TURNS, FEATURES)),
+                    PLANES, OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_consume, (2, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    OVERLAP, OWN_KEYS, TURNS, FEATURES)),
+                    PLANES, OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_produce, (produce, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    WARPGROUPS, FEATURES)),
+                    PLANES, WARPGROUPS, FEATURES)),
     ], [4, 4, 4], [160, 160, 32])

@@ -27,7 +27,7 @@ def _copy_keys(args, step, N: gl.constexpr, HEAD: gl.constexpr,
                FEATURES: gl.constexpr):
   """Starts the copies of a step's tiles of K and of the planes."""
   (k_desc, v_desc, keys, slot_b, head_k, k_row, row0, tile_hi, steps, v,
-   stride_v, hdim_v, foreign_rows, terms, window) = args
+   stride_v, hdim_v, foreign_rows, terms, window, bias_desc, head) = args
   if step < steps:
     col0 = (tile_hi - 1 - step) * N
     i, phase = hopper.ring(step, STAGES)
@@ -35,8 +35,8 @@ def _copy_keys(args, step, N: gl.constexpr, HEAD: gl.constexpr,
     mbarrier.wait(keys.k_empty.index(i), phase ^ 1)
     parts.load(k_desc, slot_b, head_k, k_row + col0, full, keys.k, i, HEAD,
                TAIL)
-    scores_hopper.copy_planes(terms, keys.planes, i, full, row0, col0, 64, 0,
-                              window, 1, 64, N, FEATURES)
+    fwd_hopper.copy_planes(terms, bias_desc, slot_b, head, keys.planes, i, full,
+                           row0, col0, window, 1, N, FEATURES)
 
 
 @gluon.jit
@@ -44,7 +44,7 @@ def _copy_values(args, step, N: gl.constexpr, DV: gl.constexpr,
                  DV_TAIL: gl.constexpr, STAGES: gl.constexpr):
   """Starts the copy of a step's tile of V."""
   (k_desc, v_desc, keys, slot_b, head_k, k_row, row0, tile_hi, steps, v,
-   stride_v, hdim_v, foreign_rows, terms, window) = args
+   stride_v, hdim_v, foreign_rows, terms, window, bias_desc, head) = args
   if step < steps:
     col0 = (tile_hi - 1 - step) * N
     i, phase = hopper.ring(step, STAGES)
@@ -75,8 +75,8 @@ def _step(acc, m, norm, q, keys, copies, step, tile, row0, window, terms,
   mbarrier.wait(keys.k_full.index(i), phase)
   s = parts.product(q, parts.tile(keys.k, i, N, HEAD, TAIL), 64, N, TAIL)
   s = warpgroup_mma_wait(0, deps=[s])
-  s, scale = fwd_hopper.complete(s, row0, tile, window, terms, keys, i, N, MASK,
-                                 FEATURES)
+  s, scale = fwd_hopper.complete(s, row0, tile, window, terms, keys, step, N,
+                                 STAGES, 0, MASK, FEATURES)
   if EARLY:
     _copy_keys(copies, step + STAGES, N, HEAD, TAIL, STAGES, FEATURES)
   e, m, alpha = fwd_hopper.weigh(s, scale, m, row0, tile, window, N, MASK,
@@ -97,8 +97,8 @@ def _step(acc, m, norm, q, keys, copies, step, tile, row0, window, terms,
 
 
 @gluon.jit
-def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
-            bias, bias_f32, mask, alibi_slopes, sink, dropout_state,
+def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
+            out, lse, bias, bias_f32, mask, alibi_slopes, sink, dropout_state,
             cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
             cu_seqlens_k_padded, stride_q, nhead_stride_q, batch_stride_q,
             stride_k, nhead_stride_k, batch_stride_k, stride_v, nhead_stride_v,
@@ -112,16 +112,14 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
             TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
             TAIL: gl.constexpr, BLOCK_DV: gl.constexpr, DV_TAIL: gl.constexpr,
             STAGES: gl.constexpr, FEATURES: gl.constexpr,
-            EARLY: gl.constexpr = 0):
+            EARLY: gl.constexpr = 0, BATCH_FIRST: gl.constexpr = 0):
   """Attention forward; fwd_hopper.py says what arguments and grid are."""
   gl.static_assert(TILE_M == 64)
   gl.static_assert(
       FEATURES & (scores.SINK_TOKENS | scores.HAS_MASK | scores.MAYBE) == 0)
   DV: gl.constexpr = BLOCK_DV
   N: gl.constexpr = TILE_N
-  tile = gl.num_programs(0) - 1 - gl.program_id(0)
-  head = gl.program_id(1)
-  index_b = gl.program_id(2)
+  tile, head, index_b = fwd_hopper.place(BATCH_FIRST)
   head_k = head // (nhead_q // nhead_k)
   slot_b = index_b
   dense_rows = seqlen_q
@@ -178,15 +176,16 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, q, k, v, out, lse,
   v_empty = mbarrier.allocate_mbarrier(batch=STAGES)
   mbarrier.init(q_full.index(0), count=1)
   for i in gl.static_range(STAGES):
-    mbarrier.init(k_full.index(i), count=1 + scores_hopper.arrivals(FEATURES))
+    mbarrier.init(k_full.index(i),
+                  count=1 + fwd_hopper.plane_arrivals(FEATURES))
     mbarrier.init(v_full.index(i), count=1)
     mbarrier.init(k_empty.index(i), count=1)
     mbarrier.init(v_empty.index(i), count=1)
-  planes = scores_hopper.allocate_planes(heads, STAGES, 1, 64, N, FEATURES)
+  planes = fwd_hopper.allocate_planes(heads, bias_desc, STAGES, 1, N, FEATURES)
   keys = fwd_hopper.Keys(k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-                         planes)
+                         planes, k_full, k_empty)
   copies = (k_desc, v_desc, keys, slot_b, head_k, k_row, row0, tile_hi, steps,
-            v, stride_v, hdim_v, foreign_rows, terms, window)
+            v, stride_v, hdim_v, foreign_rows, terms, window, bias_desc, head)
 
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   rows = row0 + gl.arange(0, 64, ROWS)

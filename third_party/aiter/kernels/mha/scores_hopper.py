@@ -304,6 +304,53 @@ def capped(s, terms):
 
 
 @gluon.constexpr_function
+def _with_bias_asm(dtype, count):
+  """PTX of with_bias: operands are sums and products, scales, pairs of bias."""
+  pair, hidden = {"bf16": ("bf16x2", "0xff80ff80"),
+                  "fp16": ("f16x2", "0xfc00fc00")}[dtype]
+  scale, bias = 2 * count, 3 * count
+  add, hide = [], []
+  least = [f"mov.b32 least, ${bias};"]
+  for i in range(count // 2):
+    at = f"${bias + i}"
+    if dtype == "bf16":
+      add += [f"shl.b32 x, {at}, 16;", f"and.b32 y, {at}, 0xffff0000;"]
+    else:
+      add += [f"mov.b32 {{a, b}}, {at};", "cvt.f32.f16 x, a;",
+              "cvt.f32.f16 y, b;"]
+    hide.append(f"setp.eq.{pair} p|q, {at}, hidden;")
+    least.append(f"min.{pair} least, least, {at};")
+    for k, x, p in ((2 * i, "x", "p"), (2 * i + 1, "y", "q")):
+      add.append(f"fma.rn.f32 ${k}, ${k}, ${scale + k}, {x};")
+      hide.append(f"selp.f32 ${k}, 0fFF800000, ${k}, {p};")
+  return "\n".join([
+      "{", ".reg .pred p, q;", ".reg .b32 least, hidden;", ".reg .b16 a, b;",
+      ".reg .f32 x, y;", *add, *least, f"mov.b32 hidden, {hidden};",
+      f"setp.eq.{pair} p|q, least, hidden;", "or.pred p, p, q;",
+      "@!p bra DONE;", *hide, "DONE:", "}"])
+
+
+@gluon.constexpr_function
+def _with_bias_constraints(count):
+  return ",".join(["=f"] * count + [str(i) for i in range(count)] +
+                  ["f"] * count + ["r"] * (count // 2))
+
+
+@gluon.jit
+def with_bias(s, scale, bias):
+  """Scores from products q.k and a tile of 16-bit bias: s * scale + bias.
+
+  -inf hides as in `complete`, by selection. Few biases have it, and without it
+  nothing is selected: each warp looks for itself, which only PTX can say.
+  """
+  COUNT: gl.constexpr = min(32, s.shape[1] // 2)
+  scale += gl.zeros(s.shape, gl.float32, s.type.layout)
+  return gl.inline_asm_elementwise(
+      _with_bias_asm(bias.dtype.name, COUNT), _with_bias_constraints(COUNT),
+      [s, scale, bias], gl.float32, True, COUNT)
+
+
+@gluon.constexpr_function
 def _column_parts(n):
   """hopper.accumulator(n)'s layout, as [64, n / 8, 4 lanes, 2]."""
   return gl.DistributedLinearLayout(

@@ -4,11 +4,10 @@
 The gradient of a bias is the scores' gradients, summed where the bias is
 broadcast. So the pass that computes dk and dv stores them too, rounded as its
 own products take them, and dq is one product with what was stored: five
-products in all, where mha/bwd_hopper.py and mha/dbias_hopper.py have nine. Of
-head dims above 128 there are six: one warpgroup computes dv, from scores of its
-own.
+products in all, where mha/bwd_hopper.py and mha/dbias_hopper.py have nine.
 """
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -23,6 +22,10 @@ from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
 from third_party.aiter.kernels.mha import bwd_hopper, scores, scores_hopper
 from third_party.aiter.kernels.mha import parts_hopper as parts
+from third_party.aiter.kernels.mha_dscores import family
+
+WHOLE = tl.constexpr(family.FEATURES["whole"])
+DQ_ROWS = tl.constexpr(128)  # of a tile of dq
 
 
 def tensor_maps(function, constants):
@@ -37,11 +40,28 @@ def tensor_maps(function, constants):
 
 
 @gluon.jit
-def _put(desc, smem, ds, batch, head, row0, col0):
+def _place(heads, causal):
+  """Returns a block's place along the tiles, and its head.
+
+  Under a causal mask the first tiles of a head have most to do. So that no more
+  than the least is left for the end, those of eight heads take turns.
+  """
+  tiles = gl.num_programs(0)
+  together = gl.where(causal, 8, 1)
+  at = gl.program_id(1) * tiles + gl.program_id(0)
+  first = at // (tiles * together) * together
+  at -= first * tiles
+  together = gl.minimum(together, heads - first)
+  return at // together, first + at % together
+
+
+@gluon.jit
+def _put(desc, smem, use, ds, batch, head, row0, col0, BUFFERS: gl.constexpr):
   """Stores gradients [64 keys, rows] as rows of keys, by way of `smem`."""
-  tma.store_wait(1)
+  tma.store_wait(BUFFERS - 1)
   gl.barrier()
   M: gl.constexpr = ds.shape[1]
+  smem = smem.index(use % BUFFERS)
   smem.reshape([M, 64]).permute([1, 0]).store(ds)
   fence_async_shared()
   gl.barrier()
@@ -49,11 +69,37 @@ def _put(desc, smem, ds, batch, head, row0, col0):
 
 
 @gluon.jit
+def _put_zeros(desc, smem, batch, first_head, group, low, high, n0, window,
+               whole, M: gl.constexpr):
+  """Stores zeros for what the tiles of rows [low, high) leave.
+
+  Those are all tiles if `whole`, else the rest of what dq's tiles read.
+  """
+  tma.store_wait(0)
+  gl.barrier()
+  zeros = smem.index(0)
+  zeros.reshape([M, 64]).store(
+      gl.zeros([M, 64], zeros.dtype, hopper.rows_layout(64)))
+  fence_async_shared()
+  gl.barrier()
+  EACH: gl.constexpr = DQ_ROWS // M
+  tiles = (window.len_q + M - 1) // M
+  first = gl.where(whole, 0, low // EACH * EACH)
+  last = gl.where(whole, tiles, (high + EACH - 1) // EACH * EACH)
+  last = gl.minimum(last, tiles)
+  for g in range(group):
+    for tile in range(first, last - (high - low)):
+      row0 = gl.where(tile < low, tile, tile + high - low) * M
+      tma.async_store(desc, [batch, first_head + g, row0, n0], zeros)
+  tma.store_wait(0)
+
+
+@gluon.jit
 def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
           span, window, terms, M: gl.constexpr, HEAD: gl.constexpr,
           TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
-          STAGES: gl.constexpr, WITH_DV: gl.constexpr, FEATURES: gl.constexpr):
-  """Adds a tile of M rows to dk, and WITH_DV to dv, of a warpgroup's keys."""
+          STAGES: gl.constexpr, FEATURES: gl.constexpr):
+  """Adds a tile of M rows to dk and dv of a warpgroup's keys."""
   S_LAYOUT: gl.constexpr = hopper.accumulator(M)
   ROWS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
   dtype: gl.constexpr = ring.q.main.dtype
@@ -69,27 +115,20 @@ def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
       terms, scores_hopper.planes_at(ring.planes, i, True, FEATURES), True,
       FEATURES)
   p = bwd_hopper._seen(p, row0, col0, span, window, M, FEATURES)
+  weights = p
   keep = p
   if FEATURES & scores.DROPOUT:
     keep = scores_hopper.keep_of_keys(terms, row0, col0, M)
-  if WITH_DV:
-    weights = p
-    if FEATURES & scores.DROPOUT:
-      weights = gl.where(keep, p, 0.0)
-    dv = parts.accumulate(dv, parts.operand(weights, dtype, DV), do, DV_TAIL)
-    dp = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[dp])
-  else:
-    dp = warpgroup_mma_wait(0, deps=[dp])
+    weights = gl.where(keep, p, 0.0)
+  dv = parts.accumulate(dv, parts.operand(weights, dtype, DV), do, DV_TAIL)
+  dp = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[dp])
   delta = ring.delta.index(i).load(ROWS)[None, :]
-  if not WITH_DV:
-    mbarrier.arrive(ring.do_empty.index(i))
   ds, _ = bwd_hopper.score_gradients(p, dp, slope, keep, delta, terms, FEATURES)
   ds = ds.to(dtype)
   dk = parts.accumulate(dk, parts.operand(ds, dtype, HEAD), q, TAIL)
-  if WITH_DV:
-    dv = parts.wait(2 if TAIL > 0 else 1, dv, DV_TAIL)
-    mbarrier.arrive(ring.do_empty.index(i))
-  _put(out_desc, out_smem.index(use % 2), ds, batch, head, row0, col0)
+  dv = parts.wait(2 if TAIL > 0 else 1, dv, DV_TAIL)
+  mbarrier.arrive(ring.do_empty.index(i))
+  _put(out_desc, out_smem, use, ds, batch, head, row0, col0, 2)
   dk = parts.wait(0, dk, TAIL)
   mbarrier.arrive(ring.q_empty.index(i))
   return dk, dv
@@ -98,18 +137,15 @@ def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
 @gluon.jit
 def _consume(w: gl.constexpr, args, M: gl.constexpr, HEAD: gl.constexpr,
              TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
-             STAGES: gl.constexpr, WITH_DV: gl.constexpr,
-             FEATURES: gl.constexpr):
-  """Computes dk, and WITH_DV dv, of 64 keys; stores their scores' gradients."""
-  of_keys, out_desc, out_smem, batch = args
+             STAGES: gl.constexpr, FEATURES: gl.constexpr):
+  """Computes dk and dv of 64 keys; stores their scores' gradients."""
+  of_keys, out_desc, out_smem, handed, batch, whole = args
   (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
    heads, first_head, low, high) = of_keys
   ring = bwd_hopper._own(ring, w)
   out_smem = out_smem.slice(2 * w, 2)
   dk = parts.zeros(64, HEAD, TAIL)
-  dv = dk
-  if WITH_DV:
-    dv = parts.zeros(64, DV, DV_TAIL)
+  dv = parts.zeros(64, DV, DV_TAIL)
   n0 += w * 64
   span = (window.left + window.right).to(gl.uint32, bitcast=True)
   if high > low:
@@ -123,30 +159,45 @@ def _consume(w: gl.constexpr, args, M: gl.constexpr, HEAD: gl.constexpr,
         dk, dv = _step(
             dk, dv, k, v, ring, out_desc, out_smem, batch, first_head + g, use,
             tile * M, n0, span, window, terms, M, HEAD, TAIL, DV, DV_TAIL,
-            STAGES, WITH_DV, FEATURES)
+            STAGES, FEATURES)
         use += 1
-  if WITH_DV:
-    keep = 1.0
-    if FEATURES & scores.DROPOUT:
-      keep = heads.rp_keep
-    bwd_hopper._store_gradient(dv_out, dv, keep, n0, window.len_k, key_end, DV,
-                               DV_TAIL)
+  keep = 1.0
+  if FEATURES & scores.DROPOUT:
+    keep = heads.rp_keep
+  bwd_hopper._store_gradient(dv_out, dv, keep, n0, window.len_k, key_end, DV,
+                             DV_TAIL)
   bwd_hopper._store_gradient(dk_out, dk, heads.scale, n0, window.len_k, key_end,
                              HEAD, TAIL)
-  # Tiles that nobody sees have no gradient; one of zeros serves them all.
-  tma.store_wait(0)
-  gl.barrier()
-  zeros = out_smem.index(0)
-  zeros.reshape([M, 64]).store(
-      gl.zeros([M, 64], zeros.dtype, hopper.rows_layout(64)))
-  fence_async_shared()
-  gl.barrier()
-  tiles = (window.len_q + M - 1) // M
-  for g in range(group):
-    for tile in range(tiles - (high - low)):
-      row0 = gl.where(tile < low, tile, tile + high - low) * M
-      tma.async_store(out_desc, [batch, first_head + g, row0, n0], zeros)
-  tma.store_wait(0)
+  _put_zeros(out_desc, out_smem, batch, first_head, group, low, high, n0,
+             window, whole, M)
+
+
+@gluon.jit
+def _dk_consume(args, M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
+                DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
+                FEATURES: gl.constexpr):
+  """Computes dk of a block's 64 keys; stores their scores' gradients."""
+  of_keys, out_desc, out_smem, handed, batch, whole = args
+  (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
+   heads, first_head, low, high) = of_keys
+  dk = parts.zeros(64, HEAD, TAIL)
+  if high > low:
+    v = parts.tile(v_smem, 0, 64, DV, DV_TAIL)
+    mbarrier.wait(kv_full.index(0), 0)
+    use = 0
+    for g in range(group):
+      terms = scores_hopper.terms_of(heads, first_head + g, FEATURES)
+      for tile in range(low, high):
+        dk, ds = bwd_hopper.start_dk(dk, v, ring, handed, use, terms, M, HEAD,
+                                     TAIL, DV, DV_TAIL, STAGES, FEATURES)
+        _put(out_desc, out_smem, use, ds, batch, first_head + g, tile * M, n0,
+             1)
+        dk = bwd_hopper.end_dk(dk, ring, use, TAIL, STAGES)
+        use += 1
+  bwd_hopper.store_dk(dk_out, dk, k_smem, heads.scale, n0, window, key_end,
+                      HEAD, TAIL)
+  _put_zeros(out_desc, out_smem, batch, first_head, group, low, high, n0,
+             window, whole, M)
 
 
 @gluon.jit
@@ -171,15 +222,14 @@ def mha_dscores_bwd(
 ):
   """dk and dv of TILE_N keys of one kv head, and their scores' gradients.
 
-  Of wide head dims, where keys are 64, one warpgroup computes dv and one the
-  rest, as in mha_bwd_dkdv.
+  Of wide head dims, where keys are 64, one warpgroup computes dv and one dk.
 
   Arguments: bwd_hopper.mha_bwd_dkdv's, of dense batches of one length, and the
   gradients [batch, head, row, key]. Grid: (tiles of keys, kv heads, batch).
   """
   BLOCKS: gl.constexpr = TILE_N // 64
-  n0 = gl.program_id(0) * TILE_N
-  head_k = gl.program_id(1)
+  tile, head_k = _place(nhead_k, window_right < window_left)
+  n0 = tile * TILE_N
   index_b = gl.program_id(2)
   _, _, window = bwd_hopper.extents(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q, cu_seqlens_k, seqlen_q,
@@ -217,7 +267,7 @@ def mha_dscores_bwd(
   delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, TILE_M], VECTOR)
   out_smem = gl.allocate_shared_memory(
       dscores_desc.dtype,
-      hopper.stack(2 * BLOCKS, dscores_desc.block_type.shape),
+      hopper.stack(4 if BLOCKS == 2 else 1, dscores_desc.block_type.shape),
       dscores_desc.layout)
   kv_full = mbarrier.allocate_mbarrier(batch=BLOCKS)
   q_full = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -247,22 +297,26 @@ def mha_dscores_bwd(
              bwd_hopper.Matrix(dk, stride_dk, nhead_stride_dk, hdim_q),
              bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, hdim_v), group,
              n0, seqlen_k, window, heads, head_k * group, low, high)
-  consume = (of_keys, dscores_desc, out_smem, index_b)
+  handed = 0
+  if BLOCKS == 1:
+    handed = bwd_hopper.allocate_handed(dscores_desc.dtype, TILE_M)
+  consume = (of_keys, dscores_desc, out_smem, handed, index_b,
+             (flags & WHOLE) != 0)
   if BLOCKS == 2:
     gl.warp_specialize([
         (_consume, (0, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    True, FEATURES)),
+                    FEATURES)),
         (_consume, (1, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    True, FEATURES)),
+                    FEATURES)),
         (bwd_hopper._dkdv_produce, (produce, TILE_M, HEAD, TAIL, BLOCK_DV,
                                     DV_TAIL, STAGES, BLOCKS, FEATURES)),
     ], [4, 4], [232, 40])
   else:
     gl.warp_specialize([
-        (bwd_hopper._split_consume, (True, of_keys, TILE_M, HEAD, TAIL,
-                                     BLOCK_DV, DV_TAIL, STAGES, FEATURES)),
-        (_consume, (0, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
-                    False, FEATURES)),
+        (bwd_hopper._dv_consume, (of_keys, handed, TILE_M, HEAD, TAIL, BLOCK_DV,
+                                  DV_TAIL, STAGES, FEATURES)),
+        (_dk_consume, (consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
+                       FEATURES)),
         (bwd_hopper._dkdv_produce, (produce, TILE_M, HEAD, TAIL, BLOCK_DV,
                                     DV_TAIL, STAGES, BLOCKS, FEATURES)),
     ], [4, 4], [232, 40])
@@ -323,16 +377,16 @@ def mha_dscores_dq(
 
   Grid: (tiles of rows, heads, batch).
   """
-  gl.static_assert(TILE_M == 128)
-  row0 = gl.program_id(0) * TILE_M
-  head = gl.program_id(1)
+  gl.static_assert(TILE_M == DQ_ROWS)
+  tile, head = _place(nhead_q, window_right < window_left)
+  row0 = (gl.num_programs(0) - 1 - tile) * TILE_M
   index_b = gl.program_id(2)
   off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
   last = gl.minimum(row0 + TILE_M, seqlen_q) - 1
   key_high = gl.minimum(seqlen_k, last + off + window_right + 1)
-  low = gl.maximum(row0 + off - window_left, 0) // TILE_N
-  high = (gl.maximum(key_high, 0) + TILE_N - 1) // TILE_N
-  high = gl.maximum(high, low)
+  key_low = gl.maximum(row0 + off - window_left, 0)
+  low = key_low // TILE_N
+  high = gl.where(key_low < key_high, (key_high + TILE_N - 1) // TILE_N, low)
   dq += index_b.to(gl.int64) * batch_stride_dq + head * nhead_stride_dq
 
   k_desc = parts.Parts(k_desc, k_tail)

@@ -57,6 +57,7 @@ def mla_attend(
 
   Grid: (tiles of rows, splits).
   """
+  lengths = paged.Lengths(lengths, indptr, page_size)
   slot = tl.program_id(0)
   split = tl.program_id(1)
   index, start, len_q, row0 = paged.find_rows(

@@ -36,6 +36,7 @@ from third_party.aiter.kernels.paged import attend, decode_hopper
 
 # A Gluon function calls none of Triton's; of one source it may be either.
 _find_keys = gluon.jit(attend.find_keys.fn)
+_length_of = gluon.jit(attend.length_of.fn)
 
 # Columns of the values, of a warpgroup's half of them, and of the keys' rest.
 HEAD = gl.constexpr(512)
@@ -602,15 +603,14 @@ def _sequence(index, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
   last = index <= batch
   packed = (flags & attend.CU_SEQLENS) != 0
   # Nothing is waited for before all is asked for.
-  length = gl.load(lengths + index, mask=inside, other=0)
   start = gl.load(cu_seqlens + index, mask=last & packed, other=0)
   end = gl.load(cu_seqlens + index + 1, mask=inside & packed, other=0)
+  length = _length_of(lengths, index, inside, flags)
   start = gl.minimum(gl.maximum(start, 0), tokens)
   end = gl.minimum(gl.maximum(end, 0), tokens)
   end = gl.where(inside, end, gl.where(last, tokens, start))
   start = gl.where(packed, start, index * seqlen_q)
   end = gl.where(packed, end, start + gl.where(inside, seqlen_q, 0))
-  length = gl.minimum(gl.maximum(length, 0), 1 << 30)
   if (flags & attend.WINDOW) != 0:
     length = gl.minimum(
         length, gl.minimum(window_left, 1 << 29)
@@ -804,6 +804,7 @@ def mla_attend(
   else:
     _prefetch(table, batch * width)
   gdc_wait()
+  lengths = attend.Lengths(lengths, indptr, page_size)
   lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [4], [0]))
   scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
   out_scale = gl.load(v_scale)

@@ -266,6 +266,7 @@ def mla_attend(
   if cp_world_size > 1:
     right_edge = 1 << 30
     left_edge = 1 << 30
+  lengths = attend.Lengths(lengths, indptr, page_size)
   seqs = (cu_seqlens, lengths, batch, tokens, seqlen_q, group, left_edge,
           right_edge, flags)
   block = gl.program_id(0)

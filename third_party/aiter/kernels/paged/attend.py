@@ -43,6 +43,8 @@ PARTIAL = tl.constexpr(_FLAGS["partial"])
 SHUFFLED = tl.constexpr(_FLAGS["shuffled"])
 # The size of a page is no power of two.
 ODD_PAGES = tl.constexpr(_FLAGS["odd_pages"])
+# Lengths are those of the last pages, of a table with indptr.
+LAST_PAGES = tl.constexpr(_FLAGS["last_pages"])
 
 INT8 = tl.constexpr(_KINDS.index("int8"))
 E4M3FN = tl.constexpr(_KINDS.index("e4m3fn"))
@@ -76,6 +78,13 @@ class Side(NamedTuple):
   scale: tl.tensor
   scale_page: tl.tensor
   scale_token: tl.tensor
+
+
+class Lengths(NamedTuple):
+  """What tells how many keys sequences have; length_of."""
+  ptr: tl.tensor
+  indptr: tl.tensor
+  page_size: tl.tensor
 
 
 class Table(NamedTuple):
@@ -284,6 +293,18 @@ def find_rows(
 
 
 @triton.jit
+def length_of(lengths, at, inside, flags):
+  """Keys of sequence `at`, or of many; 0 of those that are not inside."""
+  length = tl.load(lengths.ptr + at, mask=inside, other=0)
+  if flags & LAST_PAGES:
+    begin = tl.load(lengths.indptr + at, mask=inside, other=0)
+    pages = tl.load(lengths.indptr + at + 1, mask=inside, other=0) - begin
+    length = tl.where(pages > 0, (pages - 1) * lengths.page_size + length, 0)
+  # None is beyond what memory holds; sums with windows stay in 32 bits.
+  return tl.minimum(tl.maximum(length, 0), 1 << 30)
+
+
+@triton.jit
 def _sequences(at, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
                window_left, window_right, flags, TILE_M: tl.constexpr,
                TILE_N: tl.constexpr, FLAGS: tl.constexpr):
@@ -293,8 +314,7 @@ def _sequences(at, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
   others, and those behind that have none.
   """
   inside = at < batch
-  length = tl.load(lengths + at, mask=inside, other=0)
-  length = tl.minimum(tl.maximum(length, 0), 1 << 30)
+  length = length_of(lengths, at, inside, flags)
   start = at * seqlen_q
   len_q = tl.where(inside, seqlen_q, 0)
   if CU_SEQLENS & FLAGS and flags & CU_SEQLENS:
@@ -411,17 +431,16 @@ def find_keys(
     stop - 1; tiles of keys first_tile to last_tile - 1 of this split. A tile of
     keys is worth `share` programs.
   """
-  length = 0
-  count = 0
+  inside = index < batch
+  length = length_of(lengths, index, inside, flags)
+  count = tl.where(inside, width, 0)
   first = index.to(tl.int64) * width
-  if index < batch:
-    # No length is beyond what memory holds; sums with windows stay in 32 bits.
-    length = tl.minimum(tl.maximum(tl.load(lengths + index), 0), 1 << 30)
-    count = width
-    if INDPTR & FLAGS and flags & INDPTR:
-      begin = tl.minimum(tl.maximum(tl.load(indptr + index), 0), width)
-      count = tl.minimum(tl.load(indptr + index + 1), width) - begin
-      first = begin.to(tl.int64)
+  if INDPTR & FLAGS and flags & INDPTR:
+    begin = tl.load(indptr + index, mask=inside, other=0)
+    begin = tl.minimum(tl.maximum(begin, 0), width)
+    end = tl.load(indptr + index + 1, mask=inside, other=0)
+    count = tl.minimum(end, width) - begin
+    first = begin.to(tl.int64)
   count = tl.minimum(tl.maximum(count, 0), length // page_size + 1)
   offset = length - len_q
   stop = tl.where(pages > 0, tl.minimum(length, count * page_size), 0)
@@ -478,6 +497,7 @@ def paged_attend(
   """
   if OVERLAPS:
     gdc_launch_dependents()
+  lengths = Lengths(lengths, indptr, page_size)
   head = tl.program_id(0) % nhead_k
   slot = tl.program_id(0) // nhead_k
   split = tl.program_id(1)

@@ -263,6 +263,7 @@ def paged_attend(
   """
   gl.static_assert(TILE_M == 8)
   gdc_launch_dependents()
+  lengths = attend.Lengths(lengths, indptr, page_size)
   head = gl.program_id(0) % nhead_k
   split = gl.program_id(1)
   count = splits

@@ -110,6 +110,7 @@ def paged_attend(
   """
   gl.static_assert(gl.num_warps() == 1 and TILE_M == SIDE)
   gl.static_assert(KIND == attend.NO_BYTES or KIND == NATIVE)
+  lengths = attend.Lengths(lengths, indptr, page_size)
   head = gl.program_id(0) % nhead_k
   slot = gl.program_id(0) // nhead_k
   split = gl.program_id(1)

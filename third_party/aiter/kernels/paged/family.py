@@ -13,7 +13,7 @@ from third_party.aiter.aot.family import (
 
 # The kernels' argument `flags`; attend.py says what each is.
 FLAGS = flags("cu_seqlens indptr window soft_cap alibi sink token_scales lse "
-              "partial shuffled odd_pages")
+              "partial shuffled odd_pages last_pages")
 # Of caches of bytes, what they hold; in the order of attend.py's constants.
 KINDS = ("int8", "e4m3fn", "e4m3fnuz", "e5m2")
 # unaligned: rows are no multiples of 16 bytes; unshared: a sequence is alone,

@@ -276,7 +276,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
     tile = last_tile - 1
     e, m, _ = fwd_hopper._exponentials(
         s, m, 0, tile, _window_of(seen, table, absent, tile, N, BOX), terms,
-        keys, 0, N, True, 0)
+        keys, 0, N, STAGES, 0, True, 0)
     norm = gl.sum(e, 1)
     p = parts_hopper.operand(e, q_smem.dtype, HEAD)
     # Tiles that the diagonal or the end crosses, or all if a page is absent,
@@ -289,15 +289,15 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       acc, p, m, norm = fwd_hopper._step(
           acc, p, m, norm, q_tile, keys, step, tile, 0,
           _window_of(seen, table, absent, tile, N, BOX), terms, N, HEAD, 0,
-          HEAD, 0, STAGES, True, 0)
+          HEAD, 0, STAGES, 0, True, 0)
     for step in range(right, whole):
       acc, p, m, norm = fwd_hopper._step(
           acc, p, m, norm, q_tile, keys, step, last_tile - 1 - step, 0, seen,
-          terms, N, HEAD, 0, HEAD, 0, STAGES, False, 0)
+          terms, N, HEAD, 0, HEAD, 0, STAGES, 0, False, 0)
     for step in range(whole, steps):
       acc, p, m, norm = fwd_hopper._step(
           acc, p, m, norm, q_tile, keys, step, last_tile - 1 - step, 0, seen,
-          terms, N, HEAD, 0, HEAD, 0, STAGES, True, 0)
+          terms, N, HEAD, 0, HEAD, 0, STAGES, 0, True, 0)
     i, phase = hopper.ring(steps - 1, STAGES)
     mbarrier.wait(keys.v_full.index(i), phase)
     acc = parts_hopper.accumulate(
@@ -375,6 +375,7 @@ def paged_attend(
     hdim_v = HEAD
   gl.static_assert(TILE_M == 64 * WARPGROUPS)
   gdc_launch_dependents()
+  lengths = attend.Lengths(lengths, indptr, page_size)
   head = gl.program_id(0) % nhead_k
   slot = gl.num_programs(0) // nhead_k - 1 - gl.program_id(0) // nhead_k
   split = gl.program_id(1)
@@ -464,7 +465,8 @@ def paged_attend(
       parts_hopper.Parts(k_smem, k_smem), parts_hopper.Parts(v_smem, v_smem),
       k_full, k_empty, v_full, v_empty,
       scores_hopper.allocate_planes(terms, STAGES, WARPGROUPS, 64, TILE_N,
-                                    0))
+                                    0),
+      k_full, k_empty)
 
   produce = (k_desc, v_desc, keys, k_boxes, v_boxes, pages_of, values, head,
              last_tile, steps, stop)

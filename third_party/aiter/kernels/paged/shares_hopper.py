@@ -121,6 +121,9 @@ def _sequence(b, at, M: gl.constexpr, N: gl.constexpr):
   start = gl.where(packed, start, at * b.seqlen_q)
   end = gl.where(packed, end, start + gl.where(inside, b.seqlen_q, 0))
   len_q = gl.maximum(end - start, 0)
+  if (b.flags & attend.LAST_PAGES) != 0:
+    length = gl.where(until > page, (until - page - 1) * b.page_size + length,
+                      0)
   # No length is beyond what memory holds; sums with windows stay in 32 bits.
   length = gl.minimum(gl.maximum(length, 0), 1 << 30)
   page = gl.minimum(gl.maximum(page, 0), b.width)

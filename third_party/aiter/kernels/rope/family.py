@@ -29,6 +29,7 @@ def _constants(row):
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "PAIRS": int(row["tile_k"]), "ALIGN": _alignment(row),
           "WHOLE": 8 if _alignment(row) > 1 else 1,
+          "OF_RUNS": "module=rope.whole" in row["options"],
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FLAGS.items()
                        if name not in left)}
@@ -38,8 +39,12 @@ _TILES = ("tiles = ceil(tokens / tile_m) * (ceil(heads_x / tile_n)"
           " + ceil(heads_y / tile_n)) * (ceil(pairs / tile_k)"
           " + ceil((dim - 2 * pairs) / (2 * tile_k)))")
 
+# Of whole heads tile_m counts pairs, and all lie one behind the other.
+_RUNS = ("blocks = ceil(tokens * heads_x * pairs / tile_m)"
+         " + ceil(tokens * heads_y * pairs / tile_m)")
+
 FAMILY = Family(
-    ops={"rope_rotate": Op("rope.rotate", (_TILES,))},
+    ops={"rope_rotate": Op("rope.rotate", (_TILES,), {"OF_RUNS": (_RUNS,)})},
     pointers={
         **points_to("dtype", "x y cos sin x_out y_out"),
         **points_to("fp32", "cos_f32 sin_f32"),
@@ -49,7 +54,9 @@ FAMILY = Family(
     aligned=r"(dim|pairs|first|section_\d|split_\d)$",
     alignment=_alignment,
     aligned_if="unaligned",
-    # dim is no multiple of 8 or another size none of 4; none of 8.
-    features={**FLAGS, **selecting("unaligned by_four")},
+    # dim is no multiple of 8 or another size none of 4; none of 8; some of a
+    # head's channels are copied, or its halves are not two, or there is more
+    # than 32 bits count.
+    features={**FLAGS, **selecting("unaligned by_four partial")},
     messages={"by_four": "sizes that 8 does not divide"},
 )

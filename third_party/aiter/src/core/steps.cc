@@ -11,15 +11,16 @@
 namespace aiter {
 namespace {
 
-constexpr int kSimdsThreads = 4 * 64;  // Of a compute unit, a wave each.
+constexpr int kSimds = 4;  // Of a compute unit or multiprocessor.
 constexpr int kWaves = 4;  // A SIMD's; more would wait for memory as well.
 
 }  // namespace
 
 int32_t BlocksSideBySide(const DeviceInfo& device, const KernelInfo& kernel) {
-  const int waves = std::min(kWaves, kernel.occupancy);
+  const int waves = kSimds * std::min(kWaves, kernel.occupancy);
+  const int lanes = device.platform == Platform::kHip ? 64 : 32;
   return std::max(device.multiprocessors, 1) *
-         std::max(waves * kSimdsThreads / kernel.threads, 1);
+         std::max(waves * lanes / kernel.threads, 1);
 }
 
 Steps::Steps(const std::string& arch) : device_(DeviceOfArch(arch)) {}

@@ -15,8 +15,8 @@
 
 namespace aiter {
 
-// How many blocks divide the tiles over which a kernel of AMD's walks: as many
-// as run side by side.
+// How many blocks divide the tiles over which a kernel walks: as many as run
+// side by side.
 int32_t BlocksSideBySide(const DeviceInfo& device, const KernelInfo& kernel);
 
 // Takes the kernels of a plan in the order of their launch.

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary position embedding of whole heads, whose halves are the pairs.
+
+What is computed is what rotate.py says, of heads of 2 * PAIRS channels. A
+thread has eight pairs, and threads follow each other as memory does: a program
+is short, for what a device waits for at a launch's begin and end is a program's
+length. What it needs of the tables lies in the L1 for the heads of a token.
+"""
+
+import triton
+import triton.language as tl
+
+from third_party.aiter.kernels.rope import rotate
+
+F32_TABLES = rotate.F32_TABLES
+POSITIONS = rotate.POSITIONS
+TRANSPOSED = rotate.TRANSPOSED
+turn = rotate._turn
+RUN = tl.constexpr(8)  # Pairs: 16 bytes of either half.
+
+
+@triton.jit
+def _row_of(t, positions, inside, seqlen, inner, table_rows, flags):
+  """The tables' row for tokens t; one out of range is the nearest one."""
+  if flags & POSITIONS:
+    r = tl.load(positions + t, inside, 0)
+  else:
+    r = t.to(tl.uint32)
+    if inner > 1:
+      r //= inner.to(tl.uint32)
+    r = (r % seqlen.to(tl.uint32)).to(tl.int32)
+  return tl.minimum(tl.maximum(r, 0), table_rows - 1)
+
+
+@triton.jit
+def rope_rotate(x, y, cos, sin, cos_f32, sin_f32, positions, x_out, y_out,
+                tokens, seqlen, inner, heads_x, heads_y, table_rows, flags,
+                TILE_M: tl.constexpr, PAIRS: tl.constexpr,
+                FLAGS: tl.constexpr):
+  """As rotate.rope_rotate, of calls that ask for nothing else. TILE_M: pairs.
+  """
+  flags &= FLAGS
+  RUNS: tl.constexpr = PAIRS // RUN  # Of a head.
+  block = tl.program_id(0)
+  blocks_x = tl.cdiv(tokens * heads_x * RUNS, TILE_M // RUN)
+  if block < blocks_x:
+    src = x
+    out = x_out
+    heads = heads_x
+  else:
+    src = y
+    out = y_out
+    heads = heads_y
+    block -= blocks_x
+  run = block * (TILE_M // RUN) + tl.arange(0, TILE_M // RUN)
+  inside = run < tokens * heads * RUNS
+  row = run // RUNS
+  j = (run - row * RUNS) * RUN
+  c = tl.arange(0, RUN)[None, :]
+  at = (row.to(tl.int64) * (2 * PAIRS) + j)[:, None] + c
+  x1 = tl.load(src + at, inside[:, None], 0.0)
+  x2 = tl.load(src + at + PAIRS, inside[:, None], 0.0)
+  t = (row.to(tl.uint32) // heads.to(tl.uint32)).to(tl.int32)
+  r = _row_of(t, positions, inside, seqlen, inner, table_rows, flags)
+  own = (r * PAIRS + j)[:, None] + c
+  if flags & F32_TABLES:
+    u = tl.load(cos_f32 + own)
+    v = tl.load(sin_f32 + own)
+  else:
+    u = tl.load(cos + own).to(tl.float32)
+    v = tl.load(sin + own).to(tl.float32)
+  v = tl.where((flags & TRANSPOSED) != 0, -v, v)
+  o1, o2 = turn(x1, x2, u, u, v, v)
+  tl.store(out + at, o1.to(out.dtype.element_ty), inside[:, None])
+  tl.store(out + at + PAIRS, o2.to(out.dtype.element_ty), inside[:, None])
