@@ -196,14 +196,16 @@ def ragged_dot(
   precision = arguments.precision(function, precision)
   arguments.check_dtype(function, "lhs", lhs, _FLOATS)
   dtype = preferred_element_type
+  accepted = "None, a NamedSharding or a PartitionSpec"
+  arguments.static(function, "out_sharding", out_sharding, accepted)
+  if not isinstance(out_sharding, (NamedSharding, PartitionSpec, type(None))):
+    raise arguments.bad(function, "out_sharding", arguments.shown(out_sharding),
+                        accepted, TypeError)
   out = _ragged_dot(function, lhs, rhs, group_sizes,
                     lhs.dtype if dtype is None else dtype, group_offset,
                     transpose_rhs, bias, activation, precision)
   if out_sharding is None:
     return out
-  if not isinstance(out_sharding, (NamedSharding, PartitionSpec)):
-    raise arguments.bad(function, "out_sharding", arguments.shown(out_sharding),
-                        "None, a NamedSharding or a PartitionSpec", TypeError)
   return jax.sharding.reshard(out, out_sharding)
 
 
