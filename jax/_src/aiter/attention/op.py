@@ -44,9 +44,10 @@ _ONE_PASS_BLOCKS = 512
 # Kernels that keep the gradients of the scores, whose sums are the bias's; how
 # many bytes of them may be kept however few the bias has, or at a time where it
 # has no gradient; and beyond which head dim they are the faster ones without.
-# Fewer blocks of so many keys at a time leave a GPU idle.
-_DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, 128
-_DSCORES_BLOCKS, _DSCORES_KEYS = 256, 64
+# Fewer blocks at a time leave a GPU idle; beyond 128 columns they have half as
+# many keys.
+_DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, 64
+_DSCORES_BLOCKS, _DSCORES_KEYS = 256, 128
 # Beyond this soft cap their tanh is not exact enough, as src/mha.cc has it.
 _DSCORES_CAP = 1024
 # On AMD they are the faster ones from so many rows and keys on, by prediction,
@@ -295,7 +296,8 @@ def _dscores_heads(platform: str, bwd: BwdConfig, x: Operands) -> int:
     fit = _dscores_fit_amd(bwd, x, of_kv_head)
   else:
     fit = min(_DSCORES_BYTES // of_kv_head, b * hk)
-    if fit < b * hk and fit * sk < _DSCORES_BLOCKS * _DSCORES_KEYS:
+    keys = _DSCORES_KEYS // (1 if x.q.shape[-1] <= 128 else 2)
+    if fit < b * hk and fit * sk < _DSCORES_BLOCKS * keys:
       return 0
   if fit == 0:
     return 0
