@@ -95,9 +95,10 @@ int BlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel, int most) {
   // Shared memory that each block takes beside its own, and of which a
   // multiprocessor has as much beside what one block may have.
   constexpr int kOfEachBlock = 1024;
-  const int room = (device.max_shared_bytes + kOfEachBlock) /
-                   (kernel.shared_bytes + kOfEachBlock);
-  return std::clamp(room, 1, most) * Multiprocessors(device, kernel);
+  const int64_t room = (int64_t{device.max_shared_bytes} + kOfEachBlock) /
+                       (int64_t{kernel.shared_bytes} + kOfEachBlock);
+  return static_cast<int>(std::clamp<int64_t>(room, 1, most)) *
+         Multiprocessors(device, kernel);
 }
 
 Status LaunchKernel(const Driver& driver, const LoadedKernel& loaded,
