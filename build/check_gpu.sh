@@ -18,6 +18,9 @@ shift 2
 [ $# -gt 0 ] || set -- tests sanitize bench
 root=$(realpath "$(dirname "$0")/..")
 export XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1
+# The oracles' products are NumPy's, with as many threads as there are cores;
+# there are as many processes already.
+export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 # One command, its log and its line of the report.
 step() {
