@@ -43,10 +43,10 @@ _ONE_PASS_DIMS, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = (64, 128), 1024, 128
 _ONE_PASS_BLOCKS = 512
 # Kernels that keep the gradients of the scores, whose sums are the bias's; how
 # many bytes of them may be kept however few the bias has, or at a time where it
-# has no gradient; and beyond which head dim they are the faster ones without.
-# Fewer blocks at a time leave a GPU idle; beyond 128 columns they have half as
-# many keys.
-_DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, 64
+# has no gradient; and beyond which head dim they are the faster ones without,
+# and with a soft cap or dropout. Fewer blocks at a time leave a GPU idle, which
+# have half as many keys beyond 128 columns.
+_DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, (64, 128)
 _DSCORES_BLOCKS, _DSCORES_KEYS = 256, 128
 # Beyond this soft cap their tanh is not exact enough, as src/mha.cc has it.
 _DSCORES_CAP = 1024
@@ -334,13 +334,14 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
       or bwd.mha.logits_soft_cap > _DSCORES_CAP):
     return False
   (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
+  narrow = _DSCORES_WIDE[
+      bwd.mha.logits_soft_cap > 0 or x.dropout_state is not None]
   if bwd.wanted.dbias:
     # As many as kernels that sum them write, in float32, are never too many.
     summed = math.prod(x.bias.shape[:2]) * sq * sk * 4
     if b * hq * sq * sk * x.q.dtype.itemsize > max(summed, _DSCORES_BYTES):
       return False
-  elif ((platform == "cuda"
-         and max(x.q.shape[-1], x.v.shape[-1]) <= _DSCORES_WIDE)
+  elif ((platform == "cuda" and max(x.q.shape[-1], x.v.shape[-1]) <= narrow)
         or not _dscores_heads(platform, bwd, x)):
     return False
   unaligned = x.bias is not None and (
