@@ -11,13 +11,16 @@ from jaxlib import gpu_aiter
 
 DTYPES = ("bf16", "fp16")
 DIMS = ((32, 32), (64, 64), (80, 72), (96, 96), (120, 112), (128, 128),
-        (136, 144), (160, 160), (192, 128), (184, 192), (256, 256), (40, 48))
+        (136, 144), (160, 160), (192, 128), (184, 192), (256, 256), (48, 40))
+# Heads of an odd multiple of 8 columns.
+ODD_DIMS = ((24, 24), (40, 48), (56, 56), (72, 64))
 # Options of a call, and the features that choose its kernels.
 CALLS = {
     "short": (dict(), ("short",)),
     "short_causal": (dict(causal=True), ("short", "window")),
     "long": (dict(sq=1100), ()),
     "long_causal": (dict(sq=1600, causal=True), ("window",)),
+    "odd": (dict(sq=300), ("odd",)),
     "soft_cap": (dict(cap=3.0), ("soft_cap", "short")),
     "long_soft_cap": (dict(sq=1100, cap=3.0), ("soft_cap",)),
     "alibi": (dict(alibi="h"), ("alibi", "short")),
@@ -58,7 +61,7 @@ CALLS = {
 def sizes(call: str) -> Iterator[tuple[tuple[int, int], str]]:
   """The head dims and dtypes of a call."""
   f32 = call.startswith("float32")
-  for dims in DIMS:
+  for dims in ODD_DIMS if call == "odd" else DIMS:
     if not f32 or max(dims) <= 128:
       for dtype in ("fp32",) if f32 else DTYPES:
         yield dims, dtype

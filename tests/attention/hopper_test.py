@@ -56,6 +56,34 @@ class HopperTest(mha_test.MhaTestCase):
           | options))
 
   @parameterized.product(
+      dtype=["bf16", "fp16"],
+      dims=[*calls.ODD_DIMS, (88, 88), (104, 120), (184, 136)], options=[
+          dict(hq=4), dict(sq=900, sk=950, causal=True, hq=6, hk=3),
+          dict(sq=1100, sk=1100, window=(1030, 3), hq=3, hk=3),
+          dict(lengths=((300, 264), (77, 130)), sq=300, hq=4, hk=4),
+          dict(packed=True, causal=True, hq=4, hk=2, use_lse=True,
+               lengths=((700, 900), (1, 130), (0, 5), (1300, 1067)))])
+  def test_odd_columns(self, dtype, dims, options):
+    """Whose boxes begin 8 columns before every other head."""
+    dqk, dv = dims
+    self.check(mha_test.Case(**dict(
+        dtype=dtype, b=2, sq=250, sk=264, hq=2, hk=2, dqk=dqk, dv=dv)
+        | options))
+
+  @parameterized.product(dim=[8, 24, 40, 56, 72, 88, 104, 120], s=[100, 1000])
+  def test_odd_columns_read_no_other_head(self, dim, s):
+    keys = jax.random.split(jax.random.key(0), 3)
+    q, k, v = (jax.random.normal(key, (2, s, 5, dim), jnp.bfloat16)
+               for key in keys)
+    call = jax.jit(functools.partial(aiter.flash_attn_func, causal=True))
+    want = call(q, k, v)
+    hidden = (jnp.arange(5) % 3 == 0)[:, None]
+    got = call(*(jnp.where(hidden, jnp.nan, t) for t in (q, k, v)))
+    np.testing.assert_array_equal(got[:, :, 1:3], want[:, :, 1:3])
+    np.testing.assert_array_equal(got[:, :, 4:], want[:, :, 4:])
+    self.assertTrue(np.isnan(got[:, :, 3].astype(np.float32)).all())
+
+  @parameterized.product(
       dtype=["bf16", "fp16"], dqk=[40, 64, 128, 144, 184, 256], options=[
           dict(), dict(causal=True, hq=6, hk=2, b=3),
           dict(causal=True, sq=264, sk=152, bias="bhqk"),

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <limits>
 #include <string>
 
 #include "third_party/aiter/src/core/check.h"
@@ -221,22 +222,58 @@ bool Unaligned(const void* ptr, int64_t seqlen_k, int64_t key_stride,
           reinterpret_cast<uintptr_t>(ptr) % kAlignment != 0);
 }
 
+// Rows of a sequence. Of a packed batch only the mean is known.
+int64_t MeanRows(const mha_args& a) {
+  return a.is_group_mode && a.batch > 0 ? a.seqlen_q / a.batch : a.seqlen_q;
+}
+
+bool HasWindow(const mha_args& a) {
+  return a.window_size_left >= 0 || a.window_size_right >= 0;
+}
+
+// Whether a row sees so few keys that blocks of few rows serve it better.
+bool Near(const mha_args& a) {
+  return a.window_size_left >= 0 && a.window_size_right >= 0 &&
+         a.window_size_left <= 1024 - a.window_size_right;
+}
+
+// Whether a head's columns are an odd multiple of 8, 16 bytes. Its rows do not
+// begin and end where what the L2 reads at once does, 32 bytes, so to copy keys
+// takes longer.
+bool OddColumns(const mha_args& a) {
+  return a.hdim_q % (2 * kStrideMultiple) == kStrideMultiple;
+}
+
+// Up to how many rows something serves sequences better, by measurement on
+// Hopper: under a window, of which a causal mask is one, and without.
+struct MostRows {
+  int64_t hdim, windowed, whole;
+};
+
+// Whether sequences are longer than the first entry says that is wide enough.
+bool Longer(const mha_args& a, const MostRows* most) {
+  while (most->hdim < a.hdim_q) ++most;
+  return MeanRows(a) > (HasWindow(a) ? most->windowed : most->whole);
+}
+
+constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+
 // Whether sequences are so short, or what a row sees of them, that blocks of
-// few rows serve them better, by measurement on an H200. Of a packed batch only
-// the mean length is known.
+// few rows serve them better. Keys are copied again for each block, which takes
+// longer of wide heads and of odd ones.
 bool Short(const mha_args& a) {
-  bool window = a.window_size_left >= 0 || a.window_size_right >= 0;
-  bool near = a.window_size_left >= 0 && a.window_size_right >= 0 &&
-              a.window_size_left <= 1024 - a.window_size_right;
-  int64_t rows = a.seqlen_q;
-  if (a.is_group_mode && a.batch > 0) rows /= a.batch;
-  // Keys are copied again for each block: of wide heads, and of rows that are
-  // no multiple of what the L2 reads at once, 32 bytes, that takes longer.
-  const bool narrow = a.hdim_q <= 96;
-  const bool whole = a.hdim_q % 16 == 0;
-  const int64_t most =
-      window ? (narrow || whole ? 1536 : 1024) : (narrow && whole ? 1024 : 512);
-  return near || rows <= most;
+  constexpr MostRows kEven[] = {{96, 1536, 1024}, {kAny, 1536, 512}};
+  constexpr MostRows kOdd[] = {
+      {80, 1536, 512}, {96, 832, 512}, {128, 640, 256}, {kAny, 1024, 512}};
+  return Near(a) || !Longer(a, OddColumns(a) ? kOdd : kEven);
+}
+
+// Whether a head's columns are odd and few, and sequences so long, that pairs
+// of blocks of 128 rows serve them better.
+bool Odd(const mha_args& a) {
+  constexpr MostRows kMost[] = {
+      {64, 448, 192}, {80, 832, 192}, {kAny, kAny, kAny}};
+  return OddColumns(a) && !Near(a) && Longer(a, kMost);
 }
 
 uint32_t Flag(bool condition, uint32_t feature) {
@@ -273,8 +310,8 @@ ProblemKey MakeKey(const mha_args& a) {
       Flag(a.logits_soft_cap > kLargeSoftCap, kMhaLargeSoftCap) |
       // Without a left bound every key to the left is visible anyway.
       Flag(a.sink_size > 0 && a.window_size_left >= 0, kMhaSinkTokens) |
-      Flag(a.window_size_left >= 0 || a.window_size_right >= 0, kMhaWindow) |
-      Flag(Short(a), kMhaShort) | Flag(a.min_seqlen_q > 0, kMhaMinSeqlen) |
+      Flag(HasWindow(a), kMhaWindow) | Flag(Short(a), kMhaShort) |
+      Flag(Odd(a), kMhaOdd) | Flag(a.min_seqlen_q > 0, kMhaMinSeqlen) |
       Flag(a.seqlen_k == 0, kMhaNoKeys) |
       Flag(!(a.scale_s > 0), kMhaNonPositiveScale);
   return key;
@@ -596,8 +633,8 @@ struct OnePass {
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     constexpr int64_t kServed =
-        kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort | kMhaMinSeqlen |
-        kMhaPacked | kMhaCuSeqlens | kMhaCuSeqlensQPadded |
+        kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort | kMhaOdd |
+        kMhaMinSeqlen | kMhaPacked | kMhaCuSeqlens | kMhaCuSeqlensQPadded |
         kMhaCuSeqlensKPadded | kMhaDropout | kMhaNonPositiveScale;
     if ((key.features & ~kServed) != 0 || key.dims[0] != key.dims[1]) {
       return Status(StatusCode::kUnimplemented,
@@ -726,7 +763,7 @@ struct Dscores {
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     constexpr int64_t kServed = kMhaBias | kMhaDbias | kMhaDropout |
                                 kMhaSoftCap | kMhaUnaligned | kMhaWindow |
-                                kMhaTopLeft | kMhaDlse | kMhaShort |
+                                kMhaTopLeft | kMhaDlse | kMhaShort | kMhaOdd |
                                 kMhaNonPositiveScale | kMhaDscoresWhole;
     if ((key.features & ~kServed) != 0) {
       return Status(StatusCode::kUnimplemented,

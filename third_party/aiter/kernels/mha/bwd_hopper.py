@@ -118,7 +118,7 @@ def _store_gradient(gradient, acc, factor, row0, length, row_end,
   rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, hopper.accumulator(HEAD)))
   acc = parts.scale_rows(acc, gl.where(rows < length, factor, 0.0), HEAD, TAIL)
   parts.store(gradient.base, gradient.stride, acc, rows < length, row0,
-              row_end, gradient.width, HEAD, TAIL)
+              row_end, 0, gradient.width, HEAD, TAIL)
 
 
 # ---- dk, dv ----
@@ -583,10 +583,10 @@ def mha_bwd_dkdv(
       nhead_stride_mask, batch_stride_mask, alibi_slopes, dropout_state,
       softmax_scale, logits_soft_cap, drop_threshold, rp_keep, flags, FEATURES)
 
-  q_desc = parts.Parts(q_desc, q_tail)
-  k_desc = parts.Parts(k_desc, k_tail)
-  v_desc = parts.Parts(v_desc, v_tail)
-  do_desc = parts.Parts(do_desc, do_tail)
+  q_desc = parts.Source(q_desc, q_tail, 0)
+  k_desc = parts.Source(k_desc, k_tail, 0)
+  v_desc = parts.Source(v_desc, v_tail, 0)
+  do_desc = parts.Source(do_desc, do_tail, 0)
   q_smem = parts.allocate(STAGES, q_desc, TAIL)
   do_smem = parts.allocate(STAGES, do_desc, DV_TAIL)
   k_smem = parts.allocate(BLOCKS, k_desc, TAIL)
@@ -881,10 +881,10 @@ def mha_bwd_dq(
       softmax_scale, logits_soft_cap, drop_threshold, rp_keep, flags, FEATURES)
   terms = scores_hopper.terms_of(heads, head, FEATURES)
 
-  q_desc = parts.Parts(q_desc, q_tail)
-  k_desc = parts.Parts(k_desc, k_tail)
-  v_desc = parts.Parts(v_desc, v_tail)
-  do_desc = parts.Parts(do_desc, do_tail)
+  q_desc = parts.Source(q_desc, q_tail, 0)
+  k_desc = parts.Source(k_desc, k_tail, 0)
+  v_desc = parts.Source(v_desc, v_tail, 0)
+  do_desc = parts.Source(do_desc, do_tail, 0)
   q_smem = parts.allocate(2, q_desc, TAIL)
   do_smem = parts.allocate(2, do_desc, DV_TAIL)
   k_smem = parts.allocate(STAGES, k_desc, TAIL)

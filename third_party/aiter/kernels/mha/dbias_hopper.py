@@ -255,10 +255,10 @@ def mha_bwd_dbias(
             of_head * nhead_stride_dbias)
 
   heads = planes_of(planes, of_batch, flags, FEATURES)
-  q_desc = parts.Parts(q_desc, q_tail)
-  k_desc = parts.Parts(k_desc, k_tail)
-  v_desc = parts.Parts(v_desc, v_tail)
-  do_desc = parts.Parts(do_desc, do_tail)
+  q_desc = parts.Source(q_desc, q_tail, 0)
+  k_desc = parts.Source(k_desc, k_tail, 0)
+  v_desc = parts.Source(v_desc, v_tail, 0)
+  do_desc = parts.Source(do_desc, do_tail, 0)
   full = mbarrier.allocate_mbarrier(batch=STAGES)
   empty = mbarrier.allocate_mbarrier(batch=STAGES)
   ring = Tiles(parts.allocate(2 * STAGES, q_desc, TAIL),

@@ -20,7 +20,7 @@ FEATURES = {
     # These only select. A window has a bound on either side; causal is one.
     **selecting("soft_cap sink_tokens window min_seqlen no_keys "
                 "non_positive_scale dbias dsink unaligned short "
-                "large_soft_cap"),
+                "large_soft_cap odd"),
     "cu_seqlens": FLAGS["cu_seqlens_q"] | FLAGS["cu_seqlens_k"],
 }
 
@@ -124,6 +124,7 @@ FAMILY = Family(
         "top_left": "top-left alignment", "min_seqlen": "min_seqlen_q",
         "non_positive_scale": "softmax_scale <= 0",
         "short": "short sequences",
+        "odd": "long sequences of heads of an odd multiple of 8 columns",
         "large_soft_cap": "soft cap above 1024",
         "unaligned": "bias or mask of rows that are not multiples of 8",
     },

@@ -340,9 +340,9 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
              OWN_KEYS: gl.constexpr, TURNS: gl.constexpr,
              FEATURES: gl.constexpr):
   """Computes 64 query rows: an online softmax over the key tiles."""
-  (q_smem, q_full, keys, turns, out, lse, sink_logit, stride_o, hdim_v, row0,
-   row_end, window, terms, flags, tile_lo, tile_hi, full_lo, full_hi, steps,
-   sinks) = args
+  (q_smem, q_full, keys, turns, out, lse, sink_logit, stride_o, lead_v, hdim_v,
+   row0, row_end, window, terms, flags, tile_lo, tile_hi, full_lo, full_hi,
+   steps, sinks) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   keys = Keys(keys.k, keys.v, keys.k_full, keys.k_empty, keys.v_full,
               keys.v_empty, scores_hopper.own_planes(keys.planes, w),
@@ -443,7 +443,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
   acc = parts.scale_rows(acc, inverse, DV, DV_TAIL)
   value = gl.where(live, m * scores.LN2 + gl.log(norm), float("-inf"))
   gl.store(lse + rows, value, mask=rows < row_end)
-  parts.store(out, stride_o, acc, live, row0, row_end, hdim_v, DV,
+  parts.store(out, stride_o, acc, live, row0, row_end, lead_v, hdim_v, DV,
               DV_TAIL)
 
 
@@ -500,15 +500,16 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
             STAGES: gl.constexpr, OVERLAP: gl.constexpr,
             OWN_KEYS: gl.constexpr, FEATURES: gl.constexpr,
             TURNS: gl.constexpr = 0, PLANES: gl.constexpr = 0,
-            BATCH_FIRST: gl.constexpr = 0):
+            PAIRED: gl.constexpr = 0, BATCH_FIRST: gl.constexpr = 0):
   """Attention forward; the argument list of the plain kernel, plus TMA maps.
 
   The maps view q, k and v as [batch, head, row, dim] (packed: batch 1), with
   boxes of 64 query rows and TILE_N key rows. The grid is (tile of TILE_M rows,
   query head, batch) or, BATCH_FIRST, (batch, tile, head). Tiles of the planes
-  have a ring of their own, of PLANES, or come and go with the keys'. Of the
-  features that change scores the kernel has those of FEATURES, and takes them
-  to be there.
+  have a ring of their own, of PLANES, or come and go with the keys'. PAIRED:
+  with few registers, so that two blocks share a multiprocessor. Of the features
+  that change scores the kernel has those of FEATURES, and takes them to be
+  there.
   """
   WARPGROUPS: gl.constexpr = TILE_M // 64
   gl.static_assert(not TURNS or (OVERLAP and WARPGROUPS == 2))
@@ -551,7 +552,9 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
   if (flags & (scores.PACKED | scores.CU_SEQLENS_K)) != 0:
     foreign_rows = tile_hi * TILE_N - seqlen_k
   b = slot_b.to(gl.int64)
-  v += b * batch_stride_v + head_k * nhead_stride_v
+  lead_k = parts.lead(b * batch_stride_k + head_k * nhead_stride_k, hdim_q)
+  lead_v = parts.lead(b * batch_stride_v + head_k * nhead_stride_v, hdim_v)
+  v += b * batch_stride_v + head_k * nhead_stride_v - lead_v
 
   sink_logit = 0.0
   if (flags & scores.SINK) != 0:
@@ -570,9 +573,9 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
           q_row.to(gl.int64) * stride_o)
   lse += b * batch_stride_lse + head * nhead_stride_lse + q_row
 
-  q_desc = parts.Parts(q_desc, q_tail)
-  k_desc = parts.Parts(k_desc, k_tail)
-  v_desc = parts.Parts(v_desc, v_tail)
+  q_desc = parts.Source(q_desc, q_tail, -lead_k)
+  k_desc = parts.Source(k_desc, k_tail, -lead_k)
+  v_desc = parts.Source(v_desc, v_tail, -lead_v)
   q_smem = parts.allocate(WARPGROUPS, q_desc, TAIL)
   k_smem = parts.allocate(STAGES, k_desc, TAIL)
   v_smem = parts.allocate(STAGES, v_desc, DV_TAIL)
@@ -608,10 +611,10 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
 
   produce = (q_desc, k_desc, v_desc, q_smem, q_full, keys, slot_b, head,
              head_k, q_row, k_row, row0, tile_hi, steps, sinks, v, stride_v,
-             hdim_v, foreign_rows, terms, window, bias_desc)
+             hdim_v + lead_v, foreign_rows, terms, window, bias_desc)
   consume = (q_smem, q_full, keys, turns, out, lse, sink_logit, stride_o,
-             hdim_v, row0, row_end, window, terms, flags, tile_lo, tile_hi,
-             full_lo, full_hi, steps, sinks)
+             lead_v, hdim_v, row0, row_end, window, terms, flags, tile_lo,
+             tile_hi, full_lo, full_hi, steps, sinks)
   if WARPGROUPS == 1:
     gl.warp_specialize([
         (_consume, (0, consume, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
@@ -627,7 +630,7 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
                     PLANES, OVERLAP, OWN_KEYS, TURNS, FEATURES)),
         (_produce, (produce, TILE_N, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
                     PLANES, WARPGROUPS, FEATURES)),
-    ], [4, 4], [240, 24] if mapped(FEATURES) else
+    ], [4, 4], [104, 24] if PAIRED else [240, 24] if mapped(FEATURES) else
                        scores_hopper.registers(FEATURES))
   else:
     gl.static_assert(WARPGROUPS == 3)

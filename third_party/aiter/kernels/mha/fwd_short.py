@@ -152,7 +152,9 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
   if (flags & (scores.PACKED | scores.CU_SEQLENS_K)) != 0:
     foreign_rows = tile_hi * N - seqlen_k
   b = slot_b.to(gl.int64)
-  v += b * batch_stride_v + head_k * nhead_stride_v
+  lead_k = parts.lead(b * batch_stride_k + head_k * nhead_stride_k, hdim_q)
+  lead_v = parts.lead(b * batch_stride_v + head_k * nhead_stride_v, hdim_v)
+  v += b * batch_stride_v + head_k * nhead_stride_v - lead_v
   # As in fwd_hopper.py, where what dropout keeps is written.
   if FEATURES == scores.DROPOUT:
     mask += index_b * batch_stride_mask + head * nhead_stride_mask
@@ -163,9 +165,9 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
       softmax_scale, logits_soft_cap, drop_threshold, rp_keep, flags, FEATURES)
   terms = scores_hopper.terms_of(heads, head, FEATURES)
 
-  q_desc = parts.Parts(q_desc, q_tail)
-  k_desc = parts.Parts(k_desc, k_tail)
-  v_desc = parts.Parts(v_desc, v_tail)
+  q_desc = parts.Source(q_desc, q_tail, -lead_k)
+  k_desc = parts.Source(k_desc, k_tail, -lead_k)
+  v_desc = parts.Source(v_desc, v_tail, -lead_v)
   q_smem = parts.allocate(1, q_desc, TAIL)
   k_smem = parts.allocate(STAGES, k_desc, TAIL)
   v_smem = parts.allocate(STAGES, v_desc, DV_TAIL)
@@ -185,7 +187,8 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
   keys = fwd_hopper.Keys(k_smem, v_smem, k_full, k_empty, v_full, v_empty,
                          planes, k_full, k_empty)
   copies = (k_desc, v_desc, keys, slot_b, head_k, k_row, row0, tile_hi, steps,
-            v, stride_v, hdim_v, foreign_rows, terms, window, bias_desc, head)
+            v, stride_v, hdim_v + lead_v, foreign_rows, terms, window,
+            bias_desc, head)
 
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   rows = row0 + gl.arange(0, 64, ROWS)
@@ -239,4 +242,5 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
   gl.store(lse + rows, value, mask=rows < row_end)
   out += (b * batch_stride_o + head * nhead_stride_o +
           q_row.to(gl.int64) * stride_o)
-  parts.store(out, stride_o, acc, live, row0, row_end, hdim_v, DV, DV_TAIL)
+  parts.store(out, stride_o, acc, live, row0, row_end, lead_v, hdim_v, DV,
+              DV_TAIL)

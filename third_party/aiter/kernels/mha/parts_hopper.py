@@ -31,6 +31,25 @@ class Parts(NamedTuple):
   tail: tl.tensor
 
 
+class Source(NamedTuple):
+  """TMA maps of a matrix's parts, and the column at which boxes begin."""
+  main: tl.tensor
+  tail: tl.tensor
+  first: tl.tensor
+
+
+@gluon.jit
+def lead(offset, hdim):
+  """How many columns boxes of a head begin before its own: 0 or 8.
+
+  TMA copies rows that begin in the middle of 32 bytes, which the L2 reads at
+  once, more slowly. Every other head's do where a head has an odd multiple of 8
+  columns, whose boxes have room for 8 more: zeros, as they are before the
+  head's first one. offset: elements before the head.
+  """
+  return (offset.to(gl.int32) & hdim) // 8 % 2 * 8
+
+
 def tensor_map(tensor, rows, width, tail):
   """TMA maps {NAME_desc, NAME_tail} of views [batch, head, row, dim]."""
   return {
@@ -63,9 +82,10 @@ def load(desc, batch, head, row, barrier, smem, i, HEAD: gl.constexpr,
                     desc.main.nbytes_per_cta + desc.tail.nbytes_per_cta)
   else:
     mbarrier.expect(barrier, desc.main.nbytes_per_cta)
-  tma.async_load(desc.main, [batch, head, row, 0], barrier, smem.main.index(i))
+  tma.async_load(desc.main, [batch, head, row, desc.first], barrier,
+                 smem.main.index(i))
   if TAIL > 0:
-    tma.async_load(desc.tail, [batch, head, row, HEAD], barrier,
+    tma.async_load(desc.tail, [batch, head, row, desc.first + HEAD], barrier,
                    smem.tail.index(i))
 
 
@@ -158,7 +178,7 @@ def scale_rows(acc, rows, HEAD: gl.constexpr, TAIL: gl.constexpr):
 
 
 @gluon.jit
-def _store_part(base, stride, part, live, row0, row_end, hdim,
+def _store_part(base, stride, part, live, row0, row_end, first, hdim,
                 N: gl.constexpr):
   STORE: gl.constexpr = hopper.rows_layout(N)
   live = gl.convert_layout(live, gl.SliceLayout(1, hopper.accumulator(N)))
@@ -167,17 +187,23 @@ def _store_part(base, stride, part, live, row0, row_end, hdim,
   rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, STORE))
   cols = gl.arange(0, N, gl.SliceLayout(0, STORE))
   # Head dims are multiples of 8; so a mask never cuts 16 bytes.
-  mask = (rows < row_end)[:, None] & (cols < hdim // 8 * 8)[None, :]
+  mask = (rows < row_end)[:, None] & (
+      (cols >= first) & (cols < hdim // 8 * 8))[None, :]
   gl.store(base + rows[:, None].to(gl.int64) * stride + cols[None, :], part,
            mask=mask)
 
 
 @gluon.jit
-def store(base, stride, acc, live, row0, row_end, hdim, HEAD: gl.constexpr,
-          TAIL: gl.constexpr):
-  """Stores 64 rows, those before row_end; 0 where a row is not `live`."""
+def store(base, stride, acc, live, row0, row_end, first, hdim,
+          HEAD: gl.constexpr, TAIL: gl.constexpr):
+  """Stores 64 rows, those before row_end; 0 where a row is not `live`.
+
+  Columns [first, first + hdim) of acc.
+  """
   live = live.to(gl.int32)
-  _store_part(base, stride, acc.main, live, row0, row_end, hdim, HEAD)
+  base -= first
+  hdim += first
+  _store_part(base, stride, acc.main, live, row0, row_end, first, hdim, HEAD)
   if TAIL > 0:
     _store_part(base + HEAD, stride, acc.tail, live, row0, row_end,
-                hdim - HEAD, TAIL)
+                first - HEAD, hdim - HEAD, TAIL)

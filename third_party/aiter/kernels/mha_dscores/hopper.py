@@ -254,10 +254,10 @@ def mha_dscores_bwd(
       nhead_stride_mask, batch_stride_mask, alibi_slopes, dropout_state,
       softmax_scale, logits_soft_cap, drop_threshold, rp_keep, flags, FEATURES)
 
-  q_desc = parts.Parts(q_desc, q_tail)
-  k_desc = parts.Parts(k_desc, k_tail)
-  v_desc = parts.Parts(v_desc, v_tail)
-  do_desc = parts.Parts(do_desc, do_tail)
+  q_desc = parts.Source(q_desc, q_tail, 0)
+  k_desc = parts.Source(k_desc, k_tail, 0)
+  v_desc = parts.Source(v_desc, v_tail, 0)
+  do_desc = parts.Source(do_desc, do_tail, 0)
   q_smem = parts.allocate(STAGES, q_desc, TAIL)
   do_smem = parts.allocate(STAGES, do_desc, DV_TAIL)
   k_smem = parts.allocate(BLOCKS, k_desc, TAIL)
@@ -389,7 +389,7 @@ def mha_dscores_dq(
   high = gl.where(key_low < key_high, (key_high + TILE_N - 1) // TILE_N, low)
   dq += index_b.to(gl.int64) * batch_stride_dq + head * nhead_stride_dq
 
-  k_desc = parts.Parts(k_desc, k_tail)
+  k_desc = parts.Source(k_desc, k_tail, 0)
   k_smem = parts.allocate(STAGES, k_desc, TAIL)
   ds_smem = gl.allocate_shared_memory(
       dscores_desc.dtype, hopper.stack(2 * STAGES,
