@@ -31,9 +31,11 @@ def philox4x32(key, counter, rounds=10):
 def keep_mask(key, batch, head, sq, sk, p, origin=(0, 0)):
   """Dropout mask of one head from a row and column on: bool [sq, sk]."""
   rows, cols = (first + np.arange(n) for first, n in zip(origin, (sq, sk)))
-  words = philox4x32(key, (cols // 4, rows[:, None], head, batch))
+  words = philox4x32(key, (cols // 8, rows[:, None], head, batch))
   chosen = np.choose(cols % 4, [w.astype(np.int64) for w in words])
-  return chosen >= int(np.floor(np.float64(np.float32(p)) * 2**32))
+  halves = np.where(cols // 4 % 2, chosen // 2**16, chosen % 2**16)
+  return halves >= min(np.floor(np.float64(np.float32(p)) * 2**16 + 0.5),
+                       2**16 - 1)
 
 
 @dataclasses.dataclass

@@ -387,8 +387,9 @@ MhaParams ParamsOf(const mha_args& a, const ProblemKey& key) {
   p.softmax_scale = a.scale_s;
   p.logits_soft_cap = a.logits_soft_cap;
   double probability = a.p_drop;
-  p.drop_threshold = static_cast<int32_t>(
-      static_cast<uint32_t>(std::floor(probability * 4294967296.0)));
+  // Of 16 bits, as core/philox.py has it.
+  const double cut = std::min(std::floor(probability * 65536.0 + 0.5), 65535.0);
+  p.drop_threshold = static_cast<int32_t>(static_cast<uint32_t>(cut) << 16);
   p.rp_keep = static_cast<float>(1.0 / (1.0 - probability));
   p.window_left = Window(a.window_size_left);
   p.window_right = Window(a.window_size_right);

@@ -66,7 +66,7 @@ struct MhaParams {
 
   float softmax_scale = 0;
   float logits_soft_cap = 0;
-  int32_t drop_threshold = 0;  // The bits of floor(p * 2^32).
+  int32_t drop_threshold = 0;  // round(p * 2^16), in the upper half.
   float rp_keep = 0;           // 1 / (1 - p)
   int32_t window_left = 0, window_right = 0;
   int32_t sink_tokens = 0;

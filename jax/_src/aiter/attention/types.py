@@ -68,7 +68,7 @@ class Operands(NamedTuple):
     alibi_slopes: float32 [b, hq].
     sink: float32 [b, hq], an extra logit without a value.
     dropout_state: uint32 [b, hq, 6]: two key words, batch and head counters,
-      and the row and column, a multiple of 4, at which row 0 and key 0 of the
+      and the row and column, a multiple of 8, at which row 0 and key 0 of the
       sequence stand in the whole that the mask is of.
   """
   q: jax.Array

@@ -58,24 +58,27 @@ def philox4x32(key: tuple[jax.Array, jax.Array],
 
 
 def threshold(dropout_p: float) -> int:
-  """A word below this drops its element: floor(p * 2^32)."""
-  return int(np.floor(np.float64(dropout_p) * 2.0**32))
+  """16 bits below this drop their element: p * 2^16, rounded, but not 2^16."""
+  return min(int(np.float64(dropout_p) * 2.0**16 + 0.5), 2**16 - 1)
 
 
 def keep_mask(state: jax.Array, rows: jax.Array, cols: jax.Array,
               dropout_p: float, *, cols_are_a_run: bool = False) -> jax.Array:
   """Which attention probabilities survive dropout.
 
+  Philox's four words of counter (column // 8, row, head, batch) serve eight
+  columns: column c has word c % 4, of the first four columns the low half.
+
   state[..., i], rows and cols broadcast together.
 
   Args:
     state: uint32 [..., 6]: key word 0, key word 1, batch counter, head counter,
-      and what is added to rows and to columns, to these a multiple of 4.
+      and what is added to rows and to columns, to these a multiple of 8.
     rows: int32 query positions inside their sequence.
     cols: int32 key positions inside their sequence.
     dropout_p: probability of dropping, 0 <= p < 1.
     cols_are_a_run: cols is rank 1 and cols[i] == cols[0] + i, with cols[0] and
-      its length multiples of 4; one Philox call then serves four columns.
+      its length multiples of 8; one Philox call then serves eight columns.
 
   Returns:
     bool, True where kept, of the broadcast shape.
@@ -86,13 +89,12 @@ def keep_mask(state: jax.Array, rows: jax.Array, cols: jax.Array,
   cols = cols.astype(jnp.uint32)
   cut = np.uint32(threshold(dropout_p))
   if cols_are_a_run:
-    block = (first_col + cols[::4]) >> 2
-    words = philox4x32((k0, k1), (block, rows, head, batch))
-    bits = jnp.stack(words, axis=-1)
-    return (bits >= cut).reshape(*bits.shape[:-2], cols.shape[0])
-  block = (first_col + cols) >> 2
+    block = (first_col + cols[::8]) >> 3
+    words = jnp.stack(philox4x32((k0, k1), (block, rows, head, batch)), axis=-1)
+    bits = jnp.stack([words & np.uint32(0xFFFF), words >> 16], axis=-2)
+    return (bits >= cut).reshape(*bits.shape[:-3], cols.shape[0])
+  block = (first_col + cols) >> 3
   words = philox4x32((k0, k1), (block, rows, head, batch))
-  lane = cols & np.uint32(3)
-  bits = lax.select_n(jnp.broadcast_to(lane, words[0].shape).astype(jnp.int32),
-                      *words)
-  return bits >= cut
+  cols = jnp.broadcast_to(cols, words[0].shape)
+  word = lax.select_n((cols & 3).astype(jnp.int32), *words)
+  return (word >> (cols >> 2 & 1) * 16) & np.uint32(0xFFFF) >= cut

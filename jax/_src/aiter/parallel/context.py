@@ -101,7 +101,7 @@ def _goes_round(call: _Call, x: _Arrays) -> bool:
 
   Which keys a block's rows see is told by lengths, and by a window that all
   devices share; how far these are, in "striped" alone; what a dropout mask has
-  for them, by runs of columns that begin at a multiple of four.
+  for them, by runs of columns that begin at a multiple of eight.
   """
   (left, _, first), packed = call.attention.window, x.cu_seqlens is not None
   striped, zigzag = (call.balance == name for name in ("striped", "zigzag"))
@@ -111,7 +111,7 @@ def _goes_round(call: _Call, x: _Arrays) -> bool:
       or (x.alibi_slopes is not None
           and (not striped or packed or call.right))
       or (x.dropout_state is not None
-          and (striped or packed or x.q.shape[1] % (8 if zigzag else 4))))
+          and (striped or packed or x.q.shape[1] % (16 if zigzag else 8))))
 
 
 def _ring(call: _Call, axis: str, x: _Arrays):
@@ -424,7 +424,7 @@ def context_parallel_attention(
       "all_gather": leading keys that stay visible; windows with "zigzag", or
       of packed sequences without an order, or to the right with "striped";
       alibi_slopes, but if causal with "striped"; dropout of packed sequences,
-      with "striped", or of an s that is no multiple of 4 (8 with "zigzag").
+      with "striped", or of an s that is no multiple of 8 (16 with "zigzag").
     "all_gather": every device gathers all keys and values.
     "ulysses": each device gets all tokens of a part of the heads (DeepSpeed
       Ulysses, arXiv:2309.14509). q's heads are a multiple of the devices; fewer

@@ -22,11 +22,8 @@ from third_party.aiter.kernels.mha import scores_hopper
 # Words of a tile's 64 keys.
 WORDS = tl.constexpr(128)
 # Shared by the two files that know how bits are drawn.
-_kept = scores_hopper._kept
-_steps = scores_hopper._steps
 _vector = scores_hopper._vector
 _row_blocks = scores_hopper._row_blocks
-_row_keys = scores_hopper._row_keys
 
 
 @gluon.constexpr_function
@@ -76,23 +73,10 @@ def draw_rows(terms, row0, col0, N: gl.constexpr):
   A call with nothing but dropout has no mask, and terms.mask is the place: its
   stride is that between tiles of rows, in words, or 0 if nobody asks.
   """
-  C: gl.constexpr = min(8, N // 8)
-  DRAWS: gl.constexpr = _row_blocks(N, C)
-  KEYS: gl.constexpr = _row_keys(N, C)
-  row = gl.arange(0, 64, _vector(DRAWS, 0, 4))[:, None, None, None]
-  word = gl.arange(0, N // (8 * C), _vector(DRAWS, 1, 4))[None, :, None, None]
-  part = gl.arange(0, C, _vector(DRAWS, 2, 4))[None, None, :, None]
-  block = gl.arange(0, 2, _vector(DRAWS, 3, 4))[None, None, None, :]
-  bits = _kept(col0 // 4 + (word * C + part) * 2 + block, row0 + row, terms)
-  bits = gl.sum(bits << (part * 4), 2)
+  bits = scores_hopper.draw_rows(terms, row0, col0, N)
   if N % 64 == 0:
-    _write(terms.mask, bits, row0, col0, gl.SliceLayout(2, DRAWS))
-  bits = gl.convert_layout(bits, gl.SliceLayout(2, gl.SliceLayout(4, KEYS)))
-  part = gl.arange(0, C, _vector(KEYS, 2, 5))[None, None, :, None, None]
-  key = gl.arange(0, 4, _vector(KEYS, 4, 5))[None, None, None, None, :]
-  keep = (bits[:, :, None, :, None] >> (part * 4 + key)) & 1
-  keep = keep.reshape([64, N])
-  return gl.convert_layout(keep, hopper.accumulator(N)) != 0
+    _write(terms.mask, bits, row0, col0, gl.SliceLayout(2, _row_blocks(N, 8)))
+  return scores_hopper.keep_of_drawn_rows(bits, N)
 
 
 @gluon.constexpr_function

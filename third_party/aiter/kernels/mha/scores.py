@@ -87,7 +87,7 @@ class Terms(NamedTuple):
 
   Bias and mask stand at the head's plane, whose strides are 0 where it has one
   row or one column for all; key and counter are Philox's, and first_row and
-  first_block what is added to rows and to blocks of four keys that it counts.
+  first_block what is added to rows and to blocks of eight keys that it counts.
   """
   scale: tl.tensor
   logits_soft_cap: tl.tensor
@@ -234,7 +234,7 @@ def terms_of(
       counter0 = tl.load(state + 2)
       counter1 = tl.load(state + 3)
       first_row = tl.load(state + 4)
-      first_block = tl.load(state + 5) // 4
+      first_block = tl.load(state + 5) // 8
   return Terms(
       scale, logits_soft_cap, bias, bias_f32, stride_bias, key_stride_bias,
       mask, stride_mask, key_stride_mask, slope, key0, key1, counter0, counter1,
@@ -635,16 +635,23 @@ def _mul_hi_lo(x, factor: tl.constexpr):
 
 
 @triton.jit
+def _halves(word):
+  """A word's low and high half, each as the upper half of a word."""
+  return tl.join(word << 16, word)
+
+
+@triton.jit
 def keep_scale(
     terms, m0, n0, TILE_M: tl.constexpr, TILE_N: tl.constexpr
 ):
   """[TILE_M, TILE_N]: 1 / (1 - p) where dropout keeps, 0 where it drops.
 
   One Philox4x32-10 block (Salmon et al., Parallel random numbers: as easy as
-  1, 2, 3, SC 2011) gives the words of four neighbouring keys: counter
-  (key // 4, row, head, batch), word key % 4.
+  1, 2, 3, SC 2011) gives 16 bits to each of eight neighbouring keys: counter
+  (key // 8, row, head, batch), word key % 4, of the first four keys the low
+  halves.
   """
-  w0 = (terms.first_block + n0 // 4 + tl.arange(0, TILE_N // 4))[None, :]
+  w0 = (terms.first_block + n0 // 8 + tl.arange(0, TILE_N // 8))[None, :]
   w1 = (terms.first_row + m0 + tl.arange(0, TILE_M))[:, None]
   w2 = terms.counter1
   w3 = terms.counter0
@@ -660,7 +667,8 @@ def keep_scale(
     w3 = low0
     key0 += 0x9E3779B9
     key1 += 0xBB67AE85
-  words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+  words = tl.join(tl.join(_halves(w0), _halves(w2)),
+                  tl.join(_halves(w1), _halves(w3)))
   words = tl.reshape(words, [TILE_M, TILE_N])
   keep = words >= terms.drop_threshold.to(tl.uint32, bitcast=True)
   return tl.where(keep, terms.rp_keep, 0.0)

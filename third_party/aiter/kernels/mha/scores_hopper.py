@@ -156,7 +156,7 @@ def terms_of(heads, head, FEATURES: gl.constexpr):
     counter0 = gl.load(state + 2)
     counter1 = gl.load(state + 3)
     first_row = gl.load(state + 4)
-    first_block = gl.load(state + 5) // 4
+    first_block = gl.load(state + 5) // 8
   return Terms(heads.scale, heads.logits_soft_cap, bias, bias_f32, mask, slope,
                key0, key1, counter0, counter1, first_row, first_block,
                heads.drop_threshold, heads.rp_keep)
@@ -455,9 +455,10 @@ def hides(terms, col0, len_k, N: gl.constexpr, FEATURES: gl.constexpr):
   return any_hidden
 
 
-# Dropout's mask is scores.keep_scale's: one draw of Philox serves four
+# Dropout's mask is scores.keep_scale's: one draw of Philox serves eight
 # neighbouring keys of a row, which lie in several threads' scores. So a thread
-# draws whole blocks, packs their bits, and threads share the words.
+# draws for eight keys and packs their bits; two threads, each of which wants
+# four of eight, take turns and give each other one half; and all share words.
 
 
 @gluon.jit
@@ -476,8 +477,41 @@ def _philox(c0, c1, c2, c3, k0, k1):
 
 
 @gluon.jit
-def _kept(block, rows, terms):
-  """Four bits a block of four keys: those that dropout keeps."""
+def _four(w0, w1, w2, w3, least, bit):
+  """Which of four words are not below `least`: four bits, the lowest `bit`."""
+  return (gl.where(w0 >= least, bit, 0) | gl.where(w1 >= least, bit * 2, 0) |
+          gl.where(w2 >= least, bit * 4, 0) | gl.where(w3 >= least, bit * 8, 0))
+
+
+@gluon.constexpr_function
+def _give(lane):
+  """What two threads, so many lanes apart, have drawn of two blocks.
+
+  Each has half of the bits of both, and gets all of its own: the upper thread
+  those of the second.
+  """
+  return f"""{{
+    .reg .pred upper;
+    .reg .b32 lane, mine, other;
+    mov.u32 lane, %laneid;
+    and.b32 lane, lane, {lane};
+    setp.ne.b32 upper, lane, 0;
+    selp.b32 mine, $2, $1, upper;
+    selp.b32 other, $1, $2, upper;
+    shfl.sync.bfly.b32 other, other, {lane}, 0x1f, 0xffffffff;
+    or.b32 $0, mine, other;
+  }}"""
+
+
+@gluon.jit
+def draw(block, rows, part, upper, terms, AXIS: gl.constexpr,
+         LANE: gl.constexpr):
+  """What dropout keeps, four bits for each block of four keys, in words.
+
+  Two threads LANE lanes apart, of which one is the `upper`, draw other parts of
+  the same blocks of eight keys; in the result, the upper one has their second
+  four. Of a word's bits, eight are those of `part`, along AXIS.
+  """
   block = terms.first_block + block.to(gl.uint32)
   rows = terms.first_row + rows.to(gl.uint32)
   zero = block * 0 + rows * 0
@@ -485,8 +519,13 @@ def _kept(block, rows, terms):
       zero + block, zero + rows, zero + terms.counter1, zero + terms.counter0,
       terms.key0, terms.key1)
   least = terms.drop_threshold.to(gl.uint32, bitcast=True)
-  return ((w0 >= least).to(gl.int32) | ((w1 >= least).to(gl.int32) << 1) |
-          ((w2 >= least).to(gl.int32) << 2) | ((w3 >= least).to(gl.int32) << 3))
+  bit = 1 << part * 8
+  low = gl.sum(
+      _four(w0 << 16, w1 << 16, w2 << 16, w3 << 16, least, bit), AXIS)
+  high = gl.sum(_four(w0, w1, w2, w3, least, bit), AXIS)
+  return gl.inline_asm_elementwise(
+      _give(LANE), "=r,r,r", [low << upper * 4, high << upper * 4], gl.int32,
+      False, 1)
 
 
 @gluon.constexpr_function
@@ -510,11 +549,11 @@ def _vector(layout, axis, rank):
 
 @gluon.constexpr_function
 def _row_blocks(n, c):
-  """Draws for 64 rows: [64, n / 8c, c, 2 blocks]."""
+  """Draws for 64 rows: [64, n / 8c, c / 2, 2 threads]."""
   return gl.DistributedLinearLayout(
-      [*_steps(c, 2, 4), *_steps(n // (8 * c), 1, 4)],
+      [*_steps(c // 2, 2, 4), *_steps(n // (8 * c), 1, 4)],
       [[8, 0, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
-      [[16, 0, 0, 0], [32, 0, 0, 0]], [], [64, n // (8 * c), c, 2])
+      [[16, 0, 0, 0], [32, 0, 0, 0]], [], [64, n // (8 * c), c // 2, 2])
 
 
 @gluon.constexpr_function
@@ -532,32 +571,52 @@ def _row_keys(n, c):
 
 
 @gluon.jit
-def keep_of_rows(terms, row0, col0, N: gl.constexpr):
-  """Whether dropout keeps: 64 rows from row0 on, N keys from col0 on."""
+def draw_rows(terms, row0, col0, N: gl.constexpr):
+  """What dropout keeps of 64 rows and N keys: words [64, N / 8c, 2 blocks].
+
+  In the layout SliceLayout(2, _row_blocks(N, c)), c = min(8, N // 8); bit
+  4 i + j of a word is the j-th key of its block in eight keys i.
+  """
   C: gl.constexpr = min(8, N // 8)
   DRAWS: gl.constexpr = _row_blocks(N, C)
-  KEYS: gl.constexpr = _row_keys(N, C)
-  WORDS: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(4, KEYS))
   row = gl.arange(0, 64, _vector(DRAWS, 0, 4))[:, None, None, None]
   word = gl.arange(0, N // (8 * C), _vector(DRAWS, 1, 4))[None, :, None, None]
-  part = gl.arange(0, C, _vector(DRAWS, 2, 4))[None, None, :, None]
-  block = gl.arange(0, 2, _vector(DRAWS, 3, 4))[None, None, None, :]
-  bits = _kept(col0 // 4 + (word * C + part) * 2 + block, row0 + row, terms)
-  bits = gl.convert_layout(gl.sum(bits << (part * 4), 2), WORDS)
+  part = gl.arange(0, C // 2, _vector(DRAWS, 2, 4))[None, None, :, None]
+  upper = gl.arange(0, 2, _vector(DRAWS, 3, 4))[None, None, None, :]
+  block = col0 // 8 + word * C + part * 2 + upper
+  upper = gl.arange(0, 2, _vector(gl.SliceLayout(2, DRAWS), 2, 3))
+  upper = upper[None, None, :]
+  return draw(block, row0 + row, part, upper, terms, 2, 2)
+
+
+@gluon.jit
+def keep_of_drawn_rows(bits, N: gl.constexpr):
+  """Whether dropout keeps, of what draw_rows says."""
+  C: gl.constexpr = min(8, N // 8)
+  KEYS: gl.constexpr = _row_keys(N, C)
+  bits = gl.convert_layout(bits, gl.SliceLayout(2, gl.SliceLayout(4, KEYS)))
   part = gl.arange(0, C, _vector(KEYS, 2, 5))[None, None, :, None, None]
   key = gl.arange(0, 4, _vector(KEYS, 4, 5))[None, None, None, None, :]
-  keep = (bits[:, :, None, :, None] >> (part * 4 + key)) & 1
+  # What lanes differ in goes first: the rest are constants.
+  keep = (bits[:, :, None, :, None] >> key // 2 * 2) & 1 << part * 4 + key % 2
   keep = keep.reshape([64, N])
   return gl.convert_layout(keep, hopper.accumulator(N)) != 0
 
 
+@gluon.jit
+def keep_of_rows(terms, row0, col0, N: gl.constexpr):
+  """Whether dropout keeps: 64 rows from row0 on, N keys from col0 on."""
+  return keep_of_drawn_rows(draw_rows(terms, row0, col0, N), N)
+
+
 @gluon.constexpr_function
 def _key_blocks(m, c):
-  """Draws for 64 keys: [16 blocks, m / 8c, c, 8 rows]."""
+  """Draws for 64 keys: [8 blocks, 2 threads, m / 8c, c / 2, 8 rows]."""
   return gl.DistributedLinearLayout(
-      [*_steps(c, 2, 4), *_steps(m // (8 * c), 1, 4)],
-      [[0, 0, 0, 2], [0, 0, 0, 4], [2, 0, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0]],
-      [[4, 0, 0, 0], [8, 0, 0, 0]], [], [16, m // (8 * c), c, 8])
+      [*_steps(c // 2, 3, 5), *_steps(m // (8 * c), 2, 5)],
+      [[0, 0, 0, 0, 2], [0, 0, 0, 0, 4], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1],
+       [0, 1, 0, 0, 0]],
+      [[2, 0, 0, 0, 0], [4, 0, 0, 0, 0]], [], [8, 2, m // (8 * c), c // 2, 8])
 
 
 @gluon.constexpr_function
@@ -581,14 +640,19 @@ def keep_of_keys(terms, row0, col0, M: gl.constexpr):
   DRAWS: gl.constexpr = _key_blocks(M, C)
   ROWS: gl.constexpr = _key_rows(M, C)
   WORDS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, ROWS))
-  block = gl.arange(0, 16, _vector(DRAWS, 0, 4))[:, None, None, None]
-  word = gl.arange(0, M // (8 * C), _vector(DRAWS, 1, 4))[None, :, None, None]
-  part = gl.arange(0, C, _vector(DRAWS, 2, 4))[None, None, :, None]
-  row = gl.arange(0, 8, _vector(DRAWS, 3, 4))[None, None, None, :]
-  bits = _kept(col0 // 4 + block, row0 + (word * C + part) * 8 + row, terms)
-  bits = gl.convert_layout(gl.sum(bits << (part * 4), 2), WORDS)
+  block = gl.arange(0, 8, _vector(DRAWS, 0, 5))[:, None, None, None, None]
+  word = gl.arange(0, M // (8 * C), _vector(DRAWS, 2, 5))[
+      None, None, :, None, None]
+  part = gl.arange(0, C // 2, _vector(DRAWS, 3, 5))[None, None, None, :, None]
+  upper = gl.arange(0, 2, _vector(DRAWS, 1, 5))[None, :, None, None, None]
+  row = gl.arange(0, 8, _vector(DRAWS, 4, 5))[None, None, None, None, :]
+  row += row0 + (word * C + part * 2 + upper) * 8
+  upper = gl.arange(0, 2, _vector(gl.SliceLayout(3, DRAWS), 1, 4))[
+      None, :, None, None]
+  bits = draw(col0 // 8 + block, row, part, upper, terms, 3, 16)
+  bits = gl.convert_layout(bits.reshape([16, M // (8 * C), 8]), WORDS)
   key = gl.arange(0, 4, _vector(ROWS, 1, 5))[None, :, None, None, None]
   part = gl.arange(0, C, _vector(ROWS, 3, 5))[None, None, None, :, None]
-  keep = (bits[:, None, :, None, :] >> (part * 4 + key)) & 1
+  keep = (bits[:, None, :, None, :] >> key) & 1 << part * 4
   keep = keep.reshape([64, M])
   return gl.convert_layout(keep, hopper.accumulator(M)) != 0
