@@ -18,9 +18,11 @@ import asm  # pylint: disable=g-import-not-at-top,g-bad-import-order
 # What tests count with, whatever a device's are.
 PARAMETERS = {
     "lds_latency": 100, "l1_latency": 200, "address_clocks": 4,
-    "l2_bytes": 1 << 20, "l2_latency": 600, "l2_rate": 16, "atomic_rate": 2,
-    "mall_bytes": 1 << 24, "mall_latency": 800, "mall_gigabytes": 2000,
-    "hbm_latency": 1000, "hbm_gigabytes": 1000, "hbm_efficiency": 0.5,
+    "l2_bytes": 1 << 20, "l2_latency": 600, "l2_idle": 600, "l2_rate": 16,
+    "mall_bytes": 1 << 24, "mall_latency": 800, "mall_idle": 800,
+    "mall_gigabytes": 2000,
+    "hbm_latency": 1000, "hbm_idle": 1000, "hbm_gigabytes": 1000,
+    "hbm_efficiency": 0.5, "atomic_rate": 2, "loaded_share": 0.75,
     "taken_branch": 20, "barrier": 10,
     "launch_microseconds": 3, "sustained": 0.875, "throttle": 0.25,
     "scalar_latency": 300,
@@ -28,6 +30,7 @@ PARAMETERS = {
 UNITS = {"gfx90a": 110, "gfx942": 304, "gfx950": 256}[asm.ARCH]
 PEAK = {"gfx90a": 1.7, "gfx942": 2.1, "gfx950": 2.4}[asm.ARCH]
 DIES = 1 if asm.ARCH == "gfx90a" else 8
+LINE = 64 if asm.ARCH == "gfx90a" else 128
 SLOT = 4  # Clocks between two instructions of a wave.
 MFMA = {"gfx90a": "v_mfma_f32_32x32x8f16",
         "gfx942": "v_mfma_f32_32x32x8_f16",
@@ -67,14 +70,32 @@ def clocks(body, *arguments, repeat=8, before="", after="", **attributes):
   return (times[1] - times[0]) / repeat
 
 
-def behind(die, all_):
-  """Latency, and clocks of a byte for all units, of what these shares miss: of
-  all asks those of which no other of the die asks for the same, and of all."""
+def behind(die, all_, units=UNITS, latencies=(600, 800, 1000)):
+  """Latency, and clocks of a byte for so many units, of what these shares miss:
+  of all asks those of which no other of the die asks for the same, and of
+  all."""
   clock = PEAK * PARAMETERS["sustained"]
-  rate = lambda gigabytes: max(1 / 16, UNITS * clock / gigabytes)
-  hits, dies = 1 - die, die - all_
-  return (hits * 600 + dies * 800 + all_ * 1000,
-          hits / 16 + dies * rate(2000) + all_ * rate(500))
+  rate = lambda gigabytes: max(1 / 16, units * clock / gigabytes)
+  shares = np.array([1 - die, die - all_, all_])
+  return shares @ latencies, shares @ [1 / 16, rate(2000), rate(500)]
+
+
+def chase(count, rounds=1, step=256, **attributes):
+  """The report of a wave that goes through a chain of so many pointers."""
+  places = np.zeros(step * count // 4, np.uint32)
+  places[:: step // 4] = (np.arange(1, count + 1) % count) * step
+  with asm.Buffer(places) as buffer:
+    return report(f"""
+      s_load_dwordx2 s[8:9], s[0:1], 0x0
+      v_mov_b32 v1, 0
+      s_mov_b32 s20, {rounds * count}
+      s_waitcnt lgkmcnt(0)
+      again:
+      global_load_dword v1, v1, s[8:9]
+      s_waitcnt vmcnt(0)
+      s_sub_u32 s20, s20, 1
+      s_cmp_lg_u32 s20, 0
+      s_cbranch_scc1 again""", buffer, **attributes)
 
 
 def lines(*texts):
@@ -209,27 +230,14 @@ class MemoryTest(absltest.TestCase):
   def test_latencies(self):
     # The L1's: its clocks and latency, then the wait's slot.
     self.assertEqual(self.load(0), SLOT + 200 + SLOT)
-    # A line of 128 bytes at 16 a clock.
-    self.assertEqual(self.load(256), SLOT + 128 / 16 + 1000 + SLOT)
+    # A line at 16 bytes a clock.
+    self.assertEqual(self.load(256), SLOT + LINE / 16 + 1000 + SLOT)
 
   def test_pointers(self):
     """A chain of pointers through 64 lines, which the L1 holds."""
-    step, count = 256, 64
-    places = np.zeros(step * count // 4, np.uint32)
-    places[:: step // 4] = (np.arange(1, count + 1) % count) * step
-    def chain(rounds, **attributes):
-      with asm.Buffer(places) as buffer:
-        return report(f"""
-          s_load_dwordx2 s[8:9], s[0:1], 0x0
-          v_mov_b32 v1, 0
-          s_movk_i32 s20, {rounds * count}
-          s_waitcnt lgkmcnt(0)
-          again:
-          global_load_dword v1, v1, s[8:9]
-          s_waitcnt vmcnt(0)
-          s_sub_u32 s20, s20, 1
-          s_cmp_lg_u32 s20, 0
-          s_cbranch_scc1 again""", buffer, **attributes)["clocks"]
+    count = 64
+    chain = lambda rounds, **attributes: (
+        chase(count, rounds, **attributes)["clocks"])
     loop = 4 * SLOT + PARAMETERS["taken_branch"]  # After the load's slot.
     once = chain(1)
     # The second time around, the L1's latency: a slot is the load's own.
@@ -239,7 +247,44 @@ class MemoryTest(absltest.TestCase):
     latency, byte = behind(DIES / UNITS, 1 / UNITS)
     self.assertAlmostEqual(
         once - chain(1, grid=UNITS),
-        count * (PARAMETERS["hbm_latency"] - latency + 128 / 16 - 128 * byte))
+        count * (PARAMETERS["hbm_latency"] - latency + LINE / 16 - LINE * byte))
+
+  def test_what_a_workgroup_asks_for_again(self):
+    """A cache has it that has room for what was asked for since."""
+    count = 2 * 64 * 16384 // LINE  # Of lines: twice what an L1 holds.
+    loop = 5 * SLOT + PARAMETERS["taken_branch"] + LINE / 16
+    try:
+      for l2, mall, latency in ((1, 0, 600), (1, 1, 600), (0, 1, 800),
+                                (0, 0, 1000)):
+        # For all, or for all but one.
+        set_parameter("l2_bytes", LINE * (count - 1 + l2))
+        set_parameter("mall_bytes", LINE * (count - 1 + mall))
+        once, twice = (chase(count, rounds, LINE)["clocks"]
+                       for rounds in (1, 2))
+        self.assertEqual(twice - once, count * (latency + loop))
+    finally:
+      for name in ("l2_bytes", "mall_bytes"):
+        set_parameter(name, PARAMETERS[name])
+
+  def test_latency_grows_with_busy_units(self):
+    """From that of an idle device, with the others that are busy."""
+    idle, loaded = np.array([200, 300, 400]), np.array([600, 800, 1000])
+    names = ("l2_idle", "mall_idle", "hbm_idle")
+    loop = 5 * SLOT + PARAMETERS["taken_branch"]
+    try:
+      for name, value in zip(names, idle, strict=True):
+        set_parameter(name, value)
+      for units in (1, UNITS // 2, UNITS):
+        # All read the chain: it comes to each die once, and from HBM once.
+        latency, byte = behind(
+            min(DIES, units) / units, 1 / units, units,
+            idle + (loaded - idle) * min(1, (units - 1) / (0.75 * (UNITS - 1))))
+        some, more = (chase(count, grid=units)["clocks"] for count in (32, 64))
+        self.assertAlmostEqual(more - some,
+                               32 * (latency + LINE * byte + loop))
+    finally:
+      for name in names:
+        set_parameter(name, PARAMETERS[name])
 
   def test_another_wave_hides_latency(self):
     # The other waves' loads are on their way at the same time.
@@ -408,7 +453,7 @@ class MemoryTest(absltest.TestCase):
     self.assertEqual(place["text"], "s_waitcnt vmcnt(0)")
     # After the load's slot and the addition's.
     self.assertEqual(place["stalls"]["vmcnt"] / place["count"],
-                     SLOT + 8 + 1000 - 2 * SLOT)
+                     SLOT + LINE / 16 + 1000 - 2 * SLOT)
     self.assertEqual(last["bound"], "latency: vmcnt")
 
 
@@ -549,6 +594,64 @@ class LaunchTest(absltest.TestCase):
 
   def test_unknown_parameter(self):
     self.assertEqual(set_parameter("speed", 1), 0)
+
+
+class PublishedTest(absltest.TestCase):
+  """Chases of pointers by the devices' own numbers, in a process of its own."""
+
+  # Clocks from the L1 and the L2, nanoseconds from the last-level cache and
+  # HBM: clock/device.cc has the sources.
+  CLOCKS, NANOSECONDS = {
+      "gfx90a": ((124, 292), (None, 684 / 1.7)),
+      "gfx942": ((116, 288), (218, 876 / 2.1)),
+      "gfx950": ((112, 256), (444 / 2.2, 740 / 2.2))}[asm.ARCH]
+  L1, L2 = (16 << 10, 8 << 20) if asm.ARCH == "gfx90a" else (32 << 10, 4 << 20)
+  # That at which an idle device runs.
+  GIGAHERTZ = PEAK * (0.85 if asm.ARCH == "gfx950" else 1)
+  LOOP = 3 * SLOT + 16  # What a pointer takes beside its load and the wait.
+
+  def told(self, *chases):
+    """What the second of two chases takes more than the first: clocks of a
+    pointer, and nanoseconds, without the loop.
+
+    Args:
+      chases: each the bytes that it goes through and how often.
+    """
+    counts = [size // LINE for size, _ in chases]
+    program = "import clock_test as t, json" + "".join(
+        f"\nprint(json.dumps(t.chase({count}, {rounds}, t.LINE)))"
+        for count, (_, rounds) in zip(counts, chases, strict=True))
+    environment = {name: value for name, value in os.environ.items()
+                   if name != "AMDGPU_SIM_CLOCK_DEVICE"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | {"PYTHONPATH": os.pathsep.join(
+            [os.path.dirname(os.path.abspath(__file__)), *sys.path])},
+        capture_output=True, text=True, check=True)
+    first, second = map(json.loads, done.stdout.splitlines())
+    pointers = (counts[1] * chases[1][1] - counts[0] * chases[0][1])
+    self.assertAlmostEqual(second["gigahertz"], self.GIGAHERTZ)
+    clocks_each = (second["clocks"] - first["clocks"]) / pointers - self.LOOP
+    microseconds = second["microseconds"] - first["microseconds"]
+    return clocks_each, (
+        1000 * microseconds / pointers - self.LOOP / self.GIGAHERTZ)
+
+  def test_caches(self):
+    for size, clocks_each in zip((self.L1, self.L2), self.CLOCKS, strict=True):
+      found = self.told((size, 1), (size, 2))
+      self.assertAlmostEqual(found[0], clocks_each, places=6)
+      self.assertAlmostEqual(found[1], clocks_each / self.GIGAHERTZ, places=4)
+
+  def test_last_level_and_hbm(self):
+    # What is more than an L2 holds; and what no cache has had.
+    more = self.L2 + (64 << 10)
+    for chases, nanoseconds in (
+        ([(more, 1), (more, 2)], self.NANOSECONDS[0] or self.NANOSECONDS[1]),
+        ([(more // 2, 1), (more, 1)], self.NANOSECONDS[1])):
+      found = self.told(*chases)
+      self.assertAlmostEqual(found[0], nanoseconds * PEAK, places=6)
+      if asm.ARCH != "gfx950":  # Whose model never runs at its peak.
+        self.assertAlmostEqual(found[1], nanoseconds, places=4)
 
 
 class EnvironmentTest(absltest.TestCase):

@@ -304,6 +304,7 @@ Behind BehindL1(const Device& device, const ClockLaunch& launch, double units) {
   };
   std::vector<Flow> flows;
   double footprint = 0, footprint_of_die = 0;
+  double asked = 0, asked_of_die = 0, asked_of_all = 0;  // As in a flow.
   for (const ClockLaunch::Traffic& t : launch.traffic) {
     Flow f = {t.base, std::max(1.0, t.asked * times), 0, 0, 0};
     f.once = std::min({t.size, t.touched * times, f.asked});
@@ -316,6 +317,9 @@ Behind BehindL1(const Device& device, const ClockLaunch& launch, double units) {
     }
     footprint += f.once;
     footprint_of_die += std::min(f.once, f.die * f.asked / dies);
+    asked += f.asked;
+    asked_of_die += f.die * f.asked;
+    asked_of_all += f.all * f.asked;
     flows.push_back(f);
   }
   // A cache keeps what it has room for until it is asked for again.
@@ -334,17 +338,35 @@ Behind BehindL1(const Device& device, const ClockLaunch& launch, double units) {
     return std::max(1 / device.l2_rate,
                     units * device.gigahertz * device.sustained / gigabytes);
   };
+  // Others that are busy, by those that load the device.
+  const double load = std::min(
+      1.0, (units - 1) / (device.loaded_share * (device.compute_units - 1)));
+  auto latency = [&](double idle, double loaded) {
+    return idle + (loaded - idle) * load;
+  };
+  const double l2_latency = latency(device.l2_idle, device.l2_latency);
+  const double mall_latency = latency(device.mall_idle, device.mall_latency);
+  const double hbm_latency = latency(device.hbm_idle, device.hbm_latency);
   auto source = [&](double die, double all) {
     const double l2 = 1 - die, mall = die - all;
     return Source{
-        l2 * device.l2_latency + mall * device.mall_latency +
-            all * device.hbm_latency,
+        l2 * l2_latency + mall * mall_latency + all * hbm_latency,
         l2 / device.l2_rate + mall * shared(device.mall_gigabytes) +
             all * shared(device.hbm_gigabytes * device.hbm_efficiency),
         all};
   };
   Behind behind;
-  behind.sources[0] = source(1, 1);  // What was freed since.
+  behind.l2 = source(0, 0);
+  behind.mall = source(1, 0);
+  behind.hbm = source(1, 1);
+  // Of each byte that units ask for, so much is new to a cache.
+  auto kept = [&](double bytes, double units, double news) {
+    return bytes / std::max(1.0, units * news / std::max(1.0, asked));
+  };
+  behind.l2_bytes =
+      kept(device.l2_bytes, units / std::min(units, device.dies), asked_of_die);
+  behind.mall_bytes = kept(device.mall_bytes, units, asked_of_all);
+  behind.sources[0] = behind.hbm;  // What was freed since.
   for (const Flow& f : flows) {
     const double die = misses(dies * f.once / f.asked, f.die, l2_lost);
     const double all = misses(f.once / f.asked, f.all, mall_lost);

@@ -73,6 +73,9 @@ struct ClockLaunch {
 // they ask for at first how much of an allocation others of their die ask for
 // at the same time, and others of all dies: that comes once. From round to
 // round an L2, and the last-level cache, keep as much as they have room for.
+// What a workgroup asks for again they still have if the unit's share of them
+// has room for all that it asked for since. Latencies grow from those of an
+// idle device with the other units that are busy, until so many load it.
 Behind BehindL1(const Device& device, const ClockLaunch& launch, double units);
 
 // How many workgroups a compute unit holds; at least one.

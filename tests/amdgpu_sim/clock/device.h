@@ -33,17 +33,21 @@ struct Device {
   double address_clocks;    // Of a vector memory instruction, at least.
   double l1_bytes;
   double l1_line;
-  double l1_latency;   // A load that hits.
-  double l1_rate;      // Bytes a clock.
-  double dies;         // Each has an L2.
-  double l2_bytes;     // Of one.
-  double l2_latency;   // A load that misses the L1.
-  double l2_rate;      // Bytes a clock and compute unit.
-  double atomic_rate;  // Bytes of atomics a clock and die.
-  double mall_bytes;   // The last-level cache.
+  double l1_latency;    // A load that hits.
+  double l1_rate;       // Bytes a clock.
+  double dies;          // Each has an L2.
+  double l2_bytes;      // Of one.
+  double loaded_share;  // Of the other units: so many busy ones load it.
+  double l2_latency;    // A load that misses the L1, on a loaded device,
+  double l2_idle;       // and on an idle one. So with those below.
+  double l2_rate;       // Bytes a clock and compute unit.
+  double atomic_rate;   // Bytes of atomics a clock and die.
+  double mall_bytes;    // The last-level cache.
   double mall_latency;
+  double mall_idle;
   double mall_gigabytes;  // A second, of the device.
   double hbm_latency;
+  double hbm_idle;
   double hbm_gigabytes;   // A second, of the device, at its peak.
   double hbm_efficiency;  // The share of it that there is.
 

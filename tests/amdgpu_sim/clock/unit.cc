@@ -8,6 +8,7 @@
 #include <deque>
 #include <iterator>
 #include <limits>
+#include <unordered_map>
 #include <utility>
 
 namespace amdgpu_sim {
@@ -94,6 +95,7 @@ class Unit {
         timeline_(timeline),
         simds_(static_cast<int>(device.simds)),
         arrived_(groups.size()),
+        fetched_(groups.size()),
         l1_(device.l1_bytes, device.l1_line) {
     for (size_t g = 0; g < groups.size(); ++g) {
       for (size_t w = 0; w < groups[g]->waves.size(); ++w) {
@@ -383,7 +385,7 @@ class Unit {
       }
       const double bytes = event.write ? kPiece : d_.l1_line;
       const Source& source =
-          std::prev(behind_.sources.upper_bound(piece))->second;
+          event.write ? SourceOf(piece) : Loaded(wave.group, line, piece);
       const double clocks = bytes * source.clocks;
       report_.behind += clocks;
       report_.memory_bytes += bytes;
@@ -407,6 +409,23 @@ class Unit {
     }
     // In order.
     return wave.vm.empty() ? end : std::max(end, wave.vm.back());
+  }
+
+  const Source& SourceOf(uint64_t piece) const {
+    return std::prev(behind_.sources.upper_bound(piece))->second;
+  }
+
+  // Where a line is that the L1 has not, or has no longer.
+  const Source& Loaded(int group, uint64_t line, uint64_t piece) {
+    const auto [before, first] = fetched_[group].try_emplace(line, asked_);
+    // With the line itself.
+    const double since = asked_ - before->second;
+    before->second = asked_;
+    asked_ += d_.l1_line;
+    if (first) return SourceOf(piece);
+    if (since <= behind_.l2_bytes) return behind_.l2;
+    if (since <= behind_.mall_bytes) return behind_.mall;
+    return behind_.hbm;
   }
 
   void Arrive(Wave* wave) {
@@ -441,6 +460,9 @@ class Unit {
   std::vector<Simd> simds_;
   std::vector<Wave> waves_;
   std::vector<double> arrived_;  // The last wave of a group at its barrier.
+  // Of each group: lines, and what was asked_ when it last asked for them.
+  std::vector<std::unordered_map<uint64_t, double>> fetched_;
+  double asked_ = 0;  // Bytes of lines that the L1 had not.
   double lds_ = 0, l1_free_ = 0, behind_free_ = 0, atomic_free_ = 0;
   Cache l1_;
   UnitReport report_;

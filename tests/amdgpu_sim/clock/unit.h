@@ -69,6 +69,10 @@ struct Behind {
   // By where they are in memory: what begins at a piece of 64 bytes and goes on
   // until the next one.
   std::map<uint64_t, Source> sources;
+  // What a workgroup asks for again, by the bytes that its unit has asked for
+  // since: if these are no more, it is still there.
+  double l2_bytes = 0, mall_bytes = 0;
+  Source l2, mall, hbm;
   double atomic_clocks = 0;  // For each byte of atomics.
 };
 
