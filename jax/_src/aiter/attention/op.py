@@ -46,7 +46,7 @@ _ONE_PASS_BLOCKS = 512
 # has no gradient; and beyond which head dim they are the faster ones without,
 # and with a soft cap or dropout. Fewer blocks at a time leave a GPU idle, which
 # have half as many keys beyond 128 columns.
-_DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, (64, 128)
+_DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, (80, 128)
 _DSCORES_BLOCKS, _DSCORES_KEYS = 256, 128
 # Beyond this soft cap their tanh is not exact enough, as src/mha.cc has it.
 _DSCORES_CAP = 1024
