@@ -66,7 +66,7 @@ class _Case:
     if mask:
       self.mask = rng.random(full(mask)) < 0.6
     self.key = (123456789, 3987654321)
-    self.origin = (7, 36)
+    self.origin = (7, 40)
     state = np.zeros((b, hq, 6), np.uint32)
     state[..., :2] = self.key
     state[..., 2], state[..., 3] = np.mgrid[:b, :hq]

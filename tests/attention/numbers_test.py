@@ -799,7 +799,7 @@ class ReviewTest(MhaTestCase):
     the mask: where it keeps, by its sign, and how often it keeps a key.
     """
     n, heads, p = 64, 2, 0.25
-    origins = [[(3, 8), (70_001, 64)], [(n, 40_000), (0, 4)]]
+    origins = [[(3, 8), (70_001, 64)], [(n, 40_000), (0, 24)]]
     key = (123456789, 3987654321)
     state = np.array([[(*key, b, h, *origins[b][h]) for h in range(heads)]
                       for b in range(2)], np.uint32)
