@@ -298,8 +298,8 @@ def _keep_mask(call: Call, x: Operands):
   keep = philox.keep_mask(
       x.dropout_state[:, :, None, None],
       jnp.arange(sq, dtype=jnp.int32)[:, None],
-      jnp.arange(dims.round_up(sk, 8), dtype=jnp.int32), call.dropout_p,
-      cols_are_a_run=True)
+      jnp.arange(dims.round_up(sk, philox.COLUMNS), dtype=jnp.int32),
+      call.dropout_p, cols_are_a_run=True)
   return keep[..., :sk].astype(jnp.uint8)
 
 

@@ -96,17 +96,14 @@ def _serves(op: str, cfg: Config, x: Operands, *backward) -> Key | None:
       or any(t.size == 0 for t in (x.q, x.k, x.v))):
     return None
   return Key(op, x.q.dtype.name, tuple(
-      _round_up(t.shape[-1]) for t in (x.q, x.v)), features(cfg, x, *backward),
+      round_up(t.shape[-1], _ALIGNMENT) for t in (x.q, x.v)),
+      features(cfg, x, *backward),
              everywhere=x.q.dtype != jnp.float32)
-
-
-def _round_up(n: int) -> int:
-  return -(-n // _ALIGNMENT) * _ALIGNMENT
 
 
 def _aligned(t):
   """t with its last axis padded to a multiple that the kernels can load."""
-  return longer(t, -1, _round_up(t.shape[-1]) - t.shape[-1])
+  return longer(t, -1, round_up(t.shape[-1], _ALIGNMENT) - t.shape[-1])
 
 
 def _missing_keys(platform: str, cfg: Config, x: Operands) -> int:

@@ -327,11 +327,11 @@ def _keep(cfg: Config, p: _Problem, dense: bool):
   rows = p.row[:, None, None, :, None]
   state = p.dropout_state[..., None, :]
   n = p.col.shape[1]
-  if dense and p.block_k % 8 == 0:
+  if dense and p.block_k % philox.COLUMNS == 0:
     keep = philox.keep_mask(state, rows, p.col[0], cfg.dropout_p,
                             cols_are_a_run=True)
   elif dense and p.block_k == p.sk and dims.is_known(p.sk):
-    cols = jnp.arange(n + -n % 8, dtype=jnp.int32)
+    cols = jnp.arange(dims.round_up(n, philox.COLUMNS), dtype=jnp.int32)
     keep = philox.keep_mask(state, rows, cols, cfg.dropout_p,
                             cols_are_a_run=True)[..., :n]
   else:

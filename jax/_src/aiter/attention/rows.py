@@ -47,7 +47,7 @@ def at_place(state, row, col=0):
   Args:
     state: uint32 [b, h, 6], as Operands has it, or None.
     row: int32 [] or [b], how many rows come before these.
-    col: likewise of columns, a multiple of 8.
+    col: likewise of columns, a multiple of philox.COLUMNS.
   """
   if state is None:
     return None

@@ -18,6 +18,8 @@ from jax._src.aiter.core.partition import vary_together
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
+# So many columns of a dropout mask one call serves: a state counts them so.
+COLUMNS = 8
 
 
 def mulhilo(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,12 +75,12 @@ def keep_mask(state: jax.Array, rows: jax.Array, cols: jax.Array,
 
   Args:
     state: uint32 [..., 6]: key word 0, key word 1, batch counter, head counter,
-      and what is added to rows and to columns, to these a multiple of 8.
+      and what is added to rows and to columns, to these a multiple of COLUMNS.
     rows: int32 query positions inside their sequence.
     cols: int32 key positions inside their sequence.
     dropout_p: probability of dropping, 0 <= p < 1.
     cols_are_a_run: cols is rank 1 and cols[i] == cols[0] + i, with cols[0] and
-      its length multiples of 8; one Philox call then serves eight columns.
+      its length multiples of COLUMNS, which one Philox call then serves.
 
   Returns:
     bool, True where kept, of the broadcast shape.
@@ -89,11 +91,11 @@ def keep_mask(state: jax.Array, rows: jax.Array, cols: jax.Array,
   cols = cols.astype(jnp.uint32)
   cut = np.uint32(threshold(dropout_p))
   if cols_are_a_run:
-    block = (first_col + cols[::8]) >> 3
+    block = (first_col + cols[::COLUMNS]) // np.uint32(COLUMNS)
     words = jnp.stack(philox4x32((k0, k1), (block, rows, head, batch)), axis=-1)
     bits = jnp.stack([words & np.uint32(0xFFFF), words >> 16], axis=-2)
     return (bits >= cut).reshape(*bits.shape[:-3], cols.shape[0])
-  block = (first_col + cols) >> 3
+  block = (first_col + cols) // np.uint32(COLUMNS)
   words = philox4x32((k0, k1), (block, rows, head, batch))
   cols = jnp.broadcast_to(cols, words[0].shape)
   word = lax.select_n((cols & 3).astype(jnp.int32), *words)

@@ -19,7 +19,7 @@ from jax import lax
 from jax._src.aiter.attention import api
 from jax._src.aiter.attention import op as mha_op
 from jax._src.aiter.attention.rows import at_place, cumulative
-from jax._src.aiter.core import arguments
+from jax._src.aiter.core import arguments, philox
 from jax._src.aiter.core.arguments import bad, describe
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.parallel import order
@@ -101,7 +101,7 @@ def _goes_round(call: _Call, x: _Arrays) -> bool:
 
   Which keys a block's rows see is told by lengths, and by a window that all
   devices share; how far these are, in "striped" alone; what a dropout mask has
-  for them, by runs of columns that begin at a multiple of eight.
+  for them, by runs of columns that begin at a multiple of philox.COLUMNS.
   """
   (left, _, first), packed = call.attention.window, x.cu_seqlens is not None
   striped, zigzag = (call.balance == name for name in ("striped", "zigzag"))
@@ -111,7 +111,8 @@ def _goes_round(call: _Call, x: _Arrays) -> bool:
       or (x.alibi_slopes is not None
           and (not striped or packed or call.right))
       or (x.dropout_state is not None
-          and (striped or packed or x.q.shape[1] % (16 if zigzag else 8))))
+          and (striped or packed
+               or x.q.shape[1] % (philox.COLUMNS * (2 if zigzag else 1)))))
 
 
 def _ring(call: _Call, axis: str, x: _Arrays):

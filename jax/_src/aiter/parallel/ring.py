@@ -30,6 +30,7 @@ from jax._src.aiter.attention.types import (
   Saved,
   Wanted,
 )
+from jax._src.aiter.core import philox
 from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.partition import vary_together
 from jax._src.aiter.parallel.order import places as place_of
@@ -229,7 +230,7 @@ def _contiguous(visit: _Visit):
     cols = (max(0, low or 0), min(s, s + (high or 0)))
     if visit.runs:
       # As a dropout state counts columns; the window hides what is too many.
-      cols = cols[0] // 8 * 8, cols[1]
+      cols = cols[0] // philox.COLUMNS * philox.COLUMNS, cols[1]
     if rows[0] >= rows[1] or cols[0] >= cols[1]:
       continue
     count = cols[1] - cols[0]
