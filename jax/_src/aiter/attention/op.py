@@ -95,9 +95,8 @@ def _serves(op: str, cfg: Config, x: Operands, *backward) -> Key | None:
   if (cfg.keep_p or x.batch == 0
       or any(t.size == 0 for t in (x.q, x.k, x.v))):
     return None
-  return Key(op, x.q.dtype.name, tuple(
-      round_up(t.shape[-1], _ALIGNMENT) for t in (x.q, x.v)),
-      features(cfg, x, *backward),
+  dims = tuple(round_up(t.shape[-1], _ALIGNMENT) for t in (x.q, x.v))
+  return Key(op, x.q.dtype.name, dims, features(cfg, x, *backward),
              everywhere=x.q.dtype != jnp.float32)
 
 
