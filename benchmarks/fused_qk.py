@@ -279,7 +279,7 @@ def measure(shape, names, dtype, seconds: float, few: int):
     pools, made = call(*args)
     out = (*pools, *made[-1])
     results[name] = [np.asarray(t, np.float32) for t in out]
-    bounds = [0.08 if t.dtype.itemsize == 1 else 0.02 for t in out]
+    bounds = [0.13 if t.dtype.itemsize == 1 else 0.02 for t in out]
     rest, held = args[caches:], [pools]
 
     def step(call=call, held=held, rest=rest):
@@ -299,8 +299,8 @@ def measure(shape, names, dtype, seconds: float, few: int):
     for i, (one, two, bound) in enumerate(
       zip(results[OURS], results[other], bounds)):
       error = np.abs(one - two).max() / np.abs(two).max()
-      # Of 8 bits a number may be the next one; those of "apart" are rounded
-      # three times.
+      # Of 8 bits a number may be the next one, which of e4m3 is up to an
+      # eighth away; those of "apart" are rounded three times.
       if not error < bound:
         wrong.append(f"{shape}: result {i} by {error:.1e} of the largest")
   return rows, wrong

@@ -44,25 +44,26 @@ def limited(x, top_k, top_p):
 
 
 def functions(shape: shapes.Sampling):
-  """{implementation: function of x} for a problem."""
-  key = jax.random.key(0)
+  """{implementation: function of x and a key} for a problem."""
   if shape.function == "top_k":
-    return {OURS: lambda x: aiter.top_k(x, shape.top_k),
-            "xla": lambda x: tuple(lax.top_k(x, shape.top_k))}
+    return {OURS: lambda x, _: aiter.top_k(x, shape.top_k),
+            "xla": lambda x, _: tuple(lax.top_k(x, shape.top_k))}
   if shape.function == "select":
     ends = np.arange(shape.rows) * shape.cols // (2 * shape.rows)
     starts, ends = jnp.zeros_like(ends), jnp.asarray(shape.cols - ends)
     outside = jnp.arange(shape.cols) >= ends[:, None]
     return {
-        OURS: lambda x: aiter.top_k_per_row_prefill(
+        OURS: lambda x, _: aiter.top_k_per_row_prefill(
             x, starts, ends, shape.top_k),
-        "xla": lambda x: jnp.sort(lax.top_k(
+        "xla": lambda x, _: jnp.sort(lax.top_k(
             jnp.where(outside, -jnp.inf, x), shape.top_k)[1], -1)}
   if shape.function == "greedy":
-    return {OURS: aiter.greedy_sample, "xla": lambda x: jnp.argmax(x, -1)}
+    return {OURS: lambda x, _: aiter.greedy_sample(x),
+            "xla": lambda x, _: jnp.argmax(x, -1)}
   limits = dict(top_k=shape.top_k, top_p=shape.top_p)
-  return {OURS: lambda x: aiter.sample(x, key, **limits),
-          "xla": lambda x: jax.random.categorical(key, limited(x, **limits))}
+  return {OURS: lambda x, key: aiter.sample(x, key, **limits),
+          "xla": lambda x, key: jax.random.categorical(
+            key, limited(x, **limits))}
 
 
 def torch_time(shape: shapes.Sampling, dtype: str, seconds: float):
@@ -100,7 +101,8 @@ def measure(shape: shapes.Sampling, dtype: str, seconds: float):
   times, results = {}, {}
   for name, function in functions(shape).items():
     program = report.in_turn(function)
-    args = [(x,) for x in sets]
+    # With one key for all, XLA draws its noise once.
+    args = [(x, jax.random.key(i)) for i, x in enumerate(sets)]
     times[name] = report.median_time(
         lambda program=program, args=args: program(args),
         jax.block_until_ready, seconds) / SETS
