@@ -63,7 +63,12 @@ class NumbersTest(Fp8TestCase):
       dict(lengths=((128, 128),), hk=4), dict(lengths=((3, 0),)),
       dict(lengths=((65, 513),), scale="block", causal=True),
       dict(lengths=((1, 1), (1, 1)), packed=True),
-      dict(lengths=((0, 0), (5, 5)), packed=True, gap=200))
+      dict(lengths=((0, 0), (5, 5)), packed=True, gap=200),
+      # More keys than are short, for which sm_90 has other kernels.
+      dict(lengths=((100, 2100),), causal=True, sink="h"),
+      dict(lengths=((70, 2000),), scale="block", window=(1900, -1), dv=64),
+      dict(lengths=((150, 4000), (9, 130)), packed=True, causal=True),
+      dict(lengths=((150, 4000), (9, 130)), packed=True, scale="block"))
   def test_edges(self, **options):
     self.check(Case(**options))
 

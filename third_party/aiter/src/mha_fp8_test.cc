@@ -35,8 +35,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     k.num_dims = 1;
     k.dims[0] = dim;
     k.needs = needs;
-    k.excludes = needs == 0 ? kMhaFp8Blocks : 0;
-    k.tile_m = 128;
+    k.excludes = needs & kMhaFp8Blocks ? 0 : kMhaFp8Blocks;
+    k.tile_m = needs & kMhaFp8Short ? 64 : 128;
     kernels.push_back(k);
   };
   for (int dim : {64, 128}) {
@@ -48,6 +48,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("mapped", "sm_90", DataType::kE4m3fn, 128, 0, kMhaFp8FwdGridWalks);
   kernels.back().tensor_maps = kMaps;
   kernels.back().num_tensor_maps = 2;
+  add("short", "sm_90", DataType::kE4m3fn, 128, kMhaFp8Short,
+      kMhaFp8FwdGridLists);
   for (const char* arch : {"gfx942", "sm_90"}) {
     KernelInfo k = FakeKernel<MhaFp8Params>(blob, "columns", "mha_fp8_columns",
                                             arch, kMhaFp8ColumnsGrid);
@@ -150,6 +152,8 @@ void TestTensorMaps() {
   NewContext("sm_90");
   mha_fp8_fwd_args a = Args();
   a.data_type = DataType::kE4m3fn;
+  a.seqlen_k = 2000;
+  a.columns = 2048;
   // A block for each of two tiles of four heads of two sequences.
   CHECK(Run(a).grid[0] == 16 && g_recorder.launches.back().grid[1] == 1);
   // It waits itself for the values' columns.
@@ -160,14 +164,46 @@ void TestTensorMaps() {
   CHECK(q.dims[3] == 2 && q.strides[0] == 512 && q.strides[1] == 128);
   CHECK(q.strides[2] == 200 * 512);
   const TensorMapCall v = g_recorder.maps.at(1);
-  CHECK(v.address == At(0xb000) && v.dims[0] == 384 && v.dims[1] == 64);
-  CHECK(v.dims[2] == 2 && v.strides[0] == 384 && v.strides[1] == 64 * 384);
+  CHECK(v.address == At(0xb000) && v.dims[0] == 2048 && v.dims[1] == 64);
+  CHECK(v.dims[2] == 2 && v.strides[0] == 2048 && v.strides[1] == 64 * 2048);
   a = Args(/*packed=*/true);
   a.data_type = DataType::kE4m3fn;
+  a.seqlen_k = 4000;
+  a.columns = 4352;
   // 200 / 128 slots, one a sequence and one for the rows of none.
   CHECK(Run(a).grid[0] == 16);
   CHECK(g_recorder.maps.at(1).dims[3] == 1);
   g_recorder.multiprocessors = 0;
+}
+
+void TestShort() {
+  NewContext("sm_90");
+  mha_fp8_fwd_args a = Args();
+  a.data_type = DataType::kE4m3fn;
+  // A block for each of four tiles of four heads of two sequences.
+  CHECK(Run(a).kernel == "short" && g_recorder.launches.back().grid[0] == 32);
+  auto chosen = [&](int64_t rows, int64_t keys, int64_t left, int64_t right) {
+    a.seqlen_q = rows;
+    a.seqlen_k = keys;
+    a.columns = (keys + 127) / 128 * 128;
+    a.window_left = left;
+    a.window_right = right;
+    return Run(a).kernel;
+  };
+  CHECK(chosen(200, 1536, -1, -1) == "short");
+  CHECK(chosen(200, 1537, -1, -1) == "mapped");
+  // A causal mask hides half of the keys, a window all but its own.
+  CHECK(chosen(3072, 3072, -1, 0) == "short");
+  CHECK(chosen(3074, 3074, -1, 0) == "mapped");
+  CHECK(chosen(8192, 8192, 700, 800) == "short");
+  CHECK(chosen(8192, 8192, 800, 800) == "mapped");
+  // One new row sees all.
+  CHECK(chosen(1, 3000, -1, 0) == "mapped");
+
+  a = Args(/*packed=*/true);
+  a.data_type = DataType::kE4m3fn;
+  // 200 / 64 slots, one a sequence and one for the rows of none.
+  CHECK(Run(a).kernel == "short" && g_recorder.launches.back().grid[0] == 24);
 }
 
 void TestInvalidArguments() {
@@ -212,6 +248,7 @@ int main() {
   aiter::TestSelection();
   aiter::TestPacking();
   aiter::TestTensorMaps();
+  aiter::TestShort();
   aiter::TestInvalidArguments();
   aiter::TestFailures();
   std::puts("PASS");

@@ -12,9 +12,10 @@ from third_party.aiter.aot.family import (
 )
 
 # packed: sequences lie one behind the other; sink: rows have a logit without a
-# value; blocks: scales differ from one block of keys to the next.
+# value; blocks: scales differ from one block of keys to the next; short: a row
+# sees so few keys that a kernel's begin and end count.
 FLAGS = flags("packed sink")
-FEATURES = {**FLAGS, **selecting("blocks")}
+FEATURES = {**FLAGS, **selecting("blocks short")}
 _ELEMENTS = {"e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8"}
 # Of the largest weight, as a power of two that the type holds with room.
 _WEIGHT_BITS = {"e4m3fn": 8, "e4m3fnuz": 7}
@@ -29,6 +30,7 @@ def _constants(row):
       "ORDERED": ARCHS[row["arch"]].platform == "cuda",
       "OVERLAPS": row["arch"] == "sm_90",
       "WALKS": "fwd_hopper" in row["options"],
+      "LISTS": "fwd_short" in row["options"],
   }
 
 
@@ -37,10 +39,12 @@ def _constants(row):
 _TILES = ("tiles_of_rows = seqlen_q // tile_m + batch + 1 if flags & PACKED"
           " else ceil(seqlen_q / tile_m)")
 _BATCH = "batch = 1 if flags & PACKED else batch"
-# A kernel that walks over tiles has a block for each multiprocessor.
-_WALKING = ("blocks = min(nhead_q * (seqlen_q // tile_m + batch + 1"
-            " if flags & PACKED else ceil(seqlen_q / tile_m) * batch),"
-            " max(multiprocessors, 1))",)
+# A kernel may number the tiles of all heads, and then one that walks over them
+# has a block for each multiprocessor.
+_ITEMS = ("nhead_q * (seqlen_q // tile_m + batch + 1 if flags & PACKED"
+          " else ceil(seqlen_q / tile_m) * batch)")
+_LISTING = (f"items = {_ITEMS}",)
+_WALKING = (f"blocks = min({_ITEMS}, max(multiprocessors, 1))",)
 
 FAMILY = Family(
     ops={
@@ -48,7 +52,7 @@ FAMILY = Family(
             "tiles_of_columns = columns // tile_n", "nhead_k", _BATCH)),
         "mha_fp8_fwd": Op("mha_fp8.fwd", (_TILES, "nhead_q", _BATCH),
                           {"HEADS_FIRST": ("nhead_q", _TILES, _BATCH),
-                           "WALKS": _WALKING}),
+                           "WALKS": _WALKING, "LISTS": _LISTING}),
     },
     pointers={
         **points_to("dtype", "q k v"), "out": "bf16",
@@ -62,6 +66,6 @@ FAMILY = Family(
     alignment=lambda row: 16,
     features=FEATURES,
     messages={"packed": "packed sequences", "sink": "sinks",
-              "blocks": "scales of blocks of keys"},
+              "blocks": "scales of blocks of keys", "short": "few keys"},
     tensors=("q", "k", "v"),
 )

@@ -112,7 +112,7 @@ class Item(NamedTuple):
 
 
 @gluon.jit
-def _rings(q_smem, k_smem, v_smem, barriers, WARPGROUPS: gl.constexpr,
+def rings_of(q_smem, k_smem, v_smem, barriers, WARPGROUPS: gl.constexpr,
            STAGES: gl.constexpr):
   """The Rings of a warp; of all its barriers it keeps one address."""
   Q: gl.constexpr = 2 * WARPGROUPS
@@ -124,7 +124,7 @@ def _rings(q_smem, k_smem, v_smem, barriers, WARPGROUPS: gl.constexpr,
 
 
 @gluon.constexpr_function
-def _accumulator(n):
+def accumulator(n):
   """The layout of a warpgroup's 64 x n sums of float8 products."""
   return gl.NVMMADistributedLayout(
       version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 32])
@@ -160,7 +160,7 @@ def _turns(work, TILE_M: gl.constexpr):
 
 
 @gluon.jit
-def _find(item, work, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+def find(item, work, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
           HEAD: gl.constexpr):
   """The Item of a number.
 
@@ -216,17 +216,41 @@ def _find(item, work, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
 
 
 @gluon.jit
+def copy_keys(k_desc, rings, item, step, use, TILE_N: gl.constexpr,
+              STAGES: gl.constexpr):
+  """Starts the copy of a step's tile of keys, the `use`-th of the ring."""
+  key = (item.tile_hi - 1 - step) * TILE_N
+  i, phase = hopper.ring(use, STAGES)
+  mbarrier.wait(rings.k_empty.index(i), phase ^ 1)
+  mbarrier.expect(rings.k_full.index(i), k_desc.nbytes_per_cta)
+  tma.async_load(k_desc, [item.slot_b, item.head_k, item.k_row + key, 0],
+                 rings.k_full.index(i), rings.k.index(i))
+
+
+@gluon.jit
+def copy_values(v_desc, rings, item, step, use, TILE_N: gl.constexpr,
+                STAGES: gl.constexpr):
+  """Likewise of values."""
+  key = (item.tile_hi - 1 - step) * TILE_N
+  i, phase = hopper.ring(use, STAGES)
+  mbarrier.wait(rings.v_empty.index(i), phase ^ 1)
+  mbarrier.expect(rings.v_full.index(i), v_desc.nbytes_per_cta)
+  tma.async_load(v_desc, [item.slot_b, item.head_k, 0, item.v_col + key],
+                 rings.v_full.index(i), rings.v.index(i))
+
+
+@gluon.jit
 def _produce(args, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
              HEAD: gl.constexpr, STAGES: gl.constexpr):
   """Copies the Q of every item, then its K and V tiles, the last tile first."""
   q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, barriers, work = args
   WARPGROUPS: gl.constexpr = TILE_M // 64
-  rings = _rings(q_smem, k_smem, v_smem, barriers, WARPGROUPS, STAGES)
+  rings = rings_of(q_smem, k_smem, v_smem, barriers, WARPGROUPS, STAGES)
   done = 0
   items = 0
   # Started while columns.py may still write: only values come from there.
   for turn in range(_turns(work, TILE_M)):
-    item = _find(_number(turn), work, TILE_M, TILE_N, HEAD)
+    item = find(_number(turn), work, TILE_M, TILE_N, HEAD)
     slot = items % 2 * WARPGROUPS
     if item.steps > 0:
       for w in gl.static_range(WARPGROUPS):
@@ -237,18 +261,10 @@ def _produce(args, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
             rings.q_full.index(slot + w), rings.q.index(slot + w))
       items += 1
     for step in range(item.steps):
-      key = (item.tile_hi - 1 - step) * TILE_N
-      i, phase = hopper.ring(done + step, STAGES)
-      mbarrier.wait(rings.k_empty.index(i), phase ^ 1)
-      mbarrier.expect(rings.k_full.index(i), k_desc.nbytes_per_cta)
-      tma.async_load(k_desc, [item.slot_b, item.head_k, item.k_row + key, 0],
-                     rings.k_full.index(i), rings.k.index(i))
-      mbarrier.wait(rings.v_empty.index(i), phase ^ 1)
-      mbarrier.expect(rings.v_full.index(i), v_desc.nbytes_per_cta)
+      copy_keys(k_desc, rings, item, step, done + step, TILE_N, STAGES)
       if done + step == 0:
         gdc_wait()
-      tma.async_load(v_desc, [item.slot_b, item.head_k, 0, item.v_col + key],
-                     rings.v_full.index(i), rings.v.index(i))
+      copy_values(v_desc, rings, item, step, done + step, TILE_N, STAGES)
     done += item.steps
   if done == 0:
     # Nor does this kernel end before that one.
@@ -259,16 +275,16 @@ def _produce(args, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
 def _scores(q, k_smem, i, TILE_N: gl.constexpr, HEAD: gl.constexpr):
   """Starts q k^T of 64 rows and a tile of keys."""
   k = k_smem.index(i).reshape([TILE_N, HEAD])
-  zero = gl.zeros([64, TILE_N], gl.float32, _accumulator(TILE_N))
+  zero = gl.zeros([64, TILE_N], gl.float32, accumulator(TILE_N))
   return warpgroup_mma(q, k.permute([1, 0]), zero, use_acc=False,
                        is_async=True)
 
 
 @gluon.jit
-def _values(p, v_smem, i, TILE_N: gl.constexpr, HEAD: gl.constexpr):
+def start_values(p, v_smem, i, TILE_N: gl.constexpr, HEAD: gl.constexpr):
   """Starts p v of 64 rows and a tile of keys."""
   v = v_smem.index(i).reshape([HEAD, TILE_N])
-  zero = gl.zeros([64, HEAD], gl.float32, _accumulator(HEAD))
+  zero = gl.zeros([64, HEAD], gl.float32, accumulator(HEAD))
   return warpgroup_mma(p, v.permute([1, 0]), zero, use_acc=False,
                        is_async=True)
 
@@ -300,7 +316,7 @@ def _cut(s, low, high, TILE_N: gl.constexpr):
 
 
 @gluon.jit
-def _exponentials(s, m, tile, row0, seen, scale, TILE_N: gl.constexpr,
+def exponentials(s, m, tile, row0, seen, scale, TILE_N: gl.constexpr,
                   WEIGHT_BITS: gl.constexpr, MASK: gl.constexpr):
   """Takes a tile's products into the running maximum.
 
@@ -308,7 +324,7 @@ def _exponentials(s, m, tile, row0, seen, scale, TILE_N: gl.constexpr,
     (exponentials times 2^WEIGHT_BITS, new maximum, factor of what was summed
     before).
   """
-  LAYOUT: gl.constexpr = _accumulator(TILE_N)
+  LAYOUT: gl.constexpr = accumulator(TILE_N)
   if MASK:
     rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)) + seen.off
     first = tile * TILE_N
@@ -324,7 +340,7 @@ def _exponentials(s, m, tile, row0, seen, scale, TILE_N: gl.constexpr,
 
 
 @gluon.jit
-def _weights(e, dtype: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr):
+def weights(e, dtype: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr):
   """Exponentials as the left operand of a product: no thread gives one away.
 
   In each 16 columns a thread has 2t, 2t + 1, 2t + 8 and 2t + 9, and as an
@@ -333,7 +349,7 @@ def _weights(e, dtype: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr):
   e = e.reshape([64, TILE_N // 16, 2, 4, 2])
   e = e.permute([0, 1, 3, 2, 4]).reshape([64, TILE_N])
   e = gl.convert_layout(
-      e, gl.DotOperandLayout(0, _accumulator(HEAD), 4), assert_trivial=True)
+      e, gl.DotOperandLayout(0, accumulator(HEAD), 4), assert_trivial=True)
   # By hand, so that four lie in one register from the first.
   p = gl.inline_asm_elementwise(
       """{
@@ -346,13 +362,13 @@ def _weights(e, dtype: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr):
 
 
 @gluon.jit
-def _rows_of(t, HEAD: gl.constexpr):
+def rows_of(t, HEAD: gl.constexpr):
   """Numbers of rows as an accumulator's of HEAD columns."""
-  return gl.convert_layout(t, gl.SliceLayout(1, _accumulator(HEAD)))[:, None]
+  return gl.convert_layout(t, gl.SliceLayout(1, accumulator(HEAD)))[:, None]
 
 
 @gluon.jit
-def _next_scores(q, rings, step, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+def next_scores(q, rings, step, TILE_N: gl.constexpr, HEAD: gl.constexpr,
                  STAGES: gl.constexpr):
   """Starts the products of a step's keys."""
   i, phase = hopper.ring(step, STAGES)
@@ -361,7 +377,7 @@ def _next_scores(q, rings, step, TILE_N: gl.constexpr, HEAD: gl.constexpr,
 
 
 @gluon.jit
-def _scale_at(ptr, tile, scales, only, BLOCKS: gl.constexpr):
+def scale_at(ptr, tile, scales, only, BLOCKS: gl.constexpr):
   """A tile's scale."""
   if BLOCKS:
     only = gl.load(ptr + scales.first + gl.minimum(tile, scales.last_block))
@@ -379,28 +395,28 @@ def _step(acc, s, scale, m, norm, q, rings, step, tile, row0, seen, scales,
   """
   next_scale = scale
   if NEXT:
-    next_scale = _scale_at(scales.of_scores, tile - 1, scales, scale, BLOCKS)
-  value_scale = _scale_at(scales.of_values, tile, scales, 1.0, BLOCKS)
-  e, m, alpha = _exponentials(s, m, tile, row0, seen, scale, TILE_N,
+    next_scale = scale_at(scales.of_scores, tile - 1, scales, scale, BLOCKS)
+  value_scale = scale_at(scales.of_values, tile, scales, 1.0, BLOCKS)
+  e, m, alpha = exponentials(s, m, tile, row0, seen, scale, TILE_N,
                               WEIGHT_BITS, MASK)
   norm = norm * alpha + gl.sum(e, 1)
-  p = _weights(e, rings.k.dtype, TILE_N, HEAD)
+  p = weights(e, rings.k.dtype, TILE_N, HEAD)
   vi, v_phase = hopper.ring(step, STAGES)
   mbarrier.wait(rings.v_full.index(vi), v_phase)
-  product = _values(p, rings.v, vi, TILE_N, HEAD)
+  product = start_values(p, rings.v, vi, TILE_N, HEAD)
   # Under a mask there are no registers for both products at once.
   if NEXT and not MASK:
-    s = _next_scores(q, rings, step + 1, TILE_N, HEAD, STAGES)
+    s = next_scores(q, rings, step + 1, TILE_N, HEAD, STAGES)
     product = warpgroup_mma_wait(1, deps=[product])
   else:
     product = warpgroup_mma_wait(0, deps=[product])
   mbarrier.arrive(rings.v_empty.index(vi))
   if BLOCKS:
     product = product * value_scale
-  acc = acc * _rows_of(alpha, HEAD) + product
+  acc = acc * rows_of(alpha, HEAD) + product
   if NEXT:
     if MASK:
-      s = _next_scores(q, rings, step + 1, TILE_N, HEAD, STAGES)
+      s = next_scores(q, rings, step + 1, TILE_N, HEAD, STAGES)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(rings.k_empty.index((step + 1) % STAGES))
   return acc, s, next_scale, m, norm
@@ -413,18 +429,18 @@ def _consume(w: gl.constexpr, args, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
   """Computes 64 query rows of every item: an online softmax over key tiles."""
   (out, lse, scales, v_scales, sinks, hdim_v, blocks, work, q_smem, k_smem,
    v_smem, barriers) = args
-  rings = _rings(q_smem, k_smem, v_smem, barriers, TILE_M // 64, STAGES)
-  ROWS: gl.constexpr = gl.SliceLayout(1, _accumulator(TILE_N))
+  rings = rings_of(q_smem, k_smem, v_smem, barriers, TILE_M // 64, STAGES)
+  ROWS: gl.constexpr = gl.SliceLayout(1, accumulator(TILE_N))
   done = 0
   items = 0
   for turn in range(_turns(work, TILE_M)):
-    item = _find(_number(turn), work, TILE_M, TILE_N, HEAD)
+    item = find(_number(turn), work, TILE_M, TILE_N, HEAD)
     tile_hi, steps = item.tile_hi, item.steps
     row0 = _anew(item.row0 + w * 64)
     seen = Seen(item.len_k - item.len_q, work.left, work.right, item.len_k)
-    of_item = Scales(scales, v_scales, _first_scale(item, work, blocks),
+    of_item = Scales(scales, v_scales, first_scale(item, work, blocks),
                      blocks - 1)
-    acc = gl.zeros([64, HEAD], gl.float32, _accumulator(HEAD))
+    acc = gl.zeros([64, HEAD], gl.float32, accumulator(HEAD))
     m = gl.full([64], float("-inf"), gl.float32, ROWS)
     norm = gl.zeros([64], gl.float32, ROWS)
     if steps > 0:
@@ -433,7 +449,7 @@ def _consume(w: gl.constexpr, args, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
       slot = items % 2 * (TILE_M // 64) + w
       q = rings.q.index(slot).reshape([64, HEAD])
       mbarrier.wait(rings.q_full.index(slot), items // 2 & 1)
-      s = _next_scores(q, rings, done, TILE_N, HEAD, STAGES)
+      s = next_scores(q, rings, done, TILE_N, HEAD, STAGES)
       s = warpgroup_mma_wait(0, deps=[s])
       mbarrier.arrive(rings.k_empty.index(done % STAGES))
       # Tiles that the diagonal or the end crosses, whole ones, then those that
@@ -470,7 +486,7 @@ def _consume(w: gl.constexpr, args, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
       done += steps
       items += 1
 
-    _finish(w, acc, m, norm, item,
+    finish(w, acc, m, norm, item,
             out, lse, v_scales, sinks, hdim_v, blocks, work, TILE_N, HEAD,
             WEIGHT_BITS, BLOCKS)
 
@@ -483,21 +499,21 @@ def _anew(x):
 
 
 @gluon.jit
-def _first_scale(item, work, blocks):
+def first_scale(item, work, blocks):
   """Where the scales of an item's keys begin."""
   index = gl.minimum(item.index, work.batch - 1)
   return (index * work.nhead_k + item.head_k) * blocks
 
 
 @gluon.jit
-def _finish(w: gl.constexpr, acc, m, norm, item, out, lse, v_scales, sinks,
+def finish(w: gl.constexpr, acc, m, norm, item, out, lse, v_scales, sinks,
             hdim_v, blocks, work, TILE_N: gl.constexpr, HEAD: gl.constexpr,
             WEIGHT_BITS: gl.constexpr, BLOCKS: gl.constexpr):
   """Takes the sink into 64 rows, and stores them."""
-  ROWS: gl.constexpr = gl.SliceLayout(1, _accumulator(TILE_N))
+  ROWS: gl.constexpr = gl.SliceLayout(1, accumulator(TILE_N))
   value_scale = 1.0
   if not BLOCKS:
-    value_scale = gl.load(v_scales + _first_scale(item, work, blocks))
+    value_scale = gl.load(v_scales + first_scale(item, work, blocks))
   # In units of 2^WEIGHT_BITS, as the exponentials are.
   m -= WEIGHT_BITS
   if ((work.flags & SINK) != 0) & (item.index < work.batch):
@@ -506,7 +522,7 @@ def _finish(w: gl.constexpr, acc, m, norm, item, out, lse, v_scales, sinks,
     shift = gl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = gl.exp2(m - shift)
     norm = norm * alpha + gl.exp2(logit - shift)
-    acc = acc * _rows_of(alpha, HEAD)
+    acc = acc * rows_of(alpha, HEAD)
     m = m_new
   row0 = _anew(item.row0 + w * 64)
   rows = row0 + gl.arange(0, 64, ROWS)
@@ -517,7 +533,7 @@ def _finish(w: gl.constexpr, acc, m, norm, item, out, lse, v_scales, sinks,
   value = gl.where(live, m * LN2 + gl.log(norm), float("-inf"))
   gl.store(lse + item.lse + rows, value, mask=rows < item.len_q)
   STORE: gl.constexpr = hopper.rows_layout(HEAD)
-  acc = acc * _rows_of(inverse, HEAD)
+  acc = acc * rows_of(inverse, HEAD)
   result = gl.convert_layout(acc.to(out.dtype.element_ty), STORE)
   rows = row0 + gl.arange(0, 64, gl.SliceLayout(1, STORE))
   cols = gl.arange(0, HEAD, gl.SliceLayout(0, STORE))
@@ -563,7 +579,7 @@ def mha_fp8_fwd(q_desc, k_desc, v_desc, out, lse, scales, v_scales, sinks,
       v_desc.dtype, hopper.stack(STAGES, v_desc.block_type.shape),
       v_desc.layout)
   barriers = mbarrier.allocate_mbarrier(batch=4 * WARPGROUPS + 4 * STAGES)
-  rings = _rings(q_smem, k_smem, v_smem, barriers, WARPGROUPS, STAGES)
+  rings = rings_of(q_smem, k_smem, v_smem, barriers, WARPGROUPS, STAGES)
   for w in gl.static_range(2 * WARPGROUPS):
     mbarrier.init(rings.q_full.index(w), count=1)
     mbarrier.init(rings.q_empty.index(w), count=1)
