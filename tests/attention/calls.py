@@ -13,19 +13,22 @@ DTYPES = ("bf16", "fp16")
 DIMS = ((32, 32), (64, 64), (80, 72), (96, 96), (120, 112), (128, 128),
         (136, 144), (160, 160), (192, 128), (184, 192), (256, 256), (48, 40))
 # Heads of an odd multiple of 8 columns.
-ODD_DIMS = ((24, 24), (40, 48), (56, 56), (72, 64))
+ODD_DIMS = ((24, 24), (40, 48), (56, 56), (72, 64), (88, 88))
 # Options of a call, and the features that choose its kernels.
 CALLS = {
     "short": (dict(), ("short",)),
     "short_causal": (dict(causal=True), ("short", "window")),
     "long": (dict(sq=1100), ()),
     "long_causal": (dict(sq=1600, causal=True), ("window",)),
-    "odd": (dict(sq=300), ("odd",)),
+    "odd": (dict(sq=600), ("odd",)),
+    "odd_causal": (dict(sq=900, causal=True), ("odd", "window")),
     "soft_cap": (dict(cap=3.0), ("soft_cap", "short")),
     "long_soft_cap": (dict(sq=1100, cap=3.0), ("soft_cap",)),
     "alibi": (dict(alibi="h"), ("alibi", "short")),
     "long_alibi": (dict(sq=1100, alibi="h"), ("alibi",)),
     "bias": (dict(bias="1hqk"), ("bias", "dbias", "short")),
+    "bias_causal": (dict(bias="1hqk", causal=True),
+                    ("bias", "dbias", "short", "window")),
     "long_bias": (dict(sq=1100, bias="1hqk"), ("bias", "dbias")),
     "long_bias_causal": (dict(sq=1600, causal=True, bias="1hqk"),
                          ("bias", "dbias", "window")),
@@ -61,7 +64,7 @@ CALLS = {
 def sizes(call: str) -> Iterator[tuple[tuple[int, int], str]]:
   """The head dims and dtypes of a call."""
   f32 = call.startswith("float32")
-  for dims in ODD_DIMS if call == "odd" else DIMS:
+  for dims in ODD_DIMS if call.startswith("odd") else DIMS:
     if not f32 or max(dims) <= 128:
       for dtype in ("fp32",) if f32 else DTYPES:
         yield dims, dtype

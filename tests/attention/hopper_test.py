@@ -39,6 +39,7 @@ def called(kernel):
     calls_of_it.append(args)
     return original(*args)
 
+  jax.clear_caches()  # What a test before has had traced is not called again.
   with mock.patch.object(op, kernel, call):
     yield calls_of_it
 
@@ -57,7 +58,7 @@ class HopperTest(mha_test.MhaTestCase):
 
   @parameterized.product(
       dtype=["bf16", "fp16"],
-      dims=[*calls.ODD_DIMS, (88, 88), (104, 120), (184, 136)], options=[
+      dims=[*calls.ODD_DIMS, (104, 120), (184, 136)], options=[
           dict(hq=4), dict(sq=900, sk=950, causal=True, hq=6, hk=3),
           dict(sq=1100, sk=1100, window=(1030, 3), hq=3, hk=3),
           dict(lengths=((300, 264), (77, 130)), sq=300, hq=4, hk=4),

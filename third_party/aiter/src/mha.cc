@@ -268,11 +268,11 @@ bool Short(const mha_args& a) {
   return Near(a) || !Longer(a, OddColumns(a) ? kOdd : kEven);
 }
 
-// Whether a head's columns are odd and few, and sequences so long, that pairs
-// of blocks of 128 rows serve them better.
+// Whether a head's columns are odd and few, and sequences so long, that blocks
+// of 128 rows serve them better.
 bool Odd(const mha_args& a) {
   constexpr MostRows kMost[] = {
-      {64, 448, 192}, {80, 832, 192}, {kAny, kAny, kAny}};
+      {64, 576, 192}, {80, 832, 192}, {96, 832, 512}, {kAny, kAny, kAny}};
   return OddColumns(a) && !Near(a) && Longer(a, kMost);
 }
 
