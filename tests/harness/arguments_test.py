@@ -53,6 +53,20 @@ class StaticTest(parameterized.TestCase):
       np.testing.assert_allclose(run(q, q, q, causal=True), want, rtol=1e-6)
 
 
+class KeyTest(absltest.TestCase):
+  """A random key is no dtype and no lengths, and has no values for NumPy."""
+
+  def test_refused(self):
+    key, t = jax.random.key(0), jnp.ones((8, 8))
+    q = jnp.ones((1, 4, 2, 8))
+    with self.assertRaisesRegex(TypeError, "gemm: preferred_element_type is "):
+      aiter.gemm(t, t, preferred_element_type=key)
+    with self.assertRaisesRegex(TypeError, "flash_attn_func: cu_seqlens_q"):
+      aiter.flash_attn_func(q, q, q, cu_seqlens_q=key, cu_seqlens_kv=key)
+    with self.assertRaisesRegex(TypeError, "sample: temperature"):
+      aiter.sample(t, key, key)
+
+
 class PromotionTest(parameterized.TestCase):
   """Arrays that must agree do so after JAX's own promotion, and not else."""
 

@@ -109,10 +109,14 @@ def flax_attention_fn(
   if dtype is not None:
     dtype = dtype_name(name, "dtype", dtype)
   if promote_dtype is not None:
+    accepted = "None or a function of (query, key, value) and dtype="
     if not callable(promote_dtype):
-      raise bad(name, "promote_dtype", repr(promote_dtype),
-                "None or a function", TypeError)
-    query, key, value = promote_dtype((query, key, value), dtype=dtype)
+      raise bad(name, "promote_dtype", repr(promote_dtype), accepted, TypeError)
+    try:
+      query, key, value = promote_dtype((query, key, value), dtype=dtype)
+    except TypeError as error:
+      raise bad(name, "promote_dtype", repr(promote_dtype), accepted,
+                TypeError) from error
   else:
     try:
       dtype = jnp.result_type(query, key, value) if dtype is None else dtype

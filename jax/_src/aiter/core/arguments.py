@@ -170,7 +170,7 @@ def dtype_name(function, name, value, accepted=None) -> str:
     found = (None if isinstance(value, jax.core.Tracer)
              else value if isinstance(value, str) and accepted is not None
              else np.dtype(value).name)
-  except TypeError:
+  except (TypeError, ValueError):
     found = None
   if found and found.startswith("void"):  # NumPy's of fields, and of what not.
     found = None
@@ -276,10 +276,14 @@ def agreeing(*arrays):
 
 
 def at_hand(t) -> np.ndarray | None:
-  """An array's values; None if it is traced, or in a device's own memory."""
+  """An array's values, unless it is traced, or in a device's own memory.
+
+  Nor has NumPy those of a type like a random key's: None too.
+  """
   if isinstance(t, np.ndarray):
     return t
-  if not isinstance(t, jax.Array) or isinstance(t, jax.core.Tracer):
+  if (not isinstance(t, jax.Array) or isinstance(t, jax.core.Tracer)
+      or jnp.issubdtype(t.dtype, jax.dtypes.extended)):
     return None
   for device in t.devices():
     if device.platform != "cpu":

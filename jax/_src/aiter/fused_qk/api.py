@@ -376,7 +376,8 @@ def _head_static(function, num_heads, mrope_section, eps, **flags):
   """_HeadStatic of arguments that are no arrays."""
   def hashable(name, t):
     arguments.static(function, name, t, "integers")
-    if t is not None and not isinstance(t, (tuple, list, np.ndarray)):
+    if t is not None and (
+        not isinstance(t, (tuple, list, np.ndarray)) or np.ndim(t) != 1):
       raise bad(function, name, repr(t), "None or a sequence of integers",
                 TypeError)
     return t if t is None else tuple(t)
