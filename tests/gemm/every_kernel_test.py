@@ -77,16 +77,18 @@ class GemmKernelsTest(parameterized.TestCase):
   def test_kernels(self, kernel):
     tile_m, tile_n, tile_k = (kernel["tile_" + t] for t in "mnk")
     # More than a tile of each by as little as the kernel takes, and of k enough
-    # that a pipeline comes back to each of its buffers.
+    # that a pipeline comes back to each of its buffers. Scales by blocks may be
+    # loaded for eight tiles at once.
     rest = (
         32 if kernel["op"] == "gemm_mx" else 16 if kernel["aligned"] else 1)
+    tiles = 9 if kernel["op"] == "gemm_block" else 5
     types = [(self.TYPES[kernel["dtype"]],) * 2] if kernel[
         "dtype"] != "any" else [
             (self.E4M3FN,) * 2, (self.E4M3FN, self.E4M3FNUZ)]
     with simulator.launched(self, [kernel["symbol"]]):
       for t in types:
         self.run_kernel(kernel, t, 1, tile_m + rest, tile_n + rest,
-                        5 * tile_k + rest)
+                        tiles * tile_k + rest)
       self.run_kernel(kernel, types[0], 2, rest, rest, tile_k)
 
   @parameterized.parameters(*simulator.groups("gemm_sum", "op"))

@@ -4,7 +4,9 @@
 Such a product takes as long as b takes to come from memory. So nothing stands
 between the two: a wave loads both operands into the registers from which matrix
 instructions take them, always a step ahead of these, and no wave waits for
-another. Waves divide each step's k. Their sums meet once, at the end.
+another. Waves divide each step's k. Their sums meet once, at the end. Loads are
+begun between two barriers of the scheduler, which else moves them behind
+products.
 
 Of aligned operands whose type the matrix unit has.
 """
@@ -12,11 +14,15 @@ Of aligned operands whose type the matrix unit has.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import buffer_load, mfma
+from triton.experimental.gluon.language.amd.hint import sched_barrier
 
 from third_party.aiter.kernels.core import tiles
 from third_party.aiter.kernels.gemm import gemm
 
 _tile_of = gluon.jit(gemm.tile_of.fn)
+
+# Steps whose scales are loaded at once.
+AHEAD = gl.constexpr(8)
 
 
 @gluon.constexpr_function
@@ -38,42 +44,66 @@ def _added(waves, rows, columns):
       [waves, 1, values], [1, 64 // lanes, lanes], [1, waves, 1], [2, 1, 0])
 
 
+@gluon.constexpr_function
+def _scales(waves, rows):
+  """The layout of scales [waves, rows, AHEAD steps]: the lanes that share a row
+  divide the steps."""
+  row = [[0, 1 << i, 0] for i in range(rows.bit_length() - 1)]
+  return gl.DistributedLinearLayout(
+      reg_bases=[[0, 0, 4], *row[4:]],
+      lane_bases=[*row[:4], [0, 0, 1], [0, 0, 2]],
+      warp_bases=[[1 << i, 0, 0] for i in range(waves.bit_length() - 1)],
+      block_bases=[], shape=[waves, rows, AHEAD.value])
+
+
 @gluon.jit
-def _load(ptrs, at, left, BLOCK: gl.constexpr, CHECK: gl.constexpr):
-  """What each wave takes of a step: of a, of b, and with BLOCK what scales the
-  product's rows and all of it; with CHECK 0 behind the first `left` of k."""
-  a, b, a_scale, b_scale = ptrs
-  a_at, a_along, b_at, b_along, a_scale_at, b_scale_at, wave = at
+def _load(ptrs, at, left, CHECK: gl.constexpr):
+  """What each wave takes of a step: of a and of b; with CHECK 0 behind the
+  first `left` of k."""
+  a, b = ptrs
+  a_at, a_along, b_at, b_along = at
   if CHECK:
     # A buffer reads as 0 where its mask is 0.
-    a_tile = buffer_load(a, a_at, mask=a_along < left)
     b_tile = buffer_load(b, b_at, mask=b_along < left)
+    a_tile = buffer_load(a, a_at, mask=a_along < left)
   else:
-    a_tile = buffer_load(a, a_at)
     b_tile = buffer_load(b, b_at)
-  if BLOCK:
-    there = wave * gemm.SCALE_BLOCK < left
-    return (a_tile, b_tile,
-            buffer_load(a_scale, a_scale_at, mask=there[:, None]),
-            buffer_load(b_scale, b_scale_at, mask=there))
-  else:
-    return a_tile, b_tile, left, left
+    a_tile = buffer_load(a, a_at)
+  return a_tile, b_tile
 
 
 @gluon.jit
-def _next(ptrs, steps):
+def _load_scales(ptrs, at, left):
+  """What scales the rows of AHEAD steps' products."""
+  rows, block = ptrs
+  rows_at, block_at, along = at
+  there = along < left
+  block = buffer_load(block, block_at, mask=there)
+  return buffer_load(rows, rows_at, mask=there[:, None, :]) * block[:, None, :]
+
+
+@gluon.jit
+def _pick(scales, step, LAYOUT: gl.constexpr):
+  """Those of one of the steps."""
+  steps = gl.arange(0, AHEAD, gl.SliceLayout(0, gl.SliceLayout(
+      1, scales.type.layout)))
+  of_step = gl.where(steps[None, None, :] == step, scales, 0.0)
+  return gl.convert_layout(gl.sum(of_step, 2), LAYOUT)
+
+
+@gluon.jit
+def _next(ptrs, step):
   """Where the next step begins."""
-  return (ptrs[0] + steps[0], ptrs[1] + steps[1], ptrs[2] + steps[2],
-          ptrs[3] + steps[3])
+  return ptrs[0] + step, ptrs[1] + step
 
 
 @gluon.jit
-def _add(acc, step, BLOCK: gl.constexpr):
+def _add(acc, tiles, rows, BLOCK: gl.constexpr):
   """acc plus a step's product."""
-  a_tile, b_tile, rows, block = step
+  a_tile, b_tile = tiles
   if BLOCK:
     part = mfma(a_tile, b_tile, gl.zeros_like(acc))
-    return acc + part * (rows * block[:, None])[:, :, None]
+    return acc + part * rows[:, :, None]
   else:
     return mfma(a_tile, b_tile, acc)
 
@@ -96,8 +126,12 @@ def _gemm(
   SUMS: gl.constexpr = _sums(WAVES, BITS, CDNA)
   A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 128 // BITS)
   B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 128 // BITS)
-  tile_m, tile_n = _tile_of(
-      gl.program_id(0), m, n, TILE_M, TILE_N, GROUP_M, XCDS, True)
+  tile_m = 0
+  tile_n = gl.program_id(0)
+  if m > TILE_M:
+    # Else nothing waits for its divisions.
+    tile_m, tile_n = _tile_of(
+        gl.program_id(0), m, n, TILE_M, TILE_N, GROUP_M, XCDS, True)
   split = gl.program_id(1)
   index = gl.program_id(2).to(gl.int64)
   m0 = tile_m * TILE_M
@@ -125,46 +159,79 @@ def _gemm(
              + gl.arange(0, EACH, ALONG_B)[None, :, None])
   b_at = col * stride_b + b_along
 
-  a_scale += index * batch_stride_a_scale
-  b_scale += index * batch_stride_b_scale
-  a_scale_at = a_scale
-  b_scale_at = b_scale
-  wave = gl.arange(0, WAVES, gl.SliceLayout(1, gl.SliceLayout(2, SUMS)))
-  rows_at = 0
-  if BLOCK:
-    gl.static_assert(gemm.SCALE_BLOCK % TILE_N == 0, "a tile has one of b's")
-    gl.static_assert(EACH == gemm.SCALE_BLOCK, "a wave's step has one")
-    block = (first // gemm.SCALE_BLOCK).to(gl.int64)
-    a_scale_at += m0.to(gl.int64) * stride_a_scale_m + block * stride_a_scale_k
-    b_scale_at += ((n0 // gemm.SCALE_BLOCK).to(gl.int64) * stride_b_scale_n
-                   + block * stride_b_scale_k)
-    r = gl.arange(0, TILE_M, gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))
-    r = gl.where(r < m - m0, r, 0)
-    rows_at = (wave * stride_a_scale_k)[:, None] + (r * stride_a_scale_m)[None]
-  waves_at = wave * stride_b_scale_k
-
   ADDED: gl.constexpr = gl.int32 if a.dtype.element_ty == gl.int8 else (
       gl.float32)
   acc = gl.zeros([WAVES, TILE_M, TILE_N], ADDED, SUMS)
-  ptrs = (a, b, a_scale_at, b_scale_at)
-  steps = (TILE_K, TILE_K, WAVES * stride_a_scale_k, WAVES * stride_b_scale_k)
-  at = (a_at, a_along, b_at, b_along, rows_at, waves_at, wave)
+  # Those of a row, without columns.
+  OF_ROW: gl.constexpr = gl.SliceLayout(2, SUMS)
+  ptrs = (a, b)
+  at = (a_at, a_along, b_at, b_along)
+  even = _load(ptrs, at, left, True)
+  sched_barrier()
+  a_scale += index * batch_stride_a_scale
+  b_scale += index * batch_stride_b_scale
+  # Waves ask for scales of many steps while they are together: most are in
+  # lines of the L1, which has them no longer when a wave's next step begins.
+  scales = 0
+  if BLOCK:
+    gl.static_assert(gemm.SCALE_BLOCK % TILE_N == 0, "a tile has one of b's")
+    gl.static_assert(EACH == gemm.SCALE_BLOCK, "a wave's step has one")
+    SCALES: gl.constexpr = _scales(WAVES, TILE_M)
+    STEP: gl.constexpr = gl.SliceLayout(1, SCALES)
+    block = (first // gemm.SCALE_BLOCK).to(gl.int64)
+    scale_ptrs = (
+        a_scale + m0.to(gl.int64) * stride_a_scale_m + block * stride_a_scale_k,
+        b_scale + (n0 // gemm.SCALE_BLOCK).to(gl.int64) * stride_b_scale_n
+        + block * stride_b_scale_k)
+    r = gl.arange(0, TILE_M, gl.SliceLayout(0, gl.SliceLayout(2, SCALES)))
+    r = gl.where(r < m - m0, r, 0)
+    of = (gl.arange(0, WAVES, gl.SliceLayout(1, STEP))[:, None]
+          + gl.arange(0, AHEAD, gl.SliceLayout(0, STEP))[None, :] * WAVES)
+    scales_at = (
+        (of * stride_a_scale_k)[:, None, :]
+        + (r * stride_a_scale_m)[None, :, None],
+        of * stride_b_scale_k, of * gemm.SCALE_BLOCK)
+    scales = _load_scales(scale_ptrs, scales_at, left)
+    sched_barrier()
   # Two steps a turn: what is loaded stays in its registers.
-  turns = left // (2 * TILE_K)
-  even = _load(ptrs, at, left, BLOCK, True)
+  turns = (left - 1) // (2 * TILE_K)
   for turn in range(0, turns):
-    ptrs = _next(ptrs, steps)
-    odd = _load(ptrs, at, TILE_K, BLOCK, False)
-    acc = _add(acc, even, BLOCK)
-    ptrs = _next(ptrs, steps)
-    if turn < turns - 1:
-      even = _load(ptrs, at, TILE_K, BLOCK, False)
-    acc = _add(acc, odd, BLOCK)
-  left -= turns * (2 * TILE_K)
-  while left > 0:
-    acc = _add(acc, _load(ptrs, at, left, BLOCK, True), BLOCK)
-    ptrs = _next(ptrs, steps)
-    left -= TILE_K
+    ptrs = _next(ptrs, TILE_K)
+    odd = _load(ptrs, at, TILE_K, False)
+    sched_barrier()
+    of_even = 0
+    of_odd = 0
+    if BLOCK:
+      step = turn * 2 % AHEAD
+      of_even = _pick(scales, step, OF_ROW)
+      of_odd = _pick(scales, step + 1, OF_ROW)
+      if step == AHEAD - 2:
+        scale_ptrs = (scale_ptrs[0] + AHEAD * WAVES * stride_a_scale_k,
+                      scale_ptrs[1] + AHEAD * WAVES * stride_b_scale_k)
+        scales = _load_scales(scale_ptrs, scales_at, left - 2 * TILE_K)
+      sched_barrier()
+    acc = _add(acc, even, of_even, BLOCK)
+    sched_barrier()
+    ptrs = _next(ptrs, TILE_K)
+    left -= 2 * TILE_K
+    even = _load(ptrs, at, left, True)
+    sched_barrier()
+    acc = _add(acc, odd, of_odd, BLOCK)
+    sched_barrier()
+  of_even = 0
+  of_odd = 0
+  if BLOCK:
+    step = turns * 2 % AHEAD
+    of_even = _pick(scales, step, OF_ROW)
+    of_odd = _pick(scales, step + 1, OF_ROW)
+    sched_barrier()
+  if left > TILE_K:
+    odd = _load(_next(ptrs, TILE_K), at, left - TILE_K, True)
+    sched_barrier()
+    acc = _add(acc, even, of_even, BLOCK)
+    acc = _add(acc, odd, of_odd, BLOCK)
+  else:
+    acc = _add(acc, even, of_even, BLOCK)
 
   END: gl.constexpr = _added(WAVES, TILE_M, TILE_N)
   x = gl.sum(gl.convert_layout(acc, END), 0)

@@ -18,7 +18,7 @@ from third_party.aiter.kernels.paged import attend
 # A Gluon function calls none of Triton's; of one source it may be either.
 _find_rows = gluon.jit(attend.find_rows.fn)
 _find_keys = gluon.jit(attend.find_keys.fn)
-_sequences = gluon.jit(attend._sequences.fn)
+_tiles_of_lengths = gluon.jit(attend.tiles_of_lengths.fn)
 
 # Rows and columns of a matrix instruction.
 SIDE = gl.constexpr(16)
@@ -90,20 +90,38 @@ def find_rows(slot, cu_seqlens, batch, tokens, seqlen_q, group, flags,
 
 
 @gluon.jit
+def _length_of(lengths, at, inside, flags):
+  """attend.py's, without a branch: before one, what was asked for is waited
+  for."""
+  listed = inside & ((flags & attend.LAST_PAGES) != 0)
+  length = gl.load(lengths.ptr + at, mask=inside, other=0)
+  begin = gl.load(lengths.indptr + at, mask=listed, other=0)
+  end = gl.load(lengths.indptr + at + 1, mask=listed, other=1)
+  length += (end - begin - 1) * lengths.page_size
+  length = gl.where(end > begin, length, 0)
+  return gl.minimum(gl.maximum(length, 0), 1 << 30)
+
+
+@gluon.jit
 def _tiles(at, seqs, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
            FLAGS: gl.constexpr):
   """(first token, tokens, tiles of rows, tiles of keys) of sequences.
 
   No tile of rows sees more tiles of keys, and each has one at least.
   """
-  start, len_q, rows, keys = _sequences(at, *seqs, TILE_M, TILE_N, FLAGS)
-  # A window may begin inside a tile.
-  keys += gl.where((seqs[-1] & attend.WINDOW) != 0, 1, 0)
+  cu_seqlens, lengths, batch, tokens, seqlen_q, group, left, right, flags = seqs
+  length = _length_of(lengths, at, at < batch, flags)
+  start, len_q, rows, keys = _tiles_of_lengths(
+      at, length, cu_seqlens, batch, tokens, seqlen_q, group, left, right,
+      flags, TILE_M, TILE_N, FLAGS)
+  # A window may begin inside a tile; that which has no left edge does not.
+  bounded = ((flags & attend.WINDOW) != 0) & (left < (1 << 30))
+  keys += gl.where(bounded, 1, 0)
   return start, len_q, rows, gl.maximum(keys, 1)
 
 
 @gluon.jit
-def _one(x):
+def one(x):
   """A number that all lanes have: the compiler does not know of sums."""
   return gl.inline_asm_elementwise(
       "v_readfirstlane_b32 $0, $1", "=s,v", [x], gl.int32, True, 1)
@@ -130,8 +148,8 @@ def _find_share(seqs, batch, splits, TILE_M: gl.constexpr,
     _, _, rows, keys = _tiles(i + lanes, seqs, TILE_M, TILE_N, FLAGS)
     total += rows * keys
     longest = gl.maximum(longest, gl.where(rows > 0, keys, 0))
-  total = _one(gl.sum(total, 0))
-  longest = _one(gl.max(longest, 0))
+  total = one(gl.sum(total, 0))
+  longest = one(gl.max(longest, 0))
   share = gl.maximum((total - 1) // gl.num_programs(0),
                      (longest - 1) // (splits - 1)) + 1
   return total, share
@@ -157,8 +175,8 @@ def _find_tile(at, seqs, batch, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
     index += gl.sum(there.to(gl.int32), 0)
     before = gl.maximum(before, gl.max(gl.where(there, ends, 0), 0))
     past = gl.max(ends, 0)
-  index = _one(index)
-  before = _one(before)
+  index = one(index)
+  before = one(before)
   start, len_q, _, keys = _tiles(index, seqs, TILE_M, TILE_N, FLAGS)
   tile = (at - before) // keys
   return index, start, len_q, tile * TILE_M, before + tile * keys, keys
@@ -427,7 +445,8 @@ def mla_attend(
   """
   gl.static_assert(KIND == attend.NO_BYTES or KIND == NATIVE)
   gl.static_assert(WHOLE + SHARES == 1)
-  scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
+  # Asked for now and used later, so that nothing waits for them.
+  k_factor = gl.load(k_scale)
   v_factor = gl.load(v_scale)
   data = (k_cache if KIND == attend.NO_BYTES else k_bytes) + k_start
   # What differs from one device's keys to another's is found key by key.
@@ -442,6 +461,7 @@ def mla_attend(
     seqs = (cu_seqlens, lengths, batch, tokens, seqlen_q, group, left_edge,
             right_edge, flags)
     at, end, share, tile = find_work(block, seqs, splits, TILE_M, TILE_N, FLAGS)
+    scale = softmax_scale * k_factor * scores.LOG2E
     while at < end:
       index, start, len_q, row0, _, _ = tile
       first_page, offset, stop, first_tile, last_tile, split, of_parts = (
@@ -476,6 +496,7 @@ def mla_attend(
         index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
         width, pages, page_size, group, left_edge, right_edge, split, splits,
         splits, flags, TILE_N, FLAGS)
+    scale = softmax_scale * k_factor * scores.LOG2E
     if (split > 0) & (first_tile >= last_tile):
       at = split.to(gl.int64) * tokens * group + start * group + row0
       r = gl.arange(0, TILE_M, gl.BlockedLayout([1], [64], [gl.num_warps()],

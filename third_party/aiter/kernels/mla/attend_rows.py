@@ -32,8 +32,8 @@ SIDE = gl.constexpr(16)
 PART = gl.constexpr(128)
 KEYS = gl.constexpr(32)
 WAVES = gl.constexpr(4)
-# Entries of a table that a wave looks at together.
-LOOKS = gl.constexpr(1024)
+# Entries of a table that waves look at together: those of most parts.
+LOOKS = gl.constexpr(4096)
 
 
 @gluon.constexpr_function
@@ -71,11 +71,17 @@ def _turned():
 
 
 @gluon.constexpr_function
-def _in_order():
-  """A part of the output, in the lanes that have it."""
+def _in_order(bits):
+  """A part of the output of such numbers, by 16 bytes a lane.
+
+  A lane has 32 columns that follow each other. It changes some of them for
+  those of three other rows, so that what is stored at once is 64 bytes.
+  """
+  own, others = ([4, 8], [16]) if bits == 32 else ([8, 16], [4])
+  reg_bases = [[1, 0], [2, 0], *([c, 0] for c in others), [0, 1], [0, 2]]
   return gl.DistributedLinearLayout(
-      reg_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]],
-      lane_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [32, 0], [64, 0]],
+      reg_bases=reg_bases,
+      lane_bases=[[own[0], 0], [own[1], 0], [0, 4], [0, 8], [32, 0], [64, 0]],
       warp_bases=[[0, 16], [0, 32]], block_bases=[], shape=[PART.value, 64])
 
 
@@ -113,15 +119,14 @@ def _is_page(page, pages):
 def _misses(table, start, pages):
   """Whether some of the keys from `start` on are in no page."""
   first, page_shift, end = table
-  # Each wave looks for itself: then it is one number, and a branch is a branch.
-  lanes = gl.arange(0, LOOKS, gl.BlockedLayout(
-      [LOOKS // 64], [64], [WAVES], [0]))
+  lanes = gl.arange(0, LOOKS, gl.BlockedLayout([1], [64], [WAVES], [0]))
   missed = lanes * 0
   last = (end - 1) >> page_shift
   for at in range(start >> page_shift, last + 1, LOOKS):
     page = gl.load(first + gl.minimum(at + lanes, last))
     missed |= gl.where(_is_page(page, pages), 0, 1)
-  return gl.max(missed, 0) > 0
+  # All lanes have one number, so that a branch is a branch.
+  return attend_mfma.one(gl.max(missed, 0)) > 0
 
 
 @gluon.jit
@@ -215,7 +220,8 @@ def _columns(x, S: gl.constexpr):
   else:
     M: gl.constexpr = x.shape[1]
     x = x.reshape([PART // SIDE, SIDE, M]).permute(1, 0, 2)
-    return gl.convert_layout(x.reshape([PART, M]), _in_order())
+    return gl.convert_layout(x.reshape([PART, M]),
+                             _in_order(x.dtype.primitive_bitwidth))
 
 
 @gluon.jit
@@ -249,7 +255,6 @@ def mla_attend(
   ROW: gl.constexpr = gl.SliceLayout(0, S)
   KEY: gl.constexpr = gl.SliceLayout(1, S)
   SUMS: gl.constexpr = _sums()
-  scale = softmax_scale * gl.load(k_scale) * scores.LOG2E
   WIDE: gl.constexpr = _copied(PART)
   NARROW: gl.constexpr = _copied(ROPE)
   near = gl.allocate_shared_memory(dtype, [2 * KEYS, PART],
@@ -270,8 +275,12 @@ def mla_attend(
   seqs = (cu_seqlens, lengths, batch, tokens, seqlen_q, group, left_edge,
           right_edge, flags)
   block = gl.program_id(0)
+  # Asked for now and used later, so that nothing waits for them.
+  of_keys = gl.load(k_scale)
+  of_values = gl.load(v_scale)
   at, end, share, tile = attend_mfma.find_work(
       block, seqs, splits, TILE_M, TILE_N, FLAGS)
+  scale = softmax_scale * of_keys * scores.LOG2E
   while at < end:
     index, start, len_q, row0, _, _ = tile
     first_page, offset, stop, first_tile, last_tile, split, of_parts = (
@@ -317,6 +326,16 @@ def mla_attend(
     a2 = gl.zeros_like(a0)
     a3 = gl.zeros_like(a0)
     if first_tile < last_tile:
+      # Of keys behind the part's last tile nothing is loaded.
+      stop = gl.minimum(stop, last_tile * KEYS)
+      cache = k_cache + k_start, pages, page_size, k_page, k_token, stop
+      pages_of = table + first_page, page_shift, stop
+      misses = _misses(pages_of, first_tile * KEYS, pages)
+      n = first_tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, WIDE))
+      page = _pages(pages_of, n)
+      # A page is looked up a tile ahead. What it says is asked when it is
+      # there; loads come in order, so that it is loaded before the columns.
+      following = _pages(pages_of, n + KEYS)
       # The queries, as the right operand.
       QUERIES: gl.constexpr = gl.DotOperandLayout(1, S, 8)
       q_row = gl.arange(0, TILE_M, gl.SliceLayout(0, QUERIES))[None, :]
@@ -329,16 +348,6 @@ def mla_attend(
       q_col = gl.arange(0, ROPE, gl.SliceLayout(1, QUERIES))[:, None]
       q_rope = gl.load(q_at + (HEAD + q_col), mask=q_row < left, other=0.0)
 
-      # Of keys behind the part's last tile nothing is loaded.
-      stop = gl.minimum(stop, last_tile * KEYS)
-      cache = k_cache + k_start, pages, page_size, k_page, k_token, stop
-      pages_of = table + first_page, page_shift, stop
-      misses = _misses(pages_of, first_tile * KEYS, pages)
-      n = first_tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, WIDE))
-      page = _pages(pages_of, n)
-      # A page is looked up a tile ahead. What it says is asked when it is
-      # there; loads come in order, so that it is loaded before the columns.
-      following = _pages(pages_of, n + KEYS)
       place = _place(cache, page, n)
       k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
       k_far = _load_far(place, WIDE)
@@ -431,7 +440,7 @@ def mla_attend(
     l = gl.convert_layout(gl.sum(l, 0), ROW)
     any_key = l != 0.0
     l_safe = gl.where(any_key, l, 1.0)
-    factor = (gl.load(v_scale) / l_safe)[None, :]
+    factor = (of_values / l_safe)[None, :]
     row_lse = gl.where(any_key, m * scores.LN2 + gl.log(l_safe), float("-inf"))
     acc = a0, a1, a2, a3
     if of_parts > 1:

@@ -313,8 +313,18 @@ def _sequences(at, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
   Of sequence `at`, or of many. Sequence `batch` is the tokens behind all
   others, and those behind that have none.
   """
+  length = length_of(lengths, at, at < batch, flags)
+  return tiles_of_lengths(at, length, cu_seqlens, batch, tokens, seqlen_q,
+                          group, window_left, window_right, flags, TILE_M,
+                          TILE_N, FLAGS)
+
+
+@triton.jit
+def tiles_of_lengths(at, length, cu_seqlens, batch, tokens, seqlen_q, group,
+                     window_left, window_right, flags, TILE_M: tl.constexpr,
+                     TILE_N: tl.constexpr, FLAGS: tl.constexpr):
+  """_sequences, where so many keys are known."""
   inside = at < batch
-  length = length_of(lengths, at, inside, flags)
   start = at * seqlen_q
   len_q = tl.where(inside, seqlen_q, 0)
   if CU_SEQLENS & FLAGS and flags & CU_SEQLENS:
