@@ -313,6 +313,10 @@ class LatentTest(CacheTestCase):
           (offset // 16 * (d // 16) + c // 16) * 256 + offset % 16 * 16
           + c % 16)
       np.testing.assert_array_equal(codes[token], flat[page, place])
+    # Of a pool without a page nothing comes.
+    codes, scale = aiter.cp_gather_indexer_k_quant_cache(
+        want[:0], table, cu, total_tokens=43, head_dim=d, **options)
+    self.assertFalse(bits(codes).any() or bits(scale).any())
 
 
 class PagesTest(CacheTestCase):

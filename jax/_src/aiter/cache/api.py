@@ -865,10 +865,10 @@ def cp_gather_indexer_k_quant_cache(
                               "an integer >= 1", lambda n: n >= 1, int)
   kind, groups, layout = _indexer(function, head_dim, kv_cache,
                                   quant_block_size, preshuffle, quant_dtype)
-  pages, size, _ = kv_cache.shape
+  pages, size, width = kv_cache.shape
   slots = _gathered_slots(function, block_table, cu_seq_lens, total_tokens,
                           pages, size)
-  flat = jnp.asarray(kv_cache).reshape(pages, -1)
+  flat = jnp.asarray(kv_cache).reshape(pages, size * width)
   page = jnp.where(slots < 0, pages, slots // size)[:, None]
   offset = (slots % size)[:, None]
   col = jnp.arange(head_dim)

@@ -394,27 +394,32 @@ def _dequant(function: str, q, scale, block_shape, dtype):
   dtype = arguments.dtype_name(function, "dtype", dtype)
   _check_quantised(function, "q", q, (*_BYTES, "uint8"))
   _check_quantised(function, "scale", scale, ("float32", "uint8"))
+  blocks = {}
+  if block_shape is not None:
+    rows, columns = arguments.integers(
+        function, "block_shape", block_shape, "None or two integers >= 1",
+        lambda n: n >= 1)
+    blocks = {axis: block for axis, block in ((-1, columns), (-2, rows))
+              if block != 1}
+  rank = max((-axis for axis in blocks), default=int(q.dtype == jnp.uint8))
+  if q.ndim < rank:
+    raise arguments.bad(function, "q", arguments.describe(q),
+                        f"an array of rank {rank} or more")
   q = (rounding.from_e2m1(rounding.unpack(q)) if q.dtype == jnp.uint8
        else q.astype(jnp.float32))
   if scale.dtype == jnp.uint8:
     scale = rounding.from_e8m0(scale)
   given = arguments.describe(scale)
-  if block_shape is not None:
-    block_shape = arguments.integers(
-        function, "block_shape", block_shape, "None or two integers >= 1",
-        lambda n: n >= 1)
-    for axis, block in zip((-1, -2), reversed(block_shape)):
-      if block != 1:
-        size = q.shape[axis]
-        if scale.ndim < -axis or scale.shape[axis] != -(-size // block):
-          raise arguments.bad(
-              function, "scale", given,
-              f"{-(-size // block)} scales along axis {axis}, one for {block} "
-              f"of {size}")
-        scale = jnp.repeat(scale, block, axis, total_repeat_length=(
-            block * scale.shape[axis]))
-        scale = jax.lax.slice_in_dim(scale, 0, size,
-                                     axis=scale.ndim + axis)
+  for axis, block in blocks.items():
+    size = q.shape[axis]
+    if scale.ndim < -axis or scale.shape[axis] != -(-size // block):
+      raise arguments.bad(
+          function, "scale", given,
+          f"{-(-size // block)} scales along axis {axis}, one for {block} "
+          f"of {size}")
+    scale = jnp.repeat(scale, block, axis, total_repeat_length=(
+        block * scale.shape[axis]))
+    scale = jax.lax.slice_in_dim(scale, 0, size, axis=scale.ndim + axis)
   try:
     fits = jnp.broadcast_shapes(q.shape, scale.shape) == q.shape
   except ValueError:
