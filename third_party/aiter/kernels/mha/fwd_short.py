@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flash attention forward of short sequences on Hopper (sm_90), in Gluon.
+"""Flash attention forward on Hopper (sm_90) by single warpgroups, in Gluon.
 
 Of a short sequence most time goes into a block's begin and end. So a block has
 64 rows, and no producer: its own warpgroup starts the copies by TMA, STAGES
-tiles ahead. Registers that a producer would hold are other blocks': four or
-five share a multiprocessor, and hide each other's begin, softmax and end.
+tiles ahead. Registers that a producer would hold are other blocks': two to five
+share a multiprocessor, and hide each other's begin, softmax and end. Where a
+head is narrow that is the best for long sequences too: configs/mha.csv says for
+which calls.
 """
 
 from triton.experimental import gluon
