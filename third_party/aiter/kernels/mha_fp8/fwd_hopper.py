@@ -113,7 +113,7 @@ class Item(NamedTuple):
 
 @gluon.jit
 def rings_of(q_smem, k_smem, v_smem, barriers, WARPGROUPS: gl.constexpr,
-           STAGES: gl.constexpr):
+             STAGES: gl.constexpr):
   """The Rings of a warp; of all its barriers it keeps one address."""
   Q: gl.constexpr = 2 * WARPGROUPS
   return Rings(q_smem, barriers.slice(0, Q), barriers.slice(Q, Q),
@@ -161,7 +161,7 @@ def _turns(work, TILE_M: gl.constexpr):
 
 @gluon.jit
 def find(item, work, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
-          HEAD: gl.constexpr):
+         HEAD: gl.constexpr):
   """The Item of a number.
 
   Of heads whose keys and values stay in the L2 cache together the last tiles
@@ -317,7 +317,7 @@ def _cut(s, low, high, TILE_N: gl.constexpr):
 
 @gluon.jit
 def exponentials(s, m, tile, row0, seen, scale, TILE_N: gl.constexpr,
-                  WEIGHT_BITS: gl.constexpr, MASK: gl.constexpr):
+                 WEIGHT_BITS: gl.constexpr, MASK: gl.constexpr):
   """Takes a tile's products into the running maximum.
 
   Returns:
@@ -369,7 +369,7 @@ def rows_of(t, HEAD: gl.constexpr):
 
 @gluon.jit
 def next_scores(q, rings, step, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-                 STAGES: gl.constexpr):
+                STAGES: gl.constexpr):
   """Starts the products of a step's keys."""
   i, phase = hopper.ring(step, STAGES)
   mbarrier.wait(rings.k_full.index(i), phase)
@@ -398,7 +398,7 @@ def _step(acc, s, scale, m, norm, q, rings, step, tile, row0, seen, scales,
     next_scale = scale_at(scales.of_scores, tile - 1, scales, scale, BLOCKS)
   value_scale = scale_at(scales.of_values, tile, scales, 1.0, BLOCKS)
   e, m, alpha = exponentials(s, m, tile, row0, seen, scale, TILE_N,
-                              WEIGHT_BITS, MASK)
+                             WEIGHT_BITS, MASK)
   norm = norm * alpha + gl.sum(e, 1)
   p = weights(e, rings.k.dtype, TILE_N, HEAD)
   vi, v_phase = hopper.ring(step, STAGES)
@@ -486,9 +486,8 @@ def _consume(w: gl.constexpr, args, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
       done += steps
       items += 1
 
-    finish(w, acc, m, norm, item,
-            out, lse, v_scales, sinks, hdim_v, blocks, work, TILE_N, HEAD,
-            WEIGHT_BITS, BLOCKS)
+    finish(w, acc, m, norm, item, out, lse, v_scales, sinks, hdim_v, blocks,
+           work, TILE_N, HEAD, WEIGHT_BITS, BLOCKS)
 
 
 @gluon.jit
@@ -507,8 +506,8 @@ def first_scale(item, work, blocks):
 
 @gluon.jit
 def finish(w: gl.constexpr, acc, m, norm, item, out, lse, v_scales, sinks,
-            hdim_v, blocks, work, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-            WEIGHT_BITS: gl.constexpr, BLOCKS: gl.constexpr):
+           hdim_v, blocks, work, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+           WEIGHT_BITS: gl.constexpr, BLOCKS: gl.constexpr):
   """Takes the sink into 64 rows, and stores them."""
   ROWS: gl.constexpr = gl.SliceLayout(1, accumulator(TILE_N))
   value_scale = 1.0
