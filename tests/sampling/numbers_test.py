@@ -220,6 +220,11 @@ class NumbersTest(SamplingTestCase):
         aiter.top_k_renorm_probs(p, of_rows)[0],
         aiter.top_k_renorm_probs(p, k)[0])
 
+  def test_subnormal_temperature(self):
+    logits = normal(4, 700).round()  # Of equal ones the first, or any.
+    self.check(logits, temperature=np.array(
+        [0, 9e-39, 1e-45, 2.0**-126], np.float32))
+
   @cases.examples(60, 40, 6)
   @hypothesis.given(st.data())
   def test_any(self, data):

@@ -98,7 +98,7 @@ def sample(logits, exponentials, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0,
     if not live.any():
       continue
     top = row[live].max()
-    if not probs and not t > 0:
+    if not probs and not t >= np.finfo(np.float32).tiny:
       kept[i] = live & (row == top)
       tokens[i] = np.flatnonzero(kept[i])[0]
       continue

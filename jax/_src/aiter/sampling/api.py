@@ -177,8 +177,8 @@ def sample(
       whatever the others are.
     key: a JAX PRNG key, or [b] of them. Row i of a single key draws with
       counter i; a row with a key of its own draws as a batch of that row alone.
-    temperature: [] or [b]. Of a row of 0 the largest logit is taken, the first
-      of equal ones.
+    temperature: [] or [b]. Of a row of 0, or below 2^-126, the largest logit is
+      taken, the first of equal ones.
     top_k: integers, [] or [b]; 0 or None limits nothing.
     top_p: [] or [b], from 0, the largest alone, to 1, all.
     min_p: [] or [b], from 0 to 1.

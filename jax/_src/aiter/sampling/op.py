@@ -29,6 +29,8 @@ MAX_RANKED = 1024  # More are XLA's.
 # columns on CUDA its kernel for a small k orders NaN and zeros otherwise.
 _MAX_SHORT = {"rocm": 0, "cuda": 1000}
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+# Temperatures below it are 0: of subnormal numbers some devices make 0.
+_TINY = 2.0**-126
 
 # What scratch is sized by; src/sampling.cc and the kernels have the same.
 _MAX_PARTS = 64
@@ -63,7 +65,7 @@ class Rows(NamedTuple):
   Attributes:
     logits: [b, v] bfloat16 or float32.
     keys: uint32 [b, 4]: Philox's key, the row's counter and its stream.
-    temperature: float32 [b]; not above 0: the largest column is taken.
+    temperature: float32 [b]; below 2^-126 the largest column is taken.
     top_k: int32 [b]; not above 0: no limit.
     top_p: float32 [b]; not below 1: no limit.
     min_p: float32 [b], of the largest weight.
@@ -123,7 +125,7 @@ def _weights(cfg: Config, rows: Rows, v, top):
     return weight, (weight * np.float32(2.0**31)).astype(jnp.uint32)
   t = rows.temperature[:, None]
   d = jnp.minimum(jnp.where(v == top, 0, top - v), np.float32(3e38))
-  return exact.exp_minus(divide(d, jnp.where(t > 0, t, 1)))
+  return exact.exp_minus(divide(d, jnp.where(t >= _TINY, t, 1)))
 
 
 def _limit(key, whole, number, weight):
@@ -205,7 +207,7 @@ def reference(cfg: Config, rows: Rows) -> Drawn:
     kept &= weight >= rows.min_p[:, None]
   score = jnp.where(score > 0, score, 0)
   if not cfg.probs:
-    cold = ~(rows.temperature > 0)[:, None]
+    cold = ~(rows.temperature >= _TINY)[:, None]
     kept = jnp.where(cold, live & (key == top_key), kept)
     score = jnp.where(cold, 1, score)
   token = jnp.argmax(jnp.where(kept, score, -1), -1).astype(jnp.int32)

@@ -28,6 +28,8 @@ RANKED = tl.constexpr(FEATURES["ranked"])
 MAX_PARTS = tl.constexpr(64)  # src/sampling.cc has it too.
 LAST = tl.constexpr((1 << 21) - 1)  # A column is at most this one.
 NOTHING = tl.constexpr(-(1 << 63))  # The composite of no column.
+# Temperatures below it are 0: of subnormal numbers some devices make 0.
+TINY = tl.constexpr(2.0**-126)
 DEAD = exact.DEAD
 _NEGATIVE_INFINITY = tl.constexpr(-2139095041)  # Its key.
 
@@ -160,6 +162,6 @@ def load_temperature(temperature, row, flags):
   cold = row < 0
   if (flags & (PROBS | RANKED)) == 0:
     t = tl.load(temperature + row)
-    cold = (t > 0.0) == 0
+    cold = (t >= TINY) == 0
     t = tl.where(cold, 1.0, t)
   return t, cold
