@@ -25,6 +25,8 @@ CALLS = {
     "soft_cap": (dict(cap=3.0), ("soft_cap", "short")),
     "long_soft_cap": (dict(sq=1100, cap=3.0), ("soft_cap",)),
     "alibi": (dict(alibi="h"), ("alibi", "short")),
+    "alibi_causal": (dict(alibi="h", causal=True),
+                     ("alibi", "short", "window")),
     "long_alibi": (dict(sq=1100, alibi="h"), ("alibi",)),
     "bias": (dict(bias="1hqk"), ("bias", "dbias", "short")),
     "bias_causal": (dict(bias="1hqk", causal=True),
