@@ -14,9 +14,12 @@ How it is timed. Every program is compiled before the first one runs, so no
 autotuner disturbs a measurement. A figure is the median of five blocks; a
 block is as many calls as fill a fifth of --seconds, queued one behind the
 other, with one wait at its end. The queue hides the host, so the figure is the
-device's time for one call. Backward is the gradient alone, from residuals that
-a forward pass has left; "both" is the sum of the two. FLOP count the visible
-pairs only: four times the head dimension each forward, ten times backward.
+device's time for one call. What the host may take longer for, up to SHORT
+seconds, is timed as models have it: TURNS calls in one program, one after the
+other, or in one of PyTorch's CUDA graphs. Backward is the gradient alone, from
+residuals that a forward pass has left; "both" is the sum of the two. FLOP count
+the visible pairs only: four times the head dimension each forward, ten times
+backward.
 
 The peers. cudnn and cudnn_packed are what jax.nn calls, the second with its
 layout of sequences packed in one row, which jax.nn does not offer; xla is
@@ -55,6 +58,9 @@ IMPLEMENTATIONS = (OURS, *PEERS)
 PASSES = ("forward", "backward", "both")
 # XLA keeps the scores. Beyond this it takes long, and wins nothing.
 SCORE_BYTES = 4 << 30
+# Up to so many seconds a call's time may be the host's, and so many calls are
+# timed in one program.
+SHORT, TURNS = 1e-4, 16
 
 
 # ------------------------------------------------------------------ inputs
@@ -384,7 +390,7 @@ class JaxProgram:
     # "Check failed: local_device_ordinal.has_value()").
     graphs = not (name == "cudnn" and shape.dropout)
     options = None if graphs else {"xla_gpu_enable_command_buffer": ""}
-    jit = functools.partial(jax.jit, compiler_options=options)
+    self.options = dict(compiler_options=options)
 
     def inputs():
       table = {}
@@ -396,46 +402,59 @@ class JaxProgram:
     lowered = jax.jit(inputs).lower()
     t, dout, table = specs(lowered.out_info)
     self.inputs = lowered.compile()
-    self.forward = jit(fn).lower(t, table).compile()
+    self.fn = fn
+    self.forward = jax.jit(fn, **self.options).lower(t, table).compile()
     self.gradients = None
     try:
-      self.gradients = self._gradients(jit, fn, t, dout, table)
+      self.gradients = self._gradients(t, dout, table)
     except Exception as e:  # some have fewer problems backward than forward
       if name == OURS:
         raise
       print(f"{shape.name}: {name} forward only ({first_line(e)})")
 
-  @staticmethod
-  def _gradients(jit, fn, t, dout, table):
-    """Returns two programs: to residuals, and from them to gradients."""
+  def _gradients(self, t, dout, table):
+    """Returns programs: to residuals, and from them to gradients.
+
+    The second one's function comes with it.
+    """
     tree = None
 
     def residuals(t, table):
       nonlocal tree
-      out, vjp = jax.vjp(lambda t: fn(t, table), t)
+      out, vjp = jax.vjp(lambda t: self.fn(t, table), t)
       leaves, tree = jax.tree.flatten(vjp)
       return out, leaves
 
-    lowered = jit(residuals).lower(t, table)
+    def backward(leaves, dout):
+      return jax.tree.unflatten(tree, leaves)(dout)[0]
+
+    lowered = jax.jit(residuals, **self.options).lower(t, table)
     _, leaves = specs(lowered.out_info)
-    backward = jit(
-      lambda leaves, dout: jax.tree.unflatten(tree, leaves)(dout)[0]
-    )
-    return lowered.compile(), backward.lower(leaves, dout).compile()
+    program = jax.jit(backward, **self.options).lower(leaves, dout).compile()
+    return lowered.compile(), program, backward
+
+  def _time(self, program, function, args, seconds: float) -> float:
+    """Returns the time of a call of `function`, which `program` is."""
+    wait = jax.block_until_ready
+    call = functools.partial(program, *args)
+    found = report.median_time(call, wait, seconds)
+    if found > SHORT:
+      return found
+    turns = report.in_turn(function, **self.options)
+    call = functools.partial(turns, [args] * TURNS)
+    return report.median_time(call, wait, seconds) / TURNS
 
   def run(self, seconds: float):
     """Returns {pass: time of a call} and {what: result}, sequences packed."""
-    wait = jax.block_until_ready
-    t, dout, table = wait(self.inputs())
-    forward = functools.partial(self.forward, t, table)
-    times = {"forward": report.median_time(forward, wait, seconds)}
-    results = {"out": forward()}
+    t, dout, table = jax.block_until_ready(self.inputs())
+    args = t, table
+    times = {"forward": self._time(self.forward, self.fn, args, seconds)}
+    results = {"out": self.forward(*args)}
     if self.gradients:
-      residuals, backward = self.gradients
-      _, leaves = wait(residuals(t, table))
-      backward = functools.partial(backward, leaves, dout)
-      times["backward"] = report.median_time(backward, wait, seconds)
-      results |= backward()
+      residuals, program, backward = self.gradients
+      args = jax.block_until_ready(residuals(*args))[1], dout
+      times["backward"] = self._time(program, backward, args, seconds)
+      results |= program(*args)
     if self.padded or self.shape.padded:
       results |= unpadded(self.shape, results)
     return times, results
@@ -508,15 +527,28 @@ class TorchProgram:
     def wait(_):
       torch.cuda.synchronize()
 
-    times = {"forward": report.median_time(forward, wait, seconds)}
-    for x in t.values():
-      x.requires_grad_()
-    out = forward()
-    backward = functools.partial(
-      torch.autograd.grad, out, tuple(t.values()), dout, retain_graph=True
-    )
-    times["backward"] = report.median_time(backward, wait, seconds)
-    results = {"out": out, **dict(zip(t, backward(), strict=True))}
+    def time_of(call):
+      found = report.median_time(call, wait, seconds)
+      if found > SHORT:
+        return found
+      graph = torch.cuda.CUDAGraph()
+      with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        for _ in range(TURNS):
+          call()
+      return report.median_time(graph.replay, wait, seconds) / TURNS
+
+    # Only what is on one stream of its own may be recorded, backward too.
+    with torch.cuda.stream(torch.cuda.Stream()):
+      times = {"forward": time_of(forward)}
+      for x in t.values():
+        x.requires_grad_()
+      out = forward()
+      backward = functools.partial(
+        torch.autograd.grad, out, tuple(t.values()), dout, retain_graph=True
+      )
+      times["backward"] = time_of(backward)
+      results = {"out": out, **dict(zip(t, backward(), strict=True))}
+      wait(results)
     results = {
       name: jnp.from_dlpack(x.detach().contiguous())
       for name, x in results.items()

@@ -153,14 +153,14 @@ def median_time(call, wait, seconds: float, blocks: int = 5) -> float:
   return statistics.median(times)
 
 
-def in_turn(call):
+def in_turn(call, **options):
   """Returns a program: `call` of each of a list of arguments, one by one.
 
   What the host has to do for a program is divided among its calls. None of them
   begins before the one before it has ended, and none is merged with another.
+  `options` are jax.jit's.
   """
 
-  @jax.jit
   def program(sets):
     results = []
     for args in sets:
@@ -169,7 +169,7 @@ def in_turn(call):
       results.append(call(*args))
     return results
 
-  return program
+  return jax.jit(program, **options)
 
 
 def copy_rate(

@@ -361,14 +361,14 @@ ffi::Error SetOnePass(const OnePassBuffers& b, const MhaAttrs& attrs,
   AITER_FFI_RETURN_IF_ERROR(
       Check(b.dq_sums, ffi::F32,
             {batches, a->nhead_q, aiter::mha_one_pass_rows(*a, a->seqlen_q),
-             a->hdim_q}));
+             aiter::mha_one_pass_columns(*a)}));
   for (auto [buffer, address] : {std::pair(&b.dk_sums, &a->dk_sums_ptr),
                                  std::pair(&b.dv_sums, &a->dv_sums_ptr)}) {
-    AITER_FFI_RETURN_IF_ERROR(
-        Optional(*buffer, ffi::F32,
-                 {batches, a->nhead_k,
-                  aiter::mha_one_pass_rows(*a, a->seqlen_k), a->hdim_q},
-                 address));
+    AITER_FFI_RETURN_IF_ERROR(Optional(
+        *buffer, ffi::F32,
+        {batches, a->nhead_k, aiter::mha_one_pass_rows(*a, a->seqlen_k),
+         aiter::mha_one_pass_columns(*a)},
+        address));
   }
   AITER_FFI_RETURN_IF_ERROR(Optional(
       b.turns, ffi::S32, {aiter::mha_one_pass_turns(*a)}, &a->turns_ptr));

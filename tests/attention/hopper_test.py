@@ -228,7 +228,22 @@ class HopperTest(mha_test.MhaTestCase):
     self.assertEqual(bool(calls_of_it),
                      dqk == 128 or "dropout" in options or shared)
 
-  @parameterized.product(dim=[64, 128], size=[(150, 264), (600, 100)])
+  @parameterized.product(
+      dtype=["bf16", "fp16"], dqk=[20, 40, 72, 120], options=[
+          dict(), dict(causal=True, sq=400, sk=400, hq=6, hk=2, b=3),
+          dict(lengths=((150, 264), (77, 130)), causal=True, hk=1),
+          dict(packed=True, hq=4,
+               lengths=((70, 100), (1, 130), (0, 5), (131, 67), (300, 400)))])
+  def test_one_pass_of_fewer_columns(self, dtype, dqk, options):
+    with one_pass(together=dtype == "bf16"), called(
+        "_one_pass_kernel") as calls_of_it:
+      self.check(mha_test.Case(**dict(
+          dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, dropout=0.3)
+          | options))
+    self.assertNotEmpty(calls_of_it)
+
+  @parameterized.product(dim=[24, 40, 64, 72, 128],
+                         size=[(150, 264), (600, 100)])
   def test_dropout_keeps_what_it_says(self, dim, size):
     sq, sk = size
     keys = jax.random.split(jax.random.key(0), 4)
@@ -247,7 +262,7 @@ class HopperTest(mha_test.MhaTestCase):
     np.testing.assert_array_equal(got, want)
 
   @parameterized.product(
-      dim=[64, 128], options=[
+      dim=[40, 64, 96, 128], options=[
           dict(), dict(causal=True), dict(window_size=(150, 20))])
   def test_kept_bits_are_those_drawn(self, dim, options):
     q, k, v, g = (jax.random.normal(key, (2, 700, h, dim), jnp.bfloat16)

@@ -650,7 +650,9 @@ struct OnePass {
     AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", of_delta, &plan->delta));
     ProblemKey scores = plain;
     scores.features = (key.features & kMhaDropout) |
-                      Flag(key.dims[kKeptDim] != 0, kMhaOnePassKept);
+                      Flag(key.dims[kKeptDim] != 0, kMhaOnePassKept) |
+                      Flag((key.features & (kMhaPacked | kMhaCuSeqlens)) != 0,
+                           kMhaOnePassLengths);
     AITER_RETURN_IF_ERROR(steps->Add("mha_one_pass_bwd", scores, &plan->bwd));
     return steps->Add("mha_one_pass_round", plain, &plan->round);
   }
@@ -675,8 +677,8 @@ struct OnePass {
                                      mha_one_pass_turns(args) * kFloatBytes,
                                      stream));
     } else {
-      const int64_t row =
-          (args.is_group_mode ? 1 : args.batch) * args.hdim_q * kFloatBytes;
+      const int64_t row = (args.is_group_mode ? 1 : args.batch) *
+                          mha_one_pass_columns(args) * kFloatBytes;
       const int64_t sums_q =
           args.nhead_q * mha_one_pass_rows(args, args.seqlen_q) * row;
       AITER_RETURN_IF_ERROR(FillZero(driver, args.dq_sums_ptr, sums_q, stream));

@@ -104,6 +104,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     kernels.push_back(k);
   };
   add_one_pass("one_pass", "mha_one_pass_bwd", kMhaOnePassBwdGrid);
+  kernels.back().excludes |= kMhaOnePassLengths;
+  add_one_pass("one_pass_lengths", "mha_one_pass_bwd", kMhaOnePassBwdGrid);
   add_one_pass("one_pass_dropout", "mha_one_pass_bwd", kMhaOnePassBwdGrid,
                kMhaOnePassDropout);
   add_one_pass("one_pass_kept", "mha_one_pass_bwd", kMhaOnePassBwdGrid,
@@ -522,6 +524,7 @@ void TestOnePass() {
   CHECK_OK(mha_one_pass(packed, nullptr));
   CHECK(fills.size() == 3 && fills[0].address == 0xa000);
   CHECK(fills[2].bytes == (4 * 6 + 2 * 4) * 4);
+  CHECK(launches[1].kernel == "one_pass_lengths");
   CHECK(launches[1].grid[0] == 4 && launches[1].grid[2] == 1);
   CHECK(launches[2].grid[0] == 6 && launches[3].grid[0] == 8);
   const auto keys = launches[3].As<MhaOnePassParams>();
@@ -538,6 +541,15 @@ void TestOnePass() {
   CHECK(fills[0].bytes == 2 * 4 * 256 * 128 * 4);
   CHECK(fills[2].address == 0xf000 && fills[2].bytes == 2 * 2 * 384 * 128 * 4);
   CHECK(launches[1].As<MhaOnePassParams>().heads_of_block == 1);
+
+  // Fewer columns have sums of the kernel's.
+  NewContext("gfx942");
+  args.hdim_q = args.hdim_v = 72;
+  CHECK_OK(mha_one_pass(args, nullptr));
+  CHECK(fills[0].bytes == 2 * 4 * 256 * 128 * 4);
+  CHECK(launches[1].kernel == "one_pass");
+  CHECK(launches[1].As<MhaOnePassParams>().hdim_q == 72);
+  args.hdim_q = args.hdim_v = 128;
 
   // A block has all heads that share its keys, and these need no sums.
   NewContext("gfx942");

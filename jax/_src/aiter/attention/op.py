@@ -35,9 +35,9 @@ from jax._src.aiter.core.rounding import exact_products
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _ALIGNMENT = 8  # of head dims, in elements; the kernels load 16 bytes
-# One pass over the scores, as include/aiter/mha.h has it: its head dims, from
-# how many queries and keys a sequence on it is worth its sums, what their rows
-# are a multiple of, and how many blocks of so many keys keep a GPU busy.
+# One pass over the scores, as include/aiter/mha.h has it: its kernels' columns,
+# from how many queries and keys a sequence on it is worth its sums, what their
+# rows are a multiple of, and how many blocks of so many keys keep a GPU busy.
 _ONE_PASS = "mha_one_pass"
 _ONE_PASS_DIMS, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = (64, 128), 1024, 128
 _ONE_PASS_BLOCKS = 512
@@ -218,21 +218,24 @@ def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
   keys a row are not worth the sums. Of packed ones the mean is known. At half
   the head dim a product is worth half as much: there they do where dropout
   draws once, or heads share keys under a mask and either two passes have few
-  blocks or sums no order. Dropout's bits nobody else reads.
+  blocks or sums no order. Fewer columns than the kernels' are worth it for
+  dropout alone, whose bits nobody else reads.
   """
   if saved.bits is not None and platform == "cuda":
     return True
   if not all(map(is_known, (*x.q.shape, *x.k.shape))) or x.batch == 0:
     return False
   rows = [t.shape[-3] // (x.batch if x.packed else 1) for t in (x.q, x.k)]
-  if (x.q.shape[-1] not in _ONE_PASS_DIMS or x.q.shape[-1] != x.v.shape[-1]
+  columns = x.q.shape[-1]
+  if (columns != x.v.shape[-1] or columns > max(_ONE_PASS_DIMS)
       or min(rows) < _ONE_PASS_LENGTH
       or 0 <= bwd.mha.window_left < _ONE_PASS_LENGTH):
     return False
-  if x.q.shape[-1] < 128 and x.dropout_state is None and (
-      x.q.shape[-2] == x.k.shape[-2] or not _heads_together(x)
-      or bwd.mha.window_right < 0
-      or (bwd.mha.deterministic and _key_blocks(x) >= _ONE_PASS_BLOCKS)):
+  if x.dropout_state is None and (columns not in _ONE_PASS_DIMS or (
+      columns < 128 and (
+          x.q.shape[-2] == x.k.shape[-2] or not _heads_together(x)
+          or bwd.mha.window_right < 0
+          or (bwd.mha.deterministic and _key_blocks(x) >= _ONE_PASS_BLOCKS)))):
     return False
   return _has_kernels(_ONE_PASS, platform, bwd, x, saved.dlse is not None)
 
@@ -256,28 +259,36 @@ def _heads_together(x: Operands) -> bool:
 
   It does where enough blocks are left; those of a narrow head dim end sooner.
   """
-  return _key_blocks(x) * 128 >= _ONE_PASS_BLOCKS * x.q.shape[-1]
+  return _key_blocks(x) * 128 >= _ONE_PASS_BLOCKS * _one_pass_columns(x)
+
+
+def _one_pass_columns(x: Operands) -> int:
+  """Columns of the kernels, and of their sums, that serve a call's heads."""
+  return min(n for n in _ONE_PASS_DIMS if n >= x.q.shape[-1])
 
 
 def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
-  q, k = x.q, x.k
+  flat = _flat(x)
+  q, k = flat[:2]
   hq, hk = q.shape[-2], k.shape[-2]
   f32, b = jnp.float32, 1 if x.packed else x.batch
 
   def sums(t):
-    return b, t.shape[-2], _sums_rows(x, t), t.shape[-1]
+    return b, t.shape[-2], _sums_rows(x, t), _one_pass_columns(x)
 
   of_q, of_k = sums(q), sums(k)
   turns = b * (hq * of_q[2] // 64 + hk * of_k[2] // 128)
   of_k = (0,) if hk == hq or _heads_together(x) else of_k
   dq, dk, dv, *_ = call._replace(target=_ONE_PASS)(
-      (*(like(t, t.shape, t.dtype) for t in x[:3]),
+      (*(like(t, t.shape, t.dtype) for t in flat[:3]),
        like(q, saved.lse.shape, f32), like(q, of_q, f32), like(k, of_k, f32),
        like(k, of_k, f32),
        like(q, (turns if bwd.mha.deterministic else 0,), jnp.int32)),
-      *_flat(x), saved.dout, saved.out, saved.lse, absent(saved.dlse, f32),
-      absent(saved.bits, jnp.int32), **_attributes(bwd.mha))
-  return Grads(dq, dk, dv, None, None, None)
+      *flat, _aligned(saved.dout), _aligned(saved.out), saved.lse,
+      absent(saved.dlse, f32), absent(saved.bits, jnp.int32),
+      **_attributes(bwd.mha))
+  return Grads(*(t[..., :x.q.shape[-1]] for t in (dq, dk, dv)),
+               None, None, None)
 
 
 def _dscores_heads(platform: str, bwd: BwdConfig, x: Operands) -> int:
@@ -761,7 +772,7 @@ def _keeps_bits(cfg: Config, x: Operands) -> bool:
   if (x.dropout_state is None or cfg.dropout_p == 0 or x.packed
       or cfg.softmax_scale <= 0 or x.q.dtype.itemsize > 2
       or not all(map(is_known, (*x.q.shape, *x.k.shape)))
-      or x.q.shape[-1] not in _ONE_PASS_DIMS or x.q.shape[-1] != x.v.shape[-1]
+      or x.q.shape[-1] > max(_ONE_PASS_DIMS) or x.q.shape[-1] != x.v.shape[-1]
       or not dispatch.architectures("cuda") or decode.few_queries(cfg, x)):
     return False
   return (4 * math.prod(reference.kept_shape(x))

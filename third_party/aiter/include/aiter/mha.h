@@ -178,8 +178,8 @@ struct MhaBwdPlan {
 
 // The same in one pass over the scores, of batches whose scores have no more
 // than a scale and a window, with dropout or without, and equal head dimensions
-// that a kernel has. What heads and blocks of keys add up is float32 [batch,
-// heads, rows, hdim_q], the batch 1 if packed: scratch.
+// of up to 128. What heads and blocks of keys add up is float32 [batch, heads,
+// mha_one_pass_rows, mha_one_pass_columns], the batch 1 if packed: scratch.
 struct mha_one_pass_args : mha_bwd_args {
   // Add up in the same order every time.
   bool ordered = true;
@@ -199,6 +199,11 @@ struct mha_one_pass_args : mha_bwd_args {
 inline int64_t mha_one_pass_rows(const mha_args& a, int64_t seqlen) {
   return (a.is_group_mode ? seqlen / 128 + a.batch : (seqlen + 127) / 128) *
          128;
+}
+
+// Columns of sums: those of the kernels.
+inline int64_t mha_one_pass_columns(const mha_args& a) {
+  return a.hdim_q <= 64 ? 64 : 128;
 }
 
 // How many counters an order needs: a query head's tiles have 64 or 128 rows.

@@ -7,19 +7,25 @@ from third_party.aiter.aot.family import (
     flags,
     named,
     points_to,
+    selecting,
 )
 from third_party.aiter.kernels.mha import family as mha
 
 # The kernels' argument `flags` is attention's and more. ordered: sums are added
 # up in a fixed order; kept: the forward pass has kept dropout's bits.
 FLAGS = flags(" ".join([*mha.FLAGS, "ordered", "kept"]))
-FEATURES = FLAGS
+FEATURES = {
+    **FLAGS,
+    # Sequences are packed, or shorter than their arrays.
+    **selecting("lengths"),
+}
 
 
 def _constants(row):
   return {
       "TILE_M": int(row["tile_m"]), "DIM": int(row["dim"]),
       "FEATURES": sum(FEATURES[name] for name in named(row, "features")),
+      "LENGTHS": "lengths" not in named(row, "excludes"),
   }
 
 
@@ -45,7 +51,8 @@ FAMILY = Family(
     },
     floats=frozenset({"softmax_scale", "rp_keep"}),
     int64=r"batch_stride_|nhead_stride_lse$",
-    aligned=r"(stride|nhead_stride|batch_stride)_(q|k|v|do|dq|dk|dv)$",
+    aligned=(r"(stride|nhead_stride|batch_stride)_(q|k|v|do|dq|dk|dv)$|"
+             r"hdim_q$"),
     constants=_constants,
     features=FEATURES,
     general_only=("dropout", "kept"),

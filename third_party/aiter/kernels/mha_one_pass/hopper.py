@@ -23,7 +23,6 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -100,6 +99,7 @@ class Buffers(NamedTuple):
   ds_empty: tl.tensor
   sums_full: tl.tensor
   sums_empty: tl.tensor
+  tail: tl.tensor
 
 
 def tensor_maps(function, constants):
@@ -133,55 +133,52 @@ _tiles_of_rows = triton.jit(_tiles_of_rows)
 
 
 @gluon.jit
-def _load(desc, matrix, batch, head, first_row, row0, end, barrier, smem,
-          DIM: gl.constexpr):
+def _load(buf, desc, batch, head, first_row, row0, end, tails, barrier, smem,
+          DIM: gl.constexpr, LENGTHS: gl.constexpr):
   """Copies 64 rows of a sequence, from row0 on; arrives at `barrier` once.
 
-  From row `end` on come zeros, not another sequence's rows: then the warp
-  copies instead of TMA.
+  From row `end` on come zeros, not another sequence's rows: TMA has them past
+  all rows alone, so the last tile becomes them here. tails: how many have.
+  Returns how many have since.
   """
-  CHUNK: gl.constexpr = 8
-  LAYOUT: gl.constexpr = gl.BlockedLayout(
-      [1, 8], [256 // DIM, DIM // 8], [1, 1], [1, 0])
-  row = first_row + row0
   left = end - row0
-  if left >= SIDE:
+  if not LENGTHS or left >= SIDE:
     mbarrier.expect(barrier, desc.nbytes_per_cta)
-    tma.async_load(desc, [batch, head, row, 0], barrier, smem)
+    tma.async_load(desc, [batch, head, first_row + row0, 0], barrier, smem)
   else:
+    CHUNK: gl.constexpr = 8  # What a swizzled tile can be divided into.
+    LAYOUT: gl.constexpr = gl.BlockedLayout(
+        [1, 8], [256 // DIM, DIM // 8], [1, 1], [1, 0])
+    mbarrier.expect(buf.tail, desc.nbytes_per_cta)
+    tma.async_load(desc, [batch, head, first_row + row0, 0], buf.tail, smem)
+    mbarrier.wait(buf.tail, tails & 1)
     tile = smem.reshape([SIDE, DIM])
     rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))[:, None]
-    cols = gl.arange(0, DIM, gl.SliceLayout(0, LAYOUT))[None, :]
-    base = (matrix.base + head * matrix.nhead_stride +
-            row.to(gl.int64) * matrix.stride)
     for i in gl.static_range(SIDE // CHUNK):
-      async_copy.async_load(tile.slice(i * CHUNK, CHUNK),
-                            base + (rows * matrix.stride + cols),
-                            mask=(rows < left) & (cols < DIM))
-      base += CHUNK * matrix.stride
-      left -= CHUNK
-    async_copy.commit_group()
-    async_copy.wait_group(0)
+      chunk = tile.slice(i * CHUNK, CHUNK)
+      chunk.store(gl.where(rows < left - i * CHUNK, chunk.load(LAYOUT), 0.0))
     fence_async_shared()
-    gl.barrier()
     mbarrier.arrive(barrier)
+    tails += 1
+  return tails
 
 
 @gluon.jit
-def _produce(args, DIM: gl.constexpr, FEATURES: gl.constexpr):
+def _produce(args, DIM: gl.constexpr, FEATURES: gl.constexpr,
+             LENGTHS: gl.constexpr):
   """Copies K and V once, then Q, dO, lse and delta of every tile of rows."""
-  (buf, q_desc, k_desc, v_desc, do_desc, q, k, v, do, lse, delta,
-   nhead_stride_lse, slot_b, head, heads, head_k, q_row, k_row, q_end, k_end,
-   n0, low, high, len_q, delta_scale, kept, stride_kept,
-   nhead_stride_kept) = args
+  (buf, q_desc, k_desc, v_desc, do_desc, lse, delta, nhead_stride_lse, slot_b,
+   head, heads, head_k, q_row, k_row, q_end, k_end, n0, low, high, len_q,
+   delta_scale, kept, stride_kept, nhead_stride_kept) = args
   ROWS: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
   if high > low:
+    tails = 0
     for w in gl.static_range(2):
       full = buf.kv_full.index(w)
-      _load(k_desc, k, slot_b, head_k, k_row, n0 + w * SIDE, k_end, full,
-            buf.k.index(w), DIM)
-      _load(v_desc, v, slot_b, head_k, k_row, n0 + w * SIDE, k_end, full,
-            buf.v.index(w), DIM)
+      tails = _load(buf, k_desc, slot_b, head_k, k_row, n0 + w * SIDE, k_end,
+                    tails, full, buf.k.index(w), DIM, LENGTHS)
+      tails = _load(buf, v_desc, slot_b, head_k, k_row, n0 + w * SIDE, k_end,
+                    tails, full, buf.v.index(w), DIM, LENGTHS)
     use = 0
     for step in range(high - low):
       row0 = (high - 1 - step) * SIDE
@@ -193,8 +190,8 @@ def _produce(args, DIM: gl.constexpr, FEATURES: gl.constexpr):
         lse_tile = gl.load(lse + at, mask=rows < len_q, other=float("-inf"))
         delta_tile = gl.load(delta + at, mask=rows < len_q, other=0.0)
         mbarrier.wait(buf.q_empty.index(i), phase ^ 1)
-        _load(q_desc, q, slot_b, head + g, q_row, row0, q_end, q_full,
-              buf.q.index(i), DIM)
+        tails = _load(buf, q_desc, slot_b, head + g, q_row, row0, q_end, tails,
+                      q_full, buf.q.index(i), DIM, LENGTHS)
         if FEATURES & KEPT:
           BYTES: gl.constexpr = 2 * kept_hopper.WORDS * 4
           mbarrier.expect(q_full, BYTES)
@@ -207,8 +204,8 @@ def _produce(args, DIM: gl.constexpr, FEATURES: gl.constexpr):
                      lse_tile * scores.LOG2E))
         mbarrier.arrive(q_full)
         mbarrier.wait(buf.do_empty.index(i), phase ^ 1)
-        _load(do_desc, do, slot_b, head + g, q_row, row0, q_end, do_full,
-              buf.do.index(i), DIM)
+        tails = _load(buf, do_desc, slot_b, head + g, q_row, row0, q_end,
+                      tails, do_full, buf.do.index(i), DIM, LENGTHS)
         buf.delta.index(i).store(delta_tile * delta_scale)
         mbarrier.arrive(do_full)
         use += 1
@@ -371,7 +368,7 @@ def _store(gradient, acc, factor, row0, length, row_end, DIM: gl.constexpr):
   gl.store(
       gradient.base + rows[:, None].to(gl.int64) * gradient.stride +
       cols[None, :], gl.where((rows < length)[:, None], acc, 0.0),
-      mask=(rows < row_end)[:, None])
+      mask=(rows < row_end)[:, None] & (cols < gradient.width)[None, :])
 
 
 @gluon.jit
@@ -425,28 +422,25 @@ def _consume(w: gl.constexpr, args, DIM: gl.constexpr, FEATURES: gl.constexpr):
 @gluon.jit
 def mha_one_pass_bwd(
     q_desc, k_desc, v_desc, do_desc,
-    q, k, v, do, lse, delta, dk, dv, dq_sums, dk_sums, dv_sums, turns,
-    dropout_state, kept, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
-    cu_seqlens_k_padded,
-    stride_q, nhead_stride_q, batch_stride_q,
-    stride_k, nhead_stride_k, batch_stride_k,
-    stride_v, nhead_stride_v, batch_stride_v,
-    stride_do, nhead_stride_do, batch_stride_do,
+    lse, delta, dk, dv, dq_sums, dk_sums, dv_sums, turns, dropout_state, kept,
+    cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
     stride_dk, nhead_stride_dk, batch_stride_dk,
     stride_dv, nhead_stride_dv, batch_stride_dv,
     nhead_stride_lse, batch_stride_lse,
     stride_kept, nhead_stride_kept, batch_stride_kept,
-    batch, seqlen_q, seqlen_k, nhead_q, nhead_k, heads_of_block,
+    batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, heads_of_block,
     softmax_scale, drop_threshold, rp_keep, window_left, window_right,
     min_seqlen_q, flags,
     TILE_M: gl.constexpr, DIM: gl.constexpr, FEATURES: gl.constexpr,
+    LENGTHS: gl.constexpr,
 ):
   """dk and dv of 128 keys of some query heads, and their part of dq, unscaled.
 
   A block's `heads_of_block` query heads share keys. Where these are all that
   do, dk and dv are written; otherwise added up, not scaled either.
 
-  Sums are float32 [batch, heads, rows, DIM] with rows a multiple of 128; of a
+  Heads have up to DIM columns, as many as queries, keys and values have. Sums
+  are float32 [batch, heads, rows, DIM] with rows a multiple of 128; of a
   packed batch [heads, rows, DIM], and sequence i has the rows from
   128 (cu_seqlens[i] // 128 + i) on. A tile of 64 rows has its left and then its
   right half, each in the order of _part_layout. Sums begin with zeros but in
@@ -455,6 +449,9 @@ def mha_one_pass_bwd(
   blocks of query heads, batch), in an order of the kernel's own.
   """
   gl.static_assert(TILE_M == SIDE)
+  if not LENGTHS:
+    flags &= ~(scores.PACKED | scores.CU_SEQLENS_Q | scores.CU_SEQLENS_K |
+               scores.CU_SEQLENS_Q_PADDED | scores.CU_SEQLENS_K_PADDED)
   blocks = gl.num_programs(0)
   head_blocks = nhead_q // heads_of_block
   all_blocks = head_blocks * gl.num_programs(2)
@@ -534,7 +531,8 @@ def mha_one_pass_bwd(
       mbarrier.allocate_mbarrier(batch=2), mbarrier.allocate_mbarrier(batch=2),
       mbarrier.allocate_mbarrier(batch=2), mbarrier.allocate_mbarrier(batch=2),
       mbarrier.allocate_mbarrier(batch=2), mbarrier.allocate_mbarrier(batch=2),
-      mbarrier.allocate_mbarrier(batch=2))
+      mbarrier.allocate_mbarrier(batch=2), mbarrier.allocate_mbarrier())
+  mbarrier.init(buf.tail, count=1)
   for i in gl.static_range(2):
     mbarrier.init(buf.kv_full.index(i), count=2)
     mbarrier.init(buf.sums_full.index(i), count=1)
@@ -547,33 +545,24 @@ def mha_one_pass_bwd(
     mbarrier.init(buf.ds_full.index(i), count=2)
     mbarrier.init(buf.ds_empty.index(i), count=2)
 
-  # Past all rows of a dense batch TMA brings zeros by itself.
   q_end = gl.where((flags & (scores.PACKED | scores.CU_SEQLENS_Q)) != 0,
                    window.len_q, 1 << 30)
   k_end = gl.where((flags & (scores.PACKED | scores.CU_SEQLENS_K)) != 0,
                    window.len_k, 1 << 30)
-  produce = (buf, q_desc, k_desc, v_desc, do_desc,
-             bwd_hopper.Matrix(q + b * batch_stride_q, stride_q,
-                               nhead_stride_q, DIM),
-             bwd_hopper.Matrix(k + b * batch_stride_k, stride_k,
-                               nhead_stride_k, DIM),
-             bwd_hopper.Matrix(v + b * batch_stride_v, stride_v,
-                               nhead_stride_v, DIM),
-             bwd_hopper.Matrix(do + b * batch_stride_do, stride_do,
-                               nhead_stride_do, DIM),
-             lse + first_row, delta + first_row, nhead_stride_lse, slot_b,
-             head, heads_of_block, head_k, q_row, k_row, q_end, k_end, n0, low,
-             high, window.len_q, 1.0 / rp_keep,
+  produce = (buf, q_desc, k_desc, v_desc, do_desc, lse + first_row,
+             delta + first_row, nhead_stride_lse, slot_b, head, heads_of_block,
+             head_k, q_row, k_row, q_end, k_end, n0, low, high, window.len_q,
+             1.0 / rp_keep,
              kept + (b * batch_stride_kept + head * nhead_stride_kept +
                      tile_n * (2 * kept_hopper.WORDS)), stride_kept,
              nhead_stride_kept)
   members = group // heads_of_block
   # Nothing but dropout: of the rest any pointer will do.
   heads = scores_hopper.heads_of(
-      index_b, nhead_q, q, q, 0, 0, 0, 0, q, 0, 0, 0, 0, q, dropout_state,
+      index_b, nhead_q, dk, dk, 0, 0, 0, 0, dk, 0, 0, 0, 0, dk, dropout_state,
       softmax_scale, 0.0, drop_threshold, rp_keep, flags, FEATURES)
-  consume = (buf, bwd_hopper.Matrix(dk, stride_dk, nhead_stride_dk, DIM),
-             bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, DIM), head,
+  consume = (buf, bwd_hopper.Matrix(dk, stride_dk, nhead_stride_dk, hdim_q),
+             bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, hdim_q), head,
              heads_of_block, members, n0, key_end, window, heads, low, high)
   add = (buf, dq_sums, dk_sums, dv_sums, turns, kv_turns, heads_of_block, tiles,
          head % group // heads_of_block, members, n0, low, high, window,
@@ -581,7 +570,7 @@ def mha_one_pass_bwd(
   gl.warp_specialize([
       (_consume, (0, consume, DIM, FEATURES)),
       (_consume, (1, consume, DIM, FEATURES)),
-      (_produce, (produce, DIM, FEATURES)), (_sum, (add, DIM)),
+      (_produce, (produce, DIM, FEATURES, LENGTHS)), (_sum, (add, DIM)),
   ], [4, 1, 1], [240, 24, 24])
 
 
@@ -589,8 +578,8 @@ def mha_one_pass_bwd(
 def mha_one_pass_round(
     dq_sums, dq, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
     cu_seqlens_k_padded, stride_dq, nhead_stride_dq, batch_stride_dq, batch,
-    seqlen_q, seqlen_k, softmax_scale, window_left, window_right, min_seqlen_q,
-    flags, TILE_M: tl.constexpr, DIM: tl.constexpr,
+    seqlen_q, seqlen_k, hdim_q, softmax_scale, window_left, window_right,
+    min_seqlen_q, flags, TILE_M: tl.constexpr, DIM: tl.constexpr,
 ):
   """A gradient, of its own type, from sums: zeros where nothing is added.
 
@@ -638,4 +627,4 @@ def mha_one_pass_round(
     x = tl.where((rows < seq.len_q)[:, None], x * softmax_scale, 0.0)
     at = (seq.q_start + rows).to(tl.int64)[:, None] * stride_dq + cols
     tl.store(dq + at, x.to(dq.dtype.element_ty),
-             mask=(rows < q_rows)[:, None])
+             mask=(rows < q_rows)[:, None] & (cols < hdim_q))
