@@ -276,6 +276,24 @@ bool Odd(const mha_args& a) {
   return OddColumns(a) && !Near(a) && Longer(a, kMost);
 }
 
+// Whether blocks that walk over the tiles, one a multiprocessor, would end far
+// from each other, so that others serve sequences better: short ones of few
+// tiles, and where not all pairs of tiles see as much as each other.
+bool Uneven(const mha_args& a) {
+  constexpr int64_t kBlocks = 132;  // Of an H100 or H200.
+  constexpr int64_t kRows = 128;
+  const auto divided = [](int64_t n, int64_t by) { return (n + by - 1) / by; };
+  const auto wastes = [&](int64_t items) {
+    return items * 10 < divided(items, kBlocks) * kBlocks * 9;
+  };
+  const int64_t tiles = divided(a.seqlen_q, kRows);
+  const int64_t heads = a.nhead_q * a.batch;
+  if (!HasWindow(a)) return Short(a) && wastes(tiles * heads);
+  const int64_t pairs = divided(tiles, 2) * heads;
+  return a.window_size_left >= 0 || a.seqlen_q > a.seqlen_k ||
+         (pairs > kBlocks && wastes(pairs));
+}
+
 uint32_t Flag(bool condition, uint32_t feature) {
   return condition ? feature : 0;
 }
@@ -311,7 +329,8 @@ ProblemKey MakeKey(const mha_args& a) {
       // Without a left bound every key to the left is visible anyway.
       Flag(a.sink_size > 0 && a.window_size_left >= 0, kMhaSinkTokens) |
       Flag(HasWindow(a), kMhaWindow) | Flag(Short(a), kMhaShort) |
-      Flag(Odd(a), kMhaOdd) | Flag(a.min_seqlen_q > 0, kMhaMinSeqlen) |
+      Flag(Odd(a), kMhaOdd) | Flag(Uneven(a), kMhaUneven) |
+      Flag(a.min_seqlen_q > 0, kMhaMinSeqlen) |
       Flag(a.seqlen_k == 0, kMhaNoKeys) |
       Flag(!(a.scale_s > 0), kMhaNonPositiveScale);
   return key;
@@ -475,7 +494,7 @@ Status ZeroKeys(const Driver& driver, const mha_bwd_args& a, void* stream) {
 
 struct Fwd {
   using Args = mha_fwd_args;
-  using Plan = KernelPlan;
+  using Plan = MhaFwdPlan;
 
   static Status Check(const Args& a) { return CheckFwd(a); }
 
@@ -486,6 +505,7 @@ struct Fwd {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
+    plan->multiprocessors = steps->device().multiprocessors;
     return steps->Add(OpOf(key.data_type, "mha_fwd", "mha_f32_fwd"), key,
                       &plan->kernel);
   }
@@ -495,6 +515,7 @@ struct Fwd {
     MhaParams params = ParamsOf(args, plan.key);
     params.out_ptr = args.o_ptr;
     params.lse_ptr = args.lse_ptr;
+    params.multiprocessors = plan.multiprocessors;
     if (args.kept_ptr != nullptr) {
       // Of the kernels for dropout those for Hopper write what it keeps; they
       // alone read tensors by maps.
@@ -634,7 +655,7 @@ struct OnePass {
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     constexpr int64_t kServed =
-        kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort | kMhaOdd |
+        kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort | kMhaOdd | kMhaUneven |
         kMhaMinSeqlen | kMhaPacked | kMhaCuSeqlens | kMhaCuSeqlensQPadded |
         kMhaCuSeqlensKPadded | kMhaDropout | kMhaNonPositiveScale;
     if ((key.features & ~kServed) != 0 || key.dims[0] != key.dims[1]) {
@@ -764,10 +785,10 @@ struct Dscores {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    constexpr int64_t kServed = kMhaBias | kMhaDbias | kMhaDropout |
-                                kMhaSoftCap | kMhaUnaligned | kMhaWindow |
-                                kMhaTopLeft | kMhaDlse | kMhaShort | kMhaOdd |
-                                kMhaNonPositiveScale | kMhaDscoresWhole;
+    constexpr int64_t kServed =
+        kMhaBias | kMhaDbias | kMhaDropout | kMhaSoftCap | kMhaUnaligned |
+        kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort | kMhaOdd | kMhaUneven |
+        kMhaNonPositiveScale | kMhaDscoresWhole;
     if ((key.features & ~kServed) != 0) {
       return Status(StatusCode::kUnimplemented,
                     "the scores' gradients are kept beside a bias of their "

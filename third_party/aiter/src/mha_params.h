@@ -71,6 +71,7 @@ struct MhaParams {
   int32_t window_left = 0, window_right = 0;
   int32_t sink_tokens = 0;
   int32_t min_seqlen_q = 0;
+  int32_t multiprocessors = 0;  // Of a forward pass.
   int32_t flags = 0;
 };
 

@@ -5,6 +5,7 @@
 
 #include "aiter/mha.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -133,6 +134,12 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   biased.grid = &kMhaFwdGridBatchFirst;
   biased.tensor_maps = kBiasMaps;
   kernels.push_back(biased);
+  KernelInfo walking = mapped;
+  walking.symbol = "fwd_walks";
+  walking.needs = kMhaSoftCap;
+  walking.excludes &= ~static_cast<uint32_t>(kMhaSoftCap);
+  walking.grid = &kMhaFwdGridWalks;
+  kernels.push_back(walking);
   add("fwd_sm_90", "mha_fwd", "general", "sm_90", 128, 128, 128, 64,
       kMhaFwdGrid);
   add("fwd_sm_80", "mha_fwd", "general", "sm_80", 128, 128, 128, 64,
@@ -718,6 +725,19 @@ void TestTensorMaps() {
   // Blocks of a plane follow each other.
   const auto& blocks = g_recorder.launches.at(0).grid;
   CHECK(blocks[0] == 2 && blocks[1] == 2 && blocks[2] == 4);
+
+  // One that walks has a block for each multiprocessor, or each of 16 tiles.
+  for (int there : {5, 100, 0}) {
+    g_recorder.multiprocessors = there;
+    NewContext("sm_90");
+    mha_fwd_args capped = FwdArgs(128, 128);
+    capped.logits_soft_cap = 5;
+    CHECK_OK(mha_fwd(capped, nullptr));
+    const Launch& launch = g_recorder.launches.at(0);
+    CHECK(launch.kernel == "fwd_walks" && launch.grid[1] == 1);
+    CHECK(launch.grid[0] == std::min<uint32_t>(std::max(there, 1), 16));
+    CHECK(launch.As<MappedArgs>().params.multiprocessors == there);
+  }
   NewContext("sm_90");
   CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
 
@@ -734,6 +754,32 @@ void TestTensorMaps() {
   CHECK_OK(mha_fwd(FwdArgs(128, 128, /*packed=*/true), nullptr));
   CHECK(g_recorder.maps[3].dims[3] == 1);
   CHECK(g_recorder.maps[3].strides[2] == 300 * 512);
+}
+
+void TestUneven() {
+  NewContext("sm_90");
+  const auto uneven = [](const mha_fwd_args& args) {
+    MhaFwdPlan plan;
+    CHECK_OK(mha_fwd_plan(args, &plan));
+    return (plan.key.features & kMhaUneven) != 0;
+  };
+  mha_fwd_args args = FwdArgs(128, 128);
+  CHECK(uneven(args));  // 16 tiles for 132 blocks.
+  args.batch = 33;      // Two for each.
+  CHECK(!uneven(args));
+  args.batch = 2;  // Few, but of many rows.
+  args.seqlen_q = args.seqlen_k = 4096;
+  CHECK(!uneven(args));
+  args.window_size_right = 0;  // 16 pairs of tiles of each of 8 heads.
+  CHECK(!uneven(args));
+  args.batch = 3;
+  CHECK(uneven(args));
+  args.batch = 2;
+  args.window_size_left = 2000;
+  CHECK(uneven(args));
+  args.window_size_left = -1;
+  args.seqlen_k = 4095;  // Its first row sees nothing.
+  CHECK(uneven(args));
 }
 
 void TestZeroSizes() {
@@ -889,7 +935,7 @@ void TestInvalidArguments() {
   CHECK(Contains(mha_bwd(bwd, nullptr).message(), "dq_ptr is not aligned"));
 
   // A plan serves no other problem.
-  KernelPlan plan;
+  MhaFwdPlan plan;
   CHECK_OK(mha_fwd_plan(FwdArgs(128, 128), &plan));
   CHECK(mha_fwd(FwdArgs(64, 64), plan, nullptr).code() ==
         StatusCode::kFailedPrecondition);
@@ -956,6 +1002,7 @@ int main() {
   aiter::TestDscores();
   aiter::TestDscoresAtATime();
   aiter::TestTensorMaps();
+  aiter::TestUneven();
   aiter::TestZeroSizes();
   aiter::TestFailures();
   aiter::TestInvalidArguments();

@@ -10,7 +10,7 @@
 // Two ways to call, both thread-safe:
 //   Status s = aiter::mha_fwd(args, stream);  // keeps its plan for later calls
 //
-//   aiter::KernelPlan plan;                   // or the caller keeps it
+//   aiter::MhaFwdPlan plan;                   // or the caller keeps it
 //   Status s = aiter::mha_fwd_plan(args, &plan);
 //   s = aiter::mha_fwd(args, plan, stream);
 //
@@ -132,6 +132,12 @@ struct mha_fwd_args : mha_args {
   void* kept_ptr = nullptr;
 };
 
+struct MhaFwdPlan {
+  ProblemKey key;
+  LoadedKernel kernel;
+  int multiprocessors = 0;
+};
+
 // Words of a head's bits: 256 of each block of 128 keys and tile of 64 rows,
 // for whole blocks of 128 rows.
 inline int64_t mha_kept_words(const mha_args& a) {
@@ -251,7 +257,7 @@ struct MhaDscoresPlan {
 };
 
 // The sizes of a problem are hdim_q and hdim_v.
-AITER_OPERATION(mha_fwd, mha_fwd_args, KernelPlan);
+AITER_OPERATION(mha_fwd, mha_fwd_args, MhaFwdPlan);
 AITER_OPERATION(mha_bwd, mha_bwd_args, MhaBwdPlan);
 AITER_OPERATION(mha_one_pass, mha_one_pass_args, MhaOnePassPlan);
 AITER_OPERATION(mha_dscores, mha_dscores_args, MhaDscoresPlan);

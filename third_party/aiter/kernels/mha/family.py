@@ -20,7 +20,7 @@ FEATURES = {
     # These only select. A window has a bound on either side; causal is one.
     **selecting("soft_cap sink_tokens window min_seqlen no_keys "
                 "non_positive_scale dbias dsink unaligned short "
-                "large_soft_cap odd"),
+                "large_soft_cap odd uneven"),
     "cu_seqlens": FLAGS["cu_seqlens_q"] | FLAGS["cu_seqlens_k"],
 }
 
@@ -70,6 +70,8 @@ def _constants(row):
       "HEADS_FIRST": arch.matrix == "mfma",
       "KEEPS": row["op"].startswith("mha_dscores"),
       "LANE_KEYS": 4 if arch.matrix == "mfma" else 0,
+      "WALKS": "module=mha.fwd_walks" in row["options"].split(),
+      "WINDOW": "window" not in named(row, "excludes"),
   }
 
 
@@ -80,11 +82,14 @@ _ROWS = ("tiles_of_rows = seqlen_q // tile_m + batch if flags & PACKED else"
 _KEYS = ("tiles_of_keys = seqlen_k // tile_n + batch if flags & PACKED else"
          " ceil(seqlen_k / tile_n)")
 _BATCH = "batch = 1 if flags & PACKED else batch"
+# A block for each multiprocessor, where one walks over a dense batch's tiles.
+_WALK = ("blocks = min(ceil(seqlen_q / tile_m) * nhead_q * batch,"
+         " max(multiprocessors, 1))",)
 
 
 def _op(module, tiles, heads):
   return Op(module, (tiles, heads, _BATCH),
-            {"HEADS_FIRST": (heads, tiles, _BATCH),
+            {"WALKS": _WALK, "HEADS_FIRST": (heads, tiles, _BATCH),
              "BATCH_FIRST": (_BATCH, tiles, heads)})
 
 
@@ -125,6 +130,7 @@ FAMILY = Family(
         "non_positive_scale": "softmax_scale <= 0",
         "short": "short sequences",
         "odd": "long sequences of heads of an odd multiple of 8 columns",
+        "uneven": "tiles that blocks cannot share evenly",
         "large_soft_cap": "soft cap above 1024",
         "unaligned": "bias or mask of rows that are not multiples of 8",
     },

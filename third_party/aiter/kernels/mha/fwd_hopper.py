@@ -15,7 +15,8 @@ so that they stay half a step apart.
 
 Short sequences end before a block of two warpgroups is in its stride: blocks of
 one, two of which share a multiprocessor (maxnreg=128), hide each other's begin
-and end, and under a mask see fewer keys in vain.
+and end, and under a mask see fewer keys in vain. fwd_walks.py hides them in
+blocks that go from tile to tile.
 """
 
 from typing import NamedTuple
@@ -94,7 +95,7 @@ def copy_planes(terms, bias_desc, batch, head, planes, i, barrier, row0, col0,
 
 
 @gluon.jit
-def _key_tiles(row0, rows, window, N: gl.constexpr):
+def key_tiles(row0, rows, window, N: gl.constexpr):
   """Key tiles that rows see.
 
   Returns:
@@ -176,8 +177,8 @@ def _mask_scores(s, rows, cols, window, FEATURES: gl.constexpr):
 
 
 @gluon.jit
-def _unit(terms, FEATURES: gl.constexpr):
-  """What turns _exponentials' scores into base 2."""
+def unit_of(terms, FEATURES: gl.constexpr):
+  """What turns exponentials' scores into base 2."""
   unit = 1.0
   if mapped(FEATURES):
     unit = scores.LOG2E
@@ -200,7 +201,7 @@ def complete(s, row0, tile, window, terms, keys, step, N: gl.constexpr,
   S_LAYOUT: gl.constexpr = hopper.accumulator(N)
   rows = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
   cols = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))[None, :]
-  scale = _unit(terms, FEATURES)
+  scale = unit_of(terms, FEATURES)
   i, _ = hopper.ring(step, STAGES)
   empty = keys.k_empty.index(i)
   if PLANES or not scores_hopper.staged(FEATURES):
@@ -246,9 +247,9 @@ def weigh(s, scale, m, row0, tile, window, N: gl.constexpr, MASK: gl.constexpr,
 
 
 @gluon.jit
-def _exponentials(s, m, row0, tile, window, terms, keys, step, N: gl.constexpr,
-                  STAGES: gl.constexpr, PLANES: gl.constexpr,
-                  MASK: gl.constexpr, FEATURES: gl.constexpr):
+def exponentials(s, m, row0, tile, window, terms, keys, step, N: gl.constexpr,
+                 STAGES: gl.constexpr, PLANES: gl.constexpr,
+                 MASK: gl.constexpr, FEATURES: gl.constexpr):
   """Both: a tile's products to `weigh`'s results."""
   s, scale = complete(s, row0, tile, window, terms, keys, step, N, STAGES,
                       PLANES, MASK, FEATURES)
@@ -256,8 +257,8 @@ def _exponentials(s, m, row0, tile, window, terms, keys, step, N: gl.constexpr,
 
 
 @gluon.jit
-def _weights(e, row0, tile, terms, dtype: gl.constexpr, N: gl.constexpr,
-             DV: gl.constexpr, FEATURES: gl.constexpr):
+def weights_of(e, row0, tile, terms, dtype: gl.constexpr, N: gl.constexpr,
+               DV: gl.constexpr, FEATURES: gl.constexpr):
   """The values' weights, the left operand of their product."""
   if FEATURES & scores.DROPOUT:
     if FEATURES == scores.DROPOUT:
@@ -269,11 +270,12 @@ def _weights(e, row0, tile, terms, dtype: gl.constexpr, N: gl.constexpr,
 
 
 @gluon.jit
-def _step(acc, p, m, norm, q, keys, step, tile, row0, window, terms,
-          N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
-          DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
-          PLANES: gl.constexpr, MASK: gl.constexpr, FEATURES: gl.constexpr,
-          turns=None, TURN: gl.constexpr = -1):
+def pipelined_step(acc, p, m, norm, q, keys, step, tile, row0, window, terms,
+                   N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
+                   DV: gl.constexpr, DV_TAIL: gl.constexpr,
+                   STAGES: gl.constexpr, PLANES: gl.constexpr,
+                   MASK: gl.constexpr, FEATURES: gl.constexpr, turns=None,
+                   TURN: gl.constexpr = -1):
   """Adds tile `tile + 1`'s P V while computing tile `tile`'s P.
 
   Where warpgroups take turns, this one is number TURN.
@@ -290,11 +292,11 @@ def _step(acc, p, m, norm, q, keys, step, tile, row0, window, terms,
   if TURN >= 0:
     mbarrier.arrive(turns.index(1 - TURN))
   s = warpgroup_mma_wait(2 if DV_TAIL > 0 else 1, deps=[s])
-  e, m, alpha = _exponentials(s, m, row0, tile, window, terms, keys, step, N,
-                              STAGES, PLANES, MASK, FEATURES)
+  e, m, alpha = exponentials(s, m, row0, tile, window, terms, keys, step, N,
+                             STAGES, PLANES, MASK, FEATURES)
   norm = norm * alpha + gl.sum(e, 1)
   acc = parts.wait(0, acc, DV_TAIL)
-  p = _weights(e, row0, tile, terms, p.dtype, N, DV, FEATURES)
+  p = weights_of(e, row0, tile, terms, p.dtype, N, DV, FEATURES)
   mbarrier.arrive(keys.v_empty.index(vi))
   return parts.scale_rows(acc, alpha, DV, DV_TAIL), p, m, norm
 
@@ -320,11 +322,11 @@ def _serial_step(acc, m, norm, q, keys, step, tile, row0, window, terms,
   mbarrier.wait(keys.k_full.index(i), phase)
   s = parts.product(q, parts.tile(keys.k, i, N, HEAD, TAIL), 64, N, TAIL)
   s = warpgroup_mma_wait(0, deps=[s])
-  e, m, alpha = _exponentials(s, m, row0, tile, window, terms, keys, step, N,
-                              STAGES, PLANES, MASK, FEATURES)
+  e, m, alpha = exponentials(s, m, row0, tile, window, terms, keys, step, N,
+                             STAGES, PLANES, MASK, FEATURES)
   norm = norm * alpha + gl.sum(e, 1)
   acc = parts.scale_rows(acc, alpha, DV, DV_TAIL)
-  p = _weights(e, row0, tile, terms, keys.v.main.dtype, N, DV, FEATURES)
+  p = weights_of(e, row0, tile, terms, keys.v.main.dtype, N, DV, FEATURES)
   mbarrier.wait(keys.v_full.index(i), phase)
   acc = parts.accumulate(acc, p, parts.tile(keys.v, i, N, DV, DV_TAIL),
                          DV_TAIL)
@@ -362,27 +364,27 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
     s = parts.product(q, parts.tile(keys.k, 0, N, HEAD, TAIL), 64, N, TAIL)
     s = warpgroup_mma_wait(0, deps=[s])
     tile = _tile_at(0, tile_hi, steps, sinks, FEATURES)
-    e, m, _ = _exponentials(s, m, row0, tile, window, terms, keys, 0, N,
-                            STAGES, PLANES, True, FEATURES)
+    e, m, _ = exponentials(s, m, row0, tile, window, terms, keys, 0, N,
+                           STAGES, PLANES, True, FEATURES)
     norm = gl.sum(e, 1)
-    p = _weights(e, row0, tile, terms, q_smem.main.dtype, N, DV, FEATURES)
+    p = weights_of(e, row0, tile, terms, q_smem.main.dtype, N, DV, FEATURES)
     # Tiles that the diagonal or the end crosses, then whole tiles, then
     # tiles that the window's left edge crosses.
     right = gl.minimum(gl.maximum(tile_hi - full_hi, 1), steps)
     whole = gl.minimum(gl.maximum(tile_hi - full_lo, right), window_steps)
     for step in range(1, right):
-      acc, p, m, norm = _step(
+      acc, p, m, norm = pipelined_step(
           acc, p, m, norm, q, keys, step,
           _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
           terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, True, FEATURES,
           turns, TURN)
     for step in range(right, whole):
-      acc, p, m, norm = _step(
+      acc, p, m, norm = pipelined_step(
           acc, p, m, norm, q, keys, step, tile_hi - 1 - step, row0, window,
           terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, False, FEATURES,
           turns, TURN)
     for step in range(gl.maximum(right, whole), steps):
-      acc, p, m, norm = _step(
+      acc, p, m, norm = pipelined_step(
           acc, p, m, norm, q, keys, step,
           _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
           terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, True, FEATURES,
@@ -397,7 +399,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
     begin = 0
     end = steps
     if OWN_KEYS:
-      own_lo, own_hi, full_lo, full_hi = _key_tiles(row0, 64, window, N)
+      own_lo, own_hi, full_lo, full_hi = key_tiles(row0, 64, window, N)
       begin = gl.minimum(gl.maximum(tile_hi - own_hi, 0), steps)
       end = gl.minimum(gl.maximum(tile_hi - own_lo, begin), steps)
     right = gl.minimum(gl.maximum(tile_hi - full_hi, begin), end)
@@ -428,7 +430,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       for step in range(end, steps):
         _skip_step(keys, step, STAGES)
 
-  m *= _unit(terms, FEATURES)
+  m *= unit_of(terms, FEATURES)
   if (flags & scores.SINK) != 0:
     m_new = gl.maximum(m, sink_logit * scores.LOG2E)
     alpha = gl.exp2(m - m_new)
@@ -538,7 +540,7 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
   window = scores_hopper.Window(off, window_left, window_right, sink_tokens,
                                 seqlen_q, seqlen_k)
 
-  tile_lo, tile_hi, full_lo, full_hi = _key_tiles(row0, TILE_M, window, TILE_N)
+  tile_lo, tile_hi, full_lo, full_hi = key_tiles(row0, TILE_M, window, TILE_N)
   steps = gl.maximum(tile_hi - tile_lo, 0)
   sinks = 0
   if FEATURES & scores.SINK_TOKENS:

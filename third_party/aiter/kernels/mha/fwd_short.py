@@ -85,8 +85,8 @@ def _step(acc, m, norm, q, keys, copies, step, tile, row0, window, terms,
                                  FEATURES)
   norm = norm * alpha + gl.sum(e, 1)
   acc = parts.scale_rows(acc, alpha, DV, DV_TAIL)
-  p = fwd_hopper._weights(e, row0, tile, terms, keys.v.main.dtype, N, DV,
-                          FEATURES)
+  p = fwd_hopper.weights_of(e, row0, tile, terms, keys.v.main.dtype, N, DV,
+                            FEATURES)
   mbarrier.wait(keys.v_full.index(i), phase)
   acc = parts.accumulate(acc, p, parts.tile(keys.v, i, N, DV, DV_TAIL),
                          DV_TAIL)
@@ -145,7 +145,7 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
   off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
   window = scores_hopper.Window(off, window_left, window_right, 0, seqlen_q,
                                 seqlen_k)
-  tile_lo, tile_hi, full_lo, full_hi = fwd_hopper._key_tiles(
+  tile_lo, tile_hi, full_lo, full_hi = fwd_hopper.key_tiles(
       row0, TILE_M, window, N)
   steps = gl.maximum(tile_hi - tile_lo, 0)
   # Rows of the last tile that belong to another sequence or to nobody: they
@@ -225,7 +225,7 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
         window, terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, EARLY,
         True, FEATURES)
 
-  m *= fwd_hopper._unit(terms, FEATURES)
+  m *= fwd_hopper.unit_of(terms, FEATURES)
   if (flags & scores.SINK) != 0:
     logit = gl.load(sink + index_b * nhead_q + head) * scores.LOG2E
     m_new = gl.maximum(m, logit)

@@ -274,7 +274,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
         q_tile, parts_hopper.tile(keys.k, 0, N, HEAD, 0), 64, N, 0)
     s = warpgroup_mma_wait(0, deps=[s])
     tile = last_tile - 1
-    e, m, _ = fwd_hopper._exponentials(
+    e, m, _ = fwd_hopper.exponentials(
         s, m, 0, tile, _window_of(seen, table, absent, tile, N, BOX), terms,
         keys, 0, N, STAGES, 0, True, 0)
     norm = gl.sum(e, 1)
@@ -286,16 +286,16 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
     whole = gl.minimum(gl.maximum(last_tile - full_lo, right), steps)
     for step in range(1, right):
       tile = last_tile - 1 - step
-      acc, p, m, norm = fwd_hopper._step(
+      acc, p, m, norm = fwd_hopper.pipelined_step(
           acc, p, m, norm, q_tile, keys, step, tile, 0,
           _window_of(seen, table, absent, tile, N, BOX), terms, N, HEAD, 0,
           HEAD, 0, STAGES, 0, True, 0)
     for step in range(right, whole):
-      acc, p, m, norm = fwd_hopper._step(
+      acc, p, m, norm = fwd_hopper.pipelined_step(
           acc, p, m, norm, q_tile, keys, step, last_tile - 1 - step, 0, seen,
           terms, N, HEAD, 0, HEAD, 0, STAGES, 0, False, 0)
     for step in range(whole, steps):
-      acc, p, m, norm = fwd_hopper._step(
+      acc, p, m, norm = fwd_hopper.pipelined_step(
           acc, p, m, norm, q_tile, keys, step, last_tile - 1 - step, 0, seen,
           terms, N, HEAD, 0, HEAD, 0, STAGES, 0, True, 0)
     i, phase = hopper.ring(steps - 1, STAGES)
