@@ -282,14 +282,13 @@ bool Odd(const mha_args& a) {
 bool Uneven(const mha_args& a) {
   constexpr int64_t kBlocks = 132;  // Of an H100 or H200.
   constexpr int64_t kRows = 128;
-  const auto divided = [](int64_t n, int64_t by) { return (n + by - 1) / by; };
-  const auto wastes = [&](int64_t items) {
-    return items * 10 < divided(items, kBlocks) * kBlocks * 9;
+  const auto wastes = [](int64_t items) {
+    return items * 10 < CeilDiv(items, kBlocks) * kBlocks * 9;
   };
-  const int64_t tiles = divided(a.seqlen_q, kRows);
+  const int64_t tiles = CeilDiv(a.seqlen_q, kRows);
   const int64_t heads = a.nhead_q * a.batch;
   if (!HasWindow(a)) return Short(a) && wastes(tiles * heads);
-  const int64_t pairs = divided(tiles, 2) * heads;
+  const int64_t pairs = CeilDiv(tiles, 2) * heads;
   return a.window_size_left >= 0 || a.seqlen_q > a.seqlen_k ||
          (pairs > kBlocks && wastes(pairs));
 }
