@@ -75,6 +75,10 @@ CALLS = {
              "non_positive_scale", "sink", "dsink")),
     "any_dropout": (dict(dropout=0.3, bias="1hqk", window=(30, 3, 5)),
                     ("dropout", "bias", "dbias", "sink_tokens", "window")),
+    "packed": (dict(packed=True, lengths=((150, 152), (0, 9), (37, 40)),
+                    gaps=(3, 2)),
+               ("packed", "cu_seqlens_q_padded", "cu_seqlens_k_padded",
+                "short", "uneven")),
     "float32": (dict(precision="default"), ()),
     "float32_exact": (dict(causal=True), ("window", "exact")),
 }
@@ -112,7 +116,8 @@ def rows(platform: str, arch: str, grades: Iterable[str]) -> set[str]:
   """Attention's kernels for an architecture."""
   return {
       kernel["symbol"] for kernel in gpu_aiter.load(platform).table()
-      if kernel["op"].startswith(("mha_fwd", "mha_bwd", "mha_f32"))
+      if kernel["op"].startswith(
+          ("mha_fwd", "mha_bwd", "mha_gaps", "mha_f32"))
       and kernel["arch"] == arch and kernel["grade"] in grades}
 
 

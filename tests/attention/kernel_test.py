@@ -17,6 +17,7 @@ from harness.triton_interpreter import Tensor, gpu_arithmetic
 from third_party.aiter.kernels.mha import bwd as mha_bwd
 from third_party.aiter.kernels.mha import family, scores
 from third_party.aiter.kernels.mha import fwd as mha_fwd
+from third_party.aiter.kernels.mha import gaps as mha_gaps
 from third_party.aiter.kernels.mha_f32 import bwd as f32_bwd
 from third_party.aiter.kernels.mha_f32 import fwd as f32_fwd
 
@@ -137,25 +138,44 @@ class _Case:
       grid[:2] = grid[1::-1]
     return tuple(grid)
 
+  def _clear_gaps(self, rows, lengths, starts, padded):
+    """Makes (rows, their lse, its heads) zero where no sequence has them.
+
+    `padded`: the flag that says that sequences begin at `starts`.
+    """
+    tensor, lse, heads = rows
+    words = Tensor(tensor.array.reshape(len(tensor.array), -1).view(np.uint32))
+    of_keys = padded.value == scores.CU_SEQLENS_K_PADDED.value
+    flags = (scores.CU_SEQLENS_Q_PADDED.value
+             if self.flags & padded.value else 0)
+    count, row_words = words.shape
+    mha_gaps.mha_gaps[(-(-count // 16),)](
+        words, lse, lengths, starts, row_words, lse.shape[-1], self.b, count,
+        heads, 0 if of_keys else self.skip, flags, TILE_M=16, TILE_N=2)
+
   def run(self):
     """Launches every kernel: a dict of results as oracle.attention's."""
     b, sq, sk, hq, hk, _, dv = self.sizes
     tensor = lambda x: Tensor(np.zeros(16, np.float32) if x is None else x)
-    # What no kernel writes must have been there before: in packed batches the
-    # rows between sequences, which the caller clears.
-    fill = 0.0 if self.packed else np.nan
-    new = lambda like: Tensor(np.full(like.shape, fill, like.dtype))
+    new = lambda like: Tensor(np.full(like.shape, np.nan, like.dtype))
     lse_shape = (hq, sq) if self.packed else (b, hq, sq)
     float_rows = lambda value: Tensor(np.full(lse_shape, value, np.float32))
     q, k, v, do = (Tensor(x) for x in (self.q, self.k, self.v, self.do))
     out, dq, dk, dvt = (new(x) for x in (self.do, self.q, self.k, self.v))
-    lse = float_rows(-np.inf if self.packed else np.nan)
-    delta, d_slopes = float_rows(np.nan), float_rows(fill)
+    lse, delta = float_rows(np.nan), float_rows(np.nan)
+    # What no kernel writes must have been there before.
+    d_slopes = float_rows(0.0 if self.packed else np.nan)
     d_sink = Tensor(np.full((b, hq), np.nan, np.float32))
     cu = [Tensor(np.asarray(c or [0], np.int32)) for c in self.cu]
     bias, mask, dbias = tensor(self.bias), tensor(None), tensor(None)
     if self.mask is not None:
       mask = Tensor(self.mask.astype(np.uint8))
+    if self.packed:
+      self._clear_gaps((out, lse, hq), cu[0], cu[2], scores.CU_SEQLENS_Q_PADDED)
+      self._clear_gaps((dq, lse, 0), cu[0], cu[2], scores.CU_SEQLENS_Q_PADDED)
+      for gradient in (dk, dvt):
+        self._clear_gaps((gradient, lse, 0), cu[1], cu[3],
+                         scores.CU_SEQLENS_K_PADDED)
 
     def plane_strides(t):
       """Strides of rows, keys, heads and batches, 0 where one is for all."""

@@ -477,18 +477,52 @@ Status MakeKey(const char* op, const char* f32_op, const Problem& problem,
   return Status();
 }
 
-// Makes gradients of queries or keys zero: of sequences, where no block owns
-// the rows between and after them; or where no query touches any key.
-Status ZeroQueries(const Driver& driver, const mha_bwd_args& a, void* stream) {
-  const int64_t rows = (a.is_group_mode ? 1 : a.batch) * a.seqlen_q;
-  return FillZero(driver, a.dq_ptr, PackedBytes(a, rows, a.stride_dq), stream);
+// Finds what of a packed batch makes rows zero that no sequence has.
+Status ChooseGaps(const ProblemKey& key, Steps* steps, LoadedKernel* gaps) {
+  if ((key.features & kMhaPacked) == 0) return Status();
+  ProblemKey any;
+  any.data_type = key.data_type;
+  return steps->Add("mha_gaps", any, gaps);
 }
 
-Status ZeroKeys(const Driver& driver, const mha_bwd_args& a, void* stream) {
-  const int64_t rows = (a.is_group_mode ? 1 : a.batch) * a.seqlen_k;
+// Makes rows `stride` elements apart zero where no sequence has them; `p` says
+// which these are, and where heads' lse is, if any are to be -inf there.
+Status ClearGaps(const Driver& driver, const LoadedKernel& gaps, MhaParams p,
+                 const mha_args& a, const void* rows, int64_t stride,
+                 void* stream) {
+  p.words_ptr = rows;
+  p.row_words = static_cast<int32_t>(PackedBytes(a, 1, stride) / 4);
+  return LaunchMha(driver, gaps, p, stream);
+}
+
+// Likewise for gradients, which have no lse.
+Status ClearQueries(const Driver& driver, const LoadedKernel& gaps, MhaParams p,
+                    const mha_bwd_args& a, void* stream) {
+  p.nhead_q = 0;
+  return ClearGaps(driver, gaps, p, a, a.dq_ptr, a.stride_dq, stream);
+}
+
+// Puts the keys' rows and lengths in the place of the queries'.
+void TakeKeysForQueries(MhaParams* p) {
+  p->seqlen_q = p->seqlen_k;
+  p->nhead_q = p->nhead_k;
+  p->cu_seqlens_q_ptr = p->cu_seqlens_k_ptr;
+  p->cu_seqlens_q_padded_ptr = p->cu_seqlens_k_padded_ptr;
+  p->flags = static_cast<int32_t>(
+      (p->flags & ~(kMhaCuSeqlensQ | kMhaCuSeqlensQPadded)) |
+      Flag(p->flags & kMhaCuSeqlensK, kMhaCuSeqlensQ) |
+      Flag(p->flags & kMhaCuSeqlensKPadded, kMhaCuSeqlensQPadded));
+  p->min_seqlen_q = 0;
+}
+
+Status ClearKeys(const Driver& driver, const LoadedKernel& gaps, MhaParams p,
+                 const mha_bwd_args& a, void* stream) {
+  if (a.seqlen_k == 0) return Status();
+  TakeKeysForQueries(&p);
+  p.nhead_q = 0;
   AITER_RETURN_IF_ERROR(
-      FillZero(driver, a.dk_ptr, PackedBytes(a, rows, a.stride_dk), stream));
-  return FillZero(driver, a.dv_ptr, PackedBytes(a, rows, a.stride_dv), stream);
+      ClearGaps(driver, gaps, p, a, a.dk_ptr, a.stride_dk, stream));
+  return ClearGaps(driver, gaps, p, a, a.dv_ptr, a.stride_dv, stream);
 }
 
 struct Fwd {
@@ -505,8 +539,9 @@ struct Fwd {
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     plan->multiprocessors = steps->device().multiprocessors;
-    return steps->Add(OpOf(key.data_type, "mha_fwd", "mha_f32_fwd"), key,
-                      &plan->kernel);
+    AITER_RETURN_IF_ERROR(steps->Add(
+        OpOf(key.data_type, "mha_fwd", "mha_f32_fwd"), key, &plan->kernel));
+    return ChooseGaps(key, steps, &plan->gaps);
   }
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
@@ -529,15 +564,19 @@ struct Fwd {
       params.nhead_stride_mask = bytes;
       params.batch_stride_mask = args.nhead_q * bytes;
     }
-    if (args.is_group_mode) {
-      // No block owns the rows between and after the sequences.
+    const int64_t packed_rows = args.is_group_mode ? args.seqlen_q : 0;
+    if (args.batch == 0 || args.seqlen_q == 0) {
+      // Of a packed batch without a sequence there may be rows.
       AITER_RETURN_IF_ERROR(
           FillZero(driver, args.o_ptr,
-                   PackedBytes(args, args.seqlen_q, args.stride_o), stream));
-      AITER_RETURN_IF_ERROR(FillMinusInfinity(
-          driver, args.lse_ptr, args.nhead_q * args.seqlen_q, stream));
+                   PackedBytes(args, packed_rows, args.stride_o), stream));
+      return FillMinusInfinity(driver, args.lse_ptr, args.nhead_q * packed_rows,
+                               stream);
     }
-    if (args.batch == 0 || args.seqlen_q == 0) return Status();
+    if (args.is_group_mode) {
+      AITER_RETURN_IF_ERROR(ClearGaps(driver, plan.gaps, params, args,
+                                      args.o_ptr, args.stride_o, stream));
+    }
     return LaunchMha(driver, plan.kernel, params, stream);
   }
 };
@@ -568,37 +607,45 @@ struct Bwd {
     if ((key.features & kMhaDsink) != 0) {
       AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_dsink", key, &plan->dsink));
     }
-    return add("mha_bwd_dq", "mha_f32_bwd_dq", &plan->dq);
+    AITER_RETURN_IF_ERROR(add("mha_bwd_dq", "mha_f32_bwd_dq", &plan->dq));
+    return ChooseGaps(key, steps, &plan->gaps);
   }
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
     MhaParams params = ParamsOf(args, plan.key);
-    bool empty = args.batch == 0 || args.seqlen_q == 0;
+    const int64_t rows = (args.is_group_mode ? 1 : args.batch) * args.seqlen_q;
+    constexpr int64_t kFloatBytes = 4;
+    const auto zero_floats = [&](const void* address, int64_t count) {
+      return address == nullptr
+                 ? Status()
+                 : FillZero(driver, address, count * kFloatBytes, stream);
+    };
+    const bool empty = args.batch == 0 || args.seqlen_q == 0;
     if (args.is_group_mode || empty) {
-      AITER_RETURN_IF_ERROR(ZeroQueries(driver, args, stream));
-      AITER_RETURN_IF_ERROR(ZeroKeys(driver, args, stream));
-      constexpr int64_t kFloatBytes = 4;
-      if (args.d_slopes_ptr != nullptr) {
-        int64_t rows = (args.is_group_mode ? 1 : args.batch) * args.seqlen_q;
-        AITER_RETURN_IF_ERROR(FillZero(driver, args.d_slopes_ptr,
-                                       rows * args.nhead_q * kFloatBytes,
-                                       stream));
-      }
-      if (args.dbias_ptr != nullptr) {
-        AITER_RETURN_IF_ERROR(FillZero(driver, args.dbias_ptr,
-                                       args.bias_batch * args.bias_nhead *
-                                           args.seqlen_q * args.seqlen_k *
-                                           kFloatBytes,
-                                       stream));
-      }
-      if (args.d_sink_ptr != nullptr) {
-        AITER_RETURN_IF_ERROR(FillZero(driver, args.d_sink_ptr,
-                                       args.batch * args.nhead_q * kFloatBytes,
-                                       stream));
-      }
+      AITER_RETURN_IF_ERROR(
+          zero_floats(args.d_slopes_ptr, rows * args.nhead_q));
     }
-    if (empty) return Status();
+    if (empty) {
+      const int64_t rows_k =
+          (args.is_group_mode ? 1 : args.batch) * args.seqlen_k;
+      const auto zero = [&](const void* address, int64_t rows, int64_t stride) {
+        return FillZero(driver, address, PackedBytes(args, rows, stride),
+                        stream);
+      };
+      AITER_RETURN_IF_ERROR(zero(args.dq_ptr, rows, args.stride_dq));
+      AITER_RETURN_IF_ERROR(zero(args.dk_ptr, rows_k, args.stride_dk));
+      AITER_RETURN_IF_ERROR(zero(args.dv_ptr, rows_k, args.stride_dv));
+      AITER_RETURN_IF_ERROR(zero_floats(
+          args.dbias_ptr,
+          args.bias_batch * args.bias_nhead * args.seqlen_q * args.seqlen_k));
+      return zero_floats(args.d_sink_ptr, args.batch * args.nhead_q);
+    }
+    if (args.is_group_mode) {
+      AITER_RETURN_IF_ERROR(
+          ClearQueries(driver, plan.gaps, params, args, stream));
+      AITER_RETURN_IF_ERROR(ClearKeys(driver, plan.gaps, params, args, stream));
+    }
     AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.delta, params, stream));
     if (args.seqlen_k > 0) {
       AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.dkdv, params, stream));
@@ -674,21 +721,24 @@ struct OnePass {
                       Flag((key.features & (kMhaPacked | kMhaCuSeqlens)) != 0,
                            kMhaOnePassLengths);
     AITER_RETURN_IF_ERROR(steps->Add("mha_one_pass_bwd", scores, &plan->bwd));
-    return steps->Add("mha_one_pass_round", plain, &plan->round);
+    AITER_RETURN_IF_ERROR(
+        steps->Add("mha_one_pass_round", plain, &plan->round));
+    return ChooseGaps(key, steps, &plan->gaps);
   }
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
     MhaOnePassParams params;
     static_cast<MhaParams&>(params) = ParamsOf(args, plan.key);
-    AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.delta, params, stream));
     // Sequences with starts of their own have rows between them.
     if (args.is_group_mode && args.cu_seqlen_q_ptr != nullptr) {
-      AITER_RETURN_IF_ERROR(ZeroQueries(driver, args, stream));
+      AITER_RETURN_IF_ERROR(
+          ClearQueries(driver, plan.gaps, params, args, stream));
     }
     if (args.is_group_mode && args.cu_seqlen_k_ptr != nullptr) {
-      AITER_RETURN_IF_ERROR(ZeroKeys(driver, args, stream));
+      AITER_RETURN_IF_ERROR(ClearKeys(driver, plan.gaps, params, args, stream));
     }
+    AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.delta, params, stream));
     const bool shared = args.dk_sums_ptr != nullptr;
     constexpr int64_t kFloatBytes = 4;
     // In order, the first to come stores.
@@ -730,16 +780,8 @@ struct OnePass {
     AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.round, params, stream));
     if (!shared) return Status();
     // dk and dv likewise, keys in the place of queries that all are seen.
-    params.seqlen_q = params.seqlen_k;
-    params.nhead_q = params.nhead_k;
-    params.cu_seqlens_q_ptr = params.cu_seqlens_k_ptr;
-    params.cu_seqlens_q_padded_ptr = params.cu_seqlens_k_padded_ptr;
-    params.flags = static_cast<int32_t>(
-        (params.flags & ~(kMhaCuSeqlensQ | kMhaCuSeqlensQPadded)) |
-        Flag(params.flags & kMhaCuSeqlensK, kMhaCuSeqlensQ) |
-        Flag(params.flags & kMhaCuSeqlensKPadded, kMhaCuSeqlensQPadded));
+    TakeKeysForQueries(&params);
     params.window_left = params.window_right = kUnbounded;
-    params.min_seqlen_q = 0;
     params.dq_ptr = params.dk_ptr;
     params.dq_sums_ptr = params.dk_sums_ptr;
     params.stride_dq = params.stride_dk;

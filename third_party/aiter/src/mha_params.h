@@ -28,6 +28,7 @@ struct MhaParams {
   const void* cu_seqlens_k_ptr = nullptr;
   const void* cu_seqlens_q_padded_ptr = nullptr;
   const void* cu_seqlens_k_padded_ptr = nullptr;
+  const void* words_ptr = nullptr;  // Rows of any tensor.
   // Backward only.
   const void* do_ptr = nullptr;
   const void* dlse_ptr = nullptr;
@@ -58,6 +59,7 @@ struct MhaParams {
   int64_t nhead_stride_mask = 0, batch_stride_mask = 0;
   int64_t nhead_stride_dbias = 0, batch_stride_dbias = 0;
 
+  int32_t row_words = 0;
   int32_t batch = 0;
   int32_t seqlen_q = 0, seqlen_k = 0;
   int32_t nhead_q = 0, nhead_k = 0;

@@ -85,6 +85,10 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("dsink", "mha_bwd_dsink", "general", "gfx942", 0, 0, 1024, 0,
       kMhaBwdDsinkGrid)
       .any_data_type = true;
+  for (const char* arch : {"gfx942", "sm_90"}) {
+    add("gaps", "mha_gaps", "general", arch, 0, 0, 32, 64, kMhaGapsGrid)
+        .any_data_type = true;
+  }
   for (bool exact : {false, true}) {
     KernelInfo& f32 =
         add(exact ? "fwd_f32_exact" : "fwd_f32", "mha_f32_fwd", "padded",
@@ -221,7 +225,8 @@ std::string FwdKernel(const mha_fwd_args& args, const std::string& arch) {
   std::vector<std::string> names;
   Status status = mha_fwd_kernels(args, arch, &names);
   if (!status.ok()) return status.message();
-  CHECK(names.size() == 1);
+  // A packed batch has a kernel for what is between sequences, too.
+  CHECK(names.size() == (args.is_group_mode ? 2 : 1));
   return names[0];
 }
 
@@ -387,14 +392,15 @@ void TestPackedPacking() {
   NewContext("gfx942");
   mha_fwd_args args = FwdArgs(128, 128, /*packed=*/true);
   CHECK_OK(mha_fwd(args, nullptr));
-  CHECK(g_recorder.fills.size() == 2);
-  CHECK(g_recorder.fills[0].address == 0x6000);
-  CHECK(g_recorder.fills[0].bytes == 200 * 4 * 128 * 2);
-  CHECK(g_recorder.fills[1].address == 0x7000);
-  CHECK(g_recorder.fills[1].value == 0xff800000u);
-  CHECK(g_recorder.fills[1].bytes == 200 * 4 * 4);
-  const Launch launch = g_recorder.launches.at(0);
+  std::vector<Launch>& launches = g_recorder.launches;
+  CHECK(launches.size() == 2 && g_recorder.fills.empty());
+  // Rows that no sequence has are made zero before; 256 words a row.
+  CHECK(launches[0].kernel == "gaps" && launches[0].grid[0] == 7);
+  const auto gaps = launches[0].As<MhaParams>();
+  CHECK(gaps.words_ptr == At(0x6000) && gaps.row_words == 256);
+  CHECK(gaps.lse_ptr == At(0x7000) && gaps.nhead_q == 4);
   // 200 / 128 slots and one a sequence; sequences are found by the blocks.
+  const Launch& launch = launches[1];
   CHECK(launch.grid[0] == 4 && launch.grid[1] == 3 && launch.grid[2] == 1);
   const auto first = launch.As<MhaParams>();
   CHECK(first.flags == (32 | 64 | 128));
@@ -405,7 +411,7 @@ void TestPackedPacking() {
   args.cu_seqlen_q_ptr = At(0x4100);
   args.cu_seqlen_k_ptr = At(0x5100);
   CHECK_OK(mha_fwd(args, nullptr));
-  const auto p = g_recorder.launches.at(1).As<MhaParams>();
+  const auto p = launches.at(3).As<MhaParams>();
   CHECK(p.flags == (32 | 64 | 128 | 256 | 512));
   CHECK(p.cu_seqlens_q_ptr == At(0x4100));
   CHECK(p.cu_seqlens_q_padded_ptr == At(0x4000));
@@ -413,7 +419,7 @@ void TestPackedPacking() {
 
   args.data_type = DataType::kFp32;
   CHECK_OK(mha_fwd(args, nullptr));
-  CHECK(g_recorder.fills.at(4).bytes == 200 * 4 * 128 * 4);
+  CHECK(launches.at(4).As<MhaParams>().row_words == 512);
 }
 
 void TestBackwardPacking() {
@@ -454,11 +460,20 @@ void TestBackwardPacking() {
   args.sink_ptr = At(0x320);
   args.d_sink_ptr = At(0x330);
   CHECK_OK(mha_bwd(args, nullptr));
-  CHECK(g_recorder.fills.size() == 4);  // dq, dk, dv, d_sink
+  CHECK(g_recorder.fills.empty() && launches.size() == 7);
+  // What no sequence has, of dq, dk and dv.
+  const void* const kGradients[] = {args.dq_ptr, args.dk_ptr, args.dv_ptr};
+  for (int i = 0; i < 3; ++i) {
+    CHECK(launches[i].kernel == "gaps");
+    const auto gaps = launches[i].As<MhaParams>();
+    CHECK(gaps.words_ptr == kGradients[i] && gaps.nhead_q == 0);
+    CHECK(gaps.seqlen_q == (i == 0 ? 200 : 300));
+    CHECK(gaps.cu_seqlens_q_ptr == At(i == 0 ? 0x4000 : 0x5000));
+  }
   // dkdv: 300 / 64 slots and one a sequence.
-  CHECK(launches[1].grid[0] == 6 && launches[1].grid[2] == 1);
+  CHECK(launches[4].grid[0] == 6 && launches[4].grid[2] == 1);
   // d_sink: every sequence.
-  CHECK(launches[2].kernel == "dsink" && launches[2].grid[1] == 2);
+  CHECK(launches[5].kernel == "dsink" && launches[5].grid[1] == 2);
 }
 
 void TestOnePass() {
@@ -529,12 +544,15 @@ void TestOnePass() {
   packed.cu_seqlen_k_ptr = At(0x240);
   packed.window_size_left = 7;
   CHECK_OK(mha_one_pass(packed, nullptr));
-  CHECK(fills.size() == 3 && fills[0].address == 0xa000);
-  CHECK(fills[2].bytes == (4 * 6 + 2 * 4) * 4);
-  CHECK(launches[1].kernel == "one_pass_lengths");
-  CHECK(launches[1].grid[0] == 4 && launches[1].grid[2] == 1);
-  CHECK(launches[2].grid[0] == 6 && launches[3].grid[0] == 8);
-  const auto keys = launches[3].As<MhaOnePassParams>();
+  CHECK(fills.size() == 1);
+  CHECK(fills[0].bytes == (4 * 6 + 2 * 4) * 4);
+  CHECK(launches[0].kernel == "gaps" && launches[1].kernel == "gaps");
+  CHECK(launches[0].As<MhaParams>().words_ptr == packed.dk_ptr);
+  CHECK(launches[2].kernel == "delta");
+  CHECK(launches[3].kernel == "one_pass_lengths");
+  CHECK(launches[3].grid[0] == 4 && launches[3].grid[2] == 1);
+  CHECK(launches[4].grid[0] == 6 && launches[5].grid[0] == 8);
+  const auto keys = launches[5].As<MhaOnePassParams>();
   CHECK(keys.cu_seqlens_q_ptr == At(0x240));
   CHECK(keys.cu_seqlens_q_padded_ptr == At(0x5000));
   CHECK((keys.flags & kMhaOnePassCuSeqlensQPadded) != 0);
@@ -822,12 +840,14 @@ void TestFailures() {
         "module_get_function", "launch", "memset_d8", "memset_d32"}) {
     NewContext("gfx942");
     mha_fwd_args args = FwdArgs(128, 128, /*packed=*/true);
+    mha_bwd_args bwd = BwdArgs(128, 128, /*packed=*/true);
+    // Only rows without any sequence are filled by the driver.
+    if (Contains(call, "memset")) args.batch = bwd.batch = 0;
     g_recorder.failing = call;
     Status status = mha_fwd(args, nullptr);
     CHECK(status.code() == StatusCode::kInternal);
     CHECK(Contains(status.message(), "planted") ||
           Contains(status.message(), "describe_device"));
-    mha_bwd_args bwd = BwdArgs(128, 128, /*packed=*/true);
     if (std::string(call) != "memset_d32") CHECK(!mha_bwd(bwd, nullptr).ok());
     // A module without its function is not kept.
     bool lost = std::string(call) == "module_get_function";

@@ -135,6 +135,7 @@ struct mha_fwd_args : mha_args {
 struct MhaFwdPlan {
   ProblemKey key;
   LoadedKernel kernel;
+  LoadedKernel gaps;  // Null but of a packed batch.
   int multiprocessors = 0;
 };
 
@@ -180,6 +181,7 @@ struct MhaBwdPlan {
   LoadedKernel dbias;  // Null without a dbias.
   LoadedKernel dsink;  // Null without a d_sink.
   LoadedKernel dq;
+  LoadedKernel gaps;  // Null but of a packed batch.
 };
 
 // The same in one pass over the scores, of batches whose scores have no more
@@ -224,6 +226,7 @@ struct MhaOnePassPlan {
   LoadedKernel delta;
   LoadedKernel bwd;
   LoadedKernel round;
+  LoadedKernel gaps;  // Null but of a packed batch.
 };
 
 // The same where the scores' gradients are kept, from which dq is one product,

@@ -96,6 +96,7 @@ def _op(module, tiles, heads):
 FAMILY = Family(
     ops={
         "mha_fwd": _op("mha.fwd", _ROWS, "nhead_q"),
+        "mha_gaps": Op("mha.gaps", ("tiles = ceil(seqlen_q / tile_m)",)),
         "mha_bwd_delta": Op("mha.bwd", (_ROWS, "nhead_q", _BATCH)),
         "mha_bwd_dkdv": _op("mha.bwd", _KEYS, "nhead_k"),
         "mha_bwd_dq": _op("mha.bwd", _ROWS, "nhead_q"),
@@ -110,7 +111,7 @@ FAMILY = Family(
         "mask": "u8",
         **points_to("i32", "cu_seqlens_q cu_seqlens_k cu_seqlens_q_padded "
                     "cu_seqlens_k_padded"),
-        "dropout_state": "u32",
+        **points_to("u32", "dropout_state words"),
     },
     floats=frozenset({"softmax_scale", "logits_soft_cap", "rp_keep"}),
     int64=r"batch_stride_|nhead_stride_(lse|bias|mask|dbias)$",
