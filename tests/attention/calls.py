@@ -18,7 +18,7 @@ ODD_DIMS = ((24, 24), (40, 48), (56, 56), (72, 64), (88, 88))
 CALLS = {
     "short": (dict(), ("short", "uneven")),
     "even": (dict(b=33), ("short",)),
-    "short_causal": (dict(causal=True), ("short", "window")),
+    "short_causal": (dict(causal=True), ("short", "window", "uneven")),
     "long": (dict(sq=1100), ()),
     "long_causal": (dict(sq=1600, causal=True), ("window", "uneven")),
     "even_causal": (dict(sq=1600, sk=1700, causal=True), ("window",)),

@@ -277,20 +277,22 @@ bool Odd(const mha_args& a) {
 }
 
 // Whether blocks that walk over the tiles, one a multiprocessor, would end far
-// from each other, so that others serve sequences better: short ones of few
-// tiles, and where not all pairs of tiles see as much as each other.
+// from each other, so that others serve sequences better: short ones, of few
+// tiles or under a mask, and where not all pairs of tiles see as much as each
+// other. Nor do they know of a window's left edge.
 bool Uneven(const mha_args& a) {
   constexpr int64_t kBlocks = 132;  // Of an H100 or H200.
   constexpr int64_t kRows = 128;
   const auto wastes = [](int64_t items) {
     return items * 10 < CeilDiv(items, kBlocks) * kBlocks * 9;
   };
+  constexpr MostRows kMost[] = {{80, 1280, 0}, {kAny, 896, 0}};
   const int64_t tiles = CeilDiv(a.seqlen_q, kRows);
   const int64_t heads = a.nhead_q * a.batch;
   if (!HasWindow(a)) return Short(a) && wastes(tiles * heads);
   const int64_t pairs = CeilDiv(tiles, 2) * heads;
   return a.window_size_left >= 0 || a.seqlen_q > a.seqlen_k ||
-         (pairs > kBlocks && wastes(pairs));
+         !Longer(a, kMost) || (pairs > kBlocks && wastes(pairs));
 }
 
 uint32_t Flag(bool condition, uint32_t feature) {

@@ -798,6 +798,10 @@ void TestUneven() {
   args.window_size_left = -1;
   args.seqlen_k = 4095;  // Its first row sees nothing.
   CHECK(uneven(args));
+  args.seqlen_q = args.seqlen_k = 1024;
+  CHECK(!uneven(args));
+  args.seqlen_q = args.seqlen_k = 896;  // Short for a mask.
+  CHECK(uneven(args));
 }
 
 void TestZeroSizes() {

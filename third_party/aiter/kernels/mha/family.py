@@ -57,6 +57,9 @@ def _features_of_kernel(row):
 def _constants(row):
   dqk, dv = int(row["dqk"]), int(row["dv"])
   arch = ARCHS[row["arch"]]
+  walks = "module=mha.fwd_walks" in row["options"].split()
+  if walks and not {"window", "uneven"} & named(row, "excludes"):
+    raise ValueError("blocks that walk serve no window with a left edge")
   # A head dim is a power of two and a rest, which is another.
   head = 1 << (dqk.bit_length() - 1) if dqk else 0
   head_v = 1 << (dv.bit_length() - 1) if dv else 0
@@ -70,7 +73,7 @@ def _constants(row):
       "HEADS_FIRST": arch.matrix == "mfma",
       "KEEPS": row["op"].startswith("mha_dscores"),
       "LANE_KEYS": 4 if arch.matrix == "mfma" else 0,
-      "WALKS": "module=mha.fwd_walks" in row["options"].split(),
+      "WALKS": walks,
       "WINDOW": "window" not in named(row, "excludes"),
   }
 

@@ -25,15 +25,20 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    tma,
-    warpgroup_mma_wait,
+  mbarrier,
+  tma,
+  warpgroup_mma_wait,
 )
 
 from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
 from third_party.aiter.kernels.mha import kept_hopper, scores, scores_hopper
 from third_party.aiter.kernels.mha import parts_hopper as parts
+
+# Masks without a bound to the left; the second by columns that count from the
+# tile's first key on, for which a kernel needs a register each.
+ONLY_LAST = tl.constexpr(2)
+ONLY_LAST_OF_TILE = tl.constexpr(3)
 
 
 class Keys(NamedTuple):
@@ -165,14 +170,33 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
 
 
 @gluon.jit
-def _mask_scores(s, rows, cols, window, FEATURES: gl.constexpr):
-  """Sets the scores of invisible keys to -inf."""
-  diff = cols - (rows + window.off)
-  seen = diff >= -window.left
-  if FEATURES & scores.SINK_TOKENS:
-    seen = seen | (cols < window.sink_tokens)
-  seen = seen & (diff <= window.right)
-  seen = seen & (cols < window.len_k)
+def _mask_scores(s, rows, col0, window, N: gl.constexpr, MASK: gl.constexpr,
+                 FEATURES: gl.constexpr):
+  """Sets the scores of keys from col0 on that their rows do not see to -inf.
+
+  A row's first and last key are known before any score is looked at.
+  """
+  cols = gl.arange(0, N, gl.SliceLayout(0, s.type.layout))[None, :]
+  at = rows + window.off
+  if MASK == ONLY_LAST_OF_TILE:
+    seen = cols <= gl.minimum(at + window.right, window.len_k - 1) - col0
+  else:
+    cols += col0
+    if N == 128:
+      # Behind this the compiler makes no thread's 64 masks before there are
+      # scores, for which it would have no registers.
+      at = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [at], gl.int32,
+                                     False, 1)
+    seen = cols <= gl.minimum(at + window.right, window.len_k - 1)
+  if MASK < ONLY_LAST:
+    after = cols >= at - window.left
+    if FEATURES & scores.ALIBI:
+      # Which has the differences anyway, and no register for more.
+      seen = (cols - at <= window.right) & (cols < window.len_k)
+      after = cols - at >= -window.left
+    if FEATURES & scores.SINK_TOKENS:
+      after = after | (cols < window.sink_tokens)
+    seen = after & seen
   return gl.where(seen, s, float("-inf"))
 
 
@@ -230,14 +254,15 @@ def weigh(s, scale, m, row0, tile, window, N: gl.constexpr, MASK: gl.constexpr,
           FEATURES: gl.constexpr):
   """Takes a tile's scores, as `complete` has them, into the running maximum.
 
+  MASK: whether some rows do not see all keys. ONLY_LAST and ONLY_LAST_OF_TILE:
+  but all before their last one.
+
   Returns:
     (exponentials, new maximum, factor of what was summed before).
   """
-  S_LAYOUT: gl.constexpr = hopper.accumulator(N)
-  rows = gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))[:, None]
-  cols = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))[None, :]
   if MASK:
-    s = _mask_scores(s, row0 + rows, tile * N + cols, window, FEATURES)
+    rows = gl.arange(0, 64, gl.SliceLayout(1, hopper.accumulator(N)))[:, None]
+    s = _mask_scores(s, row0 + rows, tile * N, window, N, MASK, FEATURES)
   m_new = gl.maximum(m, gl.max(s, 1))
   # A row that has seen no key yet keeps m = -inf; its shift must be finite.
   shift = m_new * scale
@@ -368,22 +393,21 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
                            STAGES, PLANES, True, FEATURES)
     norm = gl.sum(e, 1)
     p = weights_of(e, row0, tile, terms, q_smem.main.dtype, N, DV, FEATURES)
-    # Tiles that the diagonal or the end crosses, then whole tiles, then
+    # Tiles that the diagonal or the end alone crosses, then whole tiles, then
     # tiles that the window's left edge crosses.
-    right = gl.minimum(gl.maximum(tile_hi - full_hi, 1), steps)
-    whole = gl.minimum(gl.maximum(tile_hi - full_lo, right), window_steps)
+    whole = gl.minimum(gl.maximum(tile_hi - full_lo, 1), window_steps)
+    right = gl.minimum(gl.maximum(tile_hi - full_hi, 1), whole)
     for step in range(1, right):
       acc, p, m, norm = pipelined_step(
-          acc, p, m, norm, q, keys, step,
-          _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, True, FEATURES,
-          turns, TURN)
+          acc, p, m, norm, q, keys, step, tile_hi - 1 - step, row0, window,
+          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, ONLY_LAST,
+          FEATURES, turns, TURN)
     for step in range(right, whole):
       acc, p, m, norm = pipelined_step(
           acc, p, m, norm, q, keys, step, tile_hi - 1 - step, row0, window,
           terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, False, FEATURES,
           turns, TURN)
-    for step in range(gl.maximum(right, whole), steps):
+    for step in range(gl.maximum(whole, 1), steps):
       acc, p, m, norm = pipelined_step(
           acc, p, m, norm, q, keys, step,
           _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
@@ -402,18 +426,17 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       own_lo, own_hi, full_lo, full_hi = key_tiles(row0, 64, window, N)
       begin = gl.minimum(gl.maximum(tile_hi - own_hi, 0), steps)
       end = gl.minimum(gl.maximum(tile_hi - own_lo, begin), steps)
-    right = gl.minimum(gl.maximum(tile_hi - full_hi, begin), end)
-    whole = gl.minimum(gl.maximum(tile_hi - full_lo, right),
-                       gl.maximum(window_steps, right))
+    whole = gl.minimum(gl.maximum(tile_hi - full_lo, begin),
+                       gl.maximum(window_steps, begin))
     whole = gl.minimum(whole, end)
+    right = gl.minimum(gl.maximum(tile_hi - full_hi, begin), whole)
     if OWN_KEYS:
       for step in range(begin):
         _skip_step(keys, step, STAGES)
     for step in range(begin, right):
       acc, m, norm = _serial_step(
-          acc, m, norm, q, keys, step,
-          _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, True,
+          acc, m, norm, q, keys, step, tile_hi - 1 - step, row0, window,
+          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, ONLY_LAST,
           FEATURES)
     for step in range(right, whole):
       acc, m, norm = _serial_step(

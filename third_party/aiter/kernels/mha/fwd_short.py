@@ -205,15 +205,15 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
       _copy_values(copies, step, N, DV, DV_TAIL, STAGES)
     mbarrier.wait(q_full.index(0), 0)
   q_tile = parts.tile(q_smem, 0, 64, HEAD, TAIL)
-  # Tiles that the diagonal or the end crosses, then whole tiles, then tiles
-  # that the window's left edge crosses.
-  right = gl.minimum(gl.maximum(tile_hi - full_hi, 0), steps)
-  whole = gl.minimum(gl.maximum(tile_hi - full_lo, right), steps)
+  # Tiles that the diagonal or the end alone crosses, then whole tiles, then
+  # tiles that the window's left edge crosses.
+  whole = gl.minimum(gl.maximum(tile_hi - full_lo, 0), steps)
+  right = gl.minimum(gl.maximum(tile_hi - full_hi, 0), whole)
   for step in range(right):
     acc, m, norm = _step(
         acc, m, norm, q_tile, keys, copies, step, tile_hi - 1 - step, row0,
         window, terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, EARLY,
-        True, FEATURES)
+        fwd_hopper.ONLY_LAST, FEATURES)
   for step in range(right, whole):
     acc, m, norm = _step(
         acc, m, norm, q_tile, keys, copies, step, tile_hi - 1 - step, row0,

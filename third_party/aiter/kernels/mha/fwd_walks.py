@@ -72,10 +72,9 @@ class Place(NamedTuple):
   b: tl.tensor
   lead_k: tl.tensor  # As parts.lead has it.
   lead_v: tl.tensor
-  tile_hi: tl.tensor  # As fwd_hopper.key_tiles has them.
-  full_lo: tl.tensor
+  # As fwd_hopper.key_tiles has them; at least one, if only to see nothing.
+  tile_hi: tl.tensor
   full_hi: tl.tensor
-  steps: tl.tensor  # At least one, if only to see nothing.
 
 
 @gluon.jit
@@ -117,10 +116,10 @@ def _place(walk, window, i, TILE_M: gl.constexpr, N: gl.constexpr,
                       head_k * walk.nhead_stride_k, walk.hdim_q)
   lead_v = parts.lead(b.to(gl.int64) * walk.batch_stride_v +
                       head_k * walk.nhead_stride_v, walk.hdim_v)
-  lo, hi, full_lo, full_hi = fwd_hopper.key_tiles(row0, TILE_M, window, N)
-  hi = gl.maximum(hi, lo + 1)
-  return Place(row0, head, head_k, b, lead_k, lead_v, hi, full_lo, full_hi,
-               hi - lo)
+  # Calls whose window has a left edge are not served.
+  _, hi, _, full_hi = fwd_hopper.key_tiles(row0, TILE_M, window, N)
+  hi = gl.maximum(hi, 1)
+  return Place(row0, head, head_k, b, lead_k, lead_v, hi, full_hi)
 
 
 @gluon.jit
@@ -143,7 +142,7 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
       mbarrier.wait(q_empty.index(own), q_phase ^ 1)
       parts.load(of_q, at.b, at.head, at.row0 + w * 64, q_full.index(own),
                  q_smem, own, HEAD, TAIL)
-    for step in range(at.steps):
+    for step in range(at.tile_hi):
       row = (at.tile_hi - 1 - step) * N
       ki, phase = hopper.ring(use, STAGES)
       mbarrier.wait(keys.k_empty.index(ki), phase ^ 1)
@@ -178,7 +177,7 @@ def _begin(s, keys, use, at, window, terms, w: gl.constexpr,
   m = gl.full([64], float("-inf"), gl.float32, ROWS)
   e, m, _ = fwd_hopper.exponentials(
       s, m, at.row0 + w * 64, at.tile_hi - 1, window, terms, keys, use, N,
-      STAGES, PLANES, True, FEATURES)
+      STAGES, PLANES, fwd_hopper.ONLY_LAST_OF_TILE, FEATURES)
   return parts.operand(e, dtype, DV), m, gl.sum(e, 1)
 
 
@@ -242,26 +241,19 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       qi, _ = hopper.ring(i, QUERIES)
       q = parts.tile(q_smem, qi * WARPGROUPS + w, 64, HEAD, TAIL)
       acc = parts.zeros(64, DV, DV_TAIL)
-      # Tiles that the diagonal or the end crosses, then whole tiles, then
-      # tiles that the window's left edge crosses.
+      # Tiles that the diagonal or the end crosses, then whole tiles.
       right = 1
-      whole = at.steps
       if WINDOW:
-        right = gl.minimum(gl.maximum(at.tile_hi - at.full_hi, 1), at.steps)
-        whole = gl.minimum(gl.maximum(at.tile_hi - at.full_lo, right), at.steps)
+        right = gl.minimum(gl.maximum(at.tile_hi - at.full_hi, 1), at.tile_hi)
         acc, p, m, norm = _steps(
             acc, p, m, norm, q, keys, turns, 1, right, use, at, window, terms,
-            w, N, HEAD, TAIL, DV, DV_TAIL, STAGES, TURN, True, FEATURES)
+            w, N, HEAD, TAIL, DV, DV_TAIL, STAGES, TURN,
+            fwd_hopper.ONLY_LAST_OF_TILE, FEATURES)
       acc, p, m, norm = _steps(
-          acc, p, m, norm, q, keys, turns, right, whole, use, at, window, terms,
-          w, N, HEAD, TAIL, DV, DV_TAIL, STAGES, TURN, False,
-          FEATURES)
-      if WINDOW:
-        acc, p, m, norm = _steps(
-            acc, p, m, norm, q, keys, turns, whole, at.steps, use, at, window,
-            terms, w, N, HEAD, TAIL, DV, DV_TAIL, STAGES, TURN, True, FEATURES)
+          acc, p, m, norm, q, keys, turns, right, at.tile_hi, use, at, window,
+          terms, w, N, HEAD, TAIL, DV, DV_TAIL, STAGES, TURN, False, FEATURES)
       mbarrier.arrive(q_empty.index(qi * WARPGROUPS + w))
-      use += at.steps
+      use += at.tile_hi
       vi, v_phase = hopper.ring(use - 1, STAGES)
       mbarrier.wait(keys.v_full.index(vi), v_phase)
       v = parts.tile(keys.v, vi, N, DV, DV_TAIL)
