@@ -209,9 +209,16 @@ class JaxNnTest(parameterized.TestCase):
     self.check(self.qkv(), mask=jnp.asarray(mask))
     self.check((*self.qkv(), bias), mask=jnp.asarray(mask), is_causal=True)
 
-  @parameterized.parameters((True, True), (True, False), (False, True))
-  def test_lengths(self, with_q, with_kv):
+  @parameterized.parameters(
+      (True, True), (True, False), (False, True), (True, True, True),
+      (True, False, True), (False, True, True))
+  def test_lengths(self, with_q, with_kv, in_blocks=False):
     options = {}
+    if in_blocks:
+      jax.clear_caches()  # Of calls that were traced in one.
+      self.addCleanup(jax.clear_caches)
+      self.enter_context(mock.patch.multiple(
+          reference, _ONE_BLOCK=4, _BLOCK_Q=4, _BLOCK_K=8))
     if with_q:
       options["query_seq_lengths"] = jnp.array([13, 5], jnp.int32)
     if with_kv:

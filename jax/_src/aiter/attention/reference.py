@@ -190,8 +190,9 @@ def _problem(cfg: Config, x: Operands) -> _Problem:
         diag - cfg.window_left, 0)
     last = len_k if cfg.window_right < 0 else jnp.minimum(
         len_k, diag + cfg.window_right + 1)
-    first, last = (jnp.broadcast_to(start_k + t, diag.shape).astype(jnp.int32)
-                   for t in (first, last))
+    # The diagonal may be one for all where their lengths are not.
+    first, last, _ = jnp.broadcast_arrays(start_k + first, start_k + last, diag)
+    first, last = first.astype(jnp.int32), last.astype(jnp.int32)
     seen = first < last
     if segment_q is not None:
       seen &= segment_q >= 0
