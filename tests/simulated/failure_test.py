@@ -35,8 +35,11 @@ def gradients(q, k, v):
       q, k, v)
 
 
-def packed(q, k, v, ends):
-  return aiter.flash_attn_varlen(q, k, v, ends, ends)
+def slopes_gradient(q, k, v, ends):
+  def loss(slopes):
+    out = aiter.flash_attn_varlen(q, k, v, ends, ends, alibi_slopes=slopes)
+    return out.astype(jnp.float32).sum()
+  return jax.grad(loss)(jnp.full((q.shape[1],), 0.1))
 
 
 class FailureTest(parameterized.TestCase):
@@ -46,22 +49,21 @@ class FailureTest(parameterized.TestCase):
     self.addCleanup(simulator.fail_nothing)
 
   def arguments(self, fn, device, d, dtype):
-    shape = (50, 2, d) if fn is packed else (1, 50, 2, d)
+    shape = (50, 2, d) if fn is slopes_gradient else (1, 50, 2, d)
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
     args = [q, k, np.ones(shape, dtype)]  # Then out is 1 everywhere.
-    if fn is packed:
+    if fn is slopes_gradient:
       args.append(np.array([0, 20, 50], np.int32))
     return jax.block_until_ready(jax.device_put(args, device))
 
   def kernels(self, fn, d, dtype):
     module = gpu_aiter.load("rocm")
     dtype = {"bfloat16": "bf16", "float16": "fp16"}[np.dtype(dtype).name]
-    return [kernel for backward in ((False, True) if fn is gradients
-                                    else (False,))
-            for kernel in module.kernels(
-                "mha_bwd" if backward else "mha_fwd", ARCH, dtype, [d, d],
-                ["packed"] if fn is packed else [])]
+    features = ["packed", "alibi"] if fn is slopes_gradient else []
+    return {kernel
+            for op in (["mha_fwd"] if fn is dense else ["mha_fwd", "mha_bwd"])
+            for kernel in module.kernels(op, ARCH, dtype, [d, d], features)}
 
   def run_once(self, fn, args):
     """The result of a program compiled anew, or the text of its error.
@@ -85,6 +87,8 @@ class FailureTest(parameterized.TestCase):
       np.testing.assert_allclose(result[0], 0, atol=1e-2)
       np.testing.assert_allclose(result[1], 0, atol=1e-2)
       np.testing.assert_allclose(result[2].sum(1), 50, rtol=2e-2)
+    elif fn is slopes_gradient:  # Nor on slopes.
+      np.testing.assert_allclose(result[0], 0, atol=0.2)
     else:
       np.testing.assert_allclose(result[0], 1, rtol=1e-2)
 
@@ -103,10 +107,8 @@ class FailureTest(parameterized.TestCase):
       ("launch_of_the_gradient", "hipModuleLaunchKernel", gradients, 256,
        jnp.float16, 0,
        r"Launching kernel mha_\w+ on a grid of \(\d+, \d+, \d+\) blocks"),
-      ("fill_of_the_output", "hipMemsetD8Async", packed, 192, jnp.float16, 0,
-       r"Filling \d+ bytes with 0 failed"),
-      ("fill_of_the_lse", "hipMemsetD32Async", packed, 192, jnp.bfloat16, 0,
-       r"Filling \d+ numbers with -inf failed"),
+      ("fill_of_a_gradient", "hipMemsetD8Async", slopes_gradient, 32,
+       jnp.bfloat16, 0, r"Filling \d+ bytes with 0 failed"),
       ("description", "hipGetDevicePropertiesR0600", dense, 64, jnp.bfloat16, 1,
        r"Describing device 1 failed"),
       ("current_device", "hipGetDevice", dense, 64, jnp.bfloat16, 2,
