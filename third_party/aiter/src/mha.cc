@@ -631,9 +631,8 @@ struct Bwd {
     if (empty) {
       const int64_t rows_k =
           (args.is_group_mode ? 1 : args.batch) * args.seqlen_k;
-      const auto zero = [&](const void* address, int64_t rows, int64_t stride) {
-        return FillZero(driver, address, PackedBytes(args, rows, stride),
-                        stream);
+      const auto zero = [&](const void* address, int64_t n, int64_t stride) {
+        return FillZero(driver, address, PackedBytes(args, n, stride), stream);
       };
       AITER_RETURN_IF_ERROR(zero(args.dq_ptr, rows, args.stride_dq));
       AITER_RETURN_IF_ERROR(zero(args.dk_ptr, rows_k, args.stride_dk));
