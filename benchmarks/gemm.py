@@ -11,12 +11,12 @@ Prints a table and writes gemm.csv to --out. The exit code is 1 if a result of
 ours is far from the other implementations'.
 
 How it is timed. A program is one product after the other, of so many pairs of
-operands that no cache holds the weights (of small ones --copies): as in a
-model, they come from memory. All are compiled before the first one is timed,
-side by side. PyTorch's is recorded as a CUDA graph. A figure is
-report.median_time of the program, by its number of products. Backward is that
-of a and b together, two products each. Operands are normal numbers: a GPU's
-clock depends on them.
+operands that no cache holds the weights (of small ones --copies, that the
+device and not the host is timed): as in a model, they come from memory. All are
+compiled before the first one is timed, side by side. PyTorch's is recorded as a
+CUDA graph. A figure is report.median_time of the program, by its number of
+products. Backward is that of a and b together, two products each. Operands are
+normal numbers: a GPU's clock depends on them.
 
 PyTorch multiplies by torch.matmul; by torch._int_mm, which does not scale, so
 int8's results are compared with XLA's only; and by torch._scaled_mm. XLA scales
@@ -345,7 +345,7 @@ def main() -> int:
   parser.add_argument(
     "--only", action="append", metavar="TEXT", help="names with this in them"
   )
-  parser.add_argument("--copies", type=int, default=8, help="of small weights")
+  parser.add_argument("--copies", type=int, default=32, help="of small weights")
   parser.add_argument(
     "--kind",
     choices=("bf16", "int8", "fp8", "fp8_block"),

@@ -23,10 +23,13 @@ kernel, the others are options of Triton's backend, but for
   function=NAME    its function, if not the op;
   excludes=A+B     features (family.py) that this row leaves to another;
   features=A+B     features that it is made for, and serves no call without;
-  may=A+B          features of the general grade alone that it serves too.
+  may=A+B          features of the general grade alone that it serves too;
+  cluster=N        N blocks, a program each, that a multiprocessor's neighbours
+                   run, and that copy for each other (CUDA).
 """
 
 import argparse
+import contextlib
 import copy
 import ctypes
 import importlib
@@ -102,7 +105,7 @@ def _map_types(maps, row_element):
 def _map_description(m, row_element):
   """What kernel_table.h's TensorMapSpec says of a map."""
   _, bits = _map_element(m, row_element)
-  *outer, inner = m.block
+  *outer, inner = m.box or m.block
   return {"tensor": m.tensor, "swizzle": m.swizzle,
           "box": [min(inner, m.swizzle * 8 // bits), *reversed(outer)]}
 
@@ -169,7 +172,7 @@ def _compile_row(row):
   excludes = table.features(row, "excludes")
   function = build.pop("function", op)
   backend = {k: v for k, v in build.items()
-             if k not in ("excludes", "features", "may", "module")}
+             if k not in ("cluster", "excludes", "features", "may", "module")}
   module = kernel_module(table.module(row))
   kernel = getattr(module, function)
   names = list(kernel.arg_names)
@@ -201,7 +204,8 @@ def _compile_row(row):
     target = GPUTarget("cuda", arch.capabilities[0], arch.wave)
   backend |= {"num_warps": int(row["num_warps"]),
               "num_stages": int(row["num_stages"])}
-  compiled = triton.compile(source, target=target, options=backend)
+  with _clusters_of(build.get("cluster", 1), symbol):
+    compiled = triton.compile(source, target=target, options=backend)
   meta = compiled.metadata
   if meta.name != symbol:
     raise RuntimeError(f"{symbol}: the object's symbol is {meta.name}")
@@ -235,6 +239,39 @@ def _compile_row(row):
           arch.name, compiled.asm, obj, threads, meta.shared),
   }
   return obj, description, compiled.asm.get("amdgcn", compiled.asm.get("ptx"))
+
+
+@contextlib.contextmanager
+def _clusters_of(blocks, symbol):
+  """Compiles a kernel for clusters of so many blocks that know of each other.
+
+  Triton's own clusters are one program each. Inline assembly finds a kernel's
+  maps by its parameters' names, which it calls those of KERNEL.
+  """
+  from triton import knobs
+
+  def hook(backend=None, stages=None, *_):
+    del backend
+    if stages is None:
+      return symbol, symbol
+    make_ptx = stages["ptx"]
+
+    def clustered(source, metadata):
+      text = make_ptx(source, metadata).replace("KERNEL_param_",
+                                                f"{symbol}_param_")
+      head, brace, body = text.partition("\n{")
+      return (f"{head}\n.explicitcluster\n.reqnctapercluster {blocks}{brace}"
+              f"{body}")
+
+    stages["ptx"] = clustered
+    return None
+
+  if blocks > 1:
+    knobs.runtime.add_stages_inspection_hook = hook
+  try:
+    yield
+  finally:
+    knobs.runtime.add_stages_inspection_hook = None
 
 
 def _renamed(kernel, symbol):

@@ -28,11 +28,14 @@ class TensorMap:
     block: what one copy brings, outermost dimension first.
     element: Triton's type of an element, or "dtype" for the row's.
     swizzle: bytes of the shared memory's swizzle: 32, 64 or 128.
+    box: what one copy brings where that is no block of Triton's, whose sizes
+      are powers of two: for copies by inline assembly.
   """
   tensor: str
   block: tuple[int, ...]
   element: str = "dtype"
   swizzle: int = 128
+  box: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,6 +59,8 @@ def symbol(row):
   build, _ = options(row)
   if made_for := build.get("features"):
     cells.append(made_for.replace("+", "_"))
+  if "cluster" in build:
+    cells.append(f"cluster{build['cluster']}")
   if "may" in build:
     cells.append("any")
   if left_out := build.get("excludes"):

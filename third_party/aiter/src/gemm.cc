@@ -32,9 +32,6 @@ constexpr int64_t kMaxGridZ = 65535;
 // More parts than are ever worth their sum.
 constexpr int64_t kMaxSplits = 64;
 constexpr int64_t kSumBytes = 4;
-// Rows of what warpgroups own that a block copies at once. What a kernel was
-// compiled for has twice as many if a pair of blocks shares them.
-constexpr uint16_t kMostBoxRows = 64;
 
 bool IsFp8(DataType type) {
   return type == DataType::kE4m3fn || type == DataType::kE4m3fnuz;
@@ -308,10 +305,7 @@ Status LaunchGemm(const Driver& driver, const GemmPlan& plan,
   }
   TensorMap maps[kMaxTensorMaps];
   for (int i = 0; i < kernel.num_tensor_maps; ++i) {
-    TensorMapSpec spec = kernel.tensor_maps[i];
-    if (spec.tensor != shared) {
-      spec.box[1] = std::min(spec.box[1], kMostBoxRows);
-    }
+    const TensorMapSpec& spec = kernel.tensor_maps[i];
     MappedTensor tensor = Mapped(spec, args, params);
     // Where rows of a are few, those of b come from memory, once: the next slab
     // is what lies behind this one.

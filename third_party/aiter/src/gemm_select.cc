@@ -33,13 +33,15 @@ struct Costs {
   double sum;   // Seconds of the kernel that adds parts.
   double turn;  // Seconds between a block's tiles.
   // Of the memory's bandwidth: how fast everything moves once, how fast parts
-  // move, and how fast blocks draw operands, from the L2 cache.
-  double all_share, sum_share, draw_share;
+  // move, how fast blocks draw operands, from the L2 cache, and how fast blocks
+  // of clusters receive them, which is more: each draws for others.
+  double all_share, sum_share, draw_share, receive_share;
 };
 
 // sm_90, on an H200: its memory has 4.8 TB/s, and archs.csv the H100's 3.3.
-constexpr Costs kMeasured = {3e-6, 0.6e-6, 1.02, 0.81, 4.36};
-constexpr Costs kAssumed = {4e-6, 0, 1, 1, 4};  // Others: nobody has measured.
+constexpr Costs kMeasured = {3e-6, 0.6e-6, 1.02, 0.81, 4.36, 2.8};
+// Others: nobody has measured.
+constexpr Costs kAssumed = {4e-6, 0, 1, 1, 4, 4};
 
 double BytesOf(DataType type) {
   return type == DataType::kE2m1 ? 0.5
@@ -51,16 +53,46 @@ int64_t TilesOf(const KernelInfo& kernel, const GemmKey& key) {
          key.batch;
 }
 
-// What computes tiles of a kernel at once: blocks, or pairs of them.
-int64_t UnitsOf(const DeviceInfo& device, const KernelInfo& kernel) {
+// Blocks that a kernel of so many tiles is launched with.
+int64_t BlocksOf(const DeviceInfo& device, const KernelInfo& kernel,
+                 int64_t tiles) {
   GemmParams params;
-  params.m = kernel.tile_m;
-  params.n = kernel.tile_n;
-  params.whole_tiles = params.batch = params.splits = 1;
-  params.blocks_at_once = 2;
-  int64_t blocks[3];
-  kernel.grid->sizes(kernel, &params, blocks);
-  return std::max<int64_t>(GemmBlocksAtOnce(device, kernel) / blocks[0], 1);
+  params.whole_tiles = static_cast<int32_t>(tiles);
+  params.blocks_at_once = GemmBlocksAtOnce(device, kernel);
+  int64_t sizes[3];
+  kernel.grid->sizes(kernel, &params, sizes);
+  return sizes[0];
+}
+
+// What computes tiles of a kernel at once: blocks, pairs or clusters of them.
+int64_t UnitsOf(const DeviceInfo& device, const KernelInfo& kernel) {
+  if (!Walks(kernel)) {
+    return std::max(GemmBlocksAtOnce(device, kernel), 1);
+  }
+  return BlocksOf(device, kernel, kMostTiles) / BlocksOf(device, kernel, 1);
+}
+
+// Rows of operands that the blocks of a tile receive, each its own. What a
+// block copies for others of its cluster they receive as well; the cluster has
+// the shape in which that is least.
+double RowsReceived(const DeviceInfo& device, const KernelInfo& kernel) {
+  const int64_t blocks = BlocksOf(device, kernel, 1);
+  int64_t least = INT64_MAX;
+  for (int64_t rows = 1; rows <= blocks; rows *= 2) {
+    least =
+        std::min(least, blocks / rows * kernel.tile_m + rows * kernel.tile_n);
+  }
+  return static_cast<double>(least);
+}
+
+// Whether the blocks of a tile are a cluster and a program each. Of a pair,
+// which is one program, one block copies what both share. It computes no tile's
+// transpose, and so has a map of the result.
+bool IsCluster(const DeviceInfo& device, const KernelInfo& kernel) {
+  for (int i = 0; i < kernel.num_tensor_maps; ++i) {
+    if (kernel.tensor_maps[i].tensor == kGemmTensorOut) return false;
+  }
+  return Walks(kernel) && BlocksOf(device, kernel, 1) > 1;
 }
 
 // The lines of the L2 cache that are read for so many bytes of an operand's
@@ -94,12 +126,16 @@ double Estimate(const DeviceInfo& device, const GemmKey& key,
   const double products = 2.0 * kernel.tile_m * kernel.tile_n *
                           static_cast<double>(units) /
                           (std::max<int>(kernel.rate, 1) * 1e12);
-  const double operands =
+  double operands =
       (LinesOf(std::min<double>(kernel.tile_m, m) * bytes_a,
                key.layout == GemmLayout::kTN ? key.m : key.k, bytes_a) +
        LinesOf(std::min<double>(kernel.tile_n, n) * bytes_b,
                key.layout == GemmLayout::kNT ? key.k : key.n, bytes_b)) *
       share / costs.draw_share;
+  if (IsCluster(device, kernel)) {
+    operands = std::max(operands, RowsReceived(device, kernel) * bytes_a *
+                                      share / costs.receive_share);
+  }
   // Blocks take turns, one on each multiprocessor.
   const double turns = static_cast<double>(CeilDiv(tiling.whole_tiles, units));
   const double parts =

@@ -40,11 +40,11 @@ void PackMapped(const void* params, const TensorMap* maps, void* buffer) {
 
 constexpr uint16_t kMappedOffsets[] = {0, sizeof(TensorMap),
                                        2 * sizeof(TensorMap)};
-constexpr TensorMapSpec kMaps3[] = {{kGemmTensorA, 3, 128, {64, 128, 1}},
+constexpr TensorMapSpec kMaps3[] = {{kGemmTensorA, 3, 128, {64, 64, 1}},
                                     {kGemmTensorB, 3, 128, {64, 256, 1}},
-                                    {kGemmTensorOut, 3, 128, {64, 128, 1}}};
+                                    {kGemmTensorOut, 3, 128, {64, 64, 1}}};
 constexpr TensorMapSpec kTransposedMaps[] = {
-    {kGemmTensorA, 3, 128, {64, 128, 1}}, {kGemmTensorB, 3, 128, {64, 128, 1}}};
+    {kGemmTensorA, 3, 128, {64, 128, 1}}, {kGemmTensorB, 3, 128, {64, 64, 1}}};
 constexpr TensorMapSpec kMaps2[] = {{kGemmTensorA, 2, 64, {32, 64}},
                                     {kGemmTensorOut, 2, 128, {64, 64}}};
 
@@ -112,6 +112,12 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   pairs.rate = 1;
   pairs.grid = &kGemmNtGridPairs;
   kernels.push_back(pairs);
+  KernelInfo fours = pairs;
+  fours.symbol = "nt_fours";
+  fours.grid = &kGemmNtGridFours;
+  fours.tensor_maps = kTransposedMaps;
+  fours.num_tensor_maps = 2;
+  kernels.push_back(fours);
   KernelInfo transposed = pairs;
   transposed.symbol = "nt_transposed";
   transposed.grid = &kGemmNtGridWalks;
@@ -489,7 +495,7 @@ void TestTensorMaps() {
   CHECK(g_recorder.maps.at(3).box[1] == 64);
   CHECK(g_recorder.maps.at(4).box[1] == 256);
   CHECK(g_recorder.maps.at(4).l2_promotion == 2);
-  // Where the result is computed transposed, warpgroups share rows of a.
+  // Where the result is computed transposed, b is what is read ahead.
   args.kernel = "nt_transposed";
   CHECK_OK(gemm(args, nullptr));
   CHECK(g_recorder.launches.at(2).grid[0] == 2 * 4);
@@ -498,7 +504,24 @@ void TestTensorMaps() {
   CHECK(g_recorder.maps.at(7).box[1] == 64);
   CHECK(g_recorder.maps.at(7).l2_promotion == 3);
 
+  // Clusters lie on multiprocessors that belong together: on 128 of 132.
+  g_recorder.multiprocessors = 132;
+  NewContext("sm_90", 200 * 1024);
+  args = Args(256 * 40, 1000, 512);
+  int launches = 0;
+  for (const char* kernel : {"nt_pairs", "nt_fours"}) {
+    args.kernel = kernel;
+    CHECK_OK(gemm(args, nullptr));
+    CHECK(g_recorder.launches.at(launches++).grid[0] ==
+          (args.kernel == std::string("nt_pairs") ? 132 : 128));
+  }
+  args = Args(256, 1000, 512);
+  args.kernel = "nt_fours";
+  CHECK_OK(gemm(args, nullptr));
+  CHECK(g_recorder.launches.at(launches).grid[0] == 4 * 4);
+
   // A multiprocessor holds two blocks that leave room for each other.
+  args = Args(500, 1000, 512);
   args.kernel = "nt_mapped";
   g_recorder.multiprocessors = 5;
   for (int most : {300 * 1024 + 1023, 300 * 1024 + 1024}) {

@@ -38,6 +38,7 @@ def _constants(row):
   arch = ARCHS[row["arch"]]
   threads = int(row["num_warps"]) * arch.wave
   walks = "module=gemm.hopper" in row["options"]
+  (cluster,) = map(int, named(row, "cluster") or {"1"})
   return {
       "TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": int(row["tile_k"]),
       "GROUP_M": 16 if walks or row["op"] == "gemm_sum_tiles" else 4,
@@ -45,22 +46,36 @@ def _constants(row):
       "ALIGN": _alignment(row) if "unaligned" in named(row, "excludes") else 1,
       "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
       "WALKS": walks,
-      "PAIRS": "num_ctas=2" in row["options"],
+      "CLUSTER": cluster, "CLUSTER_M": 1,
+      "PAIRS": "num_ctas=2" in row["options"] or cluster == 2,
+      "FOURS": cluster == 4,
       "PROMOTE": arch.matrix == "wgmma" and row["dtype"] == "e4m3fn",
   }
 
 
 _GRID = ("tiles = ceil(m / tile_m) * ceil(n / tile_n)", "splits", "batch")
-# A kernel that copies by tensor maps walks over tiles, and over parts of the
-# last ones, by itself, or a pair of its blocks does.
-_WALKING = ("blocks = min(whole_tiles + divided_tiles * splits,"
-            " max(blocks_at_once, 1))",)
-_PAIRS = ("blocks = min(whole_tiles + divided_tiles * splits,"
-          " max(blocks_at_once // 2, 1)) * 2",)
+
+
+def _walking(at_once, size=1):
+  """The grid of a kernel that copies by tensor maps.
+
+  A block walks over tiles, and over parts of the last ones, by itself, or a
+  pair or a cluster of blocks does.
+  """
+  return (f"blocks = min(whole_tiles + divided_tiles * splits,"
+          f" max({at_once}, 1)) * {size}",)
+
+
+_WALKING = {
+    "PAIRS": _walking("blocks_at_once // 2", 2),
+    # A cluster lies on 16 or 18 multiprocessors that belong together.
+    "FOURS": _walking("blocks_at_once // 16 * 4", 4),
+    "WALKS": _walking("blocks_at_once"),
+}
 
 FAMILY = Family(
     ops={
-        **{op: Op("gemm.gemm", _GRID, {"PAIRS": _PAIRS, "WALKS": _WALKING})
+        **{op: Op("gemm.gemm", _GRID, _WALKING)
            for op in ("gemm_nt", "gemm_nn", "gemm_tn", "gemm_row",
                       "gemm_block", "gemm_mx")},
         "gemm_sum": Op("gemm.gemm", (

@@ -20,6 +20,11 @@ A program is a block or, with num_ctas=2, a pair of them on neighbouring
 multiprocessors. A pair has half of each warpgroup's rows in either block, and
 one copy brings what is shared to both: they ask the L2 cache for a third less.
 
+With cluster=N a tile is that of N blocks, a program each, CLUSTER_M of them
+below each other and the others beside. Blocks that need the same rows of an
+operand copy a share of them each, to all. It pays where rows do not begin at
+lines of the L2 cache, of which each 128 bytes then need two.
+
 The tensor cores keep 14 bits of a sum of float8 products: the kernels for
 float8 let them add one slab (128 of k) only, and add slabs in float32, as
 DeepGEMM does.
@@ -55,6 +60,8 @@ def tensor_maps(function, constants):
   """
   m, n, k = (constants["TILE_" + size] for size in "MNK")
   skinny = constants["SKINNY"]
+  if constants.get("CLUSTER", 1) > 1:
+    return _shares(function, constants)
   if skinny:
     m, rest, n = parts(m)[0], rest_of(m), n // warpgroups(n)
   else:
@@ -63,9 +70,30 @@ def tensor_maps(function, constants):
   b = lambda rows: ((1, k, rows) if function in ("gemm_nn", "gemm_tn")
                     else (1, rows, k))
   shared, block = ("a", a) if skinny else ("b", b)
-  return {"a_desc": TensorMap("a", a(m)), "b_desc": TensorMap("b", b(n)),
+  # Of 128 rows of a warpgroup a block of a pair copies half.
+  rows = m if skinny else min(m, 64)
+  return {"a_desc": TensorMap("a", a(m), box=a(rows)),
+          "b_desc": TensorMap("b", b(n)),
           "rest_desc": TensorMap(shared, block(rest)) if rest else None,
-          "out_desc": None if skinny else TensorMap("out", (1, m, 64), "bf16")}
+          "out_desc": None if skinny else TensorMap(
+              "out", (1, m, 64), "bf16", box=(1, rows, 64))}
+
+
+def _shares(function, constants):
+  """tensor_maps of a cluster's blocks, which copy shares by assembly."""
+  m, n, k = (constants["TILE_" + size] for size in "MNK")
+  assert k == 64 and constants["SKINNY"]
+  a_t, b_t = function == "gemm_tn", function in ("gemm_nn", "gemm_tn")
+  rows = constants["CLUSTER_M"]
+  cols = constants["CLUSTER"] // rows
+  m, n = m // rows, n // cols
+  share = lambda size, blocks, t: ((1, k // blocks, 64) if t
+                                   else (1, size // blocks, k))
+  box = lambda name, shape: TensorMap(
+      name, tuple(1 << (x - 1).bit_length() for x in shape), box=shape)
+  return {"a_desc": box("a", share(m, cols, a_t)),
+          "b_desc": box("b", share(n, rows, b_t)), "rest_desc": None,
+          "out_desc": None}
 
 
 @gluon.constexpr_function
@@ -153,6 +181,17 @@ def _allocate(desc, COUNT: gl.constexpr, SPLIT: gl.constexpr):
 
 
 @gluon.jit
+def _allocate_rows(element: gl.constexpr, ROWS_: gl.constexpr,
+                   STAGES: gl.constexpr, T: gl.constexpr):
+  """Allocates slabs of so many rows, which no map describes."""
+  BOX: gl.constexpr = rest_of(ROWS_) if rest_of(ROWS_) else ROWS_
+  SHAPE: gl.constexpr = [1, 64, BOX] if T else [1, BOX, 64]
+  return gl.allocate_shared_memory(
+      element, hopper.stack(ROWS_ // BOX * STAGES, SHAPE),
+      gl.NVMMASharedLayout(128, 16, rank=3))
+
+
+@gluon.jit
 def tile_at(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
   """Returns row and column of tile t: bands of GROUP_M rows, for the L2."""
   band = t // (GROUP_M * tiles_n)
@@ -230,17 +269,88 @@ def _copy_shared(desc, rest_desc, z, row, k, full, smem, i,
 
 
 @gluon.jit
-def _produce(ring, walk, maps, skew, A_T: gl.constexpr, B_T: gl.constexpr,
-             SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
-             TILE_K: gl.constexpr, STAGES: gl.constexpr,
-             GROUP_M: gl.constexpr):
+def _copy_share(MAP: gl.constexpr, z, row, k, full, smem, share, mask,
+                ROWS_: gl.constexpr, SHARES: gl.constexpr, T: gl.constexpr):
+  """Copies a share of a slab of so many rows to the blocks that have one."""
+  if T:
+    LINES: gl.constexpr = 64 // SHARES
+    for col in gl.static_range(ROWS_ // 64):
+      hopper.copy_box(MAP, z, k + share * LINES, row + col * 64, smem,
+                      (col * 64 + share * LINES) * 128, full, mask, SHARES)
+  else:
+    first = share * (ROWS_ // SHARES)
+    hopper.copy_box(MAP, z, row + first, k, smem, first * 128, full, mask,
+                    SHARES)
+
+
+@gluon.jit
+def _produce_shares(ring, walk, maps, A_T: gl.constexpr, B_T: gl.constexpr,
+                    TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+                    TILE_K: gl.constexpr, STAGES: gl.constexpr,
+                    GROUP_M: gl.constexpr, CLUSTER: gl.constexpr,
+                    CLUSTER_M: gl.constexpr):
+  """_produce_slabs of a cluster's block: a share of each, for all blocks."""
+  a_smem, b_smem, full, empty = ring[:4]
+  a_batches, b_batches = maps[3:]
+  CLUSTER_N: gl.constexpr = CLUSTER // CLUSTER_M
+  BLOCK_M: gl.constexpr = TILE_M // CLUSTER_M
+  BLOCK_N: gl.constexpr = TILE_N // CLUSTER_N
+  A_BOXES: gl.constexpr = a_smem.shape[0] // STAGES
+  B_BOXES: gl.constexpr = b_smem.shape[0] // STAGES
+  block = gl.program_id(0) % CLUSTER
+  block_m = block % CLUSTER_M
+  block_n = block // CLUSTER_M
+  # Blocks are counted down a column first.
+  a_mask = sum_of_powers(CLUSTER_N, CLUSTER_M) << block_m
+  b_mask = sum_of_powers(CLUSTER_M, 1) << (block_n * CLUSTER_M)
+  i = 0
+  phase = 1
+  hopper.arrive_in_cluster()
+  hopper.wait_for_cluster()
+  gdc_wait()
+  for t in range(gl.program_id(0) // CLUSTER, _items(walk),
+                 gl.num_programs(0) // CLUSTER):
+    index, tile_m, tile_n, _, k_first, k_end = _item(t, walk, GROUP_M)
+    row = tile_m * TILE_M + block_m * BLOCK_M
+    col = tile_n * TILE_N + block_n * BLOCK_N
+    for k in range(k_first, k_end, TILE_K):
+      mbarrier.wait(empty.index(i), phase)
+      ready = full.index(i)
+      mbarrier.expect(ready, (BLOCK_M + BLOCK_N) * TILE_K * 2)
+      _copy_share(0, index * a_batches, row, k, ready,
+                  a_smem.index(A_BOXES * i), block_n, a_mask, BLOCK_M,
+                  CLUSTER_N, A_T)
+      _copy_share(1, index * b_batches, col, k, ready,
+                  b_smem.index(B_BOXES * i), block_m, b_mask, BLOCK_N,
+                  CLUSTER_M, B_T)
+      i, phase = next_slab(i, phase, STAGES)
+  # A block stays until the others have given back what they got from it: they
+  # arrive at its barriers.
+  for _ in range(STAGES):
+    mbarrier.wait(empty.index(i), phase)
+    i, phase = next_slab(i, phase, STAGES)
+  mbarrier.arrive(ring[5])
+
+
+@gluon.constexpr_function
+def sum_of_powers(count, step):
+  """Returns bits 0, step, 2 step, ..."""
+  return sum(1 << (step * i) for i in range(count))
+
+
+@gluon.jit
+def _produce_slabs(ring, walk, maps, skew, A_T: gl.constexpr,
+                   B_T: gl.constexpr, SKINNY: gl.constexpr,
+                   TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+                   TILE_K: gl.constexpr, STAGES: gl.constexpr,
+                   GROUP_M: gl.constexpr):
   """Copies the slabs of a and b of one item after the other.
 
   With a skew of 1 each column of tiles begins one slab further along k than the
   one before, and ends with those that it left out: blocks that read the same
   rows of a then read different slabs of them at a time.
   """
-  a_smem, b_smem, full, empty, both = ring
+  a_smem, b_smem, full, empty, both = ring[:5]
   a_desc, b_desc, rest_desc, a_batches, b_batches = maps
   PAIR: gl.constexpr = gl.num_ctas() == 2
   OWN: gl.constexpr = TILE_N if SKINNY else TILE_M
@@ -283,13 +393,34 @@ def _produce(ring, walk, maps, skew, A_T: gl.constexpr, B_T: gl.constexpr,
 
 
 @gluon.jit
-def _release(ring, i, pred):
+def _produce(ring, walk, maps, skew, A_T: gl.constexpr, B_T: gl.constexpr,
+             SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+             TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+             CLUSTER: gl.constexpr, CLUSTER_M: gl.constexpr):
+  """Copies slabs, or of a cluster's this block's shares."""
+  if CLUSTER > 1:
+    _produce_shares(ring, walk, maps, A_T, B_T, TILE_M, TILE_N, TILE_K, STAGES,
+                    GROUP_M, CLUSTER, CLUSTER_M)
+  else:
+    _produce_slabs(ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
+                   TILE_K, STAGES, GROUP_M)
+
+
+@gluon.jit
+def _release(ring, i, pred, CLUSTER: gl.constexpr = 1,
+             CLUSTER_M: gl.constexpr = 1):
   """Gives slab i back: to its own block, which copies a there.
 
   The last barrier counts both blocks of a pair; the one that copies b to both
-  waits for it.
+  waits for it. In a cluster all that copied to the slab get it back.
   """
-  mbarrier.arrive(ring[3].index(i), pred=pred)
+  if CLUSTER > 1:
+    block = gl.program_id(0) % CLUSTER
+    hopper.arrive_at_cluster(ring[3].index(i), block % CLUSTER_M,
+                             block // CLUSTER_M, pred, CLUSTER_M,
+                             CLUSTER // CLUSTER_M)
+  else:
+    mbarrier.arrive(ring[3].index(i), pred=pred)
   if gl.num_ctas() == 2:
     mbarrier.arrive(ring[4].index(i), pred=pred)
 
@@ -410,7 +541,8 @@ def _wait(accs, OUTSTANDING: gl.constexpr):
 
 @gluon.jit
 def _sum_parts(accs, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
-               B_T: gl.constexpr, SKINNY: gl.constexpr, STAGES: gl.constexpr):
+               B_T: gl.constexpr, SKINNY: gl.constexpr, STAGES: gl.constexpr,
+               CLUSTER: gl.constexpr = 1, CLUSTER_M: gl.constexpr = 1):
   """sum_slabs of a tuple: of the first part of what is shared, and the rest."""
   last = 0
   for step in range(steps):
@@ -419,12 +551,23 @@ def _sum_parts(accs, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
     else:
       new = _multiply_parts(accs, step > 0, ring, i, phase, w, A_T, B_T, SKINNY)
     accs = _wait(new, 1)
-    _release(ring, last, step > 0)
+    _release(ring, last, step > 0, CLUSTER, CLUSTER_M)
     last = i
     i, phase = next_slab(i, phase, STAGES)
   accs = _wait(accs, 0)
-  _release(ring, last, steps > 0)
+  _release(ring, last, steps > 0, CLUSTER, CLUSTER_M)
   return accs, i, phase
+
+
+@gluon.jit
+def _stand_by(done):
+  """What a warp does that is there since warps come in fours.
+
+  It may not end before the others: it would ask for registers again that they
+  are to get.
+  """
+  hopper.arrive_in_cluster()
+  mbarrier.wait(done, 0)
 
 
 @gluon.jit
@@ -795,25 +938,32 @@ def _finish(acc, ends, out, buffers, row0, col0, whole, p: gl.constexpr,
 
 @gluon.jit
 def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
-             A_T: gl.constexpr, B_T: gl.constexpr, KIND: gl.constexpr,
+             KIND: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr,
              SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
              TILE_K: gl.constexpr, STAGES: gl.constexpr,
-             GROUP_M: gl.constexpr):
+             GROUP_M: gl.constexpr, CLUSTER: gl.constexpr,
+             CLUSTER_M: gl.constexpr):
   """Computes a warpgroup's part of one item after the other."""
   (bias, bias_f32, out_bf16, out_f32, workspace, m, n, batch_stride_out,
    activation, flags) = out
   ELEMENT: gl.constexpr = ring[0].dtype
   SUM: gl.constexpr = gl.int32 if ELEMENT == gl.int8 else gl.float32
+  BLOCK_M: gl.constexpr = TILE_M // CLUSTER_M
+  BLOCK_N: gl.constexpr = TILE_N // (CLUSTER // CLUSTER_M)
   # The accumulator's rows, and its columns: those that warpgroups share.
-  TILE: gl.constexpr = TILE_N if SKINNY else TILE_M
+  TILE: gl.constexpr = BLOCK_N if SKINNY else BLOCK_M
   OWN: gl.constexpr = TILE // warpgroups(TILE)
-  N: gl.constexpr = TILE_M if SKINNY else TILE_N
+  N: gl.constexpr = BLOCK_M if SKINNY else BLOCK_N
   PARTS: gl.constexpr = len(parts(N))
   i = 0
   phase = 0
+  if CLUSTER > 1:
+    hopper.arrive_in_cluster()
   gdc_wait()
   gdc_launch_dependents()
-  for t in range(gl.program_id(0), _items(walk), gl.num_programs(0)):
+  block = gl.program_id(0) % CLUSTER
+  for t in range(gl.program_id(0) // CLUSTER, _items(walk),
+                 gl.num_programs(0) // CLUSTER):
     index, tile_m, tile_n, in_parts, k_first, k_end = _item(t, walk, GROUP_M)
     steps = (k_end - k_first + TILE_K - 1) // TILE_K
     whole = in_parts < 0
@@ -834,6 +984,9 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
                     scales[4], scales[5])
     row0 = tile_m * TILE_M + (0 if SKINNY else w * OWN)
     col0 = tile_n * TILE_N + (w * OWN if SKINNY else 0)
+    if CLUSTER > 1:
+      row0 += block % CLUSTER_M * BLOCK_M
+      col0 += block // CLUSTER_M * BLOCK_N
     ends = ()
     accs = ()
     for p in gl.static_range(PARTS):
@@ -855,7 +1008,7 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
       accs = (acc,)
     else:
       accs, i, phase = _sum_parts(accs, ring, steps, i, phase, w, A_T, B_T,
-                                  SKINNY, STAGES)
+                                  SKINNY, STAGES, CLUSTER, CLUSTER_M)
     out_desc, smem = buffers
     if not SKINNY:
       BUFFERS: gl.constexpr = out_buffers(warpgroups(TILE))
@@ -881,29 +1034,42 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
           skew, activation, flags, A_T: gl.constexpr, B_T: gl.constexpr,
           KIND: gl.constexpr, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
           TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
-          GROUP_M: gl.constexpr):
+          GROUP_M: gl.constexpr, CLUSTER: gl.constexpr = 1,
+          CLUSTER_M: gl.constexpr = 1):
   """A program's items."""
-  OWN: gl.constexpr = TILE_N if SKINNY else TILE_M
+  BLOCK_M: gl.constexpr = TILE_M // CLUSTER_M
+  BLOCK_N: gl.constexpr = TILE_N // (CLUSTER // CLUSTER_M)
+  OWN: gl.constexpr = BLOCK_N if SKINNY else BLOCK_M
   PARTS: gl.constexpr = warpgroups(OWN)
   BLOCKS_: gl.constexpr = gl.num_ctas()
   # Pairs of blocks divide rows of what warpgroups own. Of a tile's transpose
   # they were slower than a block by itself.
   gl.static_assert(BLOCKS_ == 1 or not SKINNY)
   A_SPLIT: gl.constexpr = 2 if A_T else 1
-  if rest_desc is not None:
+  SHARED: gl.constexpr = BLOCK_M if SKINNY else BLOCK_N
+  if CLUSTER > 1:
+    # A copy lies in lines of 128 bytes, and no slab of a warpgroup in two.
+    gl.static_assert(SKINNY and TILE_K == 64 and OWN == 64 * PARTS)
+    shared = _allocate_rows(a_desc.dtype, SHARED, STAGES, A_T)
+  elif rest_desc is not None:
     # Products take all rows of a slab for boxes of 64 of k.
     gl.static_assert(TILE_K == 64)
-    SHARED: gl.constexpr = TILE_M if SKINNY else TILE_N
     shared = _allocate(rest_desc, SHARED // rest_of(SHARED) * STAGES, None)
   elif SKINNY:
     shared = _allocate(a_desc, STAGES, A_SPLIT)
   else:
     shared = _allocate(b_desc, STAGES, None)
+  if CLUSTER > 1:
+    own = _allocate_rows(a_desc.dtype, 64, PARTS * STAGES, False)
+  elif SKINNY:
+    own = _allocate(b_desc, PARTS * STAGES, None)
+  else:
+    own = _allocate(a_desc, PARTS * STAGES, A_SPLIT)
   if SKINNY:
     a_smem = shared
-    b_smem = _allocate(b_desc, PARTS * STAGES, None)
+    b_smem = own
   else:
-    a_smem = _allocate(a_desc, PARTS * STAGES, A_SPLIT)
+    a_smem = own
     b_smem = shared
   buffers = (out_desc, None)
   if not SKINNY:
@@ -915,14 +1081,18 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
   empty = mbarrier.allocate_mbarrier(batch=STAGES)
   for i in gl.static_range(STAGES):
     mbarrier.init(full.index(i), count=1)
-    mbarrier.init(empty.index(i), count=PARTS)
+    mbarrier.init(empty.index(i),
+                  count=PARTS * (CLUSTER_M + CLUSTER // CLUSTER_M - 1))
   both = empty
+  done = empty.index(0)
+  if CLUSTER > 1:
+    done = mbarrier.allocate_mbarrier()
+    mbarrier.init(done, count=1)
   if BLOCKS_ == 2:
     both = mbarrier.allocate_mbarrier(batch=STAGES, two_ctas=True)
     for i in gl.static_range(STAGES):
       mbarrier.init(both.index(i), count=PARTS)
-
-  ring = (a_smem, b_smem, full, empty, both)
+  ring = (a_smem, b_smem, full, empty, both, done)
   walk = (batch, (m + TILE_M - 1) // TILE_M, (n + TILE_N - 1) // TILE_N,
           whole_tiles, splits, k, k_per_split)
   # What all of a batch share is the map's only matrix.
@@ -933,32 +1103,60 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
             batch_stride_b_scale)
   out = (bias, bias_f32, out_bf16, out_f32, workspace, m, n, batch_stride_out,
          activation, flags)
-  if PARTS == 1:
+  if CLUSTER > 1 and PARTS == 1:
     gl.warp_specialize([
-        (_consume, (0, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
-                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_consume, (0, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
+                    CLUSTER_M)),
         (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
-                    TILE_K, STAGES, GROUP_M)),
+                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)),
+        (_stand_by, (done,)), (_stand_by, (done,)),
+    ], [1, 1, 2])
+  elif CLUSTER > 1:
+    gl.static_assert(PARTS == 2)
+    gl.warp_specialize([
+        (_consume, (0, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
+                    CLUSTER_M)),
+        (_consume, (1, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
+                    CLUSTER_M)),
+        (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
+                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)),
+        (_stand_by, (done,)), (_stand_by, (done,)),
+    ], [4, 1, 1, 2], [224, 24, 24, 24])
+  elif PARTS == 1:
+    gl.warp_specialize([
+        (_consume, (0, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
+                    CLUSTER_M)),
+        (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
+                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)),
     ], [1])
   elif PARTS == 2:
     gl.warp_specialize([
-        (_consume, (0, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
-                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
-        (_consume, (1, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
-                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_consume, (0, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
+                    CLUSTER_M)),
+        (_consume, (1, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
+                    CLUSTER_M)),
         (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
-                    TILE_K, STAGES, GROUP_M)),
+                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)),
     ], [4, 1], [224, 24])
   else:
     gl.warp_specialize([
-        (_consume, (0, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
-                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
-        (_consume, (1, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
-                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
-        (_consume, (2, ring, walk, scales, out, buffers, A_T, B_T, KIND, SKINNY,
-                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)),
+        (_consume, (0, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
+                    CLUSTER_M)),
+        (_consume, (1, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
+                    CLUSTER_M)),
+        (_consume, (2, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
+                    TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
+                    CLUSTER_M)),
         (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
-                    TILE_K, STAGES, GROUP_M)),
+                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)),
     ], [4, 4, 1], [160, 160, 24])
 
 
@@ -968,13 +1166,14 @@ def gemm_nt(a_desc, b_desc, rest_desc, out_desc, bias, bias_f32, out_bf16,
             batch_stride_out, whole_tiles, splits, k_per_split, skew,
             activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
-            GROUP_M: gl.constexpr):
+            GROUP_M: gl.constexpr, CLUSTER: gl.constexpr,
+            CLUSTER_M: gl.constexpr):
   """gemm.gemm_nt. Grid: (blocks at once, or items if fewer)."""
   _gemm(a_desc, b_desc, rest_desc, out_desc, bias_f32, bias_f32, bias, bias_f32,
         out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
         batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits,
         k_per_split, skew, activation, flags, False, False, PLAIN, SKINNY,
-        TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+        TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)
 
 
 @gluon.jit
@@ -983,13 +1182,14 @@ def gemm_nn(a_desc, b_desc, rest_desc, out_desc, bias, bias_f32, out_bf16,
             batch_stride_out, whole_tiles, splits, k_per_split, skew,
             activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
-            GROUP_M: gl.constexpr):
+            GROUP_M: gl.constexpr, CLUSTER: gl.constexpr,
+            CLUSTER_M: gl.constexpr):
   """gemm.gemm_nn."""
   _gemm(a_desc, b_desc, rest_desc, out_desc, bias_f32, bias_f32, bias, bias_f32,
         out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
         batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits,
         k_per_split, skew, activation, flags, False, True, PLAIN, SKINNY,
-        TILE_M, TILE_N, TILE_K, STAGES, GROUP_M)
+        TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)
 
 
 @gluon.jit
@@ -998,13 +1198,14 @@ def gemm_tn(a_desc, b_desc, rest_desc, out_desc, bias, bias_f32, out_bf16,
             batch_stride_b, batch_stride_out, whole_tiles, splits, k_per_split,
             skew, activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
-            GROUP_M: gl.constexpr):
+            GROUP_M: gl.constexpr, CLUSTER: gl.constexpr,
+            CLUSTER_M: gl.constexpr):
   """gemm.gemm_tn."""
   _gemm(a_desc, b_desc, rest_desc, out_desc, bias_f32, bias_f32, bias, bias_f32,
         out_bf16, out_f32, workspace, batch, m, n, k_rows, batch_stride_a,
         batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits,
         k_per_split, skew, activation, flags, True, True, PLAIN, SKINNY, TILE_M,
-        TILE_N, TILE_K, STAGES, GROUP_M)
+        TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)
 
 
 @gluon.jit
