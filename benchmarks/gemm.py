@@ -345,7 +345,7 @@ def main() -> int:
   parser.add_argument(
     "--only", action="append", metavar="TEXT", help="names with this in them"
   )
-  parser.add_argument("--copies", type=int, default=32, help="of small weights")
+  parser.add_argument("--copies", type=int, default=16, help="of small weights")
   parser.add_argument(
     "--kind",
     choices=("bf16", "int8", "fp8", "fp8_block"),

@@ -40,8 +40,9 @@ _DTYPES = {
     "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz", "uint8": "e2m1"}
 # Parts of a sum: at most so many, none shorter, of so many float32 numbers.
 _MAX_PARTS, _LEAST_PART, _MAX_WORKSPACE = 16, 256, 8 << 20
-# Sizes from which a copy costs less than reading rows that are not aligned.
-_WORTH_A_COPY = 256
+# Rows of a, and other sizes, from which a copy costs less than reading rows
+# that are not aligned.
+_ROWS_WORTH_A_COPY, _WORTH_A_COPY = 128, 256
 
 
 class Config(NamedTuple):
@@ -273,11 +274,11 @@ def _whole_rows(cfg: Config, x: Operands) -> Operands:
   """Folded operands with zeros behind rows that are no multiples of 16 bytes.
 
   The fast kernels copy and, if operands are scaled, store 16 bytes at a time.
-  Where all sizes are large the product is much more work than such copies.
+  Where sizes are large the product is much more work than such copies.
   """
   m, n, k = _sizes(cfg, x.a, x.b)
   if (cfg.scaling == "mx" or not all(map(dims.is_known, (m, n, k)))
-      or min(m, n, k) < _WORTH_A_COPY):
+      or m < _ROWS_WORTH_A_COPY or min(n, k) < _WORTH_A_COPY):
     return x
   unit = 16 // x.a.dtype.itemsize
   m = dims.round_up(m, unit) if cfg.layout == "tn" else m
