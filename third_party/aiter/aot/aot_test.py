@@ -71,6 +71,15 @@ class TableTest(unittest.TestCase):
       self.read("op,grade,arch,dtype,cols,tile_m,options\n"
                 "norm_fwd,fast,gfx90a,fp16+fp16,64,2,\n")
 
+  def test_a_tile_of_clusters_beside_that_of_a_block(self):
+    rows = self.read(
+        "op,grade,arch,dtype,cols,tile_m,options\n"
+        "norm_fwd,fast,sm_90,bf16,64,2,\n"
+        "norm_fwd,fast,sm_90,bf16,64,2,excludes=unaligned cluster=4\n")
+    self.assertEqual(list(rows), [
+        "norm_fwd_fast_bf16_64_sm_90",
+        "norm_fwd_fast_bf16_64_sm_90_cluster4_no_unaligned"])
+
   def test_up_to_four_sizes(self):
     rows = self.read("op,grade,arch,dtype,a,b,c,d,tile_m\n"
                      "norm_fwd,fast,sm_90,bf16,1,2,3,4,5\n")

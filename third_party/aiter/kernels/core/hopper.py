@@ -146,7 +146,7 @@ def arrive_at_cluster(barrier, row, col, pred, ROWS: gl.constexpr,
 
 
 @gluon.jit
-def arrive_in_cluster():
+def enter_cluster():
   """Tells a cluster that a warp has begun: each of each block has to.
 
   Memory that was written before it, also of barriers, is there for whoever

@@ -305,7 +305,7 @@ def _produce_shares(ring, walk, maps, A_T: gl.constexpr, B_T: gl.constexpr,
   b_mask = sum_of_powers(CLUSTER_M, 1) << (block_n * CLUSTER_M)
   i = 0
   phase = 1
-  hopper.arrive_in_cluster()
+  hopper.enter_cluster()
   hopper.wait_for_cluster()
   gdc_wait()
   for t in range(gl.program_id(0) // CLUSTER, _items(walk),
@@ -566,7 +566,7 @@ def _stand_by(done):
   It may not end before the others: it would ask for registers again that they
   are to get.
   """
-  hopper.arrive_in_cluster()
+  hopper.enter_cluster()
   mbarrier.wait(done, 0)
 
 
@@ -958,7 +958,7 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
   i = 0
   phase = 0
   if CLUSTER > 1:
-    hopper.arrive_in_cluster()
+    hopper.enter_cluster()
   gdc_wait()
   gdc_launch_dependents()
   block = gl.program_id(0) % CLUSTER
