@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every GEMM kernel for sm_90 that copies by tensor maps runs on a GPU.
+"""Every fast GEMM kernel for sm_90, but MXFP4's, runs on a GPU.
 
 Each is called by its name: for one tile and a little of the next ones, for more
 tiles than are computed at once, for parts of k, and for matrices of a batch.
@@ -23,8 +23,8 @@ class HopperTest(calls.KernelTestCase):
       and k["grade"] == "fast" and k["op"] != "gemm_mx"))
   def test_kernel(self, kernel):
     tile_m, tile_n, tile_k = (kernel["tile_" + t] for t in "mnk")
-    types, = self.types_of(kernel)[:1]
-    run = functools.partial(self.run_kernel, kernel, types)
+    run = functools.partial(
+        self.run_kernel, kernel, self.types_of(kernel)[0])
     # Rows of 16 bytes more than lines of the cache, and of whole lines.
     rest = 16
     run(1, tile_m + rest, tile_n + rest, 9 * tile_k + rest)

@@ -297,19 +297,14 @@ Status LaunchGemm(const Driver& driver, const GemmPlan& plan,
                   void* stream, bool early) {
   const KernelInfo& kernel = *loaded.info;
   const GemmParams params = ParamsOf(args, plan);
-  // What warpgroups own is b where the result is stored without a map: it is
-  // computed transposed.
-  int shared = kGemmTensorA;
-  for (int i = 0; i < kernel.num_tensor_maps; ++i) {
-    if (kernel.tensor_maps[i].tensor == kGemmTensorOut) shared = kGemmTensorB;
-  }
+  const bool transposed = ComputesTranspose(kernel);
   TensorMap maps[kMaxTensorMaps];
   for (int i = 0; i < kernel.num_tensor_maps; ++i) {
     const TensorMapSpec& spec = kernel.tensor_maps[i];
     MappedTensor tensor = Mapped(spec, args, params);
     // Where rows of a are few, those of b come from memory, once: the next slab
     // is what lies behind this one.
-    tensor.reads_ahead = spec.tensor == kGemmTensorB && shared == kGemmTensorA;
+    tensor.reads_ahead = transposed && spec.tensor == kGemmTensorB;
     AITER_RETURN_IF_ERROR(
         EncodeTensorMap(driver, kernel, spec, tensor, &maps[i]));
   }

@@ -64,35 +64,30 @@ int64_t BlocksOf(const DeviceInfo& device, const KernelInfo& kernel,
   return sizes[0];
 }
 
-// What computes tiles of a kernel at once: blocks, pairs or clusters of them.
-int64_t UnitsOf(const DeviceInfo& device, const KernelInfo& kernel) {
+// What computes a kernel's tiles on a device.
+struct Units {
+  int64_t count;  // At once: blocks, pairs or clusters of them.
+  // Rows of operands that the blocks of a cluster receive for a tile, each its
+  // own; 0 where they are none. What a block copies for others of its cluster
+  // they receive as well; the cluster has the shape in which that is least.
+  int64_t rows_received;
+};
+
+Units UnitsOf(const DeviceInfo& device, const KernelInfo& kernel) {
   if (!Walks(kernel)) {
-    return std::max(GemmBlocksAtOnce(device, kernel), 1);
+    return {std::max(GemmBlocksAtOnce(device, kernel), 1), 0};
   }
-  return BlocksOf(device, kernel, kMostTiles) / BlocksOf(device, kernel, 1);
-}
-
-// Rows of operands that the blocks of a tile receive, each its own. What a
-// block copies for others of its cluster they receive as well; the cluster has
-// the shape in which that is least.
-double RowsReceived(const DeviceInfo& device, const KernelInfo& kernel) {
   const int64_t blocks = BlocksOf(device, kernel, 1);
-  int64_t least = INT64_MAX;
+  Units units = {BlocksOf(device, kernel, kMostTiles) / blocks, 0};
+  // A pair of blocks is one program, and computes no tile's transpose.
+  if (blocks == 1 || !ComputesTranspose(kernel)) return units;
+  units.rows_received = INT64_MAX;
   for (int64_t rows = 1; rows <= blocks; rows *= 2) {
-    least =
-        std::min(least, blocks / rows * kernel.tile_m + rows * kernel.tile_n);
+    units.rows_received =
+        std::min(units.rows_received,
+                 blocks / rows * kernel.tile_m + rows * kernel.tile_n);
   }
-  return static_cast<double>(least);
-}
-
-// Whether the blocks of a tile are a cluster and a program each. Of a pair,
-// which is one program, one block copies what both share. It computes no tile's
-// transpose, and so has a map of the result.
-bool IsCluster(const DeviceInfo& device, const KernelInfo& kernel) {
-  for (int i = 0; i < kernel.num_tensor_maps; ++i) {
-    if (kernel.tensor_maps[i].tensor == kGemmTensorOut) return false;
-  }
-  return Walks(kernel) && BlocksOf(device, kernel, 1) > 1;
+  return units;
 }
 
 // The lines of the L2 cache that are read for so many bytes of an operand's
@@ -107,13 +102,13 @@ double LinesOf(double bytes, int64_t row, double element) {
 
 // Time of a call, from the rate that was measured of the kernel at a large size
 // and from the bytes that have to move. docs/retuning.md has it in words.
-double Estimate(const DeviceInfo& device, const GemmKey& key,
+double Estimate(const Units& at_once, const GemmKey& key,
                 const GemmTiling& tiling) {
   const KernelInfo& kernel = *tiling.kernel;
   const Costs& costs =
       std::strcmp(kernel.arch, "sm_90") == 0 ? kMeasured : kAssumed;
   const double bandwidth = 1e9 * FactsOf(kernel.arch).gb_per_s;
-  const int64_t units = UnitsOf(device, kernel);
+  const int64_t units = at_once.count;
   const double share = static_cast<double>(units) / bandwidth;
   const double m = static_cast<double>(key.m);
   const double n = static_cast<double>(key.n);
@@ -126,16 +121,15 @@ double Estimate(const DeviceInfo& device, const GemmKey& key,
   const double products = 2.0 * kernel.tile_m * kernel.tile_n *
                           static_cast<double>(units) /
                           (std::max<int>(kernel.rate, 1) * 1e12);
-  double operands =
+  const double drawn =
       (LinesOf(std::min<double>(kernel.tile_m, m) * bytes_a,
                key.layout == GemmLayout::kTN ? key.m : key.k, bytes_a) +
        LinesOf(std::min<double>(kernel.tile_n, n) * bytes_b,
                key.layout == GemmLayout::kNT ? key.k : key.n, bytes_b)) *
       share / costs.draw_share;
-  if (IsCluster(device, kernel)) {
-    operands = std::max(operands, RowsReceived(device, kernel) * bytes_a *
-                                      share / costs.receive_share);
-  }
+  const double operands =
+      std::max(drawn, static_cast<double>(at_once.rows_received) * bytes_a *
+                          share / costs.receive_share);
   // Blocks take turns, one on each multiprocessor.
   const double turns = static_cast<double>(CeilDiv(tiling.whole_tiles, units));
   const double parts =
@@ -314,23 +308,23 @@ bool Better(const GemmKey& key, const GemmTiling& a, const GemmTiling& b) {
 void AddTilings(const DeviceInfo& device, const GemmKey& key,
                 const KernelInfo& kernel, std::vector<GemmTiling>* tilings) {
   const int64_t tiles = TilesOf(kernel, key);
-  const int64_t units = UnitsOf(device, kernel);
+  const Units units = UnitsOf(device, kernel);
   int32_t last = 0;
   int64_t from = key.splits > 0 ? key.splits : 1;
   int64_t to = key.splits > 0 ? key.splits : kMostParts;
   for (int64_t splits = from; splits <= to; ++splits) {
     GemmTiling best;
     // Full turns come first: all of them, all but one, or none.
-    const int64_t turns = Walks(kernel) ? tiles / units : 0;
+    const int64_t turns = Walks(kernel) ? tiles / units.count : 0;
     for (int64_t full : {turns, turns - 1, int64_t{0}}) {
-      const int64_t whole = full * units;
+      const int64_t whole = full * units.count;
       if (full < 0 ||
           (splits > 1 &&
            (whole == tiles || RoomOf(kernel, key, tiles - whole) < splits))) {
         continue;
       }
       GemmTiling tiling = TilingOf(kernel, key, splits, whole);
-      tiling.seconds = Estimate(device, key, tiling);
+      tiling.seconds = Estimate(units, key, tiling);
       if (best.kernel == nullptr || tiling.seconds < best.seconds) {
         best = tiling;
       }
@@ -342,6 +336,13 @@ void AddTilings(const DeviceInfo& device, const GemmKey& key,
 }
 
 }  // namespace
+
+bool ComputesTranspose(const KernelInfo& kernel) {
+  for (int i = 0; i < kernel.num_tensor_maps; ++i) {
+    if (kernel.tensor_maps[i].tensor == kGemmTensorOut) return false;
+  }
+  return Walks(kernel);
+}
 
 int GemmBlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel) {
   return BlocksAtOnce(device, kernel, /*most=*/Walks(kernel) ? 2 : 1);

@@ -38,6 +38,10 @@ inline bool Walks(const KernelInfo& kernel) {
   return kernel.num_tensor_maps > 0;
 }
 
+// Whether a kernel that walks computes tiles' transposes, so that warpgroups
+// own rows of b: the others store by a map of the result.
+bool ComputesTranspose(const KernelInfo& kernel);
+
 // Blocks of `kernel` that a device runs at once, of which one that does not
 // walk is as good as alone.
 int GemmBlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel);
