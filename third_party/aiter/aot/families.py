@@ -210,6 +210,7 @@ def archs():
       "  // AMD's, which run on themselves alone.",
       "  int first_capability;",
       "  int last_capability;",
+      "  int shared_bytes;     // Most shared memory of one block.",
       "  int multiprocessors;  // Of its largest device.",
       "  int gb_per_s;         // Of that one's memory.",
       "  // Its float8 type of 4 exponent bits; empty if it multiplies none.",
@@ -219,7 +220,7 @@ def archs():
   ]
   for arch in ARCHS.values():
     first, last = arch.capabilities
-    lines.append(f'    {{"{arch.name}", {first}, {last},'
+    lines.append(f'    {{"{arch.name}", {first}, {last}, {arch.lds_bytes},'
                  f' {arch.multiprocessors}, {arch.gb_per_s}, "{arch.fp8}"}},')
   lines += ["};\n", "}  // namespace aiter\n",
             "#endif  // AITER_SRC_CORE_ARCHS_H_\n"]

@@ -45,8 +45,7 @@ int PopCount(uint32_t bits);
 // As configs/*.csv have it: "bf16".
 const char* DataTypeName(DataType type);
 
-// A device of architecture `arch`, to select for without having one; any
-// kernel's shared memory fits.
+// A device of architecture `arch`, to select for without having one.
 DeviceInfo DeviceOfArch(const std::string& arch);
 
 }  // namespace aiter

@@ -191,6 +191,8 @@ void TestArchRank() {
   CHECK(ArchRank("sm_90", "sm_100") == -1);
   CHECK(Choice("quant_row", {9}, 0, "sm_89") == "old");
   CHECK(FactsOf("gfx950").multiprocessors == 256);
+  CHECK(DeviceOfArch("sm_90").max_shared_bytes == 232448);
+  CHECK(DeviceOfArch("sm_89").max_shared_bytes == INT_MAX);
 }
 
 }  // namespace
