@@ -30,6 +30,9 @@ def load(platform: str) -> ModuleType | None:
     if platform not in _modules:
       module = import_from_plugin(platform, "_aiter")
       if module is not None:
+        for name, capsules in module.types().items():
+          xla_client.register_custom_type(
+              name, capsules, platform=platform.upper())
         for name, handler in module.registrations().items():
           xla_client.register_custom_call_target(
               name, handler, platform=platform.upper(), api_version=1)

@@ -5,6 +5,7 @@
 // Importing it needs no GPU and no driver.
 
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -25,11 +26,36 @@ namespace nb = nanobind;
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
 
-nb::dict Stages(XLA_FFI_Handler* initialize, XLA_FFI_Handler* execute) {
+// Makes what a call remembers.
+XLA_FFI_Error* Instantiate(XLA_FFI_CallFrame* frame) {
+  static auto* handler =
+      ffi::Ffi::BindInstantiate()
+          .Attrs()
+          .To([](ffi::Dictionary) -> ffi::ErrorOr<std::unique_ptr<Loaded>> {
+            return std::make_unique<Loaded>();
+          })
+          .release();
+  return handler->Call(frame);
+}
+
+nb::dict Stages(const Target& target) {
   nb::dict stages;
-  stages["initialize"] = nb::capsule(reinterpret_cast<void*>(initialize));
-  stages["execute"] = nb::capsule(reinterpret_cast<void*>(execute));
+  stages["instantiate"] = nb::capsule(reinterpret_cast<void*>(&Instantiate));
+  stages["initialize"] =
+      nb::capsule(reinterpret_cast<void*>(target.initialize));
+  stages["execute"] = nb::capsule(reinterpret_cast<void*>(target.execute));
   return stages;
+}
+
+// Type name -> its capsules, for jax.ffi.register_ffi_type.
+nb::dict Types() {
+  static constexpr XLA_FFI_TypeInfo kInfo = ffi::MakeTypeInfo<Loaded>();
+  nb::dict loaded;
+  loaded["type_id"] = nb::capsule(&Loaded::id);
+  loaded["type_info"] = nb::capsule(&kInfo);
+  nb::dict types;
+  types[JAX_GPU_PREFIX "_aiter_loaded"] = loaded;
+  return types;
 }
 
 // Calls `visit` for the targets of all families.
@@ -45,7 +71,7 @@ nb::dict Registrations() {
   nb::dict targets;
   ForEachTarget([&targets](const Target& target) {
     targets[(std::string(JAX_GPU_PREFIX "_aiter_") + target.op).c_str()] =
-        Stages(target.initialize, target.execute);
+        Stages(target);
   });
   return targets;
 }
@@ -133,6 +159,9 @@ nb::list GemmChoices(const std::string& arch, const std::string& dtype,
 
 NB_MODULE(_aiter, m) {
   m.attr("PLATFORM") = JAX_GPU_PLATFORM;
+  m.def("types", &Types,
+        "FFI types of platform PLATFORM: name -> capsules. To be registered "
+        "before the targets.");
   m.def("registrations", &Registrations,
         "FFI targets of platform PLATFORM: name -> stage -> capsule.");
   m.def("table", &Table, "Every embedded kernel, as a dict.");

@@ -23,7 +23,9 @@
 #ifndef JAXLIB_GPU_OPERATION_H_
 #define JAXLIB_GPU_OPERATION_H_
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -95,12 +97,34 @@ class BufferList {
   Source<ffi::RemainingRets> results_;
 };
 
-// An FFI target.
+// On which devices a call's kernels are loaded. XLA keeps one of these for each
+// call of an executable, all of whose calls it initializes each time it runs.
+class Loaded {
+ public:
+  inline static ffi::TypeId id = {};  // Known once JAX has registered it.
+
+  bool On(int32_t device) const {
+    return (devices_.load(std::memory_order_acquire) & Bit(device)) != 0;
+  }
+  void Add(int32_t device) {
+    devices_.fetch_or(Bit(device), std::memory_order_release);
+  }
+
+ private:
+  // Devices past the last bit are never loaded, and looked at each time.
+  static uint64_t Bit(int32_t device) {
+    return device >= 0 && device < 64 ? uint64_t{1} << device : 0;
+  }
+
+  std::atomic<uint64_t> devices_{0};
+};
+
+// An FFI target. The stage before these, of all targets, makes a Loaded.
 struct Target {
   const char* op;  // Its name, but for the platform's prefix.
-  // Picks the kernels and loads them on the device.
+  // Picks the kernels and loads them on the device, once.
   XLA_FFI_Handler* initialize;
-  // Packs the arguments and launches. No state is kept in the executable.
+  // Packs the arguments and launches.
   XLA_FFI_Handler* execute;
   aiter::Status (*kernels)(const aiter::Problem& problem,
                            const std::string& arch,
@@ -158,7 +182,18 @@ struct Handlers {
                                .template Attrs<Attrs>()
                                .To(&Prepare)
                                .release();
-    return handler->Call(frame);
+    // XLA asks for what it wants to know of a handler with an extension.
+    if (frame->extension_start != nullptr) return handler->Call(frame);
+    ffi::DiagnosticEngine diagnostic;
+    auto loaded = ffi::CtxDecoding<ffi::State<Loaded>>::Decode(
+        frame->api, frame->ctx, diagnostic);
+    auto device = ffi::CtxDecoding<ffi::DeviceOrdinal>::Decode(
+        frame->api, frame->ctx, diagnostic);
+    const bool known = loaded.has_value() && device.has_value();
+    if (known && (*loaded)->On(*device)) return nullptr;
+    XLA_FFI_Error* error = handler->Call(frame);
+    if (known && error == nullptr) (*loaded)->Add(*device);
+    return error;
   }
 
   static XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {

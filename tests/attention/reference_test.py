@@ -390,6 +390,7 @@ assert not bad, bad
     """However many threads ask, the module is imported one time."""
     from jaxlib import gpu_aiter  # pylint: disable=g-import-not-at-top
     module = mock.Mock()
+    module.types.return_value = {}
     module.registrations.return_value = {}
     with (mock.patch.dict(gpu_aiter._modules, clear=True),
           mock.patch.object(gpu_aiter, "import_from_plugin",

@@ -82,6 +82,25 @@ class GraphTest(absltest.TestCase):
       for name in RECORDING:
         self.assertEqual(call[name], 0, name)
 
+  def test_replay_prepares_nothing(self):
+    """A call whose kernels are loaded costs the host of a replay nothing."""
+    q, k, v = jax.device_put([
+        np.random.default_rng(i).standard_normal((1, 40, 2, 64)).astype(
+            jnp.bfloat16) for i in range(3)])
+
+    def asked(calls):  # For a device, which begins every call's preparation.
+      def chain(q, k, v):
+        for _ in range(calls):
+          q = aiter.flash_attn_func(q, k, v)
+        return q
+      step = jax.jit(chain)
+      for _ in range(4):
+        before = simulator.calls("hipGetDevice")
+        jax.block_until_ready(step(q, k, v))
+      return simulator.calls("hipGetDevice") - before
+
+    self.assertEqual(asked(1), asked(6))
+
   def test_failure_while_recording(self):
     """It is an exception of that call; the program, compiled anew, works."""
     self.addCleanup(simulator.fail_nothing)
