@@ -10,13 +10,13 @@
 Prints a table and writes gemm.csv to --out. The exit code is 1 if a result of
 ours is far from the other implementations'.
 
-How it is timed. A program is one product after the other, of so many pairs of
-operands that no cache holds the weights (of small ones --copies, that the
-device and not the host is timed): as in a model, they come from memory. All are
-compiled before the first one is timed, side by side. PyTorch's is recorded as a
-CUDA graph. A figure is report.median_time of the program, by its number of
-products. Backward is that of a and b together, two products each. Operands are
-normal numbers: a GPU's clock depends on them.
+How it is timed. A program, report.in_turn, is one product after the other, of so
+many pairs of operands that no cache holds the weights (of small ones --copies,
+that the device and not the host is timed): as in a model, they come from
+memory. All are compiled before the first one is timed, side by side. PyTorch's
+is recorded as a CUDA graph. A figure is report.median_time of the program, by
+its number of products. Backward is that of a and b together, two products each.
+Operands are normal numbers: a GPU's clock depends on them.
 
 PyTorch multiplies by torch.matmul; by torch._int_mm, which does not scale, so
 int8's results are compared with XLA's only; and by torch._scaled_mm. XLA scales
@@ -127,15 +127,12 @@ class JaxProgram:
       for size, t in zip(sizes, self.types[: len(few)], strict=True)
     ]
     sets = [one] * self.copies
-    compiled = lambda f, *args: jax.jit(f).lower(*args).compile()
-    self.forward = compiled(lambda s: [self.function(*x) for x in s], sets)
+    compiled = lambda f, args: report.in_turn(f).lower(args).compile()
+    self.forward = compiled(self.function, sets)
     if self.backward:
       out = jax.eval_shape(self.function, *one)
-      self.gradients = compiled(
-        lambda s, d: [jax.vjp(self.function, *x)[1](y) for x, y in zip(s, d)],
-        sets,
-        [out] * self.copies,
-      )
+      gradients = lambda d, *x: jax.vjp(self.function, *x)[1](d)
+      self.gradients = compiled(gradients, [(out, *one)] * self.copies)
 
   def run(self, seconds: float):
     """Returns {pass: time of a product}, and results as float32."""
@@ -149,17 +146,17 @@ class JaxProgram:
       for i in range(self.copies)
     ]
 
-    def time(program, *args):
-      call = functools.partial(program, *args)
+    def time(program, args):
+      call = functools.partial(program, args)
       t = report.median_time(call, jax.block_until_ready, seconds)
-      return t / self.copies, call()
+      return t / self.copies, call()[0]
 
     forward, out = time(self.forward, sets)
-    times, results = {"forward": forward}, [out[0]]
+    times, results = {"forward": forward}, [out]
     if self.backward:
-      gradients = [jnp.roll(out[0], i, 0) for i in range(self.copies)]
-      times["backward"], out = time(self.gradients, sets, gradients)
-      results += out[0]
+      sets = [(jnp.roll(out, i, 0), *x) for i, x in enumerate(sets)]
+      times["backward"], gradients = time(self.gradients, sets)
+      results += gradients
     return times, [np.asarray(x.astype(jnp.float32)) for x in results]
 
 
