@@ -10,13 +10,13 @@
 Prints a table and writes gemm.csv to --out. The exit code is 1 if a result of
 ours is far from the other implementations'.
 
-How it is timed. A program, report.in_turn, is one product after the other, of so
-many pairs of operands that no cache holds the weights (of small ones --copies,
-that the device and not the host is timed): as in a model, they come from
-memory. All are compiled before the first one is timed, side by side. PyTorch's
-is recorded as a CUDA graph. A figure is report.median_time of the program, by
-its number of products. Backward is that of a and b together, two products each.
-Operands are normal numbers: a GPU's clock depends on them.
+How it is timed. A program, report.in_turn, is one product after the other, of
+so many pairs of operands that no cache holds the weights (of small ones
+--copies, that the device and not the host is timed): as in a model, they come
+from memory. All are compiled before the first one is timed, side by side.
+PyTorch's is recorded as a CUDA graph. A figure is report.median_time of the
+program, by its number of products. Backward is that of a and b together, two
+products each. Operands are normal numbers: a GPU's clock depends on them.
 
 PyTorch multiplies by torch.matmul; by torch._int_mm, which does not scale, so
 int8's results are compared with XLA's only; and by torch._scaled_mm. XLA scales
