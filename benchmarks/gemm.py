@@ -10,13 +10,13 @@
 Prints a table and writes gemm.csv to --out. The exit code is 1 if a result of
 ours is far from the other implementations'.
 
-How it is timed. A program, report.in_turn, is one product after the other, of
-so many pairs of operands that no cache holds the weights (of small ones
---copies, that the device and not the host is timed): as in a model, they come
-from memory. All are compiled before the first one is timed, side by side.
-PyTorch's is recorded as a CUDA graph. A figure is report.median_time of the
-program, by its number of products. Backward is that of a and b together, two
-products each. Operands are normal numbers: a GPU's clock depends on them.
+How it is timed. A program, report.in_turn, is one product after the other, so
+many that they take the device longer than the host, --turns at most, of so many
+pairs of operands that no cache holds the weights: as in a model, they come from
+memory. All are compiled before the first one is timed, side by side. PyTorch's
+is recorded as a CUDA graph. A figure is report.median_time of the program, by
+its number of products. Backward is that of a and b together, two products each.
+Operands are normal numbers: a GPU's clock depends on them.
 
 PyTorch multiplies by torch.matmul; by torch._int_mm, which does not scale, so
 int8's results are compared with XLA's only; and by torch._scaled_mm. XLA scales
@@ -45,15 +45,20 @@ IMPLEMENTATIONS = (OURS, "xla", "torch")
 BLOCK = 128
 # More than any cache holds.
 COLD_BYTES = 192 << 20
+PROGRAM_SECONDS = 5e-4
 
 
 def name_of(shape: shapes.Gemm) -> str:
   return f"{shape.kind} {shape.m}x{shape.n}x{shape.k}"
 
 
-def copies(shape: shapes.Gemm, most: int) -> int:
+def turns(shape: shapes.Gemm, most: int) -> list[int]:
+  """Which pair of operands each product of a program has."""
+  roughly = 3e-6 + shape.flops(backward=False) / 6e14
+  products = min(max(round(PROGRAM_SECONDS / roughly), 1), most)
   size = shape.n * shape.k * (2 if shape.kind == "bf16" else 1)
-  return min(max(COLD_BYTES // size, 1), most)
+  pairs = min(max(COLD_BYTES // size, 1), products)
+  return [i % pairs for i in range(products)]
 
 
 def inputs(shape: shapes.Gemm) -> list[np.ndarray]:
@@ -114,7 +119,7 @@ class JaxProgram:
     )
     types = {"bf16": dtype, "int8": "int8"}
     self.types = [types.get(shape.kind, "float8_e4m3fn")] * 2 + ["float32"] * 2
-    self.shape, self.copies = shape, copies(shape, most)
+    self.shape, self.turns = shape, turns(shape, most)
     self.backward = shape.kind == "bf16" and shape.m >= 1024
     few = inputs(shape)
     sizes = (
@@ -126,13 +131,13 @@ class JaxProgram:
       jax.ShapeDtypeStruct(size, t)
       for size, t in zip(sizes, self.types[: len(few)], strict=True)
     ]
-    sets = [one] * self.copies
+    sets = [one] * len(self.turns)
     compiled = lambda f, args: report.in_turn(f).lower(args).compile()
     self.forward = compiled(self.function, sets)
     if self.backward:
       out = jax.eval_shape(self.function, *one)
       gradients = lambda d, *x: jax.vjp(self.function, *x)[1](d)
-      self.gradients = compiled(gradients, [(out, *one)] * self.copies)
+      self.gradients = compiled(gradients, [(out, *one) for _ in sets])
 
   def run(self, seconds: float):
     """Returns {pass: time of a product}, and results as float32."""
@@ -141,21 +146,21 @@ class JaxProgram:
       jnp.resize(x, (rows, self.shape.k)).astype(t)
       for x, rows, t in zip((a, b), self.shape[1:3], self.types)
     )
-    sets = [
+    pairs = [
       [jnp.roll(a, i, 0), jnp.roll(b, i, 0), *scales]
-      for i in range(self.copies)
+      for i in range(max(self.turns) + 1)
     ]
 
-    def time(program, args):
-      call = functools.partial(program, args)
+    def time(program, pairs):
+      call = functools.partial(program, [pairs[i] for i in self.turns])
       t = report.median_time(call, jax.block_until_ready, seconds)
-      return t / self.copies, call()[0]
+      return t / len(self.turns), call()[0]
 
-    forward, out = time(self.forward, sets)
+    forward, out = time(self.forward, pairs)
     times, results = {"forward": forward}, [out]
     if self.backward:
-      sets = [(jnp.roll(out, i, 0), *x) for i, x in enumerate(sets)]
-      times["backward"], gradients = time(self.gradients, sets)
+      pairs = [(jnp.roll(out, i, 0), *x) for i, x in enumerate(pairs)]
+      times["backward"], gradients = time(self.gradients, pairs)
       results += gradients
     return times, [np.asarray(x.astype(jnp.float32)) for x in results]
 
@@ -171,7 +176,7 @@ class TorchProgram:
     types = {"bf16": getattr(torch, dtype), "int8": torch.int8}
     self.type = types.get(shape.kind, torch.float8_e4m3fn)
     self.kind, self.shape = shape.kind, shape
-    self.copies = copies(shape, most)
+    self.turns = turns(shape, most)
     self.backward = shape.kind == "bf16" and shape.m >= 1024
 
   def sets(self):
@@ -186,7 +191,9 @@ class TorchProgram:
     if self.kind == "fp8_block":  # as cuBLAS wants them
       scales = [scales[0].t().contiguous().t(), scales[1].t()]
     roll = lambda x, i: x.view(torch.uint8).roll(i, 0).view(x.dtype) if i else x
-    return [[roll(a, i), roll(b, i), *scales] for i in range(self.copies)]
+    pairs = range(max(self.turns) + 1)
+    pairs = [[roll(a, i), roll(b, i), *scales] for i in pairs]
+    return [pairs[i] for i in self.turns]
 
   def function(self, a, b, a_scale=None, b_scale=None):
     import torch  # noqa: PLC0415
@@ -342,7 +349,9 @@ def main() -> int:
   parser.add_argument(
     "--only", action="append", metavar="TEXT", help="names with this in them"
   )
-  parser.add_argument("--copies", type=int, default=16, help="of small weights")
+  parser.add_argument(
+    "--turns", type=int, default=64, help="products of a program, at most"
+  )
   parser.add_argument(
     "--kind",
     choices=("bf16", "int8", "fp8", "fp8_block"),
@@ -361,7 +370,7 @@ def main() -> int:
   print(report.title(args.dtype))
 
   rows, wrong = [], []
-  compiled = programs(problems, args.implementations, args.dtype, args.copies)
+  compiled = programs(problems, args.implementations, args.dtype, args.turns)
   for shape in problems:
     more, bad = measure(shape, args.implementations, compiled, args.seconds)
     rows += more
