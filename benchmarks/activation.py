@@ -12,7 +12,7 @@ An activation does little but move memory, so a figure is a share of the rate at
 which the device copies a tensor of the same size, measured beside it: the bytes
 that a call must move (shapes.py), by its time, by the copy's bytes by its time.
 "token" and "group" are results in float8 with a scale a row, and one for 128
-columns. How a call is timed: report.median_time.
+columns. How a call is timed: report.time_in_turn.
 """
 
 import functools
@@ -85,12 +85,8 @@ def run(implementation, shape: shapes.Activation, dtype: str, seconds: float):
   for which, function in functions(implementation, shape.function).items():
     if which == "group" and shape.cols % GROUP:
       continue
-    program = report.in_turn(function)
     args = sets if which == "backward" else [(x,) for x, _ in sets]
-    times[which] = report.median_time(
-        lambda program=program, args=args: program(args),
-        jax.block_until_ready, seconds) / SETS
-    out = program(args)[0]
+    times[which], out = report.time_in_turn(function, args, seconds)
     if which in ("token", "group"):
       q, scale = (np.asarray(t[:64], np.float32) for t in out)
       out = q.reshape(q.shape[0], scale.shape[-1], -1) * scale[..., None]

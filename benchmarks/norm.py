@@ -12,7 +12,7 @@ ours is far from the other implementations'.
 A norm does little but move memory, so a figure is a share of the rate at which
 the device copies a tensor of the same size, measured beside it: the bytes that
 a call must move (shapes.py), by its time, by the copy's bytes by its time. How
-a program of SETS calls is timed: report.in_turn, report.median_time; PyTorch's
+a program of SETS calls is timed: report.time_in_turn; PyTorch's
 calls are queued one by one. Backward is the gradient of x and of the weights
 alone, from residuals that a forward pass has left; that of a residual is the
 same array as that of x.
@@ -114,9 +114,7 @@ class JaxProgram:
 
     def time_of(function, *args):
       # No cache holds what one call leaves to the next.
-      program = report.in_turn(function)
-      sets = [args] * SETS
-      return report.median_time(lambda: program(sets), wait, seconds) / SETS
+      return report.time_in_turn(function, [args] * SETS, seconds)[0]
 
     @jax.jit
     def residuals(x, residual, gamma, beta):

@@ -12,7 +12,7 @@ ours, times its scale, is far from what was quantised.
 A quantiser does little but move memory, so a figure is a share of the rate at
 which the device copies a tensor of the same size, measured beside it: the bytes
 that a call must move (shapes.py), by its time, by the copy's bytes by its time.
-How a program of SETS calls is timed: report.in_turn, report.median_time.
+How a program of SETS calls is timed: report.time_in_turn.
 """
 
 import random
@@ -90,15 +90,12 @@ def measure(shape: shapes.Quant, names, dtype, seconds: float):
     function = KINDS[shape.kind][0]
     if name != OURS:
       function = lambda x: formula(shape.kind, x)
-    program = report.in_turn(function)
     try:
-      time = report.median_time(
-        lambda program=program: program(sets), jax.block_until_ready, seconds
-      ) / SETS
+      time, first = report.time_in_turn(function, sets, seconds)
     except report.Unsupported:
       continue
     if name == OURS:
-      off = error(shape.kind, *sets[0], *program(sets)[0])
+      off = error(shape.kind, *sets[0], *first)
     rows.append({
       **shape._asdict(),
       "implementation": name,

@@ -13,7 +13,7 @@ Rotary embedding does little but move memory, so a figure is a share of the rate
 at which the device copies a tensor of the same size, measured beside it: the
 bytes that a call must move (shapes.py), by its time, by the copy's bytes by its
 time. "2c" is queries and keys together, "1c" queries alone. How a program of
-SETS calls is timed: report.in_turn, report.median_time. Backward is the
+SETS calls is timed: report.time_in_turn. Backward is the
 gradient of the vectors alone.
 """
 
@@ -105,14 +105,8 @@ class Program:
     args = [(self.positions, *self.tables, *t) for t in self.vectors]
     times, results = {}, []
     for name, call in zip(PASSES, (self.function, backward)):
-      program = report.in_turn(call)
-      times[name] = (
-        report.median_time(
-          lambda program=program: program(args), jax.block_until_ready, seconds
-        )
-        / SETS
-      )
-      results += program(args)[0]
+      times[name], first = report.time_in_turn(call, args, seconds)
+      results += first
     return times, [np.asarray(t[:1, :64], np.float32) for t in results]
 
 

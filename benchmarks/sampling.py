@@ -100,13 +100,9 @@ def measure(shape: shapes.Sampling, dtype: str, seconds: float):
            ).astype(dtype) for i in range(SETS)]
   times, results = {}, {}
   for name, function in functions(shape).items():
-    program = report.in_turn(function)
     # With one key for all, XLA draws its noise once.
     args = [(x, jax.random.key(i)) for i, x in enumerate(sets)]
-    times[name] = report.median_time(
-        lambda program=program, args=args: program(args),
-        jax.block_until_ready, seconds) / SETS
-    results[name] = program(args)[0]
+    times[name], results[name] = report.time_in_turn(function, args, seconds)
   if (found := torch_time(shape, dtype, seconds)) is not None:
     times["torch"] = found
   size = shape.rows * shape.cols * jnp.dtype(dtype).itemsize
