@@ -45,6 +45,7 @@ IMPLEMENTATIONS = (OURS, "xla", "torch")
 BLOCK = 128
 # More than any cache holds.
 COLD_BYTES = 192 << 20
+# Of the device, for a program: longer than the host takes for one.
 PROGRAM_SECONDS = 5e-4
 
 
