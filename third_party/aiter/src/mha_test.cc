@@ -148,7 +148,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
       kMhaFwdGrid);
   add("fwd_sm_80", "mha_fwd", "general", "sm_80", 128, 128, 128, 64,
       kMhaFwdGrid)
-      .shared_bytes = 120 * 1024;
+      .shared_bytes = 96 * 1024;
   add("fwd_sm_80_small", "mha_fwd", "general", "sm_80", 256, 256, 64, 32,
       kMhaFwdGrid)
       .shared_bytes = 64 * 1024;
@@ -292,7 +292,7 @@ void TestSelection() {
     CHECK(Contains(message, "gfx942, sm_80, sm_90"));
   }
   // A device with less shared memory takes the kernel that fits.
-  NewContext("sm_86", 99 * 1024);
+  NewContext("sm_86", 80 * 1024);
   CHECK_OK(mha_fwd(FwdArgs(128, 128), nullptr));
   CHECK(g_recorder.launches.at(0).kernel == "fwd_sm_80_small");
   CHECK(g_recorder.allowed_shared == 64 * 1024);
