@@ -224,7 +224,8 @@ class GeneratedTest(unittest.TestCase):
         "inline constexpr const Grid& kToyBwdGrid = kToyFwdGrid;", text)
 
   def test_archs(self):
-    self.assertIn('    {"sm_80", 80, 89, 101376, 108, 1600, ""},', families.archs())
+    self.assertIn('    {"sm_80", 80, 89, 101376, 108, 1600, ""},',
+                  families.archs())
     self.assertEqual(archs.ARCHS["gfx942"].fp8, "e4m3fnuz")
     self.assertEqual(archs.ARCHS["sm_90"].casts, {"bf16", "e4m3fn"})
 
