@@ -360,6 +360,8 @@ def main() -> int:
     help="of random sizes",
   )
   args = report.told(parser)
+  if args.smoke:
+    args.turns = 2
   listed = shapes.GEMM_SMOKE if args.smoke else shapes.GEMM
   if args.random:
     listed = shapes.random_gemms(args.kind, args.random, args.seed)
