@@ -12,10 +12,10 @@ ours is far from the other implementations'.
 A norm does little but move memory, so a figure is a share of the rate at which
 the device copies a tensor of the same size, measured beside it: the bytes that
 a call must move (shapes.py), by its time, by the copy's bytes by its time. How
-a program of SETS calls is timed: report.time_in_turn; PyTorch's
-calls are queued one by one. Backward is the gradient of x and of the weights
-alone, from residuals that a forward pass has left; that of a residual is the
-same array as that of x.
+a program of SETS calls is timed: report.time_in_turn; PyTorch's calls are
+queued one by one. Backward is the gradient of x and of the weights alone, from
+residuals that a forward pass has left; that of a residual is the same array as
+that of x.
 """
 
 import functools

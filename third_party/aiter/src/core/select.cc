@@ -204,10 +204,8 @@ DeviceInfo DeviceOfArch(const std::string& arch) {
   device.platform = GetKernelTable().platform;
   device.arch = arch;
   // Of a device that runs another's objects, which fit it, nothing is said.
-  device.max_shared_bytes = INT_MAX;
-  for (const ArchInfo& facts : kArchs) {
-    if (arch == facts.name) device.max_shared_bytes = facts.shared_bytes;
-  }
+  const ArchInfo& facts = FactsOf(arch);
+  device.max_shared_bytes = arch == facts.name ? facts.shared_bytes : INT_MAX;
   return device;
 }
 
