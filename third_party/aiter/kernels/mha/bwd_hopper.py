@@ -559,6 +559,8 @@ def mha_bwd_dkdv(
   if (flags & scores.PACKED) == 0:
     key_end = seqlen_k
   n0 = tile_n * TILE_N
+  if n0 >= key_end:
+    return  # A packed batch has slots that no sequence needs.
   group = nhead_q // nhead_k
 
   row_low = gl.maximum(n0 - window.off - window_right, 0)
@@ -848,6 +850,8 @@ def mha_bwd_dq(
   if (flags & scores.PACKED) == 0:
     row_end = dense_rows
   row0 = tile_m * TILE_M
+  if row0 >= row_end:
+    return  # A packed batch has slots that no sequence needs.
 
   last = gl.minimum(row0 + TILE_M, window.len_q) - 1
   key_high = gl.minimum(window.len_k, last + window.off + window_right + 1)

@@ -140,6 +140,8 @@ def mha_fwd(q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, bias_desc, q, k, v,
   row_end = seqlen_q
   if (flags & scores.PACKED) == 0:
     row_end = dense_rows
+  if row0 >= row_end:
+    return  # A packed batch has slots that no sequence needs.
   if min_seqlen_q > 0:
     seqlen_q = gl.where(seqlen_q <= min_seqlen_q, 0, seqlen_q)
   off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)

@@ -12,7 +12,6 @@ from third_party.aiter.kernels.core import hopper
 from third_party.aiter.kernels.mha import scores
 
 # A Gluon function calls none of Triton's; of one source it may be either.
-find_sequence = gluon.jit(scores.find_sequence.fn)
 sequence_extent = gluon.jit(scores.sequence_extent.fn)
 
 
@@ -85,6 +84,29 @@ class Terms(NamedTuple):
   first_block: tl.tensor
   drop_threshold: tl.tensor
   rp_keep: tl.tensor
+
+
+@gluon.jit
+def find_sequence(slot, cu_seqlens, batch, TILE: gl.constexpr):
+  """scores.find_sequence, by warps that look at 128 sequences at a time.
+
+  A block of a short sequence would wait longer for one after the other than it
+  computes.
+  """
+  LANES: gl.constexpr = 128
+  lanes = gl.arange(0, LANES, gl.BlockedLayout([LANES // 32], [32],
+                                               [gl.num_warps()], [0]))
+  low = 0
+  step = batch
+  while step > 1:
+    rest = step
+    step = (rest + LANES - 1) // LANES
+    at = low + lanes * step
+    first = gl.load(cu_seqlens + at, mask=(lanes * step < rest) & (at < batch),
+                    other=1 << 30) // TILE + at
+    before = gl.sum((first <= slot).to(gl.int32), 0)
+    low += (gl.maximum(before, 1) - 1) * step
+  return low, slot - (gl.load(cu_seqlens + low) // TILE + low)
 
 
 @gluon.jit
