@@ -102,13 +102,16 @@ class HopperTest(mha_test.MhaTestCase):
 
   @parameterized.product(
       dtype=["bf16", "fp16"],
-      dims=[(88, 88), (96, 96), (104, 128), (128, 128), (144, 144), (192, 128),
-            (184, 184), (256, 256)], options=[
+      dims=[(40, 40), (64, 64), (88, 88), (96, 96), (104, 128), (128, 128),
+            (144, 144), (192, 128), (184, 184), (256, 256)], options=[
           dict(), dict(causal=True, hq=6, hk=2, b=3, sq=385, sk=449),
           dict(causal=True, sq=400, sk=151),
           dict(causal=True, sq=130, sk=601, use_lse=True),
           dict(window=(50, 20), sq=300, sk=429, hq=4, hk=1),
-          dict(cap=3.0, causal=True), dict(dropout=0.3, hq=4, sq=201),
+          dict(cap=3.0, causal=True), dict(cap=20.0, sq=300, hq=4, scale=-0.3),
+          dict(dropout=0.3, hq=4, sq=201),
+          dict(alibi="bh", constant=("alibi_slopes",), hq=4, sk=429),
+          dict(alibi="h", constant=("alibi_slopes",), causal=True, use_lse=True),
           dict(scale=-0.3)])
   def test_dscores_without_bias(self, dtype, dims, options):
     dqk, dv = dims
@@ -116,13 +119,26 @@ class HopperTest(mha_test.MhaTestCase):
       self.check(mha_test.Case(**dict(
           dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, dv=dv)
           | options))
-    # A soft cap and dropout have rows for wide heads alone.
+    # Of what takes long to compute twice, of every head; dropout, of wide ones.
+    narrow = 128 if "dropout" in options else 80
     self.assertLen(
-        calls_of_it, dqk > 128 or not options.keys() & {"cap", "dropout"})
+        calls_of_it, dqk > narrow or bool(options.keys() & {"cap", "alibi"}))
+
+  @parameterized.product(
+      dqk=[24, 64, 72, 128, 184, 256], options=[
+          dict(causal=True), dict(sq=300, hq=4, hk=2), dict(dropout=0.3),
+          dict(dropout=0.3, causal=True, sq=264, sk=400)])
+  def test_dscores_of_constant_bias(self, dqk, options):
+    with called("_dscores_kernel") as calls_of_it:
+      self.check(mha_test.Case(**dict(
+          b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, bias="1hqk",
+          constant=("bias",)) | options))
+    self.assertLen(calls_of_it, 1)
 
   @parameterized.product(
       dims=[(96, 96), (144, 144), (192, 128), (256, 248)], options=[
           dict(window=(50, 20, 3), sq=300, sk=429, hk=1),
+          dict(alibi="h", causal=True),
           dict(lengths=((150, 264), (77, 130)), causal=True, use_lse=True),
           dict(packed=True, causal=True, hk=1,
                lengths=((70, 100), (1, 130), (0, 5), (131, 67), (300, 400))),
@@ -181,8 +197,8 @@ class HopperTest(mha_test.MhaTestCase):
       self.check(mha_test.Case(b=1, sq=150, sk=264, dqk=184, cap=2000.0))
     self.assertEmpty(calls_of_it)
 
-  def test_dscores_of_constant_bias(self):
-    """Of a wide head dim; dq, dk and dv are the same as beside dbias."""
+  def test_constant_bias_beside_others(self):
+    """dq, dk and dv are the same as beside dbias."""
     keys = jax.random.split(jax.random.key(0), 5)
     q, k, v, g = (jax.random.normal(key, (2, 200, 2, 192), jnp.bfloat16)
                   for key in keys[:4])
@@ -359,7 +375,7 @@ class HopperTest(mha_test.MhaTestCase):
     self.assertEmpty(rows)
 
   def test_no_row_of_dscores_is_left_out(self):
-    """By test_dscores and test_dscores_without_bias."""
+    """By test_dscores and those of calls without a bias's gradient."""
     module = gpu_aiter.load("cuda")
     rows = {kernel["symbol"] for kernel in module.table()
             if kernel["op"].startswith("mha_dscores")}
@@ -367,8 +383,8 @@ class HopperTest(mha_test.MhaTestCase):
     equal = [(dim, dim) for dim in (40, 64, 96, 128, 144, 184, 256)]
     for dims in (*equal, (192, 128)):
       for dtype in calls.DTYPES:
-        for features in ((), ("soft_cap",), ("dropout",), ("bias",),
-                         ("bias", "dropout")):
+        for features in ((), ("soft_cap",), ("alibi",), ("dropout",),
+                         ("bias",), ("bias", "dropout")):
           with contextlib.suppress(ValueError):
             rows -= set(module.kernels("mha_dscores", ARCH, dtype, dims,
                                        list(features)))

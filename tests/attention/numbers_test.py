@@ -40,7 +40,8 @@ class Case:
   pairs of query and key lengths: of the sequences of a packed call, or of the
   padded ones of a dense call, whose queries' are not given if all are sq.
   `gaps` are unused rows after each packed one. `forward`: nothing is
-  differentiated. `precision` is that of products of float32.
+  differentiated, and of `constant` inputs neither. `precision` is that of
+  products of float32.
   """
   dtype: str = "bf16"
   b: int = 2
@@ -66,6 +67,7 @@ class Case:
   min_seqlen_q: int = 0
   use_lse: bool = False
   forward: bool = False
+  constant: tuple[str, ...] = ()
   precision: str = "highest"
   seed: int = 0
 
@@ -141,9 +143,9 @@ def dropout_key(case: Case):
 
 def run(case: Case, x):
   """The function under test: results by the oracle's names."""
-  wrt = {n: x[n] for n in DIFFERENTIABLE if n in x}
+  wrt = {n: x[n] for n in DIFFERENTIABLE if n in x and n not in case.constant}
   rest = {n: t for n, t in x.items()
-          if n.startswith("cu_seqlens") or n == "mask"}
+          if n.startswith("cu_seqlens") or n in ("mask", *case.constant)}
   options = dict(
       softmax_scale=case.scale, causal=case.causal, window_size=case.window,
       logits_soft_cap=case.cap, dropout_p=case.dropout)
@@ -229,6 +231,8 @@ class MhaTestCase(parameterized.TestCase):
     plain, _ = expected(case, x, sequences, DTYPES[case.dtype])
     if case.forward:
       want = {name: want[name] for name in ("out", "lse")}
+    for name in case.constant:
+      del want["d" + name]
     self.assertEqual(set(got), set(want))
     tf32 = case.dtype == "fp32" and case.precision == "default"
     for name, value in got.items():

@@ -808,6 +808,9 @@ struct Dscores {
     if (a.dscores_ptr == nullptr) {
       return Invalid("dscores_ptr", "null", "given");
     }
+    if (a.d_slopes_ptr != nullptr) {
+      return Invalid("d_slopes_ptr", "given", "null");
+    }
     if (a.batch == 0 || a.seqlen_q == 0 || a.seqlen_k == 0) {
       return Invalid("a size", "0", "above 0");
     }
@@ -828,13 +831,13 @@ struct Dscores {
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     constexpr int64_t kServed =
-        kMhaBias | kMhaDbias | kMhaDropout | kMhaSoftCap | kMhaUnaligned |
-        kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort | kMhaOdd | kMhaUneven |
+        kMhaBias | kMhaDbias | kMhaAlibi | kMhaDropout | kMhaSoftCap |
+        kMhaUnaligned | kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort | kMhaOdd | kMhaUneven |
         kMhaNonPositiveScale | kMhaDscoresWhole;
     if ((key.features & ~kServed) != 0) {
       return Status(StatusCode::kUnimplemented,
                     "the scores' gradients are kept beside a bias of their "
-                    "type, a soft cap, dropout and windows alone");
+                    "type, ALiBi, a soft cap, dropout and windows alone");
     }
     // Only maxima, which gradients do not look for, ask for a positive scale.
     ProblemKey scores = key;
@@ -872,6 +875,7 @@ struct Dscores {
     for (const void** pointer : {&p->lse_ptr, &p->delta_ptr}) {
       move(pointer, p->batch_stride_lse, hq, p->nhead_stride_lse, kWordBytes);
     }
+    move(&p->alibi_slopes_ptr, a.nhead_q, hq, 1, kWordBytes);
     move(&p->dropout_state_ptr, a.nhead_q * 6, hq, 6, kWordBytes);
   }
 

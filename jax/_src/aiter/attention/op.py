@@ -43,9 +43,9 @@ _ONE_PASS_DIMS, _ONE_PASS_LENGTH, _ONE_PASS_ROWS = (64, 128), 1024, 128
 _ONE_PASS_BLOCKS = 512
 # Kernels that keep the gradients of the scores, whose sums are the bias's; how
 # many bytes of them may be kept however few the bias has, or at a time where it
-# has no gradient; and beyond which head dim they are the faster ones without,
-# and with a soft cap or dropout. Fewer blocks at a time leave a GPU idle, which
-# have half as many keys beyond 128 columns.
+# has no gradient; and beyond which head dim they are the faster ones for scores
+# that are mere products, without dropout and with. Fewer blocks at a time leave
+# a GPU idle, which have half as many keys beyond 128 columns.
 _DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, (80, 128)
 _DSCORES_BLOCKS, _DSCORES_KEYS = 256, 128
 # Beyond this soft cap their tanh is not exact enough, as src/mha.cc has it.
@@ -338,11 +338,13 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
   """Whether kernels that keep the gradients of the scores serve a call."""
   shapes = (*x.q.shape, *x.k.shape)
   if (x.packed or not all(map(is_known, shapes)) or 0 in shapes
-      or bwd.mha.logits_soft_cap > _DSCORES_CAP):
+      or bwd.mha.logits_soft_cap > _DSCORES_CAP or bwd.wanted.dslopes):
     return False
   (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
-  narrow = _DSCORES_WIDE[
-      bwd.mha.logits_soft_cap > 0 or x.dropout_state is not None]
+  # What is more than a product takes longer to compute twice.
+  mere = (x.bias is None and x.alibi_slopes is None
+          and bwd.mha.logits_soft_cap == 0)
+  narrow = _DSCORES_WIDE[x.dropout_state is not None] if mere else 0
   if bwd.wanted.dbias:
     # As many as kernels that sum them write, in float32, are never too many.
     summed = math.prod(x.bias.shape[:2]) * sq * sk * 4
