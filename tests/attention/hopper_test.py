@@ -111,18 +111,43 @@ class HopperTest(mha_test.MhaTestCase):
           dict(cap=3.0, causal=True), dict(cap=20.0, sq=300, hq=4, scale=-0.3),
           dict(dropout=0.3, hq=4, sq=201),
           dict(alibi="bh", constant=("alibi_slopes",), hq=4, sk=429),
-          dict(alibi="h", constant=("alibi_slopes",), causal=True, use_lse=True),
-          dict(scale=-0.3)])
+          dict(alibi="h", constant=("alibi_slopes",), causal=True,
+               use_lse=True),
+          dict(mask="b11k", hq=4), dict(mask="1hqk", causal=True, sk=424),
+          dict(mask="b1qk", dropout=0.3, sq=300), dict(scale=-0.3)])
   def test_dscores_without_bias(self, dtype, dims, options):
     dqk, dv = dims
     with called("_dscores_kernel") as calls_of_it:
       self.check(mha_test.Case(**dict(
           dtype=dtype, b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, dv=dv)
           | options))
-    # Of what takes long to compute twice, of every head; dropout, of wide ones.
-    narrow = 128 if "dropout" in options else 80
-    self.assertLen(
-        calls_of_it, dqk > narrow or bool(options.keys() & {"cap", "alibi"}))
+    kept = dqk > (128 if "dropout" in options else 80)
+    if options.keys() & {"cap", "alibi", "mask"}:
+      kept = True  # They take long to compute twice.
+    if options.keys() >= {"mask", "dropout"}:
+      kept = dtype == "bf16" and dqk <= 128  # What has rows.
+    self.assertLen(calls_of_it, kept)
+
+  @parameterized.product(dim=[40, 64, 128, 192, 256], hk=[1, 4])
+  def test_dscores_of_hidden_keys(self, dim, hk):
+    """What a mask of one row for all hides may hold anything."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, g = (jax.random.normal(key, (2, s, h, dim), jnp.bfloat16)
+                  for key, s, h in zip(keys, (150, 264, 264, 150),
+                                       (4, hk, hk, 4), strict=False))
+    shown = jax.random.bernoulli(keys[0], 0.6, (2, 264)).at[1, 70:].set(False)
+
+    @jax.jit
+    def gradients(hidden):
+      k_, v_ = (jnp.where(shown[..., None, None], t, hidden) for t in (k, v))
+      call = functools.partial(aiter.flash_attn_func, mask=shown[:, None, None])
+      return jax.vjp(call, q, k_, v_)[1](g)
+
+    with called("_dscores_kernel") as calls_of_it:
+      want, got = gradients(0.0), gradients(jnp.nan)
+    self.assertLen(calls_of_it, 1)
+    for a, b in zip(got, want, strict=True):
+      np.testing.assert_array_equal(a, b)
 
   @parameterized.product(
       dqk=[24, 64, 72, 128, 184, 256], options=[
@@ -384,7 +409,8 @@ class HopperTest(mha_test.MhaTestCase):
     for dims in (*equal, (192, 128)):
       for dtype in calls.DTYPES:
         for features in ((), ("soft_cap",), ("alibi",), ("dropout",),
-                         ("bias",), ("bias", "dropout")):
+                         ("bias",), ("bias", "dropout"), ("mask",),
+                         ("mask", "dropout")):
           with contextlib.suppress(ValueError):
             rows -= set(module.kernels("mha_dscores", ARCH, dtype, dims,
                                        list(features)))

@@ -831,26 +831,30 @@ struct Dscores {
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     constexpr int64_t kServed =
-        kMhaBias | kMhaDbias | kMhaAlibi | kMhaDropout | kMhaSoftCap |
-        kMhaUnaligned | kMhaWindow | kMhaTopLeft | kMhaDlse | kMhaShort | kMhaOdd | kMhaUneven |
-        kMhaNonPositiveScale | kMhaDscoresWhole;
+        kMhaBias | kMhaDbias | kMhaMask | kMhaAlibi | kMhaDropout |
+        kMhaSoftCap | kMhaUnaligned | kMhaWindow | kMhaTopLeft | kMhaDlse |
+        kMhaShort | kMhaOdd | kMhaUneven | kMhaNonPositiveScale |
+        kMhaDscoresWhole;
     if ((key.features & ~kServed) != 0) {
       return Status(StatusCode::kUnimplemented,
                     "the scores' gradients are kept beside a bias of their "
-                    "type, ALiBi, a soft cap, dropout and windows alone");
+                    "type, a mask, ALiBi, a soft cap, dropout and windows "
+                    "alone");
     }
     // Only maxima, which gradients do not look for, ask for a positive scale.
     ProblemKey scores = key;
     scores.features &= ~kMhaNonPositiveScale;
-    ProblemKey plain;
-    plain.data_type = key.data_type;
-    plain.dims[0] = key.dims[0];
-    plain.dims[1] = key.dims[1];
+    // A product, but a mask says which keys may hold anything.
+    ProblemKey product;
+    product.data_type = key.data_type;
+    product.dims[0] = key.dims[0];
+    product.dims[1] = key.dims[1];
+    product.features = key.features & kMhaMask;
     ProblemKey of_delta = key;
     of_delta.features &= ~kMhaDscoresWhole;
     AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", of_delta, &plan->delta));
     AITER_RETURN_IF_ERROR(steps->Add("mha_dscores_bwd", scores, &plan->bwd));
-    return steps->Add("mha_dscores_dq", plain, &plan->dq);
+    return steps->Add("mha_dscores_dq", product, &plan->dq);
   }
 
   // Moves pointers to sequence b and kv head h of the call.
@@ -872,6 +876,7 @@ struct Dscores {
     move(&p->dk_ptr, p->batch_stride_dk, h, p->nhead_stride_dk, element);
     move(&p->dv_ptr, p->batch_stride_dv, h, p->nhead_stride_dv, element);
     move(&p->bias_ptr, p->batch_stride_bias, hq, p->nhead_stride_bias, element);
+    move(&p->mask_ptr, p->batch_stride_mask, hq, p->nhead_stride_mask, 1);
     for (const void** pointer : {&p->lse_ptr, &p->delta_ptr}) {
       move(pointer, p->batch_stride_lse, hq, p->nhead_stride_lse, kWordBytes);
     }

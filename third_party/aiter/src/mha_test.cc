@@ -639,7 +639,8 @@ void TestDscores() {
   args.alibi_slopes_ptr = At(0x150);
   CHECK_OK(mha_dscores(args, nullptr));
   args.d_slopes_ptr = At(0x160);
-  CHECK(Contains(mha_dscores(args, nullptr).message(), "d_slopes_ptr is given"));
+  CHECK(
+      Contains(mha_dscores(args, nullptr).message(), "d_slopes_ptr is given"));
   args.alibi_slopes_ptr = args.d_slopes_ptr = nullptr;
   args.dscores_ptr = nullptr;
   CHECK(Contains(mha_dscores(args, nullptr).message(), "dscores_ptr is null"));
@@ -660,6 +661,9 @@ void TestDscoresAtATime() {
   args.p_drop = 0.5f;
   args.dropout_state_ptr = At(0x30000);
   args.alibi_slopes_ptr = At(0x38000);
+  args.mask_ptr = At(0x39000);
+  args.stride_mask = 300;
+  args.nhead_stride_mask = 200 * 300;
   args.dscores_ptr = At(0x40000);
   args.dscores_nhead = 3;
   NewContext("gfx942");
@@ -685,6 +689,7 @@ void TestDscoresAtATime() {
     CHECK(params.bias_ptr == At(0x20000 + 2 * 200 * 300 * 2));
     CHECK(params.dropout_state_ptr == At(0x30000 + (4 + 2) * 6 * 4));
     CHECK(params.alibi_slopes_ptr == At(0x38000 + (4 + 2) * 4));
+    CHECK(params.mask_ptr == At(0x39000 + 2 * 200 * 300));
     CHECK(params.dbias_ptr == At(0x40000) && params.stride_dbias == 384);
     CHECK(params.nhead_stride_dbias == 224 * 384);
     CHECK((params.flags & kMhaDscoresWhole) == 0);

@@ -342,7 +342,8 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
     return False
   (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
   # What is more than a product takes longer to compute twice.
-  mere = (x.bias is None and x.alibi_slopes is None
+  planes = [t for t in (x.bias, x.mask) if t is not None]
+  mere = (not planes and x.alibi_slopes is None
           and bwd.mha.logits_soft_cap == 0)
   narrow = _DSCORES_WIDE[x.dropout_state is not None] if mere else 0
   if bwd.wanted.dbias:
@@ -353,8 +354,8 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
   elif ((platform == "cuda" and max(x.q.shape[-1], x.v.shape[-1]) <= narrow)
         or not _dscores_heads(platform, bwd, x)):
     return False
-  unaligned = x.bias is not None and (
-      sk % _ALIGNMENT != 0 or x.bias.shape[3] == 1)
+  unaligned = any(
+      sk % _ALIGNMENT != 0 or t.shape[3] == 1 for t in planes)
   return _has_kernels(_DSCORES, platform, bwd, x, saved.dlse is not None,
                       ("unaligned",) if unaligned else ())
 

@@ -327,10 +327,10 @@ def mha_dscores_bwd(
 
 @gluon.jit
 def _dq_produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
-                STAGES: gl.constexpr):
+                STAGES: gl.constexpr, FEATURES: gl.constexpr):
   """Copies every tile of keys, and of two warpgroups' gradients."""
   (k_desc, ds_desc, k_smem, ds_smem, full, empty, batch, head, head_k, row0,
-   low, high) = args
+   low, high, k, len_k, terms) = args
   for step in range(high - low):
     col = (low + step) * N
     i, phase = hopper.ring(step, STAGES)
@@ -339,7 +339,13 @@ def _dq_produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
     for w in gl.static_range(2):
       tma.async_load(ds_desc, [batch, head, row0 + w * 64, col], full.index(i),
                      ds_smem.index(2 * i + w))
-    parts.load(k_desc, batch, head_k, col, full.index(i), k_smem, i, HEAD, TAIL)
+    if scores_hopper.hides(terms, col, len_k, N, FEATURES):
+      parts.copy_rows(k.base, k.stride, k_smem, i, len_k - col, col, k.width,
+                      scores_hopper.shown_keys(terms, col), N, HEAD, TAIL, True)
+      mbarrier.arrive(full.index(i))
+    else:
+      parts.load(k_desc, batch, head_k, col, full.index(i), k_smem, i, HEAD,
+                 TAIL)
 
 
 @gluon.jit
@@ -366,12 +372,14 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
 
 @gluon.jit
 def mha_dscores_dq(
-    k_desc, k_tail, dscores_desc, dq,
+    k_desc, k_tail, dscores_desc, k, mask, dq,
+    stride_k, nhead_stride_k, batch_stride_k,
     stride_dq, nhead_stride_dq, batch_stride_dq,
+    stride_mask, key_stride_mask, nhead_stride_mask, batch_stride_mask,
     seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, softmax_scale,
     window_left, window_right, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    TAIL: gl.constexpr, STAGES: gl.constexpr,
+    TAIL: gl.constexpr, STAGES: gl.constexpr, FEATURES: gl.constexpr,
 ):
   """dq of 128 rows of one head: their scores' gradients times the keys.
 
@@ -387,7 +395,16 @@ def mha_dscores_dq(
   key_low = gl.maximum(row0 + off - window_left, 0)
   low = key_low // TILE_N
   high = gl.where(key_low < key_high, (key_high + TILE_N - 1) // TILE_N, low)
-  dq += index_b.to(gl.int64) * batch_stride_dq + head * nhead_stride_dq
+  b = index_b.to(gl.int64)
+  head_k = head // (nhead_q // nhead_k)
+  k += b * batch_stride_k + head_k * nhead_stride_k
+  dq += b * batch_stride_dq + head * nhead_stride_dq
+  # Of what makes scores the mask alone: it says which keys may hold anything.
+  heads = scores_hopper.heads_of(
+      index_b, nhead_q, k, k, 0, 0, 0, 0, mask, stride_mask, key_stride_mask,
+      nhead_stride_mask, batch_stride_mask, k, k, softmax_scale, 0.0, 0, 0.0,
+      flags, FEATURES)
+  terms = scores_hopper.terms_of(heads, head, FEATURES)
 
   k_desc = parts.Source(k_desc, k_tail, 0)
   k_smem = parts.allocate(STAGES, k_desc, TAIL)
@@ -401,12 +418,14 @@ def mha_dscores_dq(
     mbarrier.init(full.index(i), count=2)
     mbarrier.init(empty.index(i), count=2)
   produce = (k_desc, dscores_desc, k_smem, ds_smem, full, empty, index_b, head,
-             head // (nhead_q // nhead_k), row0, low, high)
+             head_k, row0, low, high,
+             bwd_hopper.Matrix(k, stride_k, nhead_stride_k, hdim_q), seqlen_k,
+             terms)
   consume = (k_smem, ds_smem, full, empty,
              bwd_hopper.Matrix(dq, stride_dq, nhead_stride_dq, hdim_q),
              softmax_scale, row0, seqlen_q, low, high)
   gl.warp_specialize([
       (_dq_consume, (0, consume, TILE_N, HEAD, TAIL, STAGES)),
       (_dq_consume, (1, consume, TILE_N, HEAD, TAIL, STAGES)),
-      (_dq_produce, (produce, TILE_N, HEAD, TAIL, STAGES)),
-  ], [4, 1], [152, 24])
+      (_dq_produce, (produce, TILE_N, HEAD, TAIL, STAGES, FEATURES)),
+  ], [4, 4], [152, 24])
