@@ -830,16 +830,18 @@ struct Dscores {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    constexpr int64_t kServed =
-        kMhaBias | kMhaDbias | kMhaMask | kMhaAlibi | kMhaDropout |
-        kMhaSoftCap | kMhaUnaligned | kMhaWindow | kMhaTopLeft | kMhaDlse |
-        kMhaShort | kMhaOdd | kMhaUneven | kMhaNonPositiveScale |
-        kMhaDscoresWhole;
-    if ((key.features & ~kServed) != 0) {
+    constexpr int64_t kServed = kMhaBias | kMhaBiasF32 | kMhaDbias | kMhaMask |
+                                kMhaAlibi | kMhaDropout | kMhaSoftCap |
+                                kMhaUnaligned | kMhaWindow | kMhaTopLeft |
+                                kMhaDlse | kMhaShort | kMhaOdd | kMhaUneven |
+                                kMhaNonPositiveScale | kMhaDscoresWhole;
+    // What is kept is not as exact as a gradient of float32.
+    constexpr int64_t kOfF32 = kMhaBiasF32 | kMhaDbias;
+    if ((key.features & ~kServed) != 0 || (key.features & kOfF32) == kOfF32) {
       return Status(StatusCode::kUnimplemented,
-                    "the scores' gradients are kept beside a bias of their "
-                    "type, a mask, ALiBi, a soft cap, dropout and windows "
-                    "alone");
+                    "the scores' gradients are kept beside a bias, which has "
+                    "one of their type, a mask, ALiBi, a soft cap, dropout and "
+                    "windows alone");
     }
     // Only maxima, which gradients do not look for, ask for a positive scale.
     ProblemKey scores = key;
@@ -876,6 +878,8 @@ struct Dscores {
     move(&p->dk_ptr, p->batch_stride_dk, h, p->nhead_stride_dk, element);
     move(&p->dv_ptr, p->batch_stride_dv, h, p->nhead_stride_dv, element);
     move(&p->bias_ptr, p->batch_stride_bias, hq, p->nhead_stride_bias, element);
+    move(&p->bias_f32_ptr, p->batch_stride_bias, hq, p->nhead_stride_bias,
+         kWordBytes);
     move(&p->mask_ptr, p->batch_stride_mask, hq, p->nhead_stride_mask, 1);
     for (const void** pointer : {&p->lse_ptr, &p->delta_ptr}) {
       move(pointer, p->batch_stride_lse, hq, p->nhead_stride_lse, kWordBytes);

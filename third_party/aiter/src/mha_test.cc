@@ -642,6 +642,12 @@ void TestDscores() {
   CHECK(
       Contains(mha_dscores(args, nullptr).message(), "d_slopes_ptr is given"));
   args.alibi_slopes_ptr = args.d_slopes_ptr = nullptr;
+  args.bias_is_f32 = true;
+  CHECK_OK(mha_dscores(args, nullptr));
+  args.dbias_ptr = At(0x170);
+  CHECK(Contains(mha_dscores(args, nullptr).message(), "one of their type"));
+  args.bias_is_f32 = false;
+  args.dbias_ptr = nullptr;
   args.dscores_ptr = nullptr;
   CHECK(Contains(mha_dscores(args, nullptr).message(), "dscores_ptr is null"));
   args.dscores_ptr = At(0x130);
@@ -689,6 +695,7 @@ void TestDscoresAtATime() {
     CHECK(params.bias_ptr == At(0x20000 + 2 * 200 * 300 * 2));
     CHECK(params.dropout_state_ptr == At(0x30000 + (4 + 2) * 6 * 4));
     CHECK(params.alibi_slopes_ptr == At(0x38000 + (4 + 2) * 4));
+    CHECK(params.bias_f32_ptr == At(0x20000 + 2 * 200 * 300 * 4));
     CHECK(params.mask_ptr == At(0x39000 + 2 * 200 * 300));
     CHECK(params.dbias_ptr == At(0x40000) && params.stride_dbias == 384);
     CHECK(params.nhead_stride_dbias == 224 * 384);

@@ -231,8 +231,8 @@ struct MhaOnePassPlan {
 
 // The same where the scores' gradients are kept, from which dq is one product,
 // and a bias's gradient their sum over what shares it. Of dense batches of one
-// length, whose scores have at most a bias of their tensors' type, a mask, ALiBi
-// slopes without a gradient, a soft cap, a window and dropout.
+// length, whose scores have at most a bias, of their tensors' type if it has a
+// gradient, a mask, ALiBi slopes without one, a soft cap, a window and dropout.
 struct mha_dscores_args : mha_bwd_args {
   // Like q in type, for the caller to sum: [batch, nhead_q, seqlen_q,
   // seqlen_k], contiguous.
