@@ -163,6 +163,18 @@ class HopperTest(mha_test.MhaTestCase):
     # A bias of float32 has rows for narrow heads alone.
     self.assertLen(calls_of_it, dqk <= 128 or "bias_fp32" not in options)
 
+  @parameterized.product(
+      bias=["1hqk", "11qk", "b1qk", "1h1k"], options=[
+          dict(causal=True), dict(dropout=0.3, hk=2, use_lse=True),
+          dict(dqk=184, sq=264)])
+  def test_dscores_by_parts(self, bias, options):
+    """A bias's gradient of two sequences at a time, if none has too many."""
+    with mock.patch.multiple(op, _DSCORES_BYTES=1, _DSCORES_BLOCKS=0):
+      with called("_dscores_by_parts") as calls_of_it:
+        self.check(mha_test.Case(**dict(
+            b=4, sq=150, sk=264, hq=4, hk=4, dqk=64, bias=bias) | options))
+    self.assertLen(calls_of_it, bias != "11qk")
+
   def test_gradient_of_bias_of_float32_is_not_kept(self):
     with called("_dscores_kernel") as calls_of_it:
       self.check(mha_test.Case(dqk=64, bias="1hqk", bias_fp32=True))

@@ -30,7 +30,7 @@ from jax._src.aiter.core.derivative import differentiable, formula_jvp
 from jax._src.aiter.core.dims import is_known, longer, round_up
 from jax._src.aiter.core.dispatch import absent, like
 from jax._src.aiter.core.operator import Key, operator
-from jax._src.aiter.core.partition import mesh_axes
+from jax._src.aiter.core.partition import mesh_axes, vary_like
 from jax._src.aiter.core.rounding import exact_products
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -303,14 +303,18 @@ def _dscores_heads(platform: str, bwd: BwdConfig, x: Operands) -> int:
     fit = _dscores_fit_amd(bwd, x, of_kv_head)
   else:
     fit = min(_DSCORES_BYTES // of_kv_head, b * hk)
-    keys = _DSCORES_KEYS // (1 if x.q.shape[-1] <= 128 else 2)
-    if fit < b * hk and fit * sk < _DSCORES_BLOCKS * keys:
+    if fit < b * hk and fit * sk < _DSCORES_BLOCKS * _dscores_keys(x):
       return 0
   if fit == 0:
     return 0
   count, unit = (b, hq) if fit >= hk else (hk, group)
   parts = -(-count // (fit * group // unit))
   return -(-count // parts) * unit
+
+
+def _dscores_keys(x: Operands) -> int:
+  """Keys of a block."""
+  return _DSCORES_KEYS // (1 if x.q.shape[-1] <= 128 else 2)
 
 
 def _dscores_fit_amd(bwd: BwdConfig, x: Operands, of_kv_head: int) -> int:
@@ -333,6 +337,20 @@ def _dscores_tiles(x: Operands) -> tuple[int, ...]:
   return tuple(map(round_up, lengths, _DSCORES_TILE))
 
 
+def _dscores_sequences(x: Operands) -> int:
+  """Of how many sequences those that are a bias's are kept at a time; or 0.
+
+  As many as kernels that sum them write, in float32, are never too many.
+  """
+  (b, sq, hq), (sk, hk) = x.q.shape[:3], x.k.shape[1:3]
+  summed = math.prod(x.bias.shape[:2]) * sq * sk * 4
+  fit = max(summed, _DSCORES_BYTES) // (hq * sq * sk * x.q.dtype.itemsize)
+  count = max((n for n in range(1, min(fit, b) + 1) if b % n == 0), default=0)
+  if count < b and count * hk * sk < _DSCORES_BLOCKS * _dscores_keys(x):
+    return 0
+  return count
+
+
 def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
                    saved: Saved) -> bool:
   """Whether kernels that keep the gradients of the scores serve a call."""
@@ -340,16 +358,14 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
   if (x.packed or not all(map(is_known, shapes)) or 0 in shapes
       or bwd.mha.logits_soft_cap > _DSCORES_CAP or bwd.wanted.dslopes):
     return False
-  (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
+  sk = x.k.shape[1]
   # What is more than a product takes longer to compute twice.
   planes = [t for t in (x.bias, x.mask) if t is not None]
   mere = (not planes and x.alibi_slopes is None
           and bwd.mha.logits_soft_cap == 0)
   narrow = _DSCORES_WIDE[x.dropout_state is not None] if mere else 0
   if bwd.wanted.dbias:
-    # As many as kernels that sum them write, in float32, are never too many.
-    summed = math.prod(x.bias.shape[:2]) * sq * sk * 4
-    if b * hq * sq * sk * x.q.dtype.itemsize > max(summed, _DSCORES_BYTES):
+    if not _dscores_sequences(x):
       return False
   elif ((platform == "cuda" and max(x.q.shape[-1], x.v.shape[-1]) <= narrow)
         or not _dscores_heads(platform, bwd, x)):
@@ -358,6 +374,31 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
       sk % _ALIGNMENT != 0 or t.shape[3] == 1 for t in planes)
   return _has_kernels(_DSCORES, platform, bwd, x, saved.dlse is not None,
                       ("unaligned",) if unaligned else ())
+
+
+def _dscores_by_parts(bwd: BwdConfig, call, x: Operands, saved: Saved,
+                      count: int) -> Grads:
+  """_dscores_kernel of `count` sequences at a time, a divisor of all."""
+  arrays, tree = jax.tree.flatten((x, saved))
+  own = [t.shape[0] == x.batch for t in arrays]
+  total = None  # The gradient of a bias that all sequences share.
+  if x.bias.shape[0] != x.batch:
+    total = vary_like(jnp.zeros(x.bias.shape, jnp.float32), x.q)
+
+  def step(total, parts):
+    parts = iter(parts)
+    grads = _dscores_kernel(bwd, call, *jax.tree.unflatten(tree, [
+        next(parts) if is_own else t
+        for t, is_own in zip(arrays, own, strict=True)]))
+    if total is None:
+      return None, grads
+    return total + grads.dbias, grads._replace(dbias=None)
+
+  total, grads = lax.scan(step, total, [
+      t.reshape(-1, count, *t.shape[1:])
+      for t, is_own in zip(arrays, own, strict=True) if is_own])
+  grads = jax.tree.map(lambda t: t.reshape(-1, *t.shape[2:]), grads)
+  return grads if total is None else grads._replace(dbias=total)
 
 
 def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
@@ -399,6 +440,8 @@ def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   if _one_pass(call.platform, bwd, x, saved):
     return _one_pass_kernel(bwd, call, x, saved)
   if _keeps_dscores(call.platform, bwd, x, saved):
+    if bwd.wanted.dbias and (count := _dscores_sequences(x)) < x.batch:
+      return _dscores_by_parts(bwd, call, x, saved, count)
     return _dscores_kernel(bwd, call, x, saved)
   cfg, wanted = bwd
   flat = _flat(x)
