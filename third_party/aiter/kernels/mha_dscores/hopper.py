@@ -428,4 +428,4 @@ def mha_dscores_dq(
       (_dq_consume, (0, consume, TILE_N, HEAD, TAIL, STAGES)),
       (_dq_consume, (1, consume, TILE_N, HEAD, TAIL, STAGES)),
       (_dq_produce, (produce, TILE_N, HEAD, TAIL, STAGES, FEATURES)),
-  ], [4, 4], [152, 24])
+  ], [4, 4], [152, 56 if FEATURES else 24])
