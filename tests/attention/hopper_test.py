@@ -71,6 +71,13 @@ class HopperTest(mha_test.MhaTestCase):
         dtype=dtype, b=2, sq=250, sk=264, hq=2, hk=2, dqk=dqk, dv=dv)
         | options))
 
+  @parameterized.product(count=[127, 128, 129, 300], dqk=[64, 128, 184])
+  def test_many_packed_sequences(self, count, dqk):
+    """More than a block looks at to find its own; some have no rows."""
+    lengths = tuple((i * 7 % 5, i * 11 % 6) for i in range(count))
+    self.check(mha_test.Case(packed=True, causal=True, dqk=dqk,
+                             lengths=(*lengths, (150, 140), (0, 9), (70, 70))))
+
   @parameterized.product(dim=[8, 24, 40, 56, 72, 88, 104, 120], s=[100, 1000])
   def test_odd_columns_read_no_other_head(self, dim, s):
     keys = jax.random.split(jax.random.key(0), 3)
