@@ -29,7 +29,6 @@ from triton.language.extra.cuda import gdc_wait
 
 from third_party.aiter.aot.family import TensorMap
 from third_party.aiter.kernels.core import hopper
-from third_party.aiter.kernels.mha import scores_hopper
 from third_party.aiter.kernels.mha_fp8 import fwd
 
 PACKED = fwd.PACKED
@@ -38,7 +37,7 @@ LN2 = fwd.LN2
 LOG2E = fwd.LOG2E
 # Bytes of keys and values that stay in the L2 cache beside all else.
 CACHED = gl.constexpr(1 << 25)
-find_sequence = scores_hopper.find_sequence
+find_sequence = gluon.jit(fwd.find_sequence.fn)
 first_column = gluon.jit(fwd.first_column.fn)
 extent = gluon.jit(fwd.extent.fn)
 
