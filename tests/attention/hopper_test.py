@@ -26,7 +26,7 @@ def one_pass(least=1, together=False):
   `together`: a block has all heads that share its keys, however few there are.
   """
   return mock.patch.multiple(
-      op, _ONE_PASS_LENGTH=least, _ONE_PASS_BLOCKS=1 << 20,
+      op, _ONE_PASS_LENGTH=least, _ONE_PASS_BLOCKS=1 << 20, _DSCORES_LENGTH=0,
       _heads_together=lambda _: together)
 
 
