@@ -26,7 +26,7 @@ def one_pass(least=1, together=False):
   `together`: a block has all heads that share its keys, however few there are.
   """
   return mock.patch.multiple(
-      op, _ONE_PASS_LENGTH=least, _ONE_PASS_BLOCKS=1 << 20, _DSCORES_LENGTH=0,
+      op, _ONE_PASS_LENGTH=least, _ONE_PASS_BLOCKS=1 << 20,
       _heads_together=lambda _: together)
 
 
@@ -243,17 +243,6 @@ class HopperTest(mha_test.MhaTestCase):
             for h in (hq, hk))
     x = types.Operands(q, k, k)
     self.assertEqual(op._dscores_heads("cuda", None, x), want)
-
-  @parameterized.parameters(
-      (8, 2048, 128, False), (16, 2048, 128, True), (2, 4096, 128, True),
-      (16, 1024, 128, False), (16, 512, 128, False), (8, 2048, 96, False))
-  def test_one_pass_serves(self, b, s, dim, want):
-    """What is long, or has more scores than there is room for."""
-    t = jax.ShapeDtypeStruct((b, s, 16, dim), jnp.bfloat16)
-    bwd = op.BwdConfig(types.Config(1.0), op.Wanted())
-    saved = types.Saved(t, t, None, None, None, None)
-    self.assertEqual(
-        op._one_pass("cuda", bwd, types.Operands(t, t, t), saved), want)
 
   def test_dscores_of_large_soft_cap(self):
     """The instruction tanh.approx is not exact enough for it."""

@@ -48,8 +48,6 @@ _ONE_PASS_BLOCKS = 512
 # a GPU idle, which have half as many keys beyond 128 columns.
 _DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, (80, 128)
 _DSCORES_BLOCKS, _DSCORES_KEYS = 256, 128
-# Up to how many rows they are faster than one pass, if all are kept at once.
-_DSCORES_LENGTH = 2048
 # Beyond this soft cap their tanh is not exact enough, as src/mha.cc has it.
 _DSCORES_CAP = 1024
 # On AMD they are the faster ones from so many rows and keys on, by prediction,
@@ -221,8 +219,7 @@ def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
   the head dim a product is worth half as much: there they do where dropout
   draws once, or heads share keys under a mask and either two passes have few
   blocks or sums no order. Fewer columns than the kernels' are worth it for
-  dropout alone, whose bits nobody else reads. Of not too long sequences the
-  gradients of all scores are faster to keep, where there is room for them.
+  dropout alone, whose bits nobody else reads.
   """
   if saved.bits is not None and platform == "cuda":
     return True
@@ -239,10 +236,6 @@ def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
           x.q.shape[-2] == x.k.shape[-2] or not _heads_together(x)
           or bwd.mha.window_right < 0
           or (bwd.mha.deterministic and _key_blocks(x) >= _ONE_PASS_BLOCKS)))):
-    return False
-  if (max(rows) <= _DSCORES_LENGTH
-      and _keeps_dscores(platform, bwd, x, saved)
-      and _dscores_heads(platform, bwd, x) == x.batch * x.q.shape[-2]):
     return False
   return _has_kernels(_ONE_PASS, platform, bwd, x, saved.dlse is not None)
 
