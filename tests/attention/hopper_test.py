@@ -23,11 +23,12 @@ ARCH = "sm_90"
 def one_pass(least=1, together=False):
   """Gradients in one pass over the scores from `least` queries and keys on.
 
-  `together`: a block has all heads that share its keys, however few there are.
+  None of the scores' is kept. `together`: a block has all heads that share its
+  keys, however few there are.
   """
   return mock.patch.multiple(
       op, _ONE_PASS_LENGTH=least, _ONE_PASS_BLOCKS=1 << 20,
-      _heads_together=lambda _: together)
+      _heads_together=lambda _: together, _keeps_dscores=lambda *_: False)
 
 
 @contextlib.contextmanager
@@ -204,6 +205,22 @@ class HopperTest(mha_test.MhaTestCase):
           b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, dv=dv) | options))
     self.assertEmpty(calls_of_it)
 
+  @parameterized.product(
+      dims=[(96, 96), (128, 128), (192, 128), (256, 256)], options=[
+          dict(causal=True, sq=385, sk=449),
+          dict(window=(50, 20), sq=300, sk=429, use_lse=True),
+          dict(alibi="bh", constant=("alibi_slopes",)), dict(bias="1hqk"),
+          dict(mask="b1qk", causal=True), dict(cap=3.0)],
+      parts=[1, 2, 4])
+  def test_dscores_of_heads_that_share_keys(self, dims, options, parts):
+    """The sums of four heads are one's, two's or four's."""
+    dqk, dv = dims
+    with mock.patch.object(op, "_dscores_parts", lambda *_: parts):
+      with called("_dscores_kernel") as calls_of_it:
+        self.check(mha_test.Case(**dict(
+            b=2, sq=150, sk=264, hq=8, hk=2, dqk=dqk, dv=dv) | options))
+    self.assertLen(calls_of_it, 1)
+
   @parameterized.product(dim=[160, 256], options=[
       dict(), dict(causal=True), dict(window_size=(70, 30)), dict(bias=True)])
   def test_dscores_at_a_time(self, dim, options):
@@ -220,7 +237,8 @@ class HopperTest(mha_test.MhaTestCase):
     def gradients(heads):
       call = functools.partial(aiter.flash_attn_func, **options)
       jax.clear_caches()  # Else all are one trace.
-      with mock.patch.object(op, "_dscores_heads", lambda *_: heads):
+      with mock.patch.multiple(op, _dscores_heads=lambda *_: heads,
+                               _dscores_parts=lambda *_: 1):
         return jax.jit(lambda: jax.vjp(call, q, k, v)[1](g))()
 
     with called("_dscores_kernel") as calls_of_it:
@@ -233,16 +251,47 @@ class HopperTest(mha_test.MhaTestCase):
   @parameterized.parameters(
       (2, 16, 16, 4096, 32),  # 32 MiB a head
       (1, 128, 128, 4096, 32), (1, 40, 40, 4096, 20), (3, 8, 8, 4096, 24),
-      (5, 8, 8, 4096, 24), (8, 8, 2, 1023, 64), (1, 32, 2, 8192, 0),
-      (1, 16, 2, 8192, 0), (1, 16, 4, 8192, 8), (1, 8, 1, 8192, 8),
+      (5, 8, 8, 4096, 24), (8, 8, 2, 1023, 64), (1, 32, 2, 8192, 8),
+      (1, 16, 2, 8192, 8), (1, 16, 4, 8192, 8), (1, 8, 1, 8192, 8),
       # Blocks of twice the keys.
-      (1, 16, 4, 8192, 0, 96), (1, 32, 32, 16384, 2, 96),
-      (1, 8, 1, 8192, 8, 96))
-  def test_dscores_heads(self, b, hq, hk, s, want, dim=192):
+      (1, 16, 4, 8192, 8, 96), (1, 32, 32, 16384, 2, 96),
+      (1, 8, 1, 8192, 8, 96), (1, 16, 16, 32768, 0, 96),
+      # Of a wide head dim alone in many parts, most of each zeros.
+      (1, 16, 16, 16384, 2, 192, 4095), (1, 16, 16, 16384, 0, 96, 4095),
+      (2, 16, 16, 8192, 8, 96, 4095))
+  def test_dscores_heads(self, b, hq, hk, s, want, dim=192, window=-1):
     q, k = (jax.ShapeDtypeStruct((b, s, h, dim), jnp.bfloat16)
             for h in (hq, hk))
-    x = types.Operands(q, k, k)
-    self.assertEqual(op._dscores_heads("cuda", None, x), want)
+    bwd = op.BwdConfig(types.Config(1.0, window_left=window), None)
+    self.assertEqual(
+        op._dscores_heads("cuda", bwd, types.Operands(q, k, k)), want)
+
+  # Enough blocks: 256, under a mask or in parts of the call; else 128, or where
+  # keys are few.
+  @parameterized.parameters(
+      (2, 16, 16, 4096, 1, 1), (2, 16, 4, 4096, 1, 1), (1, 16, 4, 4096, 1, 2),
+      (1, 16, 2, 4096, 2, 4), (1, 24, 8, 3000, 1, 3), (4, 32, 8, 512, 1, 1),
+      (1, 32, 8, 256, 4, 4), (1, 32, 8, 8192, 2, 2), (1, 32, 8, 16384, 4, 4),
+      (1, 16, 4, 4096, 1, 1, 192), (1, 71, 1, 512, 71, 71))
+  def test_dscores_parts(self, b, hq, hk, s, full, causal, dim=128):
+    q, k = (jax.ShapeDtypeStruct((b, s, h, dim), jnp.bfloat16)
+            for h in (hq, hk))
+    for right, want in ((-1, full), (0, causal)):
+      bwd = op.BwdConfig(types.Config(1.0, window_right=right), None)
+      self.assertEqual(
+          op._dscores_parts("cuda", bwd, types.Operands(q, k, k)), want)
+
+  @parameterized.parameters(
+      (16, 1024, 128, True), (2, 4096, 128, True), (1, 16384, 128, True),
+      (1, 32768, 128, False), (2, 4096, 64, False), (2, 4096, 96, True))
+  def test_dscores_or_one_pass(self, b, s, dim, kept):
+    """A head's gradients of scores fit, or one pass keeps none."""
+    t = jax.ShapeDtypeStruct((b, s, 16, dim), jnp.bfloat16)
+    x, bwd = types.Operands(t, t, t), op.BwdConfig(types.Config(1.0),
+                                                   op.Wanted())
+    saved = types.Saved(t, t, None, None, None, None)
+    self.assertEqual(op._keeps_dscores("cuda", bwd, x, saved), kept)
+    self.assertEqual(op._one_pass("cuda", bwd, x, saved), dim == 128)
 
   def test_dscores_of_large_soft_cap(self):
     """The instruction tanh.approx is not exact enough for it."""

@@ -45,17 +45,21 @@ _ONE_PASS_BLOCKS = 512
 # many bytes of them may be kept however few the bias has, or at a time where it
 # has no gradient; and beyond which head dim they are the faster ones for scores
 # that are mere products, without dropout and with. Fewer blocks at a time leave
-# a GPU idle, which have half as many keys beyond 128 columns.
+# a GPU idle, which have half as many keys beyond 128 columns; half of them do
+# not where all of the call are at work at once and each has as much to do as
+# any, or little: fewer keys than `_DSCORES_LENGTH`.
 _DSCORES, _DSCORES_BYTES, _DSCORES_WIDE = "mha_dscores", 1 << 30, (80, 128)
-_DSCORES_BLOCKS, _DSCORES_KEYS = 256, 128
+_DSCORES_BLOCKS, _DSCORES_KEYS, _DSCORES_LENGTH = 256, 128, 1024
 # Beyond this soft cap their tanh is not exact enough, as src/mha.cc has it.
 _DSCORES_CAP = 1024
 # On AMD they are the faster ones from so many rows and keys on, by prediction,
 # where those at a time have so many keys, twice as many of narrow head dims;
 # under a window, whose blocks differ, all of the call, and from that head dim
-# on: in this many bytes if so many it takes.
+# on: in `_DSCORES_BYTES_MOST` if so many it takes.
 _DSCORES_LENGTH_AMD, _DSCORES_KEYS_AMD, _DSCORES_WINDOW_AMD = 256, 1 << 15, 128
-_DSCORES_BYTES_AMD = 1 << 32
+# Sliding windows leave most of them zeros: of more bytes of a call that is
+# computed in parts, other passes are the faster ones.
+_DSCORES_BYTES_MOST = 1 << 32
 # What scratch has whole tiles of, as include/aiter/mha.h has it.
 _DSCORES_TILE = (32, 128)
 
@@ -214,12 +218,13 @@ def _has_kernels(op: str, platform: str, bwd: BwdConfig, x: Operands,
 def _one_pass(platform: str, bwd: BwdConfig, x: Operands, saved: Saved) -> bool:
   """Whether kernels that compute dk, dv and dq in one pass serve a call.
 
-  They do for long sequences whose scores have no more than a wide window: few
-  keys a row are not worth the sums. Of packed ones the mean is known. At half
-  the head dim a product is worth half as much: there they do where dropout
-  draws once, or heads share keys under a mask and either two passes have few
-  blocks or sums no order. Fewer columns than the kernels' are worth it for
-  dropout alone, whose bits nobody else reads.
+  Of those that keep no gradients of scores they do for long sequences whose
+  scores have no more than a wide window: few keys a row are not worth the sums.
+  Of packed ones the mean is known. At half the head dim a product is worth half
+  as much: there they do where dropout draws once, or heads share keys under a
+  mask and either two passes have few blocks or sums no order. Fewer columns
+  than the kernels' are worth it for dropout alone, whose bits nobody else
+  reads.
   """
   if saved.bits is not None and platform == "cuda":
     return True
@@ -296,20 +301,53 @@ def _dscores_heads(platform: str, bwd: BwdConfig, x: Operands) -> int:
 
   Those of whole sequences, or of one sequence's kv heads; in equal parts.
   """
-  (b, hq), (sk, hk) = x.q.shape[:3:2], x.k.shape[1:3]
+  (b, hq), sk = x.q.shape[:3:2], x.k.shape[1]
+  hk = x.k.shape[2] * _dscores_parts(platform, bwd, x)
   group = hq // hk
-  of_kv_head = group * math.prod(_dscores_tiles(x)) * x.q.dtype.itemsize
+  of_kv_head = group * _dscores_bytes(x)
   if platform == "rocm":
     fit = _dscores_fit_amd(bwd, x, of_kv_head)
   else:
     fit = min(_DSCORES_BYTES // of_kv_head, b * hk)
-    if fit < b * hk and fit * sk < _DSCORES_BLOCKS * _dscores_keys(x):
+    if fit < b * hk and (
+        fit * sk < _DSCORES_BLOCKS * _dscores_keys(x)
+        or (bwd.mha.window_left >= 0 and x.q.shape[-1] <= 128
+            and b * hk * of_kv_head > _DSCORES_BYTES_MOST)):
       return 0
   if fit == 0:
     return 0
   count, unit = (b, hq) if fit >= hk else (hk, group)
   parts = -(-count // (fit * group // unit))
   return -(-count // parts) * unit
+
+
+def _dscores_parts(platform: str, bwd: BwdConfig, x: Operands) -> int:
+  """In how many parts the heads that share keys are, each with sums of its own.
+
+  In one if enough blocks are at work at a time, which under a causal mask those
+  of few sequences' heads leave early: of long ones it takes more.
+  """
+  (b, hq), (sk, hk) = x.q.shape[:3:2], x.k.shape[1:3]
+  group = hq // hk
+  if platform == "rocm":
+    return 1
+  even = (bwd.mha.window_left >= 0 or bwd.mha.window_right < 0
+          or sk < _DSCORES_LENGTH)
+  whole = _DSCORES_BLOCKS // 2 if even else _DSCORES_BLOCKS
+
+  def enough(parts):
+    fit = _DSCORES_BYTES // (group // parts * _dscores_bytes(x))
+    every = b * hk * parts
+    blocks = min(fit, every) * sk // _dscores_keys(x)
+    return blocks >= (whole if fit >= every else _DSCORES_BLOCKS)
+
+  return next((n for n in range(1, group) if group % n == 0 and enough(n)),
+              group)
+
+
+def _dscores_bytes(x: Operands) -> int:
+  """Bytes of a head's scratch."""
+  return math.prod(_dscores_tiles(x)) * x.q.dtype.itemsize
 
 
 def _dscores_keys(x: Operands) -> int:
@@ -328,7 +366,7 @@ def _dscores_fit_amd(bwd: BwdConfig, x: Operands, of_kv_head: int) -> int:
   keys = _DSCORES_KEYS_AMD * (1 if dim >= 128 else 2)
   fit = every if windowed else min(
       every, max(_DSCORES_BYTES // of_kv_head, -(-keys // sk)))
-  return fit if fit * of_kv_head <= _DSCORES_BYTES_AMD else 0
+  return fit if fit * of_kv_head <= _DSCORES_BYTES_MOST else 0
 
 
 def _dscores_tiles(x: Operands) -> tuple[int, ...]:
@@ -337,12 +375,13 @@ def _dscores_tiles(x: Operands) -> tuple[int, ...]:
   return tuple(map(round_up, lengths, _DSCORES_TILE))
 
 
-def _dscores_sequences(x: Operands) -> int:
+def _dscores_sequences(bwd: BwdConfig, x: Operands) -> int:
   """Of how many sequences those that are a bias's are kept at a time; or 0.
 
   As many as kernels that sum them write, in float32, are never too many.
   """
-  (b, sq, hq), (sk, hk) = x.q.shape[:3], x.k.shape[1:3]
+  (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
+  hk = x.k.shape[2] * _dscores_parts("cuda", bwd, x)
   summed = math.prod(x.bias.shape[:2]) * sq * sk * 4
   fit = max(summed, _DSCORES_BYTES) // (hq * sq * sk * x.q.dtype.itemsize)
   count = max((n for n in range(1, min(fit, b) + 1) if b % n == 0), default=0)
@@ -365,7 +404,7 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
           and bwd.mha.logits_soft_cap == 0)
   narrow = _DSCORES_WIDE[x.dropout_state is not None] if mere else 0
   if bwd.wanted.dbias:
-    if not _dscores_sequences(x):
+    if not _dscores_sequences(bwd, x):
       return False
   elif ((platform == "cuda" and max(x.q.shape[-1], x.v.shape[-1]) <= narrow)
         or not _dscores_heads(platform, bwd, x)):
@@ -402,10 +441,12 @@ def _dscores_by_parts(bwd: BwdConfig, call, x: Operands, saved: Saved,
 
 
 def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
-  flat = _flat(x)
+  parts = _dscores_parts(call.platform, bwd, x)
+  flat = _flat(x._replace(k=jnp.repeat(x.k, parts, 2),
+                          v=jnp.repeat(x.v, parts, 2)))
   q, k, v = flat[:3]
   f32 = jnp.float32
-  (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
+  (b, sq, hq), (sk, hk) = x.q.shape[:3], x.k.shape[1:3]
   shape = ((b, hq, sq, sk) if bwd.wanted.dbias else
            (_dscores_heads(call.platform, bwd, x), *_dscores_tiles(x)))
   dq, dk, dv, dscores, _ = call._replace(target=_DSCORES)(
@@ -413,9 +454,17 @@ def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
        like(q, shape, q.dtype), like(q, saved.lse.shape, f32)),
       *flat, _aligned(saved.dout), _aligned(saved.out), saved.lse,
       absent(saved.dlse, f32), **_attributes(bwd.mha))
+
+  def sums(t, dim):
+    t = t[..., :dim]
+    if parts == 1:
+      return t
+    t = t.reshape(b, sk, hk, parts, dim)
+    return jnp.sum(t, 3, dtype=f32).astype(t.dtype)
+
   return Grads(
-      dq[..., :x.q.shape[-1]], dk[..., :x.k.shape[-1]],
-      dv[..., :x.v.shape[-1]],
+      dq[..., :x.q.shape[-1]], sums(dk, x.k.shape[-1]),
+      sums(dv, x.v.shape[-1]),
       reference.sum_to(dscores.astype(f32), x.bias.shape)
       if bwd.wanted.dbias else None, None, None)
 
@@ -437,12 +486,12 @@ def _bwd_whole_rows(bwd: BwdConfig, call, x: Operands, saved: Saved,
 def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   if keys := _missing_keys(call.platform, bwd.mha, x):
     return _bwd_whole_rows(bwd, call, x, saved, keys)
-  if _one_pass(call.platform, bwd, x, saved):
-    return _one_pass_kernel(bwd, call, x, saved)
   if _keeps_dscores(call.platform, bwd, x, saved):
-    if bwd.wanted.dbias and (count := _dscores_sequences(x)) < x.batch:
+    if bwd.wanted.dbias and (count := _dscores_sequences(bwd, x)) < x.batch:
       return _dscores_by_parts(bwd, call, x, saved, count)
     return _dscores_kernel(bwd, call, x, saved)
+  if _one_pass(call.platform, bwd, x, saved):
+    return _one_pass_kernel(bwd, call, x, saved)
   cfg, wanted = bwd
   flat = _flat(x)
   q, k, v = flat[:3]

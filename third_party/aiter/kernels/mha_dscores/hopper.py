@@ -41,18 +41,22 @@ def tensor_maps(function, constants):
 
 @gluon.jit
 def _place(heads, causal):
-  """Returns a block's place along the tiles, and its head.
+  """Returns a block's place along the tiles, its head and its sequence.
 
   Under a causal mask the first tiles of a head have most to do. So that no more
-  than the least is left for the end, those of eight heads take turns.
+  than the least is left for the end, those of eight heads take turns, of
+  several sequences if one has fewer.
   """
   tiles = gl.num_programs(0)
+  every = heads * gl.num_programs(2)
   together = gl.where(causal, 8, 1)
-  at = gl.program_id(1) * tiles + gl.program_id(0)
+  at = gl.program_id(2) * heads + gl.program_id(1)
+  at = at * tiles + gl.program_id(0)
   first = at // (tiles * together) * together
   at -= first * tiles
-  together = gl.minimum(together, heads - first)
-  return at // together, first + at % together
+  together = gl.minimum(together, every - first)
+  head = first + at % together
+  return at // together, head % heads, head // heads
 
 
 @gluon.jit
@@ -228,9 +232,8 @@ def mha_dscores_bwd(
   gradients [batch, head, row, key]. Grid: (tiles of keys, kv heads, batch).
   """
   BLOCKS: gl.constexpr = TILE_N // 64
-  tile, head_k = _place(nhead_k, window_right < window_left)
+  tile, head_k, index_b = _place(nhead_k, window_right < window_left)
   n0 = tile * TILE_N
-  index_b = gl.program_id(2)
   _, _, window = bwd_hopper.extents(
       index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q, cu_seqlens_k, seqlen_q,
       seqlen_k, min_seqlen_q, window_left, window_right, sink_tokens, flags)
@@ -386,9 +389,8 @@ def mha_dscores_dq(
   Grid: (tiles of rows, heads, batch).
   """
   gl.static_assert(TILE_M == DQ_ROWS)
-  tile, head = _place(nhead_q, window_right < window_left)
+  tile, head, index_b = _place(nhead_q, window_right < window_left)
   row0 = (gl.num_programs(0) - 1 - tile) * TILE_M
-  index_b = gl.program_id(2)
   off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
   last = gl.minimum(row0 + TILE_M, seqlen_q) - 1
   key_high = gl.minimum(seqlen_k, last + off + window_right + 1)
