@@ -4,42 +4,31 @@
 table.py does it; here is what Bazel has to know of that.
 """
 
-def _watched(repository_ctx, file):
-    """The path of a file of the tree; the repository is made anew if it changes.
-
-    Args:
-      repository_ctx: the rule's context.
-      file: from the root of the tree.
-    """
-    for package in [
-        "third_party/aiter/aot",
-        "third_party/aiter/configs",
-        "third_party/aiter/kernels",
-    ]:
-        if file.startswith(package + "/"):
-            return repository_ctx.path(Label("//%s:%s" % (package, file[len(package) + 1:])))
-    fail("%s is of no package that the kernels are made from" % file)
+def _watched(repository_ctx, package, file):
+    """The path of a file of the library; the repository is made anew if it changes."""
+    return repository_ctx.path(Label("//third_party/aiter/%s:%s" % (package, file)))
 
 def _impl(repository_ctx):
-    program = _watched(repository_ctx, "third_party/aiter/aot/table.py")
+    program = _watched(repository_ctx, "aot", "table.py")
     for file in ["archs.py", "family.py"]:
-        _watched(repository_ctx, "third_party/aiter/aot/" + file)
-    for family in repository_ctx.attr.families:
-        _watched(repository_ctx, "third_party/aiter/configs/%s.csv" % family)
-        _watched(repository_ctx, "third_party/aiter/kernels/%s/family.py" % family)
+        _watched(repository_ctx, "aot", file)
+    for table in ["archs"] + repository_ctx.attr.families:
+        _watched(repository_ctx, "configs", table + ".csv")
+    kernels = _watched(repository_ctx, "kernels", "BUILD.bazel").dirname
+    for folder in kernels.readdir():
+        for file in folder.readdir() if "." not in folder.basename else []:
+            if file.basename.endswith(".py"):
+                _watched(repository_ctx, "kernels", "%s/%s" % (folder.basename, file.basename))
 
-    # The label makes Bazel configure the interpreter first.
+    # The label makes Bazel configure the interpreter first. It runs last: at
+    # each file that Bazel has not seen it begins this function again.
     python = repository_ctx.read(Label("@local_python//:path.txt")).strip()
-    command = [python, "-B", program, "--out-bzl", "table.bzl", "--out-inputs", "inputs.txt"]
     result = repository_ctx.execute(
-        command + repository_ctx.attr.families,
+        [python, "-B", program, "--out-bzl", "table.bzl"] + repository_ctx.attr.families,
         environment = {"PYTHONPATH": str(program.dirname.dirname.dirname.dirname)},
     )
     if result.return_code:
         fail("The kernels' tables:\n" + result.stderr)
-    for file in repository_ctx.read("inputs.txt").split("\n"):
-        if file:
-            _watched(repository_ctx, file)
     repository_ctx.file("BUILD.bazel", "")
 
 kernel_table = repository_rule(

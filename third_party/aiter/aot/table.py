@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of configs/<family>.csv: what is to be built, and from what.
 
-  table.py --out-bzl TABLE.bzl --out-inputs FILES.txt FAMILY...
+  table.py --out-bzl TABLE.bzl FAMILY...
 
 TABLE.bzl has the rows, the sources of each kernel's module and the
-architectures, for kernels.bzl; FILES.txt names the files that it was made
-from. kernel_table.bzl runs this while Bazel loads, so that each row is an
-action: a changed row then recompiles one kernel, a changed source what imports
-it, and a removed row leaves no trace.
+architectures, for kernels.bzl. kernel_table.bzl runs this while Bazel loads, so
+that each row is an action: a changed row then recompiles one kernel, a changed
+source what imports it, and a removed row leaves no trace.
 """
 
 import argparse
 import ast
 import csv
+import functools
 import itertools
 import pathlib
 import re
@@ -139,8 +139,10 @@ def read(path):
   return found
 
 
+@functools.cache
 def _imports(path):
   """Files of kernels/ that a Python file imports, relative to ROOT."""
+  files = []
   for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
     names = []
     if isinstance(node, ast.Import):
@@ -151,7 +153,8 @@ def _imports(path):
     for name in names:
       file = name.replace(".", "/") + ".py"
       if name.startswith(_KERNELS + ".") and (ROOT / file).is_file():
-        yield file
+        files.append(file)
+  return files
 
 
 def sources(*modules):
@@ -172,18 +175,16 @@ def sources(*modules):
 
 
 def _bzl(families):
-  """The text of TABLE.bzl, and the files behind it."""
-  rows, modules, inputs = [], {}, [archs.FILE]
+  """The text of TABLE.bzl."""
+  rows, modules = [], {}
   for family in families:
     table = ROOT / _CONFIGS / f"{family}.csv"
-    inputs.append(table)
     for name, (header, line, row) in read(table).items():
       if family_lib.family_name(row["op"]) != family:
         raise ValueError(f"{table}: {name} is not of family {family}")
       source = module(row)
       if source not in modules:
         modules[source] = sources(source, f"{family}.family")
-        inputs += [ROOT / file for file in modules[source]]
       rows.append(
           f"    struct(arch = {row['arch']!r}, module = {source!r},"
           f" symbol = {name!r}, header = {header!r}, line = {line!r}),")
@@ -194,20 +195,15 @@ def _bzl(families):
   for arch in archs.ARCHS.values():
     lines.append(f"    struct(name = {arch.name!r}, platform ="
                  f" {arch.platform!r}, ci = {arch.ci}),")
-  return "\n".join([*lines, "]", ""]), inputs
+  return "\n".join([*lines, "]", ""])
 
 
 def main():
   parser = argparse.ArgumentParser()
   parser.add_argument("--out-bzl", required=True)
-  parser.add_argument("--out-inputs", required=True)
   parser.add_argument("families", nargs="+", metavar="FAMILY")
   args = parser.parse_args()
-  text, inputs = _bzl(args.families)
-  pathlib.Path(args.out_bzl).write_text(text, encoding="utf-8")
-  names = sorted({str(path.relative_to(ROOT)) for path in inputs})
-  pathlib.Path(args.out_inputs).write_text(
-      "".join(name + "\n" for name in names), encoding="utf-8")
+  pathlib.Path(args.out_bzl).write_text(_bzl(args.families), encoding="utf-8")
 
 
 if __name__ == "__main__":
