@@ -348,8 +348,10 @@ def _serve():
   """Compiles as a worker of Bazel, each row in a process of its own."""
   # What a process would spend most of its time on before it compiles.
   importlib.import_module("triton.experimental.gluon.language")
+  from triton.backends.amd import compiler as amd
   from triton.runtime.cache import triton_key
   triton_key()
+  amd.get_amd_codegen_revision()  # Loads what generates the code.
   worker.serve(_run)
 
 
