@@ -301,7 +301,7 @@ class FeatureTest(MhaTestCase):
 
   @parameterized.parameters(*FEATURES)
   def test_alone(self, feature):
-    for dtype in machine.size(("bf16", "fp16"), ("fp16",), ("fp16",)):
+    for dtype in machine.size(("bf16", "fp16"), ("fp16",), (machine.HALF,)):
       self.check(Case(dtype=dtype, **FEATURES[feature]))
 
   @parameterized.parameters(*PAIRS)
@@ -322,8 +322,8 @@ class FeatureTest(MhaTestCase):
 
   def test_bias_that_broadcasts_over_queries(self):
     """Its gradient's sum is not taken in 16 bits."""
-    self.check(Case(dtype="fp16", b=1, sq=59, sk=26, dqk=64, bias="1h1k",
-                    seed=1))
+    self.check(Case(dtype=machine.HALF, b=1, sq=59, sk=26, dqk=64,
+                    bias="1h1k", seed=1))
 
   @parameterized.parameters("h", "bh")
   def test_per_head_shape(self, shape):
@@ -358,7 +358,7 @@ def drawn(seed: int) -> Case:
   options = dict(
       b=b, sq=sq, sk=sk, hk=hk, hq=hk * rng.randint(1, 4 - hk), dqk=dqk,
       dv=pick((0, 0, *machine.size((33, 64, 128), (7, 16)))),
-      dtype=pick(("bf16", "fp16")), causal=pick((False, True)),
+      dtype=pick(("bf16", machine.HALF)), causal=pick((False, True)),
       use_lse=pick((False, True)), seed=seed)
   form = pick(("dense", "dense", "padded", "packed"))
   if form != "dense":
@@ -531,7 +531,7 @@ class ShapeTest(MhaTestCase):
   def test_lengths(self, sq, sk):
     if sq * sk > machine.size(2**30, 2**17, 2**15):
       sq, sk = sq // 8, sk // 8
-    self.check(Case(dtype="fp16", b=1, sq=sq, sk=sk, causal=True))
+    self.check(Case(dtype=machine.HALF, b=1, sq=sq, sk=sk, causal=True))
 
   @parameterized.parameters(
       (dims, dtype, mask)
@@ -560,7 +560,7 @@ class ShapeTest(MhaTestCase):
   def test_ends_of_tiles(self, **options):
     """Where tiles of 32 and 128 are cut: padding, gaps, rows without a key."""
     for dim in (64, 128):
-      self.check(Case(**dict(sq=150, dqk=dim, dtype="fp16") | options))
+      self.check(Case(**dict(sq=150, dqk=dim, dtype=machine.HALF) | options))
 
   @parameterized.parameters("sq", "sk", "both")
   def test_empty(self, which):

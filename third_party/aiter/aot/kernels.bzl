@@ -70,6 +70,8 @@ def _triton_kernels_impl(ctx):
     }
     sampled = ctx.attr._sampled[ArchsInfo].archs
     samples = {}
+    bf16_alone = ctx.attr._bf16_alone[ArchsInfo].archs
+    symbols = {row.symbol: True for row in ROWS}
     objects = []
     descriptions = []
     for row in ROWS:
@@ -79,6 +81,9 @@ def _triton_kernels_impl(ctx):
             continue
         kind = (row.arch, row.module, _operator(row))
         if row.arch in sampled and samples.setdefault(kind, row) != row:
+            continue
+        twin = row.symbol.replace("_fp16_", "_bf16_")
+        if row.arch in bf16_alone and twin != row.symbol and twin in symbols:
             continue
         stem = "%s/%s" % (ctx.label.name, row.symbol)
         code = ctx.actions.declare_file(stem + ".co")
@@ -120,6 +125,7 @@ triton_kernels = rule(
         "srcs": attr.label_list(allow_files = [".py"], mandatory = True),
         "symbols": attr.string_list(doc = "If given, only these kernels."),
         "_archs": attr.label(default = "//third_party/aiter:archs"),
+        "_bf16_alone": attr.label(default = "//third_party/aiter:bf16_alone"),
         "_compiler": attr.label(
             cfg = "exec",
             default = "//third_party/aiter/aot:compile",

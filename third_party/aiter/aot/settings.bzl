@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build settings of the kernels: //third_party/aiter:archs, :sampled, :allow_spills."""
+"""Build settings of the kernels: //third_party/aiter:archs, :sampled, :bf16_alone, :allow_spills."""
 
 ArchsInfo = provider(
     doc = "The selected GPU architectures.",
