@@ -42,14 +42,16 @@ class MhaKernelsTest(mha_test.MhaTestCase):
         self.check(mha_test.Case(
             **dict(b=1, dtype=dtype, dqk=dqk, dv=dv) | sizes | options))
 
-  # All heads at once, and one that others share keys with at a time.
-  @parameterized.parameters(1 << 30, 1)
-  def test_kept_gradients_of_scores(self, scratch):
+  # All heads at once, and one that others share keys with at a time; or all,
+  # and each with sums of its own.
+  @parameterized.parameters((1 << 30, 1), (1, 1), (1 << 30, 1 << 40))
+  def test_kept_gradients_of_scores(self, scratch, keys):
     for dtype, dims, symbols in simulator.groups("mha_dscores", "dtype",
                                                  "dims"):
       with (mock.patch.multiple(
-          op, _DSCORES_LENGTH_AMD=1, _DSCORES_KEYS_AMD=1, _DSCORES_WINDOW_AMD=1,
-          _DSCORES_BYTES=scratch), simulator.launched(self, symbols)):
+          op, _DSCORES_LENGTH_AMD=1, _DSCORES_KEYS_AMD=keys,
+          _DSCORES_WINDOW_AMD=1, _DSCORES_BYTES=scratch),
+            simulator.launched(self, symbols)):
         for sizes in DSCORES_SIZES:
           self.check(mha_test.Case(**dict(
               b=1, dtype=dtype, dqk=dims[0], dv=dims[1]) | sizes))

@@ -215,7 +215,7 @@ class HopperTest(mha_test.MhaTestCase):
   def test_dscores_of_heads_that_share_keys(self, dims, options, parts):
     """The sums of four heads are one's, two's or four's."""
     dqk, dv = dims
-    with mock.patch.object(op, "_dscores_parts", lambda *_: parts):
+    with mock.patch.object(op, "_dscores_splits", lambda *_: parts):
       with called("_dscores_kernel") as calls_of_it:
         self.check(mha_test.Case(**dict(
             b=2, sq=150, sk=264, hq=8, hk=2, dqk=dqk, dv=dv) | options))
@@ -238,7 +238,7 @@ class HopperTest(mha_test.MhaTestCase):
       call = functools.partial(aiter.flash_attn_func, **options)
       jax.clear_caches()  # Else all are one trace.
       with mock.patch.multiple(op, _dscores_heads=lambda *_: heads,
-                               _dscores_parts=lambda *_: 1):
+                               _dscores_splits=lambda *_: 1):
         return jax.jit(lambda: jax.vjp(call, q, k, v)[1](g))()
 
     with called("_dscores_kernel") as calls_of_it:
@@ -273,13 +273,13 @@ class HopperTest(mha_test.MhaTestCase):
       (1, 16, 2, 4096, 2, 4), (1, 24, 8, 3000, 1, 3), (4, 32, 8, 512, 1, 1),
       (1, 32, 8, 256, 4, 4), (1, 32, 8, 8192, 2, 2), (1, 32, 8, 16384, 4, 4),
       (1, 16, 4, 4096, 1, 1, 192), (1, 71, 1, 512, 71, 71))
-  def test_dscores_parts(self, b, hq, hk, s, full, causal, dim=128):
+  def test_dscores_splits(self, b, hq, hk, s, full, causal, dim=128):
     q, k = (jax.ShapeDtypeStruct((b, s, h, dim), jnp.bfloat16)
             for h in (hq, hk))
     for right, want in ((-1, full), (0, causal)):
       bwd = op.BwdConfig(types.Config(1.0, window_right=right), None)
       self.assertEqual(
-          op._dscores_parts("cuda", bwd, types.Operands(q, k, k)), want)
+          op._dscores_splits("cuda", bwd, types.Operands(q, k, k)), want)
 
   @parameterized.parameters(
       (16, 1024, 128, True), (2, 4096, 128, True), (1, 16384, 128, True),

@@ -302,11 +302,11 @@ def _dscores_heads(platform: str, bwd: BwdConfig, x: Operands) -> int:
   Those of whole sequences, or of one sequence's kv heads; in equal parts.
   """
   (b, hq), sk = x.q.shape[:3:2], x.k.shape[1]
-  hk = x.k.shape[2] * _dscores_parts(platform, bwd, x)
+  hk = x.k.shape[2] * _dscores_splits(platform, bwd, x)
   group = hq // hk
   of_kv_head = group * _dscores_bytes(x)
   if platform == "rocm":
-    fit = _dscores_fit_amd(bwd, x, of_kv_head)
+    fit = _dscores_fit_amd(bwd, x, b * hk, of_kv_head)
   else:
     fit = min(_DSCORES_BYTES // of_kv_head, b * hk)
     if fit < b * hk and (
@@ -317,11 +317,11 @@ def _dscores_heads(platform: str, bwd: BwdConfig, x: Operands) -> int:
   if fit == 0:
     return 0
   count, unit = (b, hq) if fit >= hk else (hk, group)
-  parts = -(-count // (fit * group // unit))
-  return -(-count // parts) * unit
+  times = -(-count // (fit * group // unit))
+  return -(-count // times) * unit
 
 
-def _dscores_parts(platform: str, bwd: BwdConfig, x: Operands) -> int:
+def _dscores_splits(platform: str, bwd: BwdConfig, x: Operands) -> int:
   """In how many parts the heads that share keys are, each with sums of its own.
 
   In one if enough blocks are at work at a time, which under a causal mask those
@@ -329,15 +329,15 @@ def _dscores_parts(platform: str, bwd: BwdConfig, x: Operands) -> int:
   """
   (b, hq), (sk, hk) = x.q.shape[:3:2], x.k.shape[1:3]
   group = hq // hk
-  if platform == "rocm":
-    return 1
   even = (bwd.mha.window_left >= 0 or bwd.mha.window_right < 0
           or sk < _DSCORES_LENGTH)
   whole = _DSCORES_BLOCKS // 2 if even else _DSCORES_BLOCKS
 
   def enough(parts):
-    fit = _DSCORES_BYTES // (group // parts * _dscores_bytes(x))
     every = b * hk * parts
+    if platform == "rocm":
+      return every * sk >= _dscores_keys_amd(x)
+    fit = _DSCORES_BYTES // (group // parts * _dscores_bytes(x))
     blocks = min(fit, every) * sk // _dscores_keys(x)
     return blocks >= (whole if fit >= every else _DSCORES_BLOCKS)
 
@@ -355,17 +355,22 @@ def _dscores_keys(x: Operands) -> int:
   return _DSCORES_KEYS // (1 if x.q.shape[-1] <= 128 else 2)
 
 
-def _dscores_fit_amd(bwd: BwdConfig, x: Operands, of_kv_head: int) -> int:
-  """Of how many kv heads scores' gradients are kept at a time on AMD; or 0."""
-  _, sk, hk, dim = x.k.shape
-  every = x.batch * hk
+def _dscores_keys_amd(x: Operands) -> int:
+  """Keys of all heads at a time that keep an AMD GPU at work."""
+  return _DSCORES_KEYS_AMD * (1 if x.q.shape[-1] >= 128 else 2)
+
+
+def _dscores_fit_amd(bwd: BwdConfig, x: Operands, every: int,
+                     of_kv_head: int) -> int:
+  """Of how many of `every` kv head scores' gradients are kept at a time; or 0.
+  """
+  sk, dim = x.k.shape[1], x.k.shape[-1]
   windowed = bwd.mha.window_left >= 0 or bwd.mha.window_right >= 0
   if (min(x.q.shape[1], sk) < _DSCORES_LENGTH_AMD
       or (windowed and dim < _DSCORES_WINDOW_AMD)):
     return 0
-  keys = _DSCORES_KEYS_AMD * (1 if dim >= 128 else 2)
   fit = every if windowed else min(
-      every, max(_DSCORES_BYTES // of_kv_head, -(-keys // sk)))
+      every, max(_DSCORES_BYTES // of_kv_head, -(-_dscores_keys_amd(x) // sk)))
   return fit if fit * of_kv_head <= _DSCORES_BYTES_MOST else 0
 
 
@@ -381,7 +386,7 @@ def _dscores_sequences(bwd: BwdConfig, x: Operands) -> int:
   As many as kernels that sum them write, in float32, are never too many.
   """
   (b, sq, hq), sk = x.q.shape[:3], x.k.shape[1]
-  hk = x.k.shape[2] * _dscores_parts("cuda", bwd, x)
+  hk = x.k.shape[2] * _dscores_splits("cuda", bwd, x)
   summed = math.prod(x.bias.shape[:2]) * sq * sk * 4
   fit = max(summed, _DSCORES_BYTES) // (hq * sq * sk * x.q.dtype.itemsize)
   count = max((n for n in range(1, min(fit, b) + 1) if b % n == 0), default=0)
@@ -441,7 +446,7 @@ def _dscores_by_parts(bwd: BwdConfig, call, x: Operands, saved: Saved,
 
 
 def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
-  parts = _dscores_parts(call.platform, bwd, x)
+  parts = _dscores_splits(call.platform, bwd, x)
   flat = _flat(x._replace(k=jnp.repeat(x.k, parts, 2),
                           v=jnp.repeat(x.v, parts, 2)))
   q, k, v = flat[:3]
