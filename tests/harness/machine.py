@@ -58,6 +58,11 @@ def has(dtype: str) -> bool:
   return not SIMULATED or dtype in _DTYPES
 
 
+def types(dtypes: dict[str, str]) -> list[str]:
+  """JAX's names of an operator's types, to the table's, that `has` says."""
+  return [name for name, of_table in dtypes.items() if has(of_table)]
+
+
 HALF = "fp16" if has("fp16") else "bf16"
 
 

@@ -595,8 +595,7 @@ class KernelTest(absltest.TestCase):
 
   def test_kernels_serve(self):
     """No call here quietly ran the reference."""
-    for dtype in (t for t, name in quant_op._DTYPES.items()
-                  if machine.has(name)):
+    for dtype in machine.types(quant_op._DTYPES):
       for per in ("row", "group", "block", "amax"):
         for cols in (1, 1024, 4096, 8192, 100001):
           self.assertIsNone(quant_op.quant.unserved(

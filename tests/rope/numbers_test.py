@@ -676,8 +676,7 @@ class KernelTest(absltest.TestCase):
   def test_kernels_serve(self):
     """No call here quietly ran the reference."""
     serves = rope_op._rotate.unserved
-    for dtype in (t for t, name in rope_op._DTYPES.items()
-                  if machine.has(name)):
+    for dtype in machine.types(rope_op._DTYPES):
       for pairs, features in ((1, ("unaligned", "by_four")), (32, ()),
                               (64, ("gptj",)), (500, ("full", "sections")),
                               (20, ("by_four", "grid", "sections"))):

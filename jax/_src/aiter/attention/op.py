@@ -362,7 +362,7 @@ def _dscores_keys_amd(x: Operands) -> int:
 
 def _dscores_fit_amd(bwd: BwdConfig, x: Operands, every: int,
                      of_kv_head: int) -> int:
-  """Of how many of `every` kv head scores' gradients are kept at a time; or 0.
+  """Of how many of `every` kv heads gradients are kept at a time on AMD; or 0.
   """
   sk, dim = x.k.shape[1], x.k.shape[-1]
   windowed = bwd.mha.window_left >= 0 or bwd.mha.window_right >= 0
