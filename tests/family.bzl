@@ -6,9 +6,12 @@ load("//build:sanitizers.bzl", "SANITIZER_ENV")
 load("//build:site.bzl", "jax_py_test", "sim_py_test")
 load("//tests/amdgpu_sim:sim.bzl", "ARCHS")
 
-# Where all cases of numbers run every time; on other architectures one in so
-# many, and each kernel still. `build.py test --all` runs all.
+# Where every test runs each day, with one in so many of the cases that differ by
+# parameters alone (on a CPU harness/machine.py says how many); on other
+# architectures one test of numbers in so many; each kernel everywhere.
+# `build.py test --all` runs all.
 HOME_ARCH = "gfx942"
+_ONE_CASE_IN = "2"
 _ONE_IN = "6"
 
 # Tests that `build.py test --all` alone runs, or builds anything for.
@@ -117,15 +120,19 @@ def _family(name, kernels = None, simulated = ARCHS, uses = [], cpu_only = [], s
             )
         for arch in archs:
             target = "%s_%s" % (base, arch)
-            sampled = arch != HOME_ARCH and file == "numbers_test.py"
+            if file == "every_kernel_test.py":
+                sample = {}
+            elif arch == HOME_ARCH:
+                sample = {"AITER_ONE_CASE_IN": _ONE_CASE_IN}
+            elif file == "numbers_test.py":
+                sample = {"AITER_ONE_IN": _ONE_IN}
+            else:
+                sample = {}
             sim_py_test(
                 name = target,
                 size = "large",
                 arch = arch,
-                env = dict(
-                    _SIM_ENV,
-                    **({"AITER_ONE_IN": _ONE_IN} if sampled else {})
-                ),
+                env = dict(_SIM_ENV, **sample),
                 shard_count = shards.get(target),
                 tags = ALL if arch in _ALL_ARCHS else [],
                 **common
@@ -149,7 +156,7 @@ def families(families):
     A file decides by its name where it runs:
 
     * numbers_test.py is aiter_<family>_test, on the host's CPU (or its GPU),
-      and aiter_<family>_test_<arch> on simulated GPUs: all cases on gfx942, one
+      and aiter_<family>_test_<arch> on simulated GPUs: all tests on gfx942, one
       in six on gfx950 and, by `build.py test --all` alone, on gfx90a;
     * kernel_test.py, in Triton's interpreter, is aiter_<family>_kernel_test;
     * every_kernel_test.py is aiter_<family>_every_kernel_test_<arch>, on every

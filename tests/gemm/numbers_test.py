@@ -303,7 +303,7 @@ class NumbersTest(GemmTestCase):
     for name, t in first.items():
       np.testing.assert_array_equal(t, second[name])
 
-  @examples(40, 20, 5)
+  @examples(40, 10, 5)
   @hypothesis.given(st.data())
   def test_any_shape(self, data):
     draw = data.draw
@@ -634,7 +634,7 @@ class QuantisedTest(QuantisedTestCase):
     for m, n, k in ((0, 8, 32), (8, 0, 32), (8, 8, 0)):
       self.check_equal(Quantised(kind, m=m, n=n, k=k, bias=True))
 
-  @examples(40, 25, 5)
+  @examples(40, 12, 5)
   @hypothesis.given(st.data())
   def test_any_shape(self, data):
     draw = data.draw

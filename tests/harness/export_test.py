@@ -11,7 +11,7 @@ from unittest import mock
 
 import jax.numpy as jnp
 from absl.testing import absltest, parameterized
-from harness import transforms
+from harness import machine, transforms
 from harness.operators import CASES, SIZES, Case, arrays_of, program, types_of
 
 import jax
@@ -43,7 +43,7 @@ class ExportTest(parameterized.TestCase):
       if platform not in platforms or not case.targets:
         self.assertNotIn(f"@{prefix}_aiter_", text)
 
-  @parameterized.named_parameters(*NAMED)
+  @parameterized.named_parameters(*machine.daily(NAMED))
   def test_open_sizes(self, case):
     """One program for all platforms and sizes does what the function does."""
     exported = export(case, types_of(case), *PLATFORMS)

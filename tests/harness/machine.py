@@ -23,12 +23,15 @@ if not ALL and importlib.util.find_spec("jax_plugins") is None:
              "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS])
 
-# One in so many cases is run, if the environment says so.
+# One in so many tests is run, if the environment says so.
 if not ALL and "AITER_ONE_IN" in os.environ:
   os.environ["TEST_TOTAL_SHARDS"] = os.environ["AITER_ONE_IN"]
   os.environ["TEST_SHARD_INDEX"] = "0"
 
 # pylint: disable=g-import-not-at-top
+import collections
+import re
+
 from absl.testing import absltest
 
 import jax
@@ -66,14 +69,40 @@ def types(dtypes: dict[str, str]) -> list[str]:
 HALF = "fp16" if has("fp16") else "bf16"
 
 
+# Of a test's numbered cases, which differ by parameters alone, one in so
+# many is run each day, and all by build.py test --all.
+_ONE_CASE_IN = (1 if ALL or GPU and not SIMULATED
+                else int(os.environ.get("AITER_ONE_CASE_IN", 1)) if SIMULATED
+                else 4)
+_GOLDEN = (5**0.5 - 1) / 2
+
+
 def _names(loader, tests, every=absltest.TestLoader.getTestCaseNames):
-  """The names of a class' tests but those of a type that has no kernels."""
-  return [name for name in every(loader, tests) if "'fp16'" not in getattr(
-      getattr(tests, name), "__x_params_repr__", "")]
+  """The names of a class' tests that are run here.
+
+  Not cases of a type that has no kernels; of the numbered cases of a test one
+  in _ONE_CASE_IN, the first always. Multiples of the golden ratio choose them:
+  equal steps would meet one value alone of a parameter that has as many.
+  """
+  seen = collections.Counter()
+  names = []
+  for name in every(loader, tests):
+    parameters = getattr(getattr(tests, name), "__x_params_repr__", "")
+    if not has("fp16") and "'fp16'" in parameters:
+      continue
+    test = re.sub(r"\d+$", "", name) if parameters else name
+    if seen[test] * _GOLDEN % 1 < 1 / _ONE_CASE_IN:
+      names.append(name)
+    seen[test] += 1
+  return names
 
 
-if not has("fp16"):
-  absltest.TestLoader.getTestCaseNames = _names
+absltest.TestLoader.getTestCaseNames = _names
+
+
+def daily(items):
+  """All items in `build.py test --all`; else every second one."""
+  return list(items)[::1 if ALL else 2]
 
 
 def size(gpu, cpu, simulated=None):

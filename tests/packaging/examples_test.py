@@ -24,9 +24,10 @@ BENCHMARKS = sorted(
 ) + ["experts"]
 
 # As in harness/machine.py: most of the time is that of compiling.
+ALL = os.environ.get("AITER_TESTS") == "all"
 _XLA_FLAGS = (
   ""
-  if os.environ.get("AITER_TESTS") == "all"
+  if ALL
   else "--xla_backend_optimization_level=0"
   " --xla_llvm_disable_expensive_passes=true"
 )
@@ -153,7 +154,7 @@ class ExamplesTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertIn("--mesh", done.stderr)
 
-  @parameterized.parameters(*BENCHMARKS)
+  @parameterized.parameters(*BENCHMARKS[:: 1 if ALL else 2])
   def test_benchmark(self, op):
     out = pathlib.Path(self.create_tempdir().full_path)
     page = out / "table.md"
