@@ -385,10 +385,10 @@ ffi::Error SetDscores(const DscoresBuffers& b, const MhaAttrs& attrs,
   Buffer::Dimensions dims = b.dscores.dimensions();
   if (dims.size() == 3) {
     a->dscores_nhead = dims[0];
-    AITER_FFI_RETURN_IF_ERROR(
-        Check(b.dscores, b.q.element_type(),
-              {dims[0], aiter::mha_dscores_rows(a->seqlen_q),
-               aiter::mha_dscores_row(a->seqlen_k)}));
+    a->max_seqlen_k = dims[2];  // Of a packed batch.
+    AITER_FFI_RETURN_IF_ERROR(Check(
+        b.dscores, b.q.element_type(),
+        {dims[0], aiter::mha_dscores_rows(*a), aiter::mha_dscores_row(*a)}));
   } else {
     AITER_FFI_RETURN_IF_ERROR(
         Check(b.dscores, b.q.element_type(),

@@ -10,6 +10,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from attention import calls
 from attention import numbers_test as mha_test
+from harness import machine
 
 import jax
 from jax._src.aiter.attention import op, reference, types
@@ -193,10 +194,10 @@ class HopperTest(mha_test.MhaTestCase):
       dims=[(96, 96), (144, 144), (192, 128), (256, 248)], options=[
           dict(window=(50, 20, 3), sq=300, sk=429, hk=1),
           dict(alibi="h", causal=True),
-          dict(lengths=((150, 264), (77, 130)), causal=True, use_lse=True),
           dict(packed=True, causal=True, hk=1,
                lengths=((70, 100), (1, 130), (0, 5), (131, 67), (300, 400))),
           dict(packed=True, gaps=(3, 2), window=(150, 20), min_seqlen_q=66,
+               bounded=True,
                lengths=((300, 429), (129, 129), (65, 0), (64, 128)))])
   def test_two_passes(self, dims, options):
     dqk, dv = dims
@@ -204,6 +205,117 @@ class HopperTest(mha_test.MhaTestCase):
       self.check(mha_test.Case(**dict(
           b=2, sq=150, sk=264, hq=2, hk=2, dqk=dqk, dv=dv) | options))
     self.assertEmpty(calls_of_it)
+
+  @parameterized.product(
+      dtype=["bf16", "fp16"],
+      dims=[(88, 88), (96, 96), (128, 128), (144, 144), (192, 128), (192, 192),
+            (256, 248)],
+      options=[
+          dict(), dict(causal=True, hk=4, gaps=(3, 2), use_lse=True),
+          dict(causal=True, cap=3.0), dict(window=(50, 20), hk=1),
+          dict(window=(30, -1), scale=-0.3)],
+      form=[
+          dict(lengths=((150, 264), (77, 130), (0, 5), (131, 0))),
+          dict(lengths=((150, 129), (150, 264))),
+          dict(packed=True, lengths=(
+              (70, 100), (1, 130), (0, 5), (131, 67), (300, 400), (9, 0))),
+          dict(packed=True, lengths=((385, 449),)),
+          dict(packed=True, lengths=((64, 64), (128, 192)) * 70)])
+  def test_dscores_of_lengths(self, dtype, dims, options, form):
+    dqk, dv = dims
+    options = dict(options)
+    if "packed" not in form:
+      options.pop("gaps", None)
+    with called("_dscores_kernel") as calls_of_it:
+      self.check(mha_test.Case(**dict(
+          dtype=dtype, b=len(form["lengths"]), sq=150, sk=264, hq=4, hk=2,
+          dqk=dqk, dv=dv, bounded=True) | options | form))
+    self.assertLen(calls_of_it, 1)
+
+  @parameterized.parameters((128, False), (128, True), (256, True))
+  def test_dscores_of_packed_heads_at_a_time(self, dim, causal):
+    """The same of all heads and of a kv head at a time."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, g = (jax.random.normal(key, (700, h, dim), jnp.bfloat16)
+                  for key, h in zip(keys, (4, 2, 2, 4), strict=True))
+    cu = jnp.array([0, 300, 301, 700], jnp.int32)
+
+    def gradients(heads):
+      def call(q, k, v):
+        return aiter.flash_attn_varlen(q, k, v, cu, cu, 0, 400, causal=causal)
+      jax.clear_caches()  # Else all are one trace.
+      with mock.patch.object(op, "_dscores_heads", lambda *_: heads):
+        return jax.jit(lambda: jax.vjp(call, q, k, v)[1](g))()
+
+    for a, b in zip(gradients(2), gradients(4), strict=True):
+      np.testing.assert_array_equal(a, b)
+
+  @parameterized.parameters(96, 128, 192)
+  def test_dscores_of_a_longer_sequence(self, dim):
+    """dq of a sequence that has more keys than was said is NaN, others' not."""
+    t = jnp.ones((700, 2, dim), jnp.bfloat16)
+    cu = jnp.array([0, 300, 700], jnp.int32)
+
+    @jax.jit
+    def gradients(cu):
+      call = lambda t: aiter.flash_attn_varlen(t, t, t, cu, cu, 400, 400)
+      return jax.grad(lambda t: call(t).astype(jnp.float32).sum())(t)
+
+    # There is room for a power of two.
+    self.assertTrue(np.isfinite(np.asarray(gradients(cu), np.float32)).all())
+    dq = np.asarray(gradients(cu.at[1].set(100)), np.float32)
+    self.assertTrue(np.isfinite(dq[:100]).all())
+    self.assertTrue(np.isnan(dq[100:]).all())
+
+  @parameterized.parameters(
+      (0, 0, 0), (1, 0, 0), (256, 0, 0), (300, 0, 512), (399, 0, 512),
+      (400, 512, 512), (1 << 40, 1 << 40, 1 << 40))
+  def test_bounds(self, bound, at_hand, traced):
+    """A bound that lengths at hand exceed, or the mean, is not believed."""
+    t = jnp.ones((700, 2, 96), jnp.bfloat16)
+    cu = np.array([0, 300, 700], np.int32)
+    gradient = jax.grad(lambda t, cu: aiter.flash_attn_varlen(
+        t, t, t, cu, cu, bound, bound).astype(jnp.float32).sum())
+    for f, want in ((gradient, at_hand), (jax.jit(gradient), traced)):
+      with called("_keeps_dscores") as calls_of_it:
+        dt = np.asarray(f(t, cu), np.float32)
+      (_, bwd, *_), *_ = calls_of_it
+      self.assertEqual(bwd.mha.max_seqlen_k, want)
+      self.assertTrue(np.isfinite(dt).all())
+
+  @parameterized.product(dim=[88, 128, 192, 256], sk=[264, 317], form=[
+      "dense", "padded", "packed"])
+  def test_dscores_of_very_low_scores(self, dim, sk, form):
+    """What is past the last key has no part, however far above all scores."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    q, k, v = (jax.random.normal(key, (sk, 2, dim), jnp.bfloat16)
+               for key in keys)
+    q, k = q.at[..., 0].set(64), k.at[..., 0].set(-64)
+    cu = jnp.array([0, sk], jnp.int32)
+
+    def attend(q, k, v):
+      if form == "packed":
+        return aiter.flash_attn_varlen(q, k, v, cu, cu, sk, sk)
+      lengths = {} if form == "dense" else dict(
+          cu_seqlens_q=cu, cu_seqlens_kv=cu)
+      return aiter.flash_attn_func(*(t[None] for t in (q, k, v)), **lengths)[0]
+
+    def gradients(attend, *x):
+      return jax.jit(jax.grad(
+          lambda x: jnp.sin(attend(*x).astype(jnp.float32)).sum()))(x)
+
+    with called("_dscores_kernel") as calls_of_it:
+      got = gradients(attend, q, k, v)
+    self.assertLen(calls_of_it, 1)
+    def plain(q, k, v):
+      return jax.nn.dot_product_attention(*(t[None] for t in (q, k, v)))[0]
+    want = gradients(plain, *(jax.device_put(
+        np.asarray(t, np.float32), machine.CPUS[0]) for t in (q, k, v)))
+    for a, b in zip(got, want, strict=True):
+      a, b = (np.asarray(t, np.float32) for t in (a, b))
+      self.assertTrue(np.isfinite(a).all())
+      a, b = a[..., 1:], b[..., 1:]  # The first column cancels.
+      self.assertLess(np.abs(a - b).max(), 0.05 * np.abs(b).max())
 
   @parameterized.product(
       dims=[(96, 96), (128, 128), (192, 128), (256, 256)], options=[
@@ -405,7 +517,8 @@ class HopperTest(mha_test.MhaTestCase):
     for a, b in zip(kept, drawn, strict=True):
       np.testing.assert_array_equal(a, b)
 
-  def test_one_pass_reads_no_other_rows(self):
+  @parameterized.parameters("one_pass", "dscores")
+  def test_reads_no_other_rows(self, kernels):
     """Whatever lies between and after sequences, and past padded lengths."""
     lengths = jnp.array([0, 100, 300], jnp.int32)
     apart = jnp.array([0, 150, 400], jnp.int32)
@@ -420,20 +533,25 @@ class HopperTest(mha_test.MhaTestCase):
         :, :, None, None]
     for function, arrays, kept, options in (
         (aiter.flash_attn_varlen, packed, (row < 300)[:, None, None],
-         dict(cu_seqlens_q=lengths, cu_seqlens_k=lengths)),
+         dict(cu_seqlens_q=lengths, cu_seqlens_k=lengths, max_seqlen_k=200)),
         (aiter.flash_attn_varlen, packed, live,
          dict(cu_seqlens_q=lengths, cu_seqlens_k=lengths, causal=True,
-              cu_seqlens_q_padded=apart, cu_seqlens_k_padded=apart)),
+              max_seqlen_k=200, cu_seqlens_q_padded=apart,
+              cu_seqlens_k_padded=apart)),
         (aiter.flash_attn_func, padded, live_padded,
          dict(cu_seqlens_q=lengths, cu_seqlens_kv=lengths))):
       call = functools.partial(function, deterministic=True, **options)
       def gradients(fill, arrays=arrays, kept=kept, call=call):
         q, k, v, g = (jnp.where(kept, t, fill) for t in arrays)
         return jax.jit(lambda: jax.vjp(call, q, k, v)[1](g))()
-      with one_pass():
+      with contextlib.ExitStack() as stack:
+        if kernels == "one_pass":
+          stack.enter_context(one_pass())
+        calls_of_it = stack.enter_context(called(f"_{kernels}_kernel"))
         for a, b in zip(gradients(jnp.nan), gradients(0), strict=True):
           np.testing.assert_array_equal(a, b)
           np.testing.assert_array_equal(np.where(kept, 0, a), 0)
+        self.assertNotEmpty(calls_of_it)
 
   @parameterized.parameters(
       (False, 4, False, False), (True, 4, False, False), (True, 2, False, True),
@@ -487,7 +605,8 @@ class HopperTest(mha_test.MhaTestCase):
       for dtype in calls.DTYPES:
         for features in ((), ("soft_cap",), ("alibi",), ("dropout",),
                          ("bias",), ("bias", "dropout"), ("bias", "bias_f32"),
-                         ("mask",), ("mask", "dropout")):
+                         ("mask",), ("mask", "dropout"), ("packed",),
+                         ("packed", "soft_cap")):
           with contextlib.suppress(ValueError):
             rows -= set(module.kernels("mha_dscores", ARCH, dtype, dims,
                                        list(features)))

@@ -39,9 +39,9 @@ class Case:
   `bias` and `mask` are shapes made of 'b', 'h', 'q', 'k' and '1'. `lengths` are
   pairs of query and key lengths: of the sequences of a packed call, or of the
   padded ones of a dense call, whose queries' are not given if all are sq.
-  `gaps` are unused rows after each packed one. `forward`: nothing is
-  differentiated, and of `constant` inputs neither. `precision` is that of
-  products of float32.
+  `gaps` are unused rows after each packed one; of `bounded` ones the call says
+  how many keys the longest has. `forward`: nothing is differentiated, and of
+  `constant` inputs neither. `precision` is that of products of float32.
   """
   dtype: str = "bf16"
   b: int = 2
@@ -64,6 +64,7 @@ class Case:
   packed: bool = False
   lengths: tuple[tuple[int, int], ...] = ()
   gaps: tuple[int, int] = (0, 0)
+  bounded: bool = False
   min_seqlen_q: int = 0
   use_lse: bool = False
   forward: bool = False
@@ -153,6 +154,8 @@ def run(case: Case, x):
   if case.packed:
     fn = aiter.flash_attn_varlen
     options["min_seqlen_q"] = case.min_seqlen_q
+    if case.bounded:
+      options["max_seqlen_k"] = max(nk for _, nk in case.lengths)
 
   def forward(wrt, rest, key):
     return fn(**wrt, **rest, **options, dropout_key=key, return_lse=True)

@@ -154,7 +154,7 @@ class ExamplesTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertIn("--mesh", done.stderr)
 
-  @parameterized.parameters(*BENCHMARKS[:: 1 if ALL else 2])
+  @parameterized.parameters(*BENCHMARKS[:: 1 if ALL else 4])
   def test_benchmark(self, op):
     out = pathlib.Path(self.create_tempdir().full_path)
     page = out / "table.md"

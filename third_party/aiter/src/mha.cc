@@ -814,9 +814,14 @@ struct Dscores {
     if (a.batch == 0 || a.seqlen_q == 0 || a.seqlen_k == 0) {
       return Invalid("a size", "0", "above 0");
     }
-    if (a.dscores_nhead == 0) return Status();
+    if (a.is_group_mode) {
+      AITER_RETURN_IF_ERROR(
+          CheckRange("max_seqlen_k", a.max_seqlen_k, 1, kMaxSeqlen));
+    } else if (a.dscores_nhead == 0) {
+      return Status();
+    }
     return CheckRange("dscores_nhead", a.dscores_nhead, a.nhead_q / a.nhead_k,
-                      a.batch * a.nhead_q);
+                      (a.is_group_mode ? 1 : a.batch) * a.nhead_q);
   }
 
   static ProblemKey KeyOf(const Args& a) {
@@ -835,13 +840,22 @@ struct Dscores {
                                 kMhaUnaligned | kMhaWindow | kMhaTopLeft |
                                 kMhaDlse | kMhaShort | kMhaOdd | kMhaUneven |
                                 kMhaNonPositiveScale | kMhaDscoresWhole;
+    constexpr int64_t kLengths = kMhaPacked | kMhaCuSeqlens |
+                                 kMhaCuSeqlensQPadded | kMhaCuSeqlensKPadded;
+    // What is found by a sequence and head, or written for all that there is.
+    constexpr int64_t kOfOneLength =
+        kMhaBias | kMhaMask | kMhaAlibi | kMhaDropout | kMhaDscoresWhole;
+    const bool lengths = (key.features & kLengths) != 0;
     // What is kept is not as exact as a gradient of float32.
     constexpr int64_t kOfF32 = kMhaBiasF32 | kMhaDbias;
-    if ((key.features & ~kServed) != 0 || (key.features & kOfF32) == kOfF32) {
+    if ((key.features & ~(kServed | kLengths)) != 0 ||
+        (key.features & kOfF32) == kOfF32 ||
+        (lengths && (key.features & kOfOneLength) != 0)) {
       return Status(StatusCode::kUnimplemented,
                     "the scores' gradients are kept beside a bias, which has "
                     "one of their type, a mask, ALiBi, a soft cap, dropout and "
-                    "windows alone");
+                    "windows alone; of sequences with lengths, beside the "
+                    "last but dropout");
     }
     // Only maxima, which gradients do not look for, ask for a positive scale.
     ProblemKey scores = key;
@@ -851,12 +865,14 @@ struct Dscores {
     product.data_type = key.data_type;
     product.dims[0] = key.dims[0];
     product.dims[1] = key.dims[1];
-    product.features = key.features & kMhaMask;
+    scores.features |= Flag(lengths, kMhaDscoresLengths);
+    product.features = scores.features & (kMhaMask | kMhaDscoresLengths);
     ProblemKey of_delta = key;
     of_delta.features &= ~kMhaDscoresWhole;
     AITER_RETURN_IF_ERROR(steps->Add("mha_bwd_delta", of_delta, &plan->delta));
     AITER_RETURN_IF_ERROR(steps->Add("mha_dscores_bwd", scores, &plan->bwd));
-    return steps->Add("mha_dscores_dq", product, &plan->dq);
+    AITER_RETURN_IF_ERROR(steps->Add("mha_dscores_dq", product, &plan->dq));
+    return ChooseGaps(key, steps, &plan->gaps);
   }
 
   // Moves pointers to sequence b and kv head h of the call.
@@ -884,6 +900,9 @@ struct Dscores {
     for (const void** pointer : {&p->lse_ptr, &p->delta_ptr}) {
       move(pointer, p->batch_stride_lse, hq, p->nhead_stride_lse, kWordBytes);
     }
+    for (const void** pointer : {&p->cu_seqlens_q_ptr, &p->cu_seqlens_k_ptr}) {
+      move(pointer, 1, 0, 0, kWordBytes);
+    }
     move(&p->alibi_slopes_ptr, a.nhead_q, hq, 1, kWordBytes);
     move(&p->dropout_state_ptr, a.nhead_q * 6, hq, 6, kWordBytes);
   }
@@ -891,6 +910,11 @@ struct Dscores {
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
     MhaParams params = ParamsOf(args, plan.key);
+    if (args.is_group_mode) {
+      AITER_RETURN_IF_ERROR(
+          ClearQueries(driver, plan.gaps, params, args, stream));
+      AITER_RETURN_IF_ERROR(ClearKeys(driver, plan.gaps, params, args, stream));
+    }
     AITER_RETURN_IF_ERROR(LaunchMha(driver, plan.delta, params, stream));
     const int64_t group = args.nhead_q / args.nhead_k;
     int64_t at_once = args.batch * args.nhead_k;
@@ -898,14 +922,13 @@ struct Dscores {
       params.flags |= kMhaDscoresWhole;
     } else {
       at_once = args.dscores_nhead / group;
-      params.stride_dbias =
-          static_cast<int32_t>(mha_dscores_row(args.seqlen_k));
-      params.nhead_stride_dbias =
-          mha_dscores_rows(args.seqlen_q) * params.stride_dbias;
+      params.stride_dbias = static_cast<int32_t>(mha_dscores_row(args));
+      params.nhead_stride_dbias = mha_dscores_rows(args) * params.stride_dbias;
     }
-    // Sequences, or kv heads of one, whose gradients there is room for.
+    // Sequences, or kv heads of one or of all that are packed, whose gradients
+    // there is room for.
     const int64_t heads = std::min(at_once, args.nhead_k);
-    const int64_t batch = at_once / heads;
+    const int64_t batch = args.is_group_mode ? args.batch : at_once / heads;
     params.dbias_ptr = args.dscores_ptr;
     params.batch_stride_dbias = heads * group * params.nhead_stride_dbias;
     for (int64_t b = 0; b < args.batch; b += batch) {

@@ -48,14 +48,18 @@ HeadTensor TensorOf(uint8_t id, const MhaParams& p) {
       return {p.bias_ptr,          p.stride_bias, p.nhead_stride_bias,
               p.batch_stride_bias, p.seqlen_q,    p.nhead_q,
               p.seqlen_k};
-    case kMhaDscoresTensorDscores:
+    case kMhaDscoresTensorDscores: {
+      // Packed sequences have rows of their own, and each room for the longest.
+      const bool packed = (p.flags & kMhaPacked) != 0;
+      const int64_t rows = p.nhead_stride_dbias / p.stride_dbias;
       return {p.dbias_ptr,
               p.stride_dbias,
               p.nhead_stride_dbias,
               p.batch_stride_dbias,
-              p.seqlen_q,
+              packed ? rows : p.seqlen_q,
               p.nhead_q,
-              p.seqlen_k};
+              packed ? p.stride_dbias : p.seqlen_k};
+    }
     default:
       return {};
   }

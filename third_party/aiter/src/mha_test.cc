@@ -655,6 +655,45 @@ void TestDscores() {
   CHECK(Contains(mha_dscores(args, nullptr).message(), "above 0"));
 }
 
+// Padded ones' lengths move with the sequences. Packed ones have rows of their
+// own in scratch: 200 / 128 blocks of 128 and one a sequence.
+void TestDscoresOfLengths() {
+  mha_dscores_args args;
+  static_cast<mha_bwd_args&>(args) = BwdArgs(128, 128);
+  args.cu_seqlen_q_ptr = At(0x200);
+  args.cu_seqlen_k_ptr = At(0x240);
+  args.dscores_ptr = At(0x40000);
+  args.dscores_nhead = 4;
+  NewContext("gfx942");
+  CHECK_OK(mha_dscores(args, nullptr));
+  std::vector<Launch>& launches = g_recorder.launches;
+  CHECK(launches.size() == 5);
+  const auto second = launches[3].As<MhaParams>();
+  CHECK(second.cu_seqlens_q_ptr == At(0x204));
+  CHECK(second.cu_seqlens_k_ptr == At(0x244));
+  args.p_drop = 0.5f;
+  args.dropout_state_ptr = At(0x30000);
+  CHECK(Contains(mha_dscores(args, nullptr).message(), "with lengths"));
+
+  mha_dscores_args packed;
+  static_cast<mha_bwd_args&>(packed) = BwdArgs(128, 128, /*packed=*/true);
+  packed.dscores_ptr = At(0x40000);
+  packed.dscores_nhead = 2;
+  packed.max_seqlen_k = 200;
+  NewContext("gfx942");
+  CHECK_OK(mha_dscores(packed, nullptr));
+  // What no sequence has, delta, and two kv heads one after the other.
+  CHECK(launches.size() == 8 && launches[3].kernel == "delta");
+  CHECK(launches[6].kernel == "dscores" && launches[7].kernel == "dscores_dq");
+  CHECK(launches[6].grid[0] == 300 / 128 + 2 && launches[6].grid[2] == 1);
+  CHECK(launches[7].grid[0] == 200 / 128 + 2 && launches[7].grid[1] == 2);
+  const auto params = launches[7].As<MhaParams>();
+  CHECK(params.batch == 2 && params.stride_dbias == 256);
+  CHECK(params.nhead_stride_dbias == 3 * 128 * 256);
+  packed.max_seqlen_k = 0;
+  CHECK(Contains(mha_dscores(packed, nullptr).message(), "max_seqlen_k"));
+}
+
 // As scratch, of a kv head's two query heads or of two sequences at a time.
 void TestDscoresAtATime() {
   mha_dscores_args args;
@@ -1043,6 +1082,7 @@ int main() {
   aiter::TestBackwardPacking();
   aiter::TestOnePass();
   aiter::TestDscores();
+  aiter::TestDscoresOfLengths();
   aiter::TestDscoresAtATime();
   aiter::TestTensorMaps();
   aiter::TestUneven();

@@ -46,6 +46,7 @@ class Call(NamedTuple):
   deterministic: bool
   top_left: bool = False
   min_seqlen_q: int = 0
+  max_seqlen_k: int = 0
   return_lse: bool = False
   return_attn_probs: bool = False
   least_rank: int = 2
@@ -211,6 +212,9 @@ def _config(call: Call, x: Operands) -> Config:
   sq, sk = ((t.shape[0 if x.packed else 1]) for t in (x.q, x.k))
   plain = not x.packed and x.cu_seqlens_q is None and x.cu_seqlens_k is None
   top_left = call.top_left and not (plain and sq == sk)
+  # A bound that is less than the mean is none.
+  bounded = (x.packed and dims.is_known(sk)
+             and call.max_seqlen_k * x.batch >= sk)
   hides_nothing = lambda side: (
       dims.at_most(sq, side) and dims.at_most(sk, side))
   if hides_nothing(left):
@@ -226,7 +230,9 @@ def _config(call: Call, x: Operands) -> Config:
       sink_tokens=sink_tokens if left >= 0 else 0,
       top_left=top_left and (
           left >= 0 or right >= 0 or x.alibi_slopes is not None),
-      min_seqlen_q=call.min_seqlen_q, deterministic=call.deterministic,
+      min_seqlen_q=call.min_seqlen_q,
+      max_seqlen_k=call.max_seqlen_k if bounded else 0,
+      deterministic=call.deterministic,
       precision=(jax.config.jax_default_matmul_precision
                  if call.precision is None else call.precision))
 
@@ -399,6 +405,15 @@ def flash_attn_func(
                  bias, mask, alibi_slopes, sink)
 
 
+def _bound(longest: int, cu_seqlens_k) -> int:
+  """A power of two that no sequence has more keys than; 0 if that is wrong."""
+  lengths = arguments.at_hand(cu_seqlens_k)
+  if longest == 0 or (lengths is not None and lengths.ndim == 1
+                      and (np.diff(lengths) > longest).any()):
+    return 0
+  return 1 << (longest - 1).bit_length()
+
+
 def flash_attn_varlen(
     q: jax.Array,
     k: jax.Array,
@@ -437,7 +452,10 @@ def flash_attn_varlen(
     cu_seqlens_q: int [b + 1], cumulative query lengths, from 0.
     cu_seqlens_k: int [b + 1], cumulative key lengths, from 0.
     max_seqlen_q: accepted; no bound is needed.
-    max_seqlen_k: accepted; no bound is needed.
+    max_seqlen_k: keys of the longest sequence, or more; 0 is unknown, and so is
+      less than the mean. A bound makes gradients of wide heads faster. Where
+      the lengths are traced, on a GPU, dq may be NaN of a sequence that has
+      more. Each power of two is a program of its own.
     dropout_p: see flash_attn_func; masks count rows and columns inside their
       sequence.
     softmax_scale: see flash_attn_func.
@@ -471,11 +489,11 @@ def flash_attn_varlen(
       dict(alibi_slopes=alibi_slopes, dropout_key=dropout_key, sink=sink,
            cu_seqlens_q_padded=cu_seqlens_q_padded,
            cu_seqlens_k_padded=cu_seqlens_k_padded))
-  for arg, value in (("max_seqlen_q", max_seqlen_q),
-                     ("max_seqlen_k", max_seqlen_k)):
-    if dims.is_known(value):
+  _, longest = (
       arguments.number(name, arg, value, "an integer >= 0", lambda n: n >= 0,
-                       int)
+                       int) if dims.is_known(value) else 0
+      for arg, value in (("max_seqlen_q", max_seqlen_q),
+                         ("max_seqlen_k", max_seqlen_k)))
   for arg, cu, t, padded in (
       ("cu_seqlens_q", cu_seqlens_q, q, cu_seqlens_q_padded),
       ("cu_seqlens_k", cu_seqlens_k, k, cu_seqlens_k_padded)):
@@ -487,6 +505,7 @@ def flash_attn_varlen(
   call = static_arguments(
       name, dropout_p, softmax_scale, causal, window_size, logits_soft_cap,
       deterministic, return_lse=flag(name, "return_lse", return_lse),
+      max_seqlen_k=_bound(longest, cu_seqlens_k),
       min_seqlen_q=arguments.number(
           name, "min_seqlen_q", min_seqlen_q, "an integer from 0 to 2^31 - 1",
           lambda n: 0 <= n < 2**31, int))

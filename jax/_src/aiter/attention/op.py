@@ -301,10 +301,10 @@ def _dscores_heads(platform: str, bwd: BwdConfig, x: Operands) -> int:
 
   Those of whole sequences, or of one sequence's kv heads; in equal parts.
   """
-  (b, hq), sk = x.q.shape[:3:2], x.k.shape[1]
-  hk = x.k.shape[2] * _dscores_splits(platform, bwd, x)
+  b, sk = (1 if x.packed else x.batch), x.k.shape[-3]
+  hq, hk = x.q.shape[-2], x.k.shape[-2] * _dscores_splits(platform, bwd, x)
   group = hq // hk
-  of_kv_head = group * _dscores_bytes(x)
+  of_kv_head = group * _dscores_bytes(bwd, x)
   if platform == "rocm":
     fit = _dscores_fit_amd(bwd, x, b * hk, of_kv_head)
   else:
@@ -327,6 +327,8 @@ def _dscores_splits(platform: str, bwd: BwdConfig, x: Operands) -> int:
   In one if enough blocks are at work at a time, which under a causal mask those
   of few sequences' heads leave early: of long ones it takes more.
   """
+  if x.packed:
+    return 1
   (b, hq), (sk, hk) = x.q.shape[:3:2], x.k.shape[1:3]
   group = hq // hk
   even = (bwd.mha.window_left >= 0 or bwd.mha.window_right < 0
@@ -337,7 +339,7 @@ def _dscores_splits(platform: str, bwd: BwdConfig, x: Operands) -> int:
     every = b * hk * parts
     if platform == "rocm":
       return every * sk >= _dscores_keys_amd(x)
-    fit = _DSCORES_BYTES // (group // parts * _dscores_bytes(x))
+    fit = _DSCORES_BYTES // (group // parts * _dscores_bytes(bwd, x))
     blocks = min(fit, every) * sk // _dscores_keys(x)
     return blocks >= (whole if fit >= every else _DSCORES_BLOCKS)
 
@@ -345,9 +347,9 @@ def _dscores_splits(platform: str, bwd: BwdConfig, x: Operands) -> int:
               group)
 
 
-def _dscores_bytes(x: Operands) -> int:
+def _dscores_bytes(bwd: BwdConfig, x: Operands) -> int:
   """Bytes of a head's scratch."""
-  return math.prod(_dscores_tiles(x)) * x.q.dtype.itemsize
+  return math.prod(_dscores_tiles(bwd, x)) * x.q.dtype.itemsize
 
 
 def _dscores_keys(x: Operands) -> int:
@@ -374,10 +376,17 @@ def _dscores_fit_amd(bwd: BwdConfig, x: Operands, every: int,
   return fit if fit * of_kv_head <= _DSCORES_BYTES_MOST else 0
 
 
-def _dscores_tiles(x: Operands) -> tuple[int, ...]:
-  """Rows and keys of a head's scratch."""
-  lengths = x.q.shape[1], x.k.shape[1]
-  return tuple(map(round_up, lengths, _DSCORES_TILE))
+def _dscores_tiles(bwd: BwdConfig, x: Operands) -> tuple[int, int]:
+  """Rows and keys of a head's scratch.
+
+  Packed sequences have rows of their own, as in _sums_rows, and each has room
+  for the keys of the longest.
+  """
+  rows, keys = _DSCORES_TILE
+  if x.packed:
+    longest = min(bwd.mha.max_seqlen_k, x.k.shape[0])
+    return _sums_rows(x, x.q), round_up(longest, keys)
+  return round_up(x.q.shape[1], rows), round_up(x.k.shape[1], keys)
 
 
 def _dscores_sequences(bwd: BwdConfig, x: Operands) -> int:
@@ -397,12 +406,17 @@ def _dscores_sequences(bwd: BwdConfig, x: Operands) -> int:
 
 def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
                    saved: Saved) -> bool:
-  """Whether kernels that keep the gradients of the scores serve a call."""
+  """Whether kernels that keep the gradients of the scores serve a call.
+
+  Of packed ones that one pass does not: blocks of many sequences end late.
+  """
   shapes = (*x.q.shape, *x.k.shape)
-  if (x.packed or not all(map(is_known, shapes)) or 0 in shapes
+  if (not all(map(is_known, shapes)) or 0 in shapes or x.batch == 0
+      or (x.packed and (bwd.mha.max_seqlen_k == 0
+                        or _one_pass(platform, bwd, x, saved)))
       or bwd.mha.logits_soft_cap > _DSCORES_CAP or bwd.wanted.dslopes):
     return False
-  sk = x.k.shape[1]
+  sk = x.k.shape[-3]
   # What is more than a product takes longer to compute twice.
   planes = [t for t in (x.bias, x.mask) if t is not None]
   mere = (not planes and x.alibi_slopes is None
@@ -451,9 +465,9 @@ def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
                           v=jnp.repeat(x.v, parts, 2)))
   q, k, v = flat[:3]
   f32 = jnp.float32
-  (b, sq, hq), (sk, hk) = x.q.shape[:3], x.k.shape[1:3]
-  shape = ((b, hq, sq, sk) if bwd.wanted.dbias else
-           (_dscores_heads(call.platform, bwd, x), *_dscores_tiles(x)))
+  shape = ((x.batch, x.q.shape[2], x.q.shape[1], x.k.shape[1])
+           if bwd.wanted.dbias else
+           (_dscores_heads(call.platform, bwd, x), *_dscores_tiles(bwd, x)))
   dq, dk, dv, dscores, _ = call._replace(target=_DSCORES)(
       (*(like(t, t.shape, t.dtype) for t in (q, k, v)),
        like(q, shape, q.dtype), like(q, saved.lse.shape, f32)),
@@ -464,7 +478,7 @@ def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
     t = t[..., :dim]
     if parts == 1:
       return t
-    t = t.reshape(b, sk, hk, parts, dim)
+    t = t.reshape(*x.k.shape[:3], parts, dim)
     return jnp.sum(t, 3, dtype=f32).astype(t.dtype)
 
   return Grads(

@@ -21,6 +21,8 @@ class Config(NamedTuple):
     top_left: the diagonal starts at the top left corner of the score matrix
       instead of ending at its bottom right one.
     min_seqlen_q: sequences with at most this many queries are skipped, if > 0.
+    max_seqlen_k: keys of a packed sequence at most; 0 is unknown. Gradients may
+      be NaN of one that has more.
     deterministic: gradients have the same bits every time.
     inference: no derivative is asked for, so that kernels may serve which keep
       nothing for one.
@@ -38,6 +40,7 @@ class Config(NamedTuple):
   sink_tokens: int = 0
   top_left: bool = False
   min_seqlen_q: int = 0
+  max_seqlen_k: int = 0
   deterministic: bool = True
   inference: bool = False
   keep_p: bool = False

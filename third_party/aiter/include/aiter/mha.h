@@ -230,9 +230,10 @@ struct MhaOnePassPlan {
 };
 
 // The same where the scores' gradients are kept, from which dq is one product,
-// and a bias's gradient their sum over what shares it. Of dense batches of one
-// length, whose scores have at most a bias, of their tensors' type if it has a
-// gradient, a mask, ALiBi slopes without one, a soft cap, a window and dropout.
+// and a bias's gradient their sum over what shares it. Of scores that have at
+// most a bias, of their tensors' type if it has a gradient, a mask, ALiBi
+// slopes without one, a soft cap, a window and dropout; on Hopper with lengths
+// too, where they have no more than a soft cap and a window.
 struct mha_dscores_args : mha_bwd_args {
   // Like q in type, for the caller to sum: [batch, nhead_q, seqlen_q,
   // seqlen_k], contiguous.
@@ -240,16 +241,21 @@ struct mha_dscores_args : mha_bwd_args {
   // Or, if above 0, scratch for so many query heads at a time, one kv head's at
   // least: [dscores_nhead, mha_dscores_rows, mha_dscores_row].
   int64_t dscores_nhead = 0;
+  // Of a packed batch: how many keys a sequence has at most. dq of one that has
+  // more is NaN.
+  int64_t max_seqlen_k = 0;
 };
 
-// Rows of a head's scratch, and elements of a row: kernels for CDNA keep whole
-// tiles of 32 rows and 128 keys.
-inline int64_t mha_dscores_rows(int64_t seqlen_q) {
-  return (seqlen_q + 31) / 32 * 32;
+// Rows of a head's scratch, and elements of a row. Kernels for CDNA keep whole
+// tiles of 32 rows and 128 keys; a packed sequence has 128 rows of its own.
+inline int64_t mha_dscores_rows(const mha_args& a) {
+  return a.is_group_mode ? (a.seqlen_q / 128 + a.batch) * 128
+                         : (a.seqlen_q + 31) / 32 * 32;
 }
 
-inline int64_t mha_dscores_row(int64_t seqlen_k) {
-  return (seqlen_k + 127) / 128 * 128;
+inline int64_t mha_dscores_row(const mha_dscores_args& a) {
+  const int64_t keys = a.is_group_mode ? a.max_seqlen_k : a.seqlen_k;
+  return (keys + 127) / 128 * 128;
 }
 
 struct MhaDscoresPlan {
@@ -257,6 +263,7 @@ struct MhaDscoresPlan {
   LoadedKernel delta;
   LoadedKernel bwd;
   LoadedKernel dq;
+  LoadedKernel gaps;  // Null but of a packed batch.
 };
 
 // The sizes of a problem are hdim_q and hdim_v.

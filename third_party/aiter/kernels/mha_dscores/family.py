@@ -3,31 +3,34 @@
 
 import dataclasses
 
-from third_party.aiter.aot.family import Op, flags, points_to
+from third_party.aiter.aot.family import flags, named, points_to
 from third_party.aiter.kernels.mha import family as mha
 
 # The kernels' argument `flags` is attention's and one more. whole: gradients of
-# scores that nobody sees are wanted too, zeros.
-FLAGS = flags(" ".join([*mha.FLAGS, "whole"]))
+# scores that nobody sees are wanted too, zeros. lengths only selects: sequences
+# are packed, or shorter than their arrays.
+FLAGS = flags(" ".join([*mha.FLAGS, "whole", "lengths"]))
 FEATURES = {**mha.FEATURES, **FLAGS}
 
-_KEYS = "tiles_of_keys = ceil(seqlen_k / tile_n)"
-_ROWS = "tiles_of_rows = ceil(seqlen_q / tile_m)"
+
+def _constants(row):
+  return {**mha.FAMILY.constants(row),
+          "LENGTHS": "lengths" not in named(row, "excludes")}
+
 
 # Calls are attention's, and so are sizes and most arguments. Kernels for CDNA
 # have gradients of scores as dbias, those for Hopper as a map.
 FAMILY = dataclasses.replace(
     mha.FAMILY,
     ops={
-        "mha_dscores_bwd": Op(
-            "mha_dscores.hopper", (_KEYS, "nhead_k", "batch"),
-            {"HEADS_FIRST": ("nhead_k", _KEYS, "batch")}),
-        "mha_dscores_dq": Op(
-            "mha_dscores.hopper", (_ROWS, "nhead_q", "batch"),
-            {"HEADS_FIRST": ("nhead_q", _ROWS, "batch")}),
+        f"mha_dscores_{name}": dataclasses.replace(
+            mha.FAMILY.ops[f"mha_bwd_{of_two_passes}"],
+            module="mha_dscores.hopper")
+        for name, of_two_passes in (("bwd", "dkdv"), ("dq", "dq"))
     },
     pointers={**mha.FAMILY.pointers, **points_to("dtype", "dscores dbias")},
     aligned=mha.FAMILY.aligned + r"|(stride|nhead_stride|batch_stride)_dbias$",
+    constants=_constants,
     features=FEATURES,
     tensors=(*mha.FAMILY.tensors, "dscores"),
 )

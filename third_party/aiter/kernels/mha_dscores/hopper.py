@@ -7,6 +7,8 @@ own products take them, and dq is one product with what was stored: five
 products in all, where mha/bwd_hopper.py and mha/dbias_hopper.py have nine.
 """
 
+from typing import NamedTuple
+
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -59,8 +61,52 @@ def _place(heads, causal):
   return at // together, head % heads, head // heads
 
 
+class Scratch(NamedTuple):
+  """Where a sequence's gradients are: a map, and its batch and first row."""
+  desc: tl.tensor
+  batch: tl.tensor
+  row: tl.tensor
+
+
 @gluon.jit
-def _put(desc, smem, use, ds, batch, head, row0, col0, BUFFERS: gl.constexpr):
+def _scratch(desc, slot_b, q_row, index_b, flags, LENGTHS: gl.constexpr):
+  """A sequence's Scratch: packed ones have tiles of rows of their own."""
+  row = 0
+  if LENGTHS:
+    row = gl.where((flags & scores.PACKED) != 0,
+                   (q_row // DQ_ROWS + index_b) * DQ_ROWS, 0)
+  return Scratch(desc, slot_b, row)
+
+
+@gluon.jit
+def _sequence(index_b, tile, starts, batch, cu_seqlens_q, cu_seqlens_k,
+              cu_seqlens_q_padded, cu_seqlens_k_padded, seqlen_q, seqlen_k,
+              min_seqlen_q, left, right, sink_tokens, flags,
+              TILE: gl.constexpr, LENGTHS: gl.constexpr):
+  """Finds a block's sequence, that of `tile` among `starts` if packed.
+
+  Returns:
+    (its index, its tile, its batch in memory, its first row and key there, its
+    Window).
+  """
+  if LENGTHS:
+    slot_b = index_b
+    if (flags & scores.PACKED) != 0:
+      index_b, tile = scores_hopper.find_sequence(tile, starts, batch, TILE)
+      slot_b = 0
+    q_row, k_row, window = bwd_hopper.extents(
+        index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
+        cu_seqlens_k_padded, seqlen_q, seqlen_k, min_seqlen_q, left, right,
+        sink_tokens, flags)
+    return index_b, tile, slot_b, q_row, k_row, window
+  else:
+    off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
+    return index_b, tile, index_b, 0, 0, scores_hopper.Window(
+        off, left, right, sink_tokens, seqlen_q, seqlen_k)
+
+
+@gluon.jit
+def _put(out, smem, use, ds, head, row0, col0, BUFFERS: gl.constexpr):
   """Stores gradients [64 keys, rows] as rows of keys, by way of `smem`."""
   tma.store_wait(BUFFERS - 1)
   gl.barrier()
@@ -69,12 +115,12 @@ def _put(desc, smem, use, ds, batch, head, row0, col0, BUFFERS: gl.constexpr):
   smem.reshape([M, 64]).permute([1, 0]).store(ds)
   fence_async_shared()
   gl.barrier()
-  tma.async_store(desc, [batch, head, row0, col0], smem)
+  tma.async_store(out.desc, [out.batch, head, out.row + row0, col0], smem)
 
 
 @gluon.jit
-def _put_zeros(desc, smem, batch, first_head, group, low, high, n0, window,
-               whole, M: gl.constexpr):
+def _put_zeros(out, smem, first_head, group, low, high, n0, window, whole,
+               M: gl.constexpr):
   """Stores zeros for what the tiles of rows [low, high) leave.
 
   Those are all tiles if `whole`, else the rest of what dq's tiles read.
@@ -94,13 +140,14 @@ def _put_zeros(desc, smem, batch, first_head, group, low, high, n0, window,
   for g in range(group):
     for tile in range(first, last - (high - low)):
       row0 = gl.where(tile < low, tile, tile + high - low) * M
-      tma.async_store(desc, [batch, first_head + g, row0, n0], zeros)
+      tma.async_store(out.desc, [out.batch, first_head + g, out.row + row0, n0],
+                      zeros)
   tma.store_wait(0)
 
 
 @gluon.jit
-def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
-          span, window, terms, M: gl.constexpr, HEAD: gl.constexpr,
+def _step(dk, dv, k, v, ring, out, out_smem, head, use, row0, col0, span,
+           window, terms, M: gl.constexpr, HEAD: gl.constexpr,
           TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
           STAGES: gl.constexpr, FEATURES: gl.constexpr):
   """Adds a tile of M rows to dk and dv of a warpgroup's keys."""
@@ -132,7 +179,7 @@ def _step(dk, dv, k, v, ring, out_desc, out_smem, batch, head, use, row0, col0,
   dk = parts.accumulate(dk, parts.operand(ds, dtype, HEAD), q, TAIL)
   dv = parts.wait(2 if TAIL > 0 else 1, dv, DV_TAIL)
   mbarrier.arrive(ring.do_empty.index(i))
-  _put(out_desc, out_smem, use, ds, batch, head, row0, col0, 2)
+  _put(out, out_smem, use, ds, head, row0, col0, 2)
   dk = parts.wait(0, dk, TAIL)
   mbarrier.arrive(ring.q_empty.index(i))
   return dk, dv
@@ -143,7 +190,7 @@ def _consume(w: gl.constexpr, args, M: gl.constexpr, HEAD: gl.constexpr,
              TAIL: gl.constexpr, DV: gl.constexpr, DV_TAIL: gl.constexpr,
              STAGES: gl.constexpr, FEATURES: gl.constexpr):
   """Computes dk and dv of 64 keys; stores their scores' gradients."""
-  of_keys, out_desc, out_smem, handed, batch, whole = args
+  of_keys, out, out_smem, handed, whole = args
   (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
    heads, first_head, low, high) = of_keys
   ring = bwd_hopper._own(ring, w)
@@ -161,9 +208,9 @@ def _consume(w: gl.constexpr, args, M: gl.constexpr, HEAD: gl.constexpr,
       terms = scores_hopper.terms_of(heads, first_head + g, FEATURES)
       for tile in range(low, high):
         dk, dv = _step(
-            dk, dv, k, v, ring, out_desc, out_smem, batch, first_head + g, use,
-            tile * M, n0, span, window, terms, M, HEAD, TAIL, DV, DV_TAIL,
-            STAGES, FEATURES)
+            dk, dv, k, v, ring, out, out_smem, first_head + g, use, tile * M,
+            n0, span, window, terms, M, HEAD, TAIL, DV, DV_TAIL, STAGES,
+            FEATURES)
         use += 1
   keep = 1.0
   if FEATURES & scores.DROPOUT:
@@ -172,8 +219,7 @@ def _consume(w: gl.constexpr, args, M: gl.constexpr, HEAD: gl.constexpr,
                              DV_TAIL)
   bwd_hopper._store_gradient(dk_out, dk, heads.scale, n0, window.len_k, key_end,
                              HEAD, TAIL)
-  _put_zeros(out_desc, out_smem, batch, first_head, group, low, high, n0,
-             window, whole, M)
+  _put_zeros(out, out_smem, first_head, group, low, high, n0, window, whole, M)
 
 
 @gluon.jit
@@ -181,7 +227,7 @@ def _dk_consume(args, M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
                 DV: gl.constexpr, DV_TAIL: gl.constexpr, STAGES: gl.constexpr,
                 FEATURES: gl.constexpr):
   """Computes dk of a block's 64 keys; stores their scores' gradients."""
-  of_keys, out_desc, out_smem, handed, batch, whole = args
+  of_keys, out, out_smem, handed, whole = args
   (ring, k_smem, v_smem, kv_full, dk_out, dv_out, group, n0, key_end, window,
    heads, first_head, low, high) = of_keys
   dk = parts.zeros(64, HEAD, TAIL)
@@ -194,14 +240,12 @@ def _dk_consume(args, M: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
       for tile in range(low, high):
         dk, ds = bwd_hopper.start_dk(dk, v, ring, handed, use, terms, M, HEAD,
                                      TAIL, DV, DV_TAIL, STAGES, FEATURES)
-        _put(out_desc, out_smem, use, ds, batch, first_head + g, tile * M, n0,
-             1)
+        _put(out, out_smem, use, ds, first_head + g, tile * M, n0, 1)
         dk = bwd_hopper.end_dk(dk, ring, use, TAIL, STAGES)
         use += 1
   bwd_hopper.store_dk(dk_out, dk, k_smem, heads.scale, n0, window, key_end,
                       HEAD, TAIL)
-  _put_zeros(out_desc, out_smem, batch, first_head, group, low, high, n0,
-             window, whole, M)
+  _put_zeros(out, out_smem, first_head, group, low, high, n0, window, whole, M)
 
 
 @gluon.jit
@@ -209,7 +253,8 @@ def mha_dscores_bwd(
     q_desc, q_tail, k_desc, k_tail, v_desc, v_tail, do_desc, do_tail,
     dscores_desc,
     q, do, lse, delta, dk, dv, bias, bias_f32, mask, alibi_slopes,
-    dropout_state, cu_seqlens_q, cu_seqlens_k,
+    dropout_state, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded,
+    cu_seqlens_k_padded,
     stride_q, nhead_stride_q, batch_stride_q,
     stride_do, nhead_stride_do, batch_stride_do,
     stride_dk, nhead_stride_dk, batch_stride_dk,
@@ -217,26 +262,36 @@ def mha_dscores_bwd(
     nhead_stride_lse, batch_stride_lse,
     stride_bias, key_stride_bias, nhead_stride_bias, batch_stride_bias,
     stride_mask, key_stride_mask, nhead_stride_mask, batch_stride_mask,
-    seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
+    batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     TAIL: gl.constexpr, BLOCK_DV: gl.constexpr, DV_TAIL: gl.constexpr,
-    STAGES: gl.constexpr, FEATURES: gl.constexpr,
+    STAGES: gl.constexpr, FEATURES: gl.constexpr, LENGTHS: gl.constexpr,
 ):
   """dk and dv of TILE_N keys of one kv head, and their scores' gradients.
 
   Of wide head dims, where keys are 64, one warpgroup computes dv and one dk.
 
-  Arguments: bwd_hopper.mha_bwd_dkdv's, of dense batches of one length, and the
-  gradients [batch, head, row, key]. Grid: (tiles of keys, kv heads, batch).
+  Arguments: bwd_hopper.mha_bwd_dkdv's, and the gradients [batch, head, row,
+  key]. Grid: (tiles of keys, kv heads, batch).
   """
   BLOCKS: gl.constexpr = TILE_N // 64
   tile, head_k, index_b = _place(nhead_k, window_right < window_left)
+  index_b, tile, slot_b, q_row, k_row, window = _sequence(
+      index_b, tile, cu_seqlens_k, batch, cu_seqlens_q, cu_seqlens_k,
+      cu_seqlens_q_padded, cu_seqlens_k_padded, seqlen_q, seqlen_k,
+      min_seqlen_q, window_left, window_right, sink_tokens, flags, TILE_N,
+      LENGTHS)
+  key_end = seqlen_k
   n0 = tile * TILE_N
-  _, _, window = bwd_hopper.extents(
-      index_b, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q, cu_seqlens_k, seqlen_q,
-      seqlen_k, min_seqlen_q, window_left, window_right, sink_tokens, flags)
+  foreign = 0
+  if LENGTHS:
+    foreign = flags & (scores.PACKED | scores.CU_SEQLENS_Q)
+    if (flags & scores.PACKED) != 0:
+      key_end = window.len_k
+    if n0 >= key_end:
+      return  # A packed batch has slots that no sequence needs.
   group = nhead_q // nhead_k
 
   row_low = gl.maximum(n0 - window.off - window_right, 0)
@@ -245,12 +300,16 @@ def mha_dscores_bwd(
   low = gl.minimum(row_low, window.len_q) // TILE_M
   high = (gl.maximum(row_high, 0) + TILE_M - 1) // TILE_M
   high = gl.maximum(high, low)
+  if LENGTHS:
+    high = gl.where(n0 < window.len_k, high, low)
 
-  b = index_b.to(gl.int64)
+  b = slot_b.to(gl.int64)
   lse += b * batch_stride_lse
   delta += b * batch_stride_lse
-  dk += b * batch_stride_dk + head_k * nhead_stride_dk
-  dv += b * batch_stride_dv + head_k * nhead_stride_dv
+  dk += (b * batch_stride_dk + head_k * nhead_stride_dk +
+         k_row.to(gl.int64) * stride_dk)
+  dv += (b * batch_stride_dv + head_k * nhead_stride_dv +
+         k_row.to(gl.int64) * stride_dv)
   heads = scores_hopper.heads_of(
       index_b, nhead_q, bias, bias_f32, stride_bias, key_stride_bias,
       nhead_stride_bias, batch_stride_bias, mask, stride_mask, key_stride_mask,
@@ -290,21 +349,22 @@ def mha_dscores_bwd(
                          do_full, do_empty, planes)
 
   produce = (q_desc, k_desc, v_desc, do_desc, ring, k_smem, v_smem, kv_full,
-             lse, delta, nhead_stride_lse, index_b, head_k, group, 0, 0, n0,
-             low, high, window,
+             lse, delta, nhead_stride_lse, slot_b, head_k, group, q_row,
+             k_row, n0, low, high, window,
              bwd_hopper.Matrix(q + b * batch_stride_q, stride_q,
                                nhead_stride_q, hdim_q),
              bwd_hopper.Matrix(do + b * batch_stride_do, stride_do,
-                               nhead_stride_do, hdim_v), 0, heads)
+                               nhead_stride_do, hdim_v),
+             foreign, heads)
   of_keys = (ring, k_smem, v_smem, kv_full,
              bwd_hopper.Matrix(dk, stride_dk, nhead_stride_dk, hdim_q),
              bwd_hopper.Matrix(dv, stride_dv, nhead_stride_dv, hdim_v), group,
-             n0, seqlen_k, window, heads, head_k * group, low, high)
+             n0, key_end, window, heads, head_k * group, low, high)
   handed = 0
   if BLOCKS == 1:
     handed = bwd_hopper.allocate_handed(dscores_desc.dtype, TILE_M)
-  consume = (of_keys, dscores_desc, out_smem, handed, index_b,
-             (flags & WHOLE) != 0)
+  out = _scratch(dscores_desc, slot_b, q_row, index_b, flags, LENGTHS)
+  consume = (of_keys, out, out_smem, handed, (flags & WHOLE) != 0)
   if BLOCKS == 2:
     gl.warp_specialize([
         (_consume, (0, consume, TILE_M, HEAD, TAIL, BLOCK_DV, DV_TAIL, STAGES,
@@ -332,36 +392,47 @@ def mha_dscores_bwd(
 def _dq_produce(args, N: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
                 STAGES: gl.constexpr, FEATURES: gl.constexpr):
   """Copies every tile of keys, and of two warpgroups' gradients."""
-  (k_desc, ds_desc, k_smem, ds_smem, full, empty, batch, head, head_k, row0,
-   low, high, k, len_k, terms) = args
+  (k_desc, ds, k_smem, ds_smem, full, empty, slot_b, head, head_k, row0, k_row,
+   low, high, k, len_k, foreign, terms) = args
   for step in range(high - low):
     col = (low + step) * N
     i, phase = hopper.ring(step, STAGES)
     mbarrier.wait(empty.index(i), phase ^ 1)
-    mbarrier.expect(full.index(i), 2 * ds_desc.nbytes_per_cta)
+    mbarrier.expect(full.index(i), 2 * ds.desc.nbytes_per_cta)
     for w in gl.static_range(2):
-      tma.async_load(ds_desc, [batch, head, row0 + w * 64, col], full.index(i),
-                     ds_smem.index(2 * i + w))
-    if scores_hopper.hides(terms, col, len_k, N, FEATURES):
-      parts.copy_rows(k.base, k.stride, k_smem, i, len_k - col, col, k.width,
-                      scores_hopper.shown_keys(terms, col), N, HEAD, TAIL, True)
+      tma.async_load(ds.desc, [ds.batch, head, ds.row + row0 + w * 64, col],
+                     full.index(i), ds_smem.index(2 * i + w))
+    hides = scores_hopper.hides(terms, col, len_k, N, FEATURES)
+    if hides | ((foreign != 0) & (col + N > len_k)):
+      parts.copy_rows(k.base, k.stride, k_smem, i, len_k - col, k_row + col,
+                      k.width, scores_hopper.shown_keys(terms, col), N, HEAD,
+                      TAIL, (FEATURES & scores.HAS_MASK) != 0)
       mbarrier.arrive(full.index(i))
     else:
-      parts.load(k_desc, batch, head_k, col, full.index(i), k_smem, i, HEAD,
-                 TAIL)
+      parts.load(k_desc, slot_b, head_k, k_row + col, full.index(i), k_smem, i,
+                 HEAD, TAIL)
 
 
 @gluon.jit
 def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
                 TAIL: gl.constexpr, STAGES: gl.constexpr):
   """Computes dq of 64 rows."""
-  (k_smem, ds_smem, full, empty, dq_out, scale, row0, seqlen_q, low,
-   high) = args
+  (k_smem, ds_smem, full, empty, dq_out, scale, row0, len_q, row_end, low,
+   high, len_k) = args
   dq = parts.zeros(64, HEAD, TAIL)
   for step in range(high - low):
     i, phase = hopper.ring(step, STAGES)
     mbarrier.wait(full.index(i), phase)
     ds = ds_smem.index(2 * i + w).reshape([64, N])
+    left = len_k - (low + step) * N
+    if left < N:
+      # Those of keys past a sequence's end may be anything, and 0 times that is
+      # not 0. Maps of dense batches end with the keys: no time is lost there.
+      D: gl.constexpr = hopper.rows_layout(N)
+      cols = gl.arange(0, N, gl.SliceLayout(0, D))[None, :]
+      ds.store(gl.where(cols < left, ds.load(D), 0.0))
+      fence_async_shared()
+      gl.barrier()
     k = parts.tile(k_smem, i, N, HEAD, TAIL)
     main = warpgroup_mma(ds, k.main, dq.main, is_async=True)
     tail = dq.tail
@@ -369,38 +440,59 @@ def _dq_consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       tail = warpgroup_mma(ds, k.tail, tail, is_async=True)
     dq = parts.wait(0, parts.Parts(main, tail), TAIL)
     mbarrier.arrive(empty.index(i))
-  bwd_hopper._store_gradient(dq_out, dq, scale, row0 + w * 64, seqlen_q,
-                             seqlen_q, HEAD, TAIL)
+  bwd_hopper._store_gradient(dq_out, dq, scale, row0 + w * 64, len_q, row_end,
+                             HEAD, TAIL)
 
 
 @gluon.jit
 def mha_dscores_dq(
     k_desc, k_tail, dscores_desc, k, mask, dq,
+    cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
     stride_k, nhead_stride_k, batch_stride_k,
     stride_dq, nhead_stride_dq, batch_stride_dq,
     stride_mask, key_stride_mask, nhead_stride_mask, batch_stride_mask,
-    seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, softmax_scale,
+    stride_dbias,
+    batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, softmax_scale,
     window_left, window_right, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     TAIL: gl.constexpr, STAGES: gl.constexpr, FEATURES: gl.constexpr,
+    LENGTHS: gl.constexpr,
 ):
   """dq of 128 rows of one head: their scores' gradients times the keys.
 
-  Grid: (tiles of rows, heads, batch).
+  NaN where a packed sequence has more keys than there is room for, which the
+  caller said it has not. Grid: (tiles of rows, heads, batch).
   """
   gl.static_assert(TILE_M == DQ_ROWS)
   tile, head, index_b = _place(nhead_q, window_right < window_left)
-  row0 = (gl.num_programs(0) - 1 - tile) * TILE_M
-  off = gl.where((flags & scores.TOP_LEFT) != 0, 0, seqlen_k - seqlen_q)
-  last = gl.minimum(row0 + TILE_M, seqlen_q) - 1
-  key_high = gl.minimum(seqlen_k, last + off + window_right + 1)
-  key_low = gl.maximum(row0 + off - window_left, 0)
+  tile = gl.num_programs(0) - 1 - tile
+  index_b, tile, slot_b, q_row, k_row, window = _sequence(
+      index_b, tile, cu_seqlens_q, batch, cu_seqlens_q, cu_seqlens_k,
+      cu_seqlens_q_padded, cu_seqlens_k_padded, seqlen_q, seqlen_k, 0,
+      window_left, window_right, 0, flags, TILE_M, LENGTHS)
+  row_end = seqlen_q
+  row0 = tile * TILE_M
+  foreign = 0
+  factor = softmax_scale
+  if LENGTHS:
+    foreign = flags & (scores.PACKED | scores.CU_SEQLENS_K)
+    if (flags & scores.PACKED) != 0:
+      row_end = window.len_q
+      if window.len_k > stride_dbias:
+        factor = float("nan")
+    if row0 >= row_end:
+      return  # A packed batch has slots that no sequence needs.
+  last = gl.minimum(row0 + TILE_M, window.len_q) - 1
+  key_high = gl.minimum(window.len_k, last + window.off + window_right + 1)
+  key_low = gl.maximum(row0 + window.off - window_left, 0)
   low = key_low // TILE_N
-  high = gl.where(key_low < key_high, (key_high + TILE_N - 1) // TILE_N, low)
-  b = index_b.to(gl.int64)
+  high = gl.where((key_low < key_high) & (row0 < window.len_q),
+                  (key_high + TILE_N - 1) // TILE_N, low)
+  b = slot_b.to(gl.int64)
   head_k = head // (nhead_q // nhead_k)
   k += b * batch_stride_k + head_k * nhead_stride_k
-  dq += b * batch_stride_dq + head * nhead_stride_dq
+  dq += (b * batch_stride_dq + head * nhead_stride_dq +
+         q_row.to(gl.int64) * stride_dq)
   # Of what makes scores the mask alone: it says which keys may hold anything.
   heads = scores_hopper.heads_of(
       index_b, nhead_q, k, k, 0, 0, 0, 0, mask, stride_mask, key_stride_mask,
@@ -419,15 +511,16 @@ def mha_dscores_dq(
   for i in gl.static_range(STAGES):
     mbarrier.init(full.index(i), count=2)
     mbarrier.init(empty.index(i), count=2)
-  produce = (k_desc, dscores_desc, k_smem, ds_smem, full, empty, index_b, head,
-             head_k, row0, low, high,
-             bwd_hopper.Matrix(k, stride_k, nhead_stride_k, hdim_q), seqlen_k,
-             terms)
+  ds = _scratch(dscores_desc, slot_b, q_row, index_b, flags, LENGTHS)
+  produce = (k_desc, ds, k_smem, ds_smem, full, empty, slot_b, head, head_k,
+             row0, k_row, low, high,
+             bwd_hopper.Matrix(k, stride_k, nhead_stride_k, hdim_q),
+             window.len_k, foreign, terms)
   consume = (k_smem, ds_smem, full, empty,
              bwd_hopper.Matrix(dq, stride_dq, nhead_stride_dq, hdim_q),
-             softmax_scale, row0, seqlen_q, low, high)
+             factor, row0, window.len_q, row_end, low, high, window.len_k)
   gl.warp_specialize([
       (_dq_consume, (0, consume, TILE_N, HEAD, TAIL, STAGES)),
       (_dq_consume, (1, consume, TILE_N, HEAD, TAIL, STAGES)),
       (_dq_produce, (produce, TILE_N, HEAD, TAIL, STAGES, FEATURES)),
-  ], [4, 4], [152, 56 if FEATURES else 24])
+  ], [4, 4], [152, 56 if FEATURES or LENGTHS else 24])
