@@ -89,7 +89,7 @@ class DerivativeTest(parameterized.TestCase):
       np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3, err_msg=name)
 
   @parameterized.named_parameters(
-      *((f"_{name}", name) for name in machine.daily(NAMED)))
+      *((f"_{name}", name) for name in machine.daily(NAMED, 2)))
   def test(self, name):
     self.check(NAMED[name])
 

@@ -43,7 +43,7 @@ class ExportTest(parameterized.TestCase):
       if platform not in platforms or not case.targets:
         self.assertNotIn(f"@{prefix}_aiter_", text)
 
-  @parameterized.named_parameters(*machine.daily(NAMED))
+  @parameterized.named_parameters(*machine.daily(NAMED, 4))
   def test_open_sizes(self, case):
     """One program for all platforms and sizes does what the function does."""
     exported = export(case, types_of(case), *PLATFORMS)
