@@ -213,7 +213,7 @@ def _config(call: Call, x: Operands) -> Config:
   plain = not x.packed and x.cu_seqlens_q is None and x.cu_seqlens_k is None
   top_left = call.top_left and not (plain and sq == sk)
   # A bound that is less than the mean is none.
-  bounded = (x.packed and dims.is_known(sk)
+  bounded = (x.packed and dims.is_known(sk) and dims.is_known(x.batch)
              and call.max_seqlen_k * x.batch >= sk)
   hides_nothing = lambda side: (
       dims.at_most(sq, side) and dims.at_most(sk, side))
