@@ -16,6 +16,7 @@ import random
 import re
 from unittest import mock
 
+import jax.export
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -783,6 +784,14 @@ class ReviewTest(MhaTestCase):
         x["q"], x["k"], x["v"], x["cu_seqlens_q"], x["cu_seqlens_k"],
         max_seqlen_q=1, max_seqlen_k=1, return_lse=True)
     self.assertEqual(lse.shape, (case.hq, len(x["q"])))
+
+  def test_bound_beside_an_open_number_of_sequences(self):
+    """What the mean is is not known then; no bound is believed."""
+    b, = jax.export.symbolic_shape("b")
+    jax.export.export(
+        jax.jit(lambda t, cu: aiter.flash_attn_varlen(t, t, t, cu, cu, 64, 64)),
+        platforms=["cpu"])(jax.ShapeDtypeStruct((70, 2, 16), jnp.float32),
+                           jax.ShapeDtypeStruct((b + 1,), jnp.int32))
 
   def test_masks_agree_with_the_oracle(self):
     """return_attn_probs gives exactly the mask that the numbers come from."""
