@@ -21,7 +21,7 @@ BENCHMARKS = sorted(
   family.name
   for family in (ROOT / "jax/_src/aiter").iterdir()
   if (ROOT / f"benchmarks/{family.name}.py").exists()
-) + ["experts"]
+) + ["experts", "options"]
 
 # As in harness/machine.py: most of the time is that of compiling.
 ALL = os.environ.get("AITER_TESTS") == "all"
