@@ -27,6 +27,7 @@ struct MhaAttrs {
   int64_t min_seqlen_q;
   bool deterministic;  // Those of mha_one_pass may not be.
   bool exact;
+  bool one_row;
 };
 
 }  // namespace jax::JAX_GPU_NAMESPACE
@@ -37,7 +38,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<int64_t>("window_left"), StructMember<int64_t>("window_right"),
     StructMember<int64_t>("sink_tokens"), StructMember<bool>("top_left"),
     StructMember<int64_t>("min_seqlen_q"), StructMember<bool>("deterministic"),
-    StructMember<bool>("exact"));
+    StructMember<bool>("exact"), StructMember<bool>("one_row"));
 
 namespace jax::JAX_GPU_NAMESPACE {
 namespace {
@@ -259,6 +260,7 @@ ffi::Error SetCommon(const Operands& in, const MhaAttrs& attrs,
                                      &a->dropout_state_ptr));
 
   a->is_exact = attrs.exact;
+  a->is_one_row = attrs.one_row;
   a->scale_s = attrs.softmax_scale;
   a->logits_soft_cap = attrs.logits_soft_cap;
   a->p_drop = attrs.dropout_p;

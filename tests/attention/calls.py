@@ -57,6 +57,7 @@ CALLS = {
                  ("bias", "bias_f32", "dbias")),
     "mask": (dict(mask="b1qk"), ("mask",)),
     "padding": (dict(mask="b11k", causal=True), ("mask", "window")),
+    "padding_dropout": (dict(mask="b11k", dropout=0.3), ("mask", "dropout")),
     "dropout": (dict(dropout=0.3), ("dropout",)),
     "bias_dropout": (dict(dropout=0.3, bias="1hqk"),
                      ("bias", "dbias", "dropout", "short")),
@@ -86,6 +87,10 @@ CALLS = {
 }
 
 
+# Planes of one row for all, which have kernels of their own for CUDA.
+ONE_ROW = ("padding", "padding_dropout")
+
+
 def sizes(call: str) -> Iterator[tuple[tuple[int, int], str]]:
   """The head dims and dtypes of a call."""
   f32 = call.startswith("float32")
@@ -109,6 +114,8 @@ def kernels(
   _, features = CALLS[call]
   backward_only = ("dbias", "dsink")
   shared = [f for f in features if f not in backward_only]
+  if platform == "cuda" and call in ONE_ROW:
+    shared += ["bias", "bias_f32", "one_row"]
   return {
       *module.kernels("mha_fwd", arch, dtype, dims, shared),
       *module.kernels("mha_bwd", arch, dtype, dims, list(features))}

@@ -137,6 +137,29 @@ class HopperTest(mha_test.MhaTestCase):
       kept = dtype == "bf16" and dqk <= 128  # What has rows.
     self.assertLen(calls_of_it, kept)
 
+  @parameterized.product(
+      dtype=["bf16", "fp16"],
+      dims=[(40, 40), (64, 64), (96, 96), (128, 128), (184, 128), (256, 256)],
+      options=[
+          dict(mask="b11k"), dict(mask="1h1k", causal=True, sq=300, hk=1),
+          dict(bias="b11k", sk=261, use_lse=True),
+          dict(bias="1h1k", mask="b11k", causal=True, b=3, sq=400, sk=151),
+          dict(bias="b11k", bias_fp32=True, window=(50, 20), sq=300),
+          dict(mask="b11k", bias="111k", dropout=0.3, sq=201),
+          dict(mask="b11k", lengths=((300, 264), (77, 130)), sq=300)])
+  def test_one_row(self, dtype, dims, options):
+    """A bias and a mask of one row for all have kernels of their own."""
+    dqk, dv = dims
+    case = mha_test.Case(**dict(
+        dtype=dtype, b=2, sq=150, sk=264, hq=4, hk=2, dqk=dqk, dv=dv,
+        constant=("bias",) * ("bias" in options)) | options)
+    with called("_one_row") as calls_of_it:
+      with called("_dscores_kernel") as kept:
+        self.check(case)
+    self.assertNotEmpty(calls_of_it)
+    self.assertLen(kept, "lengths" not in options)
+    self.assertTrue(all(args[-1] is True for args in kept))
+
   @parameterized.product(dim=[40, 64, 128, 192, 256], hk=[1, 4])
   def test_dscores_of_hidden_keys(self, dim, hk):
     """What a mask of one row for all hides may hold anything."""

@@ -623,6 +623,37 @@ class ShapeTest(MhaTestCase):
           np.asarray(got[name], np.float64), want[name], atol=0.05,
           err_msg=name)
 
+  @parameterized.product(
+      low=[-1e4, -1e9, -1e30, -3.3e38], wide=[False, True],
+      shape=["b1qk", "b11k"],
+      dim=machine.sample([64, 128, 256], 1) if machine.GPU else [16])
+  def test_rows_of_low_biases(self, low, wide, shape, dim):
+    """Padding on the left by a bias that is finite, as models have it.
+
+    A row may see nothing else; nothing says what it gets, but it is a mean of
+    values, and spoils no gradient of what others see.
+    """
+    case = Case(bias=shape, bias_fp32=wide, constant=("bias",), dqk=dim,
+                causal=True)
+    x, _ = make_inputs(case)
+    pad = np.arange(case.sk) < np.array([[case.sk * 3 // 4], [0]])
+    seen = ~pad[:, None, None] & np.ones(x["bias"].shape, bool)
+    x["bias"] = np.where(seen, 0, low).astype(x["bias"].dtype)
+    visible = np.tril(np.ones((case.sq, case.sk), bool), case.sk - case.sq)
+    blind = ~(seen & visible).any((1, 3))
+    x["dout"][blind] = 0
+    got = run(case, x)
+    most = np.abs(x["v"].astype(np.float64)).max()
+    self.assertLess(np.abs(got["out"].astype(np.float64)).max(), 1.01 * most)
+    del x["bias"]
+    want = run(dataclasses.replace(case, bias="", mask=shape, constant=()),
+               x | {"mask": seen})
+    for name in ("out", "dq", "dk", "dv"):
+      a, b = (t[name].astype(np.float64) for t in (got, want))
+      if name == "out":
+        a, b = a[~blind], b[~blind]
+      np.testing.assert_allclose(a, b, atol=0.02, err_msg=name)
+
   @parameterized.parameters("mask", "bias")
   def test_hidden_keys_hold_anything(self, by):
     """NaN in keys and values that no row sees reaches no result."""

@@ -142,6 +142,12 @@ Status CheckCommon(const mha_args& a) {
     AITER_RETURN_IF_ERROR(
         CheckRange("key_stride_mask", a.key_stride_mask, 0, 1));
   }
+  if (a.is_one_row &&
+      (a.bias_ptr == nullptr || !a.bias_is_f32 || a.mask_ptr == nullptr ||
+       a.stride_bias != 0 || a.stride_mask != 0)) {
+    return Invalid("is_one_row", "true",
+                   "false but with a float32 bias and a mask of one row each");
+  }
   return Status();
 }
 
@@ -315,7 +321,7 @@ ProblemKey MakeKey(const mha_args& a) {
                          a.stride_mask, a.nhead_stride_mask,
                          a.batch_stride_mask),
            kMhaUnaligned) |
-      Flag(a.mask_ptr != nullptr, kMhaMask) |
+      Flag(a.mask_ptr != nullptr, kMhaMask) | Flag(a.is_one_row, kMhaOneRow) |
       Flag(a.alibi_slopes_ptr != nullptr, kMhaAlibi) |
       Flag(a.sink_ptr != nullptr, kMhaSink) | Flag(a.p_drop > 0, kMhaDropout) |
       Flag(a.is_group_mode, kMhaPacked) |
@@ -835,11 +841,11 @@ struct Dscores {
   }
 
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    constexpr int64_t kServed = kMhaBias | kMhaBiasF32 | kMhaDbias | kMhaMask |
-                                kMhaAlibi | kMhaDropout | kMhaSoftCap |
-                                kMhaUnaligned | kMhaWindow | kMhaTopLeft |
-                                kMhaDlse | kMhaShort | kMhaOdd | kMhaUneven |
-                                kMhaNonPositiveScale | kMhaDscoresWhole;
+    constexpr int64_t kServed =
+        kMhaBias | kMhaBiasF32 | kMhaDbias | kMhaMask | kMhaAlibi |
+        kMhaDropout | kMhaSoftCap | kMhaUnaligned | kMhaWindow | kMhaTopLeft |
+        kMhaDlse | kMhaShort | kMhaOdd | kMhaUneven | kMhaOneRow |
+        kMhaNonPositiveScale | kMhaDscoresWhole;
     constexpr int64_t kLengths = kMhaPacked | kMhaCuSeqlens |
                                  kMhaCuSeqlensQPadded | kMhaCuSeqlensKPadded;
     // What is found by a sequence and head, or written for all that there is.

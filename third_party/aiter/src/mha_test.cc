@@ -138,6 +138,11 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   biased.grid = &kMhaFwdGridBatchFirst;
   biased.tensor_maps = kBiasMaps;
   kernels.push_back(biased);
+  KernelInfo one_row = biased;
+  one_row.symbol = "fwd_one_row";
+  one_row.needs |= kMhaBiasF32 | kMhaMask | kMhaOneRow;
+  one_row.excludes &= ~one_row.needs;
+  kernels.push_back(one_row);
   KernelInfo walking = mapped;
   walking.symbol = "fwd_walks";
   walking.needs = kMhaSoftCap;
@@ -282,6 +287,16 @@ void TestSelection() {
   args = FwdArgs(128, 128);
   args.seqlen_k = 0;
   CHECK(FwdKernel(args, "sm_90") == "fwd_sm_90");
+
+  // Planes of one row for all, where the call says what they are.
+  args = FwdArgs(128, 128);
+  args.seqlen_k = 304;
+  args.bias_ptr = args.mask_ptr = At(0x300);
+  args.bias_is_f32 = true;
+  args.bias_batch = args.bias_nhead = 1;
+  CHECK(FwdKernel(args, "sm_90") == "fwd_sm_90");
+  args.is_one_row = true;
+  CHECK(FwdKernel(args, "sm_90") == "fwd_one_row");
 
   // sm_80 objects run on every 8.x, sm_90 objects on 9.0 alone.
   CHECK(FwdKernel(FwdArgs(128, 128), "sm_80") == "fwd_sm_80");
@@ -988,6 +1003,11 @@ void TestInvalidArguments() {
        [](mha_fwd_args* a) {
          a->mask_ptr = At(16);
          a->stride_mask = -1;
+       }},
+      {"is_one_row is true, but must be false",
+       [](mha_fwd_args* a) {
+         a->mask_ptr = At(16);
+         a->is_one_row = true;
        }},
       {"mask_ptr is given, but must be null in group mode",
        [](mha_fwd_args* a) {

@@ -62,6 +62,9 @@ _DSCORES_LENGTH_AMD, _DSCORES_KEYS_AMD, _DSCORES_WINDOW_AMD = 256, 1 << 15, 128
 _DSCORES_BYTES_MOST = 1 << 32
 # What scratch has whole tiles of, as include/aiter/mha.h has it.
 _DSCORES_TILE = (32, 128)
+# The least number of a bias that hides no key. In base 2 it is finite, and a
+# row that sees nothing higher weighs its keys alike.
+_LEAST_BIAS = -2e38
 
 
 class BwdConfig(NamedTuple):
@@ -72,6 +75,34 @@ class BwdConfig(NamedTuple):
 
 # -----------------------------------------------------------------------------
 # Kernels
+
+
+def _planes(x: Operands) -> list[jax.Array]:
+  """The bias and the mask, those that there are."""
+  return [t for t in (x.bias, x.mask) if t is not None]
+
+
+def _one_row(platform: str, cfg: Config, x: Operands) -> Operands | None:
+  """The call with planes of one row for all as kernels for CUDA want them.
+
+  A float32 bias says what the mask hides, too, and a mask which keys nobody
+  sees, of which nothing is read. None if there are no such kernels for it.
+  """
+  planes = _planes(x)
+  if (platform != "cuda" or not planes or x.q.dtype.itemsize > 2
+      or any(t.shape[2] != 1 or t.shape[3] == 1 for t in planes)
+      or x.alibi_slopes is not None or cfg.logits_soft_cap > 0
+      or cfg.sink_tokens > 0 or not cfg.softmax_scale > 0):
+    return None
+  shape = jnp.broadcast_shapes(*(t.shape for t in planes))
+  bias = jnp.zeros((), jnp.float32)
+  if x.bias is not None:
+    bias = x.bias.astype(jnp.float32)
+    bias = jnp.where(bias == -jnp.inf, bias, jnp.maximum(bias, _LEAST_BIAS))
+  bias = jnp.broadcast_to(bias, shape)
+  if x.mask is not None:
+    bias = jnp.where(x.mask, bias, -jnp.inf)
+  return x._replace(bias=bias, mask=bias != -jnp.inf)
 
 
 def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
@@ -117,7 +148,7 @@ def _missing_keys(platform: str, cfg: Config, x: Operands) -> int:
   queries alone have lengths, more keys would move them, and where few queries
   are to have no result, there may be no more of them.
   """
-  planes = [t for t in (x.bias, x.mask) if t is not None]
+  planes = _planes(x)
   if (platform != "cuda" or x.packed or not planes or x.q.dtype.itemsize > 2
       or any(t.shape[3] == 1 for t in planes) or not is_known(x.k.shape[1])
       or (x.cu_seqlens_q is not None and x.cu_seqlens_k is None)
@@ -159,7 +190,7 @@ def _flat(x: Operands):
       absent(x.dropout_state, jnp.uint32))
 
 
-def _attributes(cfg: Config):
+def _attributes(cfg: Config, one_row: bool = False):
   return dict(
       softmax_scale=np.float32(cfg.softmax_scale),
       logits_soft_cap=np.float32(cfg.logits_soft_cap),
@@ -169,7 +200,7 @@ def _attributes(cfg: Config):
       sink_tokens=np.int64(cfg.sink_tokens), top_left=bool(cfg.top_left),
       min_seqlen_q=np.int64(cfg.min_seqlen_q),
       deterministic=bool(cfg.deterministic),
-      exact=exact_products(cfg.precision))
+      exact=exact_products(cfg.precision), one_row=one_row)
 
 
 def _lse_shape(x: Operands):
@@ -194,13 +225,14 @@ def _fwd_kernel(cfg: Config, call, x: Operands):
     sq = x.q.shape[1]
     out, lse, _ = _fwd_kernel(cfg, call, _whole_rows(cfg, x, keys))
     return out[:, :sq], lse[..., :sq], None
-  flat = _flat(x)
+  one_row = _one_row(call.platform, cfg, x)
+  flat = _flat(x if one_row is None else one_row)
   q, v = flat[0], flat[2]
   out, lse, bits = call(
       (like(q, (*q.shape[:-1], v.shape[-1]), q.dtype),
        like(q, _lse_shape(x), jnp.float32),
        like(q, reference.kept_shape(x) if cfg.keep_bits else (0,), jnp.int32)),
-      *flat, **_attributes(cfg))
+      *flat, **_attributes(cfg, one_row is not None))
   return out[..., :x.v.shape[-1]], lse, bits if cfg.keep_bits else None
 
 
@@ -404,8 +436,8 @@ def _dscores_sequences(bwd: BwdConfig, x: Operands) -> int:
   return count
 
 
-def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
-                   saved: Saved) -> bool:
+def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands, saved: Saved,
+                   one_row: bool = False) -> bool:
   """Whether kernels that keep the gradients of the scores serve a call.
 
   Of packed ones that one pass does not: blocks of many sequences end late.
@@ -418,7 +450,7 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
     return False
   sk = x.k.shape[-3]
   # What is more than a product takes longer to compute twice.
-  planes = [t for t in (x.bias, x.mask) if t is not None]
+  planes = _planes(x)
   mere = (not planes and x.alibi_slopes is None
           and bwd.mha.logits_soft_cap == 0)
   narrow = _DSCORES_WIDE[x.dropout_state is not None] if mere else 0
@@ -431,7 +463,7 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands,
   unaligned = any(
       sk % _ALIGNMENT != 0 or t.shape[3] == 1 for t in planes)
   return _has_kernels(_DSCORES, platform, bwd, x, saved.dlse is not None,
-                      ("unaligned",) if unaligned else ())
+                      ("unaligned",) * unaligned + ("one_row",) * one_row)
 
 
 def _dscores_by_parts(bwd: BwdConfig, call, x: Operands, saved: Saved,
@@ -459,7 +491,8 @@ def _dscores_by_parts(bwd: BwdConfig, call, x: Operands, saved: Saved,
   return grads if total is None else grads._replace(dbias=total)
 
 
-def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
+def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved,
+                    one_row: bool = False) -> Grads:
   parts = _dscores_splits(call.platform, bwd, x)
   flat = _flat(x._replace(k=jnp.repeat(x.k, parts, 2),
                           v=jnp.repeat(x.v, parts, 2)))
@@ -472,7 +505,7 @@ def _dscores_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
       (*(like(t, t.shape, t.dtype) for t in (q, k, v)),
        like(q, shape, q.dtype), like(q, saved.lse.shape, f32)),
       *flat, _aligned(saved.dout), _aligned(saved.out), saved.lse,
-      absent(saved.dlse, f32), **_attributes(bwd.mha))
+      absent(saved.dlse, f32), **_attributes(bwd.mha, one_row))
 
   def sums(t, dim):
     t = t[..., :dim]
@@ -505,6 +538,10 @@ def _bwd_whole_rows(bwd: BwdConfig, call, x: Operands, saved: Saved,
 def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   if keys := _missing_keys(call.platform, bwd.mha, x):
     return _bwd_whole_rows(bwd, call, x, saved, keys)
+  one_row = _one_row(call.platform, bwd.mha, x)
+  if (one_row is not None and not bwd.wanted.dbias
+      and _keeps_dscores(call.platform, bwd, one_row, saved, True)):
+    return _dscores_kernel(bwd, call, one_row, saved, True)
   if _keeps_dscores(call.platform, bwd, x, saved):
     if bwd.wanted.dbias and (count := _dscores_sequences(bwd, x)) < x.batch:
       return _dscores_by_parts(bwd, call, x, saved, count)

@@ -66,6 +66,9 @@ struct mha_args {
   // A byte each, laid out as the bias: 0 hides a key from a row, whatever the
   // key holds; 0 in a mask of one row for all also whatever its value holds.
   const void* mask_ptr = nullptr;
+  // Both have one row for all, and the bias, float32, is -inf where the mask is
+  // 0: there are kernels that are faster then.
+  bool is_one_row = false;
   // float32 [batch, nhead_q]: -slope * |i + offset - j| is added.
   const void* alibi_slopes_ptr = nullptr;
   // float32 [batch, nhead_q]: a logit without a value in each row's softmax.

@@ -100,6 +100,9 @@ def _tile_gradient(
         s, m0, n0, seq, window, False, 1.0, TRANSPOSED, TILE_M, TILE_N,
         LANE_KEYS, FEATURES)
   p = tl.exp2(s * score_scale - lse_tile)
+  if FEATURES & scores.HAS_BIAS:
+    # Where all biases of a row are huge, lse has lost what it adds to them.
+    p = tl.where(p > 1.0, 1.0, p)
   p_dropped = p
   if FEATURES & scores.DROPOUT:
     if scores.is_there(terms.flags, scores.DROPOUT, FEATURES):

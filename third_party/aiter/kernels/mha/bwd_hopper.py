@@ -102,7 +102,11 @@ def probabilities(s, lse, row0, col0, rows, cols, window, terms, planes,
   if FEATURES & scores.OF_SCORES:
     s, slope = scores_hopper.complete(s, row0, col0, rows, cols, window, terms,
                                       planes, MASK, FEATURES)
-    p = gl.exp2(s - lse)
+    s -= lse
+    if FEATURES & scores.HAS_BIAS:
+      # Where all biases of a row are huge, lse has lost what it adds to them.
+      s = gl.minimum(s, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    p = gl.exp2(s)
     if FEATURES & scores.HIDES:
       # A row past the end hides no key, whose NaN it must not see either.
       p = gl.where(lse == float("inf"), 0.0, p)

@@ -20,7 +20,7 @@ FEATURES = {
     # These only select. A window has a bound on either side; causal is one.
     **selecting("soft_cap sink_tokens window min_seqlen no_keys "
                 "non_positive_scale dbias dsink unaligned short "
-                "large_soft_cap odd uneven"),
+                "large_soft_cap odd uneven one_row"),
     "cu_seqlens": FLAGS["cu_seqlens_q"] | FLAGS["cu_seqlens_k"],
 }
 
@@ -135,6 +135,7 @@ FAMILY = Family(
         "short": "short sequences",
         "odd": "long sequences of heads of an odd multiple of 8 columns",
         "uneven": "tiles that blocks cannot share evenly",
+        "one_row": "a bias and a mask of one row for all",
         "large_soft_cap": "soft cap above 1024",
         "unaligned": "bias or mask of rows that are not multiples of 8",
     },

@@ -265,10 +265,19 @@ def weigh(s, scale, m, row0, tile, window, N: gl.constexpr, MASK: gl.constexpr,
     s = _mask_scores(s, row0 + rows, tile * N, window, N, MASK, FEATURES)
   m_new = gl.maximum(m, gl.max(s, 1))
   # A row that has seen no key yet keeps m = -inf; its shift must be finite.
-  shift = m_new * scale
-  if MASK or FEATURES & scores.HIDES:
-    shift = gl.where(m_new == float("-inf"), 0.0, shift)
-  return gl.exp2(s * scale - shift[:, None]), m_new, gl.exp2(m * scale - shift)
+  if mapped(FEATURES):
+    # All of a row's biases may be the least number that there is, which times
+    # anything is no number, and of whose product rounding loses the difference.
+    top = gl.where(m_new == float("-inf"), 0.0, m_new)
+    e = gl.exp2((s - top[:, None]) * scale)
+    alpha = gl.exp2((m - top) * scale)
+  else:
+    shift = m_new * scale
+    if MASK or FEATURES & scores.HIDES:
+      shift = gl.where(m_new == float("-inf"), 0.0, shift)
+    e = gl.exp2(s * scale - shift[:, None])
+    alpha = gl.exp2(m * scale - shift)
+  return e, m_new, alpha
 
 
 @gluon.jit

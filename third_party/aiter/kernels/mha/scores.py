@@ -33,6 +33,8 @@ DLSE = tl.constexpr(FEATURES["dlse"])
 SOFT_CAP = tl.constexpr(FEATURES["soft_cap"])
 SINK_TOKENS = tl.constexpr(FEATURES["sink_tokens"])
 HAS_MASK = tl.constexpr(FEATURES["mask"])
+# A float32 bias of one row for all, which is -inf where the mask hides.
+ONE_ROW = tl.constexpr(FEATURES["one_row"])
 MAYBE = tl.constexpr(_MAYBE)
 # What changes a score, and what may hide a key from it.
 OF_SCORES = tl.constexpr(FEATURES["soft_cap"] | FEATURES["bias"]

@@ -39,7 +39,8 @@ class Plane(NamedTuple):
 class Planes(NamedTuple):
   """Tiles of the bias and the mask in shared memory: a ring, or one of each.
 
-  Of a step there are `count`, of which a warpgroup's own is number `own`.
+  Of a step there are `count`, of which a warpgroup's own is number `own`. Where
+  one row is for all, it is the bias' alone, which says what the mask does.
   """
   bias: tl.tensor
   mask: tl.tensor
@@ -213,7 +214,10 @@ def allocate_planes(heads, STEPS: gl.constexpr, COUNT: gl.constexpr,
   SHAPE: gl.constexpr = hopper.stack(STEPS * COUNT, [ROWS, KEYS])
   bias = gl.to_tensor(0)
   mask = gl.to_tensor(0)
-  if staged(FEATURES):
+  if FEATURES & scores.ONE_ROW:
+    bias = gl.allocate_shared_memory(gl.float32, [STEPS * COUNT, KEYS],
+                                     gl.SwizzledSharedLayout(1, 1, 1, [0]))
+  elif staged(FEATURES):
     if FEATURES & scores.BIAS_F32:
       bias = gl.allocate_shared_memory(gl.float32, SHAPE, LAYOUT)
     elif FEATURES & scores.HAS_BIAS:
@@ -237,7 +241,9 @@ def planes_at(planes, i, TRANSPOSED: gl.constexpr, FEATURES: gl.constexpr):
   bias = planes.bias
   mask = planes.mask
   at = i * planes.count + planes.own
-  if staged(FEATURES):
+  if FEATURES & scores.ONE_ROW:
+    bias = bias.index(at)
+  elif staged(FEATURES):
     if FEATURES & scores.HAS_BIAS:
       bias = bias.index(at)
       if TRANSPOSED:
@@ -271,6 +277,15 @@ def _copy_plane(plane, smem, row0, col0, window, ROWS: gl.constexpr,
 
 
 @gluon.jit
+def _copy_row(plane, smem, col0, window, KEYS: gl.constexpr):
+  """Starts the copy of one row for all, zeros past the keys."""
+  cols = gl.arange(0, KEYS,
+                   gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+  async_copy.async_load(smem, plane.ptr + (col0 + cols),
+                        mask=cols < window.len_k - col0)
+
+
+@gluon.jit
 def copy_planes(terms, planes, i, barrier, row0, col0, row_step, col_step,
                 window, COUNT: gl.constexpr, ROWS: gl.constexpr,
                 KEYS: gl.constexpr, FEATURES: gl.constexpr):
@@ -283,13 +298,15 @@ def copy_planes(terms, planes, i, barrier, row0, col0, row_step, col_step,
       row = row0 + w * row_step
       col = col0 + w * col_step
       at = i * COUNT + w
-      if FEATURES & scores.BIAS_F32:
+      if FEATURES & scores.ONE_ROW:
+        _copy_row(terms.bias_f32, planes.bias.index(at), col, window, KEYS)
+      elif FEATURES & scores.BIAS_F32:
         _copy_plane(terms.bias_f32, planes.bias.index(at), row, col, window,
                     ROWS, KEYS)
       elif FEATURES & scores.HAS_BIAS:
         _copy_plane(terms.bias, planes.bias.index(at), row, col, window, ROWS,
                     KEYS)
-      if FEATURES & scores.HAS_MASK:
+      if FEATURES & scores.HAS_MASK and not FEATURES & scores.ONE_ROW:
         _copy_plane(terms.mask, planes.mask.index(at), row, col, window, ROWS,
                     KEYS)
     async_copy.mbarrier_arrive(barrier, increment_count=False)
@@ -431,7 +448,12 @@ def complete(s, row0, col0, rows, cols, window, terms, planes,
   LAYOUT: gl.constexpr = hopper.accumulator(s.shape[1])
   if FEATURES & scores.HAS_BIAS:
     bias = 0.0
-    if staged(FEATURES):
+    if FEATURES & scores.ONE_ROW:
+      if cols.shape[0] > 1:
+        bias = planes.bias.load(gl.SliceLayout(1, LAYOUT))[:, None]
+      else:
+        bias = planes.bias.load(gl.SliceLayout(0, LAYOUT))[None, :]
+    elif staged(FEATURES):
       bias = planes.bias.load(LAYOUT).to(gl.float32)
     else:
       if FEATURES & scores.BIAS_F32:
@@ -441,7 +463,7 @@ def complete(s, row0, col0, rows, cols, window, terms, planes,
                        MASK).to(gl.float32)
     # -inf hides: it selects, so that no key's NaN comes through.
     s = gl.where(bias == float("-inf"), bias, s + bias * scores.LOG2E)
-  if FEATURES & scores.HAS_MASK:
+  if FEATURES & scores.HAS_MASK and not FEATURES & scores.ONE_ROW:
     if staged(FEATURES):
       shown = planes.mask.load(LAYOUT)
     else:
