@@ -2,7 +2,8 @@
 """Every kernel of paged attention that a row for sm_90 is made for, on a GPU.
 
 A call comes to the kernel that its features choose; of many calls those run
-that come to one which none before came to with as many rows.
+that come to one which none before came to with as many rows, or with such head
+dimensions: a power of two or not.
 """
 
 import itertools
@@ -18,16 +19,17 @@ from jax._src.aiter.core import dispatch
 from jaxlib import gpu_aiter
 
 ARCH = "sm_90"
-_DIMS = ((128, 0), (64, 0), (32, 0), (256, 0), (72, 40), (136, 0), (20, 0),
-         (36, 0), (100, 0))
+_DIMS = ((128, 0), (64, 0), (32, 0), (256, 0), (96, 80), (48, 32), (192, 0),
+         (72, 40), (136, 0), (20, 0), (36, 0), (100, 0))
 _PAGES = (64, 16, 8, 48, 3)
 # Keys in many parts and in one, in pages some of which are absent; steps of one
-# row, of few, and of many.
+# row, of few, of many, and of one with few heads.
 _STEPS = (
     dict(decode=True, lengths=((1, 1500), (1, 70), (1, 0), (1, 1))),
     dict(decode=False, lengths=((2, 1500), (3, 70), (0, 9), (1, 0)),
          window=(300, -1), sinks=True),
-    dict(decode=False, lengths=((40, 150), (70, 70), (3, 260), (20, 0))))
+    dict(decode=False, lengths=((40, 150), (70, 70), (3, 260), (20, 0))),
+    dict(decode=True, hq=8, lengths=((1, 1500), (1, 70), (1, 0), (1, 1))))
 _LAYOUTS = ("NHD", "x", "asm")
 _SCORES = (dict(), dict(soft_cap=3.0, slopes=True))
 _CACHES = (("", "none"), *itertools.product(cases.BYTES, ("head", "token")))
@@ -42,14 +44,16 @@ def _calls():
       continue
     if dtype != "fp32" or (max(d, dv) <= 128 and not cache):
       yield step, Case(dtype=dtype, d=d, dv=dv, page=page, cache=cache,
-                       scale=scale, hq=24, hk=2, holes=True, layout=layout,
-                       **scores, **options)
+                       scale=scale, hk=2, holes=True, layout=layout, **scores,
+                       **{"hq": 24, **options})
 
 
 def _features(c: Case) -> list[str]:
   """What a call asks of a kernel, as src/paged.cc finds it."""
   dv = c.dv or c.d
   run = 16 // (1 if c.cache else np.dtype(DTYPES[c.dtype]).itemsize)
+  batch = len(c.lengths)
+  rows = sum(n for n, _ in c.lengths) * c.hq // c.hk
   asked = {
       "cu_seqlens": not c.decode,
       "window": c.window != (-1, -1) or not c.decode,
@@ -63,9 +67,10 @@ def _features(c: Case) -> list[str]:
       "odd_pages": c.page & (c.page - 1) != 0,
       "small_pages": c.page % 64 != 0,
       "tiny_pages": c.page % 16 != 0,
-      # Queries of one sequence are not known; a step's rows are 12.
-      "unshared": not c.decode or len(c.lengths) == 1,
-      "many_rows": c.lengths == _STEPS[-1]["lengths"],
+      # Queries of one sequence are not known; a step's rows are 12 or 4.
+      "unshared": not c.decode or batch == 1,
+      "several_rows": rows > 8 * batch,
+      "many_rows": rows >= 32 * batch,
       "bytes": bool(c.cache),
       c.cache: bool(c.cache),
   }
@@ -85,10 +90,11 @@ class HopperTest(paged_test.PagedTestCase):
     for step, case in _calls():
       name, *_ = module.kernels("paged_attend", ARCH, case.dtype,
                                 [max(case.d, case.dv)], _features(case))
-      if (name, step, case.layout) not in seen:
-        seen.add((name, step, case.layout))
+      call = name, step, case.layout, "partial" in _features(case)
+      if call not in seen:
+        seen.add(call)
         left.discard(name)
-        with self.subTest(name, step=step, layout=case.layout):
+        with self.subTest(name, step=step, layout=case.layout, d=case.d):
           self.check(case)
     self.assertEmpty(left)
 

@@ -30,9 +30,10 @@ constexpr int64_t kMaxSplits = 65535;
 constexpr int32_t kUnbounded = 1 << 30;
 constexpr int64_t kRunBytes = 16;
 // Rows of a sequence that a tall tile is worth, and how many it has at most in
-// half a tile of shares_hopper.py.
+// half a tile of shares_hopper.py, and in a small one of decode_hopper.py.
 constexpr int64_t kManyRows = 32;
 constexpr int64_t kHalfTile = 16;
+constexpr int64_t kSmallTile = 8;
 // Keys that lie together in a large page; tiles of keys divide it.
 constexpr int64_t kLargePage = 64;
 // Rows that a tensor map's boxes of the smallest kernel have.
@@ -324,6 +325,7 @@ struct Attend {
         If(a.page_size % kTinyPage != 0, kPagedTinyPages) |
         If(a.pages == 0, kPagedNoPages) |
         If(a.batch == 1 || mixed || rows > kHalfTile * batch, kPagedUnshared) |
+        If(rows > kSmallTile * batch, kPagedSeveralRows) |
         If(rows >= kManyRows * batch, kPagedManyRows) | KindBits(a.kind);
     return key;
   }
@@ -527,8 +529,9 @@ struct Latent {
 
   static ProblemKey KeyOf(const Args& a) {
     // What a row of the table tells by its sizes.
-    constexpr uint32_t kBySize =
-        kPagedPartial | kPagedUnshared | kPagedManyRows | kPagedSmallPages;
+    constexpr uint32_t kBySize = kPagedPartial | kPagedUnshared |
+                                 kPagedSeveralRows | kPagedManyRows |
+                                 kPagedSmallPages;
     ProblemKey key = Attend::KeyOf(a);
     key.features &= ~kBySize;
     key.dims[0] = static_cast<int32_t>(a.hdim_v);

@@ -95,6 +95,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("shares", "padded", 64, 16, 0, kPagedShuffled | kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridShares;
   kernels.back().shared_bytes = 30 * 1024;
+  add("few_rows", "fast", 16, 8, kPagedBytes, kPagedSeveralRows, "sm_90");
+  add("several_rows", "fast", 16, 16, kPagedBytes, 0, "sm_90");
   add("any_sm_90", "general", 256, 16, 0, kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridOneAxis;
   for (const char* arch : {"gfx942", "sm_90"}) {
@@ -344,6 +346,24 @@ void TestUnshared() {
   a.nhead_q = 64 * kHeads;
   CHECK(Run(a)[0] == "shares");
   CHECK(Run(Args(1, 16))[0] == "unshared");
+}
+
+// A small tile has 8 rows of a KV head.
+void TestSeveralRows() {
+  NewContext("sm_90");
+  paged_attend_args a = Args(8, 16);
+  SetBytes(PagedKind::kInt8, &a);
+  a.nhead_q = 8 * kHeads;
+  CHECK(Run(a)[0] == "few_rows");
+  a.nhead_q = 9 * kHeads;
+  CHECK(Run(a)[0] == "several_rows");
+  a.nhead_q = 4 * kHeads;
+  a.batch = 4;
+  a.seqlen_q = 2;
+  CHECK(Run(a)[0] == "few_rows");
+  a.batch = 2;
+  a.seqlen_q = 4;
+  CHECK(Run(a)[0] == "several_rows");
 }
 
 // Keys are divided until the device is full, and no further than there is
@@ -637,6 +657,7 @@ int main() {
   aiter::TestPacking();
   aiter::TestTensorMaps();
   aiter::TestUnshared();
+  aiter::TestSeveralRows();
   aiter::TestSplits();
   aiter::TestOneAxis();
   aiter::TestDecodeByTensorMaps();

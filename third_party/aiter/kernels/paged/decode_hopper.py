@@ -28,6 +28,8 @@ LEFT = gl.constexpr(gl.DotOperandLayout(0, MMA.value, 2))
 RIGHT = gl.constexpr(gl.DotOperandLayout(1, MMA.value, 2))
 # A token's scale of values below it takes no part in what weights are of.
 LEAST = gl.constexpr(2.0**-60)
+# Columns of values that a product has at most.
+VALUES = gl.constexpr(128)
 # Rows stand in columns: products have them so.
 COLUMN = gl.constexpr(gl.SliceLayout(0, MMA.value))
 
@@ -131,6 +133,13 @@ def _to_pairs(kind, words):
 
 
 @gluon.jit
+def _again(x):
+  """What follows from it is found anew rather than kept in registers."""
+  return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32,
+                                   False, 1)
+
+
+@gluon.jit
 def _half(words, KIND: gl.constexpr):
   """Words as float16 [..., 2, 2]: bytes 2 i + j, of e4m3fnuz i + 2 j."""
   a, b, c, d = gl.inline_asm_elementwise(
@@ -202,13 +211,22 @@ def _nan_values(words):
 @gluon.jit
 def _pages(table, page_size, pages, key, stop, N: gl.constexpr,
            BOX: gl.constexpr):
-  """(page, place in it) of each box of a tile; page -1 where there is none."""
-  found = ()
-  for b in gl.static_range((N + BOX - 1) // BOX):
-    first = key + b * BOX
-    page = gl.load(table + first // page_size, mask=first < stop, other=-1)
+  """(page, place in it) of each box of a tile; page -1 where there is none.
+
+  Of boxes of one key all pages are one tensor, and all places, a lane a key.
+  """
+  if BOX == 1:
+    keys = key + gl.arange(0, N, gl.BlockedLayout([1], [32], [1], [0]))
+    page = gl.load(table + keys // page_size, mask=keys < stop, other=-1)
     page = gl.where((page >= 0) & (page < pages), page, -1)
-    found = found + (page, first % page_size)
+    found = (page, keys % page_size)
+  else:
+    found = ()
+    for b in gl.static_range((N + BOX - 1) // BOX):
+      first = key + b * BOX
+      page = gl.load(table + first // page_size, mask=first < stop, other=-1)
+      page = gl.where((page >= 0) & (page < pages), page, -1)
+      found = found + (page, first % page_size)
   return found
 
 
@@ -217,24 +235,47 @@ def _of_box(boxes, keys, N: gl.constexpr, BOX: gl.constexpr):
   """(page, place of the first key of the box) for keys of a tile."""
   page = boxes[0]
   place = boxes[1]
-  for b in gl.static_range(1, N // BOX):
-    page = gl.where(keys < b * BOX, page, boxes[2 * b])
-    place = gl.where(keys < b * BOX, place, boxes[2 * b + 1])
+  if BOX == 1:
+    page = gl.convert_layout(page, keys.type.layout)
+    place = gl.convert_layout(place, keys.type.layout)
+  else:
+    for b in gl.static_range(1, N // BOX):
+      page = gl.where(keys < b * BOX, page, boxes[2 * b])
+      place = gl.where(keys < b * BOX, place, boxes[2 * b + 1])
   return page, place
 
 
 @gluon.jit
-def _load(base, page_stride, token_stride, boxes, left, N: gl.constexpr,
-          COLS: gl.constexpr, BOX: gl.constexpr, LAYOUT: gl.constexpr):
-  """A tile's words: `left` keys, zeros of absent ones."""
+def _load(base, page_stride, token_stride, boxes, left, width, N: gl.constexpr,
+          COLS: gl.constexpr, BOX: gl.constexpr, LAYOUT: gl.constexpr,
+          PARTIAL: gl.constexpr):
+  """A tile's words: `left` keys, zeros of absent ones.
+
+  PARTIAL: a token has but `width` words, and zeros in the place of others.
+  """
   keys = gl.arange(0, N, gl.SliceLayout(1, LAYOUT))
   cols = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
   page, place = _of_box(boxes, keys, N, BOX)
   at = (page.to(gl.int64) * (page_stride // 4)
         + (place + keys % BOX) * (token_stride // 4))
-  shown = (keys < left) & (page >= 0)
-  return gl.load(base + at[:, None] + cols[None, :], mask=shown[:, None],
-                 other=0)
+  shown = ((keys < left) & (page >= 0))[:, None]
+  if PARTIAL:
+    shown = shown & (cols < width)[None, :]
+  return gl.load(base + at[:, None] + cols[None, :], mask=shown, other=0)
+
+
+@gluon.jit
+def _load_values(base, page_stride, token_stride, boxes, left, width,
+                 N: gl.constexpr, COLS: gl.constexpr, BOX: gl.constexpr,
+                 PARTIAL: gl.constexpr):
+  """A tile's words of values, part by part."""
+  EACH: gl.constexpr = min(VALUES // 4, COLS)
+  words = ()
+  for part in gl.static_range(COLS // EACH):
+    words = words + (_load(
+        base + part * EACH, page_stride, token_stride, boxes, left,
+        width - part * EACH, N, EACH, BOX, _v_layout(N, EACH), PARTIAL),)
+  return words
 
 
 @gluon.jit
@@ -252,17 +293,20 @@ def paged_attend(
     table, indptr, lengths, cu_seqlens, k_start, k_page, k_head, k_token,
     k_scale_page, k_scale_head, k_scale_token, v_start, v_page, v_head, v_token,
     v_scale_page, v_scale_head, v_scale_token, tokens, batch, seqlen_q, nhead_q,
-    nhead_k, group, pages, page_size, width, splits, programs, window_left,
-    window_right, sinks_step, softmax_scale, flags,
+    nhead_k, group, hdim, hdim_v, pages, page_size, width, splits, programs,
+    window_left, window_right, sinks_step, softmax_scale, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     FLAGS: gl.constexpr, KIND: gl.constexpr, BOX: gl.constexpr,
 ):
-  """attend.py's paged_attend, of head dimensions that are both HEAD.
+  """attend.py's paged_attend, of head dimensions up to HEAD.
 
   BOX: of so many keys none lie in two pages.
   """
-  gl.static_assert(TILE_M == 8)
   gdc_launch_dependents()
+  PARTIAL: gl.constexpr = (attend.PARTIAL & FLAGS) != 0
+  if not PARTIAL:
+    hdim = HEAD
+    hdim_v = HEAD
   lengths = attend.Lengths(lengths, indptr, page_size)
   head = gl.program_id(0) % nhead_k
   split = gl.program_id(1)
@@ -315,8 +359,12 @@ def paged_attend(
     r = row0 + gl.where(live, r, 0)
     row = (start + r // group).to(gl.int64) * nhead_q + head * group + r % group
     c = gl.arange(0, HEAD, gl.SliceLayout(0, ROWS))
-    x = gl.load(q + row[:, None] * HEAD + _column(c, KIND)[None, :],
-                mask=live[:, None], other=0.0).to(gl.float32)
+    col = _column(c, KIND)[None, :]
+    live_q = live[:, None]
+    if PARTIAL:
+      live_q = live_q & (col < hdim)
+    x = gl.load(q + row[:, None] * hdim + col, mask=live_q,
+                other=0.0).to(gl.float32)
     top = gl.max(gl.abs(x), 1).to(gl.int32, bitcast=True) >> 23
     up = gl.minimum(127 + 14 + 127 - top, 253)
     x *= (up << 23).to(gl.float32, bitcast=True)[:, None]
@@ -336,22 +384,25 @@ def paged_attend(
                      mask=index < batch, other=float("-inf"))
       m = gl.where(split == 0, sink * scores.LOG2E, m)
     l = gl.where(m == float("-inf"), 0.0, 1024.0)
-    acc = gl.zeros([HEAD, TILE_M], gl.float32, MMA)
+    PARTS: gl.constexpr = (HEAD + VALUES - 1) // VALUES
+    acc = ()
+    for _part in gl.static_range(PARTS):
+      acc = acc + (gl.zeros([HEAD // PARTS, TILE_M], gl.float32, MMA),)
     keys = gl.arange(0, TILE_N, gl.SliceLayout(1, MMA))
 
     COLS: gl.constexpr = HEAD // 4
     K_BYTES: gl.constexpr = _k_layout(TILE_N, COLS)
-    V_BYTES: gl.constexpr = _v_layout(TILE_N, COLS)
     key = first_tile * TILE_N
     end = gl.minimum(last_tile * TILE_N, stop)
     boxes = _pages(table, page_size, pages, key, end, TILE_N, BOX)
-    k_raw = _load(k_words, k_page, k_token, boxes, end - key, TILE_N, COLS,
-                  BOX, K_BYTES)
-    v_raw = _load(v_words, v_page, v_token, boxes, end - key, TILE_N, COLS,
-                  BOX, V_BYTES)
+    k_raw = _load(k_words, k_page, k_token, boxes, end - key, hdim // 4, TILE_N,
+                  COLS, BOX, K_BYTES, PARTIAL)
+    v_raw = _load_values(v_words, v_page, v_token, boxes, end - key,
+                         hdim_v // 4, TILE_N, COLS, BOX, PARTIAL)
     following = _pages(table, page_size, pages, key + TILE_N, end, TILE_N, BOX)
     if KIND == attend.E4M3FNUZ:
-      nan = _nan_values(v_raw)
+      gl.static_assert(PARTS == 1)
+      nan = _nan_values(v_raw[0])
     while key < end:
       page = _of_box(boxes, keys, TILE_N, BOX)[0]
       shown = (keys < end - key) & (page >= 0)
@@ -369,8 +420,8 @@ def paged_attend(
         is_nan = gl.convert_layout(_nan_keys(k_raw), gl.SliceLayout(1, MMA))
         s = gl.where(is_nan[:, None], float("nan"), s)
       left = end - key - TILE_N
-      k_raw = _load(k_words, k_page, k_token, following, left, TILE_N, COLS,
-                    BOX, K_BYTES)
+      k_raw = _load(k_words, k_page, k_token, following, left, hdim // 4,
+                    TILE_N, COLS, BOX, K_BYTES, PARTIAL)
       if attend.TOKEN_SCALES & FLAGS:
         s *= of_keys[:, None]
       s = gl.where(shown[:, None], s * scale[None, :], float("-inf"))
@@ -392,12 +443,15 @@ def paged_attend(
       if attend.TOKEN_SCALES & FLAGS:
         p *= of_values[:, None]
       if KIND == attend.E4M3FNUZ:
-        nan = nan | _nan_values(v_raw)
-      acc = mma_v2(gl.convert_layout(_values(v_raw, KIND), LEFT),
-                   gl.convert_layout(p.to(gl.float16), RIGHT),
-                   acc * alpha[None, :])
-      v_raw = _load(v_words, v_page, v_token, following, left, TILE_N, COLS,
-                    BOX, V_BYTES)
+        nan = nan | _nan_values(v_raw[0])
+      p = gl.convert_layout(p.to(gl.float16), RIGHT)
+      sums = ()
+      for part in gl.static_range(PARTS):
+        v = gl.convert_layout(_values(v_raw[part], KIND), LEFT)
+        sums = sums + (mma_v2(v, p, acc[part] * alpha[None, :]),)
+      acc = sums
+      v_raw = _load_values(v_words, v_page, v_token, following, left,
+                           hdim_v // 4, TILE_N, COLS, BOX, PARTIAL)
       key += TILE_N
       boxes = following
       following = _pages(table, page_size, pages, key + TILE_N, end, TILE_N,
@@ -405,25 +459,44 @@ def paged_attend(
 
     any_key = l != 0
     l = gl.where(any_key, l, 1.0)
-    acc *= (out_scale / l)[None, :]
     row_lse = gl.where(any_key, (m - 10.0) * scores.LN2 + gl.log(l),
                        float("-inf"))
-    acc = acc.reshape([HEAD // 8, 8, TILE_M]).permute([2, 1, 0])
-    acc = gl.convert_layout(acc.reshape([TILE_M, HEAD]), ROWS)
+    by = out_scale / l
     if KIND == attend.E4M3FNUZ:
       BYTES: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [1, 1], [1, 0])
       nan = gl.convert_layout(gl.reduce_or(nan, 0), gl.SliceLayout(1, BYTES))
       byte = gl.arange(0, 4, gl.SliceLayout(0, BYTES))
       is_nan = (nan[:, None] >> (8 * byte + 7)[None, :] & 1).reshape([HEAD])
-      is_nan = gl.convert_layout(is_nan, gl.SliceLayout(0, ROWS))
-      acc = gl.where((is_nan != 0)[None, :], float("nan"), acc)
-    place = row[:, None] * HEAD + c[None, :]
+    first_part = split.to(gl.int64) * tokens * nhead_q
+    if TILE_M > 8:
+      # Fewer registers: found anew.
+      there = live_s
+      at = (start + query).to(gl.int64) * nhead_q + head_q
     if count > 1:
-      part = split.to(gl.int64) * tokens * nhead_q
-      gl.store(parts_lse + part + at, row_lse, mask=there)
-      gl.store(parts + part * HEAD + place, acc, mask=live[:, None])
-    else:
-      if (flags & attend.LSE) != 0:
-        gl.store(lse + head_q.to(gl.int64) * tokens + start + query, row_lse,
-                 mask=live_s)
-      gl.store(out + place, acc.to(out.dtype.element_ty), mask=live[:, None])
+      gl.store(parts_lse + first_part + at, row_lse, mask=there)
+    elif (flags & attend.LSE) != 0:
+      gl.store(lse + head_q.to(gl.int64) * tokens + start + query, row_lse,
+               mask=live_s)
+    OUT: gl.constexpr = _rows_layout(HEAD // PARTS)
+    row0 = _again(row0)
+    r = gl.arange(0, TILE_M, gl.SliceLayout(1, OUT))
+    live = (r < rows_left)[:, None]
+    r = row0 + gl.where(r < rows_left, r, 0)
+    row = (start + r // group).to(gl.int64) * nhead_q + head * group + r % group
+    c = gl.arange(0, HEAD // PARTS, gl.SliceLayout(0, OUT))
+    for part in gl.static_range(PARTS):
+      x = (acc[part] * by[None, :]).reshape([HEAD // PARTS // 8, 8, TILE_M])
+      x = x.permute([2, 1, 0]).reshape([TILE_M, HEAD // PARTS])
+      x = gl.convert_layout(x, OUT)
+      if KIND == attend.E4M3FNUZ:
+        of_cols = gl.convert_layout(is_nan, gl.SliceLayout(0, OUT))
+        x = gl.where((of_cols != 0)[None, :], float("nan"), x)
+      col = (part * (HEAD // PARTS) + c)[None, :]
+      mask = live
+      if PARTIAL:
+        mask = mask & (col < hdim_v)
+      place = row[:, None] * hdim_v + col
+      if count > 1:
+        gl.store(parts + first_part * hdim_v + place, x, mask=mask)
+      else:
+        gl.store(out + place, x.to(out.dtype.element_ty), mask=mask)

@@ -18,13 +18,14 @@ FLAGS = flags("cu_seqlens indptr window soft_cap alibi sink token_scales lse "
 KINDS = ("int8", "e4m3fn", "e4m3fnuz", "e5m2")
 # unaligned: rows are no multiples of 16 bytes; unshared: a sequence is alone,
 # or may have more rows than half a tile of shares_hopper.py, whose blocks share
-# the keys of all; many_rows: sequences have more than in a step of decoding;
-# small_pages: of no multiple of 64 keys, which a tile of keys divides;
-# tiny_pages: of no multiple of 16; no_pages: a cache of none.
+# the keys of all; several_rows: sequences have more than a tile of 8;
+# many_rows: more than in a step of decoding; small_pages: of no multiple of 64
+# keys, which a tile of keys divides; tiny_pages: of no multiple of 16;
+# no_pages: a cache of none.
 FEATURES = {
     **FLAGS, **selecting(
-        "unaligned unshared many_rows small_pages tiny_pages no_pages bytes "
-        f"{' '.join(KINDS)}")}
+        "unaligned unshared several_rows many_rows small_pages tiny_pages "
+        f"no_pages bytes {' '.join(KINDS)}")}
 
 
 def _constants(row):
@@ -49,7 +50,8 @@ def _constants(row):
       "OVERLAPS": arch.name == "sm_90",
       "PRECISION": "ieee",
       # Keys of which none lie in two pages.
-      "BOX": 64 if "small_pages" in left else 16,
+      "BOX": (64 if "small_pages" in left else 16 if "tiny_pages" in left
+              else 1),
   }
 
 
@@ -103,6 +105,7 @@ FAMILY = Family(
         "shuffled": "a shuffled cache",
         "odd_pages": "pages of a size that is no power of two",
         "unshared": "one sequence, or more than 16 rows of a KV head",
+        "several_rows": "more than 8 rows of a KV head",
         "many_rows": "many queries",
         "small_pages": "pages that are no multiples of 64",
         "tiny_pages": "pages that are no multiples of 16",

@@ -34,13 +34,6 @@ _HALVES = gl.constexpr("mov.b32 {$0, $1}, $2;")
 
 
 @gluon.jit
-def _again(x):
-  """What follows from it is found anew rather than kept in registers."""
-  return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32,
-                                   False, 1)
-
-
-@gluon.jit
 def _order(c, KIND: gl.constexpr):
   """The column that a product has as its c-th."""
   if KIND == attend.NO_BYTES:
@@ -92,7 +85,7 @@ def _load_keys(base, page_stride, token_stride, run_stride, boxes, left,
   page, place = decode_hopper._of_box(boxes, keys, N, BOX)
   base += (page.to(gl.int64) * (page_stride // EACH)
            + (place + keys % BOX) * (token_stride // EACH))
-  run_stride = _again(run_stride) // (WORDS * EACH) * WORDS
+  run_stride = decode_hopper._again(run_stride) // (WORDS * EACH) * WORDS
   shown = (keys < left) & (page >= 0)
   words = ()
   for part in gl.static_range(HEAD // PART):
@@ -116,7 +109,7 @@ def _load_values(base, page_stride, run_stride, col_stride, boxes, left,
   base += (page.to(gl.int64) * (page_stride // EACH)
            + (place // RUN + run % (BOX // RUN)) * (run_stride // RUN * WORDS)
            + word % WORDS)
-  col_stride = _again(col_stride) // RUN * WORDS
+  col_stride = decode_hopper._again(col_stride) // RUN * WORDS
   shown = (run * RUN < left) & (page >= 0)
   words = ()
   for part in gl.static_range(HEAD // PART):
@@ -333,7 +326,7 @@ def paged_attend(
     l = gl.where(any_key, l, 1.0)
     row_lse = gl.where(any_key, (m - UP) * scores.LN2 + gl.log(l),
                        float("-inf"))
-    row0 = _again(row0)
+    row0 = decode_hopper._again(row0)
     query, head_q, at, there = _rows(row0, rows_left, start, head, group,
                                      nhead_q, TILE_M, COLUMN)
     rows = _rows(row0, rows_left, start, head, group, nhead_q, TILE_M,
