@@ -168,8 +168,8 @@ class NumbersTest(NormTestCase):
     self.check(Case(dtype=dtype, layer=layer, residual=residual))
 
   @parameterized.parameters(*machine.sample(itertools.product(
-      [1, 7, 8, 1000, 1024, 1032, 2048, 4096, 5120, 8192, 12296, 32768],
-      [False, True]), 13))
+      [1, 7, 8, 64, 384, 768, 1000, 1024, 1032, 2048, 4096, 5120, 8192, 12296,
+       32768], [False, True]), 13))
   def test_columns(self, cols, layer):
     """Every kernel: those that hold a row, and that for any number."""
     self.check(Case(cols=cols, lead=(5,), layer=layer, residual=layer))
@@ -197,6 +197,7 @@ class NumbersTest(NormTestCase):
   def test_rows(self, rows):
     """Fewer rows than parts, and more."""
     self.check(Case(lead=(rows,), cols=64, layer=True))
+    self.check(Case(lead=(rows,), cols=64))
 
   def test_parts_without_rows(self):
     """A part has two of these rows, so that half of the blocks have none."""
@@ -361,6 +362,16 @@ class QuantTest(NormTestCase):
   def test_columns(self, quant):
     for cols in (32, 1056, 4096, 5120, machine.size(65536, 65536, 16384)):
       self.check_quantised(Case(cols=cols, lead=(3,), residual=True), quant)
+
+  @parameterized.product(
+      quant=QUANT, layer=[False, True], residual=[False, True])
+  def test_walks(self, quant, layer, residual):
+    """On a GPU, more rows than blocks that walk over them."""
+    rows = machine.size(1700, 3, 3)
+    for cols in machine.size((1024, 2048, 4096, 6144, 8192, 18432), (1024,),
+                             (1024, 4096)):
+      self.check_quantised(
+          Case(cols=cols, lead=(rows,), layer=layer, residual=residual), quant)
 
   @parameterized.parameters("int8", "float8_e4m3fn", "float8_e4m3fnuz")
   def test_odd_columns(self, quant):

@@ -216,7 +216,7 @@ class KernelTest(parameterized.TestCase):
         shape[0] * shape[1], *tiles, group, _KINDS.index(kind),
         _MODES.index(mode or "up"), flags,
         TILE_M=tile[0], TILE_N=tile[1], RUN=run,
-        FLAGS=-1, WHOLE=whole, NATIVE=False, CAST="")
+        FLAGS=-1, SET=0, WHOLE=whole, NATIVE=False, CAST="")
     return q.array, scale.array
 
   def _assert_same(self, got, want, kind):
@@ -277,7 +277,7 @@ class KernelTest(parameterized.TestCase):
     amax = _new((5, runs), np.float32)
     quant.quant_amax[(3 * runs,)](
         Tensor(x), amax, 5, cols, runs, _unaligned(cols), TILE_M=2, TILE_N=256,
-        STEP=64)
+        STEP=64, FLAGS=-1, WHOLE=0)
     np.testing.assert_array_equal(amax.array, np.concatenate([
         oracle.amax(x[:, c:c + 256], -1) for c in range(0, cols, 256)], -1))
 

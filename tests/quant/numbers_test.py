@@ -188,7 +188,7 @@ class FunctionsTest(QuantTestCase):
   @parameterized.product(dtype=list(DTYPES), kind=list(BYTES))
   def test_rows(self, dtype, kind):
     shapes = [(7, 64), (2, 3, 77), (5, 1040), (3, 5000), (2, 8192), (2, 9001),
-              (64,)]
+              (3, 32768), (64,)]
     for shape in machine.sample(shapes, 3):
       x = numbers(*shape, dtype=dtype, special=True)
       self.assert_same(
@@ -224,7 +224,9 @@ class FunctionsTest(QuantTestCase):
 
   @parameterized.product(dtype=list(DTYPES), kind=list(BYTES))
   def test_tensors(self, dtype, kind):
-    for shape in machine.sample([(3, 5, 64), (4, 9001), (20,), (2, 8192)], 2):
+    shapes = [(3, 5, 64), (4, 9001), (20,), (2, 8192), (500, 128), (77, 256),
+              (40, 512), (50, 640), (9, 1000)]
+    for shape in machine.sample(shapes, 2):
       x = numbers(*shape, dtype=dtype)
       self.assert_same(
           aiter.per_tensor_quant(jnp.asarray(x), quant_dtype=kind),

@@ -126,7 +126,8 @@ uint32_t FeaturesOf(const norm_rows_args& a) {
 
 uint32_t FeaturesOf(const norm_quant_args& a) {
   return FeaturesOf(static_cast<const norm_rows_args&>(a)) |
-         If(a.x_scale_ptr != nullptr, kNormXScale);
+         If(a.x_scale_ptr != nullptr, kNormXScale) |
+         If(a.quant_type == DataType::kE2m1, kNormE2m1);
 }
 
 uint32_t FeaturesOf(const norm_bwd_args& a) {
@@ -234,16 +235,21 @@ struct Fwd : Norm<norm_fwd_args, NormFwdPlan> {
   }
 };
 
-struct Quant : Norm<norm_quant_args, KernelPlan> {
+struct Quant : Norm<norm_quant_args, NormFwdPlan> {
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
-    return steps->Add("norm_quant", key, &plan->kernel);
+    AITER_RETURN_IF_ERROR(steps->Add("norm_quant", key, &plan->kernel));
+    plan->max_blocks =
+        IsAmd(steps->device())
+            ? plan->kernel.at_once
+            : RowBlocksAtOnce(steps->device(), *plan->kernel.info, /*most=*/3);
+    return Status();
   }
 
   static Status Launch(const Driver& driver, const Args& args, const Plan& plan,
                        void* stream) {
     if (args.rows == 0) return Status();
     NormParams params = ParamsOf(args, plan.key);
-    params.max_blocks = plan.kernel.at_once;
+    params.max_blocks = static_cast<int32_t>(plan.max_blocks);
     params.x_scale_ptr = args.x_scale_ptr;
     params.q_ptr = args.q_ptr;
     params.scale_ptr = args.scale_ptr;

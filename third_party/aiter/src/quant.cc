@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <string>
 
 #include "third_party/aiter/src/core/check.h"
@@ -165,9 +164,10 @@ const char* OpOf(const ProblemKey& key) {
   return (key.features & kQuantAmax) != 0 ? "quant_amax" : "quant_row";
 }
 
-// A kernel holds a row of so many columns or any; those of tiles know no rows.
+// A kernel holds a row of so many columns or any; those of tiles know no rows,
+// but for scales or magnitudes of rows.
 ProblemKey WithoutUnused(ProblemKey key) {
-  if (std::strcmp(OpOf(key), "quant_row") != 0) key.dims[0] = 0;
+  if ((key.features & (kQuantGroup | kQuantBlock)) != 0) key.dims[0] = 0;
   return key;
 }
 

@@ -100,7 +100,7 @@ struct NormBwdPlan {
 
 // The size of a problem is cols.
 AITER_OPERATION(norm_fwd, norm_fwd_args, NormFwdPlan);
-AITER_OPERATION(norm_quant, norm_quant_args, KernelPlan);
+AITER_OPERATION(norm_quant, norm_quant_args, NormFwdPlan);
 AITER_OPERATION(norm_bwd, norm_bwd_args, NormBwdPlan);
 
 }  // namespace aiter

@@ -8,12 +8,15 @@ from third_party.aiter.aot.family import (
     flags,
     named,
     points_to,
+    selecting,
 )
 
 # Bits of the kernels' argument `flags`.
-# Rows that do not begin at multiples of 16 bytes are a bit of no meaning there.
+# Rows that do not begin at multiples of 16 bytes are a bit of no meaning there;
+# a result of 4 bits only selects.
 FEATURES = flags(
-    "unaligned layer residual gemma t5 beta f32_weights x_scale")
+    "unaligned layer residual gemma t5 beta f32_weights x_scale") | selecting(
+        "e2m1")
 
 
 def _constants(row):
@@ -21,7 +24,7 @@ def _constants(row):
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "COLS": int(row["cols"]),
           "WALKS": any(f"module=norm.{module}" in row["options"]
-                       for module in ("walk", "fwd_hopper")),
+                       for module in ("walk", "fwd_hopper", "quant_hopper")),
           "PAIRS": "num_ctas=2" in row["options"],
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FEATURES.items()

@@ -31,7 +31,7 @@ def _add3(a0, a1, a2, b0, b1, b2):
 
 
 @gluon.jit
-def _keep(weights, t, t_f32, c, cols, flags, TILE: gl.constexpr):
+def keep(weights, t, t_f32, c, cols, flags, TILE: gl.constexpr):
   """Brings gamma or beta into shared memory."""
   for i in gl.static_range(len(weights)):
     at = c + i * TILE
@@ -43,7 +43,7 @@ def _keep(weights, t, t_f32, c, cols, flags, TILE: gl.constexpr):
 
 
 @gluon.jit
-def _copy_tile(ring, stage, t, row, wanted, cols, c, i: gl.constexpr,
+def copy_tile(ring, stage, t, row, wanted, cols, c, i: gl.constexpr,
                TILE: gl.constexpr):
   """Begins the copy of a tile of t's row; what is not wanted becomes 0."""
   async_copy.async_load(ring[i].index(stage), t + c + (row + i * TILE),
@@ -67,13 +67,13 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
   c = gl.arange(0, TILE_N, LAYOUT)
   ring_x = allocate(DTYPE, STAGES, TILE_N, TILES)
   gammas = allocate(WEIGHT, 1, TILE_N, TILES)
-  _keep(gammas, gamma, gamma_f32, c, cols, flags, TILE_N)
+  keep(gammas, gamma, gamma_f32, c, cols, flags, TILE_N)
   if FLAGS & RESIDUAL:
     ring_r = allocate(DTYPE, STAGES, TILE_N, TILES)
   if FLAGS & HAS_BETA:
     betas = allocate(WEIGHT, 1, TILE_N, TILES)
     if flags & HAS_BETA:
-      _keep(betas, beta, beta_f32, c, cols, flags, TILE_N)
+      keep(betas, beta, beta_f32, c, cols, flags, TILE_N)
   one = gl.where((flags & GEMMA) != 0, 1.0, 0.0)
   has_residual = (flags & RESIDUAL) != 0
   n_cols = cols.to(gl.float32)
@@ -83,9 +83,9 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
     first = begin + k * step
     for i in gl.static_range(TILES):
       at = first.to(gl.int64) * cols
-      _copy_tile(ring_x, k, x, at, first < rows, cols, c, i, TILE_N)
+      copy_tile(ring_x, k, x, at, first < rows, cols, c, i, TILE_N)
       if FLAGS & RESIDUAL:
-        _copy_tile(ring_r, k, residual, at, has_residual & (first < rows), cols,
+        copy_tile(ring_r, k, residual, at, has_residual & (first < rows), cols,
                    c, i, TILE_N)
       async_copy.commit_group()
 
@@ -101,9 +101,9 @@ def norm_fwd(x, residual, gamma, gamma_f32, beta, beta_f32, y, residual_out,
       v = ring_x[i].index(stage).load(LAYOUT).to(gl.float32)
       if FLAGS & RESIDUAL:
         v += ring_r[i].index(stage).load(LAYOUT).to(gl.float32)
-      _copy_tile(ring_x, stage, x, ahead, more, cols, c, i, TILE_N)
+      copy_tile(ring_x, stage, x, ahead, more, cols, c, i, TILE_N)
       if FLAGS & RESIDUAL:
-        _copy_tile(ring_r, stage, residual, ahead, has_residual & more, cols, c,
+        copy_tile(ring_r, stage, residual, ahead, has_residual & more, cols, c,
                    i, TILE_N)
       async_copy.commit_group()
       total += v

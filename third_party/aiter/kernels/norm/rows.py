@@ -38,12 +38,17 @@ def load_columns(t, t_f32, c, inside, flags):
 
 
 @triton.jit
+def of_weight(gamma, flags):
+  """What gamma multiplies by."""
+  if flags & GEMMA:
+    gamma += 1.0
+  return gamma
+
+
+@triton.jit
 def weight(gamma, gamma_f32, c, inside, flags):
   """The weight of columns c in float32."""
-  w = load_columns(gamma, gamma_f32, c, inside, flags)
-  if flags & GEMMA:
-    w += 1.0
-  return w
+  return of_weight(load_columns(gamma, gamma_f32, c, inside, flags), flags)
 
 
 @triton.jit
@@ -77,24 +82,22 @@ def statistics(x, residual, row, inside_r, cols, epsilon, flags,
 
 
 @triton.jit
-def statistics_of_tile(s, inside, cols, epsilon, flags):
-  """The same of rows that lie in registers."""
-  n_cols = cols.to(tl.float32)
-  mu = tl.zeros_like(tl.sum(s, 1))
-  if flags & LAYER:
-    mu = tl.sum(s, 1) / n_cols
-  d = tl.where(inside, s - mu[:, None], 0.0)
-  return mu, 1.0 / tl.sqrt_rn(tl.sum(d * d, 1) / n_cols + epsilon)
+def weighted(d, inv, w, beta, beta_f32, c, inside_c, flags,
+             DTYPE: tl.constexpr):
+  """y in float32, of what is left to the mean, in columns c of weights w."""
+  n = d * inv[:, None]
+  if flags & T5:
+    n = n.to(DTYPE).to(tl.float32)
+  n *= w[None, :]
+  if flags & HAS_BETA:
+    n += load_columns(beta, beta_f32, c, inside_c, flags)[None, :]
+  return n
 
 
 @triton.jit
 def normalised(s, mu, inv, gamma, gamma_f32, beta, beta_f32, c, inside_c, flags,
                DTYPE: tl.constexpr):
   """y in float32: normalised and weighted elements of columns c."""
-  n = (s - mu[:, None]) * inv[:, None]
-  if flags & T5:
-    n = n.to(DTYPE).to(tl.float32)
-  n *= weight(gamma, gamma_f32, c, inside_c, flags)[None, :]
-  if flags & HAS_BETA:
-    n += load_columns(beta, beta_f32, c, inside_c, flags)[None, :]
-  return n
+  w = weight(gamma, gamma_f32, c, inside_c, flags)
+  return weighted(s - mu[:, None], inv, w, beta, beta_f32, c, inside_c, flags,
+                  DTYPE)

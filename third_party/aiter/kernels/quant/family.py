@@ -40,6 +40,8 @@ def _constants(row):
           "RUN": 128 if "short" in left else 32,
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FLAGS.items() if name not in left),
+          # And those that all of them have.
+          "SET": sum(FLAGS.get(name, 0) for name in named(row, "features")),
           "NATIVE": "e4m3fn" in arch.casts,
           "CAST": arch.fp8 if arch.matrix == "mfma" else "",
           "WALKS": False}

@@ -278,8 +278,8 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
                 scale_rows, scale_cols, stride_scale_m, stride_scale_n,
                 batch_stride_scale, tiles_m, tiles_n, group, kind, mode, flags,
                 TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-                RUN: tl.constexpr, FLAGS: tl.constexpr, WHOLE: tl.constexpr,
-                NATIVE: tl.constexpr, CAST: tl.constexpr):
+                RUN: tl.constexpr, FLAGS: tl.constexpr, SET: tl.constexpr,
+                WHOLE: tl.constexpr, NATIVE: tl.constexpr, CAST: tl.constexpr):
   """q = x * smooth_scale / scale, with a scale for some columns of a row.
 
   x: [batch, rows, cols]. smooth_scale: float32 [cols]. scale_in: float32
@@ -288,9 +288,10 @@ def quant_group(x, smooth_scale, scale_in, q, scale, scale_e8m0, rows, cols,
   [batch, scale_rows, scale_cols], by its strides; rows or columns beyond the
   groups' are those of zeros. tiles_m, tiles_n: tiles that cover both q and
   scale. group: columns of a group: 32, 64 or 128; with RUN 128 no other. A
-  tile is TILE_M rows of runs of RUN columns. FLAGS: those that may be set.
+  tile is TILE_M rows of runs of RUN columns. FLAGS: those that may be set; SET:
+  those that are.
   """
-  flags &= FLAGS
+  flags = flags & FLAGS | SET
   RUNS: tl.constexpr = TILE_N // RUN
   tile_n = tl.program_id(0) % tiles_n
   tile_m = tl.program_id(0) // tiles_n % tiles_m
@@ -381,11 +382,13 @@ def quant_block(x, smooth_scale, q, scale, rows, cols, stride_scale_m,
 
 @triton.jit
 def quant_amax(x, scale, rows, cols, tiles_n, flags, TILE_M: tl.constexpr,
-               TILE_N: tl.constexpr, STEP: tl.constexpr):
+               TILE_N: tl.constexpr, STEP: tl.constexpr, FLAGS: tl.constexpr,
+               WHOLE: tl.constexpr):
   """scale = the largest magnitudes in runs of TILE_N columns.
 
-  x: [rows, cols]. scale: float32 [rows, tiles_n].
+  x: [rows, cols]. scale: float32 [rows, tiles_n]. FLAGS: those that may be set.
   """
+  flags &= FLAGS
   r = tl.program_id(0) // tiles_n * TILE_M + tl.arange(0, TILE_M)
   run = tl.program_id(0) % tiles_n
   m = tl.zeros([TILE_M, STEP], tl.int32)
@@ -393,7 +396,7 @@ def quant_amax(x, scale, rows, cols, tiles_n, flags, TILE_M: tl.constexpr,
   for c0 in range(first, tl.minimum(cols, first + TILE_N), STEP):
     c = c0 + tl.arange(0, STEP)[None, :]
     m = tl.maximum(m, magnitude(
-        _load(x, r.to(tl.int64)[:, None], c, (r < rows)[:, None], cols, 0,
+        _load(x, r.to(tl.int64)[:, None], c, (r < rows)[:, None], cols, WHOLE,
               flags)))
   tl.store(scale + r.to(tl.int64) * tiles_n + run,
            tl.max(m, 1).to(tl.float32, bitcast=True), r < rows)
