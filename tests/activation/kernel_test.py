@@ -14,7 +14,7 @@ from harness.triton_interpreter import Tensor, gpu_arithmetic
 from quant import oracle as quant_oracle
 
 # isort: split
-from third_party.aiter.kernels.activation import activation, family, quant
+from third_party.aiter.kernels.activation import activation, family, flat, quant
 
 _BF16 = ml_dtypes.bfloat16
 _NUMBERS = {"gelu": 2, "gelu_tanh": 3, "silu": 4, "swiglu": 5}
@@ -41,6 +41,12 @@ def _absent(dtype):
 
 def _cdiv(a, b):
   return -(-a // b)
+
+
+def _inverse(cols):
+  """cols_inverse, an int32, and cols_shift: as activation.cc has them."""
+  shift = (cols - 1).bit_length()
+  return int(np.uint32(_cdiv(1 << (31 + shift), cols)).view(np.int32)), shift
 
 
 class _Problem:
@@ -158,6 +164,40 @@ class ActivationKernelTest(parameterized.TestCase):
         np.testing.assert_array_equal(got[1].astype(np.float32), 77)
       else:
         self.close(got[1], want[1], dtype)
+
+  @parameterized.product(layout=tuple(_LAYOUTS), cols=(24, 12, 19, 1))
+  def test_flat(self, layout, cols):
+    """Of chunks, whichever rows they are of: every bit that tiles have."""
+    width = next(w for w in (8, 4, 1) if cols % w == 0)
+    for name, dtype, out in (("silu", _BF16, _BF16),
+                             ("swiglu", np.float16, np.float32)):
+      features = (*_LAYOUTS[layout], _cast(dtype, out))
+      p = _Problem(_ACTIVATIONS[name], cols, features, dtype, rows=7)
+      dy = np.random.default_rng(1).standard_normal((7, cols)).astype(out)
+      results = []
+      for kernels in (activation, flat):
+        outs = {t: _new(7, cols, dtype=t or dtype)
+                for t in (None, np.float16, _BF16, np.float32)}
+        packed = "packed" in features
+        dgate = _new(7, cols * (1 + packed), dtype=dtype)
+        dup = dgate if packed else _new(7, cols, dtype=dtype)
+        tiles = _cdiv(7, 2), _cdiv(cols, 16)
+        grid, where, shape = (tiles[0] * tiles[1],), (tiles[1],), dict(
+            TILE_M=2, TILE_N=16)
+        if kernels is flat:
+          grid, where, shape = (_cdiv(7 * cols, 32),), _inverse(cols), dict(
+              WIDTH=width, TILE_N=32)
+        shape |= dict(FLAGS=_ALL, ONLY_SILU=kernels is flat and name == "silu")
+        kernels.activation_fwd[grid](
+            *p.operands, *outs.values(), 7, cols, *where, *p.scalars(),
+            **shape)
+        kernels.activation_bwd[grid](
+            *p.operands, *[Tensor(dy)] * 4, dgate, dup, 7, cols, *where,
+            *p.scalars(), **shape)
+        results.append([t.array.astype(np.float64)
+                        for t in (*outs.values(), dgate, dup)])
+      for tile, run in zip(*results):
+        np.testing.assert_array_equal(run, tile)
 
   def _row(self, p, kind, bound):
     q, scale = _new(p.rows, p.cols, dtype=np.uint8), _new(p.rows)

@@ -215,6 +215,16 @@ class NumbersTest(ActivationTestCase):
     for dtype in ("fp16", "fp32"):
       self.check(Case("gelu", dtype, cols=77, lead=(9,), bias="fp32"))
 
+  @parameterized.product(
+      cols=[4, 8, 100, 333, 1002, 4104, *([70001] if machine.GPU else [])],
+      dtype=["bf16", "fp32"], packed=[False, True])
+  def test_runs_of_results(self, cols, dtype, packed):
+    """More tiles than columns, and rows that tiles cut anywhere."""
+    rows = machine.size(8200, 90, 90) if cols < 10 else machine.size(61, 5, 5)
+    self.check(Case("silu", dtype, lead=(rows,), cols=cols, packed=packed))
+    self.check(Case("swiglu", dtype, lead=(rows,), cols=cols, packed=packed,
+                    bias="bf16", limit=2.0))
+
   @parameterized.parameters(1, 63, 700)
   def test_rows(self, rows):
     self.check(Case(lead=(rows,), cols=64, limit=1.0))
@@ -369,8 +379,9 @@ class QuantTest(ActivationTestCase):
 
   @parameterized.parameters(*QUANT)
   def test_columns(self, quant):
-    for cols in machine.size((2, 2048, 2880, 4096, 5000, 8192, 14336, 16400),
-                             (2, 2880, 5000), (2, 2048, 4112, 16400)):
+    for cols in machine.size(
+        (2, 512, 768, 1024, 2048, 2880, 4096, 5000, 8192, 14336, 16400, 28672),
+        (2, 768, 2880, 5000), (2, 2048, 4112, 16400)):
       self.check_quantised(Case(cols=cols, lead=(3,)), quant)
 
   @parameterized.parameters(*QUANT[:3])

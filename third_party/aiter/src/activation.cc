@@ -185,6 +185,18 @@ uint32_t FeaturesOf(const activation_quant_group_args& a) {
          If(a.scale_in_ptr == nullptr && a.group < 128, kActivationShort);
 }
 
+// By what kernels divide numbers of 31 bits by `cols`, which is no more than
+// 30: n / cols = (2 n * inverse) >> (32 + shift), with 2^shift >= cols. The
+// inverse, rounded up, is less than 2^(31 + shift) / cols + 1: at most n /
+// 2^(31 + shift) is too much, less than 1 / cols.
+void SetInverse(int64_t cols, ActivationParams* p) {
+  if (cols == 0) return;
+  while ((int64_t{1} << p->cols_shift) < cols) ++p->cols_shift;
+  uint64_t scale = uint64_t{1} << (31 + p->cols_shift);
+  p->cols_inverse =
+      static_cast<int32_t>(static_cast<uint32_t>((scale + cols - 1) / cols));
+}
+
 ActivationParams ParamsOf(const activation_args& a, const KernelPlan& plan) {
   ActivationParams p;
   p.gate_ptr = a.gate_ptr;
@@ -195,6 +207,7 @@ ActivationParams ParamsOf(const activation_args& a, const KernelPlan& plan) {
   p.expert_ids_ptr = a.expert_ids_ptr;
   p.rows = static_cast<int32_t>(a.rows);
   p.cols = static_cast<int32_t>(a.cols);
+  SetInverse(a.cols, &p);
   p.experts = static_cast<int32_t>(a.experts);
   p.activation = static_cast<int32_t>(a.activation);
   p.alpha = a.alpha;
@@ -257,7 +270,9 @@ struct Act {
 
  private:
   static uint32_t Alignment(const ProblemKey& key) {
-    return If(key.dims[0] % kColsMultiple != 0, kActivationUnaligned);
+    int32_t cols = key.dims[0];
+    return If(cols % kColsMultiple != 0, kActivationUnaligned) |
+           If(cols % 4 != 0, kActivationRagged);
   }
 };
 

@@ -37,6 +37,8 @@ struct ActivationParams {
 
   int32_t rows = 0;
   int32_t cols = 0;
+  int32_t cols_inverse = 0;
+  int32_t cols_shift = 0;
   int32_t batch = 1;
   int32_t tiles_m = 0;
   int32_t tiles_n = 0;

@@ -41,6 +41,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("fwd_aligned", "activation_fwd", kActivationFwdGrid, 0, kUnaligned);
   add("fwd_silu", "activation_fwd", kActivationFwdGridOnlySilu, 0,
       kUnaligned | kActivationBias, kActivationSilu);
+  add("fwd_flat", "activation_fwd", kActivationFwdGridWidth, 64,
+      kActivationRagged, kUnaligned);
   add("fwd_any", "activation_fwd", kActivationFwdGrid, 0, 0);
   add("bwd_any", "activation_bwd", kActivationBwdGrid, 0, 0);
   add("row_any", "activation_quant_row", kActivationQuantRowGrid, 0, 0);
@@ -131,6 +133,9 @@ void TestSelection() {
   gelu.activation = Activation::kGelu;
   CHECK(Run(gelu) == Names{"fwd_aligned"});
   CHECK(Run(Forward(8, 260)) == Names{"fwd_any"});
+  CHECK(Run(Forward(600, 60)) == Names{"fwd_flat"});
+  CHECK(Blocks() == 141);  // Of 256 results each, of any rows.
+  CHECK(Run(Forward(600, 58)) == Names{"fwd_any"});
   CHECK(Run(Backward(8, 256)) == Names{"bwd_any"});
   CHECK(Run(Row(8, 256)) == Names{"row_any"});
   CHECK(Run(Group(8, 256)) == Names{"group_any"});
@@ -222,6 +227,23 @@ void TestPacking() {
   CHECK(Params().scale_in_ptr == given.scale_in_ptr && Blocks() == 20);
   CHECK(Params().flags ==
         (kActivationGated | kActivationPacked | kActivationStatic));
+}
+
+// A kernel divides by the number of columns with these.
+void TestInverse() {
+  NewContext("gfx942");
+  for (int64_t cols : {1, 2, 3, 7, 60, 333, 1001, 65535, 65536, 1 << 29}) {
+    Run(Forward(1, cols));
+    uint64_t inverse = static_cast<uint32_t>(Params().cols_inverse);
+    for (int64_t quotient : {int64_t{0}, int64_t{1}, INT32_MAX / cols}) {
+      for (int64_t n :
+           {quotient * cols - 1, quotient * cols, quotient * cols + cols - 1}) {
+        if (n < 0 || n > INT32_MAX) continue;
+        uint64_t high = (2 * static_cast<uint64_t>(n) * inverse) >> 32;
+        CHECK(high >> Params().cols_shift == static_cast<uint64_t>(n / cols));
+      }
+    }
+  }
 }
 
 void TestEmpty() {
@@ -343,6 +365,7 @@ int main() {
   aiter::SetDriverForTesting(&aiter::FakeDriver());
   aiter::TestSelection();
   aiter::TestPacking();
+  aiter::TestInverse();
   aiter::TestEmpty();
   aiter::TestInvalidArguments();
   aiter::TestFailures();

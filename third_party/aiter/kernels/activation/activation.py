@@ -16,19 +16,14 @@ from third_party.aiter.kernels.activation import rows as act
 from third_party.aiter.kernels.core import activations
 
 GATED = act.GATED
-HAS_BIAS = act.HAS_BIAS
-LIMITS = act.LIMITS
-OUT_BF16 = act.OUT_BF16
-OUT_F32 = act.OUT_F32
-OUT_FP16 = act.OUT_FP16
 SILU = activations.SILU
-add_bias = act.add_bias
-clip_gate = act.clip_gate
-factor = act.factor
+gradients_of = act.gradients_of
+load_dy = act.load_dy
 load_pair = act.load_pair
 pair_at = act.pair_at
 result = act.result
-slope = act.slope
+store = act.store
+store_result = act.store_result
 ROWS = tl.constexpr(family.ROWS)
 
 
@@ -45,11 +40,6 @@ def _where(rows, cols, tiles_n, ONE_AXIS: tl.constexpr, TILE_M: tl.constexpr,
   r = (tile_m * TILE_M + tl.arange(0, TILE_M))[:, None]
   c = (tile_n * TILE_N + tl.arange(0, TILE_N))[None, :]
   return r.to(tl.int64), c, r < rows, (r < rows) & (c < cols)
-
-
-@triton.jit
-def _store(t, at, v, inside):
-  tl.store(t + at, v.to(t.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -77,15 +67,8 @@ def activation_fwd(gate, up, bias, bias_f32, expert_ids, out, out_fp16,
   y = result(gate, up, (bias, bias_f32, expert_ids, experts),
              (activation, alpha, gate_limit, up_limit), r, c, inside_r, inside,
              cols, flags)
-  at = r * cols + c
-  if flags & OUT_F32:
-    _store(out_f32, at, y, inside)
-  elif flags & OUT_FP16:
-    _store(out_fp16, at, y, inside)
-  elif flags & OUT_BF16:
-    _store(out_bf16, at, y, inside)
-  else:
-    _store(out, at, y, inside)
+  store_result((out, out_fp16, out_bf16, out_f32), r * cols + c, y, inside,
+               flags)
 
 
 @triton.jit
@@ -104,27 +87,11 @@ def activation_bwd(gate, up, bias, bias_f32, expert_ids, dy, dy_fp16, dy_bf16,
   r, c, inside_r, inside = _where(rows, cols, tiles_n, not ONLY_SILU, TILE_M,
                                   TILE_N)
   g, u = load_pair(gate, up, r, c, inside, cols, flags)
-  at = r * cols + c
-  if flags & OUT_F32:
-    d = tl.load(dy_f32 + at, inside, 0.0)
-  elif flags & OUT_FP16:
-    d = tl.load(dy_fp16 + at, inside, 0.0).to(tl.float32)
-  elif flags & OUT_BF16:
-    d = tl.load(dy_bf16 + at, inside, 0.0).to(tl.float32)
-  else:
-    d = tl.load(dy + at, inside, 0.0).to(tl.float32)
-  g, u, known = add_bias(g, u, (bias, bias_f32, expert_ids, experts), r, c,
-                         inside_r, inside, cols, flags)
-  if flags & HAS_BIAS:
-    d = tl.where(known, d, 0.0)
-  a, s = slope(clip_gate(g, gate_limit, flags), activation, alpha)
-  dg = d * s
-  du = d * a
-  if flags & LIMITS:
-    dg = tl.where(g > gate_limit, 0.0, dg)
-    du = tl.where(tl.abs(u) > up_limit, 0.0, du)
+  d = load_dy((dy, dy_fp16, dy_bf16, dy_f32), r * cols + c, inside, flags)
+  dg, du = gradients_of(g, u, d, (bias, bias_f32, expert_ids, experts),
+                        (activation, alpha, gate_limit, up_limit), r, c,
+                        inside_r, inside, cols, flags)
   at, beside = pair_at(r, c, cols, flags)
   if flags & GATED:
-    dg *= factor(u, activation, up_limit, flags)
-    _store(dup, beside, du, inside)
-  _store(dgate, at, dg, inside)
+    store(dup, beside, du, inside)
+  store(dgate, at, dg, inside)

@@ -16,8 +16,9 @@ from third_party.aiter.aot.family import (
 FLAGS = flags("unaligned gated packed bias bias_f32 limits out_fp16 out_bf16"
               " out_f32 e8m0 shuffled static short")
 # cast: a result, or its gradient, of another type than the gate's; silu: that
-# activation alone, whose kernels are half as long, which few rows wait for.
-FEATURES = FLAGS | selecting("silu") | {
+# activation alone, whose kernels are half as long, which few rows wait for;
+# ragged: columns that 4 does not divide.
+FEATURES = FLAGS | selecting("silu ragged") | {
     "cast": sum(FLAGS[f"out_{t}"] for t in ("fp16", "bf16", "f32"))}
 
 
@@ -36,6 +37,9 @@ def _constants(row):
 
 
 _TILES = ("tiles = tiles_m * tiles_n",)
+# Of flat.py, whose rows have a WIDTH: it divides the columns, of which there
+# are 65536 at most.
+_FLAT = ("tiles = ceil(rows * cols / tile_n)",)
 # Tiles of rows that an axis has, of which CUDA takes no more than 65535.
 ROWS = 1 << 15
 _AXES = ("tiles_n", f"min(tiles_m, {ROWS})", f"ceil(tiles_m / {ROWS})")
@@ -43,9 +47,9 @@ _AXES = ("tiles_n", f"min(tiles_m, {ROWS})", f"ceil(tiles_m / {ROWS})")
 FAMILY = Family(
     ops={
         "activation_fwd": Op("activation.activation", _TILES,
-                             {"ONLY_SILU": _AXES}),
+                             {"WIDTH": _FLAT, "ONLY_SILU": _AXES}),
         "activation_bwd": Op("activation.activation", _TILES,
-                             {"ONLY_SILU": _AXES}),
+                             {"WIDTH": _FLAT, "ONLY_SILU": _AXES}),
         "activation_quant_row": Op(
             "activation.quant", ("tiles_of_rows = ceil(rows / tile_m)",)),
         "activation_quant_group": Op(

@@ -14,15 +14,18 @@ import triton.language as tl
 
 from third_party.aiter.kernels.activation import rows as act
 from third_party.aiter.kernels.activation.family import FLAGS as BITS
-from third_party.aiter.kernels.core import casts, groups, rounding
+from third_party.aiter.kernels.core import groups, rounding
+from third_party.aiter.kernels.quant import quant as quantisers
 
 E8M0 = tl.constexpr(BITS["e8m0"])  # Scales are e8m0, not float32.
 SHUFFLED = tl.constexpr(BITS["shuffled"])  # As scaled MFMA takes them.
 STATIC = tl.constexpr(BITS["static"])  # The scale is given: one number.
 # "short", groups of less than 128 columns, is what rows with RUN 128 exclude.
 E2M1 = rounding.E2M1
+codes_of = quantisers.codes
 divide = rounding.divide
 divide_by_any = groups.divide_by_any
+e2m1_bytes = quantisers.e2m1_bytes
 e8m0_reciprocal = rounding.e8m0_reciprocal
 e8m0_scale = rounding.e8m0_scale
 f32_scale = rounding.f32_scale
@@ -32,7 +35,6 @@ of_groups = groups.of_groups
 result = act.result
 result_of = act.result_of
 shuffled = groups.shuffled
-to_bits = casts.to_bits
 
 
 @triton.jit
@@ -73,7 +75,7 @@ def activation_quant_row(gate, up, bias, bias_f32, expert_ids, q, scale, rows,
     s = f32_scale(tl.max(m, 1).to(tl.float32, bitcast=True), kind)
     for i in tl.static_range(COLS // TILE_N):
       inside = inside_r & (i * TILE_N + c < cols)
-      codes = to_bits(divide(ys[i], s[:, None]), kind, NATIVE, CAST)
+      codes = codes_of(divide(ys[i], s[:, None]), kind, NATIVE, CAST)
       tl.store(q + row * cols + (i * TILE_N + c), codes, inside)
   else:
     for c0 in range(0, cols, TILE_N):
@@ -86,7 +88,7 @@ def activation_quant_row(gate, up, bias, bias_f32, expert_ids, q, scale, rows,
       inside = inside_r & (c0 + c < cols)
       y = result(gate, up, bias, how, row, c0 + c, inside_r, inside, cols,
                  flags)
-      codes = to_bits(divide(y, s[:, None]), kind, NATIVE, CAST)
+      codes = codes_of(divide(y, s[:, None]), kind, NATIVE, CAST)
       tl.store(q + row * cols + (c0 + c), codes, inside)
   tl.store(scale + r, s, r < rows)
 
@@ -127,14 +129,14 @@ def activation_quant_group(gate, up, bias, bias_f32, expert_ids, scale_in, q,
     y = divide_by_any(y, tl.load(scale_in + tl.zeros([1, 1, 1], tl.int32)))
   else:
     m = tl.max(magnitude(y), 2)
-    runs = 1
+    steps = 0  # Runs of a group: 2^steps.
     if RUN == 32:
+      steps = (group >= 64).to(tl.int32) + (group >= 128).to(tl.int32)
       m = of_groups(m, group, TILE_M, RUNS)
-      runs = group // RUN
     amax = m.to(tl.float32, bitcast=True)
-    scale_c = g // runs
+    scale_c = g >> steps
     first = (r < scale_rows)[:, None] & (
-        ((g % runs) == 0) & (scale_c < scale_cols))[None, :]
+        ((scale_c << steps) == g) & (scale_c < scale_cols))[None, :]
     if flags & SHUFFLED:
       at = shuffled(r, scale_c, scale_cols)
     else:
@@ -148,12 +150,11 @@ def activation_quant_group(gate, up, bias, bias_f32, expert_ids, scale_in, q,
       s = f32_scale(amax, kind)
       tl.store(scale + at, s, first)
       y = divide(y, s[:, :, None])
-  codes = to_bits(y, kind, NATIVE, CAST)
   if kind == E2M1:
-    low, high = tl.split(tl.reshape(codes, [TILE_M, RUNS, RUN // 2, 2]))
+    even, odd = tl.split(tl.reshape(y, [TILE_M, RUNS, RUN // 2, 2]))
     byte = g[:, None] * (RUN // 2) + tl.arange(0, RUN // 2)[None, :]
     byte = byte[None, :, :]
-    tl.store(q + row * (cols // 2) + byte, low | (high << 4),
+    tl.store(q + row * (cols // 2) + byte, e2m1_bytes(even, odd, PAIRED=False),
              inside_r & (byte < cols // 2))
   else:
-    tl.store(q + row * cols + c, codes, inside)
+    tl.store(q + row * cols + c, codes_of(y, kind, NATIVE, CAST), inside)

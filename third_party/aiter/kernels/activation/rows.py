@@ -160,3 +160,55 @@ def slope(g, activation, alpha):
     s, rest = _logistic(g * (alpha * -LOG2E))
     d = s * (1.0 + alpha * g * rest)
   return g * s, d
+
+
+@triton.jit
+def gradients_of(g, u, d, bias, how, r, c, inside_r, inside, cols, flags):
+  """Those of what load_pair has loaded, from the result's: d, in float32."""
+  activation, alpha, gate_limit, up_limit = how
+  g, u, known = add_bias(g, u, bias, r, c, inside_r, inside, cols, flags)
+  if flags & HAS_BIAS:
+    d = tl.where(known, d, 0.0)
+  a, s = slope(clip_gate(g, gate_limit, flags), activation, alpha)
+  dg = d * s
+  du = d * a
+  if flags & LIMITS:
+    dg = tl.where(g > gate_limit, 0.0, dg)
+    du = tl.where(tl.abs(u) > up_limit, 0.0, du)
+  if flags & GATED:
+    dg *= factor(u, activation, up_limit, flags)
+  return dg, du
+
+
+@triton.jit
+def store(t, at, v, inside):
+  tl.store(t + at, v.to(t.dtype.element_ty), inside)
+
+
+@triton.jit
+def store_result(outs, at, y, inside, flags):
+  """outs: pointers of the gate's type, float16, bfloat16 and float32."""
+  out, out_fp16, out_bf16, out_f32 = outs
+  if flags & OUT_F32:
+    store(out_f32, at, y, inside)
+  elif flags & OUT_FP16:
+    store(out_fp16, at, y, inside)
+  elif flags & OUT_BF16:
+    store(out_bf16, at, y, inside)
+  else:
+    store(out, at, y, inside)
+
+
+@triton.jit
+def load_dy(dys, at, inside, flags):
+  """The result's gradient in float32; dys: as store_result's outs."""
+  dy, dy_fp16, dy_bf16, dy_f32 = dys
+  if flags & OUT_F32:
+    d = tl.load(dy_f32 + at, inside, 0.0)
+  elif flags & OUT_FP16:
+    d = tl.load(dy_fp16 + at, inside, 0.0).to(tl.float32)
+  elif flags & OUT_BF16:
+    d = tl.load(dy_bf16 + at, inside, 0.0).to(tl.float32)
+  else:
+    d = tl.load(dy + at, inside, 0.0).to(tl.float32)
+  return d
