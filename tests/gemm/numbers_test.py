@@ -512,6 +512,13 @@ class QuantisedTest(QuantisedTestCase):
     self.check_equal(Quantised(
         kind, m=37, n=43, k=147 if kind != "fp4" else 160))
 
+  @parameterized.parameters(1, 3)
+  def test_many_rows_of_four_bits(self, lead):
+    """From so many rows on NVIDIA GPUs multiply bfloat16."""
+    self.check_equal(Quantised(
+        "fp4", lead=(lead,) * (lead > 1), m=gemm_op._ROWS_WORTH_BFLOAT16 + 8,
+        n=43, k=160, bias=True))
+
   @parameterized.product(kind=KINDS, out=["fp32", "bf16"])
   def test_any_numbers(self, kind, out):
     # Hopper's float8 instructions keep 14 bits of what they add.

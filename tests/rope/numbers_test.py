@@ -228,6 +228,12 @@ class NumbersTest(RopeTestCase):
   def test_pairs(self, dtype, style, full):
     self.check(Case(dtype, style=style, full=full))
 
+  @parameterized.product(
+      dtype=["bf16", "fp16"], d=[24, 40, 56, 72, 88, 104, 120],
+      places=machine.sample(["", "positions"], 1))
+  def test_halves_of_no_sixteen_bytes(self, dtype, d, places):
+    self.check(Case(dtype, d=d, d_rot=d, places=places))
+
   @parameterized.parameters(*machine.sample(itertools.product(
       ["bshd", "sbhd", "thd"], PLACES), 8))
   def test_layouts_and_places(self, layout, places):

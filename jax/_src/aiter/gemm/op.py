@@ -43,6 +43,9 @@ _MAX_PARTS, _LEAST_PART, _MAX_WORKSPACE = 16, 256, 8 << 20
 # Rows of a, and other sizes, from which a copy costs less than reading rows
 # that are not aligned.
 _ROWS_WORTH_A_COPY, _WORTH_A_COPY = 128, 256
+# Rows of a from which MXFP4 is turned into bfloat16 first where no matrix unit
+# multiplies it: kernels that do so themselves do so for each tile again.
+_ROWS_WORTH_BFLOAT16 = 129
 
 
 class Config(NamedTuple):
@@ -135,6 +138,12 @@ def _spread(scale, block: int, axis: int, size: int):
   return lax.slice_in_dim(jnp.repeat(scale, block, axis), 0, size, axis=axis)
 
 
+def _from_mx(t, scale):
+  """Numbers of MXFP4, in float32; bfloat16 has each of them exactly."""
+  t = rounding.from_e2m1(rounding.unpack(t))
+  return t * _spread(rounding.from_e8m0(scale), MX_BLOCK, -1, t.shape[-1])
+
+
 def _epilogue(cfg: Config, acc, bias):
   if bias is not None:
     acc = acc + bias[..., None, :].astype(acc.dtype)
@@ -160,10 +169,7 @@ def reference(cfg: Config, x: Operands) -> jax.Array:
   _, n, k = _sizes(cfg, a, b)
   acc = _accumulator(a.dtype)
   if cfg.scaling == "mx":
-    a, b = (
-        rounding.from_e2m1(rounding.unpack(t))
-        * _spread(rounding.from_e8m0(scale), MX_BLOCK, -1, k)
-        for t, scale in ((a, a_scale), (b, b_scale)))
+    a, b = _from_mx(a, a_scale), _from_mx(b, b_scale)
   elif a.dtype == jnp.int8:
     a, b = _whole_words(cfg, a, b, k)
   else:
@@ -316,7 +322,18 @@ def _call(cfg: Config, call, x: Operands) -> jax.Array:
       kernel=cfg.kernel, splits=np.int32(cfg.splits))[0]
 
 
+def _of_bfloat16(cfg: Config, x: Operands) -> tuple[Config, Operands]:
+  """A product of MXFP4 as one of bfloat16."""
+  a, b = (_from_mx(*t).astype(jnp.bfloat16)
+          for t in ((x.a, x.a_scale), (x.b, x.b_scale)))
+  return cfg._replace(scaling="none"), Operands(a, b, bias=x.bias)
+
+
 def _kernel(cfg: Config, call, x: Operands) -> jax.Array:
+  if cfg.scaling == "mx" and call.platform == "cuda" and not cfg.kernel:
+    rows = math.prod(x.a.shape[:-1]) // math.prod(x.b.shape[:-2])
+    if dims.is_known(rows) and rows >= _ROWS_WORTH_BFLOAT16:
+      cfg, x = _of_bfloat16(cfg, x)
   whole = _one_contraction(cfg, x)
   m, n, _ = _sizes(cfg, whole.a, whole.b)
   flat = _folded(cfg, x)

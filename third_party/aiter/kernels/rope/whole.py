@@ -2,9 +2,10 @@
 """Rotary position embedding of whole heads, whose halves are the pairs.
 
 What is computed is what rotate.py says, of heads of 2 * PAIRS channels. A
-thread has eight pairs, and threads follow each other as memory does: a program
-is short, for what a device waits for at a launch's begin and end is a program's
-length. What it needs of the tables lies in the L1 for the heads of a token.
+thread has eight pairs, or four where halves do not begin at 16 bytes, and
+threads follow each other as memory does: a program is short, for what a device
+waits for at a launch's begin and end is a program's length. What it needs of
+the tables lies in the L1 for the heads of a token.
 """
 
 import triton
@@ -16,7 +17,6 @@ F32_TABLES = rotate.F32_TABLES
 POSITIONS = rotate.POSITIONS
 TRANSPOSED = rotate.TRANSPOSED
 turn = rotate._turn
-RUN = tl.constexpr(8)  # Pairs: 16 bytes of either half.
 
 
 @triton.jit
@@ -40,6 +40,7 @@ def rope_rotate(x, y, cos, sin, cos_f32, sin_f32, positions, x_out, y_out,
   """As rotate.rope_rotate, of calls that ask for nothing else. TILE_M: pairs.
   """
   flags &= FLAGS
+  RUN: tl.constexpr = 8 if PAIRS % 8 == 0 else 4
   RUNS: tl.constexpr = PAIRS // RUN  # Of a head.
   block = tl.program_id(0)
   blocks_x = tl.cdiv(tokens * heads_x * RUNS, TILE_M // RUN)
