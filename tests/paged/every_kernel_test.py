@@ -34,6 +34,7 @@ class PagedKernelsTest(paged_test.PagedTestCase):
         dv=0 if fast else 12 if any_call else 16,
         lengths=_SHORT if decode else _MIXED, decode=decode, cache=cache,
         hq=4, hk=1, scale="head" if cache else "none",
+        window=(40, 0) if fast and "_window" not in symbol else (-1, -1),
         page=64 if "_small_pages" in symbol else 16)
     with simulator.launched(self, symbols):
       self.check(case)
