@@ -14,12 +14,14 @@ from quant import oracle
 
 # isort: split
 from third_party.aiter.kernels.norm import bwd as norm_bwd
-from third_party.aiter.kernels.norm import family, walk
+from third_party.aiter.kernels.norm import family, shifted, walk
 from third_party.aiter.kernels.norm import fwd as norm_fwd
 from third_party.aiter.kernels.norm import quant as norm_quant
 
 _EPSILON = 1e-3
 _ROWS = 5
+# Of which eight programs walk over several, whose columns are at one place.
+_SHIFTED = (19, 41)
 # What a call may have, as bits of the argument `flags`.
 _CALLS = {
     "rms": (),
@@ -33,11 +35,11 @@ _CALLS = {
 _ALL = sum(family.FEATURES.values())
 
 
-def _arrays(cols, features, dtype):
+def _arrays(cols, features, dtype, rows=_ROWS):
   """float64 arrays of numbers that dtype has, and as tensors."""
   rng = np.random.default_rng(cols)
   weights = np.float32 if "f32_weights" in features else dtype
-  rows = (_ROWS, cols)
+  rows = (rows, cols)
   arrays = {
       name: rng.standard_normal(shape).astype(kind) for name, shape, kind in (
           ("x", rows, dtype), ("residual", rows, dtype), ("dy", rows, dtype),
@@ -95,24 +97,29 @@ class NormKernelTest(parameterized.TestCase):
 
   @parameterized.product(
       call=tuple(_CALLS), dtype=(ml_dtypes.bfloat16, np.float32),
-      tile=((0, 16, 0), (64, 64, 0), (64, 16, 0), (64, 16, 1), None))
+      tile=((0, 16, 0), (64, 64, 0), (64, 16, 0), (64, 16, 1), "walk",
+            "shifted"))
   def test_forward(self, call, dtype, tile):
-    cols, features = 40, _CALLS[call]
-    a, t = _arrays(cols, features, dtype)
-    y, out = (_new(_ROWS, cols, dtype=dtype) for _ in range(2))
-    mean, rstd = _new(_ROWS), _new(_ROWS)
+    rows, cols = _SHIFTED if tile == "shifted" else (_ROWS, 40)
+    features = _CALLS[call]
+    a, t = _arrays(cols, features, dtype, rows)
+    y, out = (_new(rows, cols, dtype=dtype) for _ in range(2))
+    mean, rstd = _new(rows), _new(rows)
     with gpu_arithmetic():
       arguments = (
           t["x"], t["residual"], t["gamma"], t["gamma_f32"], t["beta"],
-          t["beta_f32"], y, out, mean, rstd, _ROWS, cols, _EPSILON,
+          t["beta_f32"], y, out, mean, rstd, rows, cols, _EPSILON,
           _flags(features))
-      if tile:
+      if tile == "walk":
+        walk.norm_fwd[(2,)](*arguments, TILE_M=2, COLS=64, FLAGS=_ALL)
+      elif tile == "shifted":
+        shifted.norm_fwd[(8,)](*arguments, TILE_M=2, TILE_N=16, COLS=41,
+                               FLAGS=_ALL)
+      else:
         bound, tile_n, reload = tile
         norm_fwd.norm_fwd[(3,)](
             *arguments, TILE_M=2, TILE_N=tile_n, COLS=bound, RELOAD=reload,
             FLAGS=_ALL)
-      else:
-        walk.norm_fwd[(2,)](*arguments, TILE_M=2, COLS=64, FLAGS=_ALL)
     t5 = "t5" in features
     self.close(y, _forward(a, features, dtype), dtype, 4 if t5 else 1.01)
     _, rounded = _sum(a, features, dtype)
@@ -125,36 +132,42 @@ class NormKernelTest(parameterized.TestCase):
   @parameterized.product(
       call=("rms", "rms_gemma", "layer", "layer_add", "layer_f32", "rms_t5"),
       dtype=(ml_dtypes.bfloat16, np.float32),
-      form=((0, None), (64, None), (64, 0), (64, 1), (64, 2)))
+      form=((0, None), (64, None), (64, 0), (64, 1), (64, 2), (41, "shifted")))
   def test_backward(self, call, dtype, form):
     bound, ahead = form
-    cols, parts = 40, 2
+    parts, (rows, cols) = 2, (_ROWS, 40)
+    if ahead == "shifted":
+      parts, (rows, cols) = 8, _SHIFTED
     features = ("t5",) if call == "rms_t5" else _CALLS[call]
-    a, t = _arrays(cols, features, dtype)
+    a, t = _arrays(cols, features, dtype, rows)
     mean, rstd = _statistics(a["x"], features)
     saved = [Tensor(v[:, 0].astype(np.float32)) for v in (mean, rstd)]
-    dx = _new(_ROWS, cols, dtype=dtype)
+    dx = _new(rows, cols, dtype=dtype)
     sums = [_new(parts, cols) for _ in range(2)]
     # Of the type of weights, each by its own pointer.
     dgamma, dbeta = (
         _new(cols, dtype=np.float32 if "f32_weights" in features else dtype)
         for _ in range(2))
-    flags, per_part = _flags(features), -(-_ROWS // parts)
+    flags, per_part = _flags(features), -(-rows // parts)
     with gpu_arithmetic():
       arguments = (
           t["x"], t["gamma"], t["gamma_f32"], t["dy"], t["residual"], *saved,
-          dx, *sums, _ROWS, cols, per_part, flags)
-      if ahead is not None:
+          dx, *sums, rows, cols)
+      if ahead == "shifted":
+        shifted.norm_bwd_dx[(parts,)](
+            *arguments, flags, TILE_M=2, TILE_N=16, COLS=bound, FLAGS=_ALL,
+            OVERLAPS=False)
+      elif ahead is not None:
         walk.norm_bwd_dx[(parts,)](
-            *arguments, TILE_M=2, COLS=bound, FLAGS=_ALL, OPAQUE=False,
-            AHEAD=ahead)
+            *arguments, per_part, flags, TILE_M=2, COLS=bound, FLAGS=_ALL,
+            OPAQUE=False, AHEAD=ahead)
       else:
         norm_bwd.norm_bwd_dx[(parts,)](
-            *arguments, TILE_M=2, TILE_N=16, COLS=bound, STAGES=1,
-            OVERLAPS=False)
+            *arguments, per_part, flags, TILE_M=2, TILE_N=16, COLS=bound,
+            STAGES=1, OVERLAPS=False)
       if not bound:
         norm_bwd.norm_bwd_parts[(3, parts)](
-            t["x"], t["dy"], *saved, *sums, _ROWS, cols, per_part, flags,
+            t["x"], t["dy"], *saved, *sums, rows, cols, per_part, flags,
             TILE_M=2, TILE_N=16)
       norm_bwd.norm_bwd_dgamma[(3, 1 + ("beta" in features))](
           *sums, dgamma, dgamma, dbeta, dbeta, parts, cols, flags, TILE_M=4,
@@ -175,36 +188,43 @@ class NormKernelTest(parameterized.TestCase):
         steps = 64 if got.array.dtype == np.float32 else 1.01
         self.close(got, want.sum(0), got.array.dtype, steps)
 
+  # Rows of MXFP4 have a multiple of 32 columns, none of which is shifted.
   @parameterized.product(
-      call=("rms", "rms_add", "layer", "x_scale"),
-      kind=("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4"),
-      form=((0, False), (128, False), (128, True)))
+      [dict(kind=kind, form=form)
+       for kind in ("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4")
+       for form in ((0, ""), (128, ""), (128, "walk"), (41, "shifted"))
+       if (kind, form[1]) != ("mxfp4", "shifted")],
+      call=("rms", "rms_add", "layer", "x_scale"))
   def test_quantised(self, call, kind, form):
-    bound, walks = form
-    cols, dtype = 96, ml_dtypes.bfloat16
-    features = ("x_scale",) if call == "x_scale" else _CALLS[call]
-    a, t = _arrays(cols, features, dtype)
+    bound, way = form
     mx = kind == "mxfp4"
-    q = _new(_ROWS, cols // 2 if mx else cols, dtype=np.uint8)
-    scale, out = _new(_ROWS), _new(_ROWS, cols, dtype=dtype)
-    e8m0 = _new(_ROWS, cols // 32, dtype=np.uint8)
+    rows, cols = _SHIFTED if way == "shifted" else (_ROWS, 96)
+    dtype = ml_dtypes.bfloat16
+    features = ("x_scale",) if call == "x_scale" else _CALLS[call]
+    a, t = _arrays(cols, features, dtype, rows)
+    q = _new(rows, cols // 2 if mx else cols, dtype=np.uint8)
+    scale, out = _new(rows), _new(rows, cols, dtype=dtype)
+    e8m0 = _new(rows, cols // 32, dtype=np.uint8)
     number = ("int8", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp4").index(kind)
     with gpu_arithmetic():
-      arguments = (
+      arguments = [
           t["x"], t["residual"], t["gamma"], t["gamma_f32"], t["beta"],
-          t["beta_f32"], t["x_scale"], q, scale, e8m0, out, _ROWS, cols,
-          _EPSILON, number, _flags(features))
+          t["beta_f32"], t["x_scale"], q, scale, e8m0, out, rows, cols,
+          _EPSILON, number, _flags(features)]
       plain = dict(TILE_M=2, COLS=bound, NATIVE=False, CAST="",
                    FLAGS=_ALL & ~family.FEATURES["f32_weights"])
-      if walks:
+      if way == "walk":
         walk.norm_quant[(2,)](*arguments, **plain)
+      elif way == "shifted":
+        arguments.remove(e8m0)
+        shifted.norm_quant[(8,)](*arguments, **plain, TILE_N=16)
       else:
         norm_quant.norm_quant[(3,)](*arguments, **plain, TILE_N=64)
     y = _forward(a, features, dtype)
     if call == "x_scale":
       y = y * a["x_scale"]
     if mx:
-      groups = np.abs(y).reshape(_ROWS, -1, 32).max(-1)
+      groups = np.abs(y).reshape(rows, -1, 32).max(-1)
       np.testing.assert_array_equal(
           e8m0.array, np.ceil(np.log2(groups / 6)) + 127)
       unit = np.repeat(oracle.from_e8m0(e8m0.array), 32, -1)

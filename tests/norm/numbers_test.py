@@ -183,6 +183,15 @@ class NumbersTest(NormTestCase):
     self.check(Case(cols=cols, lead=(machine.size(300, 2, 2),), layer=layer,
                     residual=residual))
 
+  @parameterized.parameters(*machine.sample(itertools.product(
+      [3, 9, 121, 123, 250, 505, 1017, 2041, 3065, 4089, 4097, 6137, 8185,
+       12281, 16377], [False, True], [False, True]), 7))
+  def test_odd_columns(self, cols, layer, residual):
+    """On a GPU, more rows than programs that walk over them."""
+    rows = machine.size(max(2**21 // cols, 2500), 17, 17)
+    self.check(Case("bf16" if cols % 2 else "fp16", cols=cols, lead=(rows,),
+                    layer=layer, residual=residual))
+
   @parameterized.parameters("fp16", "fp32")
   def test_columns_of_other_types(self, dtype):
     for cols in (1024, 4096, 1029):
@@ -377,6 +386,11 @@ class QuantTest(NormTestCase):
   def test_odd_columns(self, quant):
     for cols in (1, 7, 1029):
       self.check_quantised(Case(cols=cols, lead=(5,)), quant, x_scale=True)
+    rows = machine.size(2500, 3, 3)
+    for cols in machine.size((121, 249, 505, 1017, 2041, 4089, 8185), (9,),
+                             (9, 1017)):
+      self.check_quantised(
+          Case(cols=cols, lead=(rows,), layer=cols % 3 == 0), quant)
 
   @parameterized.parameters(*QUANT)
   def test_types_and_options(self, quant):

@@ -25,6 +25,8 @@ constexpr int64_t kMaxRows = INT32_MAX - 1024;
 constexpr int64_t kMaxCols = 1 << 24;
 constexpr int64_t kMaxParts = 65535;
 constexpr int64_t kColsMultiple = 8;
+// Rows so far apart begin at the same place of 16 bytes.
+constexpr int64_t kShiftedRows = kColsMultiple;
 constexpr int64_t kBlocksPerMultiprocessor = 8;
 constexpr int32_t kMaxRowBlocks = 1 << 20;
 constexpr int64_t kMxGroup = 32;  // Columns with one e8m0 scale.
@@ -94,7 +96,8 @@ Status CheckArgs(const norm_quant_args& a) {
 
 Status CheckArgs(const norm_bwd_args& a) {
   AITER_RETURN_IF_ERROR(CheckSizes(a));
-  AITER_RETURN_IF_ERROR(CheckRange("parts", a.parts, 1, kMaxParts));
+  const int64_t least = a.cols % kColsMultiple == 0 ? 1 : kShiftedRows;
+  AITER_RETURN_IF_ERROR(CheckRange("parts", a.parts, least, kMaxParts));
   if (a.dbeta_ptr != nullptr && a.dbeta_parts_ptr == nullptr) {
     return Invalid("dbeta_parts_ptr", "null", "given with dbeta_ptr");
   }
@@ -201,12 +204,30 @@ int64_t RowBlocksAtOnce(const DeviceInfo& device, const KernelInfo& kernel,
   return BlocksAtOnce(device, kernel, std::min(with_registers, most));
 }
 
+// Programs of which each has rows of one place of 16 bytes.
+int64_t OfAllPlaces(int64_t blocks) {
+  return std::max(blocks / kShiftedRows, int64_t{1}) * kShiftedRows;
+}
+
+// How many blocks of a kernel for rows that 8 does not divide run at once.
+int64_t ShiftedBlocks(const DeviceInfo& device, const KernelInfo& kernel,
+                      int most) {
+  if (IsAmd(device)) return OfAllPlaces(BlocksSideBySide(device, kernel));
+  constexpr int kLanes = 32 * 4;  // A warp of each of four schedulers.
+  const int side_by_side = kernel.occupancy * kLanes / kernel.threads;
+  return OfAllPlaces(std::max<int64_t>(device.multiprocessors, 1) *
+                     std::clamp(side_by_side, 1, most));
+}
+
 // How many blocks of a kernel that walks over rows divide them. More than run
 // at once fall out of step, and some read while others write; but a LayerNorm
 // has two sums to wait for, and more to do before its first row, and of small
 // blocks two share a multiprocessor and are out of step anyway.
 int64_t WalkingBlocks(const DeviceInfo& device, const KernelInfo& kernel,
                       const ProblemKey& key) {
+  if ((key.features & kNormUnaligned) != 0) {
+    return ShiftedBlocks(device, kernel, /*most=*/16);
+  }
   const bool residual = (key.features & kNormResidual) != 0;
   const bool small = residual && kernel.threads <= kSmallBlock;
   if (IsAmd(device) || small || (key.features & kNormLayer) != 0) {
@@ -238,8 +259,11 @@ struct Fwd : Norm<norm_fwd_args, NormFwdPlan> {
 struct Quant : Norm<norm_quant_args, NormFwdPlan> {
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     AITER_RETURN_IF_ERROR(steps->Add("norm_quant", key, &plan->kernel));
+    const bool is_unaligned = (key.features & kNormUnaligned) != 0;
     plan->max_blocks =
-        IsAmd(steps->device())
+        is_unaligned ? ShiftedBlocks(steps->device(), *plan->kernel.info,
+                                     /*most=*/16)
+        : IsAmd(steps->device())
             ? plan->kernel.at_once
             : RowBlocksAtOnce(steps->device(), *plan->kernel.info, /*most=*/3);
     return Status();
@@ -268,8 +292,11 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
     part.parts = 1;
     int64_t blocks_of_part = 1;
     dx->grid->sizes(*dx, &part, &blocks_of_part);
-    plan->max_parts = std::max<int64_t>(
-        RowBlocksAtOnce(steps->device(), *dx, /*most=*/3) / blocks_of_part, 1);
+    const bool is_unaligned = (key.features & kNormUnaligned) != 0;
+    const int64_t at_once =
+        is_unaligned ? ShiftedBlocks(steps->device(), *dx, /*most=*/3)
+                     : RowBlocksAtOnce(steps->device(), *dx, /*most=*/3);
+    plan->max_parts = std::max<int64_t>(at_once / blocks_of_part, 1);
     // A kernel for any number of columns cannot hold sums for all of them.
     if (dx->dims[0] == 0) {
       AITER_RETURN_IF_ERROR(steps->Add("norm_bwd_parts", key, &plan->parts));
@@ -296,6 +323,7 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
     params.dgamma_parts_ptr = args.dgamma_parts_ptr;
     params.dbeta_parts_ptr = args.dbeta_parts_ptr;
     int64_t parts = std::min(args.parts, plan.max_parts);
+    if ((plan.key.features & kNormUnaligned) != 0) parts = OfAllPlaces(parts);
     params.parts = static_cast<int32_t>(parts);
     params.rows_per_part = static_cast<int32_t>(CeilDiv(args.rows, parts));
     // Without rows the parts are sums of nothing, written all the same.

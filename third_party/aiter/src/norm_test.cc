@@ -41,6 +41,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("fwd_any", "norm_fwd", kNormFwdGrid, 0, 0, 256);
   add("fwd_8192_walks", "norm_fwd", kNormFwdGridWalks, 8192, kNormUnaligned,
       512);
+  add("fwd_2041_shifts", "norm_fwd", kNormFwdGridShifts, 2041, 0, 128);
+  kernels.back().needs = kNormUnaligned;
   add("quant_any", "norm_quant", kNormQuantGrid, 0, 0, 256);
   add("dx_2048", "norm_bwd_dx", kNormBwdDxGrid, 2048, kNormUnaligned, 256);
   add("dx_3072", "norm_bwd_dx", kNormBwdDxGrid, 3072, kNormUnaligned, 128);
@@ -51,6 +53,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("dx_6144", "norm_bwd_dx", kNormBwdDxGrid, 6144, kNormUnaligned, 512);
   kernels.back().occupancy = 2;
   add("dx_any", "norm_bwd_dx", kNormBwdDxGrid, 0, 0, 256);
+  add("dx_121_shifts", "norm_bwd_dx", kNormBwdDxGrid, 121, 0, 256);
+  kernels.back().needs = kNormUnaligned;
   add("parts", "norm_bwd_parts", kNormBwdPartsGrid, 0, 0, 128);
   add("dgamma", "norm_bwd_dgamma", kNormBwdDgammaGrid, 0, 0, 128);
   const std::vector<KernelInfo> same = kernels;
@@ -143,6 +147,7 @@ void TestSelection() {
   AddResidual(&add);
   CHECK(Run(add) == Names{"fwd_2048"});
   CHECK(Run(Forward(8, 8200)) == Names{"fwd_aligned"});
+  CHECK(Run(Forward(8, 2041)) == Names{"fwd_2041_shifts"});
   CHECK(Run(Forward(8, 2047)) == Names{"fwd_any"});
   CHECK(Run(Quantised(8, 64, DataType::kI8)) == Names{"quant_any"});
   CHECK(Run(Backward(8, 64, 4)) == (Names{"dx_2048", "dgamma"}));
@@ -161,6 +166,8 @@ void TestSelection() {
   CHECK_OK(norm_quant_kernels({"bf16", {64}, {}}, "gfx942", &names));
   CHECK(names == Names{"quant_any"});
   CHECK_OK(norm_bwd_kernels({"bf16", {9}, {}}, "gfx942", &names));
+  CHECK(names == (Names{"dx_121_shifts", "dgamma"}));
+  CHECK_OK(norm_bwd_kernels({"bf16", {129}, {}}, "gfx942", &names));
   CHECK(names == (Names{"parts", "dx_any", "dgamma"}));
   CHECK_OK(norm_bwd_kernels({"bf16", {4096}, {}}, "gfx942", &names));
   CHECK(names == (Names{"dx_4096", "dgamma"}));
@@ -184,7 +191,7 @@ void TestPacking() {
   fwd.beta_ptr = At(0xb000);
   fwd.is_layer_norm = fwd.is_gemma = fwd.is_t5 = fwd.weights_are_f32 = true;
   Run(fwd);
-  CHECK(g_recorder.launches[0].grid[0] == 21);
+  CHECK(g_recorder.launches[0].grid[0] == 8);
   NormParams p = Params(0);
   CHECK(p.x_ptr == fwd.x_ptr && p.y_ptr == fwd.y_ptr);
   CHECK(p.gamma_ptr == fwd.gamma_ptr && p.gamma_f32_ptr == fwd.gamma_ptr);
@@ -276,6 +283,24 @@ void TestParts() {
   Run(Forward(40, 2048));
   CHECK(g_recorder.launches[0].grid[0] == 20);
 
+  // Rows that 8 does not divide: eighths of the blocks have rows of one place.
+  Run(Forward(4, 100));
+  CHECK(g_recorder.launches[0].grid[0] == 8);
+  Run(Forward(99, 100));
+  CHECK(g_recorder.launches[0].grid[0] == 8 && Params(0).max_blocks == 8);
+  Run(Backward(4, 100, 12));
+  CHECK(g_recorder.launches[0].grid[0] == 8);
+  NewContext("sm_90");
+  g_recorder.multiprocessors = 12;
+  Run(Forward(999, 100));
+  CHECK(g_recorder.launches[0].grid[0] == 48);
+  Run(Backward(99, 100, 99));
+  CHECK(g_recorder.launches[0].grid[0] == 24 && Params(1).parts == 24);
+  Run(Backward(99, 100, 23));
+  CHECK(g_recorder.launches[0].grid[0] == 16);
+  NewContext("sm_90");
+  g_recorder.multiprocessors = 3;
+
   // 33 tiles of columns, so 8 * 6 / 33 parts; dx has a block a row.
   Run(Backward(40, 8200, 8));
   CHECK(g_recorder.launches[0].grid[0] == 33);
@@ -338,6 +363,7 @@ void TestInvalidArguments() {
   };
   constexpr Bad<norm_bwd_args> kBackward[] = {
       {[](norm_bwd_args* a) { a->parts = 0; }, "parts is 0"},
+      {[](norm_bwd_args* a) { a->cols = 100; }, "parts is 4"},
       {[](norm_bwd_args* a) { a->dbeta_ptr = At(0x10); },
        "dbeta_parts_ptr is null"},
       {[](norm_bwd_args* a) { a->dx_ptr = At(0x18); }, "dx_ptr is not aligned"},

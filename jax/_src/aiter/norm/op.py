@@ -292,7 +292,8 @@ def _bwd_kernel(bwd: BwdConfig, call, saved: Saved) -> Grads:
   s = saved.s
   flat = _flat(s, s.dtype)
   rows, cols = flat.shape
-  parts = jax.core.min_dim(rows, _PARTS[call.platform])
+  # Eight or more, for rows that do not begin at multiples of 16 bytes.
+  parts = jax.core.min_dim(rows + 8, _PARTS[call.platform])
   parts = like(s, (parts, cols), jnp.float32)
   summed = like(s, (cols,), _sum_type(bwd, saved.gamma))
   if_beta = lambda t: t if bwd.with_beta else like(s, (0,), t.dtype)

@@ -76,7 +76,8 @@ struct norm_bwd_args : norm_args {
   void* dbeta_ptr = nullptr;
   bool sums_are_f32 = false;
   // Scratch: float32 [parts, cols] each, dbeta's if it is wanted. Rows are
-  // divided into up to `parts` runs, at least 1, which work side by side.
+  // divided among up to `parts`, which work side by side: at least 1, or 8
+  // where 8 does not divide cols.
   void* dgamma_parts_ptr = nullptr;
   void* dbeta_parts_ptr = nullptr;
   int64_t parts = 0;

@@ -25,6 +25,7 @@ def _constants(row):
           "COLS": int(row["cols"]),
           "WALKS": any(f"module=norm.{module}" in row["options"]
                        for module in ("walk", "fwd_hopper", "quant_hopper")),
+          "SHIFTS": "module=norm.shifted" in row["options"],
           "PAIRS": "num_ctas=2" in row["options"],
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FEATURES.items()
@@ -38,14 +39,17 @@ def _constants(row):
 # Programs that walk over rows are as many as run at once; a part of dgamma and
 # dbeta may be two blocks', half of the columns each.
 _WALKING = ("blocks = min(rows, max_blocks)",)
+# A program walks over rows that are multiples of eight apart.
+_SHIFTING = ("blocks = min(8 * ceil(rows / (8 * tile_m)), max_blocks)",)
 _PAIRS = ("blocks = parts * 2",)
+_OF_ROWS = {"WALKS": _WALKING, "SHIFTS": _SHIFTING}
 _ROWS = "tiles_of_rows = ceil(rows / tile_m)"
 _COLS = "tiles_of_columns = ceil(cols / tile_n)"
 
 FAMILY = Family(
     ops={
-        "norm_fwd": Op("norm.fwd", (_ROWS,), {"WALKS": _WALKING}),
-        "norm_quant": Op("norm.quant", (_ROWS,), {"WALKS": _WALKING}),
+        "norm_fwd": Op("norm.fwd", (_ROWS,), _OF_ROWS),
+        "norm_quant": Op("norm.quant", (_ROWS,), _OF_ROWS),
         "norm_bwd_dx": Op("norm.bwd", ("parts",), {"PAIRS": _PAIRS}),
         "norm_bwd_parts": Op("norm.bwd", (_COLS, "parts")),
         "norm_bwd_dgamma": Op("norm.bwd", (_COLS, "sums")),
