@@ -124,7 +124,17 @@ class RopeKernelTest(parameterized.TestCase):
       positions=(None, [5, 0, 99, -3, 1, 2]), inner=(1, 2), d=(16, 48))
   def test_whole_heads(self, transposed, wide, positions, inner, d):
     self.run_kernel((*transposed, *wide), d=d, d_rot=d, positions=positions,
-                    inner=inner, is_whole=True)
+                    inner=inner, flags=_ALL & ~family.FLAGS["full"],
+                    is_whole=True)
+
+  @parameterized.product(
+      transposed=((), ("transposed",)), wide=((), ("f32_tables",)),
+      rows=("", "per_token", "positions"), d=(16, 48))
+  def test_whole_heads_of_full_tables(self, transposed, wide, rows, d):
+    places = dict(positions=[5, 0, 99, -3, 1, 2]) if rows == "positions" else {}
+    per_token = ("per_token",) if rows == "per_token" else ()
+    self.run_kernel(("full", *transposed, *wide, *per_token), d=d, d_rot=d,
+                    is_whole=True, **places)
 
   @parameterized.parameters(("f32_tables",), ("per_token",),
                             ("gptj", "f32_tables"), ("full", "f32_tables"))

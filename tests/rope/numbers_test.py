@@ -235,6 +235,12 @@ class NumbersTest(RopeTestCase):
     self.check(Case(dtype, d=d, d_rot=d, places=places))
 
   @parameterized.parameters(*machine.sample(itertools.product(
+      [64, 80, 96, 128, 192, 256], [{}, {"places": "positions"},
+                                    {"form": "own"}], ["", "fp32"]), 3))
+  def test_full_tables_of_whole_heads(self, d, rows, table):
+    self.check(Case(d=d, d_rot=d, full=True, table=table, **rows))
+
+  @parameterized.parameters(*machine.sample(itertools.product(
       ["bshd", "sbhd", "thd"], PLACES), 8))
   def test_layouts_and_places(self, layout, places):
     self.check(Case(layout=layout, places=places))

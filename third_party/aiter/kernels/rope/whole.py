@@ -14,8 +14,11 @@ import triton.language as tl
 from third_party.aiter.kernels.rope import rotate
 
 F32_TABLES = rotate.F32_TABLES
+FULL = rotate.FULL
+PER_TOKEN = rotate.PER_TOKEN
 POSITIONS = rotate.POSITIONS
 TRANSPOSED = rotate.TRANSPOSED
+adjoint = rotate._adjoint
 turn = rotate._turn
 
 
@@ -24,6 +27,8 @@ def _row_of(t, positions, inside, seqlen, inner, table_rows, flags):
   """The tables' row for tokens t; one out of range is the nearest one."""
   if flags & POSITIONS:
     r = tl.load(positions + t, inside, 0)
+  elif flags & PER_TOKEN:
+    r = t
   else:
     r = t.to(tl.uint32)
     if inner > 1:
@@ -33,11 +38,25 @@ def _row_of(t, positions, inside, seqlen, inner, table_rows, flags):
 
 
 @triton.jit
+def _load(cos, sin, cos_f32, sin_f32, at, flags):
+  """(cosines, sines) in float32."""
+  if flags & F32_TABLES:
+    u = tl.load(cos_f32 + at)
+    v = tl.load(sin_f32 + at)
+  else:
+    u = tl.load(cos + at).to(tl.float32)
+    v = tl.load(sin + at).to(tl.float32)
+  return u, v
+
+
+@triton.jit
 def rope_rotate(x, y, cos, sin, cos_f32, sin_f32, positions, x_out, y_out,
                 tokens, seqlen, inner, heads_x, heads_y, table_rows, flags,
                 TILE_M: tl.constexpr, PAIRS: tl.constexpr,
                 FLAGS: tl.constexpr):
   """As rotate.rope_rotate, of calls that ask for nothing else. TILE_M: pairs.
+
+  With FULL among FLAGS tables are full, and without it they are not.
   """
   flags &= FLAGS
   RUN: tl.constexpr = 8 if PAIRS % 8 == 0 else 4
@@ -63,14 +82,17 @@ def rope_rotate(x, y, cos, sin, cos_f32, sin_f32, positions, x_out, y_out,
   x2 = tl.load(src + at + PAIRS, inside[:, None], 0.0)
   t = (row.to(tl.uint32) // heads.to(tl.uint32)).to(tl.int32)
   r = _row_of(t, positions, inside, seqlen, inner, table_rows, flags)
-  own = (r * PAIRS + j)[:, None] + c
-  if flags & F32_TABLES:
-    u = tl.load(cos_f32 + own)
-    v = tl.load(sin_f32 + own)
+  if FULL & FLAGS:
+    own = (r * (2 * PAIRS) + j)[:, None] + c
+    cos1, sin1 = _load(cos, sin, cos_f32, sin_f32, own, flags)
+    cos2, sin2 = _load(cos, sin, cos_f32, sin_f32, own + PAIRS, flags)
+    sin1, sin2 = adjoint(sin1, sin2, flags)
   else:
-    u = tl.load(cos + own).to(tl.float32)
-    v = tl.load(sin + own).to(tl.float32)
-  v = tl.where((flags & TRANSPOSED) != 0, -v, v)
-  o1, o2 = turn(x1, x2, u, u, v, v)
+    own = (r * PAIRS + j)[:, None] + c
+    cos1, sin1 = _load(cos, sin, cos_f32, sin_f32, own, flags)
+    sin1 = tl.where((flags & TRANSPOSED) != 0, -sin1, sin1)
+    cos2 = cos1
+    sin2 = sin1
+  o1, o2 = turn(x1, x2, cos1, cos2, sin1, sin2)
   tl.store(out + at, o1.to(out.dtype.element_ty), inside[:, None])
   tl.store(out + at + PAIRS, o2.to(out.dtype.element_ty), inside[:, None])
