@@ -5,6 +5,7 @@ A call comes to a kernel by its dtypes, its head dimensions, its rows and what
 else the kernel leaves to another.
 """
 
+import dataclasses
 import re
 
 from absl.testing import absltest, parameterized
@@ -23,21 +24,29 @@ class PagedKernelsTest(paged_test.PagedTestCase):
       *simulator.groups("paged_attend", "dtype", "dims", "symbol"))
   def test_kernels(self, dtype, dims, symbol, symbols):
     d, = dims
-    fast = "_fast_" in symbol
+    fast, padded = "_fast_" in symbol, "_padded_" in symbol
     any_call = "unaligned" not in symbol
     made_for = symbol.split("_no_")[0]
     kind = re.search(r"_bytes_(e4m3\w+|e5m2|int8)$", made_for)
     cache = kind.group(1) if kind else "int8" if "_bytes" in made_for else ""
     decode = "many_rows" not in made_for
+    layouts = ("asm", "x") if "_shuffled" in made_for else ("NHD", "HND")
     case = Case(
         dtype=dtype, d=d if fast else 20 if any_call else d - 16,
         dv=0 if fast else 12 if any_call else 16,
         lengths=_SHORT if decode else _MIXED, decode=decode, cache=cache,
-        hq=4, hk=1, scale="head" if cache else "none",
+        hq=4, hk=1, scale="head" if cache else "none", layout=layouts[0],
         window=(40, 0) if fast and "_window" not in symbol else (-1, -1),
-        page=64 if "_small_pages" in symbol else 16)
+        # Of pages of other sizes padded kernels would take a general one's.
+        page=(64 if "_small_pages" in symbol else
+              16 if fast or padded or any_call else 24))
     with simulator.launched(self, symbols):
       self.check(case)
+      if padded:
+        self.check(dataclasses.replace(
+            case, d=d, dv=0, layout=layouts[1], window=(40, 0), soft_cap=30.0,
+            slopes=True, sinks=True, lengths=((3, 100), (1, 33)),
+            decode=False))
 
   @parameterized.parameters(
       *simulator.groups("paged_merge", "dtype", "dims", "symbol"))

@@ -9,10 +9,13 @@ lie where the second product wants them.
 
 Values lie in memory as [keys, columns], and a matrix instruction wants several
 keys of one column in a lane. A lane loads some columns of its keys, and gives
-the i-th instruction the i-th of them.
+the i-th instruction the i-th of them. Of a shuffled cache it loads eight keys
+of a column, and gives the i-th instruction the i-th four of them; its scores
+have the keys in that order.
 
-Of aligned queries, caches of their type or of NATIVE bytes, a power of two of
-keys a page, and nothing that changes scores but sinks.
+Of aligned queries and caches, a power of two of keys a page, and no scales of
+tokens. Of head dimensions below HEAD a lane loads the first columns again for
+those that are not there: no load has a condition.
 """
 
 from triton.experimental import gluon
@@ -23,11 +26,17 @@ from third_party.aiter.kernels.mha import scores
 from third_party.aiter.kernels.paged import attend
 
 _find_rows = gluon.jit(attend.find_rows.fn)
+_number = gluon.jit(attend._number.fn)
+_soft_cap = gluon.jit(attend.soft_cap.fn)
 _find_keys = gluon.jit(attend.find_keys.fn)
 _tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
 
 # Rows, columns and keys of a matrix instruction.
 SIDE = gl.constexpr(16)
+# Keys of one column of a shuffled cache that a lane loads at once.
+RUN = gl.constexpr(8)
+# Of a device: they take programs in turn, and have a cache each.
+DIES = gl.constexpr(8)
 
 
 @gluon.jit
@@ -43,16 +52,95 @@ def _pages(table, n, stop):
 def _load(side, page, n, stop, cols):
   """Keys or values; of those in no page what the first one has."""
   data, page_stride, token_stride, page_size = side
+  place = (gl.minimum(n, stop - 1) & (page_size - 1)) * token_stride
+  # Tokens lie at multiples of 16 bytes.
+  CHUNK: gl.constexpr = 128 // data.dtype.element_ty.primitive_bitwidth
   at = (gl.maximum(page, 0).to(gl.int64) * page_stride
-        + (gl.minimum(n, stop - 1) & (page_size - 1)) * token_stride)
+        + gl.multiple_of(place, CHUNK))
   return gl.load(data + (at[:, None] + cols[None, :]))
 
 
 @gluon.jit
-def _numbers(x, dtype: gl.constexpr, KIND: gl.constexpr):
-  """What was loaded, in the queries' type: float8 that the device converts."""
+def _load_runs(side, page, n, stop, cols):
+  """Values of a shuffled cache: [runs, RUN, columns], from keys n on.
+
+  cols: where they lie. What is behind the last key comes too.
+  """
+  data, page_stride, split, run_stride, page_size = side
+  place = gl.minimum(n, stop - 1) & (page_size - RUN)
+  place = gl.multiple_of(place // split * run_stride + place % split, RUN)
+  at = gl.maximum(page, 0).to(gl.int64) * page_stride + place
+  at = gl.expand_dims(gl.expand_dims(at, 1), 2) + gl.expand_dims(
+      gl.expand_dims(cols, 0), 1)
+  LAYOUT: gl.constexpr = at.type.layout
+  j = gl.arange(0, RUN, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+  return gl.load(data + (at + gl.expand_dims(gl.expand_dims(j, 0), 2)))
+
+
+@gluon.jit
+def _load_values(side, page, n, stop, cols):
+  if len(side) == 5:
+    return _load_runs(side, page, n, stop, cols)
+  else:
+    return _load(side, page, n, stop, cols)
+
+
+@gluon.jit
+def _in_order(x, SCORES: gl.constexpr):
+  """[runs, RUN] in the order of scores: the i-th four of every run."""
+  x = x.reshape([4, 2, 4]).permute(1, 0, 2).reshape([4 * RUN])
+  return gl.convert_layout(x, gl.SliceLayout(1, SCORES))
+
+
+@gluon.jit
+def _look(v, page, n, stop, SCORES: gl.constexpr, SHUFFLED: gl.constexpr):
+  """Of a tile: values, 0 where nothing is, the scores' keys, which are there.
+  """
+  there = page >= 0
+  if SHUFFLED:
+    j = gl.arange(0, RUN, gl.SliceLayout(0, gl.SliceLayout(2, v.type.layout)))
+    keys = n[:, None] + j[None, :]
+    shown = there[:, None] & (keys < stop)
+    if (gl.min(page, 0) < 0) | (gl.max(n, 0) + RUN > stop):
+      v = gl.where(gl.expand_dims(shown, 2), v, gl.zeros_like(v))
+    keys = _in_order(keys, SCORES)
+    shown = _in_order(shown.to(gl.int32), SCORES) != 0
+  else:
+    if gl.min(page, 0) < 0:
+      # It may be NaN.
+      v = gl.where(there[:, None], v, gl.zeros_like(v))
+    keys = gl.convert_layout(n, gl.SliceLayout(1, SCORES))
+    shown = gl.convert_layout(there & (n < stop), gl.SliceLayout(1, SCORES))
+  return v, keys, shown
+
+
+@gluon.jit
+def _columns(cols, hdim, run, step, CHUNK: gl.constexpr, FLAGS: gl.constexpr):
+  """Where columns lie, those of the first 16 bytes for one too many.
+
+  Of keys chunks of 16 bytes are `run` apart; of values, each is so by `step`.
+  """
+  first = cols % CHUNK
+  if not attend.SHUFFLED & FLAGS:
+    at = cols
+  elif step is None:
+    at = gl.multiple_of(cols // CHUNK * run, CHUNK) + first
+  else:
+    at = gl.multiple_of(cols * step, CHUNK)
+    first = gl.multiple_of(first * step, CHUNK)
+  if attend.PARTIAL & FLAGS:
+    at = gl.where(cols < hdim, at, first)
+  return at
+
+
+@gluon.jit
+def _numbers(x, dtype: gl.constexpr, KIND: gl.constexpr,
+             NATIVE: gl.constexpr):
+  """What was loaded, in the queries' type."""
   if KIND == attend.NO_BYTES:
     return x
+  elif KIND != NATIVE:
+    return _number(x, dtype, KIND, NATIVE)
   elif KIND == attend.E4M3FN:
     return x.to(gl.float8e4nv, bitcast=True).to(dtype)
   else:
@@ -60,22 +148,37 @@ def _numbers(x, dtype: gl.constexpr, KIND: gl.constexpr):
 
 
 @gluon.jit
-def _attend(sums, q, k, v, page, n, stop, scale, KIND: gl.constexpr,
-            OUT: gl.constexpr):
+def _changed(s, n, marks, flags, FLAGS: gl.constexpr):
+  """Scores of keys n, times LOG2E, with what a call makes of them."""
+  position, slope, cap, window_left, window_right = marks
+  if attend.SOFT_CAP & FLAGS:
+    if (flags & attend.SOFT_CAP) != 0:
+      s = _soft_cap(s * scores.LN2, cap) * scores.LOG2E
+  if (attend.ALIBI | attend.WINDOW) & FLAGS:
+    ahead = n[:, None] - position[None, :]
+    if attend.ALIBI & FLAGS:
+      s -= slope[None, :] * gl.abs(ahead).to(gl.float32)
+    if attend.WINDOW & FLAGS:
+      seen = (ahead <= window_right) & (ahead >= -window_left)
+      s = gl.where(seen, s, float("-inf"))
+  return s
+
+
+@gluon.jit
+def _attend(sums, q, k, v, page, n, stop, scale, marks, flags,
+            KIND: gl.constexpr, NATIVE: gl.constexpr, OUT: gl.constexpr,
+            FLAGS: gl.constexpr):
   """Adds a tile: its largest scores, their weights' sum, weighted values."""
   m, l, acc = sums
   N: gl.constexpr = k.shape[0]
   HEAD: gl.constexpr = k.shape[1]
   ROWS: gl.constexpr = q.shape[1]
   SCORES: gl.constexpr = k.type.layout.parent
-  there = page >= 0
-  if gl.min(page, 0) < 0:
-    # It may be NaN.
-    v = gl.where(there[:, None], v, gl.zeros_like(v))
-  s = mfma(_numbers(k, q.dtype, KIND), q,
-           gl.zeros([N, ROWS], gl.float32, SCORES))
-  shown = gl.convert_layout(there & (n < stop), gl.SliceLayout(1, SCORES))
-  s = gl.where(shown[:, None], s * scale, float("-inf"))
+  v, keys, shown = _look(v, page, n, stop, SCORES, attend.SHUFFLED & FLAGS)
+  s = mfma(_numbers(k, q.dtype, KIND, NATIVE), q,
+           gl.zeros([N, ROWS], gl.float32, SCORES)) * scale
+  s = _changed(s, keys, marks, flags, FLAGS)
+  s = gl.where(shown[:, None], s, float("-inf"))
   m_new = gl.maximum(m, gl.max(s, 0))
   # A row that has seen no key yet: anything finite keeps the NaN away.
   m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)
@@ -84,9 +187,12 @@ def _attend(sums, q, k, v, page, n, stop, scale, KIND: gl.constexpr,
   l = l * alpha + gl.sum(p, 0)
   acc *= gl.convert_layout(alpha, gl.SliceLayout(0, OUT))[None, :]
   p = gl.convert_layout(p.to(q.dtype), gl.DotOperandLayout(1, OUT, 4))
-  # The i-th instruction has the i-th column of each lane.
-  v = _numbers(v, q.dtype, KIND)
-  v = v.reshape([N, SIDE, HEAD // SIDE]).permute(2, 1, 0).reshape([HEAD, N])
+  v = _numbers(v, q.dtype, KIND, NATIVE)
+  if attend.SHUFFLED & FLAGS:
+    v = v.reshape([4, 2, 4, HEAD]).permute(3, 1, 0, 2).reshape([HEAD, N])
+  else:
+    # The i-th instruction has the i-th column of each lane.
+    v = v.reshape([N, SIDE, HEAD // SIDE]).permute(2, 1, 0).reshape([HEAD, N])
   v = gl.convert_layout(v, gl.DotOperandLayout(0, OUT, 4))
   return m_new, l, mfma(v, p, acc)
 
@@ -94,12 +200,12 @@ def _attend(sums, q, k, v, page, n, stop, scale, KIND: gl.constexpr,
 @gluon.jit
 def paged_attend(
     q, k_cache, v_cache, k_bytes, v_bytes, out, lse, parts, parts_lse,
-    k_scale, v_scale, sinks, table, indptr, lengths, cu_seqlens,
-    k_start, k_page, k_head, k_token, k_scale_head,
-    v_start, v_page, v_head, v_token, v_scale_head,
-    tokens, batch, seqlen_q, nhead_q, nhead_k, group, pages,
+    k_scale, v_scale, sinks, slopes, table, indptr, lengths, cu_seqlens,
+    k_start, k_page, k_head, k_token, k_run_token, k_run, k_scale_head,
+    v_start, v_page, v_head, v_token, v_split, v_run_token, v_col, v_scale_head,
+    tokens, batch, seqlen_q, nhead_q, nhead_k, group, hdim, hdim_v, pages,
     page_size, page_shift, width, splits, programs, window_left, window_right,
-    sinks_step, softmax_scale, flags,
+    sinks_step, slopes_step, softmax_scale, logits_soft_cap, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     FLAGS: gl.constexpr, KIND: gl.constexpr, NATIVE: gl.constexpr,
     CDNA: gl.constexpr,
@@ -109,10 +215,20 @@ def paged_attend(
   Grid: (tiles of rows and KV heads, these fastest, splits).
   """
   gl.static_assert(gl.num_warps() == 1 and TILE_M == SIDE)
-  gl.static_assert(KIND == attend.NO_BYTES or KIND == NATIVE)
+  if not attend.PARTIAL & FLAGS:
+    hdim = HEAD
+    hdim_v = HEAD
   lengths = attend.Lengths(lengths, indptr, page_size)
-  head = gl.program_id(0) % nhead_k
-  slot = gl.program_id(0) // nhead_k
+  program = gl.program_id(0)
+  if attend.PARTIAL & FLAGS:
+    # A head's columns may end within a line, which the next one shares: a die
+    # with a cache of its own has neighbours, as gemm.tile_of gives it tiles.
+    die = program % DIES
+    programs_here = gl.num_programs(0)
+    program = (die * (programs_here // DIES)
+               + gl.minimum(die, programs_here % DIES) + program // DIES)
+  head = program % nhead_k
+  slot = program // nhead_k
   split = gl.program_id(1)
   share = 0.0
   if splits > 1:
@@ -125,7 +241,7 @@ def paged_attend(
   left = len_q * group - row0
   if left <= 0:
     return
-  first_page, _, _, _, stop, first_tile, last_tile = _find_keys(
+  first_page, _, offset, _, stop, first_tile, last_tile = _find_keys(
       index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
       width, pages, page_size, group, window_left, window_right, split, splits,
       share, flags, TILE_N, FLAGS)
@@ -138,9 +254,19 @@ def paged_attend(
       warps_per_cta=[1, 1])
   KEYS: gl.constexpr = gl.DotOperandLayout(0, SCORES, 8)
   QUERIES: gl.constexpr = gl.DotOperandLayout(1, SCORES, 8)
+  SHUFFLED: gl.constexpr = attend.SHUFFLED & FLAGS
   # Four keys of a lane lie where the second product wants them.
-  VALUES: gl.constexpr = gl.BlockedLayout(
-      [4, HEAD // SIDE], [64 // SIDE, SIDE], [1, 1], [1, 0])
+  if SHUFFLED:
+    gl.static_assert(TILE_N == 4 * RUN)
+    VALUES: gl.constexpr = gl.BlockedLayout(
+        [1, RUN, 1], [64 // SIDE, 1, SIDE], [1, 1, 1], [1, 2, 0])
+    OF_KEYS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, VALUES))
+    OF_COLUMNS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, VALUES))
+  else:
+    VALUES: gl.constexpr = gl.BlockedLayout(
+        [4, HEAD // SIDE], [64 // SIDE, SIDE], [1, 1], [1, 0])
+    OF_KEYS: gl.constexpr = gl.SliceLayout(1, VALUES)
+    OF_COLUMNS: gl.constexpr = gl.SliceLayout(0, VALUES)
   ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
 
   r = gl.arange(0, TILE_M, ROW)
@@ -169,22 +295,44 @@ def paged_attend(
     q_at = ((start + q_row // group).to(gl.int64) * nhead_q + head * group
             + q_row % group)
     q_col = gl.arange(0, HEAD, gl.SliceLayout(1, QUERIES))
-    q_tile = gl.load(q + (q_at * HEAD)[None, :] + q_col[:, None])
+    q_at = (q_at * hdim)[None, :] + q_col[:, None]
+    if attend.PARTIAL & FLAGS:
+      q_tile = gl.load(q + q_at, mask=q_col[:, None] < hdim, other=0.0)
+    else:
+      q_tile = gl.load(q + q_at)
     scale = gl.load(k_scale + head.to(gl.int64) * k_scale_head)
     scale *= softmax_scale * scores.LOG2E
     k_data = k_cache if KIND == attend.NO_BYTES else k_bytes
     v_data = v_cache if KIND == attend.NO_BYTES else v_bytes
-    k_side = (k_data + k_start + head.to(gl.int64) * k_head, k_page, k_token,
-              page_size)
-    v_side = (v_data + v_start + head.to(gl.int64) * v_head, v_page, v_token,
-              page_size)
+    k_data += k_start + head.to(gl.int64) * k_head
+    v_data += v_start + head.to(gl.int64) * v_head
+    CHUNK: gl.constexpr = 8 if KIND == attend.NO_BYTES else 16
+    k_col = _columns(gl.arange(0, HEAD, gl.SliceLayout(0, KEYS)), hdim, k_run,
+                     None, CHUNK, FLAGS)
+    v_at = _columns(gl.arange(0, HEAD, OF_COLUMNS), hdim_v, None, v_col, CHUNK,
+                    FLAGS)
+    n_k = gl.arange(0, TILE_N, gl.SliceLayout(1, KEYS))
+    if SHUFFLED:
+      n_k = n_k % 16 // 4 * RUN + n_k // 16 * 4 + n_k % 4
+      n = gl.arange(0, TILE_N // RUN, OF_KEYS) * RUN
+      k_side = (k_data, k_page, k_run_token, page_size)
+      v_side = (v_data, v_page, v_split, v_run_token, page_size)
+    else:
+      n = gl.arange(0, TILE_N, OF_KEYS)
+      k_side = (k_data, k_page, k_token, page_size)
+      v_side = (v_data, v_page, v_token, page_size)
+    n += first_tile * TILE_N
+    n_k += first_tile * TILE_N
     pages_of = (table + first_page, pages, page_shift)
     # The last turn may have a tile of the next part.
     stop = gl.minimum(stop, last_tile * TILE_N)
-    k_col = gl.arange(0, HEAD, gl.SliceLayout(0, KEYS))
-    v_col = gl.arange(0, HEAD, gl.SliceLayout(0, VALUES))
-    n = first_tile * TILE_N + gl.arange(0, TILE_N, gl.SliceLayout(1, VALUES))
-    n_k = first_tile * TILE_N + gl.arange(0, TILE_N, gl.SliceLayout(1, KEYS))
+    slope = gl.zeros([TILE_M], gl.float32, ROW)
+    if attend.ALIBI & FLAGS:
+      if (flags & attend.ALIBI) != 0:
+        slope = gl.load(slopes + index * slopes_step + head_q,
+                        mask=live & (index < batch), other=0.0)
+    marks = (r // group + offset, slope * scores.LOG2E, logits_soft_cap,
+             window_left, window_right)
 
     # Two tiles a turn: what is loaded stays in its registers. The pages of a
     # tile are looked up before the tile in front of it is loaded.
@@ -193,21 +341,22 @@ def paged_attend(
     odd = _pages(pages_of, n + TILE_N, stop)
     odd_k = _pages(pages_of, n_k + TILE_N, stop)
     k = _load(k_side, page_k, n_k, stop, k_col)
-    v = _load(v_side, page, n, stop, v_col)
+    v = _load_values(v_side, page, n, stop, v_at)
     for _ in range(first_tile, last_tile, 2):
       following = _pages(pages_of, n + 2 * TILE_N, stop)
       following_k = _pages(pages_of, n_k + 2 * TILE_N, stop)
       k_odd = _load(k_side, odd_k, n_k + TILE_N, stop, k_col)
-      v_odd = _load(v_side, odd, n + TILE_N, stop, v_col)
-      sums = _attend(sums, q_tile, k, v, page, n, stop, scale, KIND, OUT)
+      v_odd = _load_values(v_side, odd, n + TILE_N, stop, v_at)
+      sums = _attend(sums, q_tile, k, v, page, n, stop, scale, marks, flags,
+                     KIND, NATIVE, OUT, FLAGS)
       page_odd = odd
       page = following
       odd = _pages(pages_of, n + 3 * TILE_N, stop)
       odd_k = _pages(pages_of, n_k + 3 * TILE_N, stop)
       k = _load(k_side, following_k, n_k + 2 * TILE_N, stop, k_col)
-      v = _load(v_side, page, n + 2 * TILE_N, stop, v_col)
+      v = _load_values(v_side, page, n + 2 * TILE_N, stop, v_at)
       sums = _attend(sums, q_tile, k_odd, v_odd, page_odd, n + TILE_N, stop,
-                     scale, KIND, OUT)
+                     scale, marks, flags, KIND, NATIVE, OUT, FLAGS)
       n += 2 * TILE_N
       n_k += 2 * TILE_N
 
@@ -217,19 +366,26 @@ def paged_attend(
   factor = gl.load(v_scale + head.to(gl.int64) * v_scale_head) / l_safe
   acc *= gl.convert_layout(factor, gl.SliceLayout(0, OUT))[None, :]
   row_lse = gl.where(any_key, m * scores.LN2 + gl.log(l_safe), float("-inf"))
-  x = acc.reshape([HEAD // SIDE, SIDE, TILE_M]).permute(2, 1, 0)
-  x = x.reshape([TILE_M, HEAD])
+  if SHUFFLED:
+    x = acc.permute(1, 0)
+  else:
+    x = acc.reshape([HEAD // SIDE, SIDE, TILE_M]).permute(2, 1, 0)
+    x = x.reshape([TILE_M, HEAD])
   X: gl.constexpr = x.type.layout
   x_row = gl.arange(0, TILE_M, gl.SliceLayout(1, X))
   x_live = x_row < left
   x_row = row0 + gl.where(x_live, x_row, 0)
   x_at = ((start + x_row // group).to(gl.int64) * nhead_q + head * group
           + x_row % group)
-  at = (x_at * HEAD)[:, None] + gl.arange(0, HEAD, gl.SliceLayout(0, X))[None]
+  x_col = gl.arange(0, HEAD, gl.SliceLayout(0, X))
+  at = (x_at * hdim_v)[:, None] + x_col[None, :]
+  x_live = x_live[:, None]
+  if attend.PARTIAL & FLAGS:
+    x_live &= (x_col < hdim_v)[None, :]
   if splits > 1:
     gl.store(part_lse_at, row_lse, mask=live)
-    gl.store(parts + part * HEAD + at, x, mask=x_live[:, None])
+    gl.store(parts + part * hdim_v + at, x, mask=x_live)
   else:
     if (flags & attend.LSE) != 0:
       gl.store(lse + head_q.to(gl.int64) * tokens + token, row_lse, mask=live)
-    gl.store(out + at, x.to(out.dtype.element_ty), mask=x_live[:, None])
+    gl.store(out + at, x.to(out.dtype.element_ty), mask=x_live)
