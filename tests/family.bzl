@@ -11,7 +11,7 @@ load("//tests/amdgpu_sim:sim.bzl", "ARCHS")
 # architectures one test of numbers in so many; each kernel everywhere.
 # `build.py test --all` runs all.
 HOME_ARCH = "gfx942"
-_ONE_CASE_IN = "3"
+_ONE_CASE_IN = "4"
 _ONE_IN = "6"
 
 # Tests that `build.py test --all` alone runs, or builds anything for.

@@ -73,7 +73,7 @@ HALF = "fp16" if has("fp16") else "bf16"
 # many is run each day, and all by build.py test --all.
 _ONE_CASE_IN = (1 if ALL or GPU and not SIMULATED
                 else int(os.environ.get("AITER_ONE_CASE_IN", 1)) if SIMULATED
-                else 6)
+                else 9)
 _GOLDEN = (5**0.5 - 1) / 2
 
 
