@@ -37,7 +37,7 @@ class PagedKernelsTest(paged_test.PagedTestCase):
         lengths=_SHORT if decode else _MIXED, decode=decode, cache=cache,
         hq=4, hk=1, scale="head" if cache else "none", layout=layouts[0],
         window=(40, 0) if fast and "_window" not in symbol else (-1, -1),
-        # Of pages of other sizes padded kernels would take a general one's.
+        # Of pages of 16 padded kernels would take a general one's calls.
         page=(64 if "_small_pages" in symbol else
               16 if fast or padded or any_call else 24))
     with simulator.launched(self, symbols):

@@ -189,6 +189,10 @@ struct Norm {
   }
 };
 
+bool IsUnaligned(const ProblemKey& key) {
+  return (key.features & kNormUnaligned) != 0;
+}
+
 bool IsAmd(const DeviceInfo& device) { return device.arch[0] == 'g'; }
 
 // How many blocks of a kernel run at once: small ones share a multiprocessor,
@@ -225,9 +229,7 @@ int64_t ShiftedBlocks(const DeviceInfo& device, const KernelInfo& kernel,
 // blocks two share a multiprocessor and are out of step anyway.
 int64_t WalkingBlocks(const DeviceInfo& device, const KernelInfo& kernel,
                       const ProblemKey& key) {
-  if ((key.features & kNormUnaligned) != 0) {
-    return ShiftedBlocks(device, kernel, /*most=*/16);
-  }
+  if (IsUnaligned(key)) return ShiftedBlocks(device, kernel, /*most=*/16);
   const bool residual = (key.features & kNormResidual) != 0;
   const bool small = residual && kernel.threads <= kSmallBlock;
   if (IsAmd(device) || small || (key.features & kNormLayer) != 0) {
@@ -259,13 +261,10 @@ struct Fwd : Norm<norm_fwd_args, NormFwdPlan> {
 struct Quant : Norm<norm_quant_args, NormFwdPlan> {
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     AITER_RETURN_IF_ERROR(steps->Add("norm_quant", key, &plan->kernel));
-    const bool is_unaligned = (key.features & kNormUnaligned) != 0;
+    const KernelInfo& kernel = *plan->kernel.info;
     plan->max_blocks =
-        is_unaligned ? ShiftedBlocks(steps->device(), *plan->kernel.info,
-                                     /*most=*/16)
-        : IsAmd(steps->device())
-            ? plan->kernel.at_once
-            : RowBlocksAtOnce(steps->device(), *plan->kernel.info, /*most=*/3);
+        IsUnaligned(key) ? ShiftedBlocks(steps->device(), kernel, /*most=*/16)
+                         : RowBlocksAtOnce(steps->device(), kernel, /*most=*/3);
     return Status();
   }
 
@@ -292,10 +291,9 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
     part.parts = 1;
     int64_t blocks_of_part = 1;
     dx->grid->sizes(*dx, &part, &blocks_of_part);
-    const bool is_unaligned = (key.features & kNormUnaligned) != 0;
     const int64_t at_once =
-        is_unaligned ? ShiftedBlocks(steps->device(), *dx, /*most=*/3)
-                     : RowBlocksAtOnce(steps->device(), *dx, /*most=*/3);
+        IsUnaligned(key) ? ShiftedBlocks(steps->device(), *dx, /*most=*/3)
+                         : RowBlocksAtOnce(steps->device(), *dx, /*most=*/3);
     plan->max_parts = std::max<int64_t>(at_once / blocks_of_part, 1);
     // A kernel for any number of columns cannot hold sums for all of them.
     if (dx->dims[0] == 0) {
@@ -323,7 +321,7 @@ struct Bwd : Norm<norm_bwd_args, NormBwdPlan> {
     params.dgamma_parts_ptr = args.dgamma_parts_ptr;
     params.dbeta_parts_ptr = args.dbeta_parts_ptr;
     int64_t parts = std::min(args.parts, plan.max_parts);
-    if ((plan.key.features & kNormUnaligned) != 0) parts = OfAllPlaces(parts);
+    if (IsUnaligned(plan.key)) parts = OfAllPlaces(parts);
     params.parts = static_cast<int32_t>(parts);
     params.rows_per_part = static_cast<int32_t>(CeilDiv(args.rows, parts));
     // Without rows the parts are sums of nothing, written all the same.
