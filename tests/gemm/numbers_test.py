@@ -187,7 +187,7 @@ class NumbersTest(GemmTestCase):
     """Multiples of a tile, of what is loaded at once, and of nothing."""
     self.check(Case(m=m, n=n, k=k, bias="fp32"))
 
-  @mock.patch.multiple(gemm_op, _ROWS_WORTH_A_COPY=1, _WORTH_A_COPY=1)
+  @mock.patch.multiple(gemm_op, _FEW_ROWS=0, _WORTH_A_COPY=1)
   def test_odd_rows(self):
     """Zeros are put behind rows that are not aligned."""
     self.check(Case(m=37, n=43, k=51, bias="fp32"))
@@ -506,7 +506,7 @@ class QuantisedTest(QuantisedTestCase):
         kind, activation=activation, bias=True), 2.0**-18)
 
   @parameterized.parameters(*KINDS)
-  @mock.patch.multiple(gemm_op, _ROWS_WORTH_A_COPY=1, _WORTH_A_COPY=1)
+  @mock.patch.multiple(gemm_op, _FEW_ROWS=0, _WORTH_A_COPY=1)
   def test_odd_rows(self, kind):
     """Zeros are put behind rows that are not aligned, and behind scales."""
     self.check_equal(Quantised(

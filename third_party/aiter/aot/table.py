@@ -56,11 +56,13 @@ def symbol(row):
   """The row's unique name."""
   sizes = dims(row) or ["x".join(map(str, tile(row)))]
   cells = [row["op"], row["grade"], row["dtype"], *map(str, sizes), row["arch"]]
-  build, _ = options(row)
+  build, constants = options(row)
   if made_for := build.get("features"):
     cells.append(made_for.replace("+", "_"))
   if "cluster" in build:
     cells.append(f"cluster{build['cluster']}")
+  if "PINGPONG" in constants:
+    cells.append("pingpong")
   if "may" in build:
     cells.append("any")
   if left_out := build.get("excludes"):

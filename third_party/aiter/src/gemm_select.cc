@@ -32,6 +32,8 @@ constexpr int kSumColumns = 64;
 struct Costs {
   double sum;   // Seconds of the kernel that adds parts.
   double turn;  // Seconds between a block's tiles.
+  // The same where one warpgroup's products hide what ends another's tile.
+  double pingpong_turn;
   // Of the memory's bandwidth: how fast everything moves once, how fast parts
   // move, how fast blocks draw operands, from the L2 cache, and how fast blocks
   // of clusters receive them, which is more: each draws for others.
@@ -40,10 +42,10 @@ struct Costs {
 
 // sm_90, on an H200: its memory has 4.8 TB/s, and archs.csv the H100's 3.3; of
 // what everything is the L2 cache holds some.
-constexpr Costs kOf16Bits = {4e-6, 0.9e-6, 2.5, 0.8, 5.1, 3.1};
-constexpr Costs kOf8Bits = {3e-6, 0.6e-6, 1.02, 0.81, 4.36, 2.8};
+constexpr Costs kOf16Bits = {4e-6, 0.9e-6, 0.6e-6, 2.5, 0.8, 5.1, 3.1};
+constexpr Costs kOf8Bits = {3e-6, 0.6e-6, 0, 1.02, 0.81, 4.36, 2.8};
 // Others: nobody has measured.
-constexpr Costs kAssumed = {4e-6, 0, 1, 1, 4, 4};
+constexpr Costs kAssumed = {4e-6, 0, 0, 1, 1, 4, 4};
 
 const Costs& CostsOf(const KernelInfo& kernel, const GemmKey& key) {
   if (std::strcmp(kernel.arch, "sm_90") != 0) return kAssumed;
@@ -107,6 +109,16 @@ double LinesOf(double bytes, int64_t row, double element) {
   return whole ? bytes : 2 * bytes;
 }
 
+// Whether a tile is one warpgroup's alone, and the next one another's
+// (PINGPONG): others store 64 rows at once.
+bool Alternates(const KernelInfo& kernel) {
+  for (int i = 0; i < kernel.num_tensor_maps; ++i) {
+    const TensorMapSpec& map = kernel.tensor_maps[i];
+    if (map.tensor == kGemmTensorOut) return map.box[1] > 64;
+  }
+  return false;
+}
+
 // Time of a call, from the rate that was measured of the kernel at a large size
 // and from the bytes that have to move. docs/retuning.md has it in words.
 double Estimate(const Units& at_once, const GemmKey& key,
@@ -142,17 +154,21 @@ double Estimate(const Units& at_once, const GemmKey& key,
       static_cast<double>(CeilDiv(tiling.divided_tiles * tiling.splits, units));
   const double length = turns * static_cast<double>(key.k) +
                         parts * static_cast<double>(tiling.k_per_split);
-  // What blocks write at the end of a turn, all at once.
-  const double written = (2 * turns + (tiling.splits > 1 ? 4 : 2) * parts) *
-                         kernel.tile_m * kernel.tile_n * share;
+  // What blocks write at the end of a turn, all at once, and what else lies
+  // between turns.
+  const double tile = kernel.tile_m * kernel.tile_n * share;
+  const double of_part = tiling.splits > 1 ? 4 : 2;
+  const double ends =
+      Alternates(kernel)
+          ? (turns + parts) * costs.pingpong_turn + costs.turn +
+                (parts > 0 ? of_part : 2) * tile  // Of the last one.
+          : (2 * turns + of_part * parts) * tile + (turns + parts) * costs.turn;
   // Memory gives and takes everything once at least.
   const double all =
       (static_cast<double>(key.batch * key.k) * (m * bytes_a + n * bytes_b) +
        2 * results) /
       (costs.all_share * bandwidth);
-  double seconds = std::max(length * std::max(products, operands) + written +
-                                (turns + parts) * costs.turn,
-                            all);
+  double seconds = std::max(length * std::max(products, operands) + ends, all);
   if (tiling.splits > 1) {
     // The parts are written and read.
     const double numbers = Walks(kernel)

@@ -43,6 +43,10 @@ constexpr uint16_t kMappedOffsets[] = {0, sizeof(TensorMap),
 constexpr TensorMapSpec kMaps3[] = {{kGemmTensorA, 3, 128, {64, 64, 1}},
                                     {kGemmTensorB, 3, 128, {64, 256, 1}},
                                     {kGemmTensorOut, 3, 128, {64, 64, 1}}};
+constexpr TensorMapSpec kPingpongMaps[] = {
+    {kGemmTensorA, 3, 128, {64, 128, 1}},
+    {kGemmTensorB, 3, 128, {64, 256, 1}},
+    {kGemmTensorOut, 3, 128, {64, 128, 1}}};
 constexpr TensorMapSpec kTransposedMaps[] = {
     {kGemmTensorA, 3, 128, {64, 128, 1}}, {kGemmTensorB, 3, 128, {64, 96, 1}}};
 constexpr TensorMapSpec kMaps2[] = {{kGemmTensorA, 2, 64, {32, 64}},
@@ -106,6 +110,11 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   mapped.num_args = 3;
   mapped.tensor_maps = kMaps3;
   mapped.num_tensor_maps = 3;
+  KernelInfo pingpong = mapped;
+  pingpong.symbol = "nt_pingpong";
+  pingpong.rate = 400;
+  pingpong.tensor_maps = kPingpongMaps;
+  kernels.push_back(pingpong);
   KernelInfo pairs = mapped;
   pairs.symbol = "nt_pairs";
   pairs.tile_m = 256;
@@ -252,6 +261,8 @@ void TestSelection() {
   CHECK(Names(Args(4096, 4096, 0), "sm_90") == "nt_sm_90");
   CHECK(Names(Args(4096, 4096, 510), "sm_90") == "nt_sm_90");
   CHECK(Names(Args(4096, 4092, 512), "sm_90") == "nt_mapped");
+  // Where k is short the end of a tile outweighs its products, unless hidden.
+  CHECK(Names(Args(8192, 8192, 64), "sm_90") == "nt_pingpong");
   CHECK(Names(Args(4096, 4096, 512, 1, GemmLayout::kTN), "sm_90") ==
         "tn_mapped");
   CHECK(Names(Args(4096, 4096, 512, 3, GemmLayout::kTN), "sm_90") ==

@@ -40,9 +40,11 @@ _DTYPES = {
     "float8_e4m3fn": "e4m3fn", "float8_e4m3fnuz": "e4m3fnuz", "uint8": "e2m1"}
 # Parts of a sum: at most so many, none shorter, of so many float32 numbers.
 _MAX_PARTS, _LEAST_PART, _MAX_WORKSPACE = 16, 256, 8 << 20
-# Rows of a, and other sizes, from which a copy costs less than reading rows
-# that are not aligned.
-_ROWS_WORTH_A_COPY, _WORTH_A_COPY = 128, 256
+# Sizes of b from which copies cost less than reading rows that are not aligned.
+# For few rows of a, those of one tile, they do where b has so many elements: of
+# fewer a launch is dearer, and a copy of more leaves the caches before it is
+# read.
+_WORTH_A_COPY, _FEW_ROWS, _FOR_FEW_ROWS = 256, 64, (10**6, 2**27)
 # Rows of a from which MXFP4 is turned into bfloat16 first where no matrix unit
 # multiplies it: kernels that do so themselves do so for each tile again.
 _ROWS_WORTH_BFLOAT16 = 129
@@ -284,7 +286,10 @@ def _whole_rows(cfg: Config, x: Operands) -> Operands:
   """
   m, n, k = _sizes(cfg, x.a, x.b)
   if (cfg.scaling == "mx" or not all(map(dims.is_known, (m, n, k)))
-      or m < _ROWS_WORTH_A_COPY or min(n, k) < _WORTH_A_COPY):
+      or min(n, k) < _WORTH_A_COPY):
+    return x
+  least, most = _FOR_FEW_ROWS
+  if m <= _FEW_ROWS and not least <= n * k < most:
     return x
   unit = 16 // x.a.dtype.itemsize
   m = dims.round_up(m, unit) if cfg.layout == "tn" else m

@@ -46,7 +46,7 @@ def _constants(row):
       "ALIGN": _alignment(row) if "unaligned" in named(row, "excludes") else 1,
       "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
       "WALKS": walks,
-      "CLUSTER": cluster, "CLUSTER_M": 1,
+      "CLUSTER": cluster, "CLUSTER_M": 1, "PINGPONG": 0,
       "PAIRS": "num_ctas=2" in row["options"] or cluster == 2,
       "FOURS": cluster == 4,
       "PROMOTE": arch.matrix == "wgmma" and row["dtype"] == "e4m3fn",

@@ -20,6 +20,10 @@ A program is a block or, with num_ctas=2, a pair of them on neighbouring
 multiprocessors. A pair has half of each warpgroup's rows in either block, and
 one copy brings what is shared to both: they ask the L2 cache for a third less.
 
+With PINGPONG=1 there are two warpgroups, but a tile is one's alone, and the
+next one the other's: while one ends a tile the other's products keep the tensor
+cores busy. It pays where k is short.
+
 With cluster=N a tile is that of N blocks, a program each, CLUSTER_M of them
 below each other and the others beside. Blocks that need the same rows of an
 operand copy a share of them each, to all. It pays where rows do not begin at
@@ -60,18 +64,19 @@ def tensor_maps(function, constants):
   """
   m, n, k = (constants["TILE_" + size] for size in "MNK")
   skinny = constants["SKINNY"]
+  pingpong = constants.get("PINGPONG", 0)
   if constants.get("CLUSTER", 1) > 1:
     return _shares(function, constants)
   if skinny:
-    m, rest, n = parts(m)[0], rest_of(m), n // warpgroups(n)
+    m, rest, n = parts(m)[0], rest_of(m), n // warpgroups(n, pingpong)
   else:
-    m, n, rest = m // warpgroups(m), parts(n)[0], rest_of(n)
+    m, n, rest = m // warpgroups(m, pingpong), parts(n)[0], rest_of(n)
   a = lambda rows: (1, k, rows) if function == "gemm_tn" else (1, rows, k)
   b = lambda rows: ((1, k, rows) if function in ("gemm_nn", "gemm_tn")
                     else (1, rows, k))
   shared, block = ("a", a) if skinny else ("b", b)
   # Of 128 rows of a warpgroup a block of a pair copies half.
-  rows = m if skinny else min(m, 64)
+  rows = m if skinny else min(m, 128 if pingpong else 64)
   return {"a_desc": TensorMap("a", a(m), box=a(rows)),
           "b_desc": TensorMap("b", b(n)),
           "rest_desc": TensorMap(shared, block(rest)) if rest else None,
@@ -116,17 +121,19 @@ def before(n, p):
 
 
 @gluon.constexpr_function
-def warpgroups(rows):
+def warpgroups(rows, pingpong=0):
   """Returns how many warpgroups share a tile's rows: of 64 each, or of 128."""
+  if pingpong:
+    return 1
   if rows % 192 == 0:
     return 3
   return 2 if rows >= 128 else 1
 
 
 @gluon.constexpr_function
-def out_buffers(warpgroups_):
+def out_buffers(warpgroups_, pingpong=0):
   """Returns through how many buffers the results of each leave."""
-  return 1 if warpgroups_ == 3 else 2
+  return 1 if warpgroups_ == 3 or pingpong else 2
 
 
 @gluon.constexpr_function
@@ -237,6 +244,15 @@ def next_slab(i, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def _behind(t, walk, i, phase, TILE_K: gl.constexpr, STAGES: gl.constexpr,
+            GROUP_M: gl.constexpr):
+  """Returns the slab behind item t's, whose first is i, and its phase."""
+  _, _, _, _, k_first, k_end = _item(t, walk, GROUP_M)
+  i += (k_end - k_first + TILE_K - 1) // TILE_K
+  return i % STAGES, phase ^ (i // STAGES & 1)
+
+
+@gluon.jit
 def _copy_slab(desc, z, row, k, full, smem, T: gl.constexpr,
                PAIR: gl.constexpr):
   """Copies a slab of an operand, or of a part, to both blocks of a PAIR."""
@@ -343,7 +359,7 @@ def _produce_slabs(ring, walk, maps, skew, A_T: gl.constexpr,
                    B_T: gl.constexpr, SKINNY: gl.constexpr,
                    TILE_M: gl.constexpr, TILE_N: gl.constexpr,
                    TILE_K: gl.constexpr, STAGES: gl.constexpr,
-                   GROUP_M: gl.constexpr):
+                   GROUP_M: gl.constexpr, PINGPONG: gl.constexpr):
   """Copies the slabs of a and b of one item after the other.
 
   With a skew of 1 each column of tiles begins one slab further along k than the
@@ -355,7 +371,7 @@ def _produce_slabs(ring, walk, maps, skew, A_T: gl.constexpr,
   PAIR: gl.constexpr = gl.num_ctas() == 2
   OWN: gl.constexpr = TILE_N if SKINNY else TILE_M
   SHARED: gl.constexpr = TILE_M if SKINNY else TILE_N
-  PARTS: gl.constexpr = warpgroups(OWN)
+  PARTS: gl.constexpr = warpgroups(OWN, PINGPONG)
   BYTES: gl.constexpr = (((OWN // 2 if PAIR else OWN) + SHARED) * TILE_K
                          * a_desc.dtype.primitive_bitwidth // 8)
   i = 0
@@ -396,14 +412,15 @@ def _produce_slabs(ring, walk, maps, skew, A_T: gl.constexpr,
 def _produce(ring, walk, maps, skew, A_T: gl.constexpr, B_T: gl.constexpr,
              SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
              TILE_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-             CLUSTER: gl.constexpr, CLUSTER_M: gl.constexpr):
+             CLUSTER: gl.constexpr, CLUSTER_M: gl.constexpr,
+             PINGPONG: gl.constexpr):
   """Copies slabs, or of a cluster's this block's shares."""
   if CLUSTER > 1:
     _produce_shares(ring, walk, maps, A_T, B_T, TILE_M, TILE_N, TILE_K, STAGES,
                     GROUP_M, CLUSTER, CLUSTER_M)
   else:
     _produce_slabs(ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
-                   TILE_K, STAGES, GROUP_M)
+                   TILE_K, STAGES, GROUP_M, PINGPONG)
 
 
 @gluon.jit
@@ -542,8 +559,12 @@ def _wait(accs, OUTSTANDING: gl.constexpr):
 @gluon.jit
 def _sum_parts(accs, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
                B_T: gl.constexpr, SKINNY: gl.constexpr, STAGES: gl.constexpr,
-               CLUSTER: gl.constexpr = 1, CLUSTER_M: gl.constexpr = 1):
-  """sum_slabs of a tuple: of the first part of what is shared, and the rest."""
+               CLUSTER: gl.constexpr = 1, CLUSTER_M: gl.constexpr = 1,
+               following=None):
+  """sum_slabs of a tuple: of the first part of what is shared, and the rest.
+
+  following: a barrier of the warpgroup whose slabs come behind these.
+  """
   last = 0
   for step in range(steps):
     if len(accs) == 1:
@@ -554,6 +575,8 @@ def _sum_parts(accs, ring, steps, i, phase, w: gl.constexpr, A_T: gl.constexpr,
     _release(ring, last, step > 0, CLUSTER, CLUSTER_M)
     last = i
     i, phase = next_slab(i, phase, STAGES)
+  if following is not None:
+    mbarrier.arrive(following)
   accs = _wait(accs, 0)
   _release(ring, last, steps > 0, CLUSTER, CLUSTER_M)
   return accs, i, phase
@@ -942,8 +965,11 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
              SKINNY: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
              TILE_K: gl.constexpr, STAGES: gl.constexpr,
              GROUP_M: gl.constexpr, CLUSTER: gl.constexpr,
-             CLUSTER_M: gl.constexpr):
-  """Computes a warpgroup's part of one item after the other."""
+             CLUSTER_M: gl.constexpr, PINGPONG: gl.constexpr):
+  """Computes a warpgroup's part of one item after the other.
+
+  With PINGPONG all of every other item.
+  """
   (bias, bias_f32, out_bf16, out_f32, workspace, m, n, batch_stride_out,
    activation, flags) = out
   ELEMENT: gl.constexpr = ring[0].dtype
@@ -952,9 +978,12 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
   BLOCK_N: gl.constexpr = TILE_N // (CLUSTER // CLUSTER_M)
   # The accumulator's rows, and its columns: those that warpgroups share.
   TILE: gl.constexpr = BLOCK_N if SKINNY else BLOCK_M
-  OWN: gl.constexpr = TILE // warpgroups(TILE)
+  OWN: gl.constexpr = TILE // warpgroups(TILE, PINGPONG)
   N: gl.constexpr = BLOCK_M if SKINNY else BLOCK_N
   PARTS: gl.constexpr = len(parts(N))
+  # Which of a tile's parts is its own, and which of the items that follow.
+  part: gl.constexpr = 0 if PINGPONG else w
+  turn: gl.constexpr = w if PINGPONG else 0
   i = 0
   phase = 0
   if CLUSTER > 1:
@@ -962,8 +991,15 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
   gdc_wait()
   gdc_launch_dependents()
   block = gl.program_id(0) % CLUSTER
-  for t in range(gl.program_id(0) // CLUSTER, _items(walk),
-                 gl.num_programs(0) // CLUSTER):
+  first = gl.program_id(0) // CLUSTER
+  step = gl.num_programs(0) // CLUSTER
+  if turn == 1:
+    i, phase = _behind(first, walk, i, phase, TILE_K, STAGES, GROUP_M)
+    first += step
+  turn_phase = turn ^ 1
+  if PINGPONG:
+    step *= 2
+  for t in range(first, _items(walk), step):
     index, tile_m, tile_n, in_parts, k_first, k_end = _item(t, walk, GROUP_M)
     steps = (k_end - k_first + TILE_K - 1) // TILE_K
     whole = in_parts < 0
@@ -982,8 +1018,8 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
       own_scales = (scales[0] + index * scales[6],
                     scales[1] + index * scales[7], scales[2], scales[3],
                     scales[4], scales[5])
-    row0 = tile_m * TILE_M + (0 if SKINNY else w * OWN)
-    col0 = tile_n * TILE_N + (w * OWN if SKINNY else 0)
+    row0 = tile_m * TILE_M + (0 if SKINNY else part * OWN)
+    col0 = tile_n * TILE_N + (part * OWN if SKINNY else 0)
     if CLUSTER > 1:
       row0 += block % CLUSTER_M * BLOCK_M
       col0 += block // CLUSTER_M * BLOCK_N
@@ -1003,15 +1039,25 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
       at = scales_at(own_scales, m, row0, col0, k_first // TILE_K,
                      N if SKINNY else OWN,
                      gl.SliceLayout(0 if SKINNY else 1, accs[0].type.layout))
-      acc, i, phase = promoted_sum(accs[0], at, ring, steps, i, phase, w, KIND,
-                                    SKINNY, STAGES)
+      acc, i, phase = promoted_sum(accs[0], at, ring, steps, i, phase, part,
+                                   KIND, SKINNY, STAGES)
       accs = (acc,)
+    elif PINGPONG:
+      # Phases of slabs are known by one bit: nobody waits for one that is not
+      # the next.
+      turns = ring[6]
+      mbarrier.wait(turns.index(turn), turn_phase)
+      turn_phase ^= 1
+      accs, i, phase = _sum_parts(accs, ring, steps, i, phase, part, A_T, B_T,
+                                  SKINNY, STAGES,
+                                  following=turns.index(1 - turn))
+      i, phase = _behind(t + step // 2, walk, i, phase, TILE_K, STAGES, GROUP_M)
     else:
-      accs, i, phase = _sum_parts(accs, ring, steps, i, phase, w, A_T, B_T,
+      accs, i, phase = _sum_parts(accs, ring, steps, i, phase, part, A_T, B_T,
                                   SKINNY, STAGES, CLUSTER, CLUSTER_M)
     out_desc, smem = buffers
     if not SKINNY:
-      BUFFERS: gl.constexpr = out_buffers(warpgroups(TILE))
+      BUFFERS: gl.constexpr = out_buffers(warpgroups(TILE, PINGPONG), PINGPONG)
       smem = smem.slice(BUFFERS * w, BUFFERS)
     for p in gl.static_range(PARTS):
       _finish(accs[p], ends[p], own_out, (out_desc, smem, index),
@@ -1035,12 +1081,13 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
           KIND: gl.constexpr, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
           TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
           GROUP_M: gl.constexpr, CLUSTER: gl.constexpr = 1,
-          CLUSTER_M: gl.constexpr = 1):
+          CLUSTER_M: gl.constexpr = 1, PINGPONG: gl.constexpr = 0):
   """A program's items."""
   BLOCK_M: gl.constexpr = TILE_M // CLUSTER_M
   BLOCK_N: gl.constexpr = TILE_N // (CLUSTER // CLUSTER_M)
   OWN: gl.constexpr = BLOCK_N if SKINNY else BLOCK_M
-  PARTS: gl.constexpr = warpgroups(OWN)
+  PARTS: gl.constexpr = warpgroups(OWN, PINGPONG)
+  CONSUMERS: gl.constexpr = 2 if PINGPONG else PARTS
   BLOCKS_: gl.constexpr = gl.num_ctas()
   # Pairs of blocks divide rows of what warpgroups own. Of a tile's transpose
   # they were slower than a block by itself.
@@ -1074,8 +1121,9 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
   buffers = (out_desc, None)
   if not SKINNY:
     buffers = (out_desc, gl.allocate_shared_memory(
-        out_desc.dtype, hopper.stack(PARTS * out_buffers(PARTS),
-                                     out_desc.block_type.shape),
+        out_desc.dtype,
+        hopper.stack(CONSUMERS * out_buffers(PARTS, PINGPONG),
+                     out_desc.block_type.shape),
         _slab(out_desc, BLOCKS_, 1)))
   full = mbarrier.allocate_mbarrier(batch=STAGES)
   empty = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -1092,7 +1140,12 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
     both = mbarrier.allocate_mbarrier(batch=STAGES, two_ctas=True)
     for i in gl.static_range(STAGES):
       mbarrier.init(both.index(i), count=PARTS)
-  ring = (a_smem, b_smem, full, empty, both, done)
+  turns = empty
+  if PINGPONG:
+    turns = mbarrier.allocate_mbarrier(batch=2)
+    for i in gl.static_range(2):
+      mbarrier.init(turns.index(i), count=1)
+  ring = (a_smem, b_smem, full, empty, both, done, turns)
   walk = (batch, (m + TILE_M - 1) // TILE_M, (n + TILE_N - 1) // TILE_N,
           whole_tiles, splits, k, k_per_split)
   # What all of a batch share is the map's only matrix.
@@ -1107,9 +1160,9 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
     gl.warp_specialize([
         (_consume, (0, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
-                    CLUSTER_M)),
+                    CLUSTER_M, PINGPONG)),
         (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
-                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)),
+                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M, PINGPONG)),
         (_stand_by, (done,)), (_stand_by, (done,)),
     ], [1, 1, 2])
   elif CLUSTER > 1:
@@ -1117,46 +1170,46 @@ def _gemm(a_desc, b_desc, rest_desc, out_desc, a_scale, b_scale, bias, bias_f32,
     gl.warp_specialize([
         (_consume, (0, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
-                    CLUSTER_M)),
+                    CLUSTER_M, PINGPONG)),
         (_consume, (1, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
-                    CLUSTER_M)),
+                    CLUSTER_M, PINGPONG)),
         (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
-                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)),
+                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M, PINGPONG)),
         (_stand_by, (done,)), (_stand_by, (done,)),
     ], [4, 1, 1, 2], [224, 24, 24, 24])
-  elif PARTS == 1:
+  elif CONSUMERS == 1:
     gl.warp_specialize([
         (_consume, (0, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
-                    CLUSTER_M)),
+                    CLUSTER_M, PINGPONG)),
         (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
-                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)),
+                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M, PINGPONG)),
     ], [1])
-  elif PARTS == 2:
+  elif CONSUMERS == 2:
     gl.warp_specialize([
         (_consume, (0, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
-                    CLUSTER_M)),
+                    CLUSTER_M, PINGPONG)),
         (_consume, (1, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
-                    CLUSTER_M)),
+                    CLUSTER_M, PINGPONG)),
         (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
-                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)),
+                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M, PINGPONG)),
     ], [4, 1], [224, 24])
   else:
     gl.warp_specialize([
         (_consume, (0, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
-                    CLUSTER_M)),
+                    CLUSTER_M, PINGPONG)),
         (_consume, (1, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
-                    CLUSTER_M)),
+                    CLUSTER_M, PINGPONG)),
         (_consume, (2, ring, walk, scales, out, buffers, KIND, A_T, B_T, SKINNY,
                     TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER,
-                    CLUSTER_M)),
+                    CLUSTER_M, PINGPONG)),
         (_produce, (ring, walk, maps, skew, A_T, B_T, SKINNY, TILE_M, TILE_N,
-                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)),
+                    TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M, PINGPONG)),
     ], [4, 4, 1], [160, 160, 24])
 
 
@@ -1167,13 +1220,13 @@ def gemm_nt(a_desc, b_desc, rest_desc, out_desc, bias, bias_f32, out_bf16,
             activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
             GROUP_M: gl.constexpr, CLUSTER: gl.constexpr,
-            CLUSTER_M: gl.constexpr):
+            CLUSTER_M: gl.constexpr, PINGPONG: gl.constexpr):
   """gemm.gemm_nt. Grid: (blocks at once, or items if fewer)."""
   _gemm(a_desc, b_desc, rest_desc, out_desc, bias_f32, bias_f32, bias, bias_f32,
         out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
         batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits,
         k_per_split, skew, activation, flags, False, False, PLAIN, SKINNY,
-        TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)
+        TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M, PINGPONG)
 
 
 @gluon.jit
@@ -1183,13 +1236,13 @@ def gemm_nn(a_desc, b_desc, rest_desc, out_desc, bias, bias_f32, out_bf16,
             activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
             GROUP_M: gl.constexpr, CLUSTER: gl.constexpr,
-            CLUSTER_M: gl.constexpr):
+            CLUSTER_M: gl.constexpr, PINGPONG: gl.constexpr):
   """gemm.gemm_nn."""
   _gemm(a_desc, b_desc, rest_desc, out_desc, bias_f32, bias_f32, bias, bias_f32,
         out_bf16, out_f32, workspace, batch, m, n, k, batch_stride_a,
         batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits,
         k_per_split, skew, activation, flags, False, True, PLAIN, SKINNY,
-        TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)
+        TILE_M, TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M, PINGPONG)
 
 
 @gluon.jit
@@ -1199,13 +1252,13 @@ def gemm_tn(a_desc, b_desc, rest_desc, out_desc, bias, bias_f32, out_bf16,
             skew, activation, flags, SKINNY: gl.constexpr, TILE_M: gl.constexpr,
             TILE_N: gl.constexpr, TILE_K: gl.constexpr, STAGES: gl.constexpr,
             GROUP_M: gl.constexpr, CLUSTER: gl.constexpr,
-            CLUSTER_M: gl.constexpr):
+            CLUSTER_M: gl.constexpr, PINGPONG: gl.constexpr):
   """gemm.gemm_tn."""
   _gemm(a_desc, b_desc, rest_desc, out_desc, bias_f32, bias_f32, bias, bias_f32,
         out_bf16, out_f32, workspace, batch, m, n, k_rows, batch_stride_a,
         batch_stride_b, batch_stride_out, 0, 0, 0, 0, 0, 0, whole_tiles, splits,
         k_per_split, skew, activation, flags, True, True, PLAIN, SKINNY, TILE_M,
-        TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M)
+        TILE_N, TILE_K, STAGES, GROUP_M, CLUSTER, CLUSTER_M, PINGPONG)
 
 
 @gluon.jit
