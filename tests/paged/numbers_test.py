@@ -126,6 +126,21 @@ class PagedTest(PagedTestCase):
     # A sum of zeros and -0 is 0.
     np.testing.assert_array_equal(np.float32(out), want + np.float32(0))
 
+  @parameterized.parameters("bf16", "fp16")
+  def test_infinite_value(self, dtype):
+    """That of the last key is the result; behind it nothing is."""
+    lengths = np.array([1, 33, 40], np.int32)
+    b, d, pages = len(lengths), 64, 3
+    k = jnp.zeros((b * pages, 16, 1, d), DTYPES[dtype])
+    last = np.arange(b) * pages + (lengths - 1) // 16, (lengths - 1) % 16
+    v = k.at[*last, 0, 3].set(jnp.inf)
+    out = aiter.paged_attention_decode(
+        jnp.zeros((b, 4, d), DTYPES[dtype]), k, v,
+        jnp.arange(b * pages).reshape(b, pages), jnp.asarray(lengths))
+    want = np.where(np.arange(d) == 3, np.inf, 0)
+    np.testing.assert_array_equal(np.float32(out),
+                                  np.broadcast_to(want, out.shape))
+
   @parameterized.parameters(128, 100)
   def test_dense_cache(self, size):
     """A page as long as the cache."""

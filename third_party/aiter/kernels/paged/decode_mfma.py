@@ -93,7 +93,8 @@ def _in_order(x, SCORES: gl.constexpr):
 
 
 @gluon.jit
-def _look(v, page, n, stop, SCORES: gl.constexpr, SHUFFLED: gl.constexpr):
+def _look(v, page, n, end, stop, SCORES: gl.constexpr, SHUFFLED: gl.constexpr,
+          KIND: gl.constexpr):
   """Of a tile: values, 0 where nothing is, the scores' keys, which are there.
   """
   there = page >= 0
@@ -106,11 +107,16 @@ def _look(v, page, n, stop, SCORES: gl.constexpr, SHUFFLED: gl.constexpr):
     keys = _in_order(keys, SCORES)
     shown = _in_order(shown.to(gl.int32), SCORES) != 0
   else:
-    if gl.min(page, 0) < 0:
-      # It may be NaN.
-      v = gl.where(there[:, None], v, gl.zeros_like(v))
+    shown = there & (n < stop)
+    hides = gl.min(page, 0) < 0  # What came instead may be NaN.
+    if KIND == attend.NO_BYTES or KIND == attend.E5M2:
+      # Behind the last key it came again: a number, which 0 times is 0, unless
+      # it is infinite.
+      hides |= end > stop
+    if hides:
+      v = gl.where(shown[:, None], v, gl.zeros_like(v))
     keys = gl.convert_layout(n, gl.SliceLayout(1, SCORES))
-    shown = gl.convert_layout(there & (n < stop), gl.SliceLayout(1, SCORES))
+    shown = gl.convert_layout(shown, gl.SliceLayout(1, SCORES))
   return v, keys, shown
 
 
@@ -165,16 +171,20 @@ def _changed(s, n, marks, flags, FLAGS: gl.constexpr):
 
 
 @gluon.jit
-def _attend(sums, q, k, v, page, n, stop, scale, marks, flags,
+def _attend(sums, q, k, v, page, n, end, stop, scale, marks, flags,
             KIND: gl.constexpr, NATIVE: gl.constexpr, OUT: gl.constexpr,
             FLAGS: gl.constexpr):
-  """Adds a tile: its largest scores, their weights' sum, weighted values."""
+  """Adds a tile: its largest scores, their weights' sum, weighted values.
+
+  end: the key behind its last one.
+  """
   m, l, acc = sums
   N: gl.constexpr = k.shape[0]
   HEAD: gl.constexpr = k.shape[1]
   ROWS: gl.constexpr = q.shape[1]
   SCORES: gl.constexpr = k.type.layout.parent
-  v, keys, shown = _look(v, page, n, stop, SCORES, attend.SHUFFLED & FLAGS)
+  v, keys, shown = _look(v, page, n, end, stop, SCORES,
+                         attend.SHUFFLED & FLAGS, KIND)
   s = mfma(_numbers(k, q.dtype, KIND, NATIVE), q,
            gl.zeros([N, ROWS], gl.float32, SCORES)) * scale
   s = _changed(s, keys, marks, flags, FLAGS)
@@ -342,21 +352,23 @@ def paged_attend(
     odd_k = _pages(pages_of, n_k + TILE_N, stop)
     k = _load(k_side, page_k, n_k, stop, k_col)
     v = _load_values(v_side, page, n, stop, v_at)
-    for _ in range(first_tile, last_tile, 2):
+    for t in range(first_tile, last_tile, 2):
+      end = (t + 1) * TILE_N
       following = _pages(pages_of, n + 2 * TILE_N, stop)
       following_k = _pages(pages_of, n_k + 2 * TILE_N, stop)
       k_odd = _load(k_side, odd_k, n_k + TILE_N, stop, k_col)
       v_odd = _load_values(v_side, odd, n + TILE_N, stop, v_at)
-      sums = _attend(sums, q_tile, k, v, page, n, stop, scale, marks, flags,
-                     KIND, NATIVE, OUT, FLAGS)
+      sums = _attend(sums, q_tile, k, v, page, n, end, stop, scale, marks,
+                     flags, KIND, NATIVE, OUT, FLAGS)
       page_odd = odd
       page = following
       odd = _pages(pages_of, n + 3 * TILE_N, stop)
       odd_k = _pages(pages_of, n_k + 3 * TILE_N, stop)
       k = _load(k_side, following_k, n_k + 2 * TILE_N, stop, k_col)
       v = _load_values(v_side, page, n + 2 * TILE_N, stop, v_at)
-      sums = _attend(sums, q_tile, k_odd, v_odd, page_odd, n + TILE_N, stop,
-                     scale, marks, flags, KIND, NATIVE, OUT, FLAGS)
+      sums = _attend(sums, q_tile, k_odd, v_odd, page_odd, n + TILE_N,
+                     end + TILE_N, stop, scale, marks, flags, KIND, NATIVE, OUT,
+                     FLAGS)
       n += 2 * TILE_N
       n_k += 2 * TILE_N
 
