@@ -214,6 +214,25 @@ def arch_flags(archs: str | None) -> list[str]:
   return ["--//third_party/aiter:archs=" + archs]
 
 
+def test_flags(archs: str | None) -> list[str]:
+  """arch_flags for tests, which import the wheels of both platforms.
+
+  Of a platform that no architecture is named of they have a sample of kernels.
+  """
+  if not archs or archs == "all":
+    return arch_flags(archs)
+  named = platforms_of(archs)
+  samples = [
+    next(a.name for a in architectures().values() if a.platform == p and a.ci)
+    for p in ("rocm", "cuda")
+    if p not in named
+  ]
+  flags = arch_flags(",".join([archs, *samples]))
+  if samples:
+    flags.append("--//third_party/aiter:sampled=" + ",".join(samples))
+  return flags
+
+
 def built_files(
   python: str, target: str, flags: list[str]
 ) -> list[pathlib.Path]:
@@ -719,7 +738,7 @@ def test(args: argparse.Namespace) -> None:
       "--keep_going",
       f"--build_event_json_file={events}",
       *([] if gpu == "cpu" else ["--//tests:gpu=" + gpu]),
-      *arch_flags(archs),
+      *test_flags(archs),
       *which,
       "--",
       *targets,

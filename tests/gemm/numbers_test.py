@@ -506,7 +506,8 @@ class QuantisedTest(QuantisedTestCase):
         kind, activation=activation, bias=True), 2.0**-18)
 
   @parameterized.parameters(*KINDS)
-  @mock.patch.multiple(gemm_op, _FEW_ROWS=0, _WORTH_A_COPY=1)
+  @mock.patch.multiple(gemm_op, _FEW_ROWS=0, _WORTH_A_COPY=1,
+                       _ROWS_WORTH_COLUMNS=1)
   def test_odd_rows(self, kind):
     """Zeros are put behind rows that are not aligned, and behind scales."""
     self.check_equal(Quantised(

@@ -45,6 +45,8 @@ _MAX_PARTS, _LEAST_PART, _MAX_WORKSPACE = 16, 256, 8 << 20
 # fewer a launch is dearer, and a copy of more leaves the caches before it is
 # read.
 _WORTH_A_COPY, _FEW_ROWS, _FOR_FEW_ROWS = 256, 64, (10**6, 2**27)
+# Rows of a result from which they cost less than storing columns one by one.
+_ROWS_WORTH_COLUMNS = 128
 # Rows of a from which MXFP4 is turned into bfloat16 first where no matrix unit
 # multiplies it: kernels that do so themselves do so for each tile again.
 _ROWS_WORTH_BFLOAT16 = 129
@@ -293,8 +295,10 @@ def _whole_rows(cfg: Config, x: Operands) -> Operands:
     return x
   unit = 16 // x.a.dtype.itemsize
   m = dims.round_up(m, unit) if cfg.layout == "tn" else m
-  if (cfg.layout, cfg.scaling) != ("nt", "none"):
-    n = dims.round_up(n, 8 if cfg.layout == "nt" else unit)
+  if cfg.layout != "nt":
+    n = dims.round_up(n, unit)
+  elif cfg.scaling != "none" and m >= _ROWS_WORTH_COLUMNS:
+    n = dims.round_up(n, 8)
   if cfg.layout != "tn":  # There k counts rows.
     k = dims.round_up(k, unit)
 

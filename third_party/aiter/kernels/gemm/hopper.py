@@ -982,8 +982,8 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
   N: gl.constexpr = BLOCK_M if SKINNY else BLOCK_N
   PARTS: gl.constexpr = len(parts(N))
   # Which of a tile's parts is its own, and which of the items that follow.
-  part: gl.constexpr = 0 if PINGPONG else w
-  turn: gl.constexpr = w if PINGPONG else 0
+  PART: gl.constexpr = 0 if PINGPONG else w
+  TURN: gl.constexpr = w if PINGPONG else 0
   i = 0
   phase = 0
   if CLUSTER > 1:
@@ -993,10 +993,10 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
   block = gl.program_id(0) % CLUSTER
   first = gl.program_id(0) // CLUSTER
   step = gl.num_programs(0) // CLUSTER
-  if turn == 1:
+  if TURN == 1:
     i, phase = _behind(first, walk, i, phase, TILE_K, STAGES, GROUP_M)
     first += step
-  turn_phase = turn ^ 1
+  turn_phase = TURN ^ 1
   if PINGPONG:
     step *= 2
   for t in range(first, _items(walk), step):
@@ -1018,8 +1018,8 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
       own_scales = (scales[0] + index * scales[6],
                     scales[1] + index * scales[7], scales[2], scales[3],
                     scales[4], scales[5])
-    row0 = tile_m * TILE_M + (0 if SKINNY else part * OWN)
-    col0 = tile_n * TILE_N + (part * OWN if SKINNY else 0)
+    row0 = tile_m * TILE_M + (0 if SKINNY else PART * OWN)
+    col0 = tile_n * TILE_N + (PART * OWN if SKINNY else 0)
     if CLUSTER > 1:
       row0 += block % CLUSTER_M * BLOCK_M
       col0 += block // CLUSTER_M * BLOCK_N
@@ -1039,21 +1039,21 @@ def _consume(w: gl.constexpr, ring, walk, scales, out, buffers,
       at = scales_at(own_scales, m, row0, col0, k_first // TILE_K,
                      N if SKINNY else OWN,
                      gl.SliceLayout(0 if SKINNY else 1, accs[0].type.layout))
-      acc, i, phase = promoted_sum(accs[0], at, ring, steps, i, phase, part,
+      acc, i, phase = promoted_sum(accs[0], at, ring, steps, i, phase, PART,
                                    KIND, SKINNY, STAGES)
       accs = (acc,)
     elif PINGPONG:
       # Phases of slabs are known by one bit: nobody waits for one that is not
       # the next.
       turns = ring[6]
-      mbarrier.wait(turns.index(turn), turn_phase)
+      mbarrier.wait(turns.index(TURN), turn_phase)
       turn_phase ^= 1
-      accs, i, phase = _sum_parts(accs, ring, steps, i, phase, part, A_T, B_T,
+      accs, i, phase = _sum_parts(accs, ring, steps, i, phase, PART, A_T, B_T,
                                   SKINNY, STAGES,
-                                  following=turns.index(1 - turn))
+                                  following=turns.index(1 - TURN))
       i, phase = _behind(t + step // 2, walk, i, phase, TILE_K, STAGES, GROUP_M)
     else:
-      accs, i, phase = _sum_parts(accs, ring, steps, i, phase, part, A_T, B_T,
+      accs, i, phase = _sum_parts(accs, ring, steps, i, phase, PART, A_T, B_T,
                                   SKINNY, STAGES, CLUSTER, CLUSTER_M)
     out_desc, smem = buffers
     if not SKINNY:
