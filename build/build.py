@@ -219,18 +219,18 @@ def test_flags(archs: str | None) -> list[str]:
 
   Of a platform that no architecture is named of they have a sample of kernels.
   """
-  if not archs or archs == "all":
-    return arch_flags(archs)
   named = platforms_of(archs)
   samples = [
     next(a.name for a in architectures().values() if a.platform == p and a.ci)
     for p in ("rocm", "cuda")
     if p not in named
   ]
-  flags = arch_flags(",".join([archs, *samples]))
-  if samples:
-    flags.append("--//third_party/aiter:sampled=" + ",".join(samples))
-  return flags
+  if not samples:
+    return arch_flags(archs)
+  return [
+    *arch_flags(",".join([archs, *samples])),
+    "--//third_party/aiter:sampled=" + ",".join(samples),
+  ]
 
 
 def built_files(

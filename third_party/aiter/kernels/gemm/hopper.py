@@ -76,7 +76,7 @@ def tensor_maps(function, constants):
                     else (1, rows, k))
   shared, block = ("a", a) if skinny else ("b", b)
   # Of 128 rows of a warpgroup a block of a pair copies half.
-  rows = m if skinny else min(m, 128 if pingpong else 64)
+  rows = m if skinny or pingpong else min(m, 64)
   return {"a_desc": TensorMap("a", a(m), box=a(rows)),
           "b_desc": TensorMap("b", b(n)),
           "rest_desc": TensorMap(shared, block(rest)) if rest else None,

@@ -93,8 +93,7 @@ def _in_order(x, SCORES: gl.constexpr):
 
 
 @gluon.jit
-def _look(v, page, n, end, stop, SCORES: gl.constexpr, SHUFFLED: gl.constexpr,
-          KIND: gl.constexpr):
+def _look(v, page, n, end, stop, SCORES: gl.constexpr, SHUFFLED: gl.constexpr):
   """Of a tile: values, 0 where nothing is, the scores' keys, which are there.
   """
   there = page >= 0
@@ -108,12 +107,8 @@ def _look(v, page, n, end, stop, SCORES: gl.constexpr, SHUFFLED: gl.constexpr,
     shown = _in_order(shown.to(gl.int32), SCORES) != 0
   else:
     shown = there & (n < stop)
-    hides = gl.min(page, 0) < 0  # What came instead may be NaN.
-    if KIND == attend.NO_BYTES or KIND == attend.E5M2:
-      # Behind the last key it came again: a number, which 0 times is 0, unless
-      # it is infinite.
-      hides |= end > stop
-    if hides:
+    if (gl.min(page, 0) < 0) | (end > stop):
+      # What came instead may be NaN, or infinite.
       v = gl.where(shown[:, None], v, gl.zeros_like(v))
     keys = gl.convert_layout(n, gl.SliceLayout(1, SCORES))
     shown = gl.convert_layout(shown, gl.SliceLayout(1, SCORES))
@@ -184,7 +179,7 @@ def _attend(sums, q, k, v, page, n, end, stop, scale, marks, flags,
   ROWS: gl.constexpr = q.shape[1]
   SCORES: gl.constexpr = k.type.layout.parent
   v, keys, shown = _look(v, page, n, end, stop, SCORES,
-                         attend.SHUFFLED & FLAGS, KIND)
+                         attend.SHUFFLED & FLAGS)
   s = mfma(_numbers(k, q.dtype, KIND, NATIVE), q,
            gl.zeros([N, ROWS], gl.float32, SCORES)) * scale
   s = _changed(s, keys, marks, flags, FLAGS)
