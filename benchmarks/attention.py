@@ -440,9 +440,8 @@ class JaxProgram:
     found = report.median_time(call, wait, seconds)
     if found > SHORT:
       return found
-    turns = report.in_turn(function, **self.options)
-    call = functools.partial(turns, [args] * TURNS)
-    return report.median_time(call, wait, seconds) / TURNS
+    turns = report.InTurn(function, [args], [0] * TURNS, **self.options)
+    return turns.time([args], seconds)
 
   def run(self, seconds: float):
     """Returns {pass: time of a call} and {what: result}, sequences packed."""

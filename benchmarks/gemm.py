@@ -10,7 +10,7 @@
 Prints a table and writes gemm.csv to --out. The exit code is 1 if a result of
 ours is far from the other implementations'.
 
-How it is timed. A program, report.in_turn, is one product after the other, so
+How it is timed. A program, report.InTurn, is one product after the other, so
 many that they take the device longer than the host, --turns at most, of so many
 pairs of operands that no cache holds the weights: as in a model, they come from
 memory. All are compiled before the first one is timed, side by side. PyTorch's
@@ -132,13 +132,14 @@ class JaxProgram:
       jax.ShapeDtypeStruct(size, t)
       for size, t in zip(sizes, self.types[: len(few)], strict=True)
     ]
-    sets = [one] * len(self.turns)
-    compiled = lambda f, args: report.in_turn(f).lower(args).compile()
-    self.forward = compiled(self.function, sets)
+    pairs = max(self.turns) + 1
+    self.forward = report.InTurn(self.function, [one] * pairs, self.turns)
     if self.backward:
       out = jax.eval_shape(self.function, *one)
       gradients = lambda d, *x: jax.vjp(self.function, *x)[1](d)
-      self.gradients = compiled(gradients, [(out, *one) for _ in sets])
+      self.gradients = report.InTurn(
+        gradients, [(out, *one)] * pairs, self.turns
+      )
 
   def run(self, seconds: float):
     """Returns {pass: time of a product}, and results as float32."""
@@ -152,17 +153,12 @@ class JaxProgram:
       for i in range(max(self.turns) + 1)
     ]
 
-    def time(program, pairs):
-      call = functools.partial(program, [pairs[i] for i in self.turns])
-      t = report.median_time(call, jax.block_until_ready, seconds)
-      return t / len(self.turns), call()[0]
-
-    forward, out = time(self.forward, pairs)
-    times, results = {"forward": forward}, [out]
+    times = {"forward": self.forward.time(pairs, seconds)}
+    results = [out := self.forward(pairs)[0]]
     if self.backward:
       pairs = [(jnp.roll(out, i, 0), *x) for i, x in enumerate(pairs)]
-      times["backward"], gradients = time(self.gradients, pairs)
-      results += gradients
+      times["backward"] = self.gradients.time(pairs, seconds)
+      results += self.gradients(pairs)[0]
     return times, [np.asarray(x.astype(jnp.float32)) for x in results]
 
 
@@ -351,7 +347,7 @@ def main() -> int:
     "--only", action="append", metavar="TEXT", help="names with this in them"
   )
   parser.add_argument(
-    "--turns", type=int, default=64, help="products of a program, at most"
+    "--turns", type=int, default=160, help="products of a program, at most"
   )
   parser.add_argument(
     "--kind",

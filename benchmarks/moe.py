@@ -184,9 +184,8 @@ def measure(shape: shapes.Experts, seconds: float):
   for name, function in functions(shape).items():
     if name != OURS and not has_room(shape):
       continue
-    program = report.in_turn(function)
-    times[name] = report.median_time(
-        lambda program=program: program(args), jax.block_until_ready, seconds)
+    program = report.InTurn(function, args)
+    times[name] = program.time(args, seconds)
     results.append(program(args)[0])
   bad = len(results) > 1 and wrong(shape, results)
   results.clear()

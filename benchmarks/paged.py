@@ -145,11 +145,9 @@ def implementation(name: str, shape: Paged):
 
 def time_of(call, sets, seconds: float):
   """(the result of the first arguments, seconds of a call)."""
-  program = report.in_turn(call)
-  turns = [tuple(args) for args in sets] * (CALLS // SETS)
-  result = np.asarray(program(turns)[0], np.float32)
-  return result, report.median_time(
-    lambda: program(turns), jax.block_until_ready, seconds) / len(turns)
+  program = report.InTurn(call, sets, [*range(len(sets))] * (CALLS // SETS))
+  result = np.asarray(program(sets)[0], np.float32)
+  return result, program.time(sets, seconds)
 
 
 def timed(shape, names, sets, implementation, seconds: float):

@@ -18,8 +18,8 @@ from jax import lax
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 # Seconds of a program below which the host may take longer than the device, and
-# calls of a program for which the device takes longer.
-SHORT_PROGRAM, MANY = 1e-3, 64
+# numbers of calls for which the device takes longer: of most, and of the rest.
+SHORT_PROGRAM, MANY = 2.5e-4, (64, 256)
 
 
 class Unsupported(Exception):
@@ -166,23 +166,62 @@ def _in_turn(call, sets):
   return results
 
 
-def in_turn(call, **options):
-  """Returns a program: `call` of each of a list of arguments, one by one.
+class InTurn:
+  """A compiled program: `call` of one set of arguments after another.
 
   What the host has to do for a program is divided among its calls. None of them
   begins before the one before it has ended, and none is merged with another.
   The program returns the first call's result and a number that has taken one
   of every other's: an array that a program returns costs the host more than a
   small call takes the device, and a model keeps few of its results.
-  `options` are jax.jit's.
+
+  A run's results lie where the run before had put its own, so those are gone
+  by then. XLA runs a program as a graph that names its buffers: where one of
+  them lies elsewhere than the last time, the host writes the graph's nodes
+  anew, which took it 4 us a call and more, longer than a small call the device.
   """
 
-  def program(sets):
-    results = lax.optimization_barrier(_in_turn(call, sets))
-    one = lambda x: x[(0,) * x.ndim].astype(jnp.float32)
-    return results[0], sum(map(one, jax.tree.leaves(results[1:])))
+  def __init__(self, call, sets: list, turns: list[int] | None = None,
+               **options):
+    """Compiles it.
 
-  return jax.jit(program, **options)
+    Args:
+      call: a function of arrays.
+      sets: tuples of its arguments, or of their shapes.
+      turns: which set each call has; by default each set once.
+      **options: of jax.jit.
+    """
+
+    def program(sets, last):
+      del last  # Its memory is what is wanted.
+      order = range(len(sets)) if turns is None else turns
+      results = lax.optimization_barrier(
+        _in_turn(call, [sets[i] for i in order])
+      )
+      one = lambda x: x[(0,) * x.ndim].astype(jnp.float32)
+      return results[0], sum(map(one, jax.tree.leaves(results[1:])), 0.0)
+
+    shape = jax.eval_shape(lambda sets: program(sets, None), sets)
+    self._program = (
+      jax.jit(program, donate_argnums=1, keep_unused=True, **options)
+      .lower(sets, shape)
+      .compile()
+    )
+    self._shape, self._last = shape, None
+    self.calls = len(sets if turns is None else turns)
+
+  def __call__(self, sets: list):
+    """Runs it with arrays for `sets`; returns (result, number)."""
+    if self._last is None:
+      self._last = jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype),
+                                self._shape)
+    self._last = self._program(sets, self._last)
+    return self._last
+
+  def time(self, sets: list, seconds: float) -> float:
+    """Returns the device's seconds for one call."""
+    run = lambda: self(sets)
+    return median_time(run, jax.block_until_ready, seconds) / self.calls
 
 
 def time_in_turn(call, sets: list, seconds: float):
@@ -190,16 +229,13 @@ def time_in_turn(call, sets: list, seconds: float):
 
   Programs that a host could not keep up with have the calls again and again.
   """
-  program, wait = in_turn(call), jax.block_until_ready
-  first = wait(program(sets))[0]
-  start = time.perf_counter()
-  wait(program(sets))
-  short = time.perf_counter() - start < SHORT_PROGRAM
-  many = sets
-  if short and jax.default_backend() != "cpu":
-    many = [sets[i % len(sets)] for i in range(max(MANY, len(sets)))]
-  took = median_time(lambda: program(many), wait, seconds)
-  return took / len(many), first
+  program = InTurn(call, sets)
+  took = program.time(sets, seconds)
+  for many in MANY if jax.default_backend() != "cpu" else ():
+    if took * program.calls < SHORT_PROGRAM and many > program.calls:
+      program = InTurn(call, sets, [i % len(sets) for i in range(many)])
+      took = program.time(sets, seconds)
+  return took, program(sets)[0]
 
 
 def copy_rate(
