@@ -12,7 +12,7 @@ from harness.triton_interpreter import Tensor, gpu_arithmetic
 from rope import oracle
 
 # isort: split
-from third_party.aiter.kernels.rope import family, whole
+from third_party.aiter.kernels.rope import family, part, whole
 from third_party.aiter.kernels.rope import rotate as rope_rotate
 
 _ALL = sum(family.FLAGS.values())
@@ -34,10 +34,11 @@ class RopeKernelTest(parameterized.TestCase):
                  d=22, d_rot=12, first=0, tokens=6, seqlen=3, inner=1,
                  positions=None, offsets=None, cu_seqlens=None, grid=(1, 1),
                  sections=None, splits=None, pairs_tile=4, flags=_ALL,
-                 is_whole=False):
+                 is_whole=False, run=0):
     """Runs it on two tensors and compares both with the oracle.
 
     is_whole: by the kernel of whole heads, whose pairs are d / 2.
+    run: by the kernel of heads turned in part, with runs of so many pairs.
     """
     rng = np.random.default_rng(3)
     pairs, full = d_rot // 2, "full" in features
@@ -68,6 +69,13 @@ class RopeKernelTest(parameterized.TestCase):
             Tensor(x), Tensor(y), *tables, *tables, positions_in, *out, tokens,
             seqlen, inner, *heads, rows, flags_on, TILE_M=tile_m, PAIRS=pairs,
             FLAGS=flags)
+      elif run:
+        tile_m, twos = 16, -(-d // (2 * run)) * run
+        blocks = sum(-(-tokens * h * twos // tile_m) for h in heads)
+        part.rope_rotate[(blocks,)](
+            Tensor(x), Tensor(y), *tables, *tables, positions_in, *out, tokens,
+            seqlen, inner, *heads, d, pairs, first, rows, flags_on,
+            TILE_M=tile_m, RUN=run, FLAGS=flags)
       else:
         rope_rotate.rope_rotate[(-(-tokens // tile_m) * blocks * parts,)](
             Tensor(x), Tensor(y), *tables, *tables, positions_in,
@@ -135,6 +143,30 @@ class RopeKernelTest(parameterized.TestCase):
     per_token = ("per_token",) if rows == "per_token" else ()
     self.run_kernel(("full", *transposed, *wide, *per_token), d=d, d_rot=d,
                     is_whole=True, **places)
+
+  @parameterized.product(
+      transposed=((), ("transposed",)), wide=((), ("f32_tables",)),
+      positions=(None, [5, 0, 99, -3, 1, 2]),
+      sizes=((8, 48, 16, 0), (8, 40, 16, 24), (4, 40, 24, 0), (4, 24, 8, 16),
+             (4, 40, 40, 0)))
+  def test_heads_turned_in_part(self, transposed, wide, positions, sizes):
+    run, d, d_rot, first = sizes
+    self.run_kernel((*transposed, *wide), d=d, d_rot=d_rot, first=first,
+                    positions=positions, run=run)
+
+  def test_copied_channels_keep_their_bits(self):
+    """Whatever the tables, and the numbers, are."""
+    x = np.full((1, 1, 32), np.inf, np.float32)
+    x[..., :8] = 1
+    out, none = _new(1, 1, 32, dtype=np.float32), _new(1, 0, 32,
+                                                       dtype=np.float32)
+    table = Tensor(np.full((1, 4), np.nan, np.float32))
+    with gpu_arithmetic():
+      part.rope_rotate[(1,)](
+          Tensor(x), none, *[table] * 4, _ints([0]), out, none, 1, 1, 1, 1, 0,
+          32, 4, 0, 1, 0, TILE_M=16, RUN=4, FLAGS=0)
+    np.testing.assert_array_equal(out.array[..., 8:], x[..., 8:])
+    self.assertTrue(np.isnan(out.array[..., :8]).all())
 
   @parameterized.parameters(("f32_tables",), ("per_token",),
                             ("gptj", "f32_tables"), ("full", "f32_tables"))

@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kMaxTokens = INT32_MAX / 4;
 constexpr int64_t kMaxTokenElements = 1 << 25;
 constexpr int64_t kMaxTableElements = INT32_MAX - 1024;
-constexpr int64_t kMaxPairs = INT32_MAX;  // Of a kernel that counts runs.
+constexpr int64_t kMaxNumbers = INT32_MAX;  // Of a kernel that counts them.
 
 Status CheckTokens(const rope_rotate_args& a) {
   AITER_RETURN_IF_ERROR(CheckRange("outer", a.outer, 0, kMaxTokens));
@@ -89,14 +89,13 @@ uint32_t Alignment(const rope_rotate_args& a) {
   return features;
 }
 
-// Whether a head is not two halves that are turned, or there are too many.
-bool IsPartial(const rope_rotate_args& a) {
+// Whether a head's pairs are not two halves, or there are too many.
+bool IsSplit(const rope_rotate_args& a) {
   for (int64_t end : {a.split_0, a.split_1}) {
     if (end != 0 && end != a.pairs) return true;
   }
   const int64_t heads = std::max<int64_t>({a.heads_x, a.heads_y, 1});
-  return a.dim != 2 * a.pairs ||
-         a.outer * a.seq * a.inner * a.pairs > kMaxPairs / heads;
+  return a.outer * a.seq * a.inner * a.dim > kMaxNumbers / heads;
 }
 
 struct Rotate {
@@ -142,7 +141,8 @@ struct Rotate {
                    If(a.cu_seqlens_ptr != nullptr, kRopeCuSeqlens) |
                    If(a.has_sections, kRopeSections) |
                    If(a.grid_h > 0, kRopeGrid) |
-                   If(IsPartial(a), kRopePartial) | Alignment(a);
+                   If(a.dim != 2 * a.pairs, kRopePartial) |
+                   If(IsSplit(a), kRopeSplit) | Alignment(a);
     return key;
   }
 

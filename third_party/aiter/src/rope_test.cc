@@ -41,6 +41,9 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("neighbours", 0, kFast);
   add("by_four", 0, kRopeUnaligned);
   add("any", 0, 0);
+  add("parts", 0, kFast | kRopeGptj | kRopeFull | kRopePositions | kRopeSplit);
+  kernels.back().grade = "fast";
+  kernels.back().arch = "gfx950";
   return kernels;
 }
 
@@ -86,6 +89,10 @@ Names Run(const rope_rotate_args& args) {
   return names;
 }
 
+bool CallsKernel(const rope_rotate_args& args) {
+  return rope_rotate(args, nullptr).ok();
+}
+
 void TestSelection() {
   NewContext("gfx942");
   CHECK(Run(Args(64, 32)) == Names{"halves_32"});
@@ -107,6 +114,19 @@ void TestSelection() {
   split.split_0 = 30;
   CHECK(Run(split) == Names{"any"});
 
+  NewContext("gfx950");
+  CHECK(Run(Args(128, 32)) == Names{"parts"});
+  split = Args(128, 32);
+  split.split_0 = 8;
+  CHECK(!CallsKernel(split));
+  rope_rotate_args many = Args(128, 32);  // 2^31 numbers of x.
+  many.seq = 1 << 16;
+  many.heads_x = 1 << 7;
+  CHECK(!CallsKernel(many));
+  many.outer = 1;
+  CHECK(Run(many) == Names{"parts"});
+
+  NewContext("gfx942");
   Names names;
   CHECK_OK(rope_rotate_kernels({"bf16", {32}, {}}, "gfx942", &names));
   CHECK(names == Names{"halves_32"});

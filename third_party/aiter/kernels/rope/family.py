@@ -29,7 +29,9 @@ def _constants(row):
   return {"TILE_M": int(row["tile_m"]), "TILE_N": int(row["tile_n"]),
           "PAIRS": int(row["tile_k"]), "ALIGN": _alignment(row),
           "WHOLE": 8 if _alignment(row) > 1 else 1,
+          "RUN": int(row["tile_n"]),
           "OF_RUNS": "module=rope.whole" in row["options"],
+          "OF_PARTS": "module=rope.part" in row["options"],
           # Flags that calls of this row may have.
           "FLAGS": sum(bit for name, bit in FLAGS.items()
                        if name not in left)}
@@ -43,8 +45,14 @@ _TILES = ("tiles = ceil(tokens / tile_m) * (ceil(heads_x / tile_n)"
 _RUNS = ("blocks = ceil(tokens * heads_x * pairs / tile_m)"
          " + ceil(tokens * heads_y * pairs / tile_m)")
 
+# Of heads turned in part it counts twos of channels, tile_n those of a run.
+_PARTS = ("blocks = ceil(tokens * heads_x * ceil(dim / (2 * tile_n)) * tile_n"
+          " / tile_m) + ceil(tokens * heads_y * ceil(dim / (2 * tile_n))"
+          " * tile_n / tile_m)")
+
 FAMILY = Family(
-    ops={"rope_rotate": Op("rope.rotate", (_TILES,), {"OF_RUNS": (_RUNS,)})},
+    ops={"rope_rotate": Op("rope.rotate", (_TILES,), {"OF_RUNS": (_RUNS,),
+                                                      "OF_PARTS": (_PARTS,)})},
     pointers={
         **points_to("dtype", "x y cos sin x_out y_out"),
         **points_to("fp32", "cos_f32 sin_f32"),
@@ -54,9 +62,9 @@ FAMILY = Family(
     aligned=r"(dim|pairs|first|section_\d|split_\d)$",
     alignment=_alignment,
     aligned_if="unaligned",
-    # dim is no multiple of 8 or another size none of 4; none of 8; some of a
-    # head's channels are copied, or its halves are not two, or there is more
-    # than 32 bits count.
-    features={**FLAGS, **selecting("unaligned by_four partial")},
+    # unaligned: dim is no multiple of 8 or another size none of 4; by_four:
+    # none of 8; split: a head's pairs are not two halves, or there is more than
+    # 32 bits count; partial: some of its channels are copied besides.
+    features={**FLAGS, **selecting("unaligned by_four partial split")},
     messages={"by_four": "sizes that 8 does not divide"},
 )
