@@ -22,13 +22,14 @@ class CacheKernelsTest(parameterized.TestCase):
       *simulator.groups("cache_", "op", "dtype", "dims", "grade"))
   def test_kernels(self, op, dtype, dims, grade, symbols):
     with simulator.launched(self, symbols):
-      if grade == "fast":
-        self.fast(op, TYPES.get(dtype, "float16"), dims[0])
+      if grade != "general":
+        self.walks(op, TYPES.get(dtype, "float16"),
+                   dims[0] if grade == "fast" else dims[0] - 16)
       else:
         getattr(self, op)(TYPES.get(dtype), max(dims[0] - 16, 32))
 
-  def fast(self, op, given, d):
-    """Heads of exactly d columns, and the types that the device converts."""
+  def walks(self, op, given, d):
+    """Heads of d columns, and the types that the device converts."""
     # No run of slots, of numbers some of which are special, a page, and others.
     paged = np.int32([3, -1, *range(65, 79), *range(32, 48), 4, 5, 6])
     for kind, layout, slots in itertools.product(

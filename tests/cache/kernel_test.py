@@ -243,13 +243,13 @@ class KernelTest(parameterized.TestCase):
   @parameterized.product(
       op=["cast", "token", "block"], kind=["int8", "float8_e4m3fnuz"],
       layout=["x", "asm"], given=["bfloat16", "float16"],
-      written=[SLOTS, WHOLE])
-  def test_walk(self, op, kind, layout, given, written):
+      written=[SLOTS, WHOLE], d=[32, 16])
+  def test_walk(self, op, kind, layout, given, written, d):
     if written is WHOLE and op != "block":  # Any of two may be the last.
       written = written[:-1]
     given = np.dtype(getattr(ml_dtypes, given, None) or given)
     dtype = np.dtype(getattr(ml_dtypes, kind, None) or kind)
-    d, run = 32, 16
+    run = 16
     _, caches, rows, sides = self.problem(layout, dtype, d, d, given,
                                           len(written))
     flags = _flags(*sides, run, d, d, ["scaled"])
@@ -277,7 +277,7 @@ class KernelTest(parameterized.TestCase):
       oracle.write_by_block(layout, *rows, *want, written, SIZE, SIZE)
     got = [Tensor(t.view(np.uint8)) for t in caches] + [
         Tensor(t) for t in scales]
-    sized = {"cast": (d, d)}.get(op, ())
+    sized = (d, d) if op == "cast" else (d,)
     floor = () if op == "cast" else (1e-10,)
     # More programs than tiles, and fewer.
     getattr(walk, f"cache_{op}")[(3 if layout == "asm" else 9, 2)](
@@ -286,8 +286,8 @@ class KernelTest(parameterized.TestCase):
         *_arguments(sides[0], flags & FEATURES["runs"], run),
         *_arguments(sides[1], flags & FEATURES["v_runs"], run),
         *where, *where, len(written), HEADS, *sized, slots, SIZE, *floor,
-        KINDS[kind], flags, TILE_M=16 if op == "block" else 4, COLS=d,
-        CAST="", HALF=given == np.float16, OPAQUE=False)
+        KINDS[kind], flags, TILE_M=16 if op == "block" else 4, COLS=32,
+        CAST="", HALF=given == np.float16, EXACT=d == 32, OPAQUE=False)
     self.assert_same(got, [_bits(w) if w.dtype == dtype else w for w in want])
 
 

@@ -52,6 +52,9 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   walks("cast_walks", "cache_cast", kCacheCastGridWalks);
   walks("token_walks", "cache_token", kCacheTokenGridWalks);
   walks("block_walks", "cache_block", kCacheBlockGridWalks);
+  walks("token_48_walks", "cache_token", kCacheTokenGridWalks);
+  kernels.back().grade = "padded";
+  kernels.back().dims[0] = 48;
   return kernels;
 }
 
@@ -163,6 +166,11 @@ void TestWalks() {
   token.v.cols = 64;
   CHECK(KernelOf(cache_token, token) == "token_runs");
   token = wide(Token());
+  token.k.cols = token.v.cols = 48;
+  CHECK(KernelOf(cache_token, token) == "token_48_walks");
+  token.k.cols = token.v.cols = 40;  // No runs of 16.
+  CHECK(KernelOf(cache_token, token) == "token_128");
+  token = wide(Token());
   token.kind = CacheKind::kE5m2;
   CHECK(KernelOf(cache_token, token) == "token_runs");
 
@@ -239,7 +247,8 @@ void TestSelection() {
   CHECK_OK(
       cache_copy_kernels({"bf16", {}, {"runs", "strided"}}, "gfx942", &names));
   CHECK((names == std::vector<std::string>{"copy_runs", "copy"}));
-  for (auto [cols, kernel] : {std::pair<int64_t, std::string>(1, "token_runs"),
+  for (auto [cols, kernel] : {std::pair<int64_t, std::string>(49, "token_runs"),
+                              {48, "token_48_walks"},
                               {128, "token_runs"},
                               {129, "token_256"}}) {
     CHECK_OK(cache_token_kernels({"fp16", {cols}, {}}, "gfx942", &names));

@@ -29,6 +29,7 @@ def _constants(row):
           "NATIVE": "e4m3fn" in arch.casts,
           "CAST": {"mfma": arch.fp8, "wgmma": "ptx"}.get(arch.matrix, ""),
           "HALF": row["dtype"] == "fp16",
+          "EXACT": row["grade"] == "fast",
           "OPAQUE": arch.matrix == "mfma",
           "WALKS": "module=cache.walk" in row["options"]}
 

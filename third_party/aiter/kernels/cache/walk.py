@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes of 8 bits into paged KV caches, for CDNA and sm_90.
 
-What is computed is what write.py says, of heads of COLS columns in 16 bits,
-rounded to int8 or to what one instruction makes. As many programs as run at
+What is computed is what write.py says, of heads of COLS columns in 16 bits, or
+of fewer (not EXACT) of which 16 is a divisor, rounded to int8 or to what one
+instruction makes. As many programs as run at
 once take tiles in turn, so that some read while others write. A tile is TILE_M
 tokens of a head: of CDNA's (OPAQUE) one wave's, which needs no barriers. On
 sm_90 two warps have it, and what is no run of slots they take in PARTs of
@@ -47,22 +48,31 @@ def _now(x, tile, OPAQUE: tl.constexpr):
 
 
 @triton.jit
-def _store(cache, x, side, base, mask, tile, flags, COLS: tl.constexpr,
-           OPAQUE: tl.constexpr):
-  """words_of columns behind base of each row."""
+def _both(mask, c, left, EXACT: tl.constexpr):
+  """The mask, of the columns c of which `left` are there."""
+  if not EXACT:
+    mask = mask & (c < left)
+  return mask
+
+
+@triton.jit
+def _store(cache, x, side, base, mask, tile, left, flags, COLS: tl.constexpr,
+           EXACT: tl.constexpr, OPAQUE: tl.constexpr):
+  """words_of columns behind base of each row, of which `left` are there."""
   if RUNS & flags:
     w = tl.arange(0, COLS // 4)
     tl.store(
         cache.to(tl.pointer_type(tl.uint32)) + (
             base[:, None] * 4 + (w // 4 * side[6] * 4 + w % 4)[None, :]),
-        x, mask[:, None])
+        x, _both(mask[:, None], w[None, :], left // 4, EXACT))
   else:
     # Neighbouring lanes have what the last dimension has.
     run = _now(side[6], tile, OPAQUE)
     col = _now(side[7], tile, OPAQUE)
     c = tl.arange(0, COLS)
     tl.store(cache + (base[None, :] + (c // 16 * run + c % 16 * col)[:, None]),
-             tl.trans(bytes_of(x)), mask[None, :])
+             tl.trans(bytes_of(x)), _both(mask[None, :], c[:, None], left,
+                                          EXACT))
 
 
 @triton.jit
@@ -82,26 +92,33 @@ def _tile(tile, slots, tokens, heads, num_slots, page_size,
 
 
 @triton.jit
-def _rows(rows_in, first, at, mask, COLS: tl.constexpr, HALF: tl.constexpr,
-          WIDTH: tl.constexpr = 0):
-  """The first WIDTH of COLS columns of rows, or all; 0 where the mask is not.
+def _rows(rows_in, first, at, mask, width, C: tl.constexpr, COLS: tl.constexpr,
+          HALF: tl.constexpr, EXACT: tl.constexpr):
+  """COLS columns from C on; 0 where the mask is not, and where rows end.
 
-  first: one of them; at: the others, from there on.
+  first: one of the rows, which have `width` columns; at: the others, from
+  there on.
   """
   TYPE: tl.constexpr = tl.float16 if HALF else tl.bfloat16
-  rows_in = rows_in.to(tl.pointer_type(TYPE)) + first * COLS
-  at = (at * COLS)[:, None] + tl.arange(0, WIDTH if WIDTH else COLS)[None, :]
-  if mask is None:
+  rows_in = rows_in.to(tl.pointer_type(TYPE)) + (first * width + C)
+  c = tl.arange(0, COLS)[None, :]
+  at = (at * width)[:, None] + c
+  if mask is not None:
+    x = tl.load(rows_in + at, _both(mask[:, None], c, width - C, EXACT), 0.0)
+  elif EXACT:
     x = tl.load(rows_in + at)
   else:
-    x = tl.load(rows_in + at, mask[:, None], 0.0)
+    x = tl.load(rows_in + at, c < width - C, 0.0)
   return x
 
 
 @triton.jit
-def _from(rows_in, c):
-  """Rows from column c on."""
-  return rows_in.to(tl.pointer_type(tl.uint16)) + c
+def _width(cols, COLS: tl.constexpr, EXACT: tl.constexpr):
+  if EXACT:
+    width = COLS
+  else:
+    width = cols // 16 * 16  # Says so to the compiler.
+  return width
 
 
 @triton.jit
@@ -130,8 +147,8 @@ def _uniform(x, OPAQUE: tl.constexpr):
 
 
 @triton.jit
-def _ahead(tile, rows_in, row, slots, tokens, heads, COLS: tl.constexpr,
-           HALF: tl.constexpr):
+def _ahead(tile, rows_in, row, slots, tokens, heads, width, COLS: tl.constexpr,
+           HALF: tl.constexpr, EXACT: tl.constexpr):
   """(slots, rows) of a tile, of `row` behind its first token.
 
   The slot of a token that is not there is -1, and its row the last one's.
@@ -143,8 +160,8 @@ def _ahead(tile, rows_in, row, slots, tokens, heads, COLS: tl.constexpr,
   m = tl.arange(0, TILE_M)
   slot = tl.load(slots + t + m, m < tokens - t, -1)
   at = tl.minimum(row, tokens - 1 - t) * heads
-  return slot, _rows(rows_in, t.to(tl.int64) * heads + head, at, None, COLS,
-                     HALF)
+  return slot, _rows(rows_in, t.to(tl.int64) * heads + head, at, None, width,
+                     0, COLS, HALF, EXACT)
 
 
 @triton.jit
@@ -165,10 +182,10 @@ def _first(slot, side, num_slots, page_size, OPAQUE: tl.constexpr):
 
 @triton.jit
 def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
-                heads, num_slots, page_size, floor, top, kind, flags,
+                heads, width, num_slots, page_size, floor, top, kind, flags,
                 types, SCALES: tl.constexpr, TILE_M: tl.constexpr,
                 COLS: tl.constexpr, CAST: tl.constexpr, HALF: tl.constexpr,
-                OPAQUE: tl.constexpr):
+                EXACT: tl.constexpr, OPAQUE: tl.constexpr):
   """Tiles of a program up to the first that is not a _first run of slots.
 
   Most are, of a prompt. Of such a run addresses are one number and what all
@@ -187,7 +204,8 @@ def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
   next_token = tl.where(side[4] > 1, side[3], side[2])
   wide = cache.to(tl.pointer_type(tl.uint32))
   tile = tl.program_id(0)
-  slot, x = _ahead(tile, rows_in, row, slots, tokens, heads, COLS, HALF)
+  slot, x = _ahead(tile, rows_in, row, slots, tokens, heads, width, COLS, HALF,
+                   EXACT)
   first = _first(slot, side, num_slots, page_size, OPAQUE)
   while first >= 0:
     t = tile // heads
@@ -197,7 +215,7 @@ def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
     if SCALES == "block":  # Before the next rows, or it would wait for them.
       winner = tl.load(winners + first + m)
     slot, x = _ahead(tile + tl.num_programs(0), rows_in, row, slots, tokens,
-                     heads, COLS, HALF)
+                     heads, width, COLS, HALF, EXACT)
     _, page, offset = place_of(first, num_slots, page_size)
     begin = base_of(side, page, offset, head)
     at = scale_side[0] + head * scale_side[3]
@@ -237,13 +255,20 @@ def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
       if is_beside:
         fours = tl.permute(tl.reshape(q, [4, W, COLS]), (2, 1, 0))
         cols = (c // 16 * (side[6] // 16) + c % 16 * (side[7] // 16)) * 4
-        tl.store(
-            wide + begin // 16 * 4 + (cols[:, None] + tl.arange(0, W)[None, :]),
-            words(tl.reshape(fours, [COLS, TILE_M]), kind, CAST, True))
+        fours = words(tl.reshape(fours, [COLS, TILE_M]), kind, CAST, True)
+        beside = cols[:, None] + tl.arange(0, W)[None, :]
+        if EXACT:
+          tl.store(wide + begin // 16 * 4 + beside, fours)
+        else:
+          tl.store(wide + begin // 16 * 4 + beside, fours, c[:, None] < width)
       else:
         to = (m * next_token * 4)[:, None] + (
             word // 4 * side[6] * 4 + word % 4)[None, :]
-        tl.store(wide + begin * 4 + to, words(q, kind, CAST, True))
+        if EXACT:
+          tl.store(wide + begin * 4 + to, words(q, kind, CAST, True))
+        else:
+          tl.store(wide + begin * 4 + to, words(q, kind, CAST, True),
+                   word[None, :] < width // 4)
       if SCALES == "token":
         tl.store(scale + at + row * scale_side[2], s)
       elif SCALES == "block":
@@ -259,16 +284,18 @@ def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
 def _write_given(rows_in, cache, scale, slots, side, scale_head, tokens, heads,
                  cols, num_slots, page_size, kind, flags, types,
                  TILE_M: tl.constexpr, COLS: tl.constexpr, CAST: tl.constexpr,
-                 HALF: tl.constexpr, OPAQUE: tl.constexpr):
+                 HALF: tl.constexpr, EXACT: tl.constexpr,
+                 OPAQUE: tl.constexpr):
   """All tiles of keys or values of a program, divided by a given scale."""
   PART: tl.constexpr = COLS if OPAQUE else (COLS + 63) // 64 * 16
+  width = _width(cols, COLS, EXACT)
   tiles = tl.where(cols > 0, tl.cdiv(tokens, TILE_M) * heads, 0)
   left = tl.program_id(0)
   if left < tiles:
     left = _write_runs(rows_in, cache, scale, slots, slots, side,
-                       (0, 0, 0, scale_head), tokens, heads, num_slots,
+                       (0, 0, 0, scale_head), tokens, heads, width, num_slots,
                        page_size, 0.0, 1.0, kind, flags, types, "given",
-                       TILE_M, COLS, CAST, HALF, OPAQUE)
+                       TILE_M, COLS, CAST, HALF, EXACT, OPAQUE)
   for tile in range(left, tiles, tl.num_programs(0)):
     t, head, m, stored, page, offset = _tile(
         tile, slots, tokens, heads, num_slots, page_size, TILE_M)
@@ -277,8 +304,8 @@ def _write_given(rows_in, cache, scale, slots, side, scale_head, tokens, heads,
     if SCALED & flags:
       s = tl.load(scale + head * scale_head)
     for c in tl.static_range(0, COLS, PART):
-      x = _rows(_from(rows_in, c), t.to(tl.int64) * heads + head, m * heads,
-                None, COLS, HALF, PART).to(tl.float32)
+      x = _rows(rows_in, t.to(tl.int64) * heads + head, m * heads, None, width,
+                c, PART, HALF, EXACT).to(tl.float32)
       if (s >= 2.0**-60) & (s <= 2.0**100):
         # What saturates is cut before, where it cannot overflow.
         top = largest(kind)
@@ -290,8 +317,8 @@ def _write_given(rows_in, cache, scale, slots, side, scale_head, tokens, heads,
       else:
         q = words(tl.div_rn(x, tl.full(x.shape, s, tl.float32)), kind, CAST,
                   False)
-      _store(cache, q, side, base + c // 16 * side[6], stored, tile, flags,
-             PART, OPAQUE)
+      _store(cache, q, side, base + c // 16 * side[6], stored, tile, width - c,
+             flags, PART, EXACT, OPAQUE)
 
 
 @triton.jit
@@ -301,33 +328,35 @@ def cache_cast(key, value, k_bytes, v_bytes, k_scale, v_scale, slots, k_start,
                v_col, k_scale_head, v_scale_head, tokens, heads, k_cols, v_cols,
                num_slots, page_size, kind, flags, TILE_M: tl.constexpr,
                COLS: tl.constexpr, CAST: tl.constexpr, HALF: tl.constexpr,
-               OPAQUE: tl.constexpr):
+               EXACT: tl.constexpr, OPAQUE: tl.constexpr):
   """As write.cache_cast. Grid: (programs, keys and values)."""
   if tl.program_id(1) == 0:
     _write_given(
         key, k_bytes, k_scale, slots,
         (k_start, k_page, k_run_offset, k_offset, k_split, k_head, k_run,
          k_col), k_scale_head, tokens, heads, k_cols, num_slots, page_size,
-        kind, flags, flags, TILE_M, COLS, CAST, HALF, OPAQUE)
+        kind, flags, flags, TILE_M, COLS, CAST, HALF, EXACT, OPAQUE)
   else:
     _write_given(
         value, v_bytes, v_scale, slots,
         (v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
          v_col), v_scale_head, tokens, heads, v_cols, num_slots, page_size,
-        kind, flags >> V_SHIFT, flags, TILE_M, COLS, CAST, HALF, OPAQUE)
+        kind, flags >> V_SHIFT, flags, TILE_M, COLS, CAST, HALF, EXACT, OPAQUE)
 
 
 @triton.jit
 def _write_tokens(rows_in, cache, scale, slots, side, scale_side, tokens, heads,
-                  num_slots, page_size, floor, top, kind, flags, types,
+                  width, num_slots, page_size, floor, top, kind, flags, types,
                   TILE_M: tl.constexpr, COLS: tl.constexpr, CAST: tl.constexpr,
-                  HALF: tl.constexpr, OPAQUE: tl.constexpr):
+                  HALF: tl.constexpr, EXACT: tl.constexpr,
+                  OPAQUE: tl.constexpr):
   """All tiles of keys or values of a program, each row with its scale."""
   PART: tl.constexpr = COLS if OPAQUE else (COLS + 63) // 64 * 16
   tiles = tl.cdiv(tokens, TILE_M) * heads
   left = _write_runs(rows_in, cache, scale, slots, slots, side, scale_side,
-                     tokens, heads, num_slots, page_size, floor, top, kind,
-                     flags, types, "token", TILE_M, COLS, CAST, HALF, OPAQUE)
+                     tokens, heads, width, num_slots, page_size, floor, top,
+                     kind, flags, types, "token", TILE_M, COLS, CAST, HALF,
+                     EXACT, OPAQUE)
   for tile in range(left, tiles, tl.num_programs(0)):
     t, head, m, stored, page, offset = _tile(
         tile, slots, tokens, heads, num_slots, page_size, TILE_M)
@@ -335,8 +364,8 @@ def _write_tokens(rows_in, cache, scale, slots, side, scale_side, tokens, heads,
     most = tl.zeros([TILE_M], tl.int32)
     parts = ()
     for c in tl.static_range(0, COLS, PART):
-      parts += (_rows(_from(rows_in, c), t.to(tl.int64) * heads + head,
-                      m * heads, None, COLS, HALF, PART),)
+      parts += (_rows(rows_in, t.to(tl.int64) * heads + head, m * heads, None,
+                      width, c, PART, HALF, EXACT),)
       most = tl.maximum(
           most, tl.max(magnitude(parts[c // PART].to(tl.float32)), 1))
     finite = tl.max(most, 0) < INFINITY
@@ -351,8 +380,8 @@ def _write_tokens(rows_in, cache, scale, slots, side, scale_side, tokens, heads,
         q = words(divide_short(x, s[:, None], CAST), kind, CAST, True)
       else:
         q = words(divide(x, s[:, None]), kind, CAST, False)
-      _store(cache, q, side, base + c // 16 * side[6], stored, tile, flags,
-             PART, OPAQUE)
+      _store(cache, q, side, base + c // 16 * side[6], stored, tile, width - c,
+             flags, PART, EXACT, OPAQUE)
     at = (scale_side[0] + page.to(tl.int64) * scale_side[1]
           + offset * scale_side[2] + head * scale_side[3])
     tl.store(scale + at, s, stored)
@@ -364,36 +393,38 @@ def cache_token(key, value, k_bytes, v_bytes, k_scale, v_scale, slots,
                 k_run, k_col, v_start, v_page, v_run_offset, v_offset, v_split,
                 v_head, v_run, v_col, k_scale_start, k_scale_page,
                 k_scale_offset, k_scale_head, v_scale_start, v_scale_page,
-                v_scale_offset, v_scale_head, tokens, heads, num_slots,
+                v_scale_offset, v_scale_head, tokens, heads, k_cols, num_slots,
                 page_size, floor, kind, flags, TILE_M: tl.constexpr,
                 COLS: tl.constexpr, CAST: tl.constexpr, HALF: tl.constexpr,
-               OPAQUE: tl.constexpr):
+                EXACT: tl.constexpr, OPAQUE: tl.constexpr):
   """As write.cache_token. Grid: (programs, keys and values)."""
   top = largest(kind)
   floor = tl.maximum(floor, rounding.AMAX_FLOOR)
+  width = _width(k_cols, COLS, EXACT)
   if tl.program_id(1) == 0:
     _write_tokens(
         key, k_bytes, k_scale, slots,
         (k_start, k_page, k_run_offset, k_offset, k_split, k_head, k_run,
          k_col),
         (k_scale_start, k_scale_page, k_scale_offset, k_scale_head), tokens,
-        heads, num_slots, page_size, floor, top, kind, flags, flags, TILE_M,
-        COLS, CAST, HALF, OPAQUE)
+        heads, width, num_slots, page_size, floor, top, kind, flags, flags,
+        TILE_M, COLS, CAST, HALF, EXACT, OPAQUE)
   else:
     _write_tokens(
         value, v_bytes, v_scale, slots,
         (v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
          v_col),
         (v_scale_start, v_scale_page, v_scale_offset, v_scale_head), tokens,
-        heads, num_slots, page_size, floor, top, kind, flags >> V_SHIFT, flags,
-        TILE_M, COLS, CAST, HALF, OPAQUE)
+        heads, width, num_slots, page_size, floor, top, kind, flags >> V_SHIFT,
+        flags, TILE_M, COLS, CAST, HALF, EXACT, OPAQUE)
 
 
 @triton.jit
 def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
-                 scale_side, heads, num_slots, page_size, floor, top, kind,
-                 flags, types, TILE_M: tl.constexpr, COLS: tl.constexpr,
-                 CAST: tl.constexpr, HALF: tl.constexpr, OPAQUE: tl.constexpr):
+                 scale_side, heads, width, num_slots, page_size, floor, top,
+                 kind, flags, types, TILE_M: tl.constexpr, COLS: tl.constexpr,
+                 CAST: tl.constexpr, HALF: tl.constexpr, EXACT: tl.constexpr,
+                 OPAQUE: tl.constexpr):
   """A head of a block, if this token is the first one written there."""
   o = tl.arange(0, TILE_M)
   number = slot // TILE_M
@@ -410,8 +441,8 @@ def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
     most = tl.zeros([1], tl.int32)
     parts = ()
     for c in tl.static_range(0, COLS, PART):
-      parts += (_rows(_from(rows_in, c), head, rows, written, COLS, HALF,
-                      PART),)
+      parts += (_rows(rows_in, head, rows, written, width, c, PART, HALF,
+                      EXACT),)
       bits = magnitude(parts[c // PART].to(tl.float32))
       most = tl.maximum(most, tl.max(tl.max(bits, 1), 0))
     at = (scale + scale_side[0] + number.to(tl.int64) * scale_side[1]
@@ -438,7 +469,7 @@ def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
         now = (0, 0, 0, 0, 0, 0, _now(side[6], token, OPAQUE),
                _now(side[7], token, OPAQUE))
         held = fetch(cache, now, there[:, None], tl.arange(0, PART)[None, :],
-                     ~written[:, None], PART, 16, flags)
+                     ~written[:, None], PART if EXACT else width - c, 16, flags)
         if not OPAQUE:
           tl.debug_barrier()
         x = tl.where(written[:, None], x, numbers(held, kind) * old[:, None])
@@ -446,20 +477,22 @@ def _write_block(token, slot, head, rows_in, cache, scale, winners, side,
         q = words(divide_short(x, s[:, None], CAST), kind, CAST, True)
       else:
         q = words(divide(x, s[:, None]), kind, CAST, False)
-      _store(cache, q, side, there, stored, token, flags, PART, OPAQUE)
+      _store(cache, q, side, there, stored, token, width - c, flags, PART,
+             EXACT, OPAQUE)
 
 
 @triton.jit
 def _write_blocks(rows_in, cache, scale, slots, winners, side, scale_side,
-                  tokens, heads, num_slots, page_size, floor, top, kind, flags,
-                  types, TILE_M: tl.constexpr, COLS: tl.constexpr,
-                  CAST: tl.constexpr, HALF: tl.constexpr,
+                  tokens, heads, width, num_slots, page_size, floor, top, kind,
+                  flags, types, TILE_M: tl.constexpr, COLS: tl.constexpr,
+                  CAST: tl.constexpr, HALF: tl.constexpr, EXACT: tl.constexpr,
                   OPAQUE: tl.constexpr):
   """All blocks of keys or values that begin with a token of a program."""
   tiles = tl.cdiv(tokens, TILE_M) * heads
   left = _write_runs(rows_in, cache, scale, slots, winners, side, scale_side,
-                     tokens, heads, num_slots, page_size, floor, top, kind,
-                     flags, types, "block", TILE_M, COLS, CAST, HALF, OPAQUE)
+                     tokens, heads, width, num_slots, page_size, floor, top,
+                     kind, flags, types, "block", TILE_M, COLS, CAST, HALF,
+                     EXACT, OPAQUE)
   m = tl.arange(0, TILE_M)
   for tile in range(left, tiles, tl.num_programs(0)):
     t = tile // heads
@@ -476,9 +509,9 @@ def _write_blocks(rows_in, cache, scale, slots, winners, side, scale_side,
       one = bit == (1 << m)
       _write_block(
           t + tl.sum(tl.where(one, m, 0), 0), tl.sum(tl.where(one, slot, 0), 0),
-          head, rows_in, cache, scale, winners, side, scale_side, heads,
+          head, rows_in, cache, scale, winners, side, scale_side, heads, width,
           num_slots, page_size, floor, top, kind, flags, types, TILE_M, COLS,
-          CAST, HALF, OPAQUE)
+          CAST, HALF, EXACT, OPAQUE)
 
 
 @triton.jit
@@ -487,9 +520,9 @@ def cache_block(key, value, k_bytes, v_bytes, k_scale, v_scale, slots, winners,
                 k_run, k_col, v_start, v_page, v_run_offset, v_offset, v_split,
                 v_head, v_run, v_col, k_scale_start, k_scale_page,
                 k_scale_head, v_scale_start, v_scale_page, v_scale_head, tokens,
-                heads, num_slots, page_size, floor, kind, flags,
+                heads, k_cols, num_slots, page_size, floor, kind, flags,
                 TILE_M: tl.constexpr, COLS: tl.constexpr, CAST: tl.constexpr,
-                HALF: tl.constexpr, OPAQUE: tl.constexpr):
+                HALF: tl.constexpr, EXACT: tl.constexpr, OPAQUE: tl.constexpr):
   """As write.cache_block, of blocks of TILE_M slots.
 
   A block's new numbers stay in registers, from its scale to its codes. Grid:
@@ -497,17 +530,18 @@ def cache_block(key, value, k_bytes, v_bytes, k_scale, v_scale, slots, winners,
   """
   top = largest(kind)
   floor = tl.maximum(floor, rounding.AMAX_FLOOR)
+  width = _width(k_cols, COLS, EXACT)
   if tl.program_id(1) == 0:
     _write_blocks(
         key, k_bytes, k_scale, slots, winners,
         (k_start, k_page, k_run_offset, k_offset, k_split, k_head, k_run,
          k_col), (k_scale_start, k_scale_page, 0, k_scale_head), tokens, heads,
-        num_slots, page_size, floor, top, kind, flags, flags, TILE_M, COLS,
-        CAST, HALF, OPAQUE)
+        width, num_slots, page_size, floor, top, kind, flags, flags, TILE_M,
+        COLS, CAST, HALF, EXACT, OPAQUE)
   else:
     _write_blocks(
         value, v_bytes, v_scale, slots, winners,
         (v_start, v_page, v_run_offset, v_offset, v_split, v_head, v_run,
          v_col), (v_scale_start, v_scale_page, 0, v_scale_head), tokens, heads,
-        num_slots, page_size, floor, top, kind, flags >> V_SHIFT, flags,
-        TILE_M, COLS, CAST, HALF, OPAQUE)
+        width, num_slots, page_size, floor, top, kind, flags >> V_SHIFT, flags,
+        TILE_M, COLS, CAST, HALF, EXACT, OPAQUE)
