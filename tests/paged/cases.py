@@ -98,8 +98,6 @@ class Problem:
           c.layout, pages, c.page, c.hk, c.d, dv, dtype)
     self.k, self.v = (
         None if s is None else cache_of(s, dtype, rng) for s in shapes)
-    if dtype != np.int8:
-      self.spoil(case, pages)
     shape = {"none": None, "tensor": (), "head": (c.hk,),
              "page": (pages, c.hk), "token": (pages, c.hk, c.page)}[c.scale]
     if c.layout == "heads_first" and c.scale == "token":
@@ -107,6 +105,7 @@ class Problem:
     self.k_scale, self.v_scale = (
         None if shape is None else
         np.float32(rng.uniform(0.5, 2.0, shape)) for _ in range(2))
+    self.spoil(case, pages)
     self.sinks = rng.standard_normal(c.hq).astype(np.float32)
     self.slopes = rng.uniform(0, 0.3, c.hq).astype(np.float32)
     self.case = case
@@ -119,6 +118,12 @@ class Problem:
         page = row[j // case.page] if j // case.page < len(row) else -1
         if 0 <= page < pages:
           own[page, j % case.page] = True
+    if case.scale == "token":
+      hidden = ~own[None] if case.layout == "heads_first" else ~own[:, None]
+      for scale in (self.k_scale, self.v_scale):
+        scale[np.broadcast_to(hidden, scale.shape)] = np.nan
+    if self.k.dtype == np.int8:
+      return
     nan = self.k.dtype.type(np.nan)
     # Where they are: as those of arrays of places.
     places = (None if t is None else np.arange(t.size).reshape(t.shape)

@@ -13,8 +13,9 @@ the i-th instruction the i-th of them. Of a shuffled cache it loads eight keys
 of a column, and gives the i-th instruction the i-th four of them; its scores
 have the keys in that order.
 
-Of aligned queries and caches, a power of two of keys a page, and no scales of
-tokens. Of head dimensions below HEAD a lane loads the first columns again for
+Of aligned queries and caches, and a power of two of keys a page. Scales of
+tokens are for kernels of these alone: they come with the keys and values, to
+the lanes that have their scores. Of head dimensions below HEAD a lane loads the first columns again for
 those that are not there: no load has a condition.
 """
 
@@ -35,6 +36,8 @@ _tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
 SIDE = gl.constexpr(16)
 # Keys of one column of a shuffled cache that a lane loads at once.
 RUN = gl.constexpr(8)
+# A token's scale of values below it takes no part in what weights are of.
+LEAST = gl.constexpr(2.0**-60)
 # Of a device: they take programs in turn, and have a cache each.
 DIES = gl.constexpr(8)
 
@@ -86,6 +89,31 @@ def _load_values(side, page, n, stop, cols):
 
 
 @gluon.jit
+def _load_scales(side, page, n, stop, OF_RUN: gl.constexpr):
+  """Scales of values' keys: [keys], or of a shuffled cache [runs, RUN]."""
+  data, page_stride, token_stride, page_size = side
+  place = gl.minimum(n, stop - 1)
+  at = gl.maximum(page, 0).to(gl.int64) * page_stride
+  if OF_RUN is not None:
+    at = at[:, None]
+    place = (place & (page_size - RUN))[:, None] + gl.arange(
+        0, RUN, OF_RUN)[None, :]
+  else:
+    place &= page_size - 1
+  return gl.load(data + (at + place * token_stride))
+
+
+@gluon.jit
+def _load_both(sides, page, n, stop, OF_RUN: gl.constexpr):
+  """Scales of keys and of values, where tokens have them."""
+  if len(sides) == 0:
+    return ()
+  else:
+    return (_load_scales(sides[0], page, n, stop, OF_RUN),
+            _load_scales(sides[1], page, n, stop, OF_RUN))
+
+
+@gluon.jit
 def _in_order(x, SCORES: gl.constexpr):
   """[runs, RUN] in the order of scores: the i-th four of every run."""
   x = x.reshape([4, 2, 4]).permute(1, 0, 2).reshape([4 * RUN])
@@ -113,6 +141,16 @@ def _look(v, page, n, end, stop, SCORES: gl.constexpr, SHUFFLED: gl.constexpr):
     keys = gl.convert_layout(n, gl.SliceLayout(1, SCORES))
     shown = gl.convert_layout(shown, gl.SliceLayout(1, SCORES))
   return v, keys, shown
+
+
+@gluon.jit
+def _of_scores(x, SCORES: gl.constexpr, SHUFFLED: gl.constexpr):
+  """[keys, 1] of what _load_scales loaded."""
+  if SHUFFLED:
+    x = _in_order(x, SCORES)
+  else:
+    x = gl.convert_layout(x, gl.SliceLayout(1, SCORES))
+  return x[:, None]
 
 
 @gluon.jit
@@ -166,7 +204,7 @@ def _changed(s, n, marks, flags, FLAGS: gl.constexpr):
 
 
 @gluon.jit
-def _attend(sums, q, k, v, page, n, end, stop, scale, marks, flags,
+def _attend(sums, q, k, v, scales, page, n, end, stop, scale, marks, flags,
             KIND: gl.constexpr, NATIVE: gl.constexpr, OUT: gl.constexpr,
             FLAGS: gl.constexpr):
   """Adds a tile: its largest scores, their weights' sum, weighted values.
@@ -182,14 +220,26 @@ def _attend(sums, q, k, v, page, n, end, stop, scale, marks, flags,
                          attend.SHUFFLED & FLAGS)
   s = mfma(_numbers(k, q.dtype, KIND, NATIVE), q,
            gl.zeros([N, ROWS], gl.float32, SCORES)) * scale
+  if len(scales) > 0:
+    s *= _of_scores(scales[0], SCORES, attend.SHUFFLED & FLAGS)
   s = _changed(s, keys, marks, flags, FLAGS)
   s = gl.where(shown[:, None], s, float("-inf"))
-  m_new = gl.maximum(m, gl.max(s, 0))
+  most = s
+  if len(scales) > 0:
+    # Of a key that is not there, it is another's.
+    of_values = gl.where(shown[:, None], _of_scores(
+        scales[1], SCORES, attend.SHUFFLED & FLAGS), 0.0)
+    if q.dtype == gl.float16:
+      # It holds a weight with its scale, if the largest such is 1.
+      most += gl.log2(gl.maximum(gl.abs(of_values), LEAST))
+  m_new = gl.maximum(m, gl.max(most, 0))
   # A row that has seen no key yet: anything finite keeps the NaN away.
   m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)
   p = gl.exp2(s - m_exp[None, :])
   alpha = gl.exp2(m - m_exp)
   l = l * alpha + gl.sum(p, 0)
+  if len(scales) > 0:
+    p *= of_values
   acc *= gl.convert_layout(alpha, gl.SliceLayout(0, OUT))[None, :]
   p = gl.convert_layout(p.to(q.dtype), gl.DotOperandLayout(1, OUT, 4))
   v = _numbers(v, q.dtype, KIND, NATIVE)
@@ -206,8 +256,9 @@ def _attend(sums, q, k, v, page, n, end, stop, scale, marks, flags,
 def paged_attend(
     q, k_cache, v_cache, k_bytes, v_bytes, out, lse, parts, parts_lse,
     k_scale, v_scale, sinks, slopes, table, indptr, lengths, cu_seqlens,
-    k_start, k_page, k_head, k_token, k_run_token, k_run, k_scale_head,
-    v_start, v_page, v_head, v_token, v_split, v_run_token, v_col, v_scale_head,
+    k_start, k_page, k_head, k_token, k_run_token, k_run, k_scale_page,
+    k_scale_head, k_scale_token, v_start, v_page, v_head, v_token, v_split,
+    v_run_token, v_col, v_scale_page, v_scale_head, v_scale_token,
     tokens, batch, seqlen_q, nhead_q, nhead_k, group, hdim, hdim_v, pages,
     page_size, page_shift, width, splits, programs, window_left, window_right,
     sinks_step, slopes_step, softmax_scale, logits_soft_cap, flags,
@@ -267,11 +318,13 @@ def paged_attend(
         [1, RUN, 1], [64 // SIDE, 1, SIDE], [1, 1, 1], [1, 2, 0])
     OF_KEYS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, VALUES))
     OF_COLUMNS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, VALUES))
+    OF_RUN: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, VALUES))
   else:
     VALUES: gl.constexpr = gl.BlockedLayout(
         [4, HEAD // SIDE], [64 // SIDE, SIDE], [1, 1], [1, 0])
     OF_KEYS: gl.constexpr = gl.SliceLayout(1, VALUES)
     OF_COLUMNS: gl.constexpr = gl.SliceLayout(0, VALUES)
+    OF_RUN: gl.constexpr = None
   ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
 
   r = gl.arange(0, TILE_M, ROW)
@@ -305,8 +358,17 @@ def paged_attend(
       q_tile = gl.load(q + q_at, mask=q_col[:, None] < hdim, other=0.0)
     else:
       q_tile = gl.load(q + q_at)
-    scale = gl.load(k_scale + head.to(gl.int64) * k_scale_head)
-    scale *= softmax_scale * scores.LOG2E
+    if attend.TOKEN_SCALES & FLAGS:
+      scale = softmax_scale * scores.LOG2E
+      scale_sides = (
+          (k_scale + head.to(gl.int64) * k_scale_head, k_scale_page,
+           k_scale_token, page_size),
+          (v_scale + head.to(gl.int64) * v_scale_head, v_scale_page,
+           v_scale_token, page_size))
+    else:
+      scale = gl.load(k_scale + head.to(gl.int64) * k_scale_head)
+      scale *= softmax_scale * scores.LOG2E
+      scale_sides = ()
     k_data = k_cache if KIND == attend.NO_BYTES else k_bytes
     v_data = v_cache if KIND == attend.NO_BYTES else v_bytes
     k_data += k_start + head.to(gl.int64) * k_head
@@ -347,13 +409,15 @@ def paged_attend(
     odd_k = _pages(pages_of, n_k + TILE_N, stop)
     k = _load(k_side, page_k, n_k, stop, k_col)
     v = _load_values(v_side, page, n, stop, v_at)
+    both = _load_both(scale_sides, page, n, stop, OF_RUN)
     for t in range(first_tile, last_tile, 2):
       end = (t + 1) * TILE_N
       following = _pages(pages_of, n + 2 * TILE_N, stop)
       following_k = _pages(pages_of, n_k + 2 * TILE_N, stop)
       k_odd = _load(k_side, odd_k, n_k + TILE_N, stop, k_col)
       v_odd = _load_values(v_side, odd, n + TILE_N, stop, v_at)
-      sums = _attend(sums, q_tile, k, v, page, n, end, stop, scale, marks,
+      both_odd = _load_both(scale_sides, odd, n + TILE_N, stop, OF_RUN)
+      sums = _attend(sums, q_tile, k, v, both, page, n, end, stop, scale, marks,
                      flags, KIND, NATIVE, OUT, FLAGS)
       page_odd = odd
       page = following
@@ -361,7 +425,8 @@ def paged_attend(
       odd_k = _pages(pages_of, n_k + 3 * TILE_N, stop)
       k = _load(k_side, following_k, n_k + 2 * TILE_N, stop, k_col)
       v = _load_values(v_side, page, n + 2 * TILE_N, stop, v_at)
-      sums = _attend(sums, q_tile, k_odd, v_odd, page_odd, n + TILE_N,
+      both = _load_both(scale_sides, page, n + 2 * TILE_N, stop, OF_RUN)
+      sums = _attend(sums, q_tile, k_odd, v_odd, both_odd, page_odd, n + TILE_N,
                      end + TILE_N, stop, scale, marks, flags, KIND, NATIVE, OUT,
                      FLAGS)
       n += 2 * TILE_N
@@ -370,7 +435,10 @@ def paged_attend(
   m, l, acc = sums
   any_key = l != 0.0
   l_safe = gl.where(any_key, l, 1.0)
-  factor = gl.load(v_scale + head.to(gl.int64) * v_scale_head) / l_safe
+  factor = 1.0
+  if not attend.TOKEN_SCALES & FLAGS:
+    factor = gl.load(v_scale + head.to(gl.int64) * v_scale_head)
+  factor /= l_safe
   acc *= gl.convert_layout(factor, gl.SliceLayout(0, OUT))[None, :]
   row_lse = gl.where(any_key, m * scores.LN2 + gl.log(l_safe), float("-inf"))
   if SHUFFLED:
