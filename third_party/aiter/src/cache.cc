@@ -123,9 +123,9 @@ ProblemKey RoundedKeyOf(const cache_args& a, CacheKind kind) {
     if (!IsPresent(*h)) continue;
     bool runs = IsOfRuns(*h, kRunBytes);
     key.features |= runs ? kCacheRuns : kCacheStrided;
-    key.features |= If(h->cols != cols || cols % kRunBytes != 0 ||
-                           !(runs || AreBeside(*h)),
-                       kCacheOdd);
+    key.features |=
+        If(h->cols != cols || cols % kRunBytes != 0 || !(runs || AreBeside(*h)),
+           kCacheOdd);
   }
   return key;
 }

@@ -15,8 +15,8 @@ have the keys in that order.
 
 Of aligned queries and caches, and a power of two of keys a page. Scales of
 tokens are for kernels of these alone: they come with the keys and values, to
-the lanes that have their scores. Of head dimensions below HEAD a lane loads the first columns again for
-those that are not there: no load has a condition.
+the lanes that have their scores. Of head dimensions below HEAD a lane loads the
+first columns again for those that are not there: no load has a condition.
 """
 
 from triton.experimental import gluon
