@@ -14,7 +14,7 @@ from absl.testing import absltest, parameterized
 from harness.triton_interpreter import Tensor, gpu_arithmetic
 
 from third_party.aiter.kernels.core import activations
-from third_party.aiter.kernels.gemm import gemm, mfma
+from third_party.aiter.kernels.gemm import gemm, mfma, odd
 
 _BF16, _FP16 = ml_dtypes.bfloat16, np.float16
 _FN, _FNUZ = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz
@@ -164,6 +164,9 @@ class _Problem:
       kernel[grid](**{name: value for name, value in (
           arguments | changes).items() if name in names})
     tiles = -(-m // tile_m) * -(-n // tile_n)
+    if self.module is odd:
+      eighth = -(-n // 8)
+      tiles = -(-m // tile_m) * -(-eighth // tile_n) * 8
     launch(getattr(self.module, self.op), (tiles, splits, batch))
     if splits > 1:
       launch(gemm.gemm_sum, (-(-n // 32), m, batch), TILE_M=1, TILE_N=32,
@@ -197,6 +200,16 @@ _EXACT = dict(
     nt_mfma_fp16=dict(module=mfma, dtype=_FP16, m=33, n=40, k=72, out=_FP16),
     nt_mfma_splits=dict(
         module=mfma, tile=(16, 64, 32), slices=4, n=72, k=200, splits=3),
+    nt_eighths=dict(module=odd, m=3, n=300, k=469, tile=(16, 16, 64)),
+    nt_eighths_short=dict(module=odd, n=5, k=3, bias=_BF16, xcds=8),
+    nt_eighths_empty_k=dict(module=odd, k=0, bias=np.float32),
+    nt_eighths_fp16=dict(
+        module=odd, dtype=_FP16, m=16, n=137, k=71, out=_FP16,
+        activation=activations.RELU.value),
+    nt_eighths_batch=dict(module=odd, batch=3, m=17, k=45, shared=True),
+    nt_eighths_batches=dict(module=odd, batch=3, n=11, k=33, out=np.float32),
+    nt_eighths_splits=dict(
+        module=odd, batch=2, n=44, k=201, splits=3, bias=np.float32, xcds=8),
     nn=dict(op="gemm_nn"),
     nn_aligned=dict(op="gemm_nn", n=56, k=45, align=8, m=33, batch=2),
     nn_odd=dict(op="gemm_nn", n=9, k=33, m=5, splits=2),
@@ -334,6 +347,17 @@ class GemmKernelTest(parameterized.TestCase):
     result = np.isnan(problem.run())
     self.assertTrue(result[0, 3].all())
     self.assertEqual(result.sum(), result.shape[2])
+
+  def test_nan_stays_in_its_column(self):
+    """Where b's rows are loaded with the end of those before them."""
+    problem = _Problem(module=odd, m=3, n=30, k=45, tile=(16, 16, 32),
+                       out=np.float32)
+    problem.tensors["b"][0, 12, [0, 40, 44]] = np.nan, np.inf, np.nan
+    result = problem.run()
+    self.assertTrue(np.isnan(result[0, :, 12]).all())
+    np.testing.assert_array_equal(
+        np.delete(result, 12, 2),
+        np.delete(problem.linear(), 12, 2).astype(np.float32))
 
 
 if __name__ == "__main__":

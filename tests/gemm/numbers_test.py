@@ -192,6 +192,15 @@ class NumbersTest(GemmTestCase):
     """Zeros are put behind rows that are not aligned."""
     self.check(Case(m=37, n=43, k=51, bias="fp32"))
 
+  @parameterized.product(
+      dtype=["bf16", "fp16"],
+      size=[(1, 300, 469), (16, 259, 1031), (5, 270, 514)])
+  def test_few_odd_rows(self, dtype, size):
+    """Rows of b begin anywhere, and those of a few are not copied."""
+    m, n, k = size
+    self.check(Case(dtype=dtype, m=m, n=n, k=k, bias="fp32",
+                    activation="relu"))
+
   def test_random_sizes(self):
     """Sums of integers, exact whatever tiles and parts they are made of."""
     rng = np.random.default_rng(0)

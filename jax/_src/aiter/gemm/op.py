@@ -45,6 +45,9 @@ _MAX_PARTS, _LEAST_PART, _MAX_WORKSPACE = 16, 256, 8 << 20
 # fewer a launch is dearer, and a copy of more leaves the caches before it is
 # read.
 _WORTH_A_COPY, _FEW_ROWS, _FOR_FEW_ROWS = 256, 64, (10**6, 2**27)
+# Rows of a up to which a kernel of a platform takes rows of b that begin
+# anywhere, in "nt" and 16 bits.
+_ROWS_OF_ODD = {"rocm": 16}
 # Rows of a result from which they cost less than storing columns one by one.
 _ROWS_WORTH_COLUMNS = 128
 # Rows of a from which MXFP4 is turned into bfloat16 first where no matrix unit
@@ -280,7 +283,7 @@ def _folded(cfg: Config, x: Operands) -> Operands:
   return Operands(*map(fold, (a, b, a_scale, b_scale), _ranks(cfg)), x.bias)
 
 
-def _whole_rows(cfg: Config, x: Operands) -> Operands:
+def _whole_rows(cfg: Config, platform: str, x: Operands) -> Operands:
   """Folded operands with zeros behind rows that are no multiples of 16 bytes.
 
   The fast kernels copy and, if operands are scaled, store 16 bytes at a time.
@@ -289,6 +292,9 @@ def _whole_rows(cfg: Config, x: Operands) -> Operands:
   m, n, k = _sizes(cfg, x.a, x.b)
   if (cfg.scaling == "mx" or not all(map(dims.is_known, (m, n, k)))
       or min(n, k) < _WORTH_A_COPY):
+    return x
+  if (cfg.layout == "nt" and x.a.dtype.itemsize == 2
+      and m <= _ROWS_OF_ODD.get(platform, 0)):
     return x
   least, most = _FOR_FEW_ROWS
   if m <= _FEW_ROWS and not least <= n * k < most:
@@ -349,7 +355,8 @@ def _kernel(cfg: Config, call, x: Operands) -> jax.Array:
 
   def product_of(cfg, x):
     rows, columns, _ = _sizes(cfg, x.a, x.b)
-    return _call(cfg, call, _whole_rows(cfg, x))[..., :rows, :columns]
+    out = _call(cfg, call, _whole_rows(cfg, call.platform, x))
+    return out[..., :rows, :columns]
 
   if x.bias is not None and x.bias.size != n:
     # A kernel knows one bias for all of a batch.

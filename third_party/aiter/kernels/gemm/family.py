@@ -46,6 +46,7 @@ def _constants(row):
       "ALIGN": _alignment(row) if "unaligned" in named(row, "excludes") else 1,
       "SLICES": 8 if tile_m * tile_n // threads > 64 else 1,
       "WALKS": walks,
+      "EIGHTH": "module=gemm.odd" in row["options"],
       "CLUSTER": cluster, "CLUSTER_M": 1, "PINGPONG": 0,
       "PAIRS": "num_ctas=2" in row["options"] or cluster == 2,
       "FOURS": cluster == 4,
@@ -66,7 +67,11 @@ def _walking(at_once, size=1):
           f" max({at_once}, 1)) * {size}",)
 
 
-_WALKING = {
+_OTHERS = {
+    # A tile has every eighth column of eight times as many.
+    "EIGHTH": (
+        "tiles = ceil(m / tile_m) * ceil(ceil(n / 8) / tile_n) * 8",
+        *_GRID[1:]),
     "PAIRS": _walking("blocks_at_once // 2", 2),
     # A cluster lies on 16 or 18 multiprocessors that belong together.
     "FOURS": _walking("blocks_at_once // 16 * 4", 4),
@@ -75,7 +80,7 @@ _WALKING = {
 
 FAMILY = Family(
     ops={
-        **{op: Op("gemm.gemm", _GRID, _WALKING)
+        **{op: Op("gemm.gemm", _GRID, _OTHERS)
            for op in ("gemm_nt", "gemm_nn", "gemm_tn", "gemm_row",
                       "gemm_block", "gemm_mx")},
         "gemm_sum": Op("gemm.gemm", (

@@ -59,6 +59,18 @@ def first_lane(x, _semantic=None):
 
 
 @triton.jit
+def neighbour(slot, slots, XCDS: tl.constexpr):
+  """The number of a grid slot such that every die has a run of neighbours.
+
+  Of a device whose XCDS dies have a cache each and take slots in turn.
+  """
+  if XCDS > 1:
+    die = slot % XCDS
+    slot = die * (slots // XCDS) + tl.minimum(die, slots % XCDS) + slot // XCDS
+  return slot
+
+
+@triton.jit
 def tile_of(
     slot, m, n, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     GROUP_M: tl.constexpr, XCDS: tl.constexpr, AMD: tl.constexpr,
@@ -66,15 +78,11 @@ def tile_of(
   """The tile (row, column) of a grid slot.
 
   Tiles run down GROUP_M rows before the next column, so that those in flight
-  share a and b in the L2 cache. Where the device's XCDS dies have a cache each
-  and take slots in turn, every die gets a run of neighbouring tiles.
+  share a and b in the L2 cache.
   """
   tiles_m = tl.cdiv(m, TILE_M)
   tiles_n = tl.cdiv(n, TILE_N)
-  if XCDS > 1:
-    tiles = tiles_m * tiles_n
-    die = slot % XCDS
-    slot = die * (tiles // XCDS) + tl.minimum(die, tiles % XCDS) + slot // XCDS
+  slot = neighbour(slot, tiles_m * tiles_n, XCDS)
   width = GROUP_M * tiles_n
   first = slot // width * GROUP_M
   rows = tl.minimum(tiles_m - first, GROUP_M)
