@@ -2,12 +2,12 @@
 """Writes of 8 bits into paged KV caches, for CDNA and sm_90.
 
 What is computed is what write.py says, of heads of COLS columns in 16 bits, or
-of fewer (not EXACT) of which 16 is a divisor, rounded to int8 or to what one
-instruction makes. As many programs as run at
-once take tiles in turn, so that some read while others write. A tile is TILE_M
-tokens of a head: of CDNA's (OPAQUE) one wave's, which needs no barriers. On
-sm_90 two warps have it, and what is no run of slots they take in PARTs of
-columns: whole rows of its addresses would leave room for half of the programs.
+of a smaller multiple of 16 (not EXACT), rounded to int8 or to what one
+instruction makes. As many programs as run at once take tiles in turn, so that
+some read while others write. A tile is TILE_M tokens of a head: of CDNA's
+(OPAQUE) one wave's, which needs no barriers. On sm_90 several warps have it,
+and what is no run of slots they take in PARTs of columns: whole rows of its
+addresses would leave room for half of the programs.
 """
 
 import triton
@@ -49,10 +49,13 @@ def _now(x, tile, OPAQUE: tl.constexpr):
 
 @triton.jit
 def _both(mask, c, left, EXACT: tl.constexpr):
-  """The mask, of the columns c of which `left` are there."""
-  if not EXACT:
-    mask = mask & (c < left)
-  return mask
+  """The mask (None: all), of the columns c of which `left` are there."""
+  if EXACT:
+    return mask
+  elif mask is None:
+    return c < left
+  else:
+    return mask & (c < left)
 
 
 @triton.jit
@@ -104,11 +107,12 @@ def _rows(rows_in, first, at, mask, width, C: tl.constexpr, COLS: tl.constexpr,
   c = tl.arange(0, COLS)[None, :]
   at = (at * width)[:, None] + c
   if mask is not None:
-    x = tl.load(rows_in + at, _both(mask[:, None], c, width - C, EXACT), 0.0)
-  elif EXACT:
+    mask = mask[:, None]
+  mask = _both(mask, c, width - C, EXACT)
+  if mask is None:
     x = tl.load(rows_in + at)
   else:
-    x = tl.load(rows_in + at, c < width - C, 0.0)
+    x = tl.load(rows_in + at, mask, 0.0)
   return x
 
 
@@ -257,18 +261,13 @@ def _write_runs(rows_in, cache, scale, slots, winners, side, scale_side, tokens,
         cols = (c // 16 * (side[6] // 16) + c % 16 * (side[7] // 16)) * 4
         fours = words(tl.reshape(fours, [COLS, TILE_M]), kind, CAST, True)
         beside = cols[:, None] + tl.arange(0, W)[None, :]
-        if EXACT:
-          tl.store(wide + begin // 16 * 4 + beside, fours)
-        else:
-          tl.store(wide + begin // 16 * 4 + beside, fours, c[:, None] < width)
+        tl.store(wide + begin // 16 * 4 + beside, fours,
+                 _both(None, c[:, None], width, EXACT))
       else:
         to = (m * next_token * 4)[:, None] + (
             word // 4 * side[6] * 4 + word % 4)[None, :]
-        if EXACT:
-          tl.store(wide + begin * 4 + to, words(q, kind, CAST, True))
-        else:
-          tl.store(wide + begin * 4 + to, words(q, kind, CAST, True),
-                   word[None, :] < width // 4)
+        tl.store(wide + begin * 4 + to, words(q, kind, CAST, True),
+                 _both(None, word[None, :], width // 4, EXACT))
       if SCALES == "token":
         tl.store(scale + at + row * scale_side[2], s)
       elif SCALES == "block":

@@ -23,9 +23,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import mfma
 
+from third_party.aiter.kernels.gemm import gemm
 from third_party.aiter.kernels.mha import scores
 from third_party.aiter.kernels.paged import attend
 
+_neighbour = gluon.jit(gemm.neighbour.fn)
 _find_rows = gluon.jit(attend.find_rows.fn)
 _number = gluon.jit(attend._number.fn)
 _soft_cap = gluon.jit(attend.soft_cap.fn)
@@ -278,11 +280,8 @@ def paged_attend(
   program = gl.program_id(0)
   if attend.PARTIAL & FLAGS:
     # A head's columns may end within a line, which the next one shares: a die
-    # with a cache of its own has neighbours, as gemm.tile_of gives it tiles.
-    die = program % DIES
-    programs_here = gl.num_programs(0)
-    program = (die * (programs_here // DIES)
-               + gl.minimum(die, programs_here % DIES) + program // DIES)
+    # with a cache of its own has neighbours.
+    program = _neighbour(program, gl.num_programs(0), DIES)
   head = program % nhead_k
   slot = program // nhead_k
   split = gl.program_id(1)

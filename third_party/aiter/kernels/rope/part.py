@@ -16,6 +16,7 @@ from third_party.aiter.kernels.rope import rotate, whole
 F32_TABLES = rotate.F32_TABLES
 TRANSPOSED = rotate.TRANSPOSED
 row_of = whole._row_of
+runs_of = whole._runs_of
 turn = rotate._turn
 
 
@@ -40,19 +41,9 @@ def rope_rotate(x, y, cos, sin, cos_f32, sin_f32, positions, x_out, y_out,
   first.
   """
   flags &= FLAGS
-  block = tl.program_id(0)
   runs = tl.cdiv(dim, 2 * RUN)  # Of a head.
-  blocks_x = tl.cdiv(tokens * heads_x * runs, TILE_M // RUN)
-  if block < blocks_x:
-    src = x
-    out = x_out
-    heads = heads_x
-  else:
-    src = y
-    out = y_out
-    heads = heads_y
-    block -= blocks_x
-  run = block * (TILE_M // RUN) + tl.arange(0, TILE_M // RUN)
+  src, out, heads, run = runs_of(x, y, x_out, y_out, tokens, heads_x, heads_y,
+                                 runs, TILE_M // RUN)
   inside = run < tokens * heads * runs
   row = (run.to(tl.uint32) // runs.to(tl.uint32)).to(tl.int32)
   j = (run - row * runs) * RUN

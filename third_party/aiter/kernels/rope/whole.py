@@ -23,6 +23,27 @@ turn = rotate._turn
 
 
 @triton.jit
+def _runs_of(x, y, x_out, y_out, tokens, heads_x, heads_y, runs,
+             BLOCK: tl.constexpr):
+  """(source, result, heads, runs) of a program: BLOCK of one tensor's runs.
+
+  runs: of a head.
+  """
+  block = tl.program_id(0)
+  blocks_x = tl.cdiv(tokens * heads_x * runs, BLOCK)
+  if block < blocks_x:
+    src = x
+    out = x_out
+    heads = heads_x
+  else:
+    src = y
+    out = y_out
+    heads = heads_y
+    block -= blocks_x
+  return src, out, heads, block * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
 def _row_of(t, positions, inside, seqlen, inner, table_rows, flags):
   """The tables' row for tokens t; one out of range is the nearest one."""
   if flags & POSITIONS:
@@ -61,18 +82,8 @@ def rope_rotate(x, y, cos, sin, cos_f32, sin_f32, positions, x_out, y_out,
   flags &= FLAGS
   RUN: tl.constexpr = 8 if PAIRS % 8 == 0 else 4
   RUNS: tl.constexpr = PAIRS // RUN  # Of a head.
-  block = tl.program_id(0)
-  blocks_x = tl.cdiv(tokens * heads_x * RUNS, TILE_M // RUN)
-  if block < blocks_x:
-    src = x
-    out = x_out
-    heads = heads_x
-  else:
-    src = y
-    out = y_out
-    heads = heads_y
-    block -= blocks_x
-  run = block * (TILE_M // RUN) + tl.arange(0, TILE_M // RUN)
+  src, out, heads, run = _runs_of(x, y, x_out, y_out, tokens, heads_x, heads_y,
+                                  RUNS, TILE_M // RUN)
   inside = run < tokens * heads * RUNS
   row = run // RUNS
   j = (run - row * RUNS) * RUN
