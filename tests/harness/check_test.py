@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m jax.experimental.aiter: what it asks the kernels, and says."""
+"""jax.experimental.aiter: its names, and what running it asks and says."""
 
+import ast
 import contextlib
 import io
+import pathlib
+import subprocess
+import sys
 from unittest import mock
 
 import jax.numpy as jnp
@@ -12,6 +16,33 @@ from harness import machine  # noqa: F401  sets XLA's flags
 from jax._src.aiter import check
 from jax._src.aiter.core import dispatch
 from jax._src.aiter.core.check import Check
+from jax.experimental import aiter
+
+
+class NamesTest(absltest.TestCase):
+  """Names are imported when they are asked for."""
+
+  def test_all_are_there(self):
+    for name in aiter.__all__:
+      self.assertIn(name, dir(aiter))
+      self.assertEqual(callable(getattr(aiter, name)), name.islower(), name)
+    with self.assertRaisesRegex(AttributeError, "'no_such_function'"):
+      _ = aiter.no_such_function
+
+  def test_type_checkers_see_the_same(self):
+    stub = pathlib.Path(aiter.__file__).with_suffix(".pyi").read_text()
+    (listed,) = (ast.literal_eval(node.value) for node in ast.parse(stub).body
+                 if isinstance(node, ast.Assign))
+    self.assertEqual(listed, aiter.__all__)
+
+  def test_families_that_are_not_used_are_not_imported(self):
+    code = ("import sys; from jax.experimental import aiter; aiter.rms_norm;"
+            "print([m for m in ('norm', 'attention', 'moe')"
+            " if f'jax._src.aiter.{m}.api' in sys.modules])")
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, text=True,
+        capture_output=True, env={"PYTHONPATH": ":".join(sys.path)})
+    self.assertEqual(result.stdout.strip(), "['norm']")
 
 
 class CheckTest(absltest.TestCase):

@@ -144,8 +144,8 @@ class RandomTest(parameterized.TestCase):
              jnp.int32: np.int64}
     arrays = [np.asarray(t) for t in arrays_of(case, SIZES[0])]
     wide = [t.astype(types.get(t.dtype.type, t.dtype)) for t in arrays]
-    names = [fn.__name__ for name, fn in vars(aiter).items()
-             if name in aiter.__all__ and name in case.name]
+    names = [getattr(aiter, name).__name__ for name in aiter.__all__
+             if name in case.name]
     for given in (arrays, wide):
       self.check(names, lambda given=given: case.call(*given))
 

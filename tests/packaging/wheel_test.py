@@ -109,7 +109,8 @@ class WheelTest(parameterized.TestCase):
     for package in ("jax/_src/aiter", "jax/experimental/aiter", "jax_aiter"):
       sources |= {
         str(source.relative_to(ROOT))
-        for source in (ROOT / package).rglob("*.py")
+        for source in (ROOT / package).rglob("*.py*")
+        if source.suffix in (".py", ".pyi")
       }
     with zipfile.ZipFile(path) as wheel:
       installed = {n for n in wheel.namelist() if ".dist-info/" not in n}

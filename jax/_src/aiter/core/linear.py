@@ -14,13 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 import jax
+from jax import lax
 from jax._src import dispatch
 
-_linear_map_p = Primitive("aiter_linear_map")
+# jax.extend.core has it by name; but to import that imports Pallas.
+_Primitive = type(lax.add_p)
+
+_linear_map_p = _Primitive("aiter_linear_map")
 _linear_map_p.multiple_results = True
 
 
@@ -120,6 +123,8 @@ def _transpose(cotangents, *args, map):
 
 
 def _batch(args, axes, *, map):
+  from jax.extend import core  # Which takes long: see above.
+
   size, = {t.shape[a] for t, a in zip(args, axes) if a is not None}
   n = map.count
   front = [t if a is None else jnp.moveaxis(t, a, 0)
@@ -130,7 +135,7 @@ def _batch(args, axes, *, map):
   where = [None if a is None else 0 for a in axes[:n]]
   mapped = lambda fun: lambda saved, moving: jax.vmap(
       fun, in_axes=(where, 0))(saved, moving)
-  types = tuple(jax.extend.core.unmapped_aval(size, 0, t) for t in map.types)
+  types = tuple(core.unmapped_aval(size, 0, t) for t in map.types)
   out = _linear_map_p.bind(*front, map=dataclasses.replace(
       map, forward=mapped(map.forward), reverse=mapped(map.reverse),
       types=types))
