@@ -141,6 +141,20 @@ class PagedTest(PagedTestCase):
     np.testing.assert_array_equal(np.float32(out),
                                   np.broadcast_to(want, out.shape))
 
+  @parameterized.product(decode=[True, False], dtype=["bf16", "fp16"],
+                         d=[40, 128])
+  def test_small_scales(self, decode, dtype, d):
+    """Weights times tokens' scales of values may be less than float16 has."""
+    p = cases.Problem(Case(dtype=dtype, cache="int8", scale="token", d=d,
+                           decode=decode))
+    p.v = np.random.default_rng(0).integers(-127, 128, p.v.shape, np.int8)
+    p.v_scale *= np.float32(1e-7)
+    fn, options, arrays = cases.call(p)
+    out, _ = fn(**arrays, **options)
+    want = p.exact()[0]
+    np.testing.assert_allclose(np.float64(out), want, rtol=0,
+                               atol=0.02 * np.abs(want).max())
+
   @parameterized.parameters(128, 100)
   def test_dense_cache(self, size):
     """A page as long as the cache."""

@@ -36,6 +36,8 @@ ALIBI = tl.constexpr(_FLAGS["alibi"])
 SINK = tl.constexpr(_FLAGS["sink"])
 # Scales differ from page to page or token to token.
 TOKEN_SCALES = tl.constexpr(_FLAGS["token_scales"])
+# A scale of values below it takes no part in what weights are of.
+LEAST_SCALE = tl.constexpr(2.0**-60)
 LSE = tl.constexpr(_FLAGS["lse"])
 # Head dimensions are smaller than HEAD.
 PARTIAL = tl.constexpr(_FLAGS["partial"])
@@ -627,7 +629,13 @@ def paged_attend(
       ahead = n[None, :] - position[:, None]
       s = tl.where((ahead <= window_right) & (ahead >= -window_left), s,
                    float("-inf"))
-    m_new = tl.maximum(m, tl.max(s, 1))
+    most = s
+    of_values = tl.full([TILE_N], 1.0, tl.float32)
+    if TOKEN_SCALES & FLAGS and flags & TOKEN_SCALES:
+      # float16 holds a weight with its scale, if the largest such is 1.
+      of_values = _scales(values, page, place, shown)
+      most += tl.log2(tl.maximum(tl.abs(of_values), LEAST_SCALE))[None, :]
+    m_new = tl.maximum(m, tl.max(most, 1))
     # A row that has seen no key yet: anything finite keeps the NaN away.
     m_exp = tl.where(m_new == float("-inf"), 0.0, m_new)
     p = tl.exp2(s - m_exp[:, None])
@@ -635,7 +643,7 @@ def paged_attend(
     l = l * alpha + tl.sum(p, 1)
     acc = acc * alpha[:, None]
     if TOKEN_SCALES & FLAGS and flags & TOKEN_SCALES:
-      p *= _scales(values, page, place, shown)[None, :]
+      p *= of_values[None, :]
     v_tile = numbers(v_raw, kind, q_tile.dtype, KIND, NATIVE)
     acc = tl.dot(tiles.cast(p, v_tile.dtype, CHEAP_CAST), v_tile, acc,
                  input_precision=PRECISION)

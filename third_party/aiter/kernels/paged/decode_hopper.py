@@ -26,8 +26,6 @@ _find_work = gluon.jit(attend.find_work.fn)
 MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, MMA.value, 2))
 RIGHT = gl.constexpr(gl.DotOperandLayout(1, MMA.value, 2))
-# A token's scale of values below it takes no part in what weights are of.
-LEAST = gl.constexpr(2.0**-60)
 # Columns of values that a product has at most.
 VALUES = gl.constexpr(128)
 # Rows stand in columns: products have them so.
@@ -432,7 +430,8 @@ def paged_attend(
       most = s
       if attend.TOKEN_SCALES & FLAGS:
         # float16 holds a weight with its scale, if the largest such is 1.
-        most += gl.log2(gl.maximum(gl.abs(of_values), LEAST))[:, None]
+        least = gl.maximum(gl.abs(of_values), attend.LEAST_SCALE)
+        most += gl.log2(least)[:, None]
       m_new = gl.maximum(m, gl.max(most, 0))
       # A row that has seen no key yet: anything finite keeps the NaN away.
       m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)

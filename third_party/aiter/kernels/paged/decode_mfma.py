@@ -38,8 +38,6 @@ _tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
 SIDE = gl.constexpr(16)
 # Keys of one column of a shuffled cache that a lane loads at once.
 RUN = gl.constexpr(8)
-# A token's scale of values below it takes no part in what weights are of.
-LEAST = gl.constexpr(2.0**-60)
 # Of a device: they take programs in turn, and have a cache each.
 DIES = gl.constexpr(8)
 
@@ -233,7 +231,7 @@ def _attend(sums, q, k, v, scales, page, n, end, stop, scale, marks, flags,
         scales[1], SCORES, attend.SHUFFLED & FLAGS), 0.0)
     if q.dtype == gl.float16:
       # It holds a weight with its scale, if the largest such is 1.
-      most += gl.log2(gl.maximum(gl.abs(of_values), LEAST))
+      most += gl.log2(gl.maximum(gl.abs(of_values), attend.LEAST_SCALE))
   m_new = gl.maximum(m, gl.max(most, 0))
   # A row that has seen no key yet: anything finite keeps the NaN away.
   m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)

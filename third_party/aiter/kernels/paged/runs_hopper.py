@@ -299,7 +299,7 @@ def paged_attend(
       most = s
       if attend.TOKEN_SCALES & FLAGS:
         # float16 holds a weight with its scale, if the largest such is 1.
-        least = gl.maximum(gl.abs(of_values), decode_hopper.LEAST)
+        least = gl.maximum(gl.abs(of_values), attend.LEAST_SCALE)
         most += gl.log2(least)[:, None]
       m_new = gl.maximum(m, gl.max(most, 0))
       # A row that has seen no key yet: anything finite keeps the NaN away.
