@@ -9,23 +9,19 @@ For each line it prints the choices of kernel and number of parts of k, fastest
 first, with the library's own marked, and writes the fastest whose result is
 right to --out, in the place of an earlier row for the same kernels and sizes.
 
-How it is timed. A program is one call on each of several b, together larger
-than any cache (of small ones --copies), so that weights come from memory as in
-a model. A figure is the median of five blocks; a block is as many programs as
-fill a fifth of --seconds, queued one behind the other, with one wait at its
-end.
+Calls go round several b, together larger than any cache (of small ones
+--copies), so that weights come from memory as in a model. How they are timed:
+report.time_in_turn.
 """
 
 import argparse
 import csv
-import math
 import pathlib
-import statistics
 import sys
-import time
 
 import jax.numpy as jnp
 import numpy as np
+import report
 
 import jax
 from jax._src.aiter.core import dispatch
@@ -105,22 +101,12 @@ def first_rows(cfg: gemm_op.Config, x: gemm_op.Operands) -> np.ndarray:
 def measure(cfg: gemm_op.Config, x: gemm_op.Operands, bs, want: np.ndarray,
             seconds: float):
   """(seconds of a call, whether its result begins with the rows `want`)."""
-
-  @jax.jit
-  def program(x, bs):
-    return [gemm_op.product(cfg, x._replace(b=b)) for b in bs]
-
-  def block(calls: int) -> float:
-    begin = time.perf_counter()
-    for _ in range(calls):
-      out = program(x, bs)
-    jax.block_until_ready(out)
-    return (time.perf_counter() - begin) / calls
-
-  got = np.asarray(program(x, bs)[0][: len(want)], np.float32)
+  took, out = report.time_in_turn(
+    lambda x, b: gemm_op.product(cfg, x._replace(b=b)),
+    [(x._replace(b=None), b) for b in bs], seconds)
+  got = np.asarray(out[: len(want)], np.float32)
   right = bool(np.max(np.abs(got - want)) <= 0.02 * np.max(np.abs(want)))
-  calls = max(1, math.ceil(seconds / 5 / block(2)))
-  return statistics.median(block(calls) for _ in range(5)) / len(bs), right
+  return took, right
 
 
 def tuned(module, arch: str, line: dict, args: argparse.Namespace):

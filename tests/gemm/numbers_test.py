@@ -194,7 +194,7 @@ class NumbersTest(GemmTestCase):
 
   @parameterized.product(
       dtype=["bf16", "fp16"],
-      size=[(1, 300, 469), (16, 259, 1031), (5, 270, 514)])
+      size=[(1, 300, 469), (16, 259, 1031), (5, 270, 514), (24, 280, 777)])
   def test_few_odd_rows(self, dtype, size):
     """Rows of b begin anywhere, and those of a few are not copied."""
     m, n, k = size

@@ -13,6 +13,7 @@
 #include "third_party/aiter/src/core/features.h"
 #include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/select.h"
+#include "third_party/aiter/src/core/steps.h"
 #include "third_party/aiter/src/gemm_params.h"
 
 namespace aiter {
@@ -38,18 +39,24 @@ struct Costs {
   // move, how fast blocks draw operands, from the L2 cache, and how fast blocks
   // of clusters receive them, which is more: each draws for others.
   double all_share, sum_share, draw_share, receive_share;
+  // Whether blocks that do not walk take turns as many as run side by side.
+  bool side_by_side = false;
 };
 
 // sm_90, on an H200: its memory has 4.8 TB/s, and archs.csv the H100's 3.3; of
 // what everything is the L2 cache holds some.
 constexpr Costs kOf16Bits = {4e-6, 0.9e-6, 0.6e-6, 2.5, 0.8, 5.1, 3.1};
+// Of 16 bits by kernels that do not walk: they wait for memory and not for each
+// other, and take unaligned rows.
+constexpr Costs kOfBlocks = {1.7e-6, 1.9e-6, 0, 2.5, 0.8, 4.1, 4.1, true};
 constexpr Costs kOf8Bits = {3e-6, 0.6e-6, 0, 1.02, 0.81, 4.36, 2.8};
 // Others: nobody has measured.
 constexpr Costs kAssumed = {4e-6, 0, 0, 1, 1, 4, 4};
 
 const Costs& CostsOf(const KernelInfo& kernel, const GemmKey& key) {
   if (std::strcmp(kernel.arch, "sm_90") != 0) return kAssumed;
-  return key.scaling == GemmScaling::kNone ? kOf16Bits : kOf8Bits;
+  if (key.scaling != GemmScaling::kNone) return kOf8Bits;
+  return Walks(kernel) ? kOf16Bits : kOfBlocks;
 }
 
 double BytesOf(DataType type) {
@@ -82,9 +89,13 @@ struct Units {
   int64_t rows_received;
 };
 
-Units UnitsOf(const DeviceInfo& device, const KernelInfo& kernel) {
+Units UnitsOf(const DeviceInfo& device, const KernelInfo& kernel,
+              const GemmKey& key) {
   if (!Walks(kernel)) {
-    return {std::max(GemmBlocksAtOnce(device, kernel), 1), 0};
+    const int blocks = CostsOf(kernel, key).side_by_side
+                           ? BlocksSideBySide(device, kernel)
+                           : GemmBlocksAtOnce(device, kernel);
+    return {std::max(blocks, 1), 0};
   }
   const int64_t blocks = BlocksOf(device, kernel, 1);
   Units units = {BlocksOf(device, kernel, kMostTiles) / blocks, 0};
@@ -233,7 +244,8 @@ bool Serves(const DeviceInfo& device, const KernelInfo& kernel,
       return false;
     }
   }
-  return (key.features & kernel.excludes) == 0;
+  return (key.features & kernel.excludes) == 0 &&
+         (~key.features & kernel.needs) == 0;
 }
 
 // The tiling of a kernel with about `splits` parts of all tiles but the first.
@@ -330,7 +342,7 @@ bool Better(const GemmKey& key, const GemmTiling& a, const GemmTiling& b) {
 void AddTilings(const DeviceInfo& device, const GemmKey& key,
                 const KernelInfo& kernel, std::vector<GemmTiling>* tilings) {
   const int64_t tiles = TilesOf(kernel, key);
-  const Units units = UnitsOf(device, kernel);
+  const Units units = UnitsOf(device, kernel, key);
   int32_t last = 0;
   int64_t from = key.splits > 0 ? key.splits : 1;
   int64_t to = key.splits > 0 ? key.splits : kMostParts;

@@ -142,7 +142,11 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   flat.num_args = 3;
   flat.tensor_maps = kMaps2;
   flat.num_tensor_maps = 2;
-  add("nt_sm_90", "gemm_nt", "sm_90", kB, 64, 64, 32, 200, 0);
+  add("nt_sm_90", "gemm_nt", "sm_90", kB, 64, 64, 32, 200, 0).occupancy = 2;
+  KernelInfo& odd = add("nt_odd", "gemm_nt", "sm_90", kB, 16, 32, 128, 78, 0);
+  odd.needs = kU;
+  odd.threads = 64;
+  odd.occupancy = 3;
   add("tn_sm_90", "gemm_tn", "sm_90", kB, 64, 64, 32, 200, 0);
   add("nt_sm_80", "gemm_nt", "sm_80", kB, 64, 64, 32, 100, 0).shared_bytes =
       100 * 1024;
@@ -261,6 +265,9 @@ void TestSelection() {
   CHECK(Names(Args(4096, 4096, 0), "sm_90") == "nt_sm_90");
   CHECK(Names(Args(4096, 4096, 510), "sm_90") == "nt_sm_90");
   CHECK(Names(Args(4096, 4092, 512), "sm_90") == "nt_mapped");
+  // One for rows that are not aligned, and for no others.
+  CHECK(Names(Args(4, 4096, 510), "sm_90") == "nt_odd");
+  CHECK(Names(Args(4, 4096, 0), "sm_90") == "nt_sm_90");
   // Where k is short the end of a tile outweighs its products, unless hidden.
   CHECK(Names(Args(8192, 8192, 64), "sm_90") == "nt_pingpong");
   CHECK(Names(Args(4096, 4096, 512, 1, GemmLayout::kTN), "sm_90") ==

@@ -47,7 +47,7 @@ _MAX_PARTS, _LEAST_PART, _MAX_WORKSPACE = 16, 256, 8 << 20
 _WORTH_A_COPY, _FEW_ROWS, _FOR_FEW_ROWS = 256, 64, (10**6, 2**27)
 # Rows of a up to which a kernel of a platform takes rows of b that begin
 # anywhere, in "nt" and 16 bits.
-_ROWS_OF_ODD = {"rocm": 16}
+_ROWS_OF_ODD = {"rocm": 16, "cuda": 32}
 # Rows of a result from which they cost less than storing columns one by one.
 _ROWS_WORTH_COLUMNS = 128
 # Rows of a from which MXFP4 is turned into bfloat16 first where no matrix unit
