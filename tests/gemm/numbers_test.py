@@ -66,7 +66,10 @@ def activate(name, z):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """One call of gemm; `batched` says that b has a's leading axes."""
+  """One call of gemm; `batched` says that b has a's leading axes.
+
+  transpose_b: b is given as [n, k], else as [k, n].
+  """
   dtype: str = "bf16"
   m: int = 24
   n: int = 40
@@ -76,6 +79,7 @@ class Case:
   bias: str = ""
   out: str = ""
   activation: str | None = None
+  transpose_b: bool = True
 
   def inputs(self, seed=0):
     """a, b, bias, dout; float64, as rounded; none is subnormal."""
@@ -93,7 +97,8 @@ class Case:
 
   def call(self, a, b, bias):
     return aiter.gemm(
-        a, b, bias if self.bias else None, activation=self.activation,
+        a, b if self.transpose_b else b.mT, bias if self.bias else None,
+        activation=self.activation, transpose_b=self.transpose_b,
         preferred_element_type=self.out and DTYPES[self.out] or None)
 
   def formula(self, a, b, bias):
@@ -200,6 +205,28 @@ class NumbersTest(GemmTestCase):
     m, n, k = size
     self.check(Case(dtype=dtype, m=m, n=n, k=k, bias="fp32",
                     activation="relu"))
+
+  @parameterized.parameters(
+      dict(bias="fp32", activation="gelu"), dict(dtype="fp16", out="fp32"),
+      dict(m=3, n=264, k=machine.size(2048, 520, 264), bias="bf16"),
+      dict(m=33, n=41, k=51), dict(lead=(2, 3), m=9, bias="fp32"),
+      dict(lead=(3,), m=20, batched=True, activation="silu"))
+  def test_kernels_of_flax(self, **options):
+    """b is [k, n], and so is its gradient."""
+    self.check(Case(transpose_b=False, **options))
+
+  def test_kernels_of_flax_are_not_transposed(self):
+    x = jax.ShapeDtypeStruct((24, 64), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((64, 40), jnp.bfloat16)
+
+    def both(x, w):
+      y, vjp = jax.vjp(
+          lambda x, w: aiter.gemm(x, w, transpose_b=False), x, w)
+      return y, *vjp(y)
+
+    program = jax.jit(both).trace(x, w).lower(lowering_platforms=("rocm",))
+    self.assertEqual(program.as_text().count("hip_aiter_gemm"), 3)
+    self.assertNotIn("stablehlo.transpose", program.as_text())
 
   def test_random_sizes(self):
     """Sums of integers, exact whatever tiles and parts they are made of."""
@@ -1110,6 +1137,12 @@ class ErrorTest(parameterized.TestCase):
        ["preferred_element_type is ", "float64", "float32"]),
       ("result_type", TypeError, dict(preferred_element_type="wide"),
        ["preferred_element_type is 'wide'"]),
+      ("transposed", ValueError, dict(transpose_b=False),
+       ["b is bfloat16[4, 8]", "[8, n]"]),
+      ("transposed_type", TypeError, dict(transpose_b=None),
+       ["transpose_b is None"]),
+      ("shuffled", ValueError, dict(b_shuffled=True, transpose_b=False),
+       ["b_shuffled is True", "False where transpose_b is"]),
       ("shuffled_type", TypeError, dict(b_shuffled=1), ["b_shuffled is 1"]),
       ("shuffled_shape", ValueError, dict(b_shuffled=True), None))
   def test_gemm(self, error, replaced, words):

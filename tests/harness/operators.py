@@ -241,6 +241,8 @@ CASES = (
     _case("gemm", ("bf16 m,64", "bf16 32,64", "f32 32"), ("gemm",), 3,
           activation="gelu"),
     _case("gemm", ("bf16 b,m,64", "bf16 32,64"), ("gemm",), 2),
+    _case("gemm", ("bf16 b,m,64", "bf16 64,32"), ("gemm",), 2,
+          transpose_b=False),
     Case("gemm_batched", aiter.gemm, ("bf16 b,m,64", "bf16 b,32,64"),
          ("gemm",), 2),
     _case("gemm_i8", ("i8 b,m,64", "i8 32,64", "f32 b,m,1", "f32 32"),

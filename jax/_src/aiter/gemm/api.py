@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products: the public functions and their arguments.
 
-A weight is [n, k], as a Linear layer keeps it, and a product a @ b.T. Every
-function takes leading axes: a [..., m, k] with one b for all, or with a b
+A weight is [n, k], as a Linear layer keeps it, and a product a @ b.T; `gemm`
+takes one as [k, n] as well, as Flax keeps it. Every function takes leading axes: a [..., m, k] with one b for all, or with a b
 [..., n, k] for each.
 """
 
@@ -26,16 +26,19 @@ _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 _RESULTS = ("bfloat16", "float16", "float32")
 
 
-def _check_matrices(function: str, a, b, names=("a", "b")) -> None:
-  """a [..., m, k] against b [n, k] or [..., n, k]."""
+def _check_matrices(function: str, a, b, names=("a", "b"),
+                    transpose_b: bool = True) -> None:
+  """a [..., m, k] against b [n, k] or [..., n, k]; else [k, n]."""
   bad = functools.partial(arguments.bad, function)
   name_a, name_b = names
   if a.ndim < 2:
     raise bad(name_a, arguments.describe(a), "an array of rank 2 or more")
-  shapes = [f"[n, {a.shape[-1]}]"]
+  k = a.shape[-1]
+  core = f"n, {k}" if transpose_b else f"{k}, n"
+  shapes = [f"[{core}]"]
   if a.ndim > 2:
-    shapes.append(f"[{', '.join(map(str, a.shape[:-2]))}, n, {a.shape[-1]}]")
-  if (b.ndim < 2 or b.shape[-1] != a.shape[-1]
+    shapes.append(f"[{', '.join(map(str, a.shape[:-2]))}, {core}]")
+  if (b.ndim < 2 or b.shape[-1 if transpose_b else -2] != k
       or b.shape[:-2] not in ((), a.shape[:-2])):
     raise bad(name_b, arguments.describe(b),
               f"{' or '.join(shapes)} for {name_a} {arguments.describe(a)}")
@@ -88,8 +91,9 @@ def gemm(
     activation: str | None = None,
     preferred_element_type: Any = None,
     b_shuffled: bool = False,
+    transpose_b: bool = True,
 ) -> jax.Array:
-  """`activation(a @ b.T + bias)`, with sums in float32.
+  """`activation(a @ b.T + bias)`, or of `a @ b`, with sums in float32.
 
   Bias and activation act on the unrounded sums, in the same kernel. The
   gradients of a and b are kernels too, and the same bits in each run; they take
@@ -107,6 +111,8 @@ def gemm(
       (float64 for float64); a's by default.
     b_shuffled: b is as `shuffle_weight` made it. It is unshuffled first, by one
       more pass over it.
+    transpose_b: False for a b [k, n], or [..., k, n], as Flax's layers keep
+      their kernels: `gemm(x, kernel.T)` would write the kernel anew.
 
   Returns:
     [..., m, n]; [n] for a [k].
@@ -122,16 +128,20 @@ def gemm(
   if a.ndim == 1:
     return gemm(a[None], b, bias, activation=activation,
                 preferred_element_type=preferred_element_type,
-                b_shuffled=b_shuffled)[0]
-  _check_matrices(function, a, b)
+                b_shuffled=b_shuffled, transpose_b=transpose_b)[0]
+  transposed = arguments.flag(function, "transpose_b", transpose_b)
+  if b_shuffled and not transposed:
+    raise arguments.bad(function, "b_shuffled", b_shuffled,
+                        "False where transpose_b is")
+  _check_matrices(function, a, b, transpose_b=transposed)
   wide = a.dtype == jnp.float64
   cfg = Config(
       a.dtype.name if preferred_element_type is None else _result_dtype(
           function, preferred_element_type, _RESULTS + ("float64",) * wide),
-      activation=_activation(function, activation))
+      "nt" if transposed else "nn", activation=_activation(function, activation))
   return _apply(function, cfg, Operands(
       a, _unshuffled(function, b_shuffled, b),
-      bias=_bias(function, bias, b.shape[-2])))
+      bias=_bias(function, bias, b.shape[-2 if transposed else -1])))
 
 
 def _kinds(function: str, name: str, scale, shapes: dict[str, Any]):

@@ -488,13 +488,15 @@ def _backward(cfg: Config, wanted, saved, dout):
   if wanted.bias:
     grads = grads._replace(bias=jnp.sum(dz, range(dz.ndim - 1)))
   dz = dz.astype(a.dtype)
+  transposed = cfg.layout == "nt"
   if wanted.a:
-    grads = grads._replace(
-        a=product(Config(a.dtype.name, "nn"), Operands(dz, b)))
+    grads = grads._replace(a=product(
+        Config(a.dtype.name, "nn" if transposed else "nt"), Operands(dz, b)))
   if wanted.b:
     rows = a.ndim - b.ndim + 1
     grads = grads._replace(b=product(
-        Config(b.dtype.name, "tn", contracted=rows), Operands(dz, a)))
+        Config(b.dtype.name, "tn", contracted=rows),
+        Operands(dz, a) if transposed else Operands(a, dz)))
   return (grads,)
 
 
@@ -504,5 +506,6 @@ def _tangent(cfg: Config, saved, tangents):
 
 
 # (Config, Operands) -> activation(a @ b.T + bias), [..., m, n]; of layout "nt",
-# without scaling, a [..., m, k], b [n, k] or with a's leading axes, bias [n].
+# without scaling, a [..., m, k], b [n, k] or with a's leading axes, bias [n]. Of
+# layout "nn" activation(a @ b + bias), b [k, n].
 gemm = differentiable(product, _backward, save=_save, tangent=_tangent)
