@@ -86,7 +86,15 @@ class Tensor:
 
 
 def _create_dot(self, a, b, d, *rest, create_dot):
-  """The interpreter's dot; on bfloat16 Triton 3.9's multiplies bit patterns."""
+  """The interpreter's dot; on bfloat16 Triton 3.9's multiplies bit patterns.
+
+  Sums of float32 are rounded once: in what order NumPy adds them, and with what
+  error, depends on the processor.
+  """
+  if a.dtype.scalar == b.dtype.scalar == tl.float32:
+    total = d.data + np.matmul(a.data, b.data, dtype=np.float64)
+    return interpreter.TensorHandle(total.astype(d.data.dtype), d.dtype.scalar)
+
   def widen(x):
     if x.dtype.scalar != tl.bfloat16:
       return x

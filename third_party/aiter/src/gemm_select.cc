@@ -92,9 +92,12 @@ struct Units {
 Units UnitsOf(const DeviceInfo& device, const KernelInfo& kernel,
               const GemmKey& key) {
   if (!Walks(kernel)) {
-    const int blocks = CostsOf(kernel, key).side_by_side
-                           ? BlocksSideBySide(device, kernel)
-                           : GemmBlocksAtOnce(device, kernel);
+    int blocks = GemmBlocksAtOnce(device, kernel);
+    if (CostsOf(kernel, key).side_by_side) {
+      blocks = BlocksSideBySide(device, kernel) /
+               std::max(device.multiprocessors, 1) *
+               Multiprocessors(device, kernel);
+    }
     return {std::max(blocks, 1), 0};
   }
   const int64_t blocks = BlocksOf(device, kernel, 1);

@@ -146,7 +146,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   KernelInfo& odd = add("nt_odd", "gemm_nt", "sm_90", kB, 16, 32, 128, 78, 0);
   odd.needs = kU;
   odd.threads = 64;
-  odd.occupancy = 3;
+  odd.occupancy = 1;
   add("tn_sm_90", "gemm_tn", "sm_90", kB, 64, 64, 32, 200, 0);
   add("nt_sm_80", "gemm_nt", "sm_80", kB, 64, 64, 32, 100, 0).shared_bytes =
       100 * 1024;

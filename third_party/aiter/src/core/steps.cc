@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "third_party/aiter/src/core/kernel_table.h"
-#include "third_party/aiter/src/core/launch.h"
 #include "third_party/aiter/src/core/select.h"
 
 namespace aiter {
@@ -20,7 +19,7 @@ constexpr int kWaves = 4;  // A SIMD's; more would wait for memory as well.
 int32_t BlocksSideBySide(const DeviceInfo& device, const KernelInfo& kernel) {
   const int waves = kSimds * std::min(kWaves, kernel.occupancy);
   const int lanes = device.platform == Platform::kHip ? 64 : 32;
-  return std::max(Multiprocessors(device, kernel), 1) *
+  return std::max(device.multiprocessors, 1) *
          std::max(waves * lanes / kernel.threads, 1);
 }
 
