@@ -2,8 +2,8 @@
 """Matrix products: the public functions and their arguments.
 
 A weight is [n, k], as a Linear layer keeps it, and a product a @ b.T; `gemm`
-takes one as [k, n] as well, as Flax keeps it. Every function takes leading axes: a [..., m, k] with one b for all, or with a b
-[..., n, k] for each.
+takes one as [k, n] as well, as Flax keeps it. Every function takes leading
+axes: a [..., m, k] with one b for all, or with a b [..., n, k] for each.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def gemm(
   cfg = Config(
       a.dtype.name if preferred_element_type is None else _result_dtype(
           function, preferred_element_type, _RESULTS + ("float64",) * wide),
-      "nt" if transposed else "nn", activation=_activation(function, activation))
+      "nt" if transposed else "nn",
+      activation=_activation(function, activation))
   return _apply(function, cfg, Operands(
       a, _unshuffled(function, b_shuffled, b),
       bias=_bias(function, bias, b.shape[-2 if transposed else -1])))

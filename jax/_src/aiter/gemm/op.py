@@ -506,6 +506,6 @@ def _tangent(cfg: Config, saved, tangents):
 
 
 # (Config, Operands) -> activation(a @ b.T + bias), [..., m, n]; of layout "nt",
-# without scaling, a [..., m, k], b [n, k] or with a's leading axes, bias [n]. Of
-# layout "nn" activation(a @ b + bias), b [k, n].
+# without scaling, a [..., m, k], b [n, k] or with a's leading axes, bias [n].
+# Of layout "nn" activation(a @ b + bias), b [k, n].
 gemm = differentiable(product, _backward, save=_save, tangent=_tangent)
