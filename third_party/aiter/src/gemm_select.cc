@@ -92,12 +92,10 @@ struct Units {
 Units UnitsOf(const DeviceInfo& device, const KernelInfo& kernel,
               const GemmKey& key) {
   if (!Walks(kernel)) {
-    int blocks = GemmBlocksAtOnce(device, kernel);
-    if (CostsOf(kernel, key).side_by_side) {
-      blocks = BlocksSideBySide(device, kernel) /
-               std::max(device.multiprocessors, 1) *
-               Multiprocessors(device, kernel);
-    }
+    const int blocks =
+        CostsOf(kernel, key).side_by_side
+            ? Multiprocessors(device, kernel) * BlocksOnOne(device, kernel)
+            : GemmBlocksAtOnce(device, kernel);
     return {std::max(blocks, 1), 0};
   }
   const int64_t blocks = BlocksOf(device, kernel, 1);

@@ -142,7 +142,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   flat.num_args = 3;
   flat.tensor_maps = kMaps2;
   flat.num_tensor_maps = 2;
-  add("nt_sm_90", "gemm_nt", "sm_90", kB, 64, 64, 32, 200, 0).occupancy = 2;
+  add("nt_sm_90", "gemm_nt", "sm_90", kB, 64, 64, 32, 200, 0);
   KernelInfo& odd = add("nt_odd", "gemm_nt", "sm_90", kB, 16, 32, 128, 78, 0);
   odd.needs = kU;
   odd.threads = 64;

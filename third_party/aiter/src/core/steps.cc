@@ -16,11 +16,14 @@ constexpr int kWaves = 4;  // A SIMD's; more would wait for memory as well.
 
 }  // namespace
 
-int32_t BlocksSideBySide(const DeviceInfo& device, const KernelInfo& kernel) {
+int32_t BlocksOnOne(const DeviceInfo& device, const KernelInfo& kernel) {
   const int waves = kSimds * std::min(kWaves, kernel.occupancy);
   const int lanes = device.platform == Platform::kHip ? 64 : 32;
-  return std::max(device.multiprocessors, 1) *
-         std::max(waves * lanes / kernel.threads, 1);
+  return std::max(waves * lanes / kernel.threads, 1);
+}
+
+int32_t BlocksSideBySide(const DeviceInfo& device, const KernelInfo& kernel) {
+  return std::max(device.multiprocessors, 1) * BlocksOnOne(device, kernel);
 }
 
 Steps::Steps(const std::string& arch) : device_(DeviceOfArch(arch)) {}

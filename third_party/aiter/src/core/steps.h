@@ -15,6 +15,9 @@
 
 namespace aiter {
 
+// Blocks of `kernel` that run side by side on a multiprocessor (compute unit).
+int32_t BlocksOnOne(const DeviceInfo& device, const KernelInfo& kernel);
+
 // How many blocks divide the tiles over which a kernel walks: as many as run
 // side by side.
 int32_t BlocksSideBySide(const DeviceInfo& device, const KernelInfo& kernel);
