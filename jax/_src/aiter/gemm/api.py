@@ -130,7 +130,7 @@ def gemm(
                 preferred_element_type=preferred_element_type,
                 b_shuffled=b_shuffled, transpose_b=transpose_b)[0]
   transposed = arguments.flag(function, "transpose_b", transpose_b)
-  if b_shuffled and not transposed:
+  if arguments.flag(function, "b_shuffled", b_shuffled) and not transposed:
     raise arguments.bad(function, "b_shuffled", b_shuffled,
                         "False where transpose_b is")
   _check_matrices(function, a, b, transpose_b=transposed)
