@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zlib
 
 ROOT = pathlib.Path(__file__).absolute().parents[3]
 if str(ROOT) not in sys.path:
@@ -264,13 +265,13 @@ class EmbedTest(unittest.TestCase):
     self.assertEqual(len(lines), len(kernels))
     groups = set()
     for kernel, line in zip(kernels, lines, strict=True):
-      numbers = re.search(r"(\d+), (\d+), (\d+), (\d+), &kernels::Pack", line)
-      start, size, raw, offset = map(int, numbers.groups())
+      numbers = re.search(r"(\d+, ){5}&kernels::Pack", line).group()
+      start, size, offset, length, crc = map(int, numbers.split(", ")[:5])
       self.assertEqual((start % 16, offset % 16), (0, 0))
       group = lzma.decompress(blob[start:start + size])
-      self.assertEqual(len(group), raw)
-      data = kernel["object"]
-      self.assertEqual(group[offset:offset + len(data)], data)
+      data = group[offset:offset + length]
+      self.assertEqual(zlib.crc32(data), crc)
+      self.assertEqual(data.rstrip(b"\0"), kernel["object"])
       groups.add(start)
     # "c" and "d" share one; "b" is longer than a group should be.
     self.assertEqual(len(groups), 4)

@@ -22,6 +22,7 @@ import json
 import lzma
 import pathlib
 import re
+import zlib
 
 from third_party.aiter.aot import family as family_lib
 from third_party.aiter.aot.archs import ARCHS
@@ -36,8 +37,8 @@ from third_party.aiter.aot.table import MAX_DIMS
 # Of groups in the blob and of objects in a group.
 _ALIGNMENT = 16
 # Neighbours are alike, so they are compressed together: 14.4 MB for sm_90's of
-# 72. A kernel's first launch decompresses its whole group, about 2 ms for this
-# many bytes; groups of twice as many take 13.3 MB and 4 ms.
+# 72. A kernel's first launch decompresses its group up to its end, at most 2 ms
+# for this many bytes; groups of twice as many take 13.3 MB and up to 4 ms.
 _GROUP_BYTES = 128 << 10
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": _GROUP_BYTES}]
 _TYPES = {
@@ -216,8 +217,8 @@ def _compress(objects):
 
   Returns:
     The blob, and of each object the numbers that KernelInfo has of it: its
-    group's offset and bytes in the blob, the group's bytes when decompressed,
-    and the object's offset in them.
+    group's offset and bytes in the blob, the object's offset and bytes in that
+    when decompressed, and its CRC-32.
   """
   groups = [[]]
   size = 0
@@ -235,8 +236,9 @@ def _compress(objects):
     compressed = lzma.compress(
         joined, check=lzma.CHECK_CRC32, filters=_FILTERS)
     offsets = itertools.accumulate(map(len, group[:-1]), initial=0)
-    places += [(len(blob), len(compressed), len(joined), offset)
-               for offset in offsets]
+    places += [(len(blob), len(compressed), offset, len(padded),
+                zlib.crc32(padded))
+               for offset, padded in zip(offsets, group, strict=True)]
     blob += compressed + bytes(-len(compressed) % _ALIGNMENT)
   return blob, places
 

@@ -42,6 +42,11 @@ namespace aiter {
 
 inline constexpr char kObject[] = "a code object";
 
+inline uint32_t CrcOfObject() {
+  return lzma_crc32(reinterpret_cast<const uint8_t*>(kObject), sizeof(kObject),
+                    /*crc=*/0);
+}
+
 // Compressed copy of kObject, where kernels of a test table lie.
 struct Blob {
   unsigned char bytes[256];
@@ -78,7 +83,8 @@ KernelInfo FakeKernel(const Blob& blob, const char* symbol, const char* op,
   k.shared_bytes = 1024;
   k.grid = &grid;
   k.compressed_bytes = blob.size;
-  k.group_bytes = sizeof(kObject);
+  k.object_bytes = sizeof(kObject);
+  k.object_crc = CrcOfObject();
   k.pack = PackAll<Params>;
   k.arg_offsets = kAllOffsets;
   k.num_args = 1;

@@ -15,26 +15,32 @@ constexpr int kMaxDynamicSharedAttribute = 8;
 // What a CUDA function may use without asking.
 constexpr int kDefaultSharedBytes = 48 * 1024;
 
-// Decompresses the kernel's code object, and those that share its group.
+// Decompresses the kernel's group up to its code object's end.
 Status Decompress(const KernelInfo& kernel, std::unique_ptr<uint8_t[]>* group) {
-  group->reset(new (std::nothrow) uint8_t[kernel.group_bytes]);
-  uint64_t memory_limit = UINT64_MAX;
-  size_t read = 0;
-  size_t written = 0;
+  const size_t bytes = kernel.object_offset + kernel.object_bytes;
+  group->reset(new (std::nothrow) uint8_t[bytes]);
+  lzma_stream stream = LZMA_STREAM_INIT;
   lzma_ret result = *group == nullptr
                         ? LZMA_MEM_ERROR
-                        : lzma_stream_buffer_decode(
-                              &memory_limit, /*flags=*/0, /*allocator=*/nullptr,
-                              GetKernelTable().blob + kernel.offset, &read,
-                              kernel.compressed_bytes, group->get(), &written,
-                              kernel.group_bytes);
+                        : lzma_stream_decoder(&stream, UINT64_MAX, /*flags=*/0);
+  if (result == LZMA_OK) {
+    stream.next_in = GetKernelTable().blob + kernel.offset;
+    stream.avail_in = kernel.compressed_bytes;
+    stream.next_out = group->get();
+    stream.avail_out = bytes;
+    result = lzma_code(&stream, LZMA_RUN);
+    lzma_end(&stream);
+  }
   if (result == LZMA_MEM_ERROR) {
     return Status(StatusCode::kResourceExhausted,
                   std::string("Out of host memory: decompressing kernel ") +
-                      kernel.symbol + " takes " +
-                      std::to_string(kernel.group_bytes) + " bytes");
+                      kernel.symbol + " takes " + std::to_string(bytes) +
+                      " bytes");
   }
-  if (result != LZMA_OK || written != kernel.group_bytes) {
+  if ((result != LZMA_OK && result != LZMA_STREAM_END) ||
+      stream.avail_out != 0 ||
+      lzma_crc32(group->get() + kernel.object_offset, kernel.object_bytes,
+                 /*crc=*/0) != kernel.object_crc) {
     return Status(StatusCode::kInternal,
                   std::string("The embedded code object of kernel ") +
                       kernel.symbol + " is damaged (liblzma error " +

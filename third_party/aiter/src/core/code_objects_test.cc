@@ -51,7 +51,6 @@ KernelInfo Kernel(const char* symbol, size_t offset, size_t compressed_bytes) {
       FakeKernel<int>(Blob(), symbol, "norm_fwd", "gfx942", kNormFwdGrid);
   k.offset = offset;
   k.compressed_bytes = compressed_bytes;
-  k.group_bytes = kGroupBytes;
   k.object_offset = kBefore;
   return k;
 }
@@ -88,9 +87,11 @@ const KernelTable& GetKernelTable() {
   static const std::vector<KernelInfo>* kernels = [] {
     size_t size = TheGroups().size;
     auto* all = new std::vector<KernelInfo>{
-        Kernel("whole", 0, size), Kernel("cut", 0, size - 4),
-        Kernel("flipped", size, size), Kernel("longer", 0, size)};
-    all->back().group_bytes += 16;
+        Kernel("whole", 0, size), Kernel("cut", 0, size / 2),
+        Kernel("flipped", size, size), Kernel("longer", 0, size),
+        Kernel("other", 0, size)};
+    (all->end() - 2)->object_bytes += 16;
+    all->back().object_crc ^= 1;
     return all;
   }();
   static const KernelTable table = {Platform::kHip, kernels->data(),

@@ -56,12 +56,13 @@ struct KernelInfo {
   int shared_bytes;
   int occupancy;  // Waves (warps) side by side on a SIMD (a scheduler).
   const Grid* grid;
-  // Where the code object lies: it begins at object_offset of a group of
-  // group_bytes, which is compressed_bytes of the table's blob, from offset on.
+  // Where the code object lies: in a group, which is compressed_bytes of the
+  // table's blob from offset on, object_bytes from object_offset on.
   size_t offset;
   size_t compressed_bytes;
-  size_t group_bytes;
   size_t object_offset;
+  size_t object_bytes;
+  uint32_t object_crc;  // lzma_crc32's: groups are not read to their end.
   // Writes the kernel's arguments from the operator's parameters, each at its
   // offset in the buffer.
   void (*pack)(const void* params, const TensorMap* maps, void* buffer);
