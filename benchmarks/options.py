@@ -167,16 +167,21 @@ def fp8(small: bool) -> Iterator[Option]:
   yield option("lse", return_lse=True)
 
 
-def paged(small: bool) -> Iterator[Option]:
-  """Decoding, and a few queries a sequence: bytes of the caches."""
-  batch, context = (3, 40) if small else (64, 4096)
+def paged(small: bool, prefill: bool = False) -> Iterator[Option]:
+  """Decoding, and a few queries a sequence: bytes of the caches.
+
+  prefill: chunks of prompts instead, and operations.
+  """
+  batch, context = (3, 40) if small else (8 if prefill else 64, 4096)
+  usual = context // 8 if prefill else 1
 
   def option(name, d=128, heads=32, kv=8, page=16, layout="NHD", dtype=BF16,
-             q_dtype=BF16, queries=1, extra=lambda key: (), names=(), share=1.0,
-             scales=None, lengths=None, **keys):
-    # As many bytes whatever the head.
+             q_dtype=BF16, queries=usual, extra=lambda key: (), names=(),
+             share=1.0, scales=None, **keys):
+    # As much work whatever the head.
     wide = jnp.dtype(dtype).itemsize
-    n = batch if small else max(1, round(batch * 1024 / (kv * d)))
+    width = heads * d / 4096 if prefill else kv * d / 1024
+    n = batch if small else max(1, round(batch / width))
     pages = n * -(-context // page)
 
     def make(key):
@@ -211,12 +216,17 @@ def paged(small: bool) -> Iterator[Option]:
         own |= {f"k{suffix}": ks, f"v{suffix}": vs}
       own |= dict(zip(names, more))
       if queries > 1:
+        other = {"logits_soft_cap": "softcap", "sink": "sinks"}
+        own = {other.get(name, name): value for name, value in own.items()}
         return aiter.unified_attention(q, k, v, cu, lens, table, layout=layout,
                                        **own)
       return aiter.paged_attention_decode(q, k, v, table, lens, layout=layout,
                                           **own)
 
-    return Option(name, call, make, 2 * n * context * kv * d * wide * share)
+    work = 2 * n * context * kv * d * wide
+    if prefill:
+      work = 4 * n * heads * queries * (context - queries / 2) * d
+    return Option(name, call, make, work * share)
 
   yield option("plain")
   for d in (16, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 136, 144,
@@ -243,13 +253,15 @@ def paged(small: bool) -> Iterator[Option]:
                    scales="token", layout=layout)
     yield option(f"{name}, pages of 1", dtype=dtype, scales="tensor", page=1)
     yield option(f"{name}, pages of 64", dtype=dtype, scales="tensor", page=64)
-    yield option(f"{name}, 4 queries", dtype=dtype, scales="tensor", queries=4)
+    if not prefill:
+      yield option(f"{name}, 4 queries", dtype=dtype, scales="tensor",
+                   queries=4)
     yield option(f"{name}, multi-head", dtype=dtype, scales="tensor", heads=8)
   for heads, kv in ((8, 8), (16, 8), (24, 8), (40, 8), (48, 8), (64, 8),
                     (96, 8), (128, 8), (8, 1), (16, 1), (64, 1), (32, 32),
                     (14, 2)):
     yield option(f"{heads} ({kv}) heads", heads=heads, kv=kv)
-  for queries in (2, 3, 4, 8, 16, 64):
+  for queries in (64, 128, 1024) if prefill else (2, 3, 4, 8, 16, 64):
     yield option(f"{queries} queries", queries=queries)
   for d in (128, 64, 256):
     of = f", {d} columns"
@@ -741,11 +753,13 @@ def routing(small: bool) -> Iterator[Option]:
 OPERATORS = {
   "attention": attention,
   "attention, both": functools.partial(attention, backward=True),
-  "fp8": fp8, "paged": paged, "mla": mla, "gemm": gemm, "gmm": gmm,
+  "fp8": fp8, "paged": paged,
+  "prefill": functools.partial(paged, prefill=True), "mla": mla,
+  "gemm": gemm, "gmm": gmm,
   "norm": norm, "quant": quant, "rope": rope, "activation": activation,
   "cache": cache, "sampling": sampling, "routing": routing,
 }
-COUNTS = ("attention", "attention, both", "fp8", "gemm", "gmm")
+COUNTS = ("attention", "attention, both", "fp8", "prefill", "gemm", "gmm")
 
 
 def measure(option: Option, seconds: float) -> float:

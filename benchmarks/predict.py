@@ -4,6 +4,7 @@
   python3 build/build.py sim --arch gfx942 -- python benchmarks/predict.py
   ... predict.py --aiter CHECKOUT         with AITER's assembly kernels
   ... predict.py --only gemm              problems whose name contains this
+  ... predict.py --options --only paged   every option of options.py instead
 
 Nothing is timed: programs run on the simulated GPU, whose model of time
 (docs/simulator.md) says what each launch would take. A figure is the sum over
@@ -36,11 +37,13 @@ import assembly
 _CLOCK = tempfile.NamedTemporaryFile("r")  # noqa: SIM115
 assembly.prepare(clock=_CLOCK.name)
 os.environ.setdefault("AMDGPU_SIM_LIMIT", "50000000")
+os.environ["JAX_PLATFORMS"] = "rocm,cpu"  # Arguments are made on the host.
 
 import asm
 import cache as caches
 import jax.numpy as jnp
 import numpy as np
+import options
 import report
 
 import jax
@@ -261,6 +264,23 @@ def problems() -> list[Problem]:
   ]
 
 
+def every_option(only: list[str]) -> Iterator[Problem]:
+  """options.py's calls, of zeros, each operator's plain one first."""
+  host, device = jax.local_devices(backend="cpu")[0], jax.local_devices()[0]
+  options.normal = lambda key, *shape, dtype=jnp.bfloat16: np.zeros(
+      shape, dtype)
+  def arguments(option):
+    # Not where only some of a kernel's workgroups are executed.
+    with jax.default_device(host):
+      args = option.make(jax.random.key(0))
+    return option.call, jax.device_put(args, device)
+  for operator in options.OPERATORS:
+    unit = "TFLOP/s" if operator in options.COUNTS else "TB/s"
+    for option in options.chosen(operator, only, small=False):
+      yield Problem(f"{operator}: {option.name}", option.work, unit,
+                    functools.partial(arguments, option))
+
+
 def predicted(function, args) -> list[dict[str, Any]]:
   """Reports of the launches of one call."""
   # A program may be one that takes its arguments' memory.
@@ -321,14 +341,17 @@ def main():
   flags = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   flags.add_argument("--aiter", type=pathlib.Path, help="a checkout of AITER")
   flags.add_argument("--only", action="append", default=[])
+  flags.add_argument("--options", action="store_true",
+                     help="every option of every operator")
   flags.add_argument("--out", type=pathlib.Path, default="predict_out")
   flags.add_argument("--markdown", metavar="FILE")
   args = flags.parse_args()
   folder = args.aiter and args.aiter / "hsa" / asm.ARCH
   rows = []
-  for problem in problems():
-    if args.only and not any(text in problem.name for text in args.only):
-      continue
+  listed = every_option(args.only) if args.options else [
+      problem for problem in problems() if not args.only or any(
+          text in problem.name for text in args.only)]
+  for problem in listed:
     rows.append(line(problem, folder))
     print(f"{problem.name}: {rows[-1]['us']:.1f} us", flush=True)
   print(f"\n{report.as_text(table(rows))}\n\nPredicted, not measured.")
