@@ -26,10 +26,12 @@ class MlaKernelsTest(mla_test.MlaTestCase):
     with simulator.launched(self, symbols):
       self.check(Case(
           dtype=dtype, lora=lora if fast else 96, rope=rope if fast else 16,
-          heads=rows // 2 or 3, lengths=((1, 60), (1, 33)), cache=cache))
+          heads=rows // 2 or 3, lengths=((1, 60), (1, 33)), cache=cache,
+          page=24 if fast and "_odd_pages" not in symbol else 16))
 
   @parameterized.parameters(
-      dict(), dict(holes=True), dict(heads=41, lengths=((2, 150),)))
+      dict(), dict(holes=True), dict(heads=41, lengths=((2, 150),)),
+      dict(page=7, holes=True))
   def test_many_tiles(self, **options):
     """Of 64 rows, over several tiles of keys that are loaded ahead."""
     self.check(Case(**{"heads": 64, "lengths": ((1, 170), (1, 97), (1, 1)),

@@ -34,22 +34,27 @@ class PagedKernelsTest(paged_test.PagedTestCase):
     cache = kind.group(1) if kind else "int8" if "_bytes" in made_for else ""
     decode = "many_rows" not in made_for
     layouts = ("asm", "x") if "_shuffled" in made_for else ("NHD", "HND")
+    changed = dict(soft_cap=30.0 * ("_soft_cap" not in symbol),
+                   slopes="_alibi" not in symbol)
+    # Of pages of 16 padded kernels would take a general one's calls.
+    page = (64 if "_small_pages" in symbol else 8 if "_tiny_pages" in made_for
+            else 16 if fast or padded or any_call else 24 if decode else 8)
+    if cache and not (fast or padded or any_call):
+      cache, scale = "e5m2", "token"  # Others have padded kernels.
     case = Case(
         dtype=dtype, d=d if fast else 20 if any_call else d - 16,
         dv=0 if fast else 12 if any_call else 16,
         lengths=_SHORT if decode else _MIXED, decode=decode, cache=cache,
         hq=4, hk=1, scale=scale if cache else "none", layout=layouts[0],
         window=(40, 0) if fast and "_window" not in symbol else (-1, -1),
-        # Of pages of 16 padded kernels would take a general one's calls.
-        page=(64 if "_small_pages" in symbol else
-              16 if fast or padded or any_call else 24))
+        page=page, **(changed if padded and not decode else {}))
     with simulator.launched(self, symbols):
       self.check(case)
       if padded:
         self.check(dataclasses.replace(
-            case, d=d, dv=0, layout=layouts[1], window=(40, 0), soft_cap=30.0,
-            slopes=True, sinks=True, lengths=((3, 100), (1, 33)),
-            decode=False))
+            case, d=d, dv=0, layout=layouts[1], window=(40, 0), page=48,
+            sinks=True, decode=False, lengths=(
+                ((3, 100), (1, 33)) if decode else _MIXED), **changed))
       if scale == "token" and dtype == "fp16" and "e4m3" in cache:
         # Weights with their scales are no numbers of float16; results are.
         problem = cases.Problem(case)

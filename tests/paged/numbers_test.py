@@ -64,6 +64,26 @@ class PagedTest(PagedTestCase):
   def test_edges(self, **options):
     self.check(Case(**options))
 
+  @parameterized.parameters(
+      dict(), dict(page=48, holes=True, dtype="fp16"),
+      dict(page=64, window=(50, -1), sinks=True), dict(softmax_scale=0.0),
+      dict(d=80, dv=64, softmax_scale=-0.4), dict(d=256, hq=2, hk=1),
+      dict(soft_cap=3.0, slopes=True, softmax_scale=-0.4, holes=True),
+      dict(d=64, lse=False, causal=False), dict(page=8, d=96, soft_cap=2.0),
+      dict(cache="e4m3fnuz", scale="head"), dict(cache="e5m2", d=256, page=80),
+      dict(cache="e4m3fn", scale="head", page=32, holes=True),
+      dict(cache="int8", scale="tensor", d=64, soft_cap=2.0),
+      dict(cache="e4m3fn", scale="token"), dict(cache="int8", page=7),
+      dict(layout="asm", page=32, holes=True), dict(layout="x", soft_cap=2.0),
+      dict(layout="x", cache="e4m3fnuz", d=96, dtype="fp16"),
+      dict(layout="asm", cache="int8", slopes=True, page=48),
+      dict(lengths=((40, 900),), hq=1, hk=1))
+  def test_chunks(self, **options):
+    """Of prompts, over several tiles of keys."""
+    self.check(Case(**(dict(
+        lengths=((40, 200), (70, 70), (3, 90)), decode=False, hq=8, hk=2,
+        d=128) | options)))
+
   @parameterized.parameters("", "e4m3fnuz")
   def test_divided(self, cache):
     """What a program's calls leave in scratch is not seen by the next."""

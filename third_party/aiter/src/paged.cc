@@ -475,7 +475,9 @@ struct Attend {
     p.hdim_v = number(a.hdim_v);
     p.pages = number(a.pages);
     p.page_size = number(a.page_size);
-    for (int64_t n = a.page_size; n > 1; n /= 2) ++p.page_shift;
+    while (int64_t{1} << p.page_shift < a.page_size) ++p.page_shift;
+    p.page_factor = static_cast<int32_t>(static_cast<uint32_t>(
+        CeilDiv(int64_t{1} << (31 + p.page_shift), a.page_size)));
     p.width = number(a.width);
     p.cp_world_size = number(a.cp_world_size);
     p.window_left = bound(a.window_left);

@@ -66,7 +66,12 @@ struct PagedParams {
   int32_t hdim_v = 0;
   int32_t pages = 0;
   int32_t page_size = 1;
+  // Key n is in page (2n * page_factor >> 32) >> page_shift of its sequence:
+  // shift is ceil(log2(page_size)) and factor ceil(2^(31 + shift) / page_size),
+  // as 32 bits without a sign, which is exact below 2^31 (Granlund and
+  // Montgomery, Division by Invariant Integers using Multiplication, 1994).
   int32_t page_shift = 0;
+  int32_t page_factor = INT32_MIN;
   int32_t width = 0;
   int32_t cp_world_size = 1;
   int32_t splits = 1;

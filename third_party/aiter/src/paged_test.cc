@@ -296,6 +296,28 @@ void TestPacking() {
   CHECK(p.kind == 2 && p.run == 16);
 }
 
+// How kernels find a key's page without a division.
+void TestPagesOfKeys() {
+  constexpr int64_t kMost = INT32_MAX - 8192;
+  for (int64_t size :
+       std::vector<int64_t>{1, 2, 3, 7, 12, 16, 24, 192, 528, 1000003,
+                            (1 << 30) - 1, (1 << 30) + 1, kMost}) {
+    New(1);
+    paged_attend_args a = Args(8);
+    a.page_size = size;
+    a.pages = 0;
+    Run(a);
+    PagedParams p = g_recorder.launches[0].As<PagedParams>();
+    for (int64_t n : {int64_t{0}, int64_t{1}, size - 1, size, 2 * size - 1,
+                      kMost / size * size - 1, kMost / size * size, kMost}) {
+      if (n > INT32_MAX) continue;
+      uint64_t wide =
+          static_cast<uint64_t>(2 * n) * static_cast<uint32_t>(p.page_factor);
+      CHECK((wide >> 32) >> p.page_shift == static_cast<uint64_t>(n / size));
+    }
+  }
+}
+
 // A cache is mapped as [page, head, token, column]; what has no box that no
 // page cuts, or no page, goes to a kernel without maps.
 void TestTensorMaps() {
@@ -655,6 +677,7 @@ int main() {
   aiter::SetDriverForTesting(&aiter::FakeDriver());
   aiter::TestSelection();
   aiter::TestPacking();
+  aiter::TestPagesOfKeys();
   aiter::TestTensorMaps();
   aiter::TestUnshared();
   aiter::TestSeveralRows();

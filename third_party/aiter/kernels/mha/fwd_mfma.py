@@ -30,28 +30,6 @@ from third_party.aiter.kernels.mha import scores
 
 HEAD = gl.constexpr(128)
 PART = parts.PART
-# Of a row that has seen no key yet: finite, which keeps a NaN away.
-LOWEST = gl.constexpr(-3e38)
-
-
-@gluon.constexpr_function
-def _sums(waves):
-  """[2, 4, rows]: four numbers of each of a row's two lanes in _matrix."""
-  return gl.DistributedLinearLayout(
-      reg_bases=[[0, 1, 0], [0, 2, 0]],
-      lane_bases=[[0, 0, 1 << i] for i in range(5)] + [[1, 0, 0]],
-      warp_bases=[[0, 0, 32 << i] for i in range(waves.bit_length() - 1)],
-      block_bases=[], shape=[2, 4, 32 * waves])
-
-
-@gluon.constexpr_function
-def _copied(keys, first, then):
-  """How four waves copy a quarter, 8 columns a lane: the keys of one wave count
-  by `first`, waves by `then`."""
-  return gl.DistributedLinearLayout(
-      reg_bases=[[0, 1], [0, 2], [0, 4]],
-      lane_bases=[[0, 8], [0, 16], *([key, 0] for key in first)],
-      warp_bases=[[key, 0] for key in then], block_bases=[], shape=[keys, 32])
 
 
 @gluon.constexpr_function
@@ -154,38 +132,6 @@ def _hide(s, n0, m0, len_k, window):
 
 
 @gluon.jit
-def _largest(s, m, scale):
-  """The new m, which exponents are less by, and what sums so far shrink by."""
-  m_new = gl.maximum(m, gl.max(s, 0) * scale)
-  return m_new, gl.exp2(m - m_new)
-
-
-@gluon.jit
-def _exponents(s, m, scale):
-  return s * scale - m[None, :]
-
-
-@gluon.jit
-def _own(p):
-  """Sums of each lane's own weights; lanes add theirs up at the end."""
-  own = gl.sum(p.reshape([p.shape[0] // 8, 2, 4, p.shape[1]]), 0)
-  return gl.convert_layout(own, _sums(gl.num_warps()))
-
-
-@gluon.jit
-def _faded(l, alpha):
-  ROWS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout))
-  return l * gl.convert_layout(alpha, ROWS)[None, None, :]
-
-
-@gluon.jit
-def _operand(p, dtype: gl.constexpr, CHEAP_CAST: gl.constexpr):
-  """Weights as the right operand: in the lanes that have them."""
-  return gl.convert_layout(parts.cast(p, dtype, CHEAP_CAST),
-                           gl.DotOperandLayout(1, p.type.layout, 4))
-
-
-@gluon.jit
 def _split(x):
   """A lane's scores of either half of the keys."""
   return x.reshape([2, x.shape[0] // 2, x.shape[1]]).permute([1, 2, 0]).split()
@@ -206,8 +152,8 @@ def _attend_copied(
   """m, l and acc of all tiles, copied straight to LDS."""
   m, l, acc = sums
   HALF: gl.constexpr = TILE_N // 2
-  K: gl.constexpr = _copied(TILE_N, (4, 8, 16, 32), (1, 2))
-  V: gl.constexpr = _copied(TILE_N, (1, 2, 4, 8), (16, 32))
+  K: gl.constexpr = parts.copied(TILE_N, (4, 8, 16, 32), (1, 2))
+  V: gl.constexpr = parts.copied(TILE_N, (1, 2, 4, 8), (16, 32))
   k_at = parts.places(k[1], TILE_N, TILE_N, PART, K)
   v_at = parts.places(v[1], TILE_N, TILE_N, PART, V)
   tile = parts.tile_at(0, steps, edges)
@@ -233,7 +179,7 @@ def _attend_copied(
     s1 = mfma(_keys(keys.index(0), i, 1, S), q[i], s1)
   s0 = _hide(s0, tile * TILE_N, m0, k[2], window)
   s1 = _hide(s1, tile * TILE_N + HALF, m0, k[2], window)
-  m, alpha = _largest(gl.maximum(s0, s1), m, scale)
+  m, alpha = parts.largest(gl.maximum(s0, s1), m, scale)
   async_copy.wait_group(0)
   _copy_tile(k, after, k_at, keys.index(0))
   _copy_tile(v, following, v_at, values.index(1))
@@ -241,8 +187,8 @@ def _attend_copied(
   k0 = _keys(keys.index(1), 0, 0, S)
   k1 = _keys(keys.index(1), 1, 0, S)
   k2 = _keys(keys.index(1), 2, 0, S)
-  p0 = gl.exp2(_exponents(s0, m, scale))
-  s1 = _exponents(s1, m, scale)
+  p0 = gl.exp2(parts.exponents(s0, m, scale))
+  s1 = parts.exponents(s1, m, scale)
   slot = 0
   # What these steps copy, keys three tiles behind and values two, is of tiles
   # that all see, which follow each other.
@@ -266,8 +212,8 @@ def _attend_copied(
       s0 = mfma(k1, q[1], s0)
       k5 = _keys(k_tile, 1, 1, S)
       s0 = mfma(k2, q[2], s0)
-      l = _faded(l, alpha) + _own(p0)
-      p0 = _operand(p0, dtype, False)
+      l = parts.faded(l, alpha) + parts.own(p0)
+      p0 = parts.operand(p0, dtype, False)
       k6 = _keys(k_tile, 2, 1, S)
       s0 = mfma(k3, q[3], s0)
       sched_barrier()
@@ -275,8 +221,8 @@ def _attend_copied(
       a0, a1, a2, a3 = acc
       k7 = _keys(k_tile, 3, 1, S)
       s1 = mfma(k4, q[0], zero)
-      l += _own(p1)
-      p1 = _operand(p1, dtype, False)
+      l += parts.own(p1)
+      p1 = parts.operand(p1, dtype, False)
       a0 = a0 * fade
       v0 = _values(v_tile, 0, 0, S)
       s1 = mfma(k5, q[1], s1)
@@ -294,18 +240,18 @@ def _attend_copied(
       v2 = _values(v_tile, 1, 0, S)
       v3 = _values(v_tile, 1, 1, S)
       a0 = mfma(v0, p0, a0)
-      m, alpha = _largest(gl.maximum(s0, s1), m, scale)
+      m, alpha = parts.largest(gl.maximum(s0, s1), m, scale)
       v4 = _values(v_tile, 2, 0, S)
       a0 = mfma(v1, p1, a0)
       v5 = _values(v_tile, 2, 1, S)
       a1 = mfma(v2, p0, a1)
-      x0, x1 = _split(_exponents(s0, m, scale))
+      x0, x1 = _split(parts.exponents(s0, m, scale))
       v6 = _values(v_tile, 3, 0, S)
       a1 = mfma(v3, p1, a1)
       x0 = gl.exp2(x0)
       v7 = _values(v_tile, 3, 1, S)
       a2 = mfma(v4, p0, a2)
-      s1 = _exponents(s1, m, scale)
+      s1 = parts.exponents(s1, m, scale)
       sched_barrier()
       if part == 1:
         following = after
@@ -338,9 +284,9 @@ def _attend_copied(
       slot = 1 - slot
   async_copy.wait_group(0)
   p1 = gl.exp2(s1)
-  l = _faded(l, alpha) + _own(p0) + _own(p1)
-  p0 = _operand(p0, dtype, False)
-  p1 = _operand(p1, dtype, False)
+  l = parts.faded(l, alpha) + parts.own(p0) + parts.own(p1)
+  p0 = parts.operand(p0, dtype, False)
+  p1 = parts.operand(p1, dtype, False)
   v_tile = values.index(slot)
   fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
   out = ()
@@ -359,7 +305,7 @@ def _attend_loaded(
   """m, l and acc of all tiles, by way of registers to LDS."""
   m, l, acc = sums
   q = parts.columns(q[0], q[1], q[2], HEAD, S)
-  K: gl.constexpr = _copied(TILE_N, (1, 2, 4, 8), (16, 32))
+  K: gl.constexpr = parts.copied(TILE_N, (1, 2, 4, 8), (16, 32))
   KEYS: gl.constexpr = gl.DotOperandLayout(0, S, 8)
   VALUES: gl.constexpr = gl.DotOperandLayout(0, S, 4)
   k_at = parts.places(k[1], TILE_N, TILE_N, PART, K)
@@ -391,10 +337,10 @@ def _attend_loaded(
                            _present(v, following, v_at))
       if part == 1:
         s = _hide(s, tile * TILE_N, m0, k[2], window)
-      m, alpha = _largest(s, m, scale)
-      p = gl.exp2(_exponents(s, m, scale))
-      l = _faded(l, alpha) + _own(p)
-      p = _operand(p, dtype, CHEAP_CAST)
+      m, alpha = parts.largest(s, m, scale)
+      p = gl.exp2(parts.exponents(s, m, scale))
+      l = parts.faded(l, alpha) + parts.own(p)
+      p = parts.operand(p, dtype, CHEAP_CAST)
       fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
       a0, a1, a2, a3 = acc
       v0 = values.slice(0, PART).load(VALUES)
@@ -483,8 +429,8 @@ def mha_fwd(
   m_first = float("-inf")
   if flags & scores.SINK:
     m_first = gl.load(sink + index * nhead_q + head) * scores.LOG2E
-  m = gl.zeros_like(r).to(gl.float32) + gl.maximum(m_first, LOWEST)
-  SUMS: gl.constexpr = _sums(WAVES)
+  m = gl.zeros_like(r).to(gl.float32) + gl.maximum(m_first, parts.LOWEST)
+  SUMS: gl.constexpr = parts.sums(WAVES)
   l = gl.zeros([2, 4, TILE_M], gl.float32, SUMS) + gl.where(
       m_first == float("-inf"), 0.0, 1.0 / 8)
   zero = gl.zeros([PART, TILE_M], gl.float32, S)

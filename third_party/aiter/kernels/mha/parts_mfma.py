@@ -25,6 +25,8 @@ row_tiles = gluon.jit(scores.row_tiles.fn)
 
 # Columns of a part, and a side of a matrix instruction.
 PART = gl.constexpr(32)
+# Of a row that has seen no key yet: finite, which keeps a NaN away.
+LOWEST = gl.constexpr(-3e38)
 
 
 @gluon.constexpr_function
@@ -33,6 +35,58 @@ def matrix(cdna, waves):
   return gl.amd.AMDMFMALayout(
       version=cdna, instr_shape=[32, 32, 8 * (cdna - 2)], transposed=False,
       warps_per_cta=[1, waves])
+
+
+@gluon.constexpr_function
+def sums(waves):
+  """[2, 4, rows]: four numbers of each of a row's two lanes in `matrix`."""
+  return gl.DistributedLinearLayout(
+      reg_bases=[[0, 1, 0], [0, 2, 0]],
+      lane_bases=[[0, 0, 1 << i] for i in range(5)] + [[1, 0, 0]],
+      warp_bases=[[0, 0, 32 << i] for i in range(waves.bit_length() - 1)],
+      block_bases=[], shape=[2, 4, 32 * waves])
+
+
+@gluon.constexpr_function
+def copied(keys, first, then):
+  """How four waves copy a quarter, 8 columns a lane: the keys of one wave count
+  by `first`, waves by `then`."""
+  return gl.DistributedLinearLayout(
+      reg_bases=[[0, 1], [0, 2], [0, 4]],
+      lane_bases=[[0, 8], [0, 16], *([key, 0] for key in first)],
+      warp_bases=[[key, 0] for key in then], block_bases=[], shape=[keys, 32])
+
+
+@gluon.jit
+def largest(s, m, scale):
+  """The new m, which exponents are less by, and what sums so far shrink by."""
+  m_new = gl.maximum(m, gl.max(s, 0) * scale)
+  return m_new, gl.exp2(m - m_new)
+
+
+@gluon.jit
+def exponents(s, m, scale):
+  return s * scale - m[None, :]
+
+
+@gluon.jit
+def own(p):
+  """Sums of each lane's own weights; lanes add theirs up at the end."""
+  own = gl.sum(p.reshape([p.shape[0] // 8, 2, 4, p.shape[1]]), 0)
+  return gl.convert_layout(own, sums(gl.num_warps()))
+
+
+@gluon.jit
+def faded(l, alpha):
+  ROWS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout))
+  return l * gl.convert_layout(alpha, ROWS)[None, None, :]
+
+
+@gluon.jit
+def operand(p, dtype: gl.constexpr, CHEAP_CAST: gl.constexpr):
+  """Weights as the right operand: in the lanes that have them."""
+  return gl.convert_layout(cast(p, dtype, CHEAP_CAST),
+                           gl.DotOperandLayout(1, p.type.layout, 4))
 
 
 @gluon.jit

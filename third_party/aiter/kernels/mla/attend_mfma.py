@@ -13,11 +13,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import mfma
 
 from third_party.aiter.kernels.mha import scores
-from third_party.aiter.kernels.paged import attend
+from third_party.aiter.kernels.paged import attend, pages_mfma
 
 # A Gluon function calls none of Triton's; of one source it may be either.
-_find_rows = gluon.jit(attend.find_rows.fn)
-_find_keys = gluon.jit(attend.find_keys.fn)
 _tiles_of_lengths = gluon.jit(attend.tiles_of_lengths.fn)
 
 # Rows and columns of a matrix instruction.
@@ -84,7 +82,7 @@ def find_rows(slot, cu_seqlens, batch, tokens, seqlen_q, group, flags,
     len_q = end - start
     row0 = slot * TILE_M - start * group
   else:
-    index, start, len_q, row0 = _find_rows(
+    index, start, len_q, row0 = pages_mfma.find_rows(
         slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
   return index, start, len_q, row0
 
@@ -121,13 +119,6 @@ def _tiles(at, seqs, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
 
 
 @gluon.jit
-def one(x):
-  """A number that all lanes have: the compiler does not know of sums."""
-  return gl.inline_asm_elementwise(
-      "v_readfirstlane_b32 $0, $1", "=s,v", [x], gl.int32, True, 1)
-
-
-@gluon.jit
 def _lanes():
   """Each wave has all."""
   return gl.arange(0, attend.LANES, gl.BlockedLayout(
@@ -148,8 +139,8 @@ def _find_share(seqs, batch, splits, TILE_M: gl.constexpr,
     _, _, rows, keys = _tiles(i + lanes, seqs, TILE_M, TILE_N, FLAGS)
     total += rows * keys
     longest = gl.maximum(longest, gl.where(rows > 0, keys, 0))
-  total = one(gl.sum(total, 0))
-  longest = one(gl.max(longest, 0))
+  total = pages_mfma.one(gl.sum(total, 0))
+  longest = pages_mfma.one(gl.max(longest, 0))
   share = gl.maximum((total - 1) // gl.num_programs(0),
                      (longest - 1) // (splits - 1)) + 1
   return total, share
@@ -175,8 +166,8 @@ def _find_tile(at, seqs, batch, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
     index += gl.sum(there.to(gl.int32), 0)
     before = gl.maximum(before, gl.max(gl.where(there, ends, 0), 0))
     past = gl.max(ends, 0)
-  index = one(index)
-  before = one(before)
+  index = pages_mfma.one(index)
+  before = pages_mfma.one(before)
   start, len_q, _, keys = _tiles(index, seqs, TILE_M, TILE_N, FLAGS)
   tile = (at - before) // keys
   return index, start, len_q, tile * TILE_M, before + tile * keys, keys
@@ -234,7 +225,7 @@ def find_part(block, at, end, share, tile, seqs, table, splits,
   _, lengths, batch, _, _, group, left_edge, right_edge, flags = seqs
   indptr, width, pages, page_size = table
   index, _, len_q, row0, first, keys = tile
-  first_page, _, offset, _, stop, first_tile, last_tile = _find_keys(
+  first_page, _, offset, _, stop, first_tile, last_tile = pages_mfma.find_keys(
       index, row0, gl.minimum(TILE_M, len_q * group - row0), len_q, lengths,
       indptr, batch, width, pages, page_size, group, left_edge, right_edge, 0,
       1, 1.0, flags, TILE_N, FLAGS)
@@ -265,18 +256,20 @@ def tell_parts(parts_lse, row, left, split, splits, parts, rows,
 
 
 @gluon.jit
-def _page(table, n, page_shift, stop):
+def _page(table, n, paging, stop, FLAGS: gl.constexpr):
   """The entries of a table for the keys n; -1 behind the last one."""
-  return gl.load(table + (n >> page_shift), mask=n < stop, other=-1)
+  at, _ = pages_mfma.place_in(paging, n, FLAGS)
+  return gl.load(table + at, mask=n < stop, other=-1)
 
 
 @gluon.jit
-def _load(data, page, n, pages, page_size, k_page, k_token,
-          first: gl.constexpr, COLS: gl.constexpr, LAYOUT: gl.constexpr):
+def _load(data, page, n, pages, paging, k_page, k_token,
+          first: gl.constexpr, COLS: gl.constexpr, LAYOUT: gl.constexpr,
+          FLAGS: gl.constexpr):
   """COLS columns of keys from `first` on; 0 of those in no page."""
   there = (page >= 0) & (page < pages)
-  at = (gl.maximum(page, 0).to(gl.int64) * k_page
-        + (n & (page_size - 1)) * k_token)
+  _, place = pages_mfma.place_in(paging, n, FLAGS)
+  at = gl.maximum(page, 0).to(gl.int64) * k_page + place * k_token
   cols = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))[None, :]
   return gl.load(data + at[:, None] + (cols + first), mask=there[:, None],
                  other=0)
@@ -302,11 +295,12 @@ def _which(page, n, pages):
 @gluon.jit
 def _attend(
     q, data, out, lse, parts, parts_lse, scale, v_scale, sinks, table, k_page,
-    k_token, tokens, batch, group, pages, page_size, page_shift, cp_world_size,
-    window_left, window_right, flags, index, start, row0, left, begin, offset,
-    stop, first_tile, last_tile, split, divided,
+    k_token, tokens, batch, group, pages, paging, cp_world_size, window_left,
+    window_right, flags, index, start, row0, left, begin, offset, stop,
+    first_tile, last_tile, split, divided,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    ROPE: gl.constexpr, KIND: gl.constexpr, CDNA: gl.constexpr,
+    ROPE: gl.constexpr, FLAGS: gl.constexpr, KIND: gl.constexpr,
+    CDNA: gl.constexpr,
 ):
   """A part of the keys of a tile of rows; table: its sequence's pages."""
   WAVES: gl.constexpr = gl.num_warps()
@@ -366,29 +360,29 @@ def _attend(
   stop = gl.minimum(stop, last_tile * TILE_N)
   n = first_tile * TILE_N + gl.arange(0, TILE_N, ONE_KEY)
   n_rope = first_tile * TILE_N + gl.arange(0, TILE_N, gl.SliceLayout(1, NARROW))
-  page = _page(table, n, page_shift, stop)
-  page_rope = _page(table, n_rope, page_shift, stop)
-  k_next = _load(data, page, n, pages, page_size, k_page, k_token, 0, HEAD,
-                 WIDE)
-  r_next = _load(data, page_rope, n_rope, pages, page_size, k_page, k_token,
-                 HEAD, ROPE, NARROW)
+  page = _page(table, n, paging, stop, FLAGS)
+  page_rope = _page(table, n_rope, paging, stop, FLAGS)
+  k_next = _load(data, page, n, pages, paging, k_page, k_token, 0, HEAD, WIDE,
+                 FLAGS)
+  r_next = _load(data, page_rope, n_rope, pages, paging, k_page, k_token, HEAD,
+                 ROPE, NARROW, FLAGS)
   n_next = _which(page, n, pages)
   # A page is looked up a tile ahead. What it says is asked when it is there.
-  page = _page(table, n + TILE_N, page_shift, stop)
-  page_rope = _page(table, n_rope + TILE_N, page_shift, stop)
+  page = _page(table, n + TILE_N, paging, stop, FLAGS)
+  page_rope = _page(table, n_rope + TILE_N, paging, stop, FLAGS)
   for _ in range(first_tile, last_tile):
     keys.store(_numbers(k_next, dtype, KIND))
     ropes.store(_numbers(r_next, dtype, KIND))
     which.store(n_next)
     n += TILE_N
     n_rope += TILE_N
-    k_next = _load(data, page, n, pages, page_size, k_page, k_token, 0, HEAD,
-                   WIDE)
-    r_next = _load(data, page_rope, n_rope, pages, page_size, k_page, k_token,
-                   HEAD, ROPE, NARROW)
+    k_next = _load(data, page, n, pages, paging, k_page, k_token, 0, HEAD, WIDE,
+                   FLAGS)
+    r_next = _load(data, page_rope, n_rope, pages, paging, k_page, k_token,
+                   HEAD, ROPE, NARROW, FLAGS)
     n_next = _which(page, n, pages)
-    page = _page(table, n + TILE_N, page_shift, stop)
-    page_rope = _page(table, n_rope + TILE_N, page_shift, stop)
+    page = _page(table, n + TILE_N, paging, stop, FLAGS)
+    page_rope = _page(table, n_rope + TILE_N, paging, stop, FLAGS)
 
     s = gl.zeros([TILE_N, TILE_M], gl.float32, SCORES)
     s = mfma(ropes.load(KEYS_IN), q_rope, s)
@@ -429,7 +423,7 @@ def _attend(
 def mla_attend(
     q, k_cache, k_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
     table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
-    tokens, batch, seqlen_q, group, pages, page_size, page_shift,
+    tokens, batch, seqlen_q, group, pages, page_size, page_shift, page_factor,
     width, splits, cp_world_size, window_left, window_right, softmax_scale,
     flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
@@ -456,6 +450,7 @@ def mla_attend(
     right_edge = 1 << 30
     left_edge = 1 << 30
   lengths = attend.Lengths(lengths, indptr, page_size)
+  paging = attend.Paging(page_size, page_shift, page_factor)
   block = gl.program_id(0)
   if SHARES:
     seqs = (cu_seqlens, lengths, batch, tokens, seqlen_q, group, left_edge,
@@ -477,10 +472,9 @@ def mla_attend(
       _attend(
           q, data, out, lse, parts, parts_lse, scale, v_factor, sinks,
           table + first_page, k_page, k_token, tokens, batch, group, pages,
-          page_size, page_shift, cp_world_size, window_left, window_right,
-          flags, index, start, row0, left, begin, offset, stop, first_tile,
-          last_tile, split, of_parts > 1, TILE_M, TILE_N, HEAD, ROPE, KIND,
-          CDNA)
+          paging, cp_world_size, window_left, window_right, flags, index, start,
+          row0, left, begin, offset, stop, first_tile, last_tile, split,
+          of_parts > 1, TILE_M, TILE_N, HEAD, ROPE, FLAGS, KIND, CDNA)
       at, tile = next_work(at, end, seqs, tile, TILE_M, TILE_N, FLAGS)
   else:
     split = gl.program_id(1)
@@ -492,10 +486,11 @@ def mla_attend(
     begin = 0
     if cp_world_size > 1:
       begin = gl.load(places + index, mask=index < batch, other=0)
-    first_page, _, offset, _, stop, first_tile, last_tile = _find_keys(
-        index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
-        width, pages, page_size, group, left_edge, right_edge, split, splits,
-        splits, flags, TILE_N, FLAGS)
+    first_page, _, offset, _, stop, first_tile, last_tile = (
+        pages_mfma.find_keys(
+            index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr,
+            batch, width, pages, page_size, group, left_edge, right_edge, split,
+            splits, splits, flags, TILE_N, FLAGS))
     scale = softmax_scale * k_factor * scores.LOG2E
     if (split > 0) & (first_tile >= last_tile):
       at = split.to(gl.int64) * tokens * group + start * group + row0
@@ -506,6 +501,6 @@ def mla_attend(
     _attend(
         q, data, out, lse, parts, parts_lse, scale, v_factor, sinks,
         table + first_page, k_page, k_token, tokens, batch, group, pages,
-        page_size, page_shift, cp_world_size, window_left, window_right, flags,
-        index, start, row0, left, begin, offset, stop, first_tile, last_tile,
-        split, splits > 1, TILE_M, TILE_N, HEAD, ROPE, KIND, CDNA)
+        paging, cp_world_size, window_left, window_right, flags, index, start,
+        row0, left, begin, offset, stop, first_tile, last_tile, split,
+        splits > 1, TILE_M, TILE_N, HEAD, ROPE, FLAGS, KIND, CDNA)

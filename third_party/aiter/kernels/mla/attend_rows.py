@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.amd.hint import sched_barrier
 from third_party.aiter.kernels.core import tiles
 from third_party.aiter.kernels.mha import scores
 from third_party.aiter.kernels.mla import attend_mfma
-from third_party.aiter.kernels.paged import attend
+from third_party.aiter.kernels.paged import attend, pages_mfma
 
 # A Gluon function calls none of Triton's; of one source it may be either.
 _cast = gluon.jit(tiles.cast.fn)
@@ -104,10 +104,11 @@ def _position(query, offset, begin, cp_world_size):
 
 
 @gluon.jit
-def _pages(table, n):
+def _pages(table, n, FLAGS: gl.constexpr):
   """The table's entries for keys; for those behind the last one the last's."""
-  first, page_shift, end = table
-  return gl.load(first + (gl.minimum(n, end - 1) >> page_shift))
+  first, paging, end = table
+  at, _ = pages_mfma.place_in(paging, gl.minimum(n, end - 1), FLAGS)
+  return gl.load(first + at)
 
 
 @gluon.jit
@@ -116,26 +117,12 @@ def _is_page(page, pages):
 
 
 @gluon.jit
-def _misses(table, start, pages):
-  """Whether some of the keys from `start` on are in no page."""
-  first, page_shift, end = table
-  lanes = gl.arange(0, LOOKS, gl.BlockedLayout([1], [64], [WAVES], [0]))
-  missed = lanes * 0
-  last = (end - 1) >> page_shift
-  for at in range(start >> page_shift, last + 1, LOOKS):
-    page = gl.load(first + gl.minimum(at + lanes, last))
-    missed |= gl.where(_is_page(page, pages), 0, 1)
-  # All lanes have one number, so that a branch is a branch.
-  return attend_mfma.one(gl.max(missed, 0)) > 0
-
-
-@gluon.jit
-def _place(cache, page, n):
+def _place(cache, page, n, FLAGS: gl.constexpr):
   """Where keys are; of those in no page where the first page's are."""
-  data, pages, page_size, k_page, k_token, end = cache
+  data, pages, paging, k_page, k_token, end = cache
   page = gl.where(_is_page(page, pages), page, 0)
-  return data + (page.to(gl.int64) * k_page
-                 + (gl.minimum(n, end - 1) & (page_size - 1)) * k_token)
+  _, place = pages_mfma.place_in(paging, gl.minimum(n, end - 1), FLAGS)
+  return data + (page.to(gl.int64) * k_page + place * k_token)
 
 
 @gluon.jit
@@ -235,7 +222,7 @@ def _store(out, x, left, HEAD: gl.constexpr):
 def mla_attend(
     q, k_cache, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
     table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
-    tokens, batch, seqlen_q, group, pages, page_size, page_shift,
+    tokens, batch, seqlen_q, group, pages, page_size, page_shift, page_factor,
     width, splits, cp_world_size, window_left, window_right, softmax_scale,
     flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
@@ -272,6 +259,7 @@ def mla_attend(
     right_edge = 1 << 30
     left_edge = 1 << 30
   lengths = attend.Lengths(lengths, indptr, page_size)
+  paging = attend.Paging(page_size, page_shift, page_factor)
   seqs = (cu_seqlens, lengths, batch, tokens, seqlen_q, group, left_edge,
           right_edge, flags)
   block = gl.program_id(0)
@@ -328,14 +316,16 @@ def mla_attend(
     if first_tile < last_tile:
       # Of keys behind the part's last tile nothing is loaded.
       stop = gl.minimum(stop, last_tile * KEYS)
-      cache = k_cache + k_start, pages, page_size, k_page, k_token, stop
-      pages_of = table + first_page, page_shift, stop
-      misses = _misses(pages_of, first_tile * KEYS, pages)
+      cache = k_cache + k_start, pages, paging, k_page, k_token, stop
+      pages_of = table + first_page, paging, stop
+      misses = pages_mfma.misses(
+          (table + first_page, pages, paging), first_tile * KEYS, stop, LOOKS,
+          FLAGS)
       n = first_tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, WIDE))
-      page = _pages(pages_of, n)
+      page = _pages(pages_of, n, FLAGS)
       # A page is looked up a tile ahead. What it says is asked when it is
       # there; loads come in order, so that it is loaded before the columns.
-      following = _pages(pages_of, n + KEYS)
+      following = _pages(pages_of, n + KEYS, FLAGS)
       # The queries, as the right operand.
       QUERIES: gl.constexpr = gl.DotOperandLayout(1, S, 8)
       q_row = gl.arange(0, TILE_M, gl.SliceLayout(0, QUERIES))[None, :]
@@ -348,7 +338,7 @@ def mla_attend(
       q_col = gl.arange(0, ROPE, gl.SliceLayout(1, QUERIES))[:, None]
       q_rope = gl.load(q_at + (HEAD + q_col), mask=q_row < left, other=0.0)
 
-      place = _place(cache, page, n)
+      place = _place(cache, page, n, FLAGS)
       k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
       k_far = _load_far(place, WIDE)
       if misses:
@@ -360,8 +350,8 @@ def mla_attend(
       _put(far, k_far)
       n += KEYS
       page = following
-      following = _pages(pages_of, n + KEYS)
-      place = _place(cache, page, n)
+      following = _pages(pages_of, n + KEYS, FLAGS)
+      place = _place(cache, page, n, FLAGS)
       sched_barrier()
       k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
       k_far = _load_far(place, WIDE)
@@ -415,9 +405,9 @@ def mla_attend(
         ropes.store(k_near[2])
         hidden.store(_hidden(cache, page, n))
         n += KEYS
-        place = _place(cache, following, n)
+        place = _place(cache, following, n, FLAGS)
         page = following
-        following = _pages(pages_of, n + KEYS)
+        following = _pages(pages_of, n + KEYS, FLAGS)
         sched_barrier()
         k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
         v2 = _values(far, 0, S)

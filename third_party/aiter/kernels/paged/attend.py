@@ -89,6 +89,13 @@ class Lengths(NamedTuple):
   page_size: tl.tensor
 
 
+class Paging(NamedTuple):
+  """How keys lie in pages; place_in."""
+  size: tl.tensor
+  shift: tl.tensor
+  factor: tl.tensor
+
+
 class Table(NamedTuple):
   """Pages of one sequence, so many, and of the cache."""
   first: tl.tensor
@@ -187,6 +194,19 @@ def _side(data, bytes_, start, page, token, head_stride, split, run_token, run,
   return Side(
       data + first, bytes_ + first, page, token, split, run_token, cols, hdim,
       scale + head.to(tl.int64) * scale_head, scale_page, scale_token)
+
+
+@triton.jit
+def place_in(paging, keys, FLAGS: tl.constexpr):
+  """The pages of keys, of those of their sequence, and the places in them."""
+  if ODD_PAGES & FLAGS:
+    # PagedParams says why this is exact.
+    wide = (2 * keys).to(tl.uint32).to(tl.uint64)
+    wide *= paging.factor.to(tl.uint32, bitcast=True)
+    page = ((wide >> 32).to(tl.uint32) >> paging.shift).to(tl.int32)
+    return page, keys - page * paging.size
+  else:
+    return keys >> paging.shift, keys & (paging.size - 1)
 
 
 @triton.jit

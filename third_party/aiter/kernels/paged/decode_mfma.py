@@ -13,10 +13,10 @@ the i-th instruction the i-th of them. Of a shuffled cache it loads eight keys
 of a column, and gives the i-th instruction the i-th four of them; its scores
 have the keys in that order.
 
-Of aligned queries and caches, and a power of two of keys a page. Scales of
-tokens are for kernels of these alone: they come with the keys and values, to
-the lanes that have their scores. Of head dimensions below HEAD a lane loads the
-first columns again for those that are not there: no load has a condition.
+Of aligned queries and caches. Scales of tokens are for kernels of these alone:
+they come with the keys and values, to the lanes that have their scores. Of head
+dimensions below HEAD a lane loads the first columns again for those that are
+not there: no load has a condition.
 """
 
 from triton.experimental import gluon
@@ -25,98 +25,28 @@ from triton.experimental.gluon.language.amd.cdna3 import mfma
 
 from third_party.aiter.kernels.gemm import gemm
 from third_party.aiter.kernels.mha import scores
-from third_party.aiter.kernels.paged import attend
+from third_party.aiter.kernels.paged import attend, pages_mfma
 
 _neighbour = gluon.jit(gemm.neighbour.fn)
-_find_rows = gluon.jit(attend.find_rows.fn)
-_number = gluon.jit(attend._number.fn)
-_soft_cap = gluon.jit(attend.soft_cap.fn)
-_find_keys = gluon.jit(attend.find_keys.fn)
-_tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
 
 # Rows, columns and keys of a matrix instruction.
 SIDE = gl.constexpr(16)
-# Keys of one column of a shuffled cache that a lane loads at once.
-RUN = gl.constexpr(8)
 # Of a device: they take programs in turn, and have a cache each.
 DIES = gl.constexpr(8)
 
 
 @gluon.jit
-def _pages(table, n, stop):
-  """The pages of keys, -1 where there is none; behind the last key its page."""
-  first, pages, page_shift = table
-  at = gl.minimum(n, stop - 1) >> page_shift
-  page = gl.load(first + at)
-  return gl.where((page >= 0) & (page < pages), page, -1)
-
-
-@gluon.jit
-def _load(side, page, n, stop, cols):
-  """Keys or values; of those in no page what the first one has."""
-  data, page_stride, token_stride, page_size = side
-  place = (gl.minimum(n, stop - 1) & (page_size - 1)) * token_stride
-  # Tokens lie at multiples of 16 bytes.
-  CHUNK: gl.constexpr = 128 // data.dtype.element_ty.primitive_bitwidth
-  at = (gl.maximum(page, 0).to(gl.int64) * page_stride
-        + gl.multiple_of(place, CHUNK))
-  return gl.load(data + (at[:, None] + cols[None, :]))
-
-
-@gluon.jit
-def _load_runs(side, page, n, stop, cols):
-  """Values of a shuffled cache: [runs, RUN, columns], from keys n on.
-
-  cols: where they lie. What is behind the last key comes too.
-  """
-  data, page_stride, split, run_stride, page_size = side
-  place = gl.minimum(n, stop - 1) & (page_size - RUN)
-  place = gl.multiple_of(place // split * run_stride + place % split, RUN)
-  at = gl.maximum(page, 0).to(gl.int64) * page_stride + place
-  at = gl.expand_dims(gl.expand_dims(at, 1), 2) + gl.expand_dims(
-      gl.expand_dims(cols, 0), 1)
-  LAYOUT: gl.constexpr = at.type.layout
-  j = gl.arange(0, RUN, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
-  return gl.load(data + (at + gl.expand_dims(gl.expand_dims(j, 0), 2)))
-
-
-@gluon.jit
-def _load_values(side, page, n, stop, cols):
-  if len(side) == 5:
-    return _load_runs(side, page, n, stop, cols)
+def _load_values(side, page, n, stop, cols, FLAGS: gl.constexpr):
+  if attend.SHUFFLED & FLAGS:
+    return pages_mfma.load_runs(side, page, n, stop, cols, FLAGS)
   else:
-    return _load(side, page, n, stop, cols)
-
-
-@gluon.jit
-def _load_scales(side, page, n, stop, OF_RUN: gl.constexpr):
-  """Scales of values' keys: [keys], or of a shuffled cache [runs, RUN]."""
-  data, page_stride, token_stride, page_size = side
-  place = gl.minimum(n, stop - 1)
-  at = gl.maximum(page, 0).to(gl.int64) * page_stride
-  if OF_RUN is not None:
-    at = at[:, None]
-    place = (place & (page_size - RUN))[:, None] + gl.arange(
-        0, RUN, OF_RUN)[None, :]
-  else:
-    place &= page_size - 1
-  return gl.load(data + (at + place * token_stride))
-
-
-@gluon.jit
-def _load_both(sides, page, n, stop, OF_RUN: gl.constexpr):
-  """Scales of keys and of values, where tokens have them."""
-  if len(sides) == 0:
-    return ()
-  else:
-    return (_load_scales(sides[0], page, n, stop, OF_RUN),
-            _load_scales(sides[1], page, n, stop, OF_RUN))
+    return pages_mfma.load(side, page, n, stop, cols, FLAGS)
 
 
 @gluon.jit
 def _in_order(x, SCORES: gl.constexpr):
   """[runs, RUN] in the order of scores: the i-th four of every run."""
-  x = x.reshape([4, 2, 4]).permute(1, 0, 2).reshape([4 * RUN])
+  x = x.reshape([4, 2, 4]).permute(1, 0, 2).reshape([4 * pages_mfma.RUN])
   return gl.convert_layout(x, gl.SliceLayout(1, SCORES))
 
 
@@ -126,10 +56,11 @@ def _look(v, page, n, end, stop, SCORES: gl.constexpr, SHUFFLED: gl.constexpr):
   """
   there = page >= 0
   if SHUFFLED:
-    j = gl.arange(0, RUN, gl.SliceLayout(0, gl.SliceLayout(2, v.type.layout)))
+    j = gl.arange(0, pages_mfma.RUN, gl.SliceLayout(
+        0, gl.SliceLayout(2, v.type.layout)))
     keys = n[:, None] + j[None, :]
     shown = there[:, None] & (keys < stop)
-    if (gl.min(page, 0) < 0) | (gl.max(n, 0) + RUN > stop):
+    if (gl.min(page, 0) < 0) | (gl.max(n, 0) + pages_mfma.RUN > stop):
       v = gl.where(gl.expand_dims(shown, 2), v, gl.zeros_like(v))
     keys = _in_order(keys, SCORES)
     shown = _in_order(shown.to(gl.int32), SCORES) != 0
@@ -154,56 +85,6 @@ def _of_scores(x, SCORES: gl.constexpr, SHUFFLED: gl.constexpr):
 
 
 @gluon.jit
-def _columns(cols, hdim, run, step, CHUNK: gl.constexpr, FLAGS: gl.constexpr):
-  """Where columns lie, those of the first 16 bytes for one too many.
-
-  Of keys chunks of 16 bytes are `run` apart; of values, each is so by `step`.
-  """
-  first = cols % CHUNK
-  if not attend.SHUFFLED & FLAGS:
-    at = cols
-  elif step is None:
-    at = gl.multiple_of(cols // CHUNK * run, CHUNK) + first
-  else:
-    at = gl.multiple_of(cols * step, CHUNK)
-    first = gl.multiple_of(first * step, CHUNK)
-  if attend.PARTIAL & FLAGS:
-    at = gl.where(cols < hdim, at, first)
-  return at
-
-
-@gluon.jit
-def _numbers(x, dtype: gl.constexpr, KIND: gl.constexpr,
-             NATIVE: gl.constexpr):
-  """What was loaded, in the queries' type."""
-  if KIND == attend.NO_BYTES:
-    return x
-  elif KIND != NATIVE:
-    return _number(x, dtype, KIND, NATIVE)
-  elif KIND == attend.E4M3FN:
-    return x.to(gl.float8e4nv, bitcast=True).to(dtype)
-  else:
-    return x.to(gl.float8e4b8, bitcast=True).to(dtype)
-
-
-@gluon.jit
-def _changed(s, n, marks, flags, FLAGS: gl.constexpr):
-  """Scores of keys n, times LOG2E, with what a call makes of them."""
-  position, slope, cap, window_left, window_right = marks
-  if attend.SOFT_CAP & FLAGS:
-    if (flags & attend.SOFT_CAP) != 0:
-      s = _soft_cap(s * scores.LN2, cap) * scores.LOG2E
-  if (attend.ALIBI | attend.WINDOW) & FLAGS:
-    ahead = n[:, None] - position[None, :]
-    if attend.ALIBI & FLAGS:
-      s -= slope[None, :] * gl.abs(ahead).to(gl.float32)
-    if attend.WINDOW & FLAGS:
-      seen = (ahead <= window_right) & (ahead >= -window_left)
-      s = gl.where(seen, s, float("-inf"))
-  return s
-
-
-@gluon.jit
 def _attend(sums, q, k, v, scales, page, n, end, stop, scale, marks, flags,
             KIND: gl.constexpr, NATIVE: gl.constexpr, OUT: gl.constexpr,
             FLAGS: gl.constexpr):
@@ -218,11 +99,11 @@ def _attend(sums, q, k, v, scales, page, n, end, stop, scale, marks, flags,
   SCORES: gl.constexpr = k.type.layout.parent
   v, keys, shown = _look(v, page, n, end, stop, SCORES,
                          attend.SHUFFLED & FLAGS)
-  s = mfma(_numbers(k, q.dtype, KIND, NATIVE), q,
+  s = mfma(pages_mfma.numbers(k, 0, q.dtype, KIND, NATIVE), q,
            gl.zeros([N, ROWS], gl.float32, SCORES)) * scale
   if len(scales) > 0:
     s *= _of_scores(scales[0], SCORES, attend.SHUFFLED & FLAGS)
-  s = _changed(s, keys, marks, flags, FLAGS)
+  s = pages_mfma.changed(s, keys, marks, flags, FLAGS)
   s = gl.where(shown[:, None], s, float("-inf"))
   most = s
   if len(scales) > 0:
@@ -242,7 +123,7 @@ def _attend(sums, q, k, v, scales, page, n, end, stop, scale, marks, flags,
     p *= of_values
   acc *= gl.convert_layout(alpha, gl.SliceLayout(0, OUT))[None, :]
   p = gl.convert_layout(p.to(q.dtype), gl.DotOperandLayout(1, OUT, 4))
-  v = _numbers(v, q.dtype, KIND, NATIVE)
+  v = pages_mfma.numbers(v, 0, q.dtype, KIND, NATIVE)
   if attend.SHUFFLED & FLAGS:
     v = v.reshape([4, 2, 4, HEAD]).permute(3, 1, 0, 2).reshape([HEAD, N])
   else:
@@ -260,8 +141,9 @@ def paged_attend(
     k_scale_head, k_scale_token, v_start, v_page, v_head, v_token, v_split,
     v_run_token, v_col, v_scale_page, v_scale_head, v_scale_token,
     tokens, batch, seqlen_q, nhead_q, nhead_k, group, hdim, hdim_v, pages,
-    page_size, page_shift, width, splits, programs, window_left, window_right,
-    sinks_step, slopes_step, softmax_scale, logits_soft_cap, flags,
+    page_size, page_shift, page_factor, width, splits, programs, window_left,
+    window_right, sinks_step, slopes_step, softmax_scale, logits_soft_cap,
+    flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     FLAGS: gl.constexpr, KIND: gl.constexpr, NATIVE: gl.constexpr,
     CDNA: gl.constexpr,
@@ -275,6 +157,7 @@ def paged_attend(
     hdim = HEAD
     hdim_v = HEAD
   lengths = attend.Lengths(lengths, indptr, page_size)
+  paging = attend.Paging(page_size, page_shift, page_factor)
   program = gl.program_id(0)
   if attend.PARTIAL & FLAGS:
     # A head's columns may end within a line, which the next one shares: a die
@@ -286,15 +169,15 @@ def paged_attend(
   share = 0.0
   if splits > 1:
     lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([2], [64], [1], [0]))
-    share = programs / (nhead_k * gl.maximum(gl.sum(_tiles_of_batch(
+    share = programs / (nhead_k * gl.maximum(gl.sum(pages_mfma.tiles_of_batch(
         lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
         window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
-  index, start, len_q, row0 = _find_rows(
+  index, start, len_q, row0 = pages_mfma.find_rows(
       slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
   left = len_q * group - row0
   if left <= 0:
     return
-  first_page, _, offset, _, stop, first_tile, last_tile = _find_keys(
+  first_page, _, offset, _, stop, first_tile, last_tile = pages_mfma.find_keys(
       index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
       width, pages, page_size, group, window_left, window_right, split, splits,
       share, flags, TILE_N, FLAGS)
@@ -310,9 +193,9 @@ def paged_attend(
   SHUFFLED: gl.constexpr = attend.SHUFFLED & FLAGS
   # Four keys of a lane lie where the second product wants them.
   if SHUFFLED:
-    gl.static_assert(TILE_N == 4 * RUN)
+    gl.static_assert(TILE_N == 4 * pages_mfma.RUN)
     VALUES: gl.constexpr = gl.BlockedLayout(
-        [1, RUN, 1], [64 // SIDE, 1, SIDE], [1, 1, 1], [1, 2, 0])
+        [1, pages_mfma.RUN, 1], [64 // SIDE, 1, SIDE], [1, 1, 1], [1, 2, 0])
     OF_KEYS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, VALUES))
     OF_COLUMNS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, VALUES))
     OF_RUN: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, VALUES))
@@ -359,9 +242,9 @@ def paged_attend(
       scale = softmax_scale * scores.LOG2E
       scale_sides = (
           (k_scale + head.to(gl.int64) * k_scale_head, k_scale_page,
-           k_scale_token, page_size),
+           k_scale_token, paging),
           (v_scale + head.to(gl.int64) * v_scale_head, v_scale_page,
-           v_scale_token, page_size))
+           v_scale_token, paging))
     else:
       scale = gl.load(k_scale + head.to(gl.int64) * k_scale_head)
       scale *= softmax_scale * scores.LOG2E
@@ -371,23 +254,24 @@ def paged_attend(
     k_data += k_start + head.to(gl.int64) * k_head
     v_data += v_start + head.to(gl.int64) * v_head
     CHUNK: gl.constexpr = 8 if KIND == attend.NO_BYTES else 16
-    k_col = _columns(gl.arange(0, HEAD, gl.SliceLayout(0, KEYS)), hdim, k_run,
-                     None, CHUNK, FLAGS)
-    v_at = _columns(gl.arange(0, HEAD, OF_COLUMNS), hdim_v, None, v_col, CHUNK,
-                    FLAGS)
+    k_col = pages_mfma.columns(
+        gl.arange(0, HEAD, gl.SliceLayout(0, KEYS)), hdim, k_run, None, CHUNK,
+        FLAGS)
+    v_at = pages_mfma.columns(
+        gl.arange(0, HEAD, OF_COLUMNS), hdim_v, None, v_col, CHUNK, FLAGS)
     n_k = gl.arange(0, TILE_N, gl.SliceLayout(1, KEYS))
     if SHUFFLED:
-      n_k = n_k % 16 // 4 * RUN + n_k // 16 * 4 + n_k % 4
-      n = gl.arange(0, TILE_N // RUN, OF_KEYS) * RUN
-      k_side = (k_data, k_page, k_run_token, page_size)
-      v_side = (v_data, v_page, v_split, v_run_token, page_size)
+      n_k = n_k % 16 // 4 * pages_mfma.RUN + n_k // 16 * 4 + n_k % 4
+      n = gl.arange(0, TILE_N // pages_mfma.RUN, OF_KEYS) * pages_mfma.RUN
+      k_side = (k_data, k_page, k_run_token, paging)
+      v_side = (v_data, v_page, v_split, v_run_token, paging)
     else:
       n = gl.arange(0, TILE_N, OF_KEYS)
-      k_side = (k_data, k_page, k_token, page_size)
-      v_side = (v_data, v_page, v_token, page_size)
+      k_side = (k_data, k_page, k_token, paging)
+      v_side = (v_data, v_page, v_token, paging)
     n += first_tile * TILE_N
     n_k += first_tile * TILE_N
-    pages_of = (table + first_page, pages, page_shift)
+    pages_of = (table + first_page, pages, paging)
     # The last turn may have a tile of the next part.
     stop = gl.minimum(stop, last_tile * TILE_N)
     slope = gl.zeros([TILE_M], gl.float32, ROW)
@@ -400,29 +284,32 @@ def paged_attend(
 
     # Two tiles a turn: what is loaded stays in its registers. The pages of a
     # tile are looked up before the tile in front of it is loaded.
-    page = _pages(pages_of, n, stop)
-    page_k = _pages(pages_of, n_k, stop)
-    odd = _pages(pages_of, n + TILE_N, stop)
-    odd_k = _pages(pages_of, n_k + TILE_N, stop)
-    k = _load(k_side, page_k, n_k, stop, k_col)
-    v = _load_values(v_side, page, n, stop, v_at)
-    both = _load_both(scale_sides, page, n, stop, OF_RUN)
+    page = pages_mfma.pages_at(pages_of, n, stop, FLAGS)
+    page_k = pages_mfma.pages_at(pages_of, n_k, stop, FLAGS)
+    odd = pages_mfma.pages_at(pages_of, n + TILE_N, stop, FLAGS)
+    odd_k = pages_mfma.pages_at(pages_of, n_k + TILE_N, stop, FLAGS)
+    k = pages_mfma.load(k_side, page_k, n_k, stop, k_col, FLAGS)
+    v = _load_values(v_side, page, n, stop, v_at, FLAGS)
+    both = pages_mfma.load_both(scale_sides, page, n, stop, OF_RUN, FLAGS)
     for t in range(first_tile, last_tile, 2):
       end = (t + 1) * TILE_N
-      following = _pages(pages_of, n + 2 * TILE_N, stop)
-      following_k = _pages(pages_of, n_k + 2 * TILE_N, stop)
-      k_odd = _load(k_side, odd_k, n_k + TILE_N, stop, k_col)
-      v_odd = _load_values(v_side, odd, n + TILE_N, stop, v_at)
-      both_odd = _load_both(scale_sides, odd, n + TILE_N, stop, OF_RUN)
+      following = pages_mfma.pages_at(pages_of, n + 2 * TILE_N, stop, FLAGS)
+      following_k = pages_mfma.pages_at(pages_of, n_k + 2 * TILE_N, stop, FLAGS)
+      k_odd = pages_mfma.load(k_side, odd_k, n_k + TILE_N, stop, k_col, FLAGS)
+      v_odd = _load_values(v_side, odd, n + TILE_N, stop, v_at, FLAGS)
+      both_odd = pages_mfma.load_both(scale_sides, odd, n + TILE_N, stop,
+                                      OF_RUN, FLAGS)
       sums = _attend(sums, q_tile, k, v, both, page, n, end, stop, scale, marks,
                      flags, KIND, NATIVE, OUT, FLAGS)
       page_odd = odd
       page = following
-      odd = _pages(pages_of, n + 3 * TILE_N, stop)
-      odd_k = _pages(pages_of, n_k + 3 * TILE_N, stop)
-      k = _load(k_side, following_k, n_k + 2 * TILE_N, stop, k_col)
-      v = _load_values(v_side, page, n + 2 * TILE_N, stop, v_at)
-      both = _load_both(scale_sides, page, n + 2 * TILE_N, stop, OF_RUN)
+      odd = pages_mfma.pages_at(pages_of, n + 3 * TILE_N, stop, FLAGS)
+      odd_k = pages_mfma.pages_at(pages_of, n_k + 3 * TILE_N, stop, FLAGS)
+      k = pages_mfma.load(k_side, following_k, n_k + 2 * TILE_N, stop, k_col,
+                          FLAGS)
+      v = _load_values(v_side, page, n + 2 * TILE_N, stop, v_at, FLAGS)
+      both = pages_mfma.load_both(scale_sides, page, n + 2 * TILE_N, stop,
+                                  OF_RUN, FLAGS)
       sums = _attend(sums, q_tile, k_odd, v_odd, both_odd, page_odd, n + TILE_N,
                      end + TILE_N, stop, scale, marks, flags, KIND, NATIVE, OUT,
                      FLAGS)
