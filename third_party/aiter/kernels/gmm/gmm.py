@@ -174,7 +174,7 @@ def _product(
     apart, flags, KIND: tl.constexpr, A_K_LAST: tl.constexpr,
     B_K_LAST: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     TILE_K: tl.constexpr, ALIGN: tl.constexpr, PROMOTE: tl.constexpr,
-    GATES: tl.constexpr,
+    GATES: tl.constexpr, CDNA: tl.constexpr,
 ):
   """The tile's sum over k, of operands that begin at it.
 
@@ -197,6 +197,11 @@ def _product(
       stride_b, n_left, TILE_N, TILE_K // PACK, B_K_LAST, ALIGN)
   if GATES:
     b_offsets = _gated_offsets(stride_b, n_left, apart, TILE_N, TILE_K, ALIGN)
+  # As the operand that it becomes: gemm/mfma.py says why.
+  TURNED: tl.constexpr = B_K_LAST and CDNA and not WIDEN
+  if TURNED:
+    b_offsets = tl.trans(b_offsets)
+    stride_b = 1
   a_scales = 0
   if KIND == gemm.BLOCK:
     # A tile of b lies in one block of its rows.
@@ -215,12 +220,13 @@ def _product(
       acc = gemm.add_step(
           acc, begin + step * TILE_K, TILE_K, a, b, a_offsets, b_offsets,
           stride_a, stride_b, a_scale, b_scale, a_scales, 0, 1, 1, fnuz, KIND,
-          A_K_LAST, B_K_LAST, TILE_K, PACK, WIDEN, PROMOTE, False)
+          A_K_LAST, B_K_LAST and not TURNED, TILE_K, PACK, WIDEN, PROMOTE,
+          False)
   if k > steps * TILE_K:
     acc = gemm.add_step(
         acc, steps * TILE_K, k - steps * TILE_K, a, b, a_offsets, b_offsets,
         stride_a, stride_b, a_scale, b_scale, a_scales, 0, 1, 1, fnuz, KIND,
-        A_K_LAST, B_K_LAST, TILE_K, PACK, WIDEN, PROMOTE, True)
+        A_K_LAST, B_K_LAST and not TURNED, TILE_K, PACK, WIDEN, PROMOTE, True)
   return acc
 
 
@@ -359,7 +365,7 @@ def _rows(
         a, b, a_scale, b_scale, k, k if B_K_LAST else columns, end - first,
         n + n * pairs - n0, tl.where(group < 0, 0, k), scales_k, n * halves,
         flags, KIND, True, B_K_LAST, TILE_M, TILE_N, TILE_K, ALIGN, PROMOTE,
-        GATES)
+        GATES, XCDS > 1)
     if ROW:
       r = first + tl.arange(0, TILE_M)
       c = n0 + tl.arange(0, TILE_N)
@@ -649,6 +655,6 @@ def gmm_tn(
   acc = _product(
       a + (first.to(tl.int64) * k + m0), b + (first.to(tl.int64) * n + n0), a,
       b, k, n, k - m0, n - n0, end - first, 0, 0, flags, gemm.PLAIN, False,
-      False, TILE_M, TILE_N, TILE_K, ALIGN, False, False)
+      False, TILE_M, TILE_N, TILE_K, ALIGN, False, False, XCDS > 1)
   _store(acc, out, out_f32, group.to(tl.int64), k.to(tl.int64) * n, m0, n0, k,
          n, flags, TILE_M, TILE_N, SLICES)
