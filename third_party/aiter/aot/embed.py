@@ -37,8 +37,8 @@ from third_party.aiter.aot.table import MAX_DIMS
 # Of groups in the blob and of objects in a group.
 _ALIGNMENT = 16
 # Neighbours are alike, so they are compressed together: 14.4 MB for sm_90's of
-# 72. A kernel's first launch decompresses its group up to its end, at most 2 ms
-# for this many bytes; groups of twice as many take 13.3 MB and up to 4 ms.
+# 72. A kernel's first launch decompresses its group up to its end, about 2 ms
+# for all of this; groups of twice as many bytes take 13.3 MB and 4 ms.
 _GROUP_BYTES = 128 << 10
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": _GROUP_BYTES}]
 _TYPES = {

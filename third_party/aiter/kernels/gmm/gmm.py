@@ -180,7 +180,8 @@ def _product(
 
   KIND: gemm.BLOCK with scales, scales_k to a row; gemm.PLAIN without. Float8 as
   bytes is widened, which `flags` are about. GATES: if `apart` is not 0, the
-  second half of b's rows is that of those so many behind the first.
+  second half of b's rows is that of those so many behind the first. CDNA: of
+  gfx942 or gfx950.
   """
   WIDEN: tl.constexpr = a.dtype.element_ty == tl.uint8
   PACK: tl.constexpr = 2 if WIDEN else 1

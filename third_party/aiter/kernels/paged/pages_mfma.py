@@ -91,7 +91,7 @@ def load_runs(side, page, n, stop, cols, FLAGS: gl.constexpr):
 
 @gluon.jit
 def load_scales(side, page, n, stop, OF_RUN: gl.constexpr,
-                 FLAGS: gl.constexpr):
+                FLAGS: gl.constexpr):
   """Scales of values' keys: [keys], or of a shuffled cache [runs, RUN]."""
   data, page_stride, token_stride, paging = side
   _, place = place_in(paging, gl.minimum(n, stop - 1), FLAGS)
@@ -104,7 +104,7 @@ def load_scales(side, page, n, stop, OF_RUN: gl.constexpr,
 
 @gluon.jit
 def load_both(sides, page, n, stop, OF_RUN: gl.constexpr,
-               FLAGS: gl.constexpr):
+              FLAGS: gl.constexpr):
   """Scales of keys and of values, where tokens have them."""
   if len(sides) == 0:
     return ()
