@@ -111,14 +111,26 @@ Units UnitsOf(const DeviceInfo& device, const KernelInfo& kernel,
   return units;
 }
 
-// The lines of the L2 cache that are read for so many bytes of an operand's
-// rows of `row` elements. Where rows do not begin at a line, the 128 bytes that
-// a kernel copies at once lie in two.
-double LinesOf(double bytes, int64_t row, double element) {
+// Elements of a row of a and of b.
+int64_t RowOfA(const GemmKey& key) {
+  return key.layout == GemmLayout::kTN ? key.m : key.k;
+}
+
+int64_t RowOfB(const GemmKey& key) {
+  return key.layout == GemmLayout::kNT ? key.k : key.n;
+}
+
+// Whether rows of so many elements do not begin at lines of the L2 cache.
+bool IsCut(int64_t row, double element) {
   constexpr int64_t kLine = 128;
-  bool whole =
-      static_cast<int64_t>(static_cast<double>(row) * element) % kLine == 0;
-  return whole ? bytes : 2 * bytes;
+  return static_cast<int64_t>(static_cast<double>(row) * element) % kLine != 0;
+}
+
+// The lines of the L2 cache that are read for so many bytes of an operand's
+// rows: where these do not begin at a line, the 128 bytes that a kernel copies
+// at once lie in two.
+double LinesOf(double bytes, int64_t row, double element) {
+  return IsCut(row, element) ? 2 * bytes : bytes;
 }
 
 // Whether a tile is one warpgroup's alone, and the next one another's
@@ -151,12 +163,11 @@ double Estimate(const Units& at_once, const GemmKey& key,
   const double products = 2.0 * kernel.tile_m * kernel.tile_n *
                           static_cast<double>(units) /
                           (std::max<int>(kernel.rate, 1) * 1e12);
-  const double drawn =
-      (LinesOf(std::min<double>(kernel.tile_m, m) * bytes_a,
-               key.layout == GemmLayout::kTN ? key.m : key.k, bytes_a) +
-       LinesOf(std::min<double>(kernel.tile_n, n) * bytes_b,
-               key.layout == GemmLayout::kNT ? key.k : key.n, bytes_b)) *
-      share / costs.draw_share;
+  const double drawn = (LinesOf(std::min<double>(kernel.tile_m, m) * bytes_a,
+                                RowOfA(key), bytes_a) +
+                        LinesOf(std::min<double>(kernel.tile_n, n) * bytes_b,
+                                RowOfB(key), bytes_b)) *
+                       share / costs.draw_share;
   const double operands =
       std::max(drawn, static_cast<double>(at_once.rows_received) * bytes_a *
                           share / costs.receive_share);
@@ -180,7 +191,14 @@ double Estimate(const Units& at_once, const GemmKey& key,
       (static_cast<double>(key.batch * key.k) * (m * bytes_a + n * bytes_b) +
        2 * results) /
       (costs.all_share * bandwidth);
-  double seconds = std::max(length * std::max(products, operands) + ends, all);
+  // Products hide what another tile writes, but not copies of lines in halves,
+  // for which the L2 cache has no time left.
+  const double written = Alternates(kernel) && (IsCut(RowOfA(key), bytes_a) ||
+                                                IsCut(RowOfB(key), bytes_b))
+                             ? (turns + parts) * 2 * tile
+                             : 0;
+  double seconds = std::max(
+      {length * products + ends, length * operands + written + ends, all});
   if (tiling.splits > 1) {
     // The parts are written and read.
     const double numbers = Walks(kernel)
