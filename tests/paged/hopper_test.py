@@ -31,7 +31,8 @@ _STEPS = (
     dict(decode=False, lengths=((40, 150), (70, 70), (3, 260), (20, 0))),
     dict(decode=True, hq=8, lengths=((1, 1500), (1, 70), (1, 0), (1, 1))))
 _LAYOUTS = ("NHD", "x", "asm")
-_SCORES = (dict(), dict(soft_cap=3.0, slopes=True))
+_SCORES = (dict(), dict(soft_cap=3.0), dict(slopes=True),
+           dict(soft_cap=3.0, slopes=True))
 _CACHES = (("", "none"), *itertools.product(cases.BYTES, ("head", "token")))
 
 

@@ -34,6 +34,9 @@ constexpr int64_t kRunBytes = 16;
 constexpr int64_t kManyRows = 32;
 constexpr int64_t kHalfTile = 16;
 constexpr int64_t kSmallTile = 8;
+// Kernels whose tanh is one instruction err by 2^-11 of a score: of one that no
+// lower cap bounds by too much.
+constexpr float kLargeSoftCap = 1024;
 // Keys that lie together in a large page; tiles of keys divide it.
 constexpr int64_t kLargePage = 64;
 // Rows that a tensor map's boxes of the smallest kernel have.
@@ -311,6 +314,7 @@ struct Attend {
         If(a.last_pages, kPagedLastPages) |
         If(a.window_left >= 0 || a.window_right >= 0, kPagedWindow) |
         If(a.logits_soft_cap > 0, kPagedSoftCap) |
+        If(a.logits_soft_cap > kLargeSoftCap, kPagedLargeSoftCap) |
         If(a.slopes_ptr != nullptr, kPagedAlibi) |
         If(a.sinks_ptr != nullptr, kPagedSink) |
         If(HasTokenScales(a.k) || HasTokenScales(a.v), kPagedTokenScales) |
@@ -413,9 +417,9 @@ struct Attend {
   // A half of the cache as [page, head, token, column].
   static MappedTensor Mapped(const Args& a, const paged_half& h, int64_t cols) {
     MappedTensor tensor;
+    tensor.type = a.kind == PagedKind::kSame ? a.data_type : DataType::kI8;
     tensor.address = static_cast<const char*>(h.cache_ptr) +
-                     h.side.start * ElementBytes(a.data_type);
-    tensor.type = a.data_type;
+                     h.side.start * ElementBytes(tensor.type);
     tensor.rank = 4;
     tensor.dims[0] = cols;
     tensor.dims[1] = a.page_size;

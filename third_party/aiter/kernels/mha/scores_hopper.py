@@ -404,7 +404,8 @@ def penalty(row0, col0, rows, cols, window, slope):
 
   A conversion takes as long as an exponential. So that not every score has one,
   an accumulator's column is a constant plus the lane's part. In transposed
-  tiles, which need each distance for the window too, that was slower.
+  tiles, which need each distance for the window too, that was slower. Rows may
+  also have an offset and a slope each.
   """
   first = row0 + window.off - col0
   if cols.shape[0] > 1:
@@ -412,11 +413,16 @@ def penalty(row0, col0, rows, cols, window, slope):
   else:
     N: gl.constexpr = cols.shape[1]
     PARTS: gl.constexpr = _column_parts(N)
-    own = gl.arange(0, 64, _vector(PARTS, 0, 4))[:, None, None, None]
+    ROWS: gl.constexpr = _vector(PARTS, 0, 4)
+    own = gl.arange(0, 64, ROWS)
+    if len(first.shape) > 0:
+      first = gl.convert_layout(first.reshape([64]), ROWS)
+      slope = gl.convert_layout(slope.reshape([64]), ROWS)[:, None, None, None]
+    own = (first + own)[:, None, None, None]
     lane = gl.arange(0, 4, _vector(PARTS, 2, 4))[None, None, :, None] * 2
     eights = gl.arange(0, N // 8, _vector(PARTS, 1, 4))[None, :, None, None]
     pair = gl.arange(0, 2, _vector(PARTS, 3, 4))[None, None, None, :]
-    start = (first + own - lane).to(gl.float32)
+    start = (own - lane).to(gl.float32)
     # The distance's sign goes, the slope's stays.
     x = gl.abs(start - (eights * 8 + pair).to(gl.float32)) * slope
     x = gl.convert_layout(x.reshape([64, N]), hopper.accumulator(N))

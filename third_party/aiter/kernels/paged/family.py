@@ -10,6 +10,7 @@ from third_party.aiter.aot.family import (
     points_to,
     selecting,
 )
+from third_party.aiter.kernels.mha.family import FEATURES as _OF_ATTENTION
 
 # The kernels' argument `flags`; attend.py says what each is.
 FLAGS = flags("cu_seqlens indptr window soft_cap alibi sink token_scales lse "
@@ -21,11 +22,11 @@ KINDS = ("int8", "e4m3fn", "e4m3fnuz", "e5m2")
 # the keys of all; several_rows: sequences have more than a tile of 8;
 # many_rows: more than in a step of decoding; small_pages: of no multiple of 64
 # keys, which a tile of keys divides; tiny_pages: of no multiple of 16;
-# no_pages: a cache of none.
+# no_pages: a cache of none; large_soft_cap: above 1024.
 FEATURES = {
     **FLAGS, **selecting(
         "unaligned unshared several_rows many_rows small_pages tiny_pages "
-        f"no_pages bytes {' '.join(KINDS)}")}
+        f"no_pages large_soft_cap bytes {' '.join(KINDS)}")}
 
 
 def _constants(row):
@@ -48,6 +49,10 @@ def _constants(row):
       # Programs that share the columns of a row of parts.
       "MERGE_COLS": 4,
       "OVERLAPS": arch.name == "sm_90",
+      # What prefill_hopper.py has of attention's.
+      "FEATURES": sum(_OF_ATTENTION[name] for name in ("soft_cap", "alibi")
+                      if name in made_for),
+      "RAW": 0,
       "PRECISION": "ieee",
       # Keys of which none lie in two pages.
       "BOX": (64 if "small_pages" in left else 16 if "tiny_pages" in left
@@ -110,6 +115,7 @@ FAMILY = Family(
         "small_pages": "pages that are no multiples of 64",
         "tiny_pages": "pages that are no multiples of 16",
         "no_pages": "no pages",
+        "large_soft_cap": "a soft cap above 1024",
         "bytes": "a cache of 8-bit numbers",
     },
     no_maps_if="no_pages",

@@ -4,9 +4,12 @@
 Rows, keys and splits are attend.py's, the pipeline is attention's of
 kernels/mha/fwd_hopper.py; what differs is where keys come from. A map views a
 cache as [page, head, token, dim], and a tile of keys is copied in boxes of BOX
-tokens, which no page cuts, and 64 columns, which lie together in a swizzled
-tile. A box of an absent page, or behind the last key, is one outside of the
-map: TMA fills it with zeros.
+tokens, which no page cuts, and 128 bytes of columns, which lie together in a
+swizzled tile. A box of an absent page, or behind the last key, is one outside
+of the map: TMA fills it with zeros.
+
+A cache of bytes is copied so to where a warpgroup reads it, and writes what it
+says, in the queries' type, to the ring that the consumers take tiles from.
 """
 
 from typing import NamedTuple
@@ -31,9 +34,9 @@ from third_party.aiter.kernels.mha import (
     scores,
     scores_hopper,
 )
-from third_party.aiter.kernels.paged import attend
+from third_party.aiter.kernels.paged import attend, decode_hopper
 
-# Columns of a box: 128 bytes, the widest swizzle.
+# Columns of a box of 16 bits: 128 bytes, the widest swizzle.
 COLS = gl.constexpr(64)
 # Rows that are copied without a map at a time.
 CHUNK = gl.constexpr(16)
@@ -74,9 +77,63 @@ class Values(NamedTuple):
   chunks: tl.tensor
 
 
-class Scale(NamedTuple):
-  """What fwd_hopper.py takes of scores.Terms where nothing else is asked."""
+class Terms(NamedTuple):
+  """What fwd_hopper.py takes of scores.Terms; `slope` is that of each row."""
   scale: tl.tensor
+  logits_soft_cap: tl.tensor
+  slope: tl.tensor
+
+
+class Bytes(NamedTuple):
+  """Rings of tiles of bytes: a step's keys, and the values of the one before.
+
+  These are converted, and needed, together.
+  """
+  k: tl.tensor
+  v: tl.tensor
+  full: tl.tensor
+  empty: tl.tensor
+
+
+@gluon.constexpr_function
+def columns(head, kind):
+  """Columns of a box of a cache of bytes, or of 16 bits."""
+  return min(head, 128) if kind >= 0 else COLS.value
+
+
+# What makes bfloat16 of a pair of float16; and of integers directly: 128 + x is
+# 0x4300 with x for its lowest seven bits, and 256, the sign's, 0x4380.
+_ROUND = """
+      mov.b32 {{c, d}}, {0};
+      cvt.f32.f16 e, c;
+      cvt.f32.f16 f, d;
+      cvt.rn.bf16x2.f32 {0}, f, e;"""
+_INT8_PAIR = """
+      prmt.b32 {0}, w, 0, {1};
+      lop3.b32 t, {0}, 0x007f007f, 0x43004300, 0xea;
+      lop3.b32 k, {0}, 0x00800080, 0x43004300, 0xea;
+      sub.bf16x2 {0}, t, k;"""
+
+
+def _of_words(ptx):
+  """The assembly of a word, $2, whose bytes $0 and $1 are, of 16 bits each."""
+  return ("{ .reg .b16 c, d; .reg .b32 w, l, h, t, k; .reg .f32 e, f;"
+          f" mov.b32 w, $2; {ptx} mov.b32 $0, l; mov.b32 $1, h; }}")
+
+
+# By type, in the order of KINDS.
+_NUMBERS = {
+    "fp16": tuple(map(_of_words, decode_hopper.HALVES)),
+    "bf16": tuple(_of_words(ptx) for ptx in (
+        _INT8_PAIR.format("l", "0x4140") + _INT8_PAIR.format("h", "0x4342"),
+        *(half + _ROUND.format("l") + _ROUND.format("h")
+          for half in decode_hopper.HALVES[1:]))),
+}
+
+
+@gluon.constexpr_function
+def _number_text(kind, dtype):
+  return _NUMBERS[dtype][kind]
 
 
 @gluon.jit
@@ -177,6 +234,46 @@ def _copy_cut(values, table, i, key, stop, N: gl.constexpr, HEAD: gl.constexpr,
 
 
 @gluon.jit
+def _boxes_of(ring, desc):
+  """A ring of tiles as the boxes that make them."""
+  BOX: gl.constexpr = desc.block_type.shape
+  COUNT: gl.constexpr = (ring.shape[0] * ring.shape[1] * ring.shape[2]
+                         // (BOX[2] * BOX[3]))
+  return ring.reinterpret(desc.dtype, hopper.stack(COUNT, BOX), desc.layout)
+
+
+@gluon.jit
+def _pages_of(table, first, stop, N: gl.constexpr, BOX: gl.constexpr):
+  """The page of each box of a tile, -1 behind the last key."""
+  entry = first // table.page_size
+  place = first - entry * table.page_size
+  pages = ()
+  for b in gl.static_range(N // BOX):
+    page = gl.load(table.first + entry, mask=first + b * BOX < stop, other=-1)
+    pages = pages + (page,)
+    entry, place = _following(entry, place, table, BOX)
+  return pages
+
+
+@gluon.jit
+def _copy_boxes(desc, boxes, full, i, pages, table, head, first, cut, stop,
+                N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
+                WIDTH: gl.constexpr):
+  """Starts to copy a tile from key `first` on, but for the box that is cut."""
+  BOXES: gl.constexpr = N // BOX
+  PARTS: gl.constexpr = HEAD // WIDTH
+  at = i * PARTS * BOXES
+  place = first % table.page_size
+  for b in gl.static_range(BOXES):
+    page = gl.minimum(gl.maximum(pages[b], -1), table.pages)
+    for part in gl.static_range(PARTS):
+      tma.async_load(desc, [page, head, place, part * WIDTH], full,
+                     boxes.index(at + part * BOXES + b),
+                     pred=(first + b * BOX != cut) | (cut == stop))
+    place = _following(0, place, table, BOX)[1]
+
+
+@gluon.jit
 def _copy_tile(desc, boxes, empty, full, i, phase, table, values, head, first,
                stop, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
                CUT: gl.constexpr):
@@ -185,17 +282,9 @@ def _copy_tile(desc, boxes, empty, full, i, phase, table, values, head, first,
   CUT: the box that `stop` cuts comes row by row.
   """
   BOXES: gl.constexpr = N // BOX
-  PARTS: gl.constexpr = HEAD // COLS
-  BYTES: gl.constexpr = PARTS * desc.nbytes_per_cta
-  entry = first // table.page_size
-  start = first - entry * table.page_size
+  BYTES: gl.constexpr = HEAD // COLS * desc.nbytes_per_cta
   # Numbers of pages are under way while the tile before is in use.
-  place = start
-  pages = ()
-  for b in gl.static_range(BOXES):
-    page = gl.load(table.first + entry, mask=first + b * BOX < stop, other=-1)
-    pages = pages + (page,)
-    entry, place = _following(entry, place, table, BOX)
+  pages = _pages_of(table, first, stop, N, BOX)
   mbarrier.wait(empty, phase ^ 1)
   cut = stop
   if CUT:
@@ -205,15 +294,8 @@ def _copy_tile(desc, boxes, empty, full, i, phase, table, values, head, first,
     mbarrier.expect(full, (BOXES - 1) * BYTES)
   else:
     mbarrier.expect(full, BOXES * BYTES)
-  at = i * PARTS * BOXES
-  place = start
-  for b in gl.static_range(BOXES):
-    page = gl.minimum(gl.maximum(pages[b], -1), table.pages)
-    for part in gl.static_range(PARTS):
-      tma.async_load(desc, [page, head, place, part * COLS], full,
-                     boxes.index(at + part * BOXES + b),
-                     pred=(first + b * BOX != cut) | (cut == stop))
-    place = _following(0, place, table, BOX)[1]
+  _copy_boxes(desc, boxes, full, i, pages, table, head, first, cut, stop, N,
+              HEAD, BOX, COLS)
 
 
 @gluon.jit
@@ -236,15 +318,113 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
 
 
 @gluon.jit
+def _produce_bytes(args, N: gl.constexpr, HEAD: gl.constexpr,
+                   BOX: gl.constexpr, RAW: gl.constexpr):
+  """Copies the tiles of bytes of every step."""
+  k_desc, v_desc, bytes_, table, head, last_tile, steps, stop = args
+  WIDTH: gl.constexpr = k_desc.block_type.shape[3]
+  TILE: gl.constexpr = N * HEAD
+  v_pages = _pages_of(table, stop, stop, N, BOX)
+  for step in range(gl.where(steps > 0, steps + 1, 0)):
+    first = (last_tile - 1 - step) * N
+    has_keys = step < steps
+    pages = _pages_of(table, gl.where(has_keys, first, stop), stop, N, BOX)
+    i, phase = hopper.ring(step, RAW)
+    full = bytes_.full.index(i)
+    mbarrier.wait(bytes_.empty.index(i), phase ^ 1)
+    if (step > 0) & has_keys:
+      mbarrier.expect(full, 2 * TILE)
+    else:
+      mbarrier.expect(full, TILE)
+    if has_keys:
+      _copy_boxes(k_desc, _boxes_of(bytes_.k, k_desc), full, i, pages, table,
+                  head, first, 0, 0, N, HEAD, BOX, WIDTH)
+    if step > 0:
+      _copy_boxes(v_desc, _boxes_of(bytes_.v, v_desc), full, i, v_pages, table,
+                  head, first + N, 0, 0, N, HEAD, BOX, WIDTH)
+    v_pages = pages
+
+
+@gluon.jit
+def _write_numbers(bytes_, smem, left, N: gl.constexpr, HEAD: gl.constexpr,
+                   KIND: gl.constexpr, CUT: gl.constexpr):
+  """Writes what bytes say; zeros from row `left` on, if CUT."""
+  # Eight lanes write a row's 128 bytes, all banks.
+  LAYOUT: gl.constexpr = gl.BlockedLayout(
+      [1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+  ROWS: gl.constexpr = min(N, 1024 * gl.num_warps() // HEAD)
+  ASM: gl.constexpr = _number_text(KIND, smem.dtype.name)
+  rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+  for row in gl.static_range(0, N, ROWS):
+    x = gl.inline_asm_elementwise(
+        ASM, "=r,=r,r", [bytes_.slice(row, ROWS).load(LAYOUT)], smem.dtype,
+        True, 4)
+    if CUT:
+      x = gl.where((rows < left - row)[:, None], x, 0.0)
+    smem.slice(row, ROWS).store(x)
+
+
+@gluon.jit
+def _write_values(bytes_, keys, i, vi, left, N: gl.constexpr,
+                  HEAD: gl.constexpr, KIND: gl.constexpr, CUT: gl.constexpr):
+  """_write_numbers of both parts of a tile of values."""
+  DV: gl.constexpr = keys.v.main.shape[2]
+  PARTS: gl.constexpr = HEAD // DV
+  _write_numbers(bytes_.v.index(i * PARTS), keys.v.main.index(vi), left, N, DV,
+                 KIND, CUT)
+  if PARTS > 1:
+    _write_numbers(bytes_.v.index(i * PARTS + 1), keys.v.tail.index(vi), left,
+                   N, DV, KIND, CUT)
+
+
+@gluon.jit
+def _convert(bytes_, keys, last_tile, steps, stop, N: gl.constexpr,
+             HEAD: gl.constexpr, STAGES: gl.constexpr, RAW: gl.constexpr,
+             KIND: gl.constexpr):
+  """Writes what the bytes of every step say to the ring of the consumers."""
+  for step in range(gl.where(steps > 0, steps + 1, 0)):
+    i, phase = hopper.ring(step, RAW)
+    ki, k_phase = hopper.ring(step, STAGES)
+    vi, v_phase = hopper.ring(step - 1, STAGES)
+    mbarrier.wait(bytes_.full.index(i), phase)
+    if step < steps:
+      mbarrier.wait(keys.k_empty.index(ki), k_phase ^ 1)
+      _write_numbers(bytes_.k.index(i), keys.k.main.index(ki), N, N, HEAD,
+                     KIND, False)
+    if step > 0:
+      mbarrier.wait(keys.v_empty.index(vi), v_phase ^ 1)
+      # What lies behind the last key may be NaN, and 0 * NaN is NaN.
+      left = stop - (last_tile - step) * N
+      if left < N:
+        _write_values(bytes_, keys, i, vi, left, N, HEAD, KIND, True)
+      else:
+        _write_values(bytes_, keys, i, vi, N, N, HEAD, KIND, False)
+    fence_async_shared()
+    gl.barrier()
+    mbarrier.arrive(bytes_.empty.index(i))
+    if step < steps:
+      mbarrier.arrive(keys.k_full.index(ki))
+    if step > 0:
+      mbarrier.arrive(keys.v_full.index(vi))
+
+
+@gluon.jit
 def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
-             BOX: gl.constexpr, STAGES: gl.constexpr):
+             BOX: gl.constexpr, STAGES: gl.constexpr,
+             FEATURES: gl.constexpr):
   """Computes 64 rows: an online softmax over the key tiles."""
   (q, hdim, q_smem, keys, rows, table, out, hdim_v, lse, parts_out, parts_lse,
-   sinks, window, low, last_tile, steps, full_lo, full_hi, negate, terms,
-   out_scale, has_sink, tokens, parts, flags) = args
+   sinks, slopes, window, low, last_tile, steps, full_lo, full_hi, negate,
+   terms, out_scale, has_sink, tokens, parts, flags) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
-  query = _row(rows, w * 64, 64, ROWS)[0]
-  acc = parts_hopper.zeros(64, HEAD, 0)
+  DV: gl.constexpr = keys.v.main.shape[2]
+  TAIL: gl.constexpr = HEAD - DV
+  own = _row(rows, w * 64, 64, ROWS)
+  query = own[0]
+  if FEATURES & scores.ALIBI:
+    slope = gl.load(slopes + own[1], mask=own[3], other=0.0) * scores.LOG2E
+    terms = Terms(terms.scale, terms.logits_soft_cap, slope[:, None])
+  acc = parts_hopper.zeros(64, DV, TAIL)
   m = gl.full([64], float("-inf"), gl.float32, ROWS)
   norm = gl.zeros([64], gl.float32, ROWS)
   # Rows of a tile are not its queries: positions come as they are.
@@ -276,9 +456,9 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
     tile = last_tile - 1
     e, m, _ = fwd_hopper.exponentials(
         s, m, 0, tile, _window_of(seen, table, absent, tile, N, BOX), terms,
-        keys, 0, N, STAGES, 0, True, 0)
+        keys, 0, N, STAGES, 0, True, FEATURES)
     norm = gl.sum(e, 1)
-    p = parts_hopper.operand(e, q_smem.dtype, HEAD)
+    p = parts_hopper.operand(e, q_smem.dtype, DV)
     # Tiles that the diagonal or the end crosses, or all if a page is absent,
     # then whole tiles, then those that the window's left edge crosses.
     right = gl.minimum(gl.maximum(last_tile - full_hi, 1), steps)
@@ -289,20 +469,20 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       acc, p, m, norm = fwd_hopper.pipelined_step(
           acc, p, m, norm, q_tile, keys, step, tile, 0,
           _window_of(seen, table, absent, tile, N, BOX), terms, N, HEAD, 0,
-          HEAD, 0, STAGES, 0, True, 0)
+          DV, TAIL, STAGES, 0, True, FEATURES)
     for step in range(right, whole):
       acc, p, m, norm = fwd_hopper.pipelined_step(
           acc, p, m, norm, q_tile, keys, step, last_tile - 1 - step, 0, seen,
-          terms, N, HEAD, 0, HEAD, 0, STAGES, 0, False, 0)
+          terms, N, HEAD, 0, DV, TAIL, STAGES, 0, False, FEATURES)
     for step in range(whole, steps):
       acc, p, m, norm = fwd_hopper.pipelined_step(
           acc, p, m, norm, q_tile, keys, step, last_tile - 1 - step, 0, seen,
-          terms, N, HEAD, 0, HEAD, 0, STAGES, 0, True, 0)
+          terms, N, HEAD, 0, DV, TAIL, STAGES, 0, True, FEATURES)
     i, phase = hopper.ring(steps - 1, STAGES)
     mbarrier.wait(keys.v_full.index(i), phase)
     acc = parts_hopper.accumulate(
-        acc, p, parts_hopper.tile(keys.v, i, N, HEAD, 0), 0)
-    acc = parts_hopper.wait(0, acc, 0)
+        acc, p, parts_hopper.tile(keys.v, i, N, DV, TAIL), TAIL)
+    acc = parts_hopper.wait(0, acc, TAIL)
 
   # Found once more, rather than kept in registers all the while.
   again = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows.first],
@@ -310,35 +490,44 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
   rows = Rows(again, rows.left, rows.query, rows.head, rows.group, rows.nhead_q)
   query, head, row, live = _row(rows, w * 64, 64, ROWS)
   # In base 2, with the sink, which is a key without a value.
-  m = m * (terms.scale * scores.LOG2E)
+  m = m * fwd_hopper.unit_of(terms, FEATURES)
   if has_sink:
     sink = gl.load(sinks + head) * scores.LOG2E
     m_new = gl.maximum(m, sink)
     shift = gl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = gl.exp2(m - shift)
     norm = norm * alpha + gl.exp2(sink - shift)
-    acc = parts_hopper.scale_rows(acc, alpha, HEAD, 0)
+    acc = parts_hopper.scale_rows(acc, alpha, DV, TAIL)
     m = m_new
   any_key = norm != 0.0
   norm = gl.where(any_key, norm, 1.0)
   acc = parts_hopper.scale_rows(
-      acc, gl.where(any_key, out_scale / norm, 0.0), HEAD, 0)
+      acc, gl.where(any_key, out_scale / norm, 0.0), DV, TAIL)
   row_lse = gl.where(any_key, m * scores.LN2 + gl.log(norm), float("-inf"))
   if parts > 1:
     gl.store(parts_lse + row, row_lse, mask=live)
-    _store(parts_out, acc.main, rows, w, hdim_v, HEAD)
+    _store(parts_out, acc, rows, w, hdim_v, DV, TAIL)
   else:
     if (flags & attend.LSE) != 0:
       gl.store(lse + (head * tokens + query), row_lse, mask=live)
-    _store(out, acc.main, rows, w, hdim_v, HEAD)
+    _store(out, acc, rows, w, hdim_v, DV, TAIL)
 
 
 @gluon.jit
-def _store(base, x, rows, w: gl.constexpr, hdim, HEAD: gl.constexpr):
+def _store(base, acc, rows, w: gl.constexpr, hdim, DV: gl.constexpr,
+           TAIL: gl.constexpr):
   """Stores a warpgroup's rows."""
+  _store_part(base, acc.main, rows, w, hdim, 0, DV)
+  if TAIL > 0:
+    _store_part(base, acc.tail, rows, w, hdim, DV, TAIL)
+
+
+@gluon.jit
+def _store_part(base, x, rows, w: gl.constexpr, hdim, FIRST: gl.constexpr,
+                HEAD: gl.constexpr):
   LAYOUT: gl.constexpr = hopper.accumulator(HEAD)
   _, _, row, live = _row(rows, w * 64, 64, gl.SliceLayout(1, LAYOUT))
-  cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))
+  cols = FIRST + gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))
   gl.store(base + (row * hdim)[:, None] + cols[None, :],
            x.to(base.dtype.element_ty),
            mask=live[:, None] & (cols < hdim)[None, :])
@@ -347,25 +536,34 @@ def _store(base, x, rows, w: gl.constexpr, hdim, HEAD: gl.constexpr):
 def tensor_maps(function, constants):
   """TMA maps of a kernel by argument, of views [page, head, token, dim]."""
   assert function == "paged_attend", function
-  block = 1, 1, constants["BOX"], COLS.value
-  return {f"{side}_desc": TensorMap(side, block) for side in "kv"}
+  kind = constants["KIND"]
+  block = 1, 1, constants["BOX"], columns(constants["HEAD"], kind)
+  element, bits = ("u8", 8) if kind >= 0 else ("dtype", 16)
+  return {f"{side}_desc": TensorMap(side, block, element,
+                                    swizzle=block[3] * bits // 8)
+          for side in "kv"}
 
 
 @gluon.jit
 def paged_attend(
     k_desc, v_desc, q, v_cache, out, lse, parts, parts_lse, k_scale, v_scale,
-    sinks, table, indptr, lengths, cu_seqlens, k_scale_head, v_start, v_page,
-    v_head, v_token, v_scale_head, tokens, batch, seqlen_q, nhead_q, nhead_k,
-    group, hdim, hdim_v, pages, page_size, width, splits, programs, window_left,
-    window_right, sinks_step, softmax_scale, flags,
+    sinks, slopes, table, indptr, lengths, cu_seqlens, k_scale_head, v_start,
+    v_page, v_head, v_token, v_scale_head, tokens, batch, seqlen_q, nhead_q,
+    nhead_k, group, hdim, hdim_v, pages, page_size, width, splits, programs,
+    window_left, window_right, sinks_step, slopes_step, softmax_scale,
+    logits_soft_cap, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    FLAGS: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    FLAGS: gl.constexpr, FEATURES: gl.constexpr, KIND: gl.constexpr,
+    BOX: gl.constexpr, STAGES: gl.constexpr, RAW: gl.constexpr,
     ONE_AXIS: gl.constexpr,
 ):
   """attend.py's paged_attend, of head dimensions up to HEAD.
 
   Of decoding too, whose few rows are a warpgroup's. A map has a head's columns
   alone: behind them TMA writes zeros.
+
+  FEATURES: attention's, of which a row is made for a soft cap or ALiBi.
+  RAW: how many tiles of a cache of bytes are on their way at once.
 
   Grid: as there; later tiles, the longest when causal, start first.
   """
@@ -418,7 +616,7 @@ def paged_attend(
   # A scale below 0 turns the queries; that of 0 is one that changes nothing.
   scale = softmax_scale * gl.load(k_scale + head.to(gl.int64) * k_scale_head)
   out_scale = gl.load(v_scale + head.to(gl.int64) * v_scale_head)
-  terms = Scale(gl.maximum(gl.abs(scale), 1e-30))
+  terms = Terms(gl.maximum(gl.abs(scale), 1e-30), logits_soft_cap, 0.0)
   query = row0 // group
   rows = Rows(row0, left, query, head * group, group, nhead_q)
   # Of the tile's first query; the rest of an address has 32 bits.
@@ -437,21 +635,15 @@ def paged_attend(
   has_sink = ((flags & attend.SINK) != 0) & (split == 0) & (index < batch)
 
   WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-  BOXES: gl.constexpr = STAGES * (TILE_N // BOX) * (HEAD // COLS)
-  q_smem = gl.allocate_shared_memory(
-      k_desc.dtype, [WARPGROUPS, 64, HEAD], WIDE)
-  k_smem = gl.allocate_shared_memory(
-      k_desc.dtype, [STAGES, TILE_N, HEAD], WIDE)
-  v_smem = gl.allocate_shared_memory(
-      v_desc.dtype, [STAGES, TILE_N, HEAD], WIDE)
-  k_boxes = k_smem.reinterpret(
-      k_desc.dtype, hopper.stack(BOXES, k_desc.block_type.shape), k_desc.layout)
-  v_boxes = v_smem.reinterpret(
-      v_desc.dtype, hopper.stack(BOXES, v_desc.block_type.shape), v_desc.layout)
-  chunks = v_smem.reinterpret(
-      v_desc.dtype, [BOXES * BOX // CHUNK, CHUNK, COLS], WIDE)
-  values = Values(v_cache + v_start + head.to(gl.int64) * v_head, v_page,
-                  v_token, hdim_v, chunks)
+  dtype: gl.constexpr = q.dtype.element_ty
+  q_smem = gl.allocate_shared_memory(dtype, [WARPGROUPS, 64, HEAD], WIDE)
+  k_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, HEAD], WIDE)
+  # A product onto 256 columns takes more registers than 16 warps begin with.
+  DV: gl.constexpr = min(HEAD, 128) if KIND >= 0 else HEAD
+  v_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, DV], WIDE)
+  v_tail = v_smem
+  if DV < HEAD:
+    v_tail = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, DV], WIDE)
   k_full = mbarrier.allocate_mbarrier(batch=STAGES)
   k_empty = mbarrier.allocate_mbarrier(batch=STAGES)
   v_full = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -462,37 +654,66 @@ def paged_attend(
     mbarrier.init(k_empty.index(i), count=WARPGROUPS)
     mbarrier.init(v_empty.index(i), count=WARPGROUPS)
   keys = fwd_hopper.Keys(
-      parts_hopper.Parts(k_smem, k_smem), parts_hopper.Parts(v_smem, v_smem),
+      parts_hopper.Parts(k_smem, k_smem), parts_hopper.Parts(v_smem, v_tail),
       k_full, k_empty, v_full, v_empty,
       scores_hopper.allocate_planes(terms, STAGES, WARPGROUPS, 64, TILE_N,
                                     0),
       k_full, k_empty)
 
-  produce = (k_desc, v_desc, keys, k_boxes, v_boxes, pages_of, values, head,
-             last_tile, steps, stop)
   consume = (q + row * hdim, hdim, q_smem, keys, rows, pages_of,
              out + row * hdim_v, hdim_v, lse + start + query,
              parts + part * hdim_v, parts_lse + part,
-             sinks + index * sinks_step, window, low, last_tile, steps, full_lo,
-             full_hi, scale < 0, terms, out_scale, has_sink, tokens, count,
-             flags)
-  if WARPGROUPS == 1:
+             sinks + index * sinks_step, slopes + index * slopes_step, window,
+             low, last_tile, steps, full_lo, full_hi, scale < 0, terms,
+             out_scale, has_sink, tokens, count, flags)
+  if KIND >= 0:
+    # Of e4m3fnuz decode_hopper.py pairs other bytes.
+    gl.static_assert(WARPGROUPS == 2 and KIND != attend.E4M3FNUZ)
+    NARROW: gl.constexpr = gl.NVMMASharedLayout(
+        k_desc.block_type.shape[3], 8, rank=2)
+    k_bytes = gl.allocate_shared_memory(k_desc.dtype, [RAW, TILE_N, HEAD],
+                                        NARROW)
+    v_bytes = gl.allocate_shared_memory(
+        v_desc.dtype, [RAW * (HEAD // DV), TILE_N, DV], NARROW)
+    there = mbarrier.allocate_mbarrier(batch=RAW)
+    taken = mbarrier.allocate_mbarrier(batch=RAW)
+    for i in gl.static_range(RAW):
+      mbarrier.init(there.index(i), count=1)
+      mbarrier.init(taken.index(i), count=1)
+    bytes_ = Bytes(k_bytes, v_bytes, there, taken)
+    produce = (k_desc, v_desc, bytes_, pages_of, head, last_tile, steps, stop)
     gl.warp_specialize([
-        (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES)),
-        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, False)),
-        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, False, True)),
-    ], [1, 1], [40, 40])
-  elif BOX < 64:
-    # So many boxes are more than one warp asks for in time.
-    gl.warp_specialize([
-        (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES)),
-        (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES)),
-        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, False)),
-        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, False, True)),
-    ], [4, 1, 1], [232, 40, 40])
+        (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
+        (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
+        (_convert, (bytes_, keys, last_tile, steps, stop, TILE_N, HEAD, STAGES,
+                    RAW, KIND)),
+        (_produce_bytes, (produce, TILE_N, HEAD, BOX, RAW)),
+    ], [4, 4, 1], [216, 56, 24])
   else:
-    gl.warp_specialize([
-        (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES)),
-        (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES)),
-        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, True)),
-    ], [4, 1], [232, 40])
+    CHUNKS: gl.constexpr = STAGES * TILE_N * HEAD // (CHUNK * COLS)
+    values = Values(
+        v_cache + v_start + head.to(gl.int64) * v_head, v_page, v_token, hdim_v,
+        v_smem.reinterpret(dtype, [CHUNKS, CHUNK, COLS], WIDE))
+    produce = (k_desc, v_desc, keys, _boxes_of(k_smem, k_desc),
+               _boxes_of(v_smem, v_desc), pages_of, values, head, last_tile,
+               steps, stop)
+    if WARPGROUPS == 1:
+      gl.warp_specialize([
+          (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
+          (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, False)),
+          (_produce, (produce, TILE_N, HEAD, BOX, STAGES, False, True)),
+      ], [1, 1], [40, 40])
+    elif BOX < 64:
+      # So many boxes are more than one warp asks for in time.
+      gl.warp_specialize([
+          (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
+          (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
+          (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, False)),
+          (_produce, (produce, TILE_N, HEAD, BOX, STAGES, False, True)),
+      ], [4, 1, 1], [232, 40, 40])
+    else:
+      gl.warp_specialize([
+          (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
+          (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
+          (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, True)),
+      ], [4, 1], [232, 40])
