@@ -36,7 +36,7 @@ from third_party.aiter.kernels.mha import (
 )
 from third_party.aiter.kernels.paged import attend, decode_hopper
 
-# Columns of a box of 16 bits: 128 bytes, the widest swizzle.
+# Columns of a box of 16 bits: 128 bytes, which is the widest swizzle.
 COLS = gl.constexpr(64)
 # Rows that are copied without a map at a time.
 CHUNK = gl.constexpr(16)
@@ -93,12 +93,6 @@ class Bytes(NamedTuple):
   v: tl.tensor
   full: tl.tensor
   empty: tl.tensor
-
-
-@gluon.constexpr_function
-def columns(head, kind):
-  """Columns of a box of a cache of bytes, or of 16 bits."""
-  return min(head, 128) if kind >= 0 else COLS.value
 
 
 # What makes bfloat16 of a pair of float16; and of integers directly: 128 + x is
@@ -350,9 +344,8 @@ def _write_numbers(bytes_, smem, left, N: gl.constexpr, HEAD: gl.constexpr,
                    KIND: gl.constexpr, CUT: gl.constexpr):
   """Writes what bytes say; zeros from row `left` on, if CUT."""
   # Eight lanes write a row's 128 bytes, all banks.
-  LAYOUT: gl.constexpr = gl.BlockedLayout(
-      [1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
-  ROWS: gl.constexpr = min(N, 1024 * gl.num_warps() // HEAD)
+  LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+  ROWS: gl.constexpr = min(N, 4096 // HEAD)
   ASM: gl.constexpr = _number_text(KIND, smem.dtype.name)
   rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
   for row in gl.static_range(0, N, ROWS):
@@ -536,11 +529,10 @@ def _store_part(base, x, rows, w: gl.constexpr, hdim, FIRST: gl.constexpr,
 def tensor_maps(function, constants):
   """TMA maps of a kernel by argument, of views [page, head, token, dim]."""
   assert function == "paged_attend", function
-  kind = constants["KIND"]
-  block = 1, 1, constants["BOX"], columns(constants["HEAD"], kind)
-  element, bits = ("u8", 8) if kind >= 0 else ("dtype", 16)
-  return {f"{side}_desc": TensorMap(side, block, element,
-                                    swizzle=block[3] * bits // 8)
+  element, size = ("u8", 1) if constants["KIND"] >= 0 else ("dtype", 2)
+  cols = min(constants["HEAD"], 128 // size)
+  block = 1, 1, constants["BOX"], cols
+  return {f"{side}_desc": TensorMap(side, block, element, swizzle=cols * size)
           for side in "kv"}
 
 
