@@ -65,6 +65,8 @@ CALLS = {
                           ("bias", "dbias", "dropout")),
     "mask_dropout": (dict(dropout=0.3, mask="b1qk"), ("mask", "dropout")),
     "bias_mask": (dict(bias="1hqk", mask="b11k"), ("bias", "dbias", "mask")),
+    "bias_mask_dropout": (dict(bias="1hqk", mask="b11k", dropout=0.3),
+                          ("bias", "dbias", "mask", "dropout")),
     "alibi_mask": (dict(alibi="h", mask="b1qk"), ("alibi", "mask")),
     "soft_cap_mask": (dict(cap=3.0, mask="b1qk"), ("soft_cap", "mask")),
     "two": (dict(cap=3.0, alibi="h"), ("soft_cap", "alibi")),

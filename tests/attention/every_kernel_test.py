@@ -42,6 +42,13 @@ class MhaKernelsTest(mha_test.MhaTestCase):
         self.check(mha_test.Case(
             **dict(b=1, dtype=dtype, dqk=dqk, dv=dv) | sizes | options))
 
+  # Tiles of whole rows, of which the last ends with the tensor, in keys' second.
+  @parameterized.parameters(
+      dict(bias="1hqk"), dict(mask="b1qk"), dict(mask="b11k"))
+  def test_planes_are_read_to_their_end_alone(self, **planes):
+    self.check(mha_test.Case(
+        b=1, dtype="bf16", dqk=64, dv=64, sq=64, sk=152, **planes))
+
   # All heads at once, and one that others share keys with at a time; or all,
   # and each with sums of its own.
   @parameterized.parameters((1 << 30, 1), (1, 1), (1 << 30, 1 << 40))

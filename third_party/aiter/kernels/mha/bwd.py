@@ -249,6 +249,9 @@ def mha_bwd_dkdv(
 
   low, full_low, full_high, high = scores.row_tiles(
       n0, tl.minimum(n0 + TILE_N, seq.len_k), seq, window, TILE_M, FEATURES)
+  if FEATURES & scores.HIDES:
+    # Planes of whole tiles are read without a bound, and may end with the keys.
+    full_high = tl.where(keys_left < TILE_N, full_low, full_high)
   group = nhead_q // nhead_k
   for i in range(0, group):
     head = head_k * group + i
