@@ -42,7 +42,7 @@ class MhaKernelsTest(mha_test.MhaTestCase):
         self.check(mha_test.Case(
             **dict(b=1, dtype=dtype, dqk=dqk, dv=dv) | sizes | options))
 
-  # Tiles of whole rows, of which the last ends with the tensor, in keys' second.
+  # Tiles of whole rows, of which the last one ends with the tensor.
   @parameterized.parameters(
       dict(bias="1hqk"), dict(mask="b1qk"), dict(mask="b11k"))
   def test_planes_are_read_to_their_end_alone(self, **planes):

@@ -112,7 +112,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   mapped.num_tensor_maps = 3;
   KernelInfo pingpong = mapped;
   pingpong.symbol = "nt_pingpong";
-  pingpong.rate = 400;
+  pingpong.tile_n = 128;
+  pingpong.rate = 500;
   pingpong.tensor_maps = kPingpongMaps;
   kernels.push_back(pingpong);
   KernelInfo pairs = mapped;
@@ -270,6 +271,9 @@ void TestSelection() {
   CHECK(Names(Args(4, 4096, 0), "sm_90") == "nt_sm_90");
   // Where k is short the end of a tile outweighs its products, unless hidden.
   CHECK(Names(Args(8192, 8192, 64), "sm_90") == "nt_pingpong");
+  // Nothing hides it from the copies of rows that do not begin at lines.
+  CHECK(Names(Args(3584, 13464, 384), "sm_90") == "nt_pingpong");
+  CHECK(Names(Args(3588, 13464, 360), "sm_90") == "nt_mapped");
   CHECK(Names(Args(4096, 4096, 512, 1, GemmLayout::kTN), "sm_90") ==
         "tn_mapped");
   CHECK(Names(Args(4096, 4096, 512, 3, GemmLayout::kTN), "sm_90") ==

@@ -76,12 +76,19 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("any", "general", 256, 16, 0, kPagedBytes);
   add("bytes", "general", 256, 16, kPagedBytes, 0);
   add("mapped", "fast", 128, 128, kPagedManyRows,
-      kPagedTinyPages | kPagedNoPages | kPagedShuffled | kPagedBytes, "sm_90");
+      kPagedTinyPages | kPagedNoPages | kPagedShuffled | kPagedLargeSoftCap |
+          kPagedBytes,
+      "sm_90");
   kernels.back().pack = PackMapped;
   kernels.back().arg_offsets = kMappedOffsets;
   kernels.back().num_args = 3;
   kernels.back().tensor_maps = kMaps;
   kernels.back().num_tensor_maps = 2;
+  KernelInfo mapped_bytes = kernels.back();
+  mapped_bytes.symbol = "mapped_bytes";
+  mapped_bytes.needs |= kPagedBytes;
+  mapped_bytes.excludes &= ~kPagedBytes;
+  kernels.push_back(mapped_bytes);
   add("few_mapped", "fast", 32, 64, 0,
       kPagedTinyPages | kPagedNoPages | kPagedShuffled | kPagedBytes, "sm_90");
   kernels.back().pack = PackMapped;
@@ -340,12 +347,24 @@ void TestTensorMaps() {
   CHECK(k.strides[2] == 2 * kPage * kHeads * kHdim);
   CHECK(g_recorder.maps[1].address == At(0x8000));
   CHECK(g_recorder.launches[0].As<MappedArgs>().params.page_size == kPage);
+  // Above a soft cap tanh by one instruction errs by too much.
+  a.logits_soft_cap = 1024;
+  CHECK(Run(a) == Names{"mapped"});
+  a.logits_soft_cap = 1025;
+  CHECK(Run(a) == Names{"any_sm_90"});
+  a.logits_soft_cap = 0;
+  paged_attend_args bytes = a;
+  SetBytes(PagedKind::kInt8, &bytes);
+  CHECK(Run(bytes) == Names{"mapped_bytes"});
+  CHECK(g_recorder.maps.size() == 6);
+  CHECK(g_recorder.maps[4].address == At(0x7000 + 128));
+  CHECK(g_recorder.maps[4].strides[0] == kHeads * kHdim);
   a.page_size = 8;
   CHECK(Run(a) == Names{"any_sm_90"});
   a.page_size = kPage;
   a.pages = a.k.cache_size = a.v.cache_size = 0;
   CHECK(Run(a) == Names{"any_sm_90"});
-  CHECK(g_recorder.maps.size() == 2);
+  CHECK(g_recorder.maps.size() == 6);
 }
 
 // A kernel whose blocks are a sequence's own is for steps of more than 16 rows
