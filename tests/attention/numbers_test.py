@@ -10,6 +10,7 @@ float32 at JAX's default precision the unit is TF32's.
 """
 
 import dataclasses
+import functools
 import itertools
 import os
 import random
@@ -226,6 +227,30 @@ def expected(case: Case, x, sequences, dtype=None):
 
 
 class MhaTestCase(parameterized.TestCase):
+
+  def check_hidden_keys(self, dim: int, hk: int):
+    """What a mask of one row for all hides may hold anything.
+
+    Of the first sequence the first rows see no key.
+    """
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, g = (jax.random.normal(key, (2, s, h, dim), jnp.bfloat16)
+                  for key, s, h in zip(keys, (150, 264, 264, 150),
+                                       (4, hk, hk, 4), strict=False))
+    shown = jax.random.bernoulli(keys[0], 0.6, (2, 264)).at[1, 70:].set(False)
+    shown = shown.at[0, :130].set(False)
+
+    @jax.jit
+    def gradients(hidden):
+      k_, v_ = (jnp.where(shown[..., None, None], t, hidden) for t in (k, v))
+      call = functools.partial(
+          aiter.flash_attn_func, mask=shown[:, None, None], causal=True)
+      return jax.vjp(call, q, k_, v_)[1](g)
+
+    want, got = gradients(0.0), gradients(jnp.nan)
+    for a, b in zip(got, want, strict=True):
+      np.testing.assert_array_equal(a, b)
+    self.assertFalse(jnp.any(got[0][0, :16]))
 
   def check(self, case: Case):
     """Compares every result of a case with the oracle."""

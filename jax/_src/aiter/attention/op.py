@@ -54,8 +54,8 @@ _DSCORES_BLOCKS, _DSCORES_KEYS, _DSCORES_LENGTH = 256, 128, 1024
 _DSCORES_CAP = 1024
 # On AMD they are the faster ones from so many rows and keys on, by prediction,
 # where those at a time have so many keys, twice as many of narrow head dims;
-# under a window, whose blocks differ, all of the call, and from that head dim
-# on: in `_DSCORES_BYTES_MOST` if so many it takes.
+# under a window, whose blocks differ, all of the call, in `_DSCORES_BYTES_MOST`
+# if so many it takes, and of mere products nothing else, from that head dim on.
 _DSCORES_LENGTH_AMD, _DSCORES_KEYS_AMD, _DSCORES_WINDOW_AMD = 256, 1 << 15, 128
 # Sliding windows leave most of them zeros: of more bytes of a call that is
 # computed in parts, other passes are the faster ones.
@@ -82,14 +82,14 @@ def _planes(x: Operands) -> list[jax.Array]:
   return [t for t in (x.bias, x.mask) if t is not None]
 
 
-def _one_row(platform: str, cfg: Config, x: Operands) -> Operands | None:
-  """The call with planes of one row for all as kernels for CUDA want them.
+def _one_row(cfg: Config, x: Operands) -> Operands | None:
+  """The call with planes of one row for all as some kernels want them.
 
   A float32 bias says what the mask hides, too, and a mask which keys nobody
-  sees, of which nothing is read. None if there are no such kernels for it.
+  sees, of which nothing is read. None if no architecture has kernels for it.
   """
   planes = _planes(x)
-  if (platform != "cuda" or not planes or x.q.dtype.itemsize > 2
+  if (not planes or x.q.dtype.itemsize > 2
       or any(t.shape[2] != 1 or t.shape[3] == 1 for t in planes)
       or x.alibi_slopes is not None or cfg.logits_soft_cap > 0
       or cfg.sink_tokens > 0 or not cfg.softmax_scale > 0):
@@ -225,7 +225,7 @@ def _fwd_kernel(cfg: Config, call, x: Operands):
     sq = x.q.shape[1]
     out, lse, _ = _fwd_kernel(cfg, call, _whole_rows(cfg, x, keys))
     return out[:, :sq], lse[..., :sq], None
-  one_row = _one_row(call.platform, cfg, x)
+  one_row = _one_row(cfg, x) if call.platform == "cuda" else None
   flat = _flat(x if one_row is None else one_row)
   q, v = flat[0], flat[2]
   out, lse, bits = call(
@@ -400,11 +400,16 @@ def _dscores_fit_amd(bwd: BwdConfig, x: Operands, every: int,
   """
   sk, dim = x.k.shape[1], x.k.shape[-1]
   windowed = bwd.mha.window_left >= 0 or bwd.mha.window_right >= 0
+  mere = (not _planes(x) and x.alibi_slopes is None
+          and x.dropout_state is None and bwd.mha.logits_soft_cap == 0)
   if (min(x.q.shape[1], sk) < _DSCORES_LENGTH_AMD
-      or (windowed and dim < _DSCORES_WINDOW_AMD)):
+      or (windowed and mere and dim < _DSCORES_WINDOW_AMD)):
     return 0
-  fit = every if windowed else min(
-      every, max(_DSCORES_BYTES // of_kv_head, -(-_dscores_keys_amd(x) // sk)))
+  if windowed and (mere or every * of_kv_head <= _DSCORES_BYTES_MOST):
+    fit = every
+  else:
+    fit = min(every, max(_DSCORES_BYTES // of_kv_head,
+                         -(-_dscores_keys_amd(x) // sk)))
   return fit if fit * of_kv_head <= _DSCORES_BYTES_MOST else 0
 
 
@@ -538,7 +543,7 @@ def _bwd_whole_rows(bwd: BwdConfig, call, x: Operands, saved: Saved,
 def _bwd_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
   if keys := _missing_keys(call.platform, bwd.mha, x):
     return _bwd_whole_rows(bwd, call, x, saved, keys)
-  one_row = _one_row(call.platform, bwd.mha, x)
+  one_row = _one_row(bwd.mha, x)
   if (one_row is not None and not bwd.wanted.dbias
       and _keeps_dscores(call.platform, bwd, one_row, saved, True)):
     return _dscores_kernel(bwd, call, one_row, saved, True)

@@ -19,9 +19,11 @@ tile's instructions. A head is in parts of 32 columns.
 gfx950 copies tiles straight to LDS, and turns them as it reads. gfx942 brings
 them by way of registers, and has them in LDS twice: as they are, and turned.
 
-Of aligned heads, with nothing that changes scores but a window. With KEEPS the
-pass of dk and dv stores -ds too, in 16 bits, where dbias is: then dq is one
-product (mha_dscores/mfma.py).
+Of aligned heads. With KEEPS the pass of dk and dv stores -ds too, in 16 bits,
+where dbias is: then dq is one product (mha_dscores/mfma.py). It alone has
+FEATURES, what a lane needs of them in registers: it has one key, which a bias
+of one row for all gives a number, and dropout's bits of all its rows, which it
+gets from lanes that draw for eight keys each.
 """
 
 from typing import NamedTuple
@@ -35,12 +37,17 @@ from triton.experimental.gluon.language.amd.cdna3 import (
     mfma,
 )
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
+from triton.experimental.gluon.language.amd.hint import sched_barrier
 
 from third_party.aiter.kernels.mha import parts_mfma as parts
 from third_party.aiter.kernels.mha import scores
 
 # Of a tile that a program walks over, and as many columns a wave.
 ROWS = gl.constexpr(32)
+# Bytes of a tile's draws, of which a lane has 16 side by side: of its block of
+# keys and half of the rows.
+DRAWN = gl.constexpr([16, 2, 4, 4])
+DRAWN_LAYOUT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0]))
 
 
 class _Walk(NamedTuple):
@@ -56,6 +63,36 @@ class _Walk(NamedTuple):
   length: tl.tensor
   lower: tl.tensor
   upper: tl.tensor
+
+
+class _Terms(NamedTuple):
+  """What makes a score of a product and weighs it, for the heads of a walk.
+
+  plane is a bias or a mask from the program's first column on, of which there
+  are `left`, that stand `key` from the first row; slopes and state are those of
+  ALiBi and of dropout.
+  """
+  scale: tl.tensor
+  logits_soft_cap: tl.tensor
+  plane: tl.tensor
+  stride_plane: tl.tensor
+  nhead_stride_plane: tl.tensor
+  left: tl.tensor
+  key: tl.tensor
+  slopes: tl.tensor
+  state: tl.tensor
+  first_block: tl.tensor
+  drop_threshold: tl.tensor
+  rp_keep: tl.tensor
+
+
+@gluon.constexpr_function
+def _drawn():
+  """How four waves draw for 32 rows and 16 blocks of keys: a wave its own."""
+  return gl.DistributedLinearLayout(
+      reg_bases=[[0, 1]],
+      lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0], [0, 2]],
+      warp_bases=[[0, 4], [0, 8]], block_bases=[], shape=[32, 16])
 
 
 @gluon.constexpr_function
@@ -230,6 +267,43 @@ def _add(sums, smem, p, TURNED: gl.constexpr):
 
 
 @gluon.jit
+def _add_and_draw(b_sums, b_tile, p, a_sums, a_tile, ds, words, terms,
+                  TURNED: gl.constexpr):
+  """_add of both, and the next tile's _bits from its _counters.
+
+  A lane draws while its products are under way, some rounds a part of them; of
+  two parts another wave has the SIMD's other half, and registers are few.
+  """
+  S: gl.constexpr = p.type.layout
+  PARTS: gl.constexpr = len(a_sums)
+  p = gl.convert_layout(p, gl.DotOperandLayout(1, S, 4))
+  ds = gl.convert_layout(ds, gl.DotOperandLayout(1, S, 4))
+  b_total = ()
+  a_total = ()
+  turned = _turned(b_tile, 0, S, TURNED)
+  bits = 0
+  for i in gl.static_range(2 * PARTS):
+    after = turned
+    if i + 1 < PARTS:
+      after = _turned(b_tile, i + 1, S, TURNED)
+    elif i + 1 < 2 * PARTS:
+      after = _turned(a_tile, i + 1 - PARTS, S, TURNED)
+    if i < PARTS:
+      b_total = b_total + (mfma(turned, p, b_sums[i]),)
+    else:
+      a_total = a_total + (mfma(turned, ds, a_sums[i - PARTS]),)
+    if i + 1 < 2 * PARTS:
+      words = parts.philox(
+          words, 10 * (i + 1) // (2 * PARTS - 1) - 10 * i // (2 * PARTS - 1))
+    else:
+      bits = _bits(terms, words)
+    turned = after
+    if PARTS > 2:
+      sched_barrier()
+  return b_total, a_total, bits
+
+
+@gluon.jit
 def _keep(kept, ds, head, tile):
   """Stores gradients in the order in which mha_dscores/mfma.py has them."""
   ptr, stride, head_stride = kept
@@ -243,24 +317,194 @@ def _keep(kept, ds, head, tile):
 
 
 @gluon.jit
-def _weights(a, b, x, y, l, d, tile, walk, scale, CHECK: gl.constexpr):
-  """p and -ds of a tile. CHECK: columns may not see all of its rows."""
+def _load_plane(terms, head, tile, walk, COLS: gl.constexpr, S: gl.constexpr,
+                CHECK: gl.constexpr, FEATURES: gl.constexpr):
+  """Begins to load a bias of columns, or a bias or mask of a tile."""
+  own = 0.0
+  if FEATURES & scores.HIDES:
+    ptr = terms.plane + head.to(gl.int64) * terms.nhead_stride_plane
+    col = gl.arange(0, COLS, gl.SliceLayout(0, S))
+    if FEATURES & scores.ONE_ROW:
+      own = buffer_load(ptr, col, mask=col < terms.left, other=float("-inf"))
+    else:
+      row = gl.arange(0, ROWS, gl.SliceLayout(1, S))
+      if CHECK:
+        row = gl.minimum(row, walk.length - 1 - tile * ROWS)
+      at = (row[:, None] * terms.stride_plane
+            + gl.minimum(col, terms.left - 1)[None, :])
+      own = buffer_load(
+          ptr + (tile * ROWS).to(gl.int64) * terms.stride_plane, at)
+      if FEATURES & scores.HAS_BIAS:
+        # A register each, on its way through the loop.
+        own = own.to(gl.int16, bitcast=True).to(gl.int32)
+  return own
+
+
+@gluon.jit
+def _rows_apart(tile, key, S: gl.constexpr):
+  """How far a tile's rows are from keys, [4, 2, 4, columns].
+
+  What a lane adds to a number of its own is a constant of the instruction.
+  """
+  L: gl.constexpr = gl.zeros(
+      [ROWS, key.shape[0]], gl.float32, S).reshape(
+          [4, 2, 4, key.shape[0]]).type.layout
+  a = gl.arange(0, 4, parts.vector(L, 0))
+  b = gl.arange(0, 2, parts.vector(L, 1))
+  c = gl.arange(0, 4, parts.vector(L, 2))
+  first = gl.convert_layout(
+      tile * ROWS - key, parts.vector(L, 3), assert_trivial=True)
+  first = first[None, None, None, :] + 4 * b[None, :, None, None]
+  at = 8 * a[:, None, None, None] + c[None, None, :, None]
+  return first.to(gl.float32) + at.to(gl.float32)
+
+
+@gluon.jit
+def _probabilities(s, l, tile, terms, own, dtype: gl.constexpr,
+                   FEATURES: gl.constexpr):
+  """p of products and the rows' lse, and the soft cap's derivative."""
+  S: gl.constexpr = s.type.layout
+  if FEATURES & scores.ONE_ROW:
+    s = gl.fma(s, terms.scale * scores.LOG2E,
+               gl.fma(l, -scores.LOG2E, (own * scores.LOG2E)[None, :]))
+    # Of rows without any key, and of keys that hold NaN, this is NaN, and the
+    # lower bound then. Above 1 it is where all biases of a row are huge, and
+    # lse has lost what it adds to them.
+    return gl.exp2(gl.minimum(gl.maximum(s, -1e4), 0.0)), 1.0
+  elif FEATURES & scores.HAS_BIAS:
+    bias = own.to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
+    s = gl.fma(s, terms.scale * scores.LOG2E,
+               gl.fma(l, -scores.LOG2E, bias * scores.LOG2E))
+    return gl.exp2(gl.minimum(gl.maximum(s, -1e4), 0.0)), 1.0
+  elif FEATURES & scores.ALIBI:
+    apart = _rows_apart(tile, terms.key, S)
+    slope = gl.convert_layout(
+        own * -scores.LOG2E, parts.vector(apart.type.layout, 3),
+        assert_trivial=True)[None, None, None, :]
+    s = gl.fma(s, terms.scale * scores.LOG2E, l * -scores.LOG2E)
+    wide = gl.fma(gl.abs(apart), slope, s.reshape(apart.shape))
+    return gl.exp2(gl.convert_layout(
+        wide.reshape(s.shape), S, assert_trivial=True)), 1.0
+  elif FEATURES & scores.SOFT_CAP:
+    s, slope = parts.capped(s, terms, FEATURES)
+    return gl.exp2(gl.fma(l, -scores.LOG2E, s)), slope
+  else:
+    return gl.exp2((s * terms.scale - l) * scores.LOG2E), 1.0
+
+
+@gluon.jit
+def _state(terms, head, COLS: gl.constexpr, S: gl.constexpr,
+           FEATURES: gl.constexpr):
+  """Begins to load dropout's key and counters of a head, or its slope."""
+  state = ()
+  if FEATURES & scores.DROPOUT:
+    for i in gl.static_range(6):
+      state = state + (gl.load(terms.state + (head * 6 + i)),)
+  elif FEATURES & scores.ALIBI:
+    zero = gl.zeros([COLS], gl.int32, gl.SliceLayout(0, S))
+    state = state + (buffer_load(terms.slopes + head, zero),)
+  return state
+
+
+@gluon.jit
+def _counters(terms, state, tile):
+  """Where the draws of a tile begin, each block of eight keys once, as
+  scores.keep_scale has it."""
+  D: gl.constexpr = _drawn()
+  block = gl.arange(0, 16, gl.SliceLayout(0, D))[None, :]
+  row = gl.arange(0, ROWS, gl.SliceLayout(1, D))[:, None]
+  zero = (block * 0 + row * 0).to(gl.uint32)
+  return (zero + (state[5] // 8 + terms.first_block + block.to(gl.uint32)),
+          zero + (state[4] + (tile * ROWS + row).to(gl.uint32)),
+          zero + state[3], zero + state[2], state[0], state[1])
+
+
+@gluon.jit
+def _bits(terms, words):
+  """What dropout keeps: of each row and eight keys a bit a key."""
+  least = terms.drop_threshold.to(gl.uint32, bitcast=True)
+  bits = words[0].to(gl.int32) * 0
+  for i in gl.static_range(4):
+    bits = bits | gl.where(words[i] << 16 >= least, 1 << i, 0) | gl.where(
+        words[i] >= least, 16 << i, 0)
+  return bits.to(gl.int8)
+
+
+@gluon.jit
+def _draw(terms, state, tile):
+  """_bits of a tile."""
+  return _bits(terms, parts.philox(_counters(terms, state, tile), 10))
+
+
+@gluon.jit
+def _store_drawn(smem, bits):
+  """Bytes of a lane's rows one behind the other, as `_factors` reads them."""
+  smem.permute([2, 1, 3, 0]).store(bits.reshape([4, 2, 4, 16]))
+
+
+@gluon.jit
+def _factors(smem, S: gl.constexpr):
+  """A tile of 1.0 where dropout keeps and of 0.0 where it drops."""
+  L: gl.constexpr = gl.zeros(
+      [ROWS, 4 * ROWS], gl.float32, S).reshape([4, 2, 4, 16, 8]).type.layout
+  words = smem.reinterpret(
+      gl.int32, [16, 2, 4], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+  words = async_copy.load_shared_relaxed(
+      words.permute([2, 1, 0]), gl.SliceLayout(2, gl.SliceLayout(4, L)))
+  key = gl.arange(0, 8, parts.vector(L, 4))
+  row = gl.arange(0, 4, parts.vector(L, 2))
+  kept = (words[:, :, None, :, None] >> key[None, None, None, None, :]
+          ) & 0x01010101
+  kept = (kept >> 8 * row[None, None, :, None, None]) & 0xff
+  return gl.convert_layout(
+      kept.to(gl.uint32).to(gl.float32).reshape([ROWS, 4 * ROWS]), S,
+      assert_trivial=True)
+
+
+@gluon.jit
+def _weights(a, b, x, y, l, d, tile, walk, terms, own, drawn,
+             CHECK: gl.constexpr, FEATURES: gl.constexpr):
+  """p and -ds of a tile. CHECK: columns may not see all of its rows.
+
+  With dropout p is as the values see it, but for 1 / (1 - p).
+  """
   S: gl.constexpr = l.type.layout
+  dtype: gl.constexpr = a.dtype
   s = _product(a, x, gl.zeros_like(l), S)
   if CHECK:
     row = gl.arange(0, ROWS, gl.SliceLayout(1, S))[:, None] + tile * ROWS
     shown = (row >= walk.lower[None, :]) & (row <= walk.upper[None, :])
     # A tile that all columns see has no row without any key.
     l = gl.where(shown, _dead_rows(l), float("inf"))
-  dp = _product(b, y, d, S)
-  p = gl.exp2((s * scale - l) * scores.LOG2E)
-  return p, p * dp
+  if FEATURES & scores.DROPOUT:
+    factor = _factors(drawn, S)
+    dp = _product(b, y, gl.zeros_like(d), S) * factor
+    dp = gl.fma(dp, terms.rp_keep, d)
+    p, slope = _probabilities(s, l, tile, terms, own, dtype, FEATURES)
+    ds = p * dp
+    p = p * factor
+  else:
+    dp = _product(b, y, d, S)
+    p, slope = _probabilities(s, l, tile, terms, own, dtype, FEATURES)
+    ds = p * dp
+  if FEATURES & scores.SOFT_CAP:
+    ds = ds * slope
+  if FEATURES & scores.ONE_ROW:
+    # A hidden key has no gradient, whatever it and its value hold.
+    ds = gl.where(own[None, :] == float("-inf"), 0.0, ds)
+  elif FEATURES & scores.HAS_BIAS:
+    bias = own.to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
+    ds = gl.where(bias == float("-inf"), 0.0, ds)
+  elif FEATURES & scores.HAS_MASK:
+    p = gl.where(own != 0, p, 0.0)
+    ds = gl.where(own != 0, ds, 0.0)
+  return p, ds
 
 
 @gluon.jit
 def _sums_copied(
-    sums, x, y, a, b, numbers, kept, walk, scale, BOTH: gl.constexpr,
-    KEEPS: gl.constexpr, S: gl.constexpr
+    sums, x, y, a, b, numbers, kept, walk, terms, BOTH: gl.constexpr,
+    KEEPS: gl.constexpr, FEATURES: gl.constexpr, S: gl.constexpr
 ):
   """_sums of tiles that are copied straight to LDS.
 
@@ -303,6 +547,15 @@ def _sums_copied(
     async_copy.commit_group()
   at_head = gl.to_tensor(0)
   following_head = head
+  plane = _load_plane(terms, at_head, tile, walk, COLS, S, True, FEATURES)
+  drawn = plane
+  if FEATURES & scores.DROPOUT:
+    drawn = gl.allocate_shared_memory(gl.int8, DRAWN, DRAWN_LAYOUT)
+    _store_drawn(drawn, _draw(
+        terms, _state(terms, at_head, COLS, S, FEATURES), tile))
+  elif FEATURES & scores.ALIBI:
+    plane = _state(terms, at_head, COLS, S, FEATURES)[0]
+  state = _state(terms, following_head, COLS, S, FEATURES)
   slot = 0
   a_sums, b_sums = sums
   inside = gl.maximum(walk.group * walk.full - 2, 0)
@@ -318,16 +571,31 @@ def _sums_copied(
       if BOTH:
         _copy_rows(numbers, own, free, head, after, walk, part == 1)
       async_copy.commit_group()
+      plane_next = _load_plane(
+          terms, following_head, following, walk, COLS, S, part == 1, FEATURES)
+      state_after = _state(terms, head, COLS, S, FEATURES)
       a_tile = a_tiles.index(slot).reinterpret(layout=READ)
       b_tile = b_tiles.index(slot).reinterpret(layout=READ)
       l, d = _numbers(own, slot, COLS, S, BOTH)
-      p, ds = _weights(a_tile, b_tile, x, y, l, d, tile, walk, scale, part == 1)
+      p, ds = _weights(
+          a_tile, b_tile, x, y, l, d, tile, walk, terms, plane, drawn,
+          part == 1, FEATURES)
       ds = ds.to(dtype)
-      if BOTH:
-        b_sums = _add(b_sums, b_tile, p.to(dtype), False)
-      a_sums = _add(a_sums, a_tile, ds, False)
+      if FEATURES & scores.DROPOUT:
+        b_sums, a_sums, bits = _add_and_draw(
+            b_sums, b_tile, p.to(dtype), a_sums, a_tile, ds,
+            _counters(terms, state, following), terms, False)
+        _store_drawn(drawn, bits)
+      else:
+        if BOTH:
+          b_sums = _add(b_sums, b_tile, p.to(dtype), False)
+        a_sums = _add(a_sums, a_tile, ds, False)
       if KEEPS:
         _keep(kept, ds, at_head, tile)
+      plane = plane_next
+      if FEATURES & scores.ALIBI:
+        plane = state[0]
+      state = state_after
       at_head = following_head
       following_head = head
       tile = following
@@ -339,8 +607,9 @@ def _sums_copied(
 
 @gluon.jit
 def _sums_loaded(
-    sums, x, y, a, b, numbers, kept, walk, scale, CHEAP_CAST: gl.constexpr,
-    BOTH: gl.constexpr, KEEPS: gl.constexpr, S: gl.constexpr
+    sums, x, y, a, b, numbers, kept, walk, terms, CHEAP_CAST: gl.constexpr,
+    BOTH: gl.constexpr, KEEPS: gl.constexpr, FEATURES: gl.constexpr,
+    S: gl.constexpr
 ):
   """_sums of tiles that come to LDS by way of registers."""
   # Where two waves share a SIMD there are no registers for a second tile.
@@ -388,12 +657,24 @@ def _sums_loaded(
     b_next = _load(b, b_at, head, following, walk, True)
   at_head = gl.to_tensor(0)
   following_head = head
+  plane = _load_plane(terms, at_head, tile, walk, COLS, S, True, FEATURES)
+  drawn = plane
+  if FEATURES & scores.DROPOUT:
+    drawn = gl.allocate_shared_memory(gl.int8, DRAWN, DRAWN_LAYOUT)
+    _store_drawn(drawn, _draw(
+        terms, _state(terms, at_head, COLS, S, FEATURES), tile))
+  elif FEATURES & scores.ALIBI:
+    plane = _state(terms, at_head, COLS, S, FEATURES)[0]
+  state = _state(terms, following_head, COLS, S, FEATURES)
   a_sums, b_sums = sums
   inside = gl.maximum(walk.group * walk.full - AHEAD, 0)
   for part in gl.static_range(2):
     for _ in range(
         0, inside if part == 0 else walk.group * walk.steps - inside):
       head, step, after = _following(head, step, walk)
+      plane_next = _load_plane(
+          terms, following_head, following, walk, COLS, S, part == 1, FEATURES)
+      state_after = _state(terms, head, COLS, S, FEATURES)
       if BOTH:
         l_after, d_after = _load_rows(numbers, head, after, walk, part == 1)
       a_after = _load(a, a_at, head, after, walk, part == 1)
@@ -401,20 +682,34 @@ def _sums_loaded(
       if not BOTH:
         a_next, b_next = a_after, b_after
       l, d = _numbers(own, 0, COLS, S, BOTH)
-      p, ds = _weights(a_rows, b_rows, x, y, l, d, tile, walk, scale, part == 1)
+      p, ds = _weights(
+          a_rows, b_rows, x, y, l, d, tile, walk, terms, plane, drawn,
+          part == 1, FEATURES)
       _store(a_rows, a_next)
       _store(b_rows, b_next)
       ds = parts.cast(ds, dtype, CHEAP_CAST)
       if BOTH:
         own.index(0).store(l_next)
         own.index(1).store(d_next)
-        b_sums = _add(
-            b_sums, b_turned, parts.cast(p, dtype, CHEAP_CAST), True)
-      a_sums = _add(a_sums, a_turned, ds, True)
+        p = parts.cast(p, dtype, CHEAP_CAST)
+      if FEATURES & scores.DROPOUT:
+        b_sums, a_sums, bits = _add_and_draw(
+            b_sums, b_turned, p, a_sums, a_turned, ds,
+            _counters(terms, state, following), terms, True)
+      else:
+        if BOTH:
+          b_sums = _add(b_sums, b_turned, p, True)
+        a_sums = _add(a_sums, a_turned, ds, True)
       if KEEPS:
         _keep(kept, ds, at_head, tile)
+      plane = plane_next
+      if FEATURES & scores.ALIBI:
+        plane = state[0]
+      state = state_after
       at_head = following_head
       following_head = head
+      if FEATURES & scores.DROPOUT:
+        _store_drawn(drawn, bits)
       a_turned.store(a_next.permute([1, 0]))
       if BOTH:
         b_turned.store(b_next.permute([1, 0]))
@@ -426,8 +721,9 @@ def _sums_loaded(
 
 @gluon.jit
 def _sums(
-    x, y, a, b, numbers, kept, walk, scale, CHEAP_CAST: gl.constexpr,
-    BOTH: gl.constexpr, KEEPS: gl.constexpr, CDNA: gl.constexpr, S: gl.constexpr
+    x, y, a, b, numbers, kept, walk, terms, CHEAP_CAST: gl.constexpr,
+    BOTH: gl.constexpr, KEEPS: gl.constexpr, FEATURES: gl.constexpr,
+    CDNA: gl.constexpr, S: gl.constexpr
 ):
   """(-a^T ds, b^T p) of all tiles, [head, columns] in parts.
 
@@ -440,12 +736,12 @@ def _sums(
   zeros = _zeros(len(x) * parts.PART, x[0].shape[1], S)
   if CDNA == 4:
     return _sums_copied(
-        (zeros, zeros), x, negative, a, b, numbers, kept, walk, scale, BOTH,
-        KEEPS, S)
+        (zeros, zeros), x, negative, a, b, numbers, kept, walk, terms, BOTH,
+        KEEPS, FEATURES, S)
   else:
     return _sums_loaded(
-        (zeros, zeros), x, negative, a, b, numbers, kept, walk, scale,
-        CHEAP_CAST, BOTH, KEEPS, S)
+        (zeros, zeros), x, negative, a, b, numbers, kept, walk, terms,
+        CHEAP_CAST, BOTH, KEEPS, FEATURES, S)
 
 
 @gluon.jit
@@ -482,6 +778,7 @@ def mha_bwd_dkdv(
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     CHEAP_CAST: gl.constexpr, CDNA: gl.constexpr, KEEPS: gl.constexpr,
+    FEATURES: gl.constexpr,
 ):
   """As bwd.py's. Grid: (kv heads, tiles of keys, batch)."""
   gl.static_assert(
@@ -543,15 +840,36 @@ def mha_bwd_dkdv(
         (low, full_low, full_high), high - low, full_high - full_low, group,
         len_q, key - window_right,
         gl.minimum(key + window_left, len_q - 1))
+    plane = bias
+    stride_plane = stride_bias
+    nhead_stride_plane = nhead_stride_bias
+    batch_stride_plane = batch_stride_bias
+    if FEATURES & scores.ONE_ROW:
+      plane = bias_f32
+    elif FEATURES & scores.HAS_MASK:
+      plane = mask
+      stride_plane = stride_mask
+      nhead_stride_plane = nhead_stride_mask
+      batch_stride_plane = batch_stride_mask
+    terms = _Terms(
+        softmax_scale, logits_soft_cap,
+        plane + b * batch_stride_plane + h * group * nhead_stride_plane + n0,
+        stride_plane, nhead_stride_plane, left, key,
+        alibi_slopes + index * nhead_q + head_k * group,
+        dropout_state + (index * nhead_q + head_k * group) * 6,
+        (n0 // 8).to(gl.uint32), drop_threshold, rp_keep)
     dk_sum, dv_sum = _sums(
         parts.columns(k, stride_k, left, HEAD, S),
         parts.columns(v, stride_v, left, HEAD, S),
         (q, stride_q, nhead_stride_q), (do, stride_do, nhead_stride_do),
         (lse + lse_at, delta + lse_at, nhead_stride_lse),
-        (dbias, stride_dbias * ROWS, nhead_stride_dbias), walk, softmax_scale,
-        CHEAP_CAST, True, KEEPS, CDNA, S)
+        (dbias, stride_dbias * ROWS, nhead_stride_dbias), walk, terms,
+        CHEAP_CAST, True, KEEPS, FEATURES, CDNA, S)
   _write(dk, stride_dk, dk_sum, -softmax_scale, len_k - n0, k_rows - n0)
-  _write(dv, stride_dv, dv_sum, 1.0, len_k - n0, k_rows - n0)
+  factor = 1.0
+  if FEATURES & scores.DROPOUT:
+    factor = rp_keep
+  _write(dv, stride_dv, dv_sum, factor, len_k - n0, k_rows - n0)
 
 
 @gluon.jit
@@ -635,9 +953,10 @@ def mha_bwd_dq(
         (low, full_low, full_high), high - low, full_high - full_low, 1, len_k,
         position - window_left,
         gl.minimum(position + window_right, len_k - 1))
+    terms = _Terms(softmax_scale, *[()] * 11)
     total, _none = _sums(
         parts.columns(q, stride_q, left, HEAD, S),
         parts.columns(do, stride_do, left, HEAD, S), (k, stride_k, 0),
-        (v, stride_v, 0), (l, d), (), walk, softmax_scale, CHEAP_CAST,
-        False, False, CDNA, S)
+        (v, stride_v, 0), (l, d), (), walk, terms, CHEAP_CAST,
+        False, False, 0, CDNA, S)
   _write(dq, stride_dq, total, -softmax_scale, left, q_rows - m0)

@@ -16,10 +16,12 @@ from third_party.aiter.kernels.mha import scores
 
 # A Gluon function calls none of Triton's; of one source it may be either.
 assume_stride = gluon.jit(tiles.assume_stride.fn)
+capped = gluon.jit(scores._capped.fn)
 cast = gluon.jit(tiles.cast.fn)
 extent = gluon.jit(scores.sequence_extent.fn)
 find_sequence = gluon.jit(scores.find_sequence.fn)
 key_tiles = gluon.jit(scores.key_tiles.fn)
+mul_hi_lo = gluon.jit(scores._mul_hi_lo.fn)
 offset_of = gluon.jit(scores.offset_of.fn)
 row_tiles = gluon.jit(scores.row_tiles.fn)
 
@@ -35,6 +37,15 @@ def matrix(cdna, waves):
   return gl.amd.AMDMFMALayout(
       version=cdna, instr_shape=[32, 32, 8 * (cdna - 2)], transposed=False,
       warps_per_cta=[1, waves])
+
+
+@gluon.constexpr_function
+def vector(layout, axis):
+  """Of a vector along an axis, which then has all of the layout's."""
+  for other in reversed(range(len(layout.shape))):
+    if other != axis:
+      layout = gl.SliceLayout(other, layout)
+  return layout
 
 
 @gluon.constexpr_function
@@ -130,6 +141,22 @@ def write(ptr, stride, x, rows):
   for i in gl.static_range(len(x)):
     gl.store(ptr + (at + i * PART),
              gl.convert_layout(x[i].permute([1, 0]), ROWS), mask=row < rows)
+
+
+@gluon.jit
+def philox(words, ROUNDS: gl.constexpr):
+  """So many of scores.keep_scale's ten rounds: words and keys after them."""
+  w0, w1, w2, w3, key0, key1 = words
+  for _ in gl.static_range(ROUNDS):
+    high0, low0 = mul_hi_lo(w0, 0xD2511F53)
+    high2, low2 = mul_hi_lo(w2, 0xCD9E8D57)
+    w0 = high2 ^ w1 ^ key0
+    w2 = high0 ^ w3 ^ key1
+    w1 = low2
+    w3 = low0
+    key0 += 0x9E3779B9
+    key1 += 0xBB67AE85
+  return w0, w1, w2, w3, key0, key1
 
 
 @gluon.jit

@@ -458,7 +458,8 @@ def _capped(s, terms, FEATURES: tl.constexpr):
     # cap tanh(x / cap) = cap - 2 cap / (1 + exp(2 x / cap)); what cancels near
     # zero is 3e-7 of the cap, and only a difference of scores matters.
     e = tl.exp2(s * (2.0 * LOG2E * terms.scale / terms.logits_soft_cap))
-    r = _reciprocal(1.0 + e)
+    root = tl.rsqrt(1.0 + e)
+    r = root * root
     return cap - 2.0 * cap * r, 4.0 * r * (1.0 - r)
 
 

@@ -43,7 +43,7 @@ def _kept():
 @gluon.jit
 def _load(data, key, len_k):
   """Begins to load a tile of keys, and gradients of rows that have them."""
-  k, k_at, stride_k, ds, ds_at, row_tile, seq, window = data
+  k, k_at, stride_k, ds, ds_at, row_tile, seq, window, _mask, _one_row = data
   key_row = gl.arange(0, ROWS, gl.SliceLayout(1, k_at.type.layout))[:, None]
   k_tile = buffer_load(
       k + key.to(gl.int64) * stride_k, k_at, mask=key_row < len_k - key,
@@ -55,6 +55,26 @@ def _load(data, key, len_k):
       ds + key.to(gl.int64) * ROWS, ds_at,
       mask=(row_tile >= low) & (row_tile < high), other=0.0)
   return k_tile, ds_tile
+
+
+@gluon.jit
+def _load_shown(data, key, len_k, FEATURES: gl.constexpr):
+  """Begins to load which keys of a tile a mask of one row shows."""
+  k, k_at, stride_k, ds, ds_at, row_tile, seq, window, mask, one_row = data
+  shown = 0
+  if FEATURES & scores.HAS_MASK:
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, k_at.type.layout))
+    shown = buffer_load(
+        mask + key, row, mask=row < gl.where(one_row, len_k - key, 0), other=1)
+  return shown
+
+
+@gluon.jit
+def _turn(smem, k_tile, shown, FEATURES: gl.constexpr):
+  """Stores a tile of keys turned; hidden ones, which may be NaN, as zeros."""
+  if FEATURES & scores.HAS_MASK:
+    k_tile = gl.where(shown[:, None] != 0, k_tile, 0.0)
+  smem.store(k_tile.permute([1, 0]))
 
 
 @gluon.jit
@@ -72,10 +92,14 @@ def mha_dscores_dq(
     stride_dbias, nhead_stride_dbias, batch_stride_dbias,
     seqlen_q, seqlen_k, nhead_q, nhead_k, softmax_scale,
     window_left, window_right, flags,
+    mask, stride_mask, nhead_stride_mask, batch_stride_mask,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    CDNA: gl.constexpr,
+    CDNA: gl.constexpr, FEATURES: gl.constexpr,
 ):
-  """dq of TILE_M rows of one head. Grid: (heads, tiles of rows, batch)."""
+  """dq of TILE_M rows of one head. What a mask of one row hides may be NaN.
+
+  Grid: (heads, tiles of rows, batch).
+  """
   gl.static_assert(
       TILE_N == ROWS and TILE_M == 8 * ROWS and gl.num_warps() == 4)
   # Heads that share keys run on one die, which has these in its cache.
@@ -92,6 +116,7 @@ def mha_dscores_dq(
   k += b * batch_stride_k + head_k.to(gl.int64) * nhead_stride_k
   dq += (b * batch_stride_dq + h * nhead_stride_dq
          + m0.to(gl.int64) * stride_dq)
+  mask += b * batch_stride_mask + h * nhead_stride_mask
   first_tile = tile_m * (TILE_M // ROWS)
   stride_tile = stride_dbias * ROWS
   dbias += (b * batch_stride_dbias + h * nhead_stride_dbias
@@ -110,18 +135,21 @@ def mha_dscores_dq(
   at = gl.arange(0, TILE_M * TILE_N, D)
   row_tile = at // (ROWS * TILE_N)
   ds_at = row_tile * stride_tile + at % (ROWS * TILE_N)
-  data = (k, k_at, stride_k, dbias, ds_at, row_tile + first_tile, seq, window)
+  data = (k, k_at, stride_k, dbias, ds_at, row_tile + first_tile, seq, window,
+          mask, stride_mask == 0)
   TURNED: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 8, [1, 0])
   turned = gl.allocate_shared_memory(
       k.dtype.element_ty, [2, HEAD, ROWS], TURNED)
   total = bwd_mfma._zeros(HEAD, TILE_M, S)
   if high > low:
+    shown = _load_shown(data, low * ROWS, seqlen_k, FEATURES)
     k_next, ds = _load(data, low * ROWS, seqlen_k)
-    turned.index(0).store(k_next.permute([1, 0]))
+    _turn(turned.index(0), k_next, shown, FEATURES)
     for tile in range(low, high):
       place = (tile - low) % 2
-      k_next, ds_next = _load(
-          data, gl.minimum(tile + 1, high - 1) * ROWS, seqlen_k)
+      key = gl.minimum(tile + 1, high - 1) * ROWS
+      shown = _load_shown(data, key, seqlen_k, FEATURES)
+      k_next, ds_next = _load(data, key, seqlen_k)
       operand = _operand(ds, S)
       sums = ()
       for i in gl.static_range(len(total)):
@@ -129,7 +157,7 @@ def mha_dscores_dq(
             bwd_mfma._turned(turned.index(place), i, S, True), operand,
             total[i]),)
       total = sums
-      turned.index(1 - place).store(k_next.permute([1, 0]))
+      _turn(turned.index(1 - place), k_next, shown, FEATURES)
       ds = ds_next
   result = ()
   for i in gl.static_range(len(total)):
