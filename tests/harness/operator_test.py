@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""core/operator.py by an operator of its own: what it writes in place."""
+"""core/ by an operator of its own: what it writes in place, what it traces."""
 
 import re
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
+from jax._src.aiter.core import dispatch
 from jax._src.aiter.core.dispatch import like
 from jax._src.aiter.core.operator import Key, operator
 from jax._src.aiter.core.partition import partitioned
@@ -53,6 +54,41 @@ def once(*x):
 def thrice(pool, rows, slots):
   return jax.lax.scan(lambda pool, i: (once(pool, rows + i, slots), None),
                       pool, jnp.arange(3.0))[0]
+
+
+class DispatchTest(parameterized.TestCase):
+  """What a program does not need is not traced."""
+
+  def setUp(self):
+    super().setUp()
+    self.traced = []
+
+  def call(self, x):
+    def traced(name, out):
+      self.traced.append(name)
+      return {"y": out}
+
+    return dispatch.dispatch(
+        lambda platform: None, lambda platform, x: traced(platform, x * 2.0),
+        lambda x: traced("reference", x + x), x)
+
+  def test_traces_what_runs_here(self):
+    x = jnp.arange(6.0)
+    np.testing.assert_array_equal(jax.jit(self.call)(x)["y"], 2 * x)
+    np.testing.assert_array_equal(self.call(x)["y"], 2 * x)
+    with jax.disable_jit():
+      np.testing.assert_array_equal(self.call(x)["y"], 2 * x)
+    self.assertLen(set(self.traced), 1)
+
+  @parameterized.parameters("cpu", *dispatch.PLATFORMS)
+  def test_lowers_what_is_asked_for(self, platform):
+    lowered = jax.jit(self.call).trace(jnp.arange(6.0)).lower(
+        lowering_platforms=(platform,))
+    name = "reference" if platform == "cpu" else platform
+    self.assertContainsSubset({name}, self.traced)
+    self.assertLessEqual(len(self.traced), 2)
+    op = "stablehlo.add" if platform == "cpu" else "stablehlo.multiply"
+    self.assertIn(op, lowered.as_text())
 
 
 class AliasTest(parameterized.TestCase):

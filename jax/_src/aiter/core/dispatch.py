@@ -7,6 +7,9 @@ can be exported for a platform which the exporting machine does not have, or
 which JAX's settings rule out in this process. A GPU that no kernel serves (no
 plugin module, no code object for its architecture) and arguments that none
 serves run the reference too, after one warning.
+
+Of the choices one is traced with the call, that of this process's devices. The
+others, of which most programs need none, are traced when they are lowered.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import mlir
 
 import jax
 from jax import lax
@@ -24,6 +28,14 @@ from jaxlib import gpu_aiter
 
 PLATFORMS = ("rocm", "cuda")
 _declared: dict[str, None] = {}
+
+# A function that is traced when it is lowered; of known results.
+_later_p = type(lax.add_p)("aiter_later")
+_later_p.multiple_results = True
+_later_p.def_impl(lambda *args, fun, types: fun(*args))
+_later_p.def_abstract_eval(lambda *_, fun, types: list(types))
+mlir.register_lowering(_later_p, mlir.lower_fun(
+    lambda *args, fun, types: fun(*args), multiple_results=True))
 
 
 def declare(*ops: str) -> None:
@@ -151,7 +163,32 @@ def dispatch(reason: Callable[[str], str | None], kernel, fallback, *args):
       _warn_once(missing)
   if not branches:
     return fallback(*args)
-  return lax.platform_dependent(*args, default=fallback, **branches)
+  here = next((p for p in branches if architectures(p)), "cpu")
+  results = []
+
+  def now(fun):
+    def traced(*args):
+      leaves, tree = jax.tree.flatten(fun(*args))
+      results.append((tuple(map(jax.typeof, leaves)), tree))
+      return tree.unflatten(leaves)
+    return traced
+
+  def later(fun):
+    def traced(*args):
+      if not results:  # Nothing is staged: this is the choice.
+        return fun(*args)
+      types, out_tree = results[0]
+      leaves, tree = jax.tree.flatten(args)
+      return out_tree.unflatten(_later_p.bind(
+          *leaves, types=types,
+          fun=lambda *x: jax.tree.leaves(fun(*tree.unflatten(x)))))
+    return traced
+
+  # JAX traces the first one first.
+  first = {here: now(branches.get(here, fallback))}
+  others = {p: later(fun) for p, fun in branches.items() if p != here}
+  return lax.platform_dependent(*args, default=later(fallback), **first,
+                                **others)
 
 
 def absent(t, dtype):
