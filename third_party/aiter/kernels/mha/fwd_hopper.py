@@ -39,6 +39,10 @@ from third_party.aiter.kernels.mha import parts_hopper as parts
 # tile's first key on, for which a kernel needs a register each.
 ONLY_LAST = tl.constexpr(2)
 ONLY_LAST_OF_TILE = tl.constexpr(3)
+# Beside attention's features: tokens of a cache have scales, of keys in the
+# place of Keys' bias and of values in that of the mask. Both come and go with
+# the tile of keys.
+TOKEN_SCALES = tl.constexpr(1 << 30)
 
 
 class Keys(NamedTuple):
@@ -228,7 +232,10 @@ def complete(s, row0, tile, window, terms, keys, step, N: gl.constexpr,
   scale = unit_of(terms, FEATURES)
   i, _ = hopper.ring(step, STAGES)
   empty = keys.k_empty.index(i)
-  if PLANES or not scores_hopper.staged(FEATURES):
+  if FEATURES & TOKEN_SCALES:
+    of_keys = keys.planes.bias.index(i).load(gl.SliceLayout(0, S_LAYOUT))
+    s *= of_keys[None, :]
+  if PLANES or not (scores_hopper.staged(FEATURES) or FEATURES & TOKEN_SCALES):
     mbarrier.arrive(empty)
   if PLANES:
     i, phase = hopper.ring(step, PLANES)
@@ -291,6 +298,18 @@ def exponentials(s, m, row0, tile, window, terms, keys, step, N: gl.constexpr,
 
 
 @gluon.jit
+def by_value(e, keys, step, N: gl.constexpr, STAGES: gl.constexpr,
+             FEATURES: gl.constexpr):
+  """Exponentials times the scales of what they weigh."""
+  if FEATURES & TOKEN_SCALES:
+    i, _ = hopper.ring(step, STAGES)
+    scales = keys.planes.mask.index(i)
+    e *= scales.load(gl.SliceLayout(0, hopper.accumulator(N)))[None, :]
+    mbarrier.arrive(keys.k_empty.index(i))
+  return e
+
+
+@gluon.jit
 def weights_of(e, row0, tile, terms, dtype: gl.constexpr, N: gl.constexpr,
                DV: gl.constexpr, FEATURES: gl.constexpr):
   """The values' weights, the left operand of their product."""
@@ -329,6 +348,7 @@ def pipelined_step(acc, p, m, norm, q, keys, step, tile, row0, window, terms,
   e, m, alpha = exponentials(s, m, row0, tile, window, terms, keys, step, N,
                              STAGES, PLANES, MASK, FEATURES)
   norm = norm * alpha + gl.sum(e, 1)
+  e = by_value(e, keys, step, N, STAGES, FEATURES)
   acc = parts.wait(0, acc, DV_TAIL)
   p = weights_of(e, row0, tile, terms, p.dtype, N, DV, FEATURES)
   mbarrier.arrive(keys.v_empty.index(vi))

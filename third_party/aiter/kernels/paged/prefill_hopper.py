@@ -10,6 +10,11 @@ of the map: TMA fills it with zeros.
 
 A cache of bytes is copied so to where a warpgroup reads it, and writes what it
 says, in the queries' type, to the ring that the consumers take tiles from.
+
+A shuffled cache has runs of 16 bytes, of a key's columns and, of values, of
+tokens in one column (runs_hopper.py). Threads copy them one by one; values lie
+in their tiles as they do in memory, keys side by side, which is the other of
+the two orders that a product takes its right operand in.
 """
 
 from typing import NamedTuple
@@ -77,6 +82,15 @@ class Values(NamedTuple):
   chunks: tl.tensor
 
 
+class Half(NamedTuple):
+  """A head's keys or values in a shuffled cache: steps between pages, and in
+  one, in elements, between tokens (values: runs of them) and runs (columns)."""
+  data: tl.tensor
+  page: tl.tensor
+  token: tl.tensor
+  run: tl.tensor
+
+
 class Terms(NamedTuple):
   """What fwd_hopper.py takes of scores.Terms; `slope` is that of each row."""
   scale: tl.tensor
@@ -93,6 +107,13 @@ class Bytes(NamedTuple):
   v: tl.tensor
   full: tl.tensor
   empty: tl.tensor
+
+
+class Scales(NamedTuple):
+  """A head's scales of keys or values: steps between pages and tokens."""
+  data: tl.tensor
+  page: tl.tensor
+  token: tl.tensor
 
 
 # What makes bfloat16 of a pair of float16; and of integers directly: 128 + x is
@@ -311,6 +332,135 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
                  i, phase, table, values, head, first, stop, N, HEAD, BOX, True)
 
 
+@gluon.constexpr_function
+def _runs_of_keys(run, warps):
+  """How warps copy keys of a shuffled cache: 64, a thread a token, whose
+  neighbours lie behind it."""
+  return gl.BlockedLayout([1, run], [32, 1], [2, warps // 2], [1, 0])
+
+
+@gluon.constexpr_function
+def _runs_of_values(n, run, warps):
+  """How they copy values: 16 columns and two runs of `run` tokens a warp, so
+  that lanes write all banks, and read 32 bytes where a column's tokens follow
+  each other."""
+  bits = lambda low, high: [
+      [1 << i, 0] for i in range(low.bit_length() - 1, high.bit_length() - 1)]
+  return gl.DistributedLinearLayout(
+      reg_bases=bits(1, run) + bits(2 * run, n),
+      lane_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [run, 0]],
+      warp_bases=[[0, 16 << i] for i in range(warps.bit_length() - 1)],
+      block_bases=[], shape=[n, 16 * warps])
+
+
+@gluon.jit
+def _copy_runs_of_keys(k, smem, boxes, left, N: gl.constexpr,
+                       HEAD: gl.constexpr, BOX: gl.constexpr):
+  """Starts to copy `left` keys; the others of a tile become 0."""
+  RUN: gl.constexpr = 128 // smem.dtype.primitive_bitwidth
+  LAYOUT: gl.constexpr = _runs_of_keys(RUN, gl.num_warps())
+  ROWS: gl.constexpr = 64
+  cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))
+  run = decode_hopper._again(k.run) // RUN * RUN
+  at = cols // RUN * run + cols % RUN
+  for row in gl.static_range(0, N, ROWS):
+    keys = row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    page, place = decode_hopper._of_box(boxes, keys, N, BOX)
+    base = (page.to(gl.int64) * k.page
+            + (place + keys % BOX) * k.token)
+    async_copy.async_load(
+        smem.slice(row, ROWS), k.data + base[:, None] + at[None, :],
+        mask=((keys < left) & (page >= 0))[:, None])
+
+
+@gluon.jit
+def _copy_runs_of_values(v, smem, boxes, left, N: gl.constexpr,
+                         HEAD: gl.constexpr, BOX: gl.constexpr):
+  """Starts to copy values likewise, but for a run that `left` cuts: whole."""
+  RUN: gl.constexpr = 128 // smem.dtype.primitive_bitwidth
+  LAYOUT: gl.constexpr = _runs_of_values(N, RUN, gl.num_warps())
+  COLS: gl.constexpr = 16 * gl.num_warps()
+  tokens = gl.arange(0, N, gl.SliceLayout(1, LAYOUT))
+  page, place = decode_hopper._of_box(boxes, tokens, N, BOX)
+  base = (page.to(gl.int64) * v.page
+          + (place // RUN + tokens % BOX // RUN) * (v.token // RUN * RUN)
+          + tokens % RUN)
+  run = decode_hopper._again(v.run) // RUN * RUN
+  shown = (tokens // RUN * RUN < left) & (page >= 0)
+  for col in gl.static_range(0, HEAD, COLS):
+    cols = col + gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
+    at = base[:, None] + (cols * run)[None, :]
+    at = gl.max_contiguous(gl.multiple_of(at, [RUN, 1]), [RUN, 1])
+    async_copy.async_load(smem.slice(col, COLS, dim=1), v.data + at,
+                          mask=shown[:, None])
+
+
+@gluon.jit
+def _clear_behind(smem, left, N: gl.constexpr, HEAD: gl.constexpr):
+  """Makes values from the `left`-th on zeros: they may be NaN."""
+  RUN: gl.constexpr = 128 // smem.dtype.primitive_bitwidth
+  LAYOUT: gl.constexpr = _runs_of_values(N, RUN, gl.num_warps())
+  COLS: gl.constexpr = 16 * gl.num_warps()
+  tokens = gl.arange(0, N, gl.SliceLayout(1, LAYOUT))
+  live = tokens % RUN < left - tokens // RUN * RUN
+  for col in gl.static_range(0, HEAD, COLS):
+    part = smem.slice(col, COLS, dim=1)
+    part.store(gl.where(live[:, None], part.load(LAYOUT), 0.0))
+
+
+@gluon.jit
+def _arrived(pending: gl.constexpr, full):
+  """Says that a tile is there, where `pending` later ones are under way."""
+  async_copy.wait_group(pending)
+  fence_async_shared()
+  gl.barrier()
+  mbarrier.arrive(full)
+
+
+@gluon.jit
+def _produce_runs(args, N: gl.constexpr, HEAD: gl.constexpr,
+                  BOX: gl.constexpr, STAGES: gl.constexpr,
+                  KEYS: gl.constexpr):
+  """_produce of a shuffled cache: the tiles of keys, or those of values."""
+  half, smem, empty, full, table, last_tile, steps, stop = args
+  for step in range(steps):
+    first = (last_tile - 1 - step) * N
+    left = stop - first
+    boxes = decode_hopper._pages(table.first, table.page_size, table.pages,
+                                 first, stop, N, BOX)
+    i, phase = hopper.ring(step, STAGES)
+    mbarrier.wait(empty.index(i), phase ^ 1)
+    if KEYS:
+      _copy_runs_of_keys(half, smem.index(i), boxes, left, N, HEAD, BOX)
+    else:
+      _copy_runs_of_values(half, smem.index(i), boxes, left, N, HEAD, BOX)
+    async_copy.commit_group()
+    if not KEYS and left < N:
+      async_copy.wait_group(0)
+      gl.barrier()
+      _clear_behind(smem.index(i), left, N, HEAD)
+    if step > 0:
+      _arrived(1, full.index((step - 1) % STAGES))
+  if steps > 0:
+    _arrived(0, full.index((steps - 1) % STAGES))
+
+
+@gluon.jit
+def _load_scales(scales, table, first, stop, N: gl.constexpr):
+  """Scales of keys and of values of the tokens from `first` on, if not 0."""
+  WARPS: gl.constexpr = gl.num_warps()
+  tokens = first + gl.arange(0, N, gl.BlockedLayout([1], [32], [WARPS], [0]))
+  page = gl.load(table.first + tokens // table.page_size,
+                 mask=(first >= 0) & (tokens < stop), other=-1)
+  there = (page >= 0) & (page < table.pages)
+  found = ()
+  for i in gl.static_range(2):
+    at = (page.to(gl.int64) * scales[i].page
+          + tokens % table.page_size * scales[i].token)
+    found = found + (gl.load(scales[i].data + at, mask=there, other=0.0),)
+  return found
+
+
 @gluon.jit
 def _produce_bytes(args, N: gl.constexpr, HEAD: gl.constexpr,
                    BOX: gl.constexpr, RAW: gl.constexpr):
@@ -340,21 +490,57 @@ def _produce_bytes(args, N: gl.constexpr, HEAD: gl.constexpr,
 
 
 @gluon.jit
+def _produce_byte_runs(args, N: gl.constexpr, HEAD: gl.constexpr,
+                       BOX: gl.constexpr, RAW: gl.constexpr):
+  """_produce_bytes of a shuffled cache."""
+  k, v, bytes_, table, last_tile, steps, stop = args
+  DV: gl.constexpr = bytes_.v.shape[2]
+  PARTS: gl.constexpr = HEAD // DV
+  v_boxes = decode_hopper._pages(table.first, table.page_size, table.pages,
+                                 stop, stop, N, BOX)
+  for step in range(gl.where(steps > 0, steps + 1, 0)):
+    first = (last_tile - 1 - step) * N
+    boxes = decode_hopper._pages(
+        table.first, table.page_size, table.pages,
+        gl.where(step < steps, first, stop), stop, N, BOX)
+    i, phase = hopper.ring(step, RAW)
+    mbarrier.wait(bytes_.empty.index(i), phase ^ 1)
+    if step < steps:
+      _copy_runs_of_keys(k, bytes_.k.index(i), boxes, stop - first, N, HEAD,
+                         BOX)
+    if step > 0:
+      for part in gl.static_range(PARTS):
+        _copy_runs_of_values(
+            Half(v.data + part * DV * v.run, v.page, v.token, v.run),
+            bytes_.v.index(i * PARTS + part), v_boxes, stop - first - N, N, DV,
+            BOX)
+    async_copy.commit_group()
+    _arrived(0, bytes_.full.index(i))
+    v_boxes = boxes
+
+
+@gluon.jit
 def _write_numbers(bytes_, smem, left, N: gl.constexpr, HEAD: gl.constexpr,
                    KIND: gl.constexpr, CUT: gl.constexpr):
   """Writes what bytes say; zeros from row `left` on, if CUT."""
-  # Eight lanes write a row's 128 bytes, all banks.
-  LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-  ROWS: gl.constexpr = min(N, 4096 // HEAD)
+  TURNED: gl.constexpr = smem.layout.transposed
+  AXIS: gl.constexpr = 1 if TURNED else 0
+  # Eight lanes write 128 bytes that lie together, all banks.
+  LAYOUT: gl.constexpr = (
+      gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1]) if TURNED else
+      gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+  LINES: gl.constexpr = N if not TURNED else HEAD
+  EACH: gl.constexpr = min(LINES, 4096 // (HEAD if not TURNED else N))
   ASM: gl.constexpr = _number_text(KIND, smem.dtype.name)
-  rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-  for row in gl.static_range(0, N, ROWS):
+  rows = gl.arange(0, N if TURNED else EACH, gl.SliceLayout(1, LAYOUT))
+  for line in gl.static_range(0, LINES, EACH):
     x = gl.inline_asm_elementwise(
-        ASM, "=r,=r,r", [bytes_.slice(row, ROWS).load(LAYOUT)], smem.dtype,
-        True, 4)
+        ASM, "=r,=r,r", [bytes_.slice(line, EACH, AXIS).load(LAYOUT)],
+        smem.dtype, True, 4)
     if CUT:
-      x = gl.where((rows < left - row)[:, None], x, 0.0)
-    smem.slice(row, ROWS).store(x)
+      behind = left if TURNED else left - line
+      x = gl.where((rows < behind)[:, None], x, 0.0)
+    smem.slice(line, EACH, AXIS).store(x)
 
 
 @gluon.jit
@@ -371,10 +557,14 @@ def _write_values(bytes_, keys, i, vi, left, N: gl.constexpr,
 
 
 @gluon.jit
-def _convert(bytes_, keys, last_tile, steps, stop, N: gl.constexpr,
-             HEAD: gl.constexpr, STAGES: gl.constexpr, RAW: gl.constexpr,
-             KIND: gl.constexpr):
+def _convert(bytes_, keys, scales, table, last_tile, steps, stop,
+             N: gl.constexpr, HEAD: gl.constexpr, STAGES: gl.constexpr,
+             RAW: gl.constexpr, KIND: gl.constexpr, SCALED: gl.constexpr):
   """Writes what the bytes of every step say to the ring of the consumers."""
+  if SCALED:
+    # A step ahead of their tiles.
+    of_keys, of_values = _load_scales(scales, table, (last_tile - 1) * N, stop,
+                                      N)
   for step in range(gl.where(steps > 0, steps + 1, 0)):
     i, phase = hopper.ring(step, RAW)
     ki, k_phase = hopper.ring(step, STAGES)
@@ -384,6 +574,11 @@ def _convert(bytes_, keys, last_tile, steps, stop, N: gl.constexpr,
       mbarrier.wait(keys.k_empty.index(ki), k_phase ^ 1)
       _write_numbers(bytes_.k.index(i), keys.k.main.index(ki), N, N, HEAD,
                      KIND, False)
+      if SCALED:
+        keys.planes.bias.index(ki).store(of_keys)
+        keys.planes.mask.index(ki).store(of_values)
+        of_keys, of_values = _load_scales(
+            scales, table, (last_tile - 2 - step) * N, stop, N)
     if step > 0:
       mbarrier.wait(keys.v_empty.index(vi), v_phase ^ 1)
       # What lies behind the last key may be NaN, and 0 * NaN is NaN.
@@ -404,14 +599,15 @@ def _convert(bytes_, keys, last_tile, steps, stop, N: gl.constexpr,
 @gluon.jit
 def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
              BOX: gl.constexpr, STAGES: gl.constexpr,
-             FEATURES: gl.constexpr):
+             TURNS: gl.constexpr, FEATURES: gl.constexpr):
   """Computes 64 rows: an online softmax over the key tiles."""
-  (q, hdim, q_smem, keys, rows, table, out, hdim_v, lse, parts_out, parts_lse,
-   sinks, slopes, window, low, last_tile, steps, full_lo, full_hi, negate,
-   terms, out_scale, has_sink, tokens, parts, flags) = args
+  (q, hdim, q_smem, keys, turns, rows, table, out, hdim_v, lse, parts_out,
+   parts_lse, sinks, slopes, window, low, last_tile, steps, full_lo, full_hi,
+   negate, terms, out_scale, has_sink, tokens, parts, flags) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   DV: gl.constexpr = keys.v.main.shape[2]
   TAIL: gl.constexpr = HEAD - DV
+  TURN: gl.constexpr = w if TURNS else -1
   own = _row(rows, w * 64, 64, ROWS)
   query = own[0]
   if FEATURES & scores.ALIBI:
@@ -451,6 +647,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
         s, m, 0, tile, _window_of(seen, table, absent, tile, N, BOX), terms,
         keys, 0, N, STAGES, 0, True, FEATURES)
     norm = gl.sum(e, 1)
+    e = fwd_hopper.by_value(e, keys, 0, N, STAGES, FEATURES)
     p = parts_hopper.operand(e, q_smem.dtype, DV)
     # Tiles that the diagonal or the end crosses, or all if a page is absent,
     # then whole tiles, then those that the window's left edge crosses.
@@ -462,15 +659,17 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       acc, p, m, norm = fwd_hopper.pipelined_step(
           acc, p, m, norm, q_tile, keys, step, tile, 0,
           _window_of(seen, table, absent, tile, N, BOX), terms, N, HEAD, 0,
-          DV, TAIL, STAGES, 0, True, FEATURES)
+          DV, TAIL, STAGES, 0, True, FEATURES, turns, TURN)
     for step in range(right, whole):
       acc, p, m, norm = fwd_hopper.pipelined_step(
           acc, p, m, norm, q_tile, keys, step, last_tile - 1 - step, 0, seen,
-          terms, N, HEAD, 0, DV, TAIL, STAGES, 0, False, FEATURES)
+          terms, N, HEAD, 0, DV, TAIL, STAGES, 0, False, FEATURES, turns,
+          TURN)
     for step in range(whole, steps):
       acc, p, m, norm = fwd_hopper.pipelined_step(
           acc, p, m, norm, q_tile, keys, step, last_tile - 1 - step, 0, seen,
-          terms, N, HEAD, 0, DV, TAIL, STAGES, 0, True, FEATURES)
+          terms, N, HEAD, 0, DV, TAIL, STAGES, 0, True, FEATURES, turns,
+          TURN)
     i, phase = hopper.ring(steps - 1, STAGES)
     mbarrier.wait(keys.v_full.index(i), phase)
     acc = parts_hopper.accumulate(
@@ -532,22 +731,25 @@ def tensor_maps(function, constants):
   element, size = ("u8", 1) if constants["KIND"] >= 0 else ("dtype", 2)
   cols = min(constants["HEAD"], 128 // size)
   block = 1, 1, constants["BOX"], cols
-  return {f"{side}_desc": TensorMap(side, block, element, swizzle=cols * size)
-          for side in "kv"}
+  shuffled = attend.SHUFFLED.value & constants["FLAGS"]
+  return {f"{side}_desc": None if shuffled else TensorMap(
+      side, block, element, swizzle=cols * size) for side in "kv"}
 
 
 @gluon.jit
 def paged_attend(
-    k_desc, v_desc, q, v_cache, out, lse, parts, parts_lse, k_scale, v_scale,
-    sinks, slopes, table, indptr, lengths, cu_seqlens, k_scale_head, v_start,
-    v_page, v_head, v_token, v_scale_head, tokens, batch, seqlen_q, nhead_q,
-    nhead_k, group, hdim, hdim_v, pages, page_size, width, splits, programs,
-    window_left, window_right, sinks_step, slopes_step, softmax_scale,
-    logits_soft_cap, flags,
+    k_desc, v_desc, q, k_cache, v_cache, k_bytes, v_bytes, out, lse, parts,
+    parts_lse, k_scale, v_scale, sinks, slopes, table, indptr, lengths,
+    cu_seqlens, k_start, k_page, k_head, k_token, k_run, k_scale_page,
+    k_scale_head, k_scale_token, v_start, v_page, v_head, v_token, v_split,
+    v_run_token, v_col, v_scale_page, v_scale_head, v_scale_token, tokens,
+    batch, seqlen_q, nhead_q, nhead_k, group, hdim, hdim_v, pages, page_size,
+    width, splits, programs, window_left, window_right, sinks_step, slopes_step,
+    softmax_scale, logits_soft_cap, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     FLAGS: gl.constexpr, FEATURES: gl.constexpr, KIND: gl.constexpr,
     BOX: gl.constexpr, STAGES: gl.constexpr, RAW: gl.constexpr,
-    ONE_AXIS: gl.constexpr,
+    ONE_AXIS: gl.constexpr, TURNS: gl.constexpr = 0,
 ):
   """attend.py's paged_attend, of head dimensions up to HEAD.
 
@@ -606,8 +808,16 @@ def paged_attend(
   full_hi = gl.maximum(full_hi, 0) // TILE_N
 
   # A scale below 0 turns the queries; that of 0 is one that changes nothing.
-  scale = softmax_scale * gl.load(k_scale + head.to(gl.int64) * k_scale_head)
-  out_scale = gl.load(v_scale + head.to(gl.int64) * v_scale_head)
+  SCALED: gl.constexpr = attend.TOKEN_SCALES & FLAGS
+  OF_SCORES: gl.constexpr = FEATURES | (
+      fwd_hopper.TOKEN_SCALES if SCALED else 0)
+  k_scale += head.to(gl.int64) * k_scale_head
+  v_scale += head.to(gl.int64) * v_scale_head
+  scale = softmax_scale
+  out_scale = 1.0
+  if not SCALED:
+    scale *= gl.load(k_scale)
+    out_scale = gl.load(v_scale)
   terms = Terms(gl.maximum(gl.abs(scale), 1e-30), logits_soft_cap, 0.0)
   query = row0 // group
   rows = Rows(row0, left, query, head * group, group, nhead_q)
@@ -626,16 +836,19 @@ def paged_attend(
                                 stop)
   has_sink = ((flags & attend.SINK) != 0) & (split == 0) & (index < batch)
 
+  SHUFFLED: gl.constexpr = attend.SHUFFLED & FLAGS
   WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+  OF_VALUES: gl.constexpr = gl.NVMMASharedLayout(
+      128, 16, rank=2, transposed=SHUFFLED != 0)
   dtype: gl.constexpr = q.dtype.element_ty
   q_smem = gl.allocate_shared_memory(dtype, [WARPGROUPS, 64, HEAD], WIDE)
   k_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, HEAD], WIDE)
   # A product onto 256 columns takes more registers than 16 warps begin with.
   DV: gl.constexpr = min(HEAD, 128) if KIND >= 0 else HEAD
-  v_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, DV], WIDE)
+  v_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, DV], OF_VALUES)
   v_tail = v_smem
   if DV < HEAD:
-    v_tail = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, DV], WIDE)
+    v_tail = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, DV], OF_VALUES)
   k_full = mbarrier.allocate_mbarrier(batch=STAGES)
   k_empty = mbarrier.allocate_mbarrier(batch=STAGES)
   v_full = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -645,42 +858,82 @@ def paged_attend(
     mbarrier.init(v_full.index(i), count=1)
     mbarrier.init(k_empty.index(i), count=WARPGROUPS)
     mbarrier.init(v_empty.index(i), count=WARPGROUPS)
+  LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+  planes = scores_hopper.allocate_planes(terms, STAGES, WARPGROUPS, 64, TILE_N,
+                                         0)
+  if SCALED:
+    planes = scores_hopper.Planes(
+        gl.allocate_shared_memory(gl.float32, [STAGES, TILE_N], LINE),
+        gl.allocate_shared_memory(gl.float32, [STAGES, TILE_N], LINE),
+        1, 0)
   keys = fwd_hopper.Keys(
       parts_hopper.Parts(k_smem, k_smem), parts_hopper.Parts(v_smem, v_tail),
-      k_full, k_empty, v_full, v_empty,
-      scores_hopper.allocate_planes(terms, STAGES, WARPGROUPS, 64, TILE_N,
-                                    0),
-      k_full, k_empty)
+      k_full, k_empty, v_full, v_empty, planes, k_full, k_empty)
 
-  consume = (q + row * hdim, hdim, q_smem, keys, rows, pages_of,
+  # As in fwd_hopper.py.
+  turns = mbarrier.allocate_mbarrier(batch=2)
+  if TURNS:
+    for w in gl.static_range(2):
+      mbarrier.init(turns.index(w), count=1)
+  consume = (q + row * hdim, hdim, q_smem, keys, turns, rows, pages_of,
              out + row * hdim_v, hdim_v, lse + start + query,
              parts + part * hdim_v, parts_lse + part,
              sinks + index * sinks_step, slopes + index * slopes_step, window,
              low, last_tile, steps, full_lo, full_hi, scale < 0, terms,
              out_scale, has_sink, tokens, count, flags)
+  if SHUFFLED:
+    RUN: gl.constexpr = 8 if KIND < 0 else 16
+    h = head.to(gl.int64)
+    k_half = Half((k_cache if KIND < 0 else k_bytes) + k_start + h * k_head,
+                  k_page, k_token, k_run)
+    v_half = Half((v_cache if KIND < 0 else v_bytes) + v_start + h * v_head,
+                  v_page, RUN // v_split * v_run_token, v_col)
   if KIND >= 0:
     # Of e4m3fnuz decode_hopper.py pairs other bytes.
     gl.static_assert(WARPGROUPS == 2 and KIND != attend.E4M3FNUZ)
-    NARROW: gl.constexpr = gl.NVMMASharedLayout(
-        k_desc.block_type.shape[3], 8, rank=2)
-    k_bytes = gl.allocate_shared_memory(k_desc.dtype, [RAW, TILE_N, HEAD],
-                                        NARROW)
-    v_bytes = gl.allocate_shared_memory(
-        v_desc.dtype, [RAW * (HEAD // DV), TILE_N, DV], NARROW)
+    k_raw = gl.allocate_shared_memory(
+        gl.uint8, [RAW, TILE_N, HEAD],
+        gl.NVMMASharedLayout(min(HEAD, 128), 8, rank=2))
+    v_raw = gl.allocate_shared_memory(
+        gl.uint8, [RAW * (HEAD // DV), TILE_N, DV],
+        gl.NVMMASharedLayout(min(TILE_N if SHUFFLED else HEAD, 128), 8, rank=2,
+                             transposed=SHUFFLED != 0))
     there = mbarrier.allocate_mbarrier(batch=RAW)
     taken = mbarrier.allocate_mbarrier(batch=RAW)
     for i in gl.static_range(RAW):
       mbarrier.init(there.index(i), count=1)
       mbarrier.init(taken.index(i), count=1)
-    bytes_ = Bytes(k_bytes, v_bytes, there, taken)
-    produce = (k_desc, v_desc, bytes_, pages_of, head, last_tile, steps, stop)
+    bytes_ = Bytes(k_raw, v_raw, there, taken)
+    scales = (Scales(k_scale, k_scale_page, k_scale_token),
+              Scales(v_scale, v_scale_page, v_scale_token))
+    if SHUFFLED:
+      gl.warp_specialize([
+          (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
+          (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
+          (_convert, (bytes_, keys, scales, pages_of, last_tile, steps, stop,
+                      TILE_N, HEAD, STAGES, RAW, KIND, SCALED)),
+          (_produce_byte_runs, ((k_half, v_half, bytes_, pages_of, last_tile,
+                                 steps, stop), TILE_N, HEAD, BOX, RAW)),
+      ], [4, 4, 4], [216, 40, 40])
+    else:
+      gl.warp_specialize([
+          (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
+          (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
+          (_convert, (bytes_, keys, scales, pages_of, last_tile, steps, stop,
+                      TILE_N, HEAD, STAGES, RAW, KIND, SCALED)),
+          (_produce_bytes, ((k_desc, v_desc, bytes_, pages_of, head, last_tile,
+                             steps, stop), TILE_N, HEAD, BOX, RAW)),
+      ], [4, 4, 1], [216, 56, 24])
+  elif SHUFFLED:
+    gl.static_assert(WARPGROUPS == 2)
     gl.warp_specialize([
-        (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
-        (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
-        (_convert, (bytes_, keys, last_tile, steps, stop, TILE_N, HEAD, STAGES,
-                    RAW, KIND)),
-        (_produce_bytes, (produce, TILE_N, HEAD, BOX, RAW)),
-    ], [4, 4, 1], [216, 56, 24])
+        (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
+        (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
+        (_produce_runs, ((k_half, k_smem, k_empty, k_full, pages_of, last_tile,
+                          steps, stop), TILE_N, HEAD, BOX, STAGES, True)),
+        (_produce_runs, ((v_half, v_smem, v_empty, v_full, pages_of, last_tile,
+                          steps, stop), TILE_N, HEAD, BOX, STAGES, False)),
+    ], [4, 2, 2], [224, 56, 56])
   else:
     CHUNKS: gl.constexpr = STAGES * TILE_N * HEAD // (CHUNK * COLS)
     values = Values(
@@ -691,21 +944,21 @@ def paged_attend(
                steps, stop)
     if WARPGROUPS == 1:
       gl.warp_specialize([
-          (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
+          (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
           (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, False)),
           (_produce, (produce, TILE_N, HEAD, BOX, STAGES, False, True)),
       ], [1, 1], [40, 40])
     elif BOX < 64:
       # So many boxes are more than one warp asks for in time.
       gl.warp_specialize([
-          (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
-          (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
+          (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
+          (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
           (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, False)),
           (_produce, (produce, TILE_N, HEAD, BOX, STAGES, False, True)),
       ], [4, 1, 1], [232, 40, 40])
     else:
       gl.warp_specialize([
-          (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
-          (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES, FEATURES)),
+          (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
+          (_consume, (1, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
           (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, True)),
       ], [4, 1], [232, 40])
