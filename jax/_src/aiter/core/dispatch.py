@@ -8,8 +8,8 @@ which JAX's settings rule out in this process. A GPU that no kernel serves (no
 plugin module, no code object for its architecture) and arguments that none
 serves run the reference too, after one warning.
 
-Of the choices one is traced with the call, that of this process's devices. The
-others, of which most programs need none, are traced when they are lowered.
+The reference costs as much to trace as all else, and few programs of a process
+with a GPU need it: there it is traced when it is lowered.
 """
 
 from __future__ import annotations
@@ -163,32 +163,28 @@ def dispatch(reason: Callable[[str], str | None], kernel, fallback, *args):
       _warn_once(missing)
   if not branches:
     return fallback(*args)
-  here = next((p for p in branches if architectures(p)), "cpu")
+  here = next((p for p in branches if architectures(p)), None)
+  if here is None:
+    return lax.platform_dependent(*args, default=fallback, **branches)
   results = []
 
-  def now(fun):
-    def traced(*args):
-      leaves, tree = jax.tree.flatten(fun(*args))
-      results.append((tuple(map(jax.typeof, leaves)), tree))
-      return tree.unflatten(leaves)
-    return traced
+  def first(*args):
+    leaves, tree = jax.tree.flatten(branches[here](*args))
+    results.append((tuple(map(jax.typeof, leaves)), tree))
+    return tree.unflatten(leaves)
 
-  def later(fun):
-    def traced(*args):
-      if not results:  # Nothing is staged: this is the choice.
-        return fun(*args)
-      types, out_tree = results[0]
-      leaves, tree = jax.tree.flatten(args)
-      return out_tree.unflatten(_later_p.bind(
-          *leaves, types=types,
-          fun=lambda *x: jax.tree.leaves(fun(*tree.unflatten(x)))))
-    return traced
+  def later(*args):
+    if not results:  # Nothing is staged: this is the choice.
+      return fallback(*args)
+    types, out_tree = results[0]
+    leaves, tree = jax.tree.flatten(args)
+    return out_tree.unflatten(_later_p.bind(
+        *leaves, types=types,
+        fun=lambda *x: jax.tree.leaves(fallback(*tree.unflatten(x)))))
 
-  # JAX traces the first one first.
-  first = {here: now(branches.get(here, fallback))}
-  others = {p: later(fun) for p, fun in branches.items() if p != here}
-  return lax.platform_dependent(*args, default=later(fallback), **first,
-                                **others)
+  # JAX traces the default last.
+  return lax.platform_dependent(
+      *args, default=later, **(branches | {here: first}))
 
 
 def absent(t, dtype):

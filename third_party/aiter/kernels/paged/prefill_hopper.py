@@ -447,7 +447,7 @@ def _produce_runs(args, N: gl.constexpr, HEAD: gl.constexpr,
 
 @gluon.jit
 def _load_scales(scales, table, first, stop, N: gl.constexpr):
-  """Scales of keys and of values of the tokens from `first` on, if not 0."""
+  """Scales of keys and of values from token `first` on; 0 where none is."""
   WARPS: gl.constexpr = gl.num_warps()
   tokens = first + gl.arange(0, N, gl.BlockedLayout([1], [32], [WARPS], [0]))
   page = gl.load(table.first + tokens // table.page_size,
