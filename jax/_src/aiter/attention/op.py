@@ -328,6 +328,12 @@ def _one_pass_kernel(bwd: BwdConfig, call, x: Operands, saved: Saved) -> Grads:
                None, None, None)
 
 
+def _mere_products(bwd: BwdConfig, x: Operands) -> bool:
+  """Whether a call's scores are products, which nothing changes."""
+  return (not _planes(x) and x.alibi_slopes is None
+          and bwd.mha.logits_soft_cap == 0)
+
+
 def _dscores_heads(platform: str, bwd: BwdConfig, x: Operands) -> int:
   """How many heads' gradients of the scores are kept at a time; 0: too few.
 
@@ -400,8 +406,7 @@ def _dscores_fit_amd(bwd: BwdConfig, x: Operands, every: int,
   """
   sk, dim = x.k.shape[1], x.k.shape[-1]
   windowed = bwd.mha.window_left >= 0 or bwd.mha.window_right >= 0
-  mere = (not _planes(x) and x.alibi_slopes is None
-          and x.dropout_state is None and bwd.mha.logits_soft_cap == 0)
+  mere = _mere_products(bwd, x) and x.dropout_state is None
   if (min(x.q.shape[1], sk) < _DSCORES_LENGTH_AMD
       or (windowed and mere and dim < _DSCORES_WINDOW_AMD)):
     return 0
@@ -455,10 +460,8 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands, saved: Saved,
     return False
   sk = x.k.shape[-3]
   # What is more than a product takes longer to compute twice.
-  planes = _planes(x)
-  mere = (not planes and x.alibi_slopes is None
-          and bwd.mha.logits_soft_cap == 0)
-  narrow = _DSCORES_WIDE[x.dropout_state is not None] if mere else 0
+  narrow = (_DSCORES_WIDE[x.dropout_state is not None]
+            if _mere_products(bwd, x) else 0)
   if bwd.wanted.dbias:
     if not _dscores_sequences(bwd, x):
       return False
@@ -466,7 +469,7 @@ def _keeps_dscores(platform: str, bwd: BwdConfig, x: Operands, saved: Saved,
         or not _dscores_heads(platform, bwd, x)):
     return False
   unaligned = any(
-      sk % _ALIGNMENT != 0 or t.shape[3] == 1 for t in planes)
+      sk % _ALIGNMENT != 0 or t.shape[3] == 1 for t in _planes(x))
   return _has_kernels(_DSCORES, platform, bwd, x, saved.dlse is not None,
                       ("unaligned",) * unaligned + ("one_row",) * one_row)
 

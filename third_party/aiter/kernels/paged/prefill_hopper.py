@@ -807,7 +807,6 @@ def paged_attend(
   full_lo = (full_lo + TILE_N - 1) // TILE_N
   full_hi = gl.maximum(full_hi, 0) // TILE_N
 
-  # A scale below 0 turns the queries; that of 0 is one that changes nothing.
   SCALED: gl.constexpr = attend.TOKEN_SCALES & FLAGS
   OF_SCORES: gl.constexpr = FEATURES | (
       fwd_hopper.TOKEN_SCALES if SCALED else 0)
@@ -818,6 +817,7 @@ def paged_attend(
   if not SCALED:
     scale *= gl.load(k_scale)
     out_scale = gl.load(v_scale)
+  # A scale below 0 turns the queries; that of 0 is one that changes nothing.
   terms = Terms(gl.maximum(gl.abs(scale), 1e-30), logits_soft_cap, 0.0)
   query = row0 // group
   rows = Rows(row0, left, query, head * group, group, nhead_q)
