@@ -11,6 +11,7 @@ os.environ.setdefault("AMDGPU_SIM_DEVICES", "4")
 
 # pylint: disable=g-import-not-at-top
 import gc
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -78,8 +79,14 @@ class FailureTest(parameterized.TestCase):
       return str(error)
 
   def alive(self):
+    """(modules, allocations), once XLA's threads free no more of a program."""
     gc.collect()  # The last program.
-    return np.array([simulator.live_modules(), simulator.live_allocations()])
+    count = lambda: (simulator.live_modules(), simulator.live_allocations())
+    last, now = None, count()
+    while now != last:
+      time.sleep(0.05)
+      last, now = now, count()
+    return np.array(now)
 
   def check_result(self, fn, result):
     result = [np.asarray(x, np.float32) for x in jax.tree.leaves(result)]
