@@ -23,12 +23,13 @@ _DIMS = ((128, 0), (64, 0), (32, 0), (256, 0), (96, 80), (48, 32), (192, 0),
          (72, 40), (136, 0), (20, 0), (36, 0), (100, 0))
 _PAGES = (64, 16, 8, 48, 3)
 # Keys in many parts and in one, in pages some of which are absent; steps of one
-# row, of few, of many, and of one with few heads.
+# row, of few, of many that see few keys or not, and of one with few heads.
 _STEPS = (
     dict(decode=True, lengths=((1, 1500), (1, 70), (1, 0), (1, 1))),
     dict(decode=False, lengths=((2, 1500), (3, 70), (0, 9), (1, 0)),
          window=(300, -1), sinks=True),
     dict(decode=False, lengths=((40, 150), (70, 70), (3, 260), (20, 0))),
+    dict(decode=False, lengths=((40, 150), (70, 70), (3, 900), (20, 0))),
     dict(decode=True, hq=8, lengths=((1, 1500), (1, 70), (1, 0), (1, 1))))
 _LAYOUTS = ("NHD", "x", "asm")
 _SCORES = (dict(), dict(soft_cap=3.0), dict(slopes=True),
@@ -55,6 +56,12 @@ def _features(c: Case) -> list[str]:
   run = 16 // (1 if c.cache else np.dtype(DTYPES[c.dtype]).itemsize)
   batch = len(c.lengths)
   rows = sum(n for n, _ in c.lengths) * c.hq // c.hk
+  # Of tables and queries as cases.Problem makes them.
+  bound = (-(-max(n for _, n in c.lengths) // c.page) + 1) * c.page
+  tokens = sum(n for n, _ in c.lengths) + (0 if c.decode else 3)
+  keys = max(bound - tokens // batch // 2, bound // 2)
+  if c.window[0] >= 0:
+    keys = min(keys, c.window[0] + max(c.window[1], 0))
   asked = {
       "cu_seqlens": not c.decode,
       "window": c.window != (-1, -1) or not c.decode,
@@ -72,6 +79,7 @@ def _features(c: Case) -> list[str]:
       "unshared": not c.decode or batch == 1,
       "several_rows": rows > 8 * batch,
       "many_rows": rows >= 32 * batch,
+      "short": keys <= 560,
       "bytes": bool(c.cache),
       c.cache: bool(c.cache),
   }

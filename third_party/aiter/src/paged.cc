@@ -32,6 +32,9 @@ constexpr int64_t kRunBytes = 16;
 // Rows of a sequence that a tall tile is worth, and how many it has at most in
 // half a tile of shares_hopper.py, and in a small one of decode_hopper.py.
 constexpr int64_t kManyRows = 32;
+// Keys that rows see in the mean, up to which blocks of 64 rows, of which two
+// share a multiprocessor, are faster than those of 128.
+constexpr int64_t kFewKeys = 560;
 constexpr int64_t kHalfTile = 16;
 constexpr int64_t kSmallTile = 8;
 // Kernels whose tanh is one instruction err by 2^-11 of a score: of one that no
@@ -39,8 +42,10 @@ constexpr int64_t kSmallTile = 8;
 constexpr float kLargeSoftCap = 1024;
 // Keys that lie together in a large page; tiles of keys divide it.
 constexpr int64_t kLargePage = 64;
-// Rows that a tensor map's boxes of the smallest kernel have.
+// Rows that a tensor map's boxes of the smallest kernel have; and tokens whose
+// columns a map of pages of such boxes has one behind the other.
 constexpr int64_t kTinyPage = 16;
+constexpr int64_t kMappedTokens = 8;
 // Programs of a multiprocessor, below which keys are divided, or of small ones
 // so many waves; and how often a grid of two axes has room for them, of which a
 // long sequence may take more than its share.
@@ -204,6 +209,23 @@ bool HasValueRuns(paged_half h, int64_t run, int64_t page_size) {
          s.col % run == 0 && s.run == run * s.col;
 }
 
+// Whether pages are apart by a whole number of kMappedTokens' steps.
+bool HasEvenPages(const paged_half& h) {
+  const int64_t step = kMappedTokens * h.side.run_offset;
+  return step > 0 && h.side.page % step == 0;
+}
+
+// Keys that rows see in the mean, where tables are as wide as sequences are
+// long and the queries are their last tokens.
+int64_t KeysInTheMean(const paged_attend_args& a) {
+  const int64_t batch = std::max<int64_t>(a.batch, 1);
+  const int64_t tables = a.indptr_ptr != nullptr ? batch : 1;
+  const int64_t bound = a.width * a.page_size / tables;
+  const int64_t mean = std::max(bound - a.tokens / batch / 2, bound / 2);
+  if (a.window_left < 0) return mean;
+  return std::min(mean, a.window_left + std::max<int64_t>(a.window_right, 0));
+}
+
 // Where a half lies and what scales it, as the kernels take them.
 struct HalfFields {
   const void* PagedParams::* cache;
@@ -308,6 +330,8 @@ struct Attend {
     const bool aligned =
         shuffled ? HasKeyRuns(a.k, run) && HasValueRuns(a.v, run, a.page_size)
                  : IsAligned(a.k, run) && IsAligned(a.v, run);
+    const bool even =
+        shuffled || a.pages == 0 || (HasEvenPages(a.k) && HasEvenPages(a.v));
     key.features =
         If(a.cu_seqlens_ptr != nullptr, kPagedCuSeqlens) |
         If(a.indptr_ptr != nullptr, kPagedIndptr) |
@@ -326,11 +350,12 @@ struct Attend {
         If(shuffled, kPagedShuffled) |
         If(!IsPower(a.page_size), kPagedOddPages) |
         If(a.page_size % kLargePage != 0, kPagedSmallPages) |
-        If(a.page_size % kTinyPage != 0, kPagedTinyPages) |
+        If(a.page_size % kTinyPage != 0 || !even, kPagedTinyPages) |
         If(a.pages == 0, kPagedNoPages) |
         If(a.batch == 1 || mixed || rows > kHalfTile * batch, kPagedUnshared) |
         If(rows > kSmallTile * batch, kPagedSeveralRows) |
-        If(rows >= kManyRows * batch, kPagedManyRows) | KindBits(a.kind);
+        If(rows >= kManyRows * batch, kPagedManyRows) |
+        If(KeysInTheMean(a) <= kFewKeys, kPagedShort) | KindBits(a.kind);
     return key;
   }
 
@@ -389,11 +414,11 @@ struct Attend {
     const KernelInfo& kernel = *plan.attend.info;
     for (int i = 0; i < kernel.num_tensor_maps; ++i) {
       const TensorMapSpec& spec = kernel.tensor_maps[i];
-      AITER_RETURN_IF_ERROR(EncodeTensorMap(driver, kernel, spec,
-                                            spec.tensor == kPagedTensorK
-                                                ? Mapped(a, a.k, a.hdim)
-                                                : Mapped(a, a.v, a.hdim_v),
-                                            &maps[i]));
+      AITER_RETURN_IF_ERROR(EncodeTensorMap(
+          driver, kernel, spec,
+          spec.tensor == kPagedTensorK ? Mapped(spec, a, a.k, a.hdim)
+                                       : Mapped(spec, a, a.v, a.hdim_v),
+          &maps[i]));
     }
     AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.attend, &p, stream, maps,
                                        /*early=*/Waits(kernel)));
@@ -414,13 +439,29 @@ struct Attend {
                         /*early=*/true);
   }
 
-  // A half of the cache as [page, head, token, column].
-  static MappedTensor Mapped(const Args& a, const paged_half& h, int64_t cols) {
+  // A half of the cache as [page, head, token, column]; or, where boxes are of
+  // all columns, as [head, kMappedTokens tokens, run of columns, token,
+  // column].
+  static MappedTensor Mapped(const TensorMapSpec& spec, const Args& a,
+                             const paged_half& h, int64_t cols) {
     MappedTensor tensor;
     tensor.type = a.kind == PagedKind::kSame ? a.data_type : DataType::kI8;
     tensor.address = static_cast<const char*>(h.cache_ptr) +
                      h.side.start * ElementBytes(tensor.type);
-    tensor.rank = 4;
+    tensor.rank = spec.rank;
+    if (spec.rank == 5) {
+      const int64_t step = kMappedTokens * h.side.run_offset;
+      tensor.dims[0] = spec.box[0];
+      tensor.dims[1] = kMappedTokens;
+      tensor.dims[2] = cols / spec.box[0];
+      tensor.dims[3] = a.pages * (h.side.page / step);
+      tensor.dims[4] = a.nhead_k;
+      tensor.strides[0] = h.side.run_offset;
+      tensor.strides[1] = spec.box[0];
+      tensor.strides[2] = step;
+      tensor.strides[3] = h.side.head;
+      return tensor;
+    }
     tensor.dims[0] = cols;
     tensor.dims[1] = a.page_size;
     tensor.dims[2] = a.nhead_k;

@@ -44,6 +44,9 @@ constexpr uint16_t kMappedOffsets[] = {0, sizeof(TensorMap),
 
 constexpr TensorMapSpec kMaps[] = {{kPagedTensorK, 4, 128, {64, 16, 1, 1}},
                                    {kPagedTensorV, 4, 128, {64, 16, 1, 1}}};
+constexpr TensorMapSpec kDividedMaps[] = {
+    {kPagedTensorK, 5, 128, {64, 8, 2, 2, 1}},
+    {kPagedTensorV, 5, 128, {64, 8, 2, 2, 1}}};
 
 std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   std::vector<KernelInfo> kernels;
@@ -89,6 +92,12 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   mapped_bytes.needs |= kPagedBytes;
   mapped_bytes.excludes &= ~kPagedBytes;
   kernels.push_back(mapped_bytes);
+  KernelInfo divided = kernels.back();
+  divided.symbol = "divided";
+  divided.needs = kPagedManyRows | kPagedWindow;
+  divided.excludes |= kPagedBytes;
+  divided.tensor_maps = kDividedMaps;
+  kernels.push_back(divided);
   add("few_mapped", "fast", 32, 64, 0,
       kPagedTinyPages | kPagedNoPages | kPagedShuffled | kPagedBytes, "sm_90");
   kernels.back().pack = PackMapped;
@@ -104,6 +113,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   kernels.back().shared_bytes = 30 * 1024;
   add("few_rows", "fast", 16, 8, kPagedBytes, kPagedSeveralRows, "sm_90");
   add("several_rows", "fast", 16, 16, kPagedBytes, 0, "sm_90");
+  add("few_keys", "fast", 256, 64, kPagedManyRows | kPagedShort, 0, "sm_90");
   add("any_sm_90", "general", 256, 16, 0, kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridOneAxis;
   for (const char* arch : {"gfx942", "sm_90"}) {
@@ -325,8 +335,8 @@ void TestPagesOfKeys() {
   }
 }
 
-// A cache is mapped as [page, head, token, column]; what has no box that no
-// page cuts, or no page, goes to a kernel without maps.
+// A cache is mapped as [page, head, token, column], or by eight tokens; what
+// has no box that no page cuts, or no page, goes to a kernel without maps.
 void TestTensorMaps() {
   g_recorder.multiprocessors = 1;
   g_recorder.maps.clear();
@@ -359,12 +369,30 @@ void TestTensorMaps() {
   CHECK(g_recorder.maps.size() == 6);
   CHECK(g_recorder.maps[4].address == At(0x7000 + 128));
   CHECK(g_recorder.maps[4].strides[0] == kHeads * kHdim);
+  // Boxes of all columns: tokens are divided by eight.
+  a.window_left = 7;
+  CHECK(Run(a) == Names{"divided"});
+  CHECK(g_recorder.maps.size() == 8);
+  const TensorMapCall divided = g_recorder.maps[6];
+  CHECK(divided.address == k.address && divided.rank == 5);
+  CHECK(divided.dims[0] == 64 && divided.dims[1] == 8 &&
+        divided.dims[2] == kHdim / 64 &&
+        divided.dims[3] == kPages * kPage / 8 && divided.dims[4] == kHeads);
+  CHECK(divided.strides[0] == k.strides[0] && divided.strides[1] == 2 * 64);
+  CHECK(divided.strides[2] == 8 * k.strides[0] &&
+        divided.strides[3] == k.strides[1]);
+  a.window_left = -1;
+  // Pages that eight tokens do not divide.
+  a.v.side.page += 8;
+  a.v.cache_size += 8 * kPages;
+  CHECK(Run(a) == Names{"any_sm_90"});
+  a.v.side.page -= 8;
   a.page_size = 8;
   CHECK(Run(a) == Names{"any_sm_90"});
   a.page_size = kPage;
   a.pages = a.k.cache_size = a.v.cache_size = 0;
   CHECK(Run(a) == Names{"any_sm_90"});
-  CHECK(g_recorder.maps.size() == 6);
+  CHECK(g_recorder.maps.size() == 8);
 }
 
 // A kernel whose blocks are a sequence's own is for steps of more than 16 rows
@@ -387,6 +415,32 @@ void TestUnshared() {
   a.nhead_q = 64 * kHeads;
   CHECK(Run(a)[0] == "shares");
   CHECK(Run(Args(1, 16))[0] == "unshared");
+}
+
+// Rows that see few keys, as far as sizes tell, have small tiles.
+void TestFewKeys() {
+  NewContext("sm_90");
+  paged_attend_args a = Args(512, 256);  // A sequence's.
+  a.batch = 1;
+  a.seqlen_q = 512;
+  a.width = 816 / kPage;
+  CHECK(Run(a)[0] == "few_keys");  // 560 in the mean.
+  a.width = 832 / kPage;
+  CHECK(Run(a)[0] == "any_sm_90");
+  a.window_left = 560;
+  a.window_right = 0;
+  CHECK(Run(a)[0] == "few_keys");
+  a.window_left = 561;
+  CHECK(Run(a)[0] == "any_sm_90");
+  // Tables of two sequences, one behind the other.
+  a.window_left = a.window_right = -1;
+  a.batch = 2;
+  a.seqlen_q = 256;
+  a.indptr_ptr = At(0xc000);
+  a.width = 2 * 688 / kPage;
+  CHECK(Run(a)[0] == "few_keys");
+  a.width = 2 * 704 / kPage;
+  CHECK(Run(a)[0] == "any_sm_90");
 }
 
 // A small tile has 8 rows of a KV head.
@@ -699,6 +753,7 @@ int main() {
   aiter::TestPagesOfKeys();
   aiter::TestTensorMaps();
   aiter::TestUnshared();
+  aiter::TestFewKeys();
   aiter::TestSeveralRows();
   aiter::TestSplits();
   aiter::TestOneAxis();

@@ -43,6 +43,8 @@ ONLY_LAST_OF_TILE = tl.constexpr(3)
 # place of Keys' bias and of values in that of the mask. Both come and go with
 # the tile of keys.
 TOKEN_SCALES = tl.constexpr(1 << 30)
+# Boxes of a tile's keys have an end each (len_k), behind which nobody sees any.
+BOXES = tl.constexpr(1 << 31)
 
 
 class Keys(NamedTuple):
@@ -191,7 +193,12 @@ def _mask_scores(s, rows, col0, window, N: gl.constexpr, MASK: gl.constexpr,
       # scores, for which it would have no registers.
       at = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [at], gl.int32,
                                      False, 1)
-    seen = cols <= gl.minimum(at + window.right, window.len_k - 1)
+    last = gl.minimum(at + window.right, window.len_k - 1)
+    if FEATURES & BOXES:
+      # One comparison, or else the second is made before there are scores.
+      last = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [last],
+                                       gl.int32, True, 1)
+    seen = cols <= last
   if MASK < ONLY_LAST:
     after = cols >= at - window.left
     if FEATURES & scores.ALIBI:

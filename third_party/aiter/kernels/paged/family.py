@@ -20,13 +20,14 @@ KINDS = ("int8", "e4m3fn", "e4m3fnuz", "e5m2")
 # unaligned: rows are no multiples of 16 bytes; unshared: a sequence is alone,
 # or may have more rows than half a tile of shares_hopper.py, whose blocks share
 # the keys of all; several_rows: sequences have more than a tile of 8;
-# many_rows: more than in a step of decoding; small_pages: of no multiple of 64
-# keys, which a tile of keys divides; tiny_pages: of no multiple of 16;
-# no_pages: a cache of none; large_soft_cap: above 1024.
+# many_rows: more than in a step of decoding; short: rows see few keys, as far
+# as sizes tell; small_pages: of no multiple of 64 keys, which a tile of keys
+# divides; tiny_pages: of no multiple of 16; no_pages: a cache of none;
+# large_soft_cap: above 1024.
 FEATURES = {
     **FLAGS, **selecting(
-        "unaligned unshared several_rows many_rows small_pages tiny_pages "
-        f"no_pages large_soft_cap bytes {' '.join(KINDS)}")}
+        "unaligned unshared several_rows many_rows short small_pages "
+        f"tiny_pages no_pages large_soft_cap bytes {' '.join(KINDS)}")}
 
 
 def _constants(row):
@@ -44,8 +45,9 @@ def _constants(row):
       "CHEAP_CAST": "bf16" not in arch.casts,
       "LARGE_PAGES": "small_pages" in left,
       "ONE_LANE": arch.platform == "rocm",
+      # Many rows are programs enough, unless they see few keys.
       "ONE_AXIS": (arch.platform == "cuda" and row["grade"] != "general"
-                   and "many_rows" not in made_for),
+                   and ("many_rows" not in made_for or "short" in made_for)),
       # Programs that share the columns of a row of parts.
       "MERGE_COLS": 4,
       "OVERLAPS": arch.name == "sm_90",
@@ -111,7 +113,7 @@ FAMILY = Family(
         "odd_pages": "pages of a size that is no power of two",
         "unshared": "one sequence, or more than 16 rows of a KV head",
         "several_rows": "more than 8 rows of a KV head",
-        "many_rows": "many queries",
+        "many_rows": "many queries", "short": "few keys",
         "small_pages": "pages that are no multiples of 64",
         "tiny_pages": "pages that are no multiples of 16",
         "no_pages": "no pages",

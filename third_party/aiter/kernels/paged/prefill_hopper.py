@@ -8,6 +8,11 @@ tokens, which no page cuts, and 128 bytes of columns, which lie together in a
 swizzled tile. A box of an absent page, or behind the last key, is one outside
 of the map: TMA fills it with zeros.
 
+Small pages have many boxes, and what asks for one is issued beside the softmax.
+Where rows are whole runs of 128 bytes, a box has all runs of its tokens: the
+map divides tokens by eight, so that a run of eight tokens is followed by their
+next one, then by the next eight.
+
 A cache of bytes is copied so to where a warpgroup reads it, and writes what it
 says, in the queries' type, to the ring that the consumers take tiles from.
 
@@ -47,7 +52,6 @@ COLS = gl.constexpr(64)
 CHUNK = gl.constexpr(16)
 
 # A Gluon function calls none of Triton's; of one source it may be either.
-_find_rows = gluon.jit(attend.find_rows.fn)
 _find_keys = gluon.jit(attend.find_keys.fn)
 _find_work = gluon.jit(attend.find_work.fn)
 _tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
@@ -152,6 +156,35 @@ def _number_text(kind, dtype):
 
 
 @gluon.jit
+def _find_rows(slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags,
+               TILE_M: gl.constexpr, FLAGS: gl.constexpr):
+  """attend.find_rows, which looks at so many sequences at a time."""
+  tiles_each = (seqlen_q * group + TILE_M - 1) // TILE_M
+  index = slot // gl.maximum(tiles_each, 1)
+  tile = slot - index * tiles_each
+  start = index * seqlen_q
+  len_q = seqlen_q
+  if attend.CU_SEQLENS & FLAGS and flags & attend.CU_SEQLENS:
+    index = 0
+    searching = True
+    passed = 0
+    while searching:
+      at = passed + lanes
+      begin = gl.load(cu_seqlens + at, mask=at <= batch, other=tokens)
+      begin = gl.minimum(gl.maximum(begin, 0), tokens)
+      begun = (begin * group // TILE_M + at <= slot) & (at <= batch)
+      index = gl.maximum(index, gl.max(gl.where(begun, at, 0), 0))
+      passed += attend.LANES
+      searching = index == passed - 1
+    start = gl.load(cu_seqlens + index)
+    end = gl.load(cu_seqlens + index + 1, mask=index < batch, other=tokens)
+    start = gl.minimum(gl.maximum(start, 0), tokens)
+    len_q = gl.minimum(gl.maximum(end, 0), tokens) - start
+    tile = slot - (start * group // TILE_M + index)
+  return index, start, len_q, tile * TILE_M
+
+
+@gluon.jit
 def _row(rows, begin, COUNT: gl.constexpr, LAYOUT: gl.constexpr):
   """COUNT rows from `begin` of a tile on: (query, query head, place, live).
 
@@ -170,12 +203,13 @@ def _row(rows, begin, COUNT: gl.constexpr, LAYOUT: gl.constexpr):
 def _load_queries(q, hdim, rows, w: gl.constexpr, smem, HEAD: gl.constexpr):
   """Begins to copy a warpgroup's rows, with zeros behind their columns."""
   LAYOUT: gl.constexpr = hopper.rows_layout(HEAD)
+  # A row is found by one thread, not by each that copies of it.
+  _, _, at, live = _row(rows, w * 64, 64, gl.BlockedLayout([1], [32], [4], [0]))
+  at = gl.convert_layout(gl.where(live, at, -1), gl.SliceLayout(1, LAYOUT))
   cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))
-  for row in gl.static_range(0, 64, CHUNK):
-    _, _, at, live = _row(rows, w * 64 + row, CHUNK, gl.SliceLayout(1, LAYOUT))
-    async_copy.async_load(
-        smem.slice(row, CHUNK), q + (at * hdim)[:, None] + cols[None, :],
-        mask=live[:, None] & (cols < hdim)[None, :])
+  async_copy.async_load(
+      smem, q + (gl.maximum(at, 0) * hdim)[:, None] + cols[None, :],
+      mask=(at >= 0)[:, None] & (cols < hdim)[None, :])
   async_copy.commit_group()
 
 
@@ -203,43 +237,46 @@ def _following(entry, place, table, BOX: gl.constexpr):
 def _window_of(window, table, absent, tile, N: gl.constexpr,
                BOX: gl.constexpr):
   """The window of a tile, in which a key of an absent page is not seen."""
-  # Of a thread's columns it is known here in which boxes they are.
-  cols = gl.arange(0, N, gl.SliceLayout(0, hopper.accumulator(N)))
-  stop = gl.where(cols >= 0, window.len_k, 0)
+  gone = 0  # A bit a box.
   if absent:
     entry = tile * N // table.page_size
     place = tile * N % table.page_size
-    for b in gl.static_range(N // BOX):
+    for b in range(N // BOX):
       page = gl.load(table.first + entry,
                      mask=tile * N + b * BOX < window.len_k, other=-1)
-      gone = (page < 0) | (page >= table.pages)
-      stop = gl.where((cols // BOX == b) & gone, 0, stop)
+      gone |= gl.where((page < 0) | (page >= table.pages), 1 << b, 0)
       entry, place = _following(entry, place, table, BOX)
+  # Of a thread's columns it is known here in which boxes they are.
+  cols = gl.arange(0, N, gl.SliceLayout(0, hopper.accumulator(N)))[None, :]
+  stop = window.len_k
+  for b in gl.static_range(N // BOX):
+    stop = gl.where((cols // BOX == b) & ((gone >> b) & 1 != 0), 0, stop)
   return scores_hopper.Window(window.off, window.left, window.right, 0,
-                              window.len_q, stop[None, :])
+                              window.len_q, stop)
 
 
 @gluon.jit
 def _copy_cut(values, table, i, key, stop, N: gl.constexpr, HEAD: gl.constexpr,
               BOX: gl.constexpr):
   """Copies the box from `key` on, which `stop` cuts: zeros from there on."""
-  PARTS: gl.constexpr = HEAD // COLS
+  WIDTH: gl.constexpr = values.chunks.shape[2]
+  PARTS: gl.constexpr = HEAD // WIDTH
   LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
   page = gl.load(table.first + key // table.page_size)
   there = (page >= 0) & (page < table.pages)
   rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))
-  cols = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
+  cols = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
   at = (rows * values.token)[:, None] + cols[None, :]
   base = (values.data + gl.where(there, page, 0).to(gl.int64) * values.page
           + key % table.page_size * values.token)
   left = gl.where(there, stop - key, 0)
   for chunk in range(key, key + BOX, CHUNK):
     for part in gl.static_range(PARTS):
-      mask = (rows < left)[:, None] & (part * COLS + cols
+      mask = (rows < left)[:, None] & (part * WIDTH + cols
                                        < values.hdim)[None, :]
       place = (i * PARTS + part) * (N // CHUNK) + chunk % N // CHUNK
       async_copy.async_load(values.chunks.index(place),
-                            base + part * COLS + at, mask=mask)
+                            base + part * WIDTH + at, mask=mask)
     base += CHUNK * values.token
     left -= CHUNK
   async_copy.commit_group()
@@ -248,88 +285,116 @@ def _copy_cut(values, table, i, key, stop, N: gl.constexpr, HEAD: gl.constexpr,
   gl.barrier()
 
 
+@gluon.constexpr_function
+def _by_eights(rows, cols):
+  """The layout of a tile of boxes that have all columns."""
+  bits = lambda low, high: [
+      1 << i for i in range(low.bit_length() - 1, high.bit_length() - 1)]
+  run = [[0, i] for i in bits(1, 64)]
+  swizzled = [[i, 8 * i] for i in bits(1, 8)]  # 16 bytes by the row's number.
+  return gl.SharedLinearLayout(
+      run + swizzled + [[0, i] for i in bits(64, cols)]
+      + [[i, 0] for i in bits(8, rows)], alignment=1024)
+
+
 @gluon.jit
 def _boxes_of(ring, desc):
   """A ring of tiles as the boxes that make them."""
   BOX: gl.constexpr = desc.block_type.shape
-  COUNT: gl.constexpr = (ring.shape[0] * ring.shape[1] * ring.shape[2]
-                         // (BOX[2] * BOX[3]))
+  BYTES: gl.constexpr = desc.dtype.primitive_bitwidth // 8
+  COUNT: gl.constexpr = (ring.shape[0] * ring.shape[1] * ring.shape[2] * BYTES
+                         // desc.nbytes_per_cta)
   return ring.reinterpret(desc.dtype, hopper.stack(COUNT, BOX), desc.layout)
 
 
 @gluon.jit
 def _pages_of(table, first, stop, N: gl.constexpr, BOX: gl.constexpr):
-  """The page of each box of a tile, -1 behind the last key."""
+  """The page of each box of a tile; of an absent one, outside of the map."""
   entry = first // table.page_size
   place = first - entry * table.page_size
   pages = ()
   for b in gl.static_range(N // BOX):
     page = gl.load(table.first + entry, mask=first + b * BOX < stop, other=-1)
-    pages = pages + (page,)
+    pages = pages + (gl.minimum(gl.maximum(page, -1), table.pages),)
     entry, place = _following(entry, place, table, BOX)
   return pages
 
 
 @gluon.jit
-def _copy_boxes(desc, boxes, full, i, pages, table, head, first, cut, stop,
-                N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
-                WIDTH: gl.constexpr):
-  """Starts to copy a tile from key `first` on, but for the box that is cut."""
+def _copy_boxes(desc, eights, boxes, full, i, pages, table, head, first, cut,
+                stop, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr):
+  """Starts to copy a tile from key `first` on, but for the box that is cut.
+
+  eights: steps of eight tokens from page to page, where maps divide them.
+  """
+  SHAPE: gl.constexpr = desc.block_type.shape
   BOXES: gl.constexpr = N // BOX
-  PARTS: gl.constexpr = HEAD // WIDTH
+  PARTS: gl.constexpr = 1 if len(SHAPE) == 5 else HEAD // SHAPE[3]
   at = i * PARTS * BOXES
   place = first % table.page_size
   for b in gl.static_range(BOXES):
-    page = gl.minimum(gl.maximum(pages[b], -1), table.pages)
+    pred = (first + b * BOX != cut) | (cut == stop)
     for part in gl.static_range(PARTS):
-      tma.async_load(desc, [page, head, place, part * WIDTH], full,
-                     boxes.index(at + part * BOXES + b),
-                     pred=(first + b * BOX != cut) | (cut == stop))
+      box = boxes.index(at + part * BOXES + b)
+      if len(SHAPE) == 5:
+        tma.async_load(desc, [head, pages[b] * eights + place // 8, 0, 0, 0],
+                       full, box, pred=pred)
+      else:
+        tma.async_load(desc, [pages[b], head, place, part * SHAPE[3]], full,
+                       box, pred=pred)
     place = _following(0, place, table, BOX)[1]
 
 
 @gluon.jit
-def _copy_tile(desc, boxes, empty, full, i, phase, table, values, head, first,
-               stop, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
-               CUT: gl.constexpr):
+def _copy_tile(desc, eights, boxes, empty, full, i, phase, pages, table, values,
+               head, first, stop, length, N: gl.constexpr, HEAD: gl.constexpr,
+               BOX: gl.constexpr, CUT: gl.constexpr):
   """Copies a tile of keys or values from key `first` on, box by box.
 
-  CUT: the box that `stop` cuts comes row by row.
+  CUT: a box that the sequence's end cuts comes row by row.
   """
   BOXES: gl.constexpr = N // BOX
-  BYTES: gl.constexpr = HEAD // COLS * desc.nbytes_per_cta
-  # Numbers of pages are under way while the tile before is in use.
-  pages = _pages_of(table, first, stop, N, BOX)
+  BYTES: gl.constexpr = BOX * HEAD * desc.dtype.primitive_bitwidth // 8
   mbarrier.wait(empty, phase ^ 1)
   cut = stop
   if CUT:
-    cut = gl.where(stop % BOX > 0, stop // BOX * BOX, stop)
+    box = stop // BOX * BOX
+    cut = gl.where((stop > box) & (length < box + BOX), box, stop)
   if cut < gl.minimum(stop, first + N):
     _copy_cut(values, table, i, cut, stop, N, HEAD, BOX)
     mbarrier.expect(full, (BOXES - 1) * BYTES)
   else:
     mbarrier.expect(full, BOXES * BYTES)
-  _copy_boxes(desc, boxes, full, i, pages, table, head, first, cut, stop, N,
-              HEAD, BOX, COLS)
+  _copy_boxes(desc, eights, boxes, full, i, pages, table, head, first, cut,
+              stop, N, HEAD, BOX)
 
 
 @gluon.jit
 def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
              STAGES: gl.constexpr, KEYS: gl.constexpr, VALUES: gl.constexpr):
   """Copies the tile of keys, of values, or both, of every step."""
-  (k_desc, v_desc, keys, k_boxes, v_boxes, table, values, head, last_tile,
-   steps, stop) = args
+  (k_desc, v_desc, k_eights, v_eights, keys, k_boxes, v_boxes, begun, table,
+   values, head, last_tile, steps, stop, length) = args
+  if VALUES and not KEYS:
+    # The first keys are needed first.
+    if steps > 0:
+      mbarrier.wait(begun, 0)
   for step in range(steps):
     first = (last_tile - 1 - step) * N
     i, phase = hopper.ring(step, STAGES)
+    # Numbers of pages are under way while the tile before is in use.
+    pages = _pages_of(table, first, stop, N, BOX)
     if KEYS:
-      _copy_tile(k_desc, k_boxes, keys.k_empty.index(i), keys.k_full.index(i),
-                 i, phase, table, values, head, first, stop, N, HEAD, BOX,
-                 False)
+      _copy_tile(k_desc, k_eights, k_boxes, keys.k_empty.index(i),
+                 keys.k_full.index(i), i, phase, pages, table, values, head,
+                 first, stop, length, N, HEAD, BOX, False)
+      if not VALUES:
+        mbarrier.arrive(begun, pred=step == 0)
     if VALUES:
       # What lies behind the last key may be NaN, and 0 * NaN is NaN.
-      _copy_tile(v_desc, v_boxes, keys.v_empty.index(i), keys.v_full.index(i),
-                 i, phase, table, values, head, first, stop, N, HEAD, BOX, True)
+      _copy_tile(v_desc, v_eights, v_boxes, keys.v_empty.index(i),
+                 keys.v_full.index(i), i, phase, pages, table, values, head,
+                 first, stop, length, N, HEAD, BOX, True)
 
 
 @gluon.constexpr_function
@@ -466,7 +531,6 @@ def _produce_bytes(args, N: gl.constexpr, HEAD: gl.constexpr,
                    BOX: gl.constexpr, RAW: gl.constexpr):
   """Copies the tiles of bytes of every step."""
   k_desc, v_desc, bytes_, table, head, last_tile, steps, stop = args
-  WIDTH: gl.constexpr = k_desc.block_type.shape[3]
   TILE: gl.constexpr = N * HEAD
   v_pages = _pages_of(table, stop, stop, N, BOX)
   for step in range(gl.where(steps > 0, steps + 1, 0)):
@@ -481,11 +545,11 @@ def _produce_bytes(args, N: gl.constexpr, HEAD: gl.constexpr,
     else:
       mbarrier.expect(full, TILE)
     if has_keys:
-      _copy_boxes(k_desc, _boxes_of(bytes_.k, k_desc), full, i, pages, table,
-                  head, first, 0, 0, N, HEAD, BOX, WIDTH)
+      _copy_boxes(k_desc, 0, _boxes_of(bytes_.k, k_desc), full, i, pages, table,
+                  head, first, 0, 0, N, HEAD, BOX)
     if step > 0:
-      _copy_boxes(v_desc, _boxes_of(bytes_.v, v_desc), full, i, v_pages, table,
-                  head, first + N, 0, 0, N, HEAD, BOX, WIDTH)
+      _copy_boxes(v_desc, 0, _boxes_of(bytes_.v, v_desc), full, i, v_pages,
+                  table, head, first + N, 0, 0, N, HEAD, BOX)
     v_pages = pages
 
 
@@ -603,16 +667,25 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
   """Computes 64 rows: an online softmax over the key tiles."""
   (q, hdim, q_smem, keys, turns, rows, table, out, hdim_v, lse, parts_out,
    parts_lse, sinks, slopes, window, low, last_tile, steps, full_lo, full_hi,
-   negate, terms, out_scale, has_sink, tokens, parts, flags) = args
+   k_scale, v_scale, terms, has_sink, tokens, parts, flags) = args
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   DV: gl.constexpr = keys.v.main.shape[2]
   TAIL: gl.constexpr = HEAD - DV
   TURN: gl.constexpr = w if TURNS else -1
   own = _row(rows, w * 64, 64, ROWS)
   query = own[0]
+  # Here, where what waits for them does not wait for the queries as well.
+  scale = terms.scale
+  out_scale = 1.0
+  if not FEATURES & fwd_hopper.TOKEN_SCALES:
+    scale *= gl.load(k_scale)
+    out_scale = gl.load(v_scale)
+  slope = 0.0
   if FEATURES & scores.ALIBI:
     slope = gl.load(slopes + own[1], mask=own[3], other=0.0) * scores.LOG2E
-    terms = Terms(terms.scale, terms.logits_soft_cap, slope[:, None])
+    slope = slope[:, None]
+  # A scale below 0 turns the queries; that of 0 is one that changes nothing.
+  terms = Terms(gl.maximum(gl.abs(scale), 1e-30), terms.logits_soft_cap, slope)
   acc = parts_hopper.zeros(64, DV, TAIL)
   m = gl.full([64], float("-inf"), gl.float32, ROWS)
   norm = gl.zeros([64], gl.float32, ROWS)
@@ -622,6 +695,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       (query - place + (window.off + rows.query))[:, None], window.left,
       window.right, 0, window.len_q, window.len_k)
   if steps > 0:
+    # All this is asked for before the keys, behind which it would wait.
     q_rows = q_smem.index(w)
     _load_queries(q, hdim, rows, w, q_rows, HEAD)
     absent = _any_absent(
@@ -629,7 +703,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
         (gl.minimum(last_tile * N, window.len_k) + table.page_size - 1)
         // table.page_size)
     async_copy.wait_group(0)
-    if negate:
+    if scale < 0:
       gl.barrier()
       for row in gl.static_range(0, 64, CHUNK):
         chunk = q_rows.slice(row, CHUNK)
@@ -650,26 +724,26 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
     e = fwd_hopper.by_value(e, keys, 0, N, STAGES, FEATURES)
     p = parts_hopper.operand(e, q_smem.dtype, DV)
     # Tiles that the diagonal or the end crosses, or all if a page is absent,
-    # then whole tiles, then those that the window's left edge crosses.
+    # then whole tiles, then those that the window's left edge crosses: by the
+    # first loop again. With a third one the compiler makes the second longer.
     right = gl.minimum(gl.maximum(last_tile - full_hi, 1), steps)
     right = gl.where(absent, steps, right)
     whole = gl.minimum(gl.maximum(last_tile - full_lo, right), steps)
-    for step in range(1, right):
-      tile = last_tile - 1 - step
-      acc, p, m, norm = fwd_hopper.pipelined_step(
-          acc, p, m, norm, q_tile, keys, step, tile, 0,
-          _window_of(seen, table, absent, tile, N, BOX), terms, N, HEAD, 0,
-          DV, TAIL, STAGES, 0, True, FEATURES, turns, TURN)
-    for step in range(right, whole):
-      acc, p, m, norm = fwd_hopper.pipelined_step(
-          acc, p, m, norm, q_tile, keys, step, last_tile - 1 - step, 0, seen,
-          terms, N, HEAD, 0, DV, TAIL, STAGES, 0, False, FEATURES, turns,
-          TURN)
-    for step in range(whole, steps):
-      acc, p, m, norm = fwd_hopper.pipelined_step(
-          acc, p, m, norm, q_tile, keys, step, last_tile - 1 - step, 0, seen,
-          terms, N, HEAD, 0, DV, TAIL, STAGES, 0, True, FEATURES, turns,
-          TURN)
+    begin = gl.to_tensor(1)
+    for _ in range(gl.where(whole < steps, 2, 1)):
+      for step in range(begin, right):
+        tile = last_tile - 1 - step
+        acc, p, m, norm = fwd_hopper.pipelined_step(
+            acc, p, m, norm, q_tile, keys, step, tile, 0,
+            _window_of(seen, table, absent, tile, N, BOX), terms, N, HEAD, 0,
+            DV, TAIL, STAGES, 0, True, FEATURES, turns, TURN)
+      for step in range(right, whole):
+        acc, p, m, norm = fwd_hopper.pipelined_step(
+            acc, p, m, norm, q_tile, keys, step, last_tile - 1 - step, 0, seen,
+            terms, N, HEAD, 0, DV, TAIL, STAGES, 0, False, FEATURES, turns,
+            TURN)
+      begin = whole
+      right = steps
     i, phase = hopper.ring(steps - 1, STAGES)
     mbarrier.wait(keys.v_full.index(i), phase)
     acc = parts_hopper.accumulate(
@@ -677,9 +751,8 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
     acc = parts_hopper.wait(0, acc, TAIL)
 
   # Found once more, rather than kept in registers all the while.
-  again = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows.first],
-                                    gl.int32, False, 1)
-  rows = Rows(again, rows.left, rows.query, rows.head, rows.group, rows.nhead_q)
+  rows = Rows(decode_hopper._again(rows.first), rows.left, rows.query,
+              rows.head, rows.group, rows.nhead_q)
   query, head, row, live = _row(rows, w * 64, 64, ROWS)
   # In base 2, with the sink, which is a key without a value.
   m = m * fwd_hopper.unit_of(terms, FEATURES)
@@ -698,39 +771,52 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
   row_lse = gl.where(any_key, m * scores.LN2 + gl.log(norm), float("-inf"))
   if parts > 1:
     gl.store(parts_lse + row, row_lse, mask=live)
-    _store(parts_out, acc, rows, w, hdim_v, DV, TAIL)
+    _store_part(parts_out, acc.main, row, live, hdim_v, 0)
+    if TAIL > 0:
+      _store_part(parts_out, acc.tail, row, live, hdim_v, DV)
   else:
     if (flags & attend.LSE) != 0:
       gl.store(lse + (head * tokens + query), row_lse, mask=live)
-    _store(out, acc, rows, w, hdim_v, DV, TAIL)
+    # By way of where the queries were, to store 16 bytes at a time.
+    free = q_smem.index(w)
+    gl.barrier()
+    free.slice(0, DV, dim=1).store(acc.main.to(q_smem.dtype))
+    if TAIL > 0:
+      free.slice(DV, TAIL, dim=1).store(acc.tail.to(q_smem.dtype))
+    gl.barrier()
+    _store_part(out, free.load(hopper.rows_layout(HEAD)), row, live, hdim_v, 0)
 
 
 @gluon.jit
-def _store(base, acc, rows, w: gl.constexpr, hdim, DV: gl.constexpr,
-           TAIL: gl.constexpr):
-  """Stores a warpgroup's rows."""
-  _store_part(base, acc.main, rows, w, hdim, 0, DV)
-  if TAIL > 0:
-    _store_part(base, acc.tail, rows, w, hdim, DV, TAIL)
-
-
-@gluon.jit
-def _store_part(base, x, rows, w: gl.constexpr, hdim, FIRST: gl.constexpr,
-                HEAD: gl.constexpr):
-  LAYOUT: gl.constexpr = hopper.accumulator(HEAD)
-  _, _, row, live = _row(rows, w * 64, 64, gl.SliceLayout(1, LAYOUT))
-  cols = FIRST + gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))
-  gl.store(base + (row * hdim)[:, None] + cols[None, :],
+def _store_part(base, x, row, live, hdim, first):
+  """Stores 64 rows of columns from `first` on, each at its place in memory."""
+  LAYOUT: gl.constexpr = x.type.layout
+  at = gl.convert_layout(gl.where(live, row, -1), gl.SliceLayout(1, LAYOUT))
+  cols = first + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
+  gl.store(base + (at * hdim)[:, None] + cols[None, :],
            x.to(base.dtype.element_ty),
-           mask=live[:, None] & (cols < hdim)[None, :])
+           mask=(at >= 0)[:, None] & (cols < hdim)[None, :])
+
+
+@gluon.constexpr_function
+def _divided(head, box, flags, kind):
+  """Whether a box is of all columns, which then are whole runs of 64."""
+  return (box < 64 < head and kind < 0
+          and not flags & (attend.SHUFFLED.value | attend.PARTIAL.value))
 
 
 def tensor_maps(function, constants):
-  """TMA maps of a kernel by argument, of views [page, head, token, dim]."""
+  """TMA maps of a kernel by argument, of views [page, head, token, dim].
+
+  Or [head, eight tokens, 64 columns, token, column], if they are `_divided`.
+  """
   assert function == "paged_attend", function
   element, size = ("u8", 1) if constants["KIND"] >= 0 else ("dtype", 2)
   cols = min(constants["HEAD"], 128 // size)
   block = 1, 1, constants["BOX"], cols
+  if _divided.fn(constants["HEAD"], constants["BOX"], constants["FLAGS"],
+                 constants["KIND"]):
+    block = 1, constants["BOX"] // 8, constants["HEAD"] // cols, 8, cols
   shuffled = attend.SHUFFLED.value & constants["FLAGS"]
   return {f"{side}_desc": None if shuffled else TensorMap(
       side, block, element, swizzle=cols * size) for side in "kv"}
@@ -791,8 +877,13 @@ def paged_attend(
           lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
           window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
     index, start, len_q, row0 = _find_rows(
-        slot, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M, FLAGS)
+        slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M,
+        FLAGS)
   left = gl.maximum(len_q * group - row0, 0)
+  query = row0 // group
+  rows = Rows(row0, left, query, head * group, group, nhead_q)
+  # Of the tile's first query; the rest of an address has 32 bits.
+  row = (start + query).to(gl.int64) * nhead_q
   first, _, offset, low, stop, first_tile, last_tile = _find_keys(
       index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
       width, pages, page_size, group, window_left, window_right, split, count,
@@ -808,21 +899,11 @@ def paged_attend(
   full_hi = gl.maximum(full_hi, 0) // TILE_N
 
   SCALED: gl.constexpr = attend.TOKEN_SCALES & FLAGS
-  OF_SCORES: gl.constexpr = FEATURES | (
+  OF_SCORES: gl.constexpr = FEATURES | fwd_hopper.BOXES | (
       fwd_hopper.TOKEN_SCALES if SCALED else 0)
   k_scale += head.to(gl.int64) * k_scale_head
   v_scale += head.to(gl.int64) * v_scale_head
-  scale = softmax_scale
-  out_scale = 1.0
-  if not SCALED:
-    scale *= gl.load(k_scale)
-    out_scale = gl.load(v_scale)
-  # A scale below 0 turns the queries; that of 0 is one that changes nothing.
-  terms = Terms(gl.maximum(gl.abs(scale), 1e-30), logits_soft_cap, 0.0)
-  query = row0 // group
-  rows = Rows(row0, left, query, head * group, group, nhead_q)
-  # Of the tile's first query; the rest of an address has 32 bits.
-  row = (start + query).to(gl.int64) * nhead_q
+  terms = Terms(softmax_scale, logits_soft_cap, 0.0)
   part = split.to(gl.int64) * tokens * nhead_q + row
   if ONE_AXIS and (split == count - 1) & (count < splits):
     # As attend.py ends them.
@@ -838,11 +919,13 @@ def paged_attend(
 
   SHUFFLED: gl.constexpr = attend.SHUFFLED & FLAGS
   WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-  OF_VALUES: gl.constexpr = gl.NVMMASharedLayout(
+  DIVIDED: gl.constexpr = _divided(HEAD, BOX, FLAGS, KIND)
+  OF_KEYS: gl.constexpr = _by_eights(TILE_N, HEAD) if DIVIDED else WIDE
+  OF_VALUES: gl.constexpr = OF_KEYS if DIVIDED else gl.NVMMASharedLayout(
       128, 16, rank=2, transposed=SHUFFLED != 0)
   dtype: gl.constexpr = q.dtype.element_ty
   q_smem = gl.allocate_shared_memory(dtype, [WARPGROUPS, 64, HEAD], WIDE)
-  k_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, HEAD], WIDE)
+  k_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, HEAD], OF_KEYS)
   # A product onto 256 columns takes more registers than 16 warps begin with.
   DV: gl.constexpr = min(HEAD, 128) if KIND >= 0 else HEAD
   v_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, DV], OF_VALUES)
@@ -879,8 +962,8 @@ def paged_attend(
              out + row * hdim_v, hdim_v, lse + start + query,
              parts + part * hdim_v, parts_lse + part,
              sinks + index * sinks_step, slopes + index * slopes_step, window,
-             low, last_tile, steps, full_lo, full_hi, scale < 0, terms,
-             out_scale, has_sink, tokens, count, flags)
+             low, last_tile, steps, full_lo, full_hi, k_scale, v_scale, terms,
+             has_sink, tokens, count, flags)
   if SHUFFLED:
     RUN: gl.constexpr = 8 if KIND < 0 else 16
     h = head.to(gl.int64)
@@ -935,20 +1018,25 @@ def paged_attend(
                           steps, stop), TILE_N, HEAD, BOX, STAGES, False)),
     ], [4, 2, 2], [224, 56, 56])
   else:
-    CHUNKS: gl.constexpr = STAGES * TILE_N * HEAD // (CHUNK * COLS)
+    begun = mbarrier.allocate_mbarrier()
+    mbarrier.init(begun, count=1)
+    WIDTH: gl.constexpr = HEAD if DIVIDED else COLS
+    CHUNKS: gl.constexpr = STAGES * TILE_N * HEAD // (CHUNK * WIDTH)
     values = Values(
         v_cache + v_start + head.to(gl.int64) * v_head, v_page, v_token, hdim_v,
-        v_smem.reinterpret(dtype, [CHUNKS, CHUNK, COLS], WIDE))
-    produce = (k_desc, v_desc, keys, _boxes_of(k_smem, k_desc),
-               _boxes_of(v_smem, v_desc), pages_of, values, head, last_tile,
-               steps, stop)
+        v_smem.reinterpret(dtype, [CHUNKS, CHUNK, WIDTH],
+                           _by_eights(CHUNK, HEAD) if DIVIDED else WIDE))
+    produce = (k_desc, v_desc, k_page // (8 * k_token),
+               v_page // (8 * v_token), keys, _boxes_of(k_smem, k_desc),
+               _boxes_of(v_smem, v_desc), begun, pages_of, values, head,
+               last_tile, steps, stop, offset + len_q)
     if WARPGROUPS == 1:
       gl.warp_specialize([
           (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
           (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, False)),
           (_produce, (produce, TILE_N, HEAD, BOX, STAGES, False, True)),
       ], [1, 1], [40, 40])
-    elif BOX < 64:
+    elif BOX < 64 and not DIVIDED:
       # So many boxes are more than one warp asks for in time.
       gl.warp_specialize([
           (_consume, (0, consume, TILE_N, HEAD, BOX, STAGES, TURNS, OF_SCORES)),
