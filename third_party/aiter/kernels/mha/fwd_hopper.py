@@ -430,25 +430,25 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
     norm = gl.sum(e, 1)
     p = weights_of(e, row0, tile, terms, q_smem.main.dtype, N, DV, FEATURES)
     # Tiles that the diagonal or the end alone crosses, then whole tiles, then
-    # tiles that the window's left edge crosses.
+    # those that the window's left edge crosses: by the first loop again. With a
+    # third the compiler moves all weights about in each step of the second.
     whole = gl.minimum(gl.maximum(tile_hi - full_lo, 1), window_steps)
     right = gl.minimum(gl.maximum(tile_hi - full_hi, 1), whole)
-    for step in range(1, right):
-      acc, p, m, norm = pipelined_step(
-          acc, p, m, norm, q, keys, step, tile_hi - 1 - step, row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, ONLY_LAST,
-          FEATURES, turns, TURN)
-    for step in range(right, whole):
-      acc, p, m, norm = pipelined_step(
-          acc, p, m, norm, q, keys, step, tile_hi - 1 - step, row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, False, FEATURES,
-          turns, TURN)
-    for step in range(gl.maximum(whole, 1), steps):
-      acc, p, m, norm = pipelined_step(
-          acc, p, m, norm, q, keys, step,
-          _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
-          terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, True, FEATURES,
-          turns, TURN)
+    begin = gl.to_tensor(1)
+    for _ in range(gl.where(whole < steps, 2, 1)):
+      for step in range(begin, right):
+        acc, p, m, norm = pipelined_step(
+            acc, p, m, norm, q, keys, step,
+            _tile_at(step, tile_hi, steps, sinks, FEATURES), row0, window,
+            terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, True, FEATURES,
+            turns, TURN)
+      for step in range(right, whole):
+        acc, p, m, norm = pipelined_step(
+            acc, p, m, norm, q, keys, step, tile_hi - 1 - step, row0, window,
+            terms, N, HEAD, TAIL, DV, DV_TAIL, STAGES, PLANES, False, FEATURES,
+            turns, TURN)
+      begin = gl.maximum(whole, 1)
+      right = steps
     vi, v_phase = hopper.ring(steps - 1, STAGES)
     mbarrier.wait(keys.v_full.index(vi), v_phase)
     acc = parts.accumulate(acc, p, parts.tile(keys.v, vi, N, DV, DV_TAIL),
