@@ -617,9 +617,12 @@ def activation(small: bool) -> Iterator[Option]:
   yield option("plain", aiter.silu_and_mul)
   for name in functions:
     f = getattr(aiter, f"{name}_and_mul")
-    for cols in (100, 768, 1536, 2880, 4096, 11008, 14336, 28672):
+    for cols in (100, 333, 768, 1536, 2880, 4096, 11008, 14336, 28672):
       yield option(f"{name}, {cols} columns", f, cols)
     yield option(f"{name}, gradient", f, back=True, moved=7)
+    for cols in (100, 333):
+      yield option(f"{name}, gradient, {cols} columns", f, cols, back=True,
+                   moved=7)
     yield option(f"{name}, two arrays", f, pair=True)
     yield option(f"{name}, two arrays, gradient", f, pair=True, back=True,
                  moved=7)
