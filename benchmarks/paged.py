@@ -12,6 +12,7 @@ keys and values of its contexts; of prefill it is also a rate of operations.
   aiter    paged_attention_decode, or unified_attention of several queries
   dense    flash_attn_func, of keys that lie together in memory; decoding alone,
            contexts of one length
+  packed   flash_attn_varlen, of the same; prefill and its chunks alone
   pallas   JAX's paged attention for GPUs, whose cache has a head's pages
            together; decoding alone
   cudnn    jax.nn.dot_product_attention, of the same as dense
@@ -31,7 +32,7 @@ import jax
 from jax.experimental import aiter
 
 OURS = "aiter"
-IMPLEMENTATIONS = (OURS, "dense", "pallas", "cudnn", "xla")
+IMPLEMENTATIONS = (OURS, "dense", "packed", "pallas", "cudnn", "xla")
 SETS, CALLS = 2, 8  # arguments, and calls of a program
 _ROOM = 2**33  # Bytes that a plain formula may gather or score.
 
@@ -110,6 +111,15 @@ def dense(shape: Paged, implementation: str, q, k, v, lengths):
   return out.reshape(-1, *out.shape[2:])
 
 
+def packed(shape: Paged, q, k, v, lengths):
+  """Ours of sequences whose keys [batch, keys, heads, d] follow each other."""
+  starts = jnp.arange(shape.batch + 1, dtype=jnp.int32)
+  k, v = (t.reshape(-1, *t.shape[2:]) for t in (k, v))
+  return aiter.flash_attn_varlen(
+    q, k, v, starts * shape.queries, starts * shape.context, shape.queries,
+    shape.context, causal=True)
+
+
 def gathered(shape: Paged, q, k, v, table, lengths):
   rows = lambda t: t[jnp.maximum(table, 0)].reshape(
     shape.batch, -1, *t.shape[2:])
@@ -128,12 +138,15 @@ def implementation(name: str, shape: Paged):
       q, *(jnp.moveaxis(t, 2, 0) for t in (k, v)), jnp.maximum(table, 0),
       lengths)
     return functools.partial(pallas, shape), by_head
-  if name in ("dense", "cudnn"):
-    if shape.queries > 1 or shape.lengths or shape.cache != "bfloat16":
-      raise report.Unsupported("decoding of one length alone")
+  if name in ("dense", "cudnn", "packed"):
+    if ((name == "packed") != (shape.queries > 1) or shape.lengths
+        or shape.cache != "bfloat16"):
+      raise report.Unsupported("other queries, lengths or caches")
     together = lambda q, k, v, table, lengths: (
       q, *(t[table].reshape(shape.batch, -1, *t.shape[2:])[:, :shape.context]
            for t in (k, v)), lengths)
+    if name == "packed":
+      return functools.partial(packed, shape), together
     return functools.partial(dense, shape, name), together
   longest = max(shape.contexts)
   room = 8 * shape.batch * longest * max(
@@ -205,7 +218,7 @@ def measure(shape: Paged, names, dtype, seconds: float):
     print(f"{shape.name:<18}{shape.batch:>4} x {shape.context:<7}{name:<7}"
           f"{row['us']:>11.1f} us{row['gb_per_s']:>8.0f} GB/s"
           f"{row['tflops']:>8.1f} TFLOP/s", flush=True)
-  return rows, apart(shape, results, (OURS, "dense"))
+  return rows, apart(shape, results, (OURS, "dense", "packed"))
 
 
 def table(found: list[dict]) -> list[list[str]]:

@@ -580,7 +580,9 @@ PAGED = [
   Paged("gemma_9b", 64, 4096, 16, 8, 256),
   Paged("multi_head", 32, 4096, 32, 32, 128),
   Paged("llama_8b_chunk", 8, 8192, 32, 8, 128, queries=512),
-  Paged("llama_8b_prefill", 4, 4096, 32, 8, 128, queries=4096),
+  Paged("llama_8b_chunk", 1, 32768, 32, 8, 128, queries=1024),
+  *(Paged("llama_8b_prefill", batch, n, 32, 8, 128, queries=n, page=page)
+    for batch, n in ((4, 4096), (16, 1024), (32, 500)) for page in (16, 64)),
 ]
 # Prefill in float8: (name, batch, query heads, KV heads, tokens, head dim,
 # causal).
