@@ -139,9 +139,10 @@ def implementation(name: str, shape: Paged):
       lengths)
     return functools.partial(pallas, shape), by_head
   if name in ("dense", "cudnn", "packed"):
-    if ((name == "packed") != (shape.queries > 1) or shape.lengths
+    what = "prefill" if name == "packed" else "decoding"
+    if ((shape.queries > 1) != (what == "prefill") or shape.lengths
         or shape.cache != "bfloat16"):
-      raise report.Unsupported("other queries, lengths or caches")
+      raise report.Unsupported(f"{what} of one length alone")
     together = lambda q, k, v, table, lengths: (
       q, *(t[table].reshape(shape.batch, -1, *t.shape[2:])[:, :shape.context]
            for t in (k, v)), lengths)

@@ -32,11 +32,11 @@ constexpr int64_t kRunBytes = 16;
 // Rows of a sequence that a tall tile is worth, and how many it has at most in
 // half a tile of shares_hopper.py, and in a small one of decode_hopper.py.
 constexpr int64_t kManyRows = 32;
+constexpr int64_t kHalfTile = 16;
+constexpr int64_t kSmallTile = 8;
 // Keys that rows see in the mean, up to which blocks of 64 rows, of which two
 // share a multiprocessor, are faster than those of 128.
 constexpr int64_t kFewKeys = 560;
-constexpr int64_t kHalfTile = 16;
-constexpr int64_t kSmallTile = 8;
 // Kernels whose tanh is one instruction err by 2^-11 of a score: of one that no
 // lower cap bounds by too much.
 constexpr float kLargeSoftCap = 1024;
