@@ -69,6 +69,7 @@ struct AttendBuffers : BufferList {
   Buffer lse = Result("lse");
   Buffer parts = Result("parts");
   Buffer parts_lse = Result("parts_lse");
+  Buffer counter = Result("counter");
 };
 
 ffi::Error SetHalf(const Buffer& cache, const Buffer& scale,
@@ -122,6 +123,8 @@ ffi::Error SetResults(const AttendBuffers& b, aiter::paged_attend_args* a) {
       CheckShape(b.out, {a->tokens, a->nhead_q, a->hdim_v}));
   AITER_FFI_RETURN_IF_ERROR(
       Optional(b.lse, ffi::F32, {a->nhead_q, a->tokens}, &a->lse_ptr));
+  AITER_FFI_RETURN_IF_ERROR(
+      Optional(b.counter, ffi::S32, {1}, &a->counter_ptr));
   a->out_ptr = Data(b.out);
   if (!IsPresent(b.parts)) return ffi::Error::Success();
   AITER_FFI_RETURN_IF_ERROR(

@@ -3,13 +3,14 @@
 
 A call comes to the kernel that its features choose; of many calls those run
 that come to one which none before came to with as many rows, or with such head
-dimensions: a power of two or not.
+dimensions: a power of two or not. Shards of the test run side by side, each
+with OPENBLAS_NUM_THREADS=1.
 """
 
 import itertools
 
 import numpy as np
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 from harness.cases import DTYPES
 from paged import cases
 from paged import numbers_test as paged_test
@@ -31,6 +32,8 @@ _STEPS = (
     dict(decode=False, lengths=((40, 150), (70, 70), (3, 260), (20, 0))),
     dict(decode=False, lengths=((40, 150), (70, 70), (3, 900), (20, 0))),
     dict(decode=True, hq=8, lengths=((1, 1500), (1, 70), (1, 0), (1, 1))))
+# Of the calls, which shards share.
+_PARTS = 32
 _LAYOUTS = ("NHD", "x", "asm")
 _SCORES = (dict(), dict(soft_cap=3.0), dict(slopes=True),
            dict(soft_cap=3.0, slopes=True))
@@ -86,26 +89,42 @@ def _features(c: Case) -> list[str]:
   return [name for name, is_asked in asked.items() if is_asked]
 
 
+def _calls_by_kernel():
+  """(calls to run, kernels that none comes to): a name, a step and a Case."""
+  module = gpu_aiter.load("cuda")
+  left = {
+      kernel["symbol"] for kernel in module.table()
+      if kernel["op"] == "paged_attend" and kernel["arch"] == ARCH
+      and kernel["grade"] in ("fast", "padded")}
+  assert left, "the library has no kernels"
+  chosen, seen = [], set()
+  for step, case in _calls():
+    features = _features(case)
+    name, *_ = module.kernels("paged_attend", ARCH, case.dtype,
+                              [max(case.d, case.dv)], features)
+    call = name, step, case.layout, "partial" in features
+    if call not in seen:
+      seen.add(call)
+      left.discard(name)
+      chosen.append((name, step, case))
+  return chosen, left
+
+
 class HopperTest(paged_test.PagedTestCase):
 
-  def test_rows(self):
-    module = gpu_aiter.load("cuda")
-    left = {
-        kernel["symbol"] for kernel in module.table()
-        if kernel["op"] == "paged_attend" and kernel["arch"] == ARCH
-        and kernel["grade"] in ("fast", "padded")}
-    self.assertNotEmpty(left)
-    seen = set()
-    for step, case in _calls():
-      name, *_ = module.kernels("paged_attend", ARCH, case.dtype,
-                                [max(case.d, case.dv)], _features(case))
-      call = name, step, case.layout, "partial" in _features(case)
-      if call not in seen:
-        seen.add(call)
-        left.discard(name)
-        with self.subTest(name, step=step, layout=case.layout, d=case.d):
-          self.check(case)
-    self.assertEmpty(left)
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.calls, cls.left = _calls_by_kernel()
+
+  def test_every_row_has_a_call(self):
+    self.assertEmpty(self.left)
+
+  @parameterized.parameters(*range(_PARTS))
+  def test_rows(self, part):
+    for name, step, case in self.calls[part::_PARTS]:
+      with self.subTest(name, step=step, layout=case.layout, d=case.d):
+        self.check(case)
 
 
 if __name__ == "__main__":

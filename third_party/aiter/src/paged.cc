@@ -58,6 +58,8 @@ constexpr int64_t kRoom = 4;
 constexpr int64_t kLatentPrograms = 2;
 constexpr int64_t kTallTile = 64;
 constexpr int64_t kLatentProgramsCuda = 2;
+// What a counter of tiles takes.
+constexpr int64_t kCounterBytes = sizeof(int32_t);
 // Programs that join parts, where a kernel takes several rows of them, of those
 // that attend.
 constexpr int64_t kMergers = 4;
@@ -366,8 +368,9 @@ struct Attend {
   static Status Choose(const ProblemKey& key, Steps* steps, Plan* plan) {
     AITER_RETURN_IF_ERROR(steps->Add("paged_attend", key, &plan->attend));
     const DeviceInfo& device = steps->device();
-    plan->programs = ProgramsOf(*plan->attend.info, device) *
-                     std::max(device.multiprocessors, 1);
+    plan->multiprocessors = std::max(device.multiprocessors, 1);
+    plan->programs =
+        ProgramsOf(*plan->attend.info, device) * plan->multiprocessors;
     ProblemKey rows;
     rows.data_type = key.data_type;
     rows.dims[0] = key.dims[0];
@@ -397,11 +400,14 @@ struct Attend {
     if (kernel.grid == &kPagedAttendGridOneAxis || SharesKeys(kernel)) {
       return Launch(driver, a, plan, a.splits, stream);
     }
-    int64_t tiles =
-        a.nhead_k *
-        (a.tokens * (a.nhead_q / a.nhead_k) / kernel.tile_m + a.batch);
-    return Launch(driver, a, plan,
-                  kRoom * plan.programs / std::max<int64_t>(tiles, 1), stream);
+    const int64_t tiles = std::max<int64_t>(TilesOf(a, kernel), 1);
+    return Launch(driver, a, plan, kRoom * plan.programs / tiles, stream);
+  }
+
+  // Tiles of rows and KV heads, or a few less.
+  static int64_t TilesOf(const Args& a, const KernelInfo& kernel) {
+    const int64_t rows = a.tokens * (a.nhead_q / a.nhead_k);
+    return a.nhead_k * (rows / kernel.tile_m + a.batch);
   }
 
   // The same, of sequences in up to so many parts.
@@ -410,6 +416,16 @@ struct Attend {
     PagedParams p = ParamsOf(a, plan.key);
     p.splits = static_cast<int32_t>(std::clamp<int64_t>(splits, 1, a.splits));
     p.programs = p.splits > 1 ? static_cast<int32_t>(plan.programs) : 0;
+    if (plan.attend.info->grid == &kPagedAttendGridWalks) {
+      const bool shared =
+          a.counter_ptr != nullptr &&
+          TilesOf(a, *plan.attend.info) * p.splits > plan.multiprocessors;
+      // Else each block has one tile.
+      p.blocks =
+          shared ? static_cast<int32_t>(plan.multiprocessors) : INT32_MAX;
+      AITER_RETURN_IF_ERROR(
+          FillZero(driver, a.counter_ptr, shared ? kCounterBytes : 0, stream));
+    }
     TensorMap maps[kMaxTensorMaps];
     const KernelInfo& kernel = *plan.attend.info;
     for (int i = 0; i < kernel.num_tensor_maps; ++i) {
@@ -484,6 +500,7 @@ struct Attend {
     p.lse_ptr = a.lse_ptr;
     p.parts_ptr = a.parts_ptr;
     p.parts_lse_ptr = a.parts_lse_ptr;
+    p.counter_ptr = a.counter_ptr;
     p.sinks_ptr = a.sinks_ptr;
     p.slopes_ptr = a.slopes_ptr;
     p.table_ptr = a.table_ptr;

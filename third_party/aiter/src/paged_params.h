@@ -22,6 +22,7 @@ struct PagedParams {
   const void* lse_ptr = nullptr;
   const void* parts_ptr = nullptr;
   const void* parts_lse_ptr = nullptr;
+  const void* counter_ptr = nullptr;
   const void* k_scale_ptr = nullptr;
   const void* v_scale_ptr = nullptr;
   const void* sinks_ptr = nullptr;
@@ -76,6 +77,7 @@ struct PagedParams {
   int32_t cp_world_size = 1;
   int32_t splits = 1;
   int32_t programs = 1;
+  int32_t blocks = 1;
   int32_t merge_rows = 1;
   int32_t merge_cols = 1;
   int32_t window_left = 0;

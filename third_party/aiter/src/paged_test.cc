@@ -114,6 +114,8 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("few_rows", "fast", 16, 8, kPagedBytes, kPagedSeveralRows, "sm_90");
   add("several_rows", "fast", 16, 16, kPagedBytes, 0, "sm_90");
   add("few_keys", "fast", 256, 64, kPagedManyRows | kPagedShort, 0, "sm_90");
+  add("walks", "fast", 192, 128, kPagedManyRows, kPagedBytes, "sm_90");
+  kernels.back().grid = &kPagedAttendGridWalks;
   add("any_sm_90", "general", 256, 16, 0, kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridOneAxis;
   for (const char* arch : {"gfx942", "sm_90"}) {
@@ -443,6 +445,33 @@ void TestFewKeys() {
   CHECK(Run(a)[0] == "any_sm_90");
 }
 
+// Blocks that walk have a counter, which is 0 at first, if tiles are more than
+// multiprocessors; else, or without one, each has a tile.
+void TestWalks() {
+  g_recorder.multiprocessors = 10;
+  NewContext("sm_90");
+  paged_attend_args a = Args(256, 192);  // 8 tiles of each of 2 heads.
+  a.batch = 2;
+  a.seqlen_q = 128;
+  a.splits = 1;
+  a.counter_ptr = At(0xe000);
+  g_recorder.fills.clear();
+  CHECK(Run(a) == Names{"walks"});
+  CHECK(g_recorder.launches[0].grid[0] == 10);
+  CHECK(g_recorder.fills.size() == 1 && g_recorder.fills[0].bytes == 4);
+  CHECK(g_recorder.fills[0].address == 0xe000);
+  a.counter_ptr = nullptr;
+  Run(a);
+  CHECK(g_recorder.launches[0].grid[0] == 16);
+  a.counter_ptr = At(0xe000);
+  a.tokens = 64;
+  a.batch = 1;
+  a.seqlen_q = 64;
+  Run(a);
+  CHECK(g_recorder.launches[0].grid[0] == 4);
+  CHECK(g_recorder.fills.size() == 1);
+}
+
 // A small tile has 8 rows of a KV head.
 void TestSeveralRows() {
   NewContext("sm_90");
@@ -754,6 +783,7 @@ int main() {
   aiter::TestTensorMaps();
   aiter::TestUnshared();
   aiter::TestFewKeys();
+  aiter::TestWalks();
   aiter::TestSeveralRows();
   aiter::TestSplits();
   aiter::TestOneAxis();

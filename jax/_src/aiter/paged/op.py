@@ -399,12 +399,14 @@ def kernel(cfg: Config, call, x: Operands):
   splits = _splits(call.platform, cfg, x, shape)
   no_parts = is_known(splits) and splits == 1
   numbers = lambda t: np.asarray(t, np.int64)
-  out, lse, _, _ = call(
+  counts = call.platform == "cuda" and _many_rows(cfg, x, shape)
+  out, lse, *_ = call(
       (like(x.q, (tokens, hq, shape.dv), x.q.dtype),
        like(x.q, (hq, tokens) if cfg.return_lse else (0,), jnp.float32),
        like(x.q, (0,) if no_parts else (splits, tokens, hq, shape.dv),
             jnp.float32),
-       like(x.q, (0,) if no_parts else (splits, tokens, hq), jnp.float32)),
+       like(x.q, (0,) if no_parts else (splits, tokens, hq), jnp.float32),
+       like(x.q, (1,) if counts else (0,), jnp.int32)),
       x.q, x.k_cache, absent(x.v_cache, x.k_cache.dtype), x.k_scale, x.v_scale,
       x.table, absent(x.indptr, jnp.int32), x.lengths,
       absent(x.cu_seqlens, jnp.int32), absent(x.sinks, jnp.float32),

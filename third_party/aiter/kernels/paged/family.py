@@ -45,9 +45,9 @@ def _constants(row):
       "CHEAP_CAST": "bf16" not in arch.casts,
       "LARGE_PAGES": "small_pages" in left,
       "ONE_LANE": arch.platform == "rocm",
-      # Many rows are programs enough, unless they see few keys.
+      # Many rows are programs enough.
       "ONE_AXIS": (arch.platform == "cuda" and row["grade"] != "general"
-                   and ("many_rows" not in made_for or "short" in made_for)),
+                   and "many_rows" not in made_for),
       # Programs that share the columns of a row of parts.
       "MERGE_COLS": 4,
       "OVERLAPS": arch.name == "sm_90",
@@ -55,6 +55,7 @@ def _constants(row):
       "FEATURES": sum(_OF_ATTENTION[name] for name in ("soft_cap", "alibi")
                       if name in made_for),
       "RAW": 0,
+      "WALKS": "module=paged.prefill_walks" in row["options"].split(),
       "PRECISION": "ieee",
       # Keys of which none lie in two pages.
       "BOX": (64 if "small_pages" in left else 16 if "tiny_pages" in left
@@ -86,7 +87,9 @@ FAMILY = Family(
             {"SHARES": ("blocks = max(programs // nhead_k, 1) * nhead_k"
                         f" if splits - 1 else {_TILES}",),
              "ONE_AXIS": (
-                 f"programs = programs * min(batch, 2) + {_TILES}",)}),
+                 f"programs = programs * min(batch, 2) + {_TILES}",),
+             # A block for each multiprocessor, of which one takes tile by tile.
+             "WALKS": (f"blocks = min({_TILES} * splits, blocks)",)}),
         "paged_merge": Op("paged.merge", (
             "rows = tokens * nhead_q * merge_cols",)),
     },
@@ -94,7 +97,7 @@ FAMILY = Family(
         **points_to("dtype", "q k_cache v_cache out"),
         **points_to("u8", "k_bytes v_bytes"),
         **points_to("fp32", "lse parts parts_lse k_scale v_scale sinks slopes"),
-        **points_to("i32", "table indptr lengths cu_seqlens"),
+        **points_to("i32", "table indptr lengths cu_seqlens counter"),
     },
     constants=_constants,
     floats=frozenset({"softmax_scale", "logits_soft_cap"}),

@@ -52,9 +52,9 @@ COLS = gl.constexpr(64)
 CHUNK = gl.constexpr(16)
 
 # A Gluon function calls none of Triton's; of one source it may be either.
-_find_keys = gluon.jit(attend.find_keys.fn)
+find_keys = gluon.jit(attend.find_keys.fn)
 _find_work = gluon.jit(attend.find_work.fn)
-_tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
+tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
 
 
 class Rows(NamedTuple):
@@ -156,8 +156,8 @@ def _number_text(kind, dtype):
 
 
 @gluon.jit
-def _find_rows(slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags,
-               TILE_M: gl.constexpr, FLAGS: gl.constexpr):
+def find_rows(slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags,
+              TILE_M: gl.constexpr, FLAGS: gl.constexpr):
   """attend.find_rows, which looks at so many sequences at a time."""
   tiles_each = (seqlen_q * group + TILE_M - 1) // TILE_M
   index = slot // gl.maximum(tiles_each, 1)
@@ -168,24 +168,26 @@ def _find_rows(slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags,
     index = 0
     searching = True
     passed = 0
+    end = tokens
     while searching:
       at = passed + lanes
       begin = gl.load(cu_seqlens + at, mask=at <= batch, other=tokens)
       begin = gl.minimum(gl.maximum(begin, 0), tokens)
       begun = (begin * group // TILE_M + at <= slot) & (at <= batch)
       index = gl.maximum(index, gl.max(gl.where(begun, at, 0), 0))
+      # Of those that are there already, rather than by one more load.
+      start = gl.where(index < passed, start,
+                       gl.sum(gl.where(at == index, begin, 0), 0))
+      end = gl.sum(gl.where(at == index + 1, begin, 0), 0)
       passed += attend.LANES
       searching = index == passed - 1
-    start = gl.load(cu_seqlens + index)
-    end = gl.load(cu_seqlens + index + 1, mask=index < batch, other=tokens)
-    start = gl.minimum(gl.maximum(start, 0), tokens)
-    len_q = gl.minimum(gl.maximum(end, 0), tokens) - start
+    len_q = end - start
     tile = slot - (start * group // TILE_M + index)
   return index, start, len_q, tile * TILE_M
 
 
 @gluon.jit
-def _row(rows, begin, COUNT: gl.constexpr, LAYOUT: gl.constexpr):
+def row_at(rows, begin, COUNT: gl.constexpr, LAYOUT: gl.constexpr):
   """COUNT rows from `begin` of a tile on: (query, query head, place, live).
 
   Queries count from the tile's first, and places, in rows of memory, from the
@@ -199,12 +201,25 @@ def _row(rows, begin, COUNT: gl.constexpr, LAYOUT: gl.constexpr):
   return query, head, query * rows.nhead_q + head, live
 
 
+@gluon.constexpr_function
+def copy_layout(warps):
+  """How warps copy runs of 64 columns, of which a thread has 16 bytes."""
+  return gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
+
+
 @gluon.jit
-def _load_queries(q, hdim, rows, w: gl.constexpr, smem, HEAD: gl.constexpr):
+def rows_of(smem, i, HEAD: gl.constexpr):
+  """The i-th 64 rows of queries, as matrices."""
+  return parts_hopper.tile(parts_hopper.Parts(smem, smem), i, 64, HEAD, 0)
+
+
+@gluon.jit
+def load_queries(q, hdim, rows, w: gl.constexpr, smem, HEAD: gl.constexpr):
   """Begins to copy a warpgroup's rows, with zeros behind their columns."""
   LAYOUT: gl.constexpr = hopper.rows_layout(HEAD)
   # A row is found by one thread, not by each that copies of it.
-  _, _, at, live = _row(rows, w * 64, 64, gl.BlockedLayout([1], [32], [4], [0]))
+  _, _, at, live = row_at(rows, w * 64, 64,
+                          gl.BlockedLayout([1], [32], [4], [0]))
   at = gl.convert_layout(gl.where(live, at, -1), gl.SliceLayout(1, LAYOUT))
   cols = gl.arange(0, HEAD, gl.SliceLayout(0, LAYOUT))
   async_copy.async_load(
@@ -214,10 +229,21 @@ def _load_queries(q, hdim, rows, w: gl.constexpr, smem, HEAD: gl.constexpr):
 
 
 @gluon.jit
-def _any_absent(table, first, end):
+def negate(smem):
+  """Turns 64 rows of queries, which is what a scale below 0 means."""
+  LAYOUT: gl.constexpr = copy_layout(gl.num_warps())
+  gl.barrier()
+  for row in gl.static_range(0, 64, CHUNK):
+    chunk = smem.slice(row, CHUNK)
+    chunk.store(-chunk.load(LAYOUT))
+
+
+@gluon.jit
+def any_absent(table, first, end):
   """Whether a page of table[first:end] is absent."""
-  COUNT: gl.constexpr = 512
-  at = gl.arange(0, COUNT, gl.BlockedLayout([1], [32], [4], [0]))
+  WARPS: gl.constexpr = gl.num_warps()
+  COUNT: gl.constexpr = 128 * WARPS
+  at = gl.arange(0, COUNT, gl.BlockedLayout([1], [32], [WARPS], [0]))
   absent = at * 0
   for i in range(first, end, COUNT):
     page = gl.load(table.first + i + at, mask=i + at < end, other=0)
@@ -226,16 +252,16 @@ def _any_absent(table, first, end):
 
 
 @gluon.jit
-def _following(entry, place, table, BOX: gl.constexpr):
+def following(entry, place, page_size, BOX: gl.constexpr):
   """The box after one that is at `place` of table[entry]'s page."""
   place += BOX
-  ends = place >= table.page_size
+  ends = place >= page_size
   return gl.where(ends, entry + 1, entry), gl.where(ends, 0, place)
 
 
 @gluon.jit
-def _window_of(window, table, absent, tile, N: gl.constexpr,
-               BOX: gl.constexpr):
+def window_of(window, table, absent, tile, N: gl.constexpr,
+              BOX: gl.constexpr):
   """The window of a tile, in which a key of an absent page is not seen."""
   gone = 0  # A bit a box.
   if absent:
@@ -245,7 +271,7 @@ def _window_of(window, table, absent, tile, N: gl.constexpr,
       page = gl.load(table.first + entry,
                      mask=tile * N + b * BOX < window.len_k, other=-1)
       gone |= gl.where((page < 0) | (page >= table.pages), 1 << b, 0)
-      entry, place = _following(entry, place, table, BOX)
+      entry, place = following(entry, place, table.page_size, BOX)
   # Of a thread's columns it is known here in which boxes they are.
   cols = gl.arange(0, N, gl.SliceLayout(0, hopper.accumulator(N)))[None, :]
   stop = window.len_k
@@ -261,7 +287,7 @@ def _copy_cut(values, table, i, key, stop, N: gl.constexpr, HEAD: gl.constexpr,
   """Copies the box from `key` on, which `stop` cuts: zeros from there on."""
   WIDTH: gl.constexpr = values.chunks.shape[2]
   PARTS: gl.constexpr = HEAD // WIDTH
-  LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+  LAYOUT: gl.constexpr = copy_layout(gl.num_warps())
   page = gl.load(table.first + key // table.page_size)
   there = (page >= 0) & (page < table.pages)
   rows = gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))
@@ -286,7 +312,7 @@ def _copy_cut(values, table, i, key, stop, N: gl.constexpr, HEAD: gl.constexpr,
 
 
 @gluon.constexpr_function
-def _by_eights(rows, cols):
+def by_eights(rows, cols):
   """The layout of a tile of boxes that have all columns."""
   bits = lambda low, high: [
       1 << i for i in range(low.bit_length() - 1, high.bit_length() - 1)]
@@ -298,7 +324,7 @@ def _by_eights(rows, cols):
 
 
 @gluon.jit
-def _boxes_of(ring, desc):
+def boxes_of(ring, desc):
   """A ring of tiles as the boxes that make them."""
   BOX: gl.constexpr = desc.block_type.shape
   BYTES: gl.constexpr = desc.dtype.primitive_bitwidth // 8
@@ -308,7 +334,7 @@ def _boxes_of(ring, desc):
 
 
 @gluon.jit
-def _pages_of(table, first, stop, N: gl.constexpr, BOX: gl.constexpr):
+def box_pages(table, first, stop, N: gl.constexpr, BOX: gl.constexpr):
   """The page of each box of a tile; of an absent one, outside of the map."""
   entry = first // table.page_size
   place = first - entry * table.page_size
@@ -316,7 +342,7 @@ def _pages_of(table, first, stop, N: gl.constexpr, BOX: gl.constexpr):
   for b in gl.static_range(N // BOX):
     page = gl.load(table.first + entry, mask=first + b * BOX < stop, other=-1)
     pages = pages + (gl.minimum(gl.maximum(page, -1), table.pages),)
-    entry, place = _following(entry, place, table, BOX)
+    entry, place = following(entry, place, table.page_size, BOX)
   return pages
 
 
@@ -342,13 +368,13 @@ def _copy_boxes(desc, eights, boxes, full, i, pages, table, head, first, cut,
       else:
         tma.async_load(desc, [pages[b], head, place, part * SHAPE[3]], full,
                        box, pred=pred)
-    place = _following(0, place, table, BOX)[1]
+    place = following(0, place, table.page_size, BOX)[1]
 
 
 @gluon.jit
-def _copy_tile(desc, eights, boxes, empty, full, i, phase, pages, table, values,
-               head, first, stop, length, N: gl.constexpr, HEAD: gl.constexpr,
-               BOX: gl.constexpr, CUT: gl.constexpr):
+def copy_tile(desc, eights, boxes, empty, full, i, phase, pages, table, values,
+              head, first, stop, length, N: gl.constexpr, HEAD: gl.constexpr,
+              BOX: gl.constexpr, CUT: gl.constexpr):
   """Copies a tile of keys or values from key `first` on, box by box.
 
   CUT: a box that the sequence's end cuts comes row by row.
@@ -383,18 +409,18 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
     first = (last_tile - 1 - step) * N
     i, phase = hopper.ring(step, STAGES)
     # Numbers of pages are under way while the tile before is in use.
-    pages = _pages_of(table, first, stop, N, BOX)
+    pages = box_pages(table, first, stop, N, BOX)
     if KEYS:
-      _copy_tile(k_desc, k_eights, k_boxes, keys.k_empty.index(i),
-                 keys.k_full.index(i), i, phase, pages, table, values, head,
-                 first, stop, length, N, HEAD, BOX, False)
+      copy_tile(k_desc, k_eights, k_boxes, keys.k_empty.index(i),
+                keys.k_full.index(i), i, phase, pages, table, values, head,
+                first, stop, length, N, HEAD, BOX, False)
       if not VALUES:
         mbarrier.arrive(begun, pred=step == 0)
     if VALUES:
       # What lies behind the last key may be NaN, and 0 * NaN is NaN.
-      _copy_tile(v_desc, v_eights, v_boxes, keys.v_empty.index(i),
-                 keys.v_full.index(i), i, phase, pages, table, values, head,
-                 first, stop, length, N, HEAD, BOX, True)
+      copy_tile(v_desc, v_eights, v_boxes, keys.v_empty.index(i),
+                keys.v_full.index(i), i, phase, pages, table, values, head,
+                first, stop, length, N, HEAD, BOX, True)
 
 
 @gluon.constexpr_function
@@ -532,11 +558,11 @@ def _produce_bytes(args, N: gl.constexpr, HEAD: gl.constexpr,
   """Copies the tiles of bytes of every step."""
   k_desc, v_desc, bytes_, table, head, last_tile, steps, stop = args
   TILE: gl.constexpr = N * HEAD
-  v_pages = _pages_of(table, stop, stop, N, BOX)
+  v_pages = box_pages(table, stop, stop, N, BOX)
   for step in range(gl.where(steps > 0, steps + 1, 0)):
     first = (last_tile - 1 - step) * N
     has_keys = step < steps
-    pages = _pages_of(table, gl.where(has_keys, first, stop), stop, N, BOX)
+    pages = box_pages(table, gl.where(has_keys, first, stop), stop, N, BOX)
     i, phase = hopper.ring(step, RAW)
     full = bytes_.full.index(i)
     mbarrier.wait(bytes_.empty.index(i), phase ^ 1)
@@ -545,10 +571,10 @@ def _produce_bytes(args, N: gl.constexpr, HEAD: gl.constexpr,
     else:
       mbarrier.expect(full, TILE)
     if has_keys:
-      _copy_boxes(k_desc, 0, _boxes_of(bytes_.k, k_desc), full, i, pages, table,
+      _copy_boxes(k_desc, 0, boxes_of(bytes_.k, k_desc), full, i, pages, table,
                   head, first, 0, 0, N, HEAD, BOX)
     if step > 0:
-      _copy_boxes(v_desc, 0, _boxes_of(bytes_.v, v_desc), full, i, v_pages,
+      _copy_boxes(v_desc, 0, boxes_of(bytes_.v, v_desc), full, i, v_pages,
                   table, head, first + N, 0, 0, N, HEAD, BOX)
     v_pages = pages
 
@@ -586,25 +612,36 @@ def _produce_byte_runs(args, N: gl.constexpr, HEAD: gl.constexpr,
 @gluon.jit
 def _write_numbers(bytes_, smem, left, N: gl.constexpr, HEAD: gl.constexpr,
                    KIND: gl.constexpr, CUT: gl.constexpr):
-  """Writes what bytes say; zeros from row `left` on, if CUT."""
+  """Writes what bytes say; zeros from row `left` on, if CUT.
+
+  In a loop: unrolled, scales of tokens take a fifth longer.
+  """
   TURNED: gl.constexpr = smem.layout.transposed
-  AXIS: gl.constexpr = 1 if TURNED else 0
+  LINES: gl.constexpr = HEAD if TURNED else N
+  WIDTH: gl.constexpr = N if TURNED else HEAD
+  BLOCK: gl.constexpr = min(WIDTH, 128)
+  EACH: gl.constexpr = 64
+  CHUNKS: gl.constexpr = LINES // EACH
   # Eight lanes write 128 bytes that lie together, all banks.
-  LAYOUT: gl.constexpr = (
-      gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1]) if TURNED else
-      gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-  LINES: gl.constexpr = N if not TURNED else HEAD
-  EACH: gl.constexpr = min(LINES, 4096 // (HEAD if not TURNED else N))
+  LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
   ASM: gl.constexpr = _number_text(KIND, smem.dtype.name)
-  rows = gl.arange(0, N if TURNED else EACH, gl.SliceLayout(1, LAYOUT))
-  for line in gl.static_range(0, LINES, EACH):
-    x = gl.inline_asm_elementwise(
-        ASM, "=r,=r,r", [bytes_.slice(line, EACH, AXIS).load(LAYOUT)],
-        smem.dtype, True, 4)
-    if CUT:
-      behind = left if TURNED else left - line
-      x = gl.where((rows < behind)[:, None], x, 0.0)
-    smem.slice(line, EACH, AXIS).store(x)
+  source = bytes_.reinterpret(
+      gl.uint8, [WIDTH // BLOCK * CHUNKS, EACH, BLOCK],
+      gl.NVMMASharedLayout(BLOCK, 8, rank=2))
+  target = smem.reinterpret(smem.dtype, [WIDTH // COLS * CHUNKS, EACH, COLS],
+                            gl.NVMMASharedLayout(128, 16, rank=2))
+  lines = gl.arange(0, EACH, gl.SliceLayout(1, LAYOUT))[:, None]
+  cols = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))[None, :]
+  for chunk in range(decode_hopper._again(gl.to_tensor(CHUNKS))):
+    for col in gl.static_range(0, WIDTH, COLS):
+      part = source.index(col // BLOCK * CHUNKS + chunk)
+      x = gl.inline_asm_elementwise(
+          ASM, "=r,=r,r", [part.slice(col % BLOCK, COLS, dim=1).load(LAYOUT)],
+          smem.dtype, True, 4)
+      if CUT:
+        rows = col + cols if TURNED else chunk * EACH + lines
+        x = gl.where(rows < left, x, 0.0)
+      target.index(col // COLS * CHUNKS + chunk).store(x)
 
 
 @gluon.jit
@@ -661,6 +698,52 @@ def _convert(bytes_, keys, scales, table, last_tile, steps, stop,
 
 
 @gluon.jit
+def store_rows(acc, m, norm, rows, free, unit, out_scale, has_sink, sinks, out,
+               lse, parts_out, parts_lse, hdim_v, tokens, parts, flags,
+               w: gl.constexpr, ROWS: gl.constexpr, DV: gl.constexpr,
+               TAIL: gl.constexpr):
+  """Divides a warpgroup's rows by their sums, and stores them.
+
+  unit: what turns m into base 2. free: where 64 rows may be put to store 16
+  bytes at a time.
+  """
+  # Found once more, rather than kept in registers all the while.
+  rows = Rows(decode_hopper._again(rows.first), rows.left, rows.query,
+              rows.head, rows.group, rows.nhead_q)
+  query, head, row, live = row_at(rows, w * 64, 64, ROWS)
+  # In base 2, with the sink, which is a key without a value.
+  m = m * unit
+  if has_sink:
+    sink = gl.load(sinks + head) * scores.LOG2E
+    m_new = gl.maximum(m, sink)
+    shift = gl.where(m_new == float("-inf"), 0.0, m_new)
+    alpha = gl.exp2(m - shift)
+    norm = norm * alpha + gl.exp2(sink - shift)
+    acc = parts_hopper.scale_rows(acc, alpha, DV, TAIL)
+    m = m_new
+  any_key = norm != 0.0
+  norm = gl.where(any_key, norm, 1.0)
+  acc = parts_hopper.scale_rows(
+      acc, gl.where(any_key, out_scale / norm, 0.0), DV, TAIL)
+  row_lse = gl.where(any_key, m * scores.LN2 + gl.log(norm), float("-inf"))
+  if parts > 1:
+    gl.store(parts_lse + row, row_lse, mask=live)
+    _store_part(parts_out, acc.main, row, live, hdim_v, 0)
+    if TAIL > 0:
+      _store_part(parts_out, acc.tail, row, live, hdim_v, DV)
+  else:
+    if (flags & attend.LSE) != 0:
+      gl.store(lse + (head * tokens + query), row_lse, mask=live)
+    gl.barrier()
+    free.slice(0, DV, dim=1).store(acc.main.to(free.dtype))
+    if TAIL > 0:
+      free.slice(DV, TAIL, dim=1).store(acc.tail.to(free.dtype))
+    gl.barrier()
+    _store_part(out, free.load(hopper.rows_layout(DV + TAIL)), row, live,
+                hdim_v, 0)
+
+
+@gluon.jit
 def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
              BOX: gl.constexpr, STAGES: gl.constexpr,
              TURNS: gl.constexpr, FEATURES: gl.constexpr):
@@ -672,7 +755,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
   DV: gl.constexpr = keys.v.main.shape[2]
   TAIL: gl.constexpr = HEAD - DV
   TURN: gl.constexpr = w if TURNS else -1
-  own = _row(rows, w * 64, 64, ROWS)
+  own = row_at(rows, w * 64, 64, ROWS)
   query = own[0]
   # Here, where what waits for them does not wait for the queries as well.
   scale = terms.scale
@@ -697,28 +780,24 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
   if steps > 0:
     # All this is asked for before the keys, behind which it would wait.
     q_rows = q_smem.index(w)
-    _load_queries(q, hdim, rows, w, q_rows, HEAD)
-    absent = _any_absent(
+    load_queries(q, hdim, rows, w, q_rows, HEAD)
+    absent = any_absent(
         table, gl.maximum((last_tile - steps) * N, low) // table.page_size,
         (gl.minimum(last_tile * N, window.len_k) + table.page_size - 1)
         // table.page_size)
     async_copy.wait_group(0)
     if scale < 0:
-      gl.barrier()
-      for row in gl.static_range(0, 64, CHUNK):
-        chunk = q_rows.slice(row, CHUNK)
-        chunk.store(-chunk.load(hopper.rows_layout(HEAD)))
+      negate(q_rows)
     fence_async_shared()
     gl.barrier()
-    q_tile = parts_hopper.tile(
-        parts_hopper.Parts(q_smem, q_smem), w, 64, HEAD, 0)
+    q_tile = rows_of(q_smem, w, HEAD)
     mbarrier.wait(keys.k_full.index(0), 0)
     s = parts_hopper.product(
         q_tile, parts_hopper.tile(keys.k, 0, N, HEAD, 0), 64, N, 0)
     s = warpgroup_mma_wait(0, deps=[s])
     tile = last_tile - 1
     e, m, _ = fwd_hopper.exponentials(
-        s, m, 0, tile, _window_of(seen, table, absent, tile, N, BOX), terms,
+        s, m, 0, tile, window_of(seen, table, absent, tile, N, BOX), terms,
         keys, 0, N, STAGES, 0, True, FEATURES)
     norm = gl.sum(e, 1)
     e = fwd_hopper.by_value(e, keys, 0, N, STAGES, FEATURES)
@@ -735,7 +814,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
         tile = last_tile - 1 - step
         acc, p, m, norm = fwd_hopper.pipelined_step(
             acc, p, m, norm, q_tile, keys, step, tile, 0,
-            _window_of(seen, table, absent, tile, N, BOX), terms, N, HEAD, 0,
+            window_of(seen, table, absent, tile, N, BOX), terms, N, HEAD, 0,
             DV, TAIL, STAGES, 0, True, FEATURES, turns, TURN)
       for step in range(right, whole):
         acc, p, m, norm = fwd_hopper.pipelined_step(
@@ -750,41 +829,10 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
         acc, p, parts_hopper.tile(keys.v, i, N, DV, TAIL), TAIL)
     acc = parts_hopper.wait(0, acc, TAIL)
 
-  # Found once more, rather than kept in registers all the while.
-  rows = Rows(decode_hopper._again(rows.first), rows.left, rows.query,
-              rows.head, rows.group, rows.nhead_q)
-  query, head, row, live = _row(rows, w * 64, 64, ROWS)
-  # In base 2, with the sink, which is a key without a value.
-  m = m * fwd_hopper.unit_of(terms, FEATURES)
-  if has_sink:
-    sink = gl.load(sinks + head) * scores.LOG2E
-    m_new = gl.maximum(m, sink)
-    shift = gl.where(m_new == float("-inf"), 0.0, m_new)
-    alpha = gl.exp2(m - shift)
-    norm = norm * alpha + gl.exp2(sink - shift)
-    acc = parts_hopper.scale_rows(acc, alpha, DV, TAIL)
-    m = m_new
-  any_key = norm != 0.0
-  norm = gl.where(any_key, norm, 1.0)
-  acc = parts_hopper.scale_rows(
-      acc, gl.where(any_key, out_scale / norm, 0.0), DV, TAIL)
-  row_lse = gl.where(any_key, m * scores.LN2 + gl.log(norm), float("-inf"))
-  if parts > 1:
-    gl.store(parts_lse + row, row_lse, mask=live)
-    _store_part(parts_out, acc.main, row, live, hdim_v, 0)
-    if TAIL > 0:
-      _store_part(parts_out, acc.tail, row, live, hdim_v, DV)
-  else:
-    if (flags & attend.LSE) != 0:
-      gl.store(lse + (head * tokens + query), row_lse, mask=live)
-    # By way of where the queries were, to store 16 bytes at a time.
-    free = q_smem.index(w)
-    gl.barrier()
-    free.slice(0, DV, dim=1).store(acc.main.to(q_smem.dtype))
-    if TAIL > 0:
-      free.slice(DV, TAIL, dim=1).store(acc.tail.to(q_smem.dtype))
-    gl.barrier()
-    _store_part(out, free.load(hopper.rows_layout(HEAD)), row, live, hdim_v, 0)
+  store_rows(acc, m, norm, rows, q_smem.index(w),
+             fwd_hopper.unit_of(terms, FEATURES), out_scale, has_sink, sinks,
+             out, lse, parts_out, parts_lse, hdim_v, tokens, parts, flags, w,
+             ROWS, DV, TAIL)
 
 
 @gluon.jit
@@ -799,7 +847,7 @@ def _store_part(base, x, row, live, hdim, first):
 
 
 @gluon.constexpr_function
-def _divided(head, box, flags, kind):
+def divided(head, box, flags, kind):
   """Whether a box is of all columns, which then are whole runs of 64."""
   return (box < 64 < head and kind < 0
           and not flags & (attend.SHUFFLED.value | attend.PARTIAL.value))
@@ -808,14 +856,14 @@ def _divided(head, box, flags, kind):
 def tensor_maps(function, constants):
   """TMA maps of a kernel by argument, of views [page, head, token, dim].
 
-  Or [head, eight tokens, 64 columns, token, column], if they are `_divided`.
+  Or [head, eight tokens, 64 columns, token, column], if they are `divided`.
   """
   assert function == "paged_attend", function
   element, size = ("u8", 1) if constants["KIND"] >= 0 else ("dtype", 2)
   cols = min(constants["HEAD"], 128 // size)
   block = 1, 1, constants["BOX"], cols
-  if _divided.fn(constants["HEAD"], constants["BOX"], constants["FLAGS"],
-                 constants["KIND"]):
+  if divided.fn(constants["HEAD"], constants["BOX"], constants["FLAGS"],
+                constants["KIND"]):
     block = 1, constants["BOX"] // 8, constants["HEAD"] // cols, 8, cols
   shuffled = attend.SHUFFLED.value & constants["FLAGS"]
   return {f"{side}_desc": None if shuffled else TensorMap(
@@ -873,10 +921,10 @@ def paged_attend(
     share = count * 1.0
   else:
     if splits > 1:
-      share = programs / (nhead_k * gl.maximum(gl.sum(_tiles_of_batch(
+      share = programs / (nhead_k * gl.maximum(gl.sum(tiles_of_batch(
           lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
           window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
-    index, start, len_q, row0 = _find_rows(
+    index, start, len_q, row0 = find_rows(
         slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M,
         FLAGS)
   left = gl.maximum(len_q * group - row0, 0)
@@ -884,7 +932,7 @@ def paged_attend(
   rows = Rows(row0, left, query, head * group, group, nhead_q)
   # Of the tile's first query; the rest of an address has 32 bits.
   row = (start + query).to(gl.int64) * nhead_q
-  first, _, offset, low, stop, first_tile, last_tile = _find_keys(
+  first, _, offset, low, stop, first_tile, last_tile = find_keys(
       index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
       width, pages, page_size, group, window_left, window_right, split, count,
       share, flags, TILE_N, FLAGS)
@@ -908,7 +956,7 @@ def paged_attend(
   if ONE_AXIS and (split == count - 1) & (count < splits):
     # As attend.py ends them.
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    at = _row(rows, 0, TILE_M, LAYOUT)
+    at = row_at(rows, 0, TILE_M, LAYOUT)
     end = gl.where(count > 1, count, 0).to(gl.int64) * tokens * nhead_q + row
     gl.store(parts_lse + end + at[2],
              gl.full([TILE_M], float("inf"), gl.float32, LAYOUT), mask=at[3])
@@ -919,8 +967,8 @@ def paged_attend(
 
   SHUFFLED: gl.constexpr = attend.SHUFFLED & FLAGS
   WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-  DIVIDED: gl.constexpr = _divided(HEAD, BOX, FLAGS, KIND)
-  OF_KEYS: gl.constexpr = _by_eights(TILE_N, HEAD) if DIVIDED else WIDE
+  DIVIDED: gl.constexpr = divided(HEAD, BOX, FLAGS, KIND)
+  OF_KEYS: gl.constexpr = by_eights(TILE_N, HEAD) if DIVIDED else WIDE
   OF_VALUES: gl.constexpr = OF_KEYS if DIVIDED else gl.NVMMASharedLayout(
       128, 16, rank=2, transposed=SHUFFLED != 0)
   dtype: gl.constexpr = q.dtype.element_ty
@@ -1025,10 +1073,10 @@ def paged_attend(
     values = Values(
         v_cache + v_start + head.to(gl.int64) * v_head, v_page, v_token, hdim_v,
         v_smem.reinterpret(dtype, [CHUNKS, CHUNK, WIDTH],
-                           _by_eights(CHUNK, HEAD) if DIVIDED else WIDE))
+                           by_eights(CHUNK, HEAD) if DIVIDED else WIDE))
     produce = (k_desc, v_desc, k_page // (8 * k_token),
-               v_page // (8 * v_token), keys, _boxes_of(k_smem, k_desc),
-               _boxes_of(v_smem, v_desc), begun, pages_of, values, head,
+               v_page // (8 * v_token), keys, boxes_of(k_smem, k_desc),
+               boxes_of(v_smem, v_desc), begun, pages_of, values, head,
                last_tile, steps, stop, offset + len_q)
     if WARPGROUPS == 1:
       gl.warp_specialize([

@@ -1,0 +1,624 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of chunks over paged caches by Hopper blocks that walk, in Gluon.
+
+prefill_hopper.py's blocks, of which there is one a multiprocessor, and each
+goes from tile to tile of rows. A warp scouts: it takes the next tile that no
+block has and finds its rows and keys, up to PLACES tiles ahead; a second copies
+queries, a third keys and values. So what comes before a tile's first product is
+hidden, and its first scores run while the result of the one before is stored.
+
+Tiles are handed out by a counter, in the order in which a grid would have them:
+the longest first, whatever lengths the sequences have.
+"""
+
+from typing import NamedTuple
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from third_party.aiter.kernels.core import hopper
+from third_party.aiter.kernels.mha import (
+    fwd_hopper,
+    parts_hopper,
+    scores_hopper,
+)
+from third_party.aiter.kernels.paged import attend
+from third_party.aiter.kernels.paged import prefill_hopper as prefill
+
+# Tiles that have a place at a time; and room for one, in words.
+PLACES = gl.constexpr(4)
+_WORDS = gl.constexpr(32)
+
+
+def tensor_maps(function, constants):
+  """prefill_hopper.py's, of caches of the queries' type."""
+  return prefill.tensor_maps(
+      function, {**constants, "KIND": attend.NO_BYTES.value})
+
+
+class Place(NamedTuple):
+  """A tile of rows, in words of shared memory: where it is, what it sees.
+
+  A tile sees at least one of keys, if only to see nothing; one of no steps is
+  behind the last.
+  """
+  steps: tl.tensor
+  last_tile: tl.tensor  # Tiles of keys, from the last one down.
+  full_lo: tl.tensor  # Those that all rows see.
+  full_hi: tl.tensor
+  row0: tl.tensor
+  left: tl.tensor  # Rows of the sequence from row0 on.
+  head: tl.tensor  # Of the cache.
+  index: tl.tensor  # The sequence,
+  start: tl.tensor  # its first token,
+  offset: tl.tensor  # its first query's key,
+  low: tl.tensor  # the first key that the first row sees,
+  length: tl.tensor  # its keys,
+  stop: tl.tensor  # what the last row sees of them,
+  begin: tl.tensor  # its first page in a table with indptr.
+  split: tl.tensor
+  scale: tl.tensor  # Of scores and of values: the bits of float32.
+  out_scale: tl.tensor
+  absent: tl.tensor  # Whether a page is; known when the queries are there.
+
+
+class Work(NamedTuple):
+  """What tiles are found in: arguments of the kernel."""
+  lengths: attend.Lengths
+  table: tl.tensor
+  indptr: tl.tensor
+  cu_seqlens: tl.tensor
+  tokens: tl.tensor
+  batch: tl.tensor
+  seqlen_q: tl.tensor
+  nhead_q: tl.tensor
+  nhead_k: tl.tensor
+  group: tl.tensor
+  pages: tl.tensor
+  page_size: tl.tensor
+  width: tl.tensor
+  splits: tl.tensor
+  programs: tl.tensor
+  window_left: tl.tensor
+  window_right: tl.tensor
+  flags: tl.tensor
+
+
+class Passed(NamedTuple):
+  """What the warps pass on: a ring of places and one of tiles of queries."""
+  places: tl.tensor
+  found: tl.tensor
+  done: tl.tensor  # By the consumers, as the queries in their ring are.
+  queries: tl.tensor
+  full: tl.tensor
+
+
+@gluon.jit
+def _write(places, i, place):
+  lanes = gl.arange(0, _WORDS, gl.BlockedLayout([1], [32], [1], [0]))
+  words = lanes * 0
+  for k in gl.static_range(len(Place._fields)):
+    words = gl.where(lanes == k, place[k], words)
+  places.index(i).store(words)
+
+
+@gluon.jit
+def _at(places, i, k: gl.constexpr):
+  """Where the k-th word of a place lies."""
+  words = places.reinterpret(
+      gl.int32, [places.shape[0] * _WORDS, 1],
+      gl.SwizzledSharedLayout(1, 1, 1, [0]))
+  return words.index(i * _WORDS + k)
+
+
+@gluon.jit
+def _word(places, i, k: gl.constexpr):
+  LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+  return gl.max(_at(places, i, k).load(LAYOUT), 0)
+
+
+@gluon.jit
+def _read(places, i):
+  return Place(
+      _word(places, i, 0), _word(places, i, 1), _word(places, i, 2),
+      _word(places, i, 3), _word(places, i, 4), _word(places, i, 5),
+      _word(places, i, 6), _word(places, i, 7), _word(places, i, 8),
+      _word(places, i, 9), _word(places, i, 10), _word(places, i, 11),
+      _word(places, i, 12), _word(places, i, 13), _word(places, i, 14),
+      _word(places, i, 15), _word(places, i, 16), _word(places, i, 17))
+
+
+@gluon.jit
+def rows_of(at, work):
+  """The prefill.Rows of a place."""
+  return prefill.Rows(at.row0, at.left, at.row0 // work.group,
+                      at.head * work.group, work.group, work.nhead_q)
+
+
+@gluon.jit
+def table_of(at, work):
+  first = at.index.to(gl.int64) * work.width
+  if (work.flags & attend.INDPTR) != 0:
+    first = at.begin.to(gl.int64)
+  return prefill.Table(work.table + first, work.pages, work.page_size)
+
+
+@gluon.jit
+def share_of(work, lanes, TILE_M: gl.constexpr, N: gl.constexpr,
+             FLAGS: gl.constexpr):
+  """Programs that a tile of keys is worth, where keys are divided."""
+  share = 0.0
+  if work.splits > 1:
+    share = work.programs / (work.nhead_k * gl.maximum(gl.sum(
+        prefill.tiles_of_batch(
+            lanes, work.cu_seqlens, work.lengths, work.batch, work.seqlen_q,
+            work.group, work.window_left, work.window_right, work.flags, TILE_M,
+            N, FLAGS), 0), 1.0))
+  return share
+
+
+@gluon.jit
+def place_of(work, slot, head, split, share, lanes, k_scale, v_scale, scale,
+             TILE_M: gl.constexpr, N: gl.constexpr, FLAGS: gl.constexpr):
+  """The Place of a slot of rows; `absent` is not known yet."""
+  index, start, len_q, row0 = prefill.find_rows(
+      slot, lanes, work.cu_seqlens, work.batch, work.tokens, work.seqlen_q,
+      work.group, work.flags, TILE_M, FLAGS)
+  left = gl.maximum(len_q * work.group - row0, 0)
+  rows = gl.minimum(TILE_M, left)
+  first, _, offset, low, stop, first_tile, last_tile = prefill.find_keys(
+      index, row0, rows, len_q, work.lengths, work.indptr, work.batch,
+      work.width, work.pages, work.page_size, work.group, work.window_left,
+      work.window_right, split, work.splits, share, work.flags, N, FLAGS)
+  last_tile = gl.maximum(last_tile, first_tile + 1)
+  full_lo = 0
+  full_hi = stop
+  if (work.flags & attend.WINDOW) != 0:
+    last = (row0 + rows - 1) // work.group
+    full_lo = gl.maximum(offset + last - work.window_left, 0)
+    full_hi = gl.minimum(
+        stop, offset + row0 // work.group + work.window_right + 1)
+  return Place(
+      last_tile - first_tile, last_tile, (full_lo + N - 1) // N,
+      gl.maximum(full_hi, 0) // N, row0, left, head, index, start, offset,
+      low, offset + len_q, stop, first.to(gl.int32), split,
+      (scale * gl.load(k_scale)).to(gl.int32, bitcast=True),
+      gl.load(v_scale).to(gl.int32, bitcast=True), 0)
+
+
+@gluon.jit
+def any_absent(at, work, N: gl.constexpr):
+  """Whether a page of those that a tile sees is absent."""
+  return prefill.any_absent(
+      table_of(at, work),
+      gl.maximum((at.last_tile - at.steps) * N, at.low) // work.page_size,
+      (gl.minimum(at.last_tile * N, at.stop) + work.page_size - 1)
+      // work.page_size)
+
+
+@gluon.jit
+def _copy_queries(q, hdim, rows, own, chunks, places_of_rows,
+                  TILE_M: gl.constexpr, HEAD: gl.constexpr):
+  """Starts to copy a tile's rows, with zeros behind their columns, by a warp.
+
+  own: the tile's first warpgroup in the ring.
+  """
+  CHUNK: gl.constexpr = prefill.CHUNK
+  WIDTH: gl.constexpr = chunks.shape[2]
+  PARTS: gl.constexpr = HEAD // WIDTH
+  EACH: gl.constexpr = 64 // CHUNK  # Chunks of a warpgroup's part.
+  WARP: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+  LAYOUT: gl.constexpr = prefill.copy_layout(1)
+  # A row is found by one lane, not by each that copies of it.
+  _, _, row, live = prefill.row_at(rows, 0, TILE_M, WARP)
+  places_of_rows.reinterpret(
+      gl.int32, [TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0])).store(
+          gl.where(live, row, -1))
+  gl.barrier()
+  cols = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
+  for c in range(TILE_M // CHUNK):
+    at = places_of_rows.index(c).load(gl.SliceLayout(1, LAYOUT))
+    base = q + (gl.maximum(at, 0) * hdim)[:, None] + cols[None, :]
+    chunk = (own + c // EACH) * PARTS * EACH + c % EACH
+    for part in gl.static_range(PARTS):
+      async_copy.async_load(
+          chunks.index(chunk + part * EACH), base + part * WIDTH,
+          mask=(at >= 0)[:, None] & (part * WIDTH + cols < hdim)[None, :])
+  async_copy.commit_group()
+
+
+@gluon.jit
+def _scout(args, TILE_M: gl.constexpr, N: gl.constexpr, FLAGS: gl.constexpr):
+  """Takes tile after tile, and finds what there is to do."""
+  (work, passed, k_scale, v_scale, k_scale_head, v_scale_head, scale,
+   counter) = args
+  lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [1], [0]))
+  share = share_of(work, lanes, TILE_M, N, FLAGS)
+  slots = work.batch * ((work.seqlen_q * work.group + TILE_M - 1) // TILE_M)
+  if (work.flags & attend.CU_SEQLENS) != 0:
+    slots = work.tokens * work.group // TILE_M + work.batch + 1
+  tiles = slots * work.nhead_k
+  count = tiles * work.splits
+  blocks = gl.num_programs(0)
+  item = gl.program_id(0)
+  i = 0
+  while item < count:
+    following = count
+    if blocks < count:
+      following = blocks + gl.atomic_add(counter, 1, sem="relaxed")
+    split = item // tiles
+    item -= split * tiles
+    head = item % work.nhead_k
+    at = place_of(
+        work, slots - 1 - item // work.nhead_k, head, split, share, lanes,
+        k_scale + head.to(gl.int64) * k_scale_head,
+        v_scale + head.to(gl.int64) * v_scale_head, scale, TILE_M, N, FLAGS)
+    if at.left > 0:
+      slot, phase = hopper.ring(i, PLACES)
+      mbarrier.wait(passed.done.index(slot), phase ^ 1)
+      _write(passed.places, slot, at)
+      gl.barrier()
+      mbarrier.arrive(passed.found.index(slot))
+      i += 1
+    item = following
+  slot, phase = hopper.ring(i, PLACES)
+  mbarrier.wait(passed.done.index(slot), phase ^ 1)
+  passed.places.index(slot).store(
+      gl.zeros([_WORDS], gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+  gl.barrier()
+  mbarrier.arrive(passed.found.index(slot))
+
+
+@gluon.jit
+def _next(passed, i):
+  """Waits for the i-th place: (its number, its steps)."""
+  slot, phase = hopper.ring(i, PLACES)
+  mbarrier.wait(passed.found.index(slot), phase)
+  return slot, _word(passed.places, slot, 0)
+
+
+@gluon.jit
+def _wait_for_room(passed, i, QUERIES: gl.constexpr):
+  """Waits until the tile is done whose queries the i-th one's replace."""
+  if i >= QUERIES:
+    before, phase = hopper.ring(i - QUERIES, PLACES)
+    mbarrier.wait(passed.done.index(before), phase)
+
+
+@gluon.jit
+def _produce_queries(args, TILE_M: gl.constexpr, N: gl.constexpr,
+                     HEAD: gl.constexpr, QUERIES: gl.constexpr):
+  """Copies the queries of each place, and looks whether pages are absent."""
+  work, passed, q, hdim, chunks, places_of_rows = args
+  WARPGROUPS: gl.constexpr = TILE_M // 64
+  i = 0
+  slot, steps = _next(passed, 0)
+  while steps > 0:
+    at = _read(passed.places, slot)
+    own = i % QUERIES
+    _wait_for_room(passed, i, QUERIES)
+    rows = rows_of(at, work)
+    row = (at.start + rows.query).to(gl.int64) * work.nhead_q
+    _copy_queries(q + row * hdim, hdim, rows, own * WARPGROUPS, chunks,
+                  places_of_rows, TILE_M, HEAD)
+    absent = any_absent(at, work, N)
+    _at(passed.places, slot, len(Place._fields) - 1).store(gl.full(
+        [1], absent.to(gl.int32), gl.int32,
+        gl.BlockedLayout([1], [32], [1], [0])))
+    async_copy.wait_group(0)
+    if at.scale < 0:  # The sign of a float32 is that of its bits.
+      for w in gl.static_range(WARPGROUPS):
+        prefill.negate(passed.queries.index(own * WARPGROUPS + w))
+    fence_async_shared()
+    gl.barrier()
+    mbarrier.arrive(passed.full.index(own))
+    i += 1
+    slot, steps = _next(passed, i)
+  _wait_for_room(passed, i, QUERIES)
+  mbarrier.arrive(passed.full.index(i % QUERIES))
+
+
+@gluon.jit
+def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
+             STAGES: gl.constexpr, KEYS: gl.constexpr, VALUES: gl.constexpr):
+  """Copies the tile of keys, of values, or both, of every step."""
+  (work, passed, k_desc, v_desc, k_eights, v_eights, keys, k_boxes, v_boxes,
+   values, v_head) = args
+  i = 0
+  use = 0
+  slot, steps = _next(passed, 0)
+  while steps > 0:
+    at = _read(passed.places, slot)
+    table = table_of(at, work)
+    own = prefill.Values(values.data + at.head.to(gl.int64) * v_head,
+                         values.page, values.token, values.hdim, values.chunks)
+    for step in range(steps):
+      first = (at.last_tile - 1 - step) * N
+      ki, phase = hopper.ring(use, STAGES)
+      # Numbers of pages are under way while the tile before is in use.
+      pages = prefill.box_pages(table, first, at.stop, N, BOX)
+      if KEYS:
+        prefill.copy_tile(
+            k_desc, k_eights, k_boxes, keys.k_empty.index(ki),
+            keys.k_full.index(ki), ki, phase, pages, table, own, at.head, first,
+            at.stop, at.length, N, HEAD, BOX, False)
+      if VALUES:
+        # What lies behind the last key may be NaN, and 0 * NaN is NaN.
+        prefill.copy_tile(
+            v_desc, v_eights, v_boxes, keys.v_empty.index(ki),
+            keys.v_full.index(ki), ki, phase, pages, table, own, at.head, first,
+            at.stop, at.length, N, HEAD, BOX, True)
+      use += 1
+    i += 1
+    slot, steps = _next(passed, i)
+
+
+@gluon.jit
+def terms_of(at, cap):
+  """A scale below 0 has turned the queries; that of 0 changes nothing."""
+  scale = gl.abs(at.scale.to(gl.float32, bitcast=True))
+  return prefill.Terms(gl.maximum(scale, 1e-30), cap, 0.0)
+
+
+@gluon.jit
+def seen_of(at, work, w: gl.constexpr, N: gl.constexpr):
+  """The window of a warpgroup's rows, whose positions are no line's."""
+  ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
+  rows = rows_of(at, work)
+  query = prefill.row_at(rows, w * 64, 64, ROWS)[0]
+  place = gl.arange(0, 64, ROWS)
+  return scores_hopper.Window(
+      (query - place + (at.offset + rows.query))[:, None], work.window_left,
+      work.window_right, 0, 0, at.stop)
+
+
+@gluon.jit
+def _start(passed, keys, i, use, w: gl.constexpr, WARPGROUPS: gl.constexpr,
+           N: gl.constexpr, HEAD: gl.constexpr, STAGES: gl.constexpr):
+  """Starts the first scores of a place's tile, whose keys are `use`'s."""
+  ki, phase = hopper.ring(use, STAGES)
+  q = prefill.rows_of(passed.queries, i * WARPGROUPS + w, HEAD)
+  mbarrier.wait(keys.k_full.index(ki), phase)
+  return parts_hopper.product(
+      q, parts_hopper.tile(keys.k, ki, N, HEAD, 0), 64, N, 0)
+
+
+@gluon.jit
+def _begin(s, at, work, keys, use, cap, w: gl.constexpr, dtype: gl.constexpr,
+           N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
+           STAGES: gl.constexpr, FEATURES: gl.constexpr):
+  """(weights, maximum, sum) of a tile's first scores."""
+  ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
+  s = warpgroup_mma_wait(0, deps=[s])
+  m = gl.full([64], float("-inf"), gl.float32, ROWS)
+  tile = at.last_tile - 1
+  window = prefill.window_of(seen_of(at, work, w, N), table_of(at, work),
+                             at.absent != 0, tile, N, BOX)
+  e, m, _ = fwd_hopper.exponentials(
+      s, m, 0, tile, window, terms_of(at, cap), keys, use, N, STAGES, 0, True,
+      FEATURES)
+  return parts_hopper.operand(e, dtype, HEAD), m, gl.sum(e, 1)
+
+
+@gluon.jit
+def end(acc, m, norm, at, work, free, results, sinks, sinks_step, cap,
+         w: gl.constexpr, N: gl.constexpr, HEAD: gl.constexpr,
+         FEATURES: gl.constexpr):
+  """Divides a warpgroup's rows by their sums, and stores them."""
+  out, hdim_v, lse, parts, parts_lse = results
+  ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
+  rows = rows_of(at, work)
+  token = at.start + rows.query
+  first = token.to(gl.int64) * work.nhead_q
+  has_sink = (((work.flags & attend.SINK) != 0) & (at.split == 0)
+              & (at.index < work.batch))
+  prefill.store_rows(
+      acc, m, norm, rows, free, fwd_hopper.unit_of(terms_of(at, cap), FEATURES),
+      at.out_scale.to(gl.float32, bitcast=True), has_sink,
+      sinks + at.index * sinks_step, out + first * hdim_v, lse + token,
+      parts + (at.split.to(gl.int64) * work.tokens * work.nhead_q + first)
+      * hdim_v,
+      parts_lse + (at.split.to(gl.int64) * work.tokens * work.nhead_q + first),
+      hdim_v, work.tokens, work.splits, work.flags, w, ROWS, HEAD, 0)
+
+
+@gluon.jit
+def _consume(w: gl.constexpr, args, WARPGROUPS: gl.constexpr, N: gl.constexpr,
+             HEAD: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+             QUERIES: gl.constexpr, TURNS: gl.constexpr,
+             FEATURES: gl.constexpr):
+  """Computes 64 rows of each tile, an online softmax over the keys."""
+  work, passed, keys, turns, out_smem, results, sinks, sinks_step, cap = args
+  TURN: gl.constexpr = w if TURNS else -1
+  dtype: gl.constexpr = passed.queries.dtype
+  mbarrier.wait(passed.full.index(0), 0)
+  steps = _word(passed.places, 0, 0)
+  if steps > 0:
+    i = 0
+    use = 0
+    s = _start(passed, keys, 0, 0, w, WARPGROUPS, N, HEAD, STAGES)
+    p, m, norm = _begin(s, _read(passed.places, 0), work, keys, 0, cap, w,
+                        dtype, N, HEAD, BOX, STAGES, FEATURES)
+    while steps > 0:
+      slot = i % PLACES
+      own = i % QUERIES * WARPGROUPS + w
+      at = _read(passed.places, slot)
+      absent = at.absent != 0
+      terms = terms_of(at, cap)
+      seen = seen_of(at, work, w, N)
+      table = table_of(at, work)
+      q = prefill.rows_of(passed.queries, own, HEAD)
+      acc = parts_hopper.zeros(64, HEAD, 0)
+      # As in prefill_hopper.py.
+      right = gl.minimum(gl.maximum(at.last_tile - at.full_hi, 1), steps)
+      right = gl.where(absent, steps, right)
+      whole = gl.minimum(gl.maximum(at.last_tile - at.full_lo, right), steps)
+      begin = gl.to_tensor(1)
+      for _ in range(gl.where(whole < steps, 2, 1)):
+        for step in range(begin, right):
+          tile = at.last_tile - 1 - step
+          acc, p, m, norm = fwd_hopper.pipelined_step(
+              acc, p, m, norm, q, keys, use + step, tile, 0,
+              prefill.window_of(seen, table, absent, tile, N, BOX), terms, N,
+              HEAD, 0, HEAD, 0, STAGES, 0, True, FEATURES, turns, TURN)
+        for step in range(right, whole):
+          acc, p, m, norm = fwd_hopper.pipelined_step(
+              acc, p, m, norm, q, keys, use + step, at.last_tile - 1 - step, 0,
+              seen, terms, N, HEAD, 0, HEAD, 0, STAGES, 0, False, FEATURES,
+              turns, TURN)
+        begin = whole
+        right = steps
+      use += steps
+      vi, v_phase = hopper.ring(use - 1, STAGES)
+      mbarrier.wait(keys.v_full.index(vi), v_phase)
+      v = parts_hopper.tile(keys.v, vi, N, HEAD, 0)
+      free = out_smem.index(w)
+      following = (i + 1) % PLACES
+      qi, phase = hopper.ring(i + 1, QUERIES)
+      mbarrier.wait(passed.full.index(qi), phase)
+      steps = _word(passed.places, following, 0)
+      if steps > 0:
+        if TURN >= 0:
+          mbarrier.wait(turns.index(TURN), (use + TURN) & 1)
+        done = parts_hopper.accumulate(acc, p, v, 0)
+        ahead = _start(passed, keys, qi, use, w, WARPGROUPS, N, HEAD, STAGES)
+        if TURN >= 0:
+          mbarrier.arrive(turns.index(1 - TURN))
+        done = parts_hopper.wait(1, done, 0)
+        mbarrier.arrive(keys.v_empty.index(vi))
+        end(done, m, norm, _read(passed.places, slot), work, free, results,
+             sinks, sinks_step, cap, w, N, HEAD, FEATURES)
+        gl.barrier()
+        mbarrier.arrive(passed.done.index(slot))
+        p, m, norm = _begin(ahead, _read(passed.places, following), work, keys,
+                            use, cap, w, dtype, N, HEAD, BOX, STAGES, FEATURES)
+      else:
+        done = parts_hopper.wait(0, parts_hopper.accumulate(acc, p, v, 0), 0)
+        end(done, m, norm, _read(passed.places, slot), work, free, results,
+             sinks, sinks_step, cap, w, N, HEAD, FEATURES)
+      i += 1
+
+
+@gluon.jit
+def paged_attend(
+    k_desc, v_desc, q, v_cache, out, lse, parts, parts_lse, k_scale, v_scale,
+    sinks, table, indptr, lengths, cu_seqlens, counter, k_page, k_token,
+    k_scale_head, v_start, v_page, v_head, v_token, v_scale_head, tokens, batch,
+    seqlen_q, nhead_q, nhead_k, group, hdim, hdim_v, pages, page_size, width,
+    splits, programs, window_left, window_right, sinks_step, softmax_scale,
+    logits_soft_cap, flags,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+    FLAGS: gl.constexpr, FEATURES: gl.constexpr, BOX: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr, TURNS: gl.constexpr = 0,
+):
+  """prefill_hopper.py's paged_attend of caches of the queries' type.
+
+  counter: tiles that blocks have taken beside their first; 0 at first.
+  QUERIES: tiles whose queries have a place in shared memory.
+
+  Grid: blocks, at most as many as tiles, which share them.
+  """
+  WARPGROUPS: gl.constexpr = TILE_M // 64
+  gl.static_assert(WARPGROUPS == 2 and 1 < QUERIES and QUERIES < PLACES)
+  if not attend.PARTIAL & FLAGS:
+    hdim = HEAD
+    hdim_v = HEAD
+  gdc_launch_dependents()
+  OF_SCORES: gl.constexpr = FEATURES | fwd_hopper.BOXES
+  WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+  DIVIDED: gl.constexpr = prefill.divided(HEAD, BOX, FLAGS, attend.NO_BYTES)
+  OF_KEYS: gl.constexpr = prefill.by_eights(TILE_N, HEAD) if DIVIDED else WIDE
+  LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+  CHUNK: gl.constexpr = prefill.CHUNK
+  COLS: gl.constexpr = prefill.COLS
+  dtype: gl.constexpr = q.dtype.element_ty
+  q_smem = gl.allocate_shared_memory(dtype, [QUERIES * WARPGROUPS, 64, HEAD],
+                                     WIDE)
+  k_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, HEAD], OF_KEYS)
+  v_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, HEAD], OF_KEYS)
+  places = gl.allocate_shared_memory(gl.int32, [PLACES, _WORDS], LINE)
+  places_of_rows = gl.allocate_shared_memory(
+      gl.int32, [TILE_M // CHUNK, CHUNK], LINE)
+  k_full = mbarrier.allocate_mbarrier(batch=STAGES)
+  k_empty = mbarrier.allocate_mbarrier(batch=STAGES)
+  v_full = mbarrier.allocate_mbarrier(batch=STAGES)
+  v_empty = mbarrier.allocate_mbarrier(batch=STAGES)
+  for i in gl.static_range(STAGES):
+    mbarrier.init(k_full.index(i), count=1)
+    mbarrier.init(v_full.index(i), count=1)
+    mbarrier.init(k_empty.index(i), count=WARPGROUPS)
+    mbarrier.init(v_empty.index(i), count=WARPGROUPS)
+  found = mbarrier.allocate_mbarrier(batch=PLACES)
+  done = mbarrier.allocate_mbarrier(batch=PLACES)
+  for i in gl.static_range(PLACES):
+    mbarrier.init(found.index(i), count=1)
+    mbarrier.init(done.index(i), count=WARPGROUPS)
+  q_full = mbarrier.allocate_mbarrier(batch=QUERIES)
+  for i in gl.static_range(QUERIES):
+    mbarrier.init(q_full.index(i), count=1)
+  # As in fwd_hopper.py.
+  turns = mbarrier.allocate_mbarrier(batch=2)
+  if TURNS:
+    for w in gl.static_range(2):
+      mbarrier.init(turns.index(w), count=1)
+  none = gl.to_tensor(0)
+  keys = fwd_hopper.Keys(
+      parts_hopper.Parts(k_smem, k_smem), parts_hopper.Parts(v_smem, v_smem),
+      k_full, k_empty, v_full, v_empty, none, none, none)
+  work = Work(attend.Lengths(lengths, indptr, page_size), table, indptr,
+              cu_seqlens, tokens, batch, seqlen_q, nhead_q, nhead_k, group,
+              pages, page_size, width, splits, programs, window_left,
+              window_right, flags)
+  passed = Passed(places, found, done, q_smem, q_full)
+  scout = (work, passed, k_scale, v_scale, k_scale_head, v_scale_head,
+           softmax_scale, counter)
+  queries = (work, passed, q, hdim,
+             q_smem.reinterpret(
+                 dtype,
+                 [QUERIES * TILE_M * HEAD // (CHUNK * COLS), CHUNK, COLS],
+                 WIDE), places_of_rows)
+  WIDTH: gl.constexpr = HEAD if DIVIDED else COLS
+  values = prefill.Values(
+      v_cache + v_start, v_page, v_token, hdim_v,
+      v_smem.reinterpret(
+          dtype, [STAGES * TILE_N * HEAD // (CHUNK * WIDTH), CHUNK, WIDTH],
+          prefill.by_eights(CHUNK, HEAD) if DIVIDED else WIDE))
+  produce = (work, passed, k_desc, v_desc, k_page // (8 * k_token),
+             v_page // (8 * v_token), keys, prefill.boxes_of(k_smem, k_desc),
+             prefill.boxes_of(v_smem, v_desc), values, v_head)
+  # Results have a place of their own: where queries were, each product would
+  # wait for what was written there.
+  out_smem = gl.allocate_shared_memory(dtype, [WARPGROUPS, 64, HEAD], WIDE)
+  consume = (work, passed, keys, turns, out_smem,
+             (out, hdim_v, lse, parts, parts_lse), sinks, sinks_step,
+             logits_soft_cap)
+  if BOX < 64 and not DIVIDED:
+    # So many boxes are more than one warp asks for in time.
+    gl.warp_specialize([
+        (_consume, (0, consume, WARPGROUPS, TILE_N, HEAD, BOX, STAGES, QUERIES,
+                    TURNS, OF_SCORES)),
+        (_consume, (1, consume, WARPGROUPS, TILE_N, HEAD, BOX, STAGES, QUERIES,
+                    TURNS, OF_SCORES)),
+        (_scout, (scout, TILE_M, TILE_N, FLAGS)),
+        (_produce_queries, (queries, TILE_M, TILE_N, HEAD, QUERIES)),
+        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, False)),
+        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, False, True)),
+    ], [4, 1, 1, 1, 1], [232, 40, 40, 40, 40])
+  else:
+    gl.warp_specialize([
+        (_consume, (0, consume, WARPGROUPS, TILE_N, HEAD, BOX, STAGES, QUERIES,
+                    TURNS, OF_SCORES)),
+        (_consume, (1, consume, WARPGROUPS, TILE_N, HEAD, BOX, STAGES, QUERIES,
+                    TURNS, OF_SCORES)),
+        (_scout, (scout, TILE_M, TILE_N, FLAGS)),
+        (_produce_queries, (queries, TILE_M, TILE_N, HEAD, QUERIES)),
+        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, True)),
+    ], [4, 1, 1, 1], [232, 40, 40, 40])
