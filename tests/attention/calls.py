@@ -89,7 +89,8 @@ CALLS = {
 }
 
 
-# Planes of one row for all, which have kernels of their own for CUDA.
+# Planes of one row for all, which have kernels of their own for CUDA, without
+# dropout and of 128 columns for AMD's GPUs, too.
 ONE_ROW = ("padding", "padding_dropout")
 
 
@@ -116,7 +117,8 @@ def kernels(
   _, features = CALLS[call]
   backward_only = ("dbias", "dsink")
   shared = [f for f in features if f not in backward_only]
-  if platform == "cuda" and call in ONE_ROW:
+  if call in ONE_ROW and (
+      platform == "cuda" or (call == "padding" and dims == (128, 128))):
     shared += ["bias", "bias_f32", "one_row"]
   return {
       *module.kernels("mha_fwd", arch, dtype, dims, shared),

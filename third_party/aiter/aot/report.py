@@ -75,6 +75,8 @@ def _markdown(rows):
 # it needs once a tile in memory: no consumer waits for that. Three consumers
 # have fewer registers, and each keeps there what it needs at a tile's end.
 _SPILLS_ALLOWED = {"sm_90": 16}
+# AMD's, of which no loop reads or writes one: what is needed after them all.
+_SPILLS_OUTSIDE_LOOPS = 8
 _WARPS_OF_THREE_CONSUMERS = 16
 
 
@@ -83,6 +85,9 @@ def _spills(description):
   allowed = _SPILLS_ALLOWED.get(description["arch"], 0)
   if description["num_warps"] == _WARPS_OF_THREE_CONSUMERS:
     allowed *= 3
+  loops = description["resources"].get("loops")
+  if loops and not any(loop["scratch"] for loop in loops):
+    allowed = _SPILLS_OUTSIDE_LOOPS
   return (description["resources"]["spills"] > allowed and
           max(description["dims"], default=0) <= description["no_spills_up_to"])
 

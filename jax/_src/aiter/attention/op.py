@@ -62,8 +62,9 @@ _DSCORES_LENGTH_AMD, _DSCORES_KEYS_AMD, _DSCORES_WINDOW_AMD = 256, 1 << 15, 128
 _DSCORES_BYTES_MOST = 1 << 32
 # What scratch has whole tiles of, as include/aiter/mha.h has it.
 _DSCORES_TILE = (32, 128)
-# The least number of a bias that hides no key. In base 2 it is finite, and a
-# row that sees nothing higher weighs its keys alike.
+# The least number of a bias that hides no key, of one added to scores times
+# softmax_scale or, divided by that, before. In base 2 it is finite, and a row
+# that sees nothing higher weighs its keys alike.
 _LEAST_BIAS = -2e38
 
 
@@ -98,11 +99,25 @@ def _one_row(cfg: Config, x: Operands) -> Operands | None:
   bias = jnp.zeros((), jnp.float32)
   if x.bias is not None:
     bias = x.bias.astype(jnp.float32)
-    bias = jnp.where(bias == -jnp.inf, bias, jnp.maximum(bias, _LEAST_BIAS))
+    least = _LEAST_BIAS * min(cfg.softmax_scale, 1.0)
+    bias = jnp.where(bias == -jnp.inf, bias, jnp.maximum(bias, least))
   bias = jnp.broadcast_to(bias, shape)
   if x.mask is not None:
     bias = jnp.where(x.mask, bias, -jnp.inf)
   return x._replace(bias=bias, mask=bias != -jnp.inf)
+
+
+def _wants_one_row(platform: str, x: Operands) -> bool:
+  """Whether forward kernels are faster with planes as _one_row has them.
+
+  AMD's are of aligned heads of 128 columns, without dropout.
+  """
+  if platform == "cuda":
+    return True
+  keys = x.k.shape[-3]
+  return (x.dropout_state is None and not x.packed
+          and x.q.shape[-1] == x.v.shape[-1] == 128
+          and is_known(keys) and keys % _ALIGNMENT == 0)
 
 
 def features(cfg: Config, x: Operands, wanted: Wanted | None = None,
@@ -225,7 +240,7 @@ def _fwd_kernel(cfg: Config, call, x: Operands):
     sq = x.q.shape[1]
     out, lse, _ = _fwd_kernel(cfg, call, _whole_rows(cfg, x, keys))
     return out[:, :sq], lse[..., :sq], None
-  one_row = _one_row(cfg, x) if call.platform == "cuda" else None
+  one_row = _one_row(cfg, x) if _wants_one_row(call.platform, x) else None
   flat = _flat(x if one_row is None else one_row)
   q, v = flat[0], flat[2]
   out, lse, bits = call(

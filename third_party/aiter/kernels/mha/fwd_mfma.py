@@ -16,7 +16,10 @@ is left of them hides the first reads of the next tile's keys.
 gfx942 has LDS for one tile of two programs, and brings the next one by way of
 registers; its two programs a unit hide each other's exponentials.
 
-Of aligned heads, with nothing that changes scores but a window.
+Of aligned heads, with nothing that changes scores but a window, or a bias of
+one row for all (scores.ONE_ROW), for which both have gfx942's loop. Scores
+begin with the bias: keys get three more columns, its parts of 8 bits each, and
+rows as many ones. Keys and values that it hides are read as zeros.
 """
 
 from triton.experimental import gluon
@@ -87,12 +90,70 @@ def _copy_tile(data, tile, at, smem):
 
 
 @gluon.jit
-def _load(data, tile, at):
+def _bias(row, tile, N: gl.constexpr, LAYOUT: gl.constexpr):
+  """Begins to load a tile's biases; what lies behind the last one is hidden."""
+  ptr, count = row
+  key = gl.arange(0, N, LAYOUT)
+  return buffer_load(ptr + tile * N, key, mask=key < count - tile * N,
+                     other=float("-inf"))
+
+
+@gluon.jit
+def _seen(bias):
+  """A bit for each of 64 keys, whose biases lanes have: whether it is seen."""
+  return gl.inline_asm("v_cmp_lg_f32_e64 $0, $1, $2", "=s,v,s",
+                       (bias, float("-inf")), gl.int64, is_pure=True)
+
+
+@gluon.jit
+def _begin(bias, inverse, TILE_M: gl.constexpr, S: gl.constexpr):
+  """What a tile's scores begin with: the biases by `inverse` for every row."""
+  A: gl.constexpr = gl.DotOperandLayout(0, S, 4)
+  B: gl.constexpr = gl.DotOperandLayout(1, S, 4)
+  N: gl.constexpr = bias.shape[0]
+  K: gl.constexpr = S.instr_shape[2]
+  rest = bias * inverse
+  part = gl.arange(0, K, gl.SliceLayout(0, A))[None, :]
+  a = gl.zeros([N, K], gl.bfloat16, A)
+  for i in gl.static_range(3):
+    bits = rest.to(gl.int32, bitcast=True)
+    own = (bits >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
+    a = gl.where(part == i, own[:, None], a)
+    # Of what is hidden nothing is left; infinity less itself is no number.
+    rest = gl.where(bias > float("-inf"),
+                    rest - (bits & -65536).to(gl.float32, bitcast=True), 0.0)
+  ones = gl.full([K, TILE_M], 1.0, gl.bfloat16, B)
+  return mfma(a, ones, gl.zeros([N, TILE_M], gl.float32, S))
+
+
+@gluon.jit
+def _buffer_load(ptr, at, seen, ROW: gl.constexpr):
+  """Begins to load of keys that are seen; zeros of others."""
+  if ROW:
+    key = gl.arange(0, at.shape[0], gl.SliceLayout(1, at.type.layout))
+    shown = (seen >> key.to(gl.int64)) & 1
+    x = buffer_load(ptr, at, mask=(shown != 0)[:, None], other=0.0)
+  else:
+    x = buffer_load(ptr, at)
+  return x
+
+
+@gluon.jit
+def _load(data, tile, at, seen, ROW: gl.constexpr):
   """Begins to load a tile's quarters of keys."""
   ptr = _first(data, tile, at.shape[0])
   at = _present(data, tile, at)
-  return (buffer_load(ptr, at), buffer_load(ptr, at + PART),
-          buffer_load(ptr, at + 2 * PART), buffer_load(ptr, at + 3 * PART))
+  return (_buffer_load(ptr, at, seen, ROW),
+          _buffer_load(ptr, at + PART, seen, ROW),
+          _buffer_load(ptr, at + 2 * PART, seen, ROW),
+          _buffer_load(ptr, at + 3 * PART, seen, ROW))
+
+
+@gluon.jit
+def _load_values(data, tile, at, seen, ROW: gl.constexpr):
+  """Begins to load a tile of values."""
+  return _buffer_load(_first(data, tile, at.shape[0]),
+                      _present(data, tile, at), seen, ROW)
 
 
 @gluon.jit
@@ -121,9 +182,15 @@ def _values(smem, i: gl.constexpr, half: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def _hide(s, n0, m0, len_k, window):
-  """s, with -inf where a row does not see a key."""
+def _hide(s, n0, m0, len_k, window, ROW: gl.constexpr = False):
+  """s, with -inf where a row does not see a key.
+
+  ROW: keys are counted anew, or a lane's would be kept, a register each.
+  """
   key = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))[:, None]
+  if ROW:
+    key = gl.inline_asm_elementwise("v_mov_b32 $0, $1", "=v,v", [key], gl.int32,
+                                    False, 1)
   row = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
   position = row + (m0 + window.offset - n0)
   last = gl.minimum(position + window.right, len_k - 1 - n0)
@@ -298,11 +365,14 @@ def _attend_copied(
 
 @gluon.jit
 def _attend_loaded(
-    sums, q, k, v, m0, window, steps, full, edges, scale, dtype: gl.constexpr,
-    CHEAP_CAST: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
-    S: gl.constexpr
+    sums, q, k, v, row, m0, window, steps, full, edges, scale,
+    dtype: gl.constexpr, CHEAP_CAST: gl.constexpr, TILE_M: gl.constexpr,
+    TILE_N: gl.constexpr, ROW: gl.constexpr, S: gl.constexpr
 ):
-  """m, l and acc of all tiles, by way of registers to LDS."""
+  """m, l and acc of all tiles, by way of registers to LDS.
+
+  row, if ROW: the biases, and how many they are.
+  """
   m, l, acc = sums
   q = parts.columns(q[0], q[1], q[2], HEAD, S)
   K: gl.constexpr = parts.copied(TILE_N, (1, 2, 4, 8), (16, 32))
@@ -316,14 +386,29 @@ def _attend_loaded(
   values = gl.allocate_shared_memory(
       dtype, [HEAD, TILE_N], gl.SwizzledSharedLayout(4, 1, 16, [1, 0]))
   tile = parts.tile_at(0, steps, edges)
-  _store(keys, _load(k, tile, k_at))
-  v_first = buffer_load(_first(v, tile, TILE_N), _present(v, tile, v_at))
-  values.store(v_first.permute([1, 0]))
+  # Biases of a tile's scores, and which keys of the next one are seen.
+  OF_S: gl.constexpr = gl.SliceLayout(1, VALUES)
+  LANES: gl.constexpr = gl.BlockedLayout([1], [64], [gl.num_warps()], [0])
+  bias = 0.0
+  lanes = 0.0
+  seen = 0
+  if ROW:
+    inverse = 1.0 / scale * scores.LOG2E
+    seen = _seen(_bias(row, tile, TILE_N, LANES))
+    bias = _bias(row, tile, TILE_N, OF_S)
+    lanes = _bias(row, parts.tile_at(1, steps, edges), TILE_N, LANES)
+  _store(keys, _load(k, tile, k_at, seen, ROW))
+  values.store(_load_values(v, tile, v_at, seen, ROW).permute([1, 0]))
   for part in gl.static_range(2):
     for step in range(full * part, full if part == 0 else steps):
       following = parts.tile_at(step + 1, steps, edges)
-      k_next = _load(k, following, k_at)
+      if ROW:
+        seen = _seen(lanes)
+      k_next = _load(k, following, k_at, seen, ROW)
       s = gl.zeros([TILE_N, TILE_M], gl.float32, S)
+      if ROW:
+        s = _begin(bias, inverse, TILE_M, S)
+        bias = _bias(row, following, TILE_N, OF_S)
       k_part = keys.slice(0, TILE_N).load(KEYS)
       for i in gl.static_range(4):
         k_after = k_part
@@ -333,10 +418,11 @@ def _attend_loaded(
         k_part = k_after
       sched_barrier()
       _store(keys, k_next)
-      v_next = buffer_load(_first(v, following, TILE_N),
-                           _present(v, following, v_at))
+      v_next = _load_values(v, following, v_at, seen, ROW)
+      if ROW:
+        lanes = _bias(row, parts.tile_at(step + 2, steps, edges), TILE_N, LANES)
       if part == 1:
-        s = _hide(s, tile * TILE_N, m0, k[2], window)
+        s = _hide(s, tile * TILE_N, m0, k[2], window, ROW)
       m, alpha = parts.largest(s, m, scale)
       p = gl.exp2(parts.exponents(s, m, scale))
       l = parts.faded(l, alpha) + parts.own(p)
@@ -373,10 +459,12 @@ def mha_fwd(
     softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, CHEAP_CAST: gl.constexpr,
-    CDNA: gl.constexpr,
+    FEATURES: gl.constexpr, CDNA: gl.constexpr,
 ):
   """As fwd.py's. Grid: (heads, tiles of rows, batch)."""
   WAVES: gl.constexpr = gl.num_warps()
+  ROW: gl.constexpr = FEATURES & scores.ONE_ROW != 0
+  gl.static_assert(ROW or FEATURES == 0)
   gl.static_assert(WAVES == 4 and TILE_M == 128 and TILE_N == 64)
   head = gl.program_id(0)
   # Last rows first: under a causal mask they have the most to do.
@@ -443,14 +531,16 @@ def mha_fwd(
     scale = softmax_scale * scores.LOG2E
     k_data = k, stride_k, len_k
     v_data = v, stride_v, len_k
-    if CDNA == 4:
+    if CDNA == 4 and not ROW:
       m, l, acc = _attend_copied(
           (m, l, acc), q_data, k_data, v_data, m0, window, steps, full, edges,
           scale, dtype, TILE_M, TILE_N, S)
     else:
+      biases = (bias_f32 + b * batch_stride_bias + head * nhead_stride_bias,
+                len_k)
       m, l, acc = _attend_loaded(
-          (m, l, acc), q_data, k_data, v_data, m0, window, steps, full, edges,
-          scale, dtype, CHEAP_CAST, TILE_M, TILE_N, S)
+          (m, l, acc), q_data, k_data, v_data, biases, m0, window, steps, full,
+          edges, scale, dtype, CHEAP_CAST, TILE_M, TILE_N, ROW, S)
 
   l = gl.convert_layout(gl.sum(gl.sum(l, 1), 0), gl.SliceLayout(0, S))
   live = (r < len_q - m0) & ((l > 0) | (l != l))
