@@ -4,6 +4,7 @@
 Calls come to a kernel by their sizes, dtype and features.
 """
 
+import contextlib
 from unittest import mock
 
 import jax.numpy as jnp
@@ -106,9 +107,10 @@ class MhaKernelsTest(mha_test.MhaTestCase):
 
   @parameterized.product(dim=[64, 128], hk=[1, 4])
   def test_kept_gradients_of_hidden_keys(self, dim, hk):
+    symbols = dscores_kernels("bf16", (dim, dim), ONE_ROW)  # None of gfx90a.
     with (mock.patch.multiple(op, _DSCORES_LENGTH_AMD=1, _DSCORES_KEYS_AMD=1),
-          simulator.launched(
-              self, dscores_kernels("bf16", (dim, dim), ONE_ROW))):
+          simulator.launched(self, symbols) if symbols else
+          contextlib.nullcontext()):
       self.check_hidden_keys(dim, hk)
 
   def test_no_row_of_kept_gradients_is_left_out(self):
