@@ -90,7 +90,7 @@ CALLS = {
 
 
 # Planes of one row for all, which have kernels of their own for CUDA, without
-# dropout and of 128 columns for AMD's GPUs, too.
+# dropout and of 64 and 128 columns for AMD's GPUs, too.
 ONE_ROW = ("padding", "padding_dropout")
 
 
@@ -118,7 +118,7 @@ def kernels(
   backward_only = ("dbias", "dsink")
   shared = [f for f in features if f not in backward_only]
   if call in ONE_ROW and (
-      platform == "cuda" or (call == "padding" and dims == (128, 128))):
+      platform == "cuda" or (call == "padding" and dims in ((64, 64), (128, 128)))):
     shared += ["bias", "bias_f32", "one_row"]
   return {
       *module.kernels("mha_fwd", arch, dtype, dims, shared),

@@ -110,13 +110,13 @@ def _one_row(cfg: Config, x: Operands) -> Operands | None:
 def _wants_one_row(platform: str, x: Operands) -> bool:
   """Whether forward kernels are faster with planes as _one_row has them.
 
-  AMD's are of aligned heads of 128 columns, without dropout.
+  AMD's are of aligned heads of 64 and 128 columns, without dropout.
   """
   if platform == "cuda":
     return True
   keys = x.k.shape[-3]
   return (x.dropout_state is None and not x.packed
-          and x.q.shape[-1] == x.v.shape[-1] == 128
+          and x.q.shape[-1] == x.v.shape[-1] and x.q.shape[-1] in (64, 128)
           and is_known(keys) and keys % _ALIGNMENT == 0)
 
 

@@ -31,17 +31,18 @@ from triton.experimental.gluon.language.amd.hint import sched_barrier
 from third_party.aiter.kernels.mha import parts_mfma as parts
 from third_party.aiter.kernels.mha import scores
 
-HEAD = gl.constexpr(128)
 PART = parts.PART
 
 
 @gluon.constexpr_function
-def _turned(keys):
-  """How four waves copy values: a lane 8 columns of 4 neighbouring keys."""
+def _turned(keys, head):
+  """How four waves copy values: a lane columns of 4 neighbouring keys."""
+  cols = [[0, 1 << i] for i in range(head.bit_length() - 1)]
+  own = len(cols) - 4  # Of a lane; two bits are lanes' and two are waves'.
   return gl.DistributedLinearLayout(
-      reg_bases=[[0, 1], [0, 2], [0, 4], [1, 0], [2, 0]],
-      lane_bases=[[4, 0], [8, 0], [16, 0], [32, 0], [0, 8], [0, 16]],
-      warp_bases=[[0, 32], [0, 64]], block_bases=[], shape=[keys, 128])
+      reg_bases=cols[:own] + [[1, 0], [2, 0]],
+      lane_bases=[[4, 0], [8, 0], [16, 0], [32, 0]] + cols[own:own + 2],
+      warp_bases=cols[own + 2:], block_bases=[], shape=[keys, head])
 
 
 @gluon.constexpr_function
@@ -139,14 +140,14 @@ def _buffer_load(ptr, at, seen, ROW: gl.constexpr):
 
 
 @gluon.jit
-def _load(data, tile, at, seen, ROW: gl.constexpr):
-  """Begins to load a tile's quarters of keys."""
+def _load(data, tile, at, seen, PARTS: gl.constexpr, ROW: gl.constexpr):
+  """Begins to load a tile of keys in so many parts."""
   ptr = _first(data, tile, at.shape[0])
   at = _present(data, tile, at)
-  return (_buffer_load(ptr, at, seen, ROW),
-          _buffer_load(ptr, at + PART, seen, ROW),
-          _buffer_load(ptr, at + 2 * PART, seen, ROW),
-          _buffer_load(ptr, at + 3 * PART, seen, ROW))
+  x = ()
+  for i in gl.static_range(PARTS):
+    x = x + (_buffer_load(ptr, at + i * PART, seen, ROW),)
+  return x
 
 
 @gluon.jit
@@ -159,7 +160,7 @@ def _load_values(data, tile, at, seen, ROW: gl.constexpr):
 @gluon.jit
 def _store(smem, parts):
   N: gl.constexpr = parts[0].shape[0]
-  for i in gl.static_range(4):
+  for i in gl.static_range(len(parts)):
     smem.slice(i * N, N).store(parts[i])
 
 
@@ -232,7 +233,7 @@ def _attend_copied(
   _copy_tile(k, following, k_at, keys.index(1))
   async_copy.commit_group()
   # By way of LDS, where values are later.
-  q = parts.columns(q[0], q[1], q[2], HEAD, S)
+  q = parts.columns(q[0], q[1], q[2], 128, S)
   values = gl.allocate_shared_memory(
       dtype, [2, 4 * TILE_N, PART], gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
   _copy_tile(v, tile, v_at, values.index(0))
@@ -367,21 +368,23 @@ def _attend_copied(
 def _attend_loaded(
     sums, q, k, v, row, m0, window, steps, full, edges, scale,
     dtype: gl.constexpr, CHEAP_CAST: gl.constexpr, TILE_M: gl.constexpr,
-    TILE_N: gl.constexpr, ROW: gl.constexpr, S: gl.constexpr
+    TILE_N: gl.constexpr, HEAD: gl.constexpr, ROW: gl.constexpr,
+    S: gl.constexpr
 ):
   """m, l and acc of all tiles, by way of registers to LDS.
 
   row, if ROW: the biases, and how many they are.
   """
   m, l, acc = sums
+  PARTS: gl.constexpr = HEAD // PART
   q = parts.columns(q[0], q[1], q[2], HEAD, S)
   K: gl.constexpr = parts.copied(TILE_N, (1, 2, 4, 8), (16, 32))
   KEYS: gl.constexpr = gl.DotOperandLayout(0, S, 8)
   VALUES: gl.constexpr = gl.DotOperandLayout(0, S, 4)
   k_at = parts.places(k[1], TILE_N, TILE_N, PART, K)
-  v_at = parts.places(v[1], TILE_N, TILE_N, HEAD, _turned(TILE_N))
+  v_at = parts.places(v[1], TILE_N, TILE_N, HEAD, _turned(TILE_N, HEAD))
   keys = gl.allocate_shared_memory(
-      dtype, [4 * TILE_N, PART], gl.SwizzledSharedLayout(8, 2, 4, [1, 0]))
+      dtype, [PARTS * TILE_N, PART], gl.SwizzledSharedLayout(8, 2, 4, [1, 0]))
   # Columns of 4 keys in 8 bytes.
   values = gl.allocate_shared_memory(
       dtype, [HEAD, TILE_N], gl.SwizzledSharedLayout(4, 1, 16, [1, 0]))
@@ -397,22 +400,22 @@ def _attend_loaded(
     seen = _seen(_bias(row, tile, TILE_N, LANES))
     bias = _bias(row, tile, TILE_N, OF_S)
     lanes = _bias(row, parts.tile_at(1, steps, edges), TILE_N, LANES)
-  _store(keys, _load(k, tile, k_at, seen, ROW))
+  _store(keys, _load(k, tile, k_at, seen, PARTS, ROW))
   values.store(_load_values(v, tile, v_at, seen, ROW).permute([1, 0]))
   for part in gl.static_range(2):
     for step in range(full * part, full if part == 0 else steps):
       following = parts.tile_at(step + 1, steps, edges)
       if ROW:
         seen = _seen(lanes)
-      k_next = _load(k, following, k_at, seen, ROW)
+      k_next = _load(k, following, k_at, seen, PARTS, ROW)
       s = gl.zeros([TILE_N, TILE_M], gl.float32, S)
       if ROW:
         s = _begin(bias, inverse, TILE_M, S)
         bias = _bias(row, following, TILE_N, OF_S)
       k_part = keys.slice(0, TILE_N).load(KEYS)
-      for i in gl.static_range(4):
+      for i in gl.static_range(PARTS):
         k_after = k_part
-        if i < 3:
+        if i + 1 < PARTS:
           k_after = keys.slice((i + 1) * TILE_N, TILE_N).load(KEYS)
         s = mfma(k_part, q[i], s)
         k_part = k_after
@@ -428,16 +431,15 @@ def _attend_loaded(
       l = parts.faded(l, alpha) + parts.own(p)
       p = parts.operand(p, dtype, CHEAP_CAST)
       fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
-      a0, a1, a2, a3 = acc
-      v0 = values.slice(0, PART).load(VALUES)
-      v1 = values.slice(PART, PART).load(VALUES)
-      a0 = mfma(v0, p, a0 * fade)
-      v2 = values.slice(2 * PART, PART).load(VALUES)
-      a1 = mfma(v1, p, a1 * fade)
-      v3 = values.slice(3 * PART, PART).load(VALUES)
-      a2 = mfma(v2, p, a2 * fade)
-      a3 = mfma(v3, p, a3 * fade)
-      acc = a0, a1, a2, a3
+      v_part = values.slice(0, PART).load(VALUES)
+      v_after = values.slice(PART, PART).load(VALUES)
+      added = ()
+      for i in gl.static_range(PARTS):
+        added = added + (mfma(v_part, p, acc[i] * fade),)
+        v_part = v_after
+        if i + 2 < PARTS:
+          v_after = values.slice((i + 2) * PART, PART).load(VALUES)
+      acc = added
       sched_barrier()
       values.store(v_next.permute([1, 0]))
       tile = following
@@ -458,8 +460,8 @@ def mha_fwd(
     batch, seqlen_q, seqlen_k, nhead_q, nhead_k, hdim_q, hdim_v,
     softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, CHEAP_CAST: gl.constexpr,
-    FEATURES: gl.constexpr, CDNA: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+    CHEAP_CAST: gl.constexpr, FEATURES: gl.constexpr, CDNA: gl.constexpr,
 ):
   """As fwd.py's. Grid: (heads, tiles of rows, batch)."""
   WAVES: gl.constexpr = gl.num_warps()
@@ -521,8 +523,9 @@ def mha_fwd(
   SUMS: gl.constexpr = parts.sums(WAVES)
   l = gl.zeros([2, 4, TILE_M], gl.float32, SUMS) + gl.where(
       m_first == float("-inf"), 0.0, 1.0 / 8)
-  zero = gl.zeros([PART, TILE_M], gl.float32, S)
-  acc = zero, zero, zero, zero
+  acc = ()
+  for i in gl.static_range(HEAD // PART):
+    acc = acc + (gl.zeros([PART, TILE_M], gl.float32, S),)
   if steps > 0:
     dtype: gl.constexpr = q.dtype.element_ty
     q_data = q, stride_q, len_q - m0
@@ -532,6 +535,7 @@ def mha_fwd(
     k_data = k, stride_k, len_k
     v_data = v, stride_v, len_k
     if CDNA == 4 and not ROW:
+      gl.static_assert(HEAD == 128)
       m, l, acc = _attend_copied(
           (m, l, acc), q_data, k_data, v_data, m0, window, steps, full, edges,
           scale, dtype, TILE_M, TILE_N, S)
@@ -540,7 +544,7 @@ def mha_fwd(
                 len_k)
       m, l, acc = _attend_loaded(
           (m, l, acc), q_data, k_data, v_data, biases, m0, window, steps, full,
-          edges, scale, dtype, CHEAP_CAST, TILE_M, TILE_N, ROW, S)
+          edges, scale, dtype, CHEAP_CAST, TILE_M, TILE_N, HEAD, ROW, S)
 
   l = gl.convert_layout(gl.sum(gl.sum(l, 1), 0), gl.SliceLayout(0, S))
   live = (r < len_q - m0) & ((l > 0) | (l != l))
@@ -549,7 +553,7 @@ def mha_fwd(
                              float("-inf")), mask=r < q_rows - m0)
   factor = 1.0 / l_safe
   x = ()
-  for i in gl.static_range(4):
+  for i in gl.static_range(HEAD // PART):
     y = gl.where(live[None, :], acc[i] * factor[None, :], 0.0)
     x = x + (y.to(out.dtype.element_ty),)
   parts.write(out, stride_o, x, q_rows - m0)
