@@ -117,8 +117,8 @@ def kernels(
   _, features = CALLS[call]
   backward_only = ("dbias", "dsink")
   shared = [f for f in features if f not in backward_only]
-  if call in ONE_ROW and (
-      platform == "cuda" or (call == "padding" and dims in ((64, 64), (128, 128)))):
+  of_amd = call == "padding" and dims in ((64, 64), (128, 128))
+  if of_amd or (platform == "cuda" and call in ONE_ROW):
     shared += ["bias", "bias_f32", "one_row"]
   return {
       *module.kernels("mha_fwd", arch, dtype, dims, shared),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fwd.py's attention of head dimension 128 for CDNA's matrix units, in Gluon.
+"""fwd.py's attention of 64 and 128 columns for CDNA's matrix units, in Gluon.
 
 Scores are [keys, rows] and the output [columns, rows], so that a lane's weights
 are its operand of the second product. A wave computes all of a tile's scores of
-its 32 rows. The head dimension lies in LDS in quarters: one is read while the
-one before it is multiplied.
+its 32 rows. The head dimension lies in LDS in parts of 32: one is read while
+the one before it is multiplied.
 
 gfx950 copies tiles straight to LDS, into the half that is not read. There each
 wave keeps both units busy. Beside the matrix instructions that make a tile's
@@ -524,7 +524,7 @@ def mha_fwd(
   l = gl.zeros([2, 4, TILE_M], gl.float32, SUMS) + gl.where(
       m_first == float("-inf"), 0.0, 1.0 / 8)
   acc = ()
-  for i in gl.static_range(HEAD // PART):
+  for _ in gl.static_range(HEAD // PART):
     acc = acc + (gl.zeros([PART, TILE_M], gl.float32, S),)
   if steps > 0:
     dtype: gl.constexpr = q.dtype.element_ty
