@@ -582,7 +582,8 @@ PAGED = [
   Paged("llama_8b_chunk", 8, 8192, 32, 8, 128, queries=512),
   Paged("llama_8b_chunk", 1, 32768, 32, 8, 128, queries=1024),
   *(Paged("llama_8b_prefill", batch, n, 32, 8, 128, queries=n, page=page)
-    for batch, n in ((4, 4096), (16, 1024), (32, 500)) for page in (16, 64)),
+    for batch, n in ((4, 4096), (1, 2048), (16, 1024), (32, 500), (2, 300),
+                     (64, 250)) for page in (16, 64)),
 ]
 # Prefill in float8: (name, batch, query heads, KV heads, tokens, head dim,
 # causal).

@@ -34,7 +34,7 @@ constexpr int64_t kRunBytes = 16;
 constexpr int64_t kManyRows = 32;
 constexpr int64_t kHalfTile = 16;
 constexpr int64_t kSmallTile = 8;
-// Keys that rows see in the mean, up to which blocks of 64 rows, of which two
+// Keys that rows see in the mean, up to which blocks of 64 rows, of which four
 // share a multiprocessor, are faster than those of 128.
 constexpr int64_t kFewKeys = 560;
 // Kernels whose tanh is one instruction err by 2^-11 of a score: of one that no
