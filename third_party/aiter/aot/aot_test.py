@@ -19,7 +19,15 @@ if str(ROOT) not in sys.path:
   sys.path.insert(0, str(ROOT))
 
 # pylint: disable=g-import-not-at-top,wrong-import-position
-from third_party.aiter.aot import archs, embed, families, family, table, worker
+from third_party.aiter.aot import (
+    archs,
+    embed,
+    families,
+    family,
+    report,
+    table,
+    worker,
+)
 
 _OP = family.Op("toy.toy", ("rows",))
 
@@ -252,6 +260,24 @@ def _kernel(symbol, arch, dtype="bf16", tile_m=16):
       "resources": {"occupancy": 7.0},
       "grid_if": "", "args": [["a", "*"], ["k", "i32"]], "excludes": [],
       "features": [], "may": [], "maps": {}, "object": symbol.encode()}
+
+
+class ReportTest(unittest.TestCase):
+
+  def spills(self, arch, spills, **more):
+    kernel = {"arch": arch, "num_warps": 4, "dims": [128],
+              "no_spills_up_to": 1 << 30,
+              "resources": {"spills": spills} | more}
+    return report._spills(kernel)  # pylint: disable=protected-access
+
+  def test_spills(self):
+    for arch, loops, most in (
+        ("sm_90", {}, 16), ("sm_80", {}, 0), ("gfx942", {"loops": []}, 0),
+        ("gfx942", {"loops": [{"scratch": 0}, {"scratch": 0}]}, 8),
+        ("gfx942", {"loops": [{"scratch": 0}, {"scratch": 1}]}, 0)):
+      with self.subTest(arch, loops=loops):
+        self.assertFalse(self.spills(arch, most, **loops))
+        self.assertTrue(self.spills(arch, most + 1, **loops))
 
 
 class EmbedTest(unittest.TestCase):
