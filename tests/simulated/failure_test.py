@@ -102,11 +102,11 @@ class FailureTest(parameterized.TestCase):
   # Each with kernels of its own: what is loaded stays loaded.
   @parameterized.named_parameters(
       ("load", "hipModuleLoadData", dense, 64, jnp.bfloat16, 0,
-       r"Loading kernel mha_fwd_padded_bf16_64_64_gfx\w+ failed"),
+       r"Loading kernel mha_fwd_fast_bf16_64_64_gfx\w+ failed"),
       ("load_of_the_gradient", "hipModuleLoadData", gradients, 128,
        jnp.bfloat16, 0, r"Loading kernel mha_\w+_gfx\w+ failed"),
       ("lookup", "hipModuleGetFunction", dense, 64, jnp.float16, 0,
-       r"Looking up kernel mha_fwd_padded_fp16_64_64_gfx\w+ failed"),
+       r"Looking up kernel mha_fwd_fast_fp16_64_64_gfx\w+ failed"),
       ("lookup_of_the_gradient", "hipModuleGetFunction", gradients, 128,
        jnp.float16, 0, r"Looking up kernel mha_\w+_gfx\w+ failed"),
       ("launch", "hipModuleLaunchKernel", dense, 256, jnp.bfloat16, 0,
