@@ -208,7 +208,7 @@ def copy_layout(warps):
 
 
 @gluon.jit
-def rows_of(smem, i, HEAD: gl.constexpr):
+def query_tile(smem, i, HEAD: gl.constexpr):
   """The i-th 64 rows of queries, as matrices."""
   return parts_hopper.tile(parts_hopper.Parts(smem, smem), i, 64, HEAD, 0)
 
@@ -698,6 +698,37 @@ def _convert(bytes_, keys, scales, table, last_tile, steps, stop,
 
 
 @gluon.jit
+def later_steps(acc, p, m, norm, q, keys, use, last_tile, steps, full_lo,
+                full_hi, seen, table, absent, terms, turns, N: gl.constexpr,
+                HEAD: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+                TURN: gl.constexpr, FEATURES: gl.constexpr):
+  """All steps of a tile of rows but the first, whose keys are the use-th."""
+  DV: gl.constexpr = keys.v.main.shape[2]
+  TAIL: gl.constexpr = HEAD - DV
+  # Tiles that the diagonal or the end crosses, or all if a page is absent, then
+  # whole tiles, then those that the window's left edge crosses: by the first
+  # loop again. With a third one the compiler makes the second longer.
+  right = gl.minimum(gl.maximum(last_tile - full_hi, 1), steps)
+  right = gl.where(absent, steps, right)
+  whole = gl.minimum(gl.maximum(last_tile - full_lo, right), steps)
+  begin = gl.to_tensor(1)
+  for _ in range(gl.where(whole < steps, 2, 1)):
+    for step in range(begin, right):
+      tile = last_tile - 1 - step
+      acc, p, m, norm = fwd_hopper.pipelined_step(
+          acc, p, m, norm, q, keys, use + step, tile, 0,
+          window_of(seen, table, absent, tile, N, BOX), terms, N, HEAD, 0, DV,
+          TAIL, STAGES, 0, True, FEATURES, turns, TURN)
+    for step in range(right, whole):
+      acc, p, m, norm = fwd_hopper.pipelined_step(
+          acc, p, m, norm, q, keys, use + step, last_tile - 1 - step, 0, seen,
+          terms, N, HEAD, 0, DV, TAIL, STAGES, 0, False, FEATURES, turns, TURN)
+    begin = whole
+    right = steps
+  return acc, p, m, norm
+
+
+@gluon.jit
 def store_rows(acc, m, norm, rows, free, unit, out_scale, has_sink, sinks, out,
                lse, parts_out, parts_lse, hdim_v, tokens, parts, flags,
                w: gl.constexpr, ROWS: gl.constexpr, DV: gl.constexpr,
@@ -790,7 +821,7 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
       negate(q_rows)
     fence_async_shared()
     gl.barrier()
-    q_tile = rows_of(q_smem, w, HEAD)
+    q_tile = query_tile(q_smem, w, HEAD)
     mbarrier.wait(keys.k_full.index(0), 0)
     s = parts_hopper.product(
         q_tile, parts_hopper.tile(keys.k, 0, N, HEAD, 0), 64, N, 0)
@@ -802,27 +833,9 @@ def _consume(w: gl.constexpr, args, N: gl.constexpr, HEAD: gl.constexpr,
     norm = gl.sum(e, 1)
     e = fwd_hopper.by_value(e, keys, 0, N, STAGES, FEATURES)
     p = parts_hopper.operand(e, q_smem.dtype, DV)
-    # Tiles that the diagonal or the end crosses, or all if a page is absent,
-    # then whole tiles, then those that the window's left edge crosses: by the
-    # first loop again. With a third one the compiler makes the second longer.
-    right = gl.minimum(gl.maximum(last_tile - full_hi, 1), steps)
-    right = gl.where(absent, steps, right)
-    whole = gl.minimum(gl.maximum(last_tile - full_lo, right), steps)
-    begin = gl.to_tensor(1)
-    for _ in range(gl.where(whole < steps, 2, 1)):
-      for step in range(begin, right):
-        tile = last_tile - 1 - step
-        acc, p, m, norm = fwd_hopper.pipelined_step(
-            acc, p, m, norm, q_tile, keys, step, tile, 0,
-            window_of(seen, table, absent, tile, N, BOX), terms, N, HEAD, 0,
-            DV, TAIL, STAGES, 0, True, FEATURES, turns, TURN)
-      for step in range(right, whole):
-        acc, p, m, norm = fwd_hopper.pipelined_step(
-            acc, p, m, norm, q_tile, keys, step, last_tile - 1 - step, 0, seen,
-            terms, N, HEAD, 0, DV, TAIL, STAGES, 0, False, FEATURES, turns,
-            TURN)
-      begin = whole
-      right = steps
+    acc, p, m, norm = later_steps(
+        acc, p, m, norm, q_tile, keys, 0, last_tile, steps, full_lo, full_hi,
+        seen, table, absent, terms, turns, N, HEAD, BOX, STAGES, TURN, FEATURES)
     i, phase = hopper.ring(steps - 1, STAGES)
     mbarrier.wait(keys.v_full.index(i), phase)
     acc = parts_hopper.accumulate(

@@ -165,7 +165,7 @@ def paged_attend(
 
   terms = prefill_walks.terms_of(at, logits_soft_cap)
   seen = prefill_walks.seen_of(at, work, 0, N)
-  q_tile = prefill.rows_of(q_smem, 0, HEAD)
+  q_tile = prefill.query_tile(q_smem, 0, HEAD)
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
   acc = parts_hopper.zeros(64, HEAD, 0)
   m = gl.full([64], float("-inf"), gl.float32, ROWS)

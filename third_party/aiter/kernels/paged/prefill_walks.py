@@ -385,7 +385,7 @@ def _start(passed, keys, i, use, w: gl.constexpr, WARPGROUPS: gl.constexpr,
            N: gl.constexpr, HEAD: gl.constexpr, STAGES: gl.constexpr):
   """Starts the first scores of a place's tile, whose keys are `use`'s."""
   ki, phase = hopper.ring(use, STAGES)
-  q = prefill.rows_of(passed.queries, i * WARPGROUPS + w, HEAD)
+  q = prefill.query_tile(passed.queries, i * WARPGROUPS + w, HEAD)
   mbarrier.wait(keys.k_full.index(ki), phase)
   return parts_hopper.product(
       q, parts_hopper.tile(keys.k, ki, N, HEAD, 0), 64, N, 0)
@@ -410,8 +410,8 @@ def _begin(s, at, work, keys, use, cap, w: gl.constexpr, dtype: gl.constexpr,
 
 @gluon.jit
 def end(acc, m, norm, at, work, free, results, sinks, sinks_step, cap,
-         w: gl.constexpr, N: gl.constexpr, HEAD: gl.constexpr,
-         FEATURES: gl.constexpr):
+        w: gl.constexpr, N: gl.constexpr, HEAD: gl.constexpr,
+        FEATURES: gl.constexpr):
   """Divides a warpgroup's rows by their sums, and stores them."""
   out, hdim_v, lse, parts, parts_lse = results
   ROWS: gl.constexpr = gl.SliceLayout(1, hopper.accumulator(N))
@@ -455,27 +455,12 @@ def _consume(w: gl.constexpr, args, WARPGROUPS: gl.constexpr, N: gl.constexpr,
       terms = terms_of(at, cap)
       seen = seen_of(at, work, w, N)
       table = table_of(at, work)
-      q = prefill.rows_of(passed.queries, own, HEAD)
+      q = prefill.query_tile(passed.queries, own, HEAD)
       acc = parts_hopper.zeros(64, HEAD, 0)
-      # As in prefill_hopper.py.
-      right = gl.minimum(gl.maximum(at.last_tile - at.full_hi, 1), steps)
-      right = gl.where(absent, steps, right)
-      whole = gl.minimum(gl.maximum(at.last_tile - at.full_lo, right), steps)
-      begin = gl.to_tensor(1)
-      for _ in range(gl.where(whole < steps, 2, 1)):
-        for step in range(begin, right):
-          tile = at.last_tile - 1 - step
-          acc, p, m, norm = fwd_hopper.pipelined_step(
-              acc, p, m, norm, q, keys, use + step, tile, 0,
-              prefill.window_of(seen, table, absent, tile, N, BOX), terms, N,
-              HEAD, 0, HEAD, 0, STAGES, 0, True, FEATURES, turns, TURN)
-        for step in range(right, whole):
-          acc, p, m, norm = fwd_hopper.pipelined_step(
-              acc, p, m, norm, q, keys, use + step, at.last_tile - 1 - step, 0,
-              seen, terms, N, HEAD, 0, HEAD, 0, STAGES, 0, False, FEATURES,
-              turns, TURN)
-        begin = whole
-        right = steps
+      acc, p, m, norm = prefill.later_steps(
+          acc, p, m, norm, q, keys, use, at.last_tile, steps, at.full_lo,
+          at.full_hi, seen, table, absent, terms, turns, N, HEAD, BOX, STAGES,
+          TURN, FEATURES)
       use += steps
       vi, v_phase = hopper.ring(use - 1, STAGES)
       mbarrier.wait(keys.v_full.index(vi), v_phase)
@@ -495,7 +480,7 @@ def _consume(w: gl.constexpr, args, WARPGROUPS: gl.constexpr, N: gl.constexpr,
         done = parts_hopper.wait(1, done, 0)
         mbarrier.arrive(keys.v_empty.index(vi))
         end(done, m, norm, _read(passed.places, slot), work, free, results,
-             sinks, sinks_step, cap, w, N, HEAD, FEATURES)
+            sinks, sinks_step, cap, w, N, HEAD, FEATURES)
         gl.barrier()
         mbarrier.arrive(passed.done.index(slot))
         p, m, norm = _begin(ahead, _read(passed.places, following), work, keys,
@@ -503,7 +488,7 @@ def _consume(w: gl.constexpr, args, WARPGROUPS: gl.constexpr, N: gl.constexpr,
       else:
         done = parts_hopper.wait(0, parts_hopper.accumulate(acc, p, v, 0), 0)
         end(done, m, norm, _read(passed.places, slot), work, free, results,
-             sinks, sinks_step, cap, w, N, HEAD, FEATURES)
+            sinks, sinks_step, cap, w, N, HEAD, FEATURES)
       i += 1
 
 
