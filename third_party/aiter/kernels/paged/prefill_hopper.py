@@ -187,6 +187,32 @@ def find_rows(slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags,
 
 
 @gluon.jit
+def share_of(splits, programs, nhead_k, lanes, cu_seqlens, lengths, batch,
+             seqlen_q, group, window_left, window_right, flags,
+             TILE_M: gl.constexpr, N: gl.constexpr, FLAGS: gl.constexpr):
+  """Programs that a tile of keys is worth, where keys are divided."""
+  share = 0.0
+  if splits > 1:
+    share = programs / (nhead_k * gl.maximum(gl.sum(tiles_of_batch(
+        lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
+        window_right, flags, TILE_M, N, FLAGS), 0), 1.0))
+  return share
+
+
+@gluon.jit
+def seen_by_all(row0, rows, offset, stop, group, window_left, window_right,
+                flags, N: gl.constexpr):
+  """(first, end) of the tiles of keys that all `rows` from row0 on see."""
+  first = 0
+  end = stop
+  if (flags & attend.WINDOW) != 0:
+    last = (row0 + rows - 1) // group
+    first = gl.maximum(offset + last - window_left, 0)
+    end = gl.minimum(stop, offset + row0 // group + window_right + 1)
+  return (first + N - 1) // N, gl.maximum(end, 0) // N
+
+
+@gluon.jit
 def row_at(rows, begin, COUNT: gl.constexpr, LAYOUT: gl.constexpr):
   """COUNT rows from `begin` of a tile on: (query, query head, place, live).
 
@@ -933,10 +959,9 @@ def paged_attend(
         TILE_M, TILE_N, FLAGS)
     share = count * 1.0
   else:
-    if splits > 1:
-      share = programs / (nhead_k * gl.maximum(gl.sum(tiles_of_batch(
-          lanes, cu_seqlens, lengths, batch, seqlen_q, group, window_left,
-          window_right, flags, TILE_M, TILE_N, FLAGS), 0), 1.0))
+    share = share_of(
+        splits, programs, nhead_k, lanes, cu_seqlens, lengths, batch, seqlen_q,
+        group, window_left, window_right, flags, TILE_M, TILE_N, FLAGS)
     index, start, len_q, row0 = find_rows(
         slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M,
         FLAGS)
@@ -950,14 +975,9 @@ def paged_attend(
       width, pages, page_size, group, window_left, window_right, split, count,
       share, flags, TILE_N, FLAGS)
   steps = gl.where(left > 0, gl.maximum(last_tile - first_tile, 0), 0)
-  full_lo = 0
-  full_hi = stop
-  if (flags & attend.WINDOW) != 0:
-    last = (row0 + gl.minimum(TILE_M, left) - 1) // group
-    full_lo = gl.maximum(offset + last - window_left, 0)
-    full_hi = gl.minimum(stop, offset + row0 // group + window_right + 1)
-  full_lo = (full_lo + TILE_N - 1) // TILE_N
-  full_hi = gl.maximum(full_hi, 0) // TILE_N
+  full_lo, full_hi = seen_by_all(
+      row0, gl.minimum(TILE_M, left), offset, stop, group, window_left,
+      window_right, flags, TILE_N)
 
   SCALED: gl.constexpr = attend.TOKEN_SCALES & FLAGS
   OF_SCORES: gl.constexpr = FEATURES | fwd_hopper.BOXES | (

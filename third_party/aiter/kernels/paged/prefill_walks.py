@@ -154,15 +154,11 @@ def table_of(at, work):
 @gluon.jit
 def share_of(work, lanes, TILE_M: gl.constexpr, N: gl.constexpr,
              FLAGS: gl.constexpr):
-  """Programs that a tile of keys is worth, where keys are divided."""
-  share = 0.0
-  if work.splits > 1:
-    share = work.programs / (work.nhead_k * gl.maximum(gl.sum(
-        prefill.tiles_of_batch(
-            lanes, work.cu_seqlens, work.lengths, work.batch, work.seqlen_q,
-            work.group, work.window_left, work.window_right, work.flags, TILE_M,
-            N, FLAGS), 0), 1.0))
-  return share
+  """prefill_hopper.py's."""
+  return prefill.share_of(
+      work.splits, work.programs, work.nhead_k, lanes, work.cu_seqlens,
+      work.lengths, work.batch, work.seqlen_q, work.group, work.window_left,
+      work.window_right, work.flags, TILE_M, N, FLAGS)
 
 
 @gluon.jit
@@ -179,17 +175,13 @@ def place_of(work, slot, head, split, share, lanes, k_scale, v_scale, scale,
       work.width, work.pages, work.page_size, work.group, work.window_left,
       work.window_right, split, work.splits, share, work.flags, N, FLAGS)
   last_tile = gl.maximum(last_tile, first_tile + 1)
-  full_lo = 0
-  full_hi = stop
-  if (work.flags & attend.WINDOW) != 0:
-    last = (row0 + rows - 1) // work.group
-    full_lo = gl.maximum(offset + last - work.window_left, 0)
-    full_hi = gl.minimum(
-        stop, offset + row0 // work.group + work.window_right + 1)
+  full_lo, full_hi = prefill.seen_by_all(
+      row0, rows, offset, stop, work.group, work.window_left, work.window_right,
+      work.flags, N)
   return Place(
-      last_tile - first_tile, last_tile, (full_lo + N - 1) // N,
-      gl.maximum(full_hi, 0) // N, row0, left, head, index, start, offset,
-      low, offset + len_q, stop, first.to(gl.int32), split,
+      last_tile - first_tile, last_tile, full_lo, full_hi, row0, left, head,
+      index, start, offset, low, offset + len_q, stop, first.to(gl.int32),
+      split,
       (scale * gl.load(k_scale)).to(gl.int32, bitcast=True),
       gl.load(v_scale).to(gl.int32, bitcast=True), 0)
 
