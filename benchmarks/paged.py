@@ -2,7 +2,8 @@
 """Times attention over KV caches: ours, Pallas', cuDNN's and jax.numpy's.
 
   python paged.py                   shapes.PAGED
-  python paged.py --random 20       and so many batches of random lengths
+  python paged.py --random 20       and so many batches of random lengths, of
+                                    decoding and of prefill each
   python paged.py --smoke           tiny sizes, on any platform
 
 Prints a table and writes paged.csv to --out. The exit code is 1 if our numbers
@@ -21,6 +22,7 @@ keys and values of its contexts; of prefill it is also a rate of operations.
 
 import functools
 import math
+import statistics
 import sys
 
 import jax.numpy as jnp
@@ -38,7 +40,7 @@ _ROOM = 2**33  # Bytes that a plain formula may gather or score.
 
 
 def drawn(count: int, seed: int) -> list[Paged]:
-  """Batches of random lengths."""
+  """Decoding of random lengths."""
   rng = np.random.default_rng(seed)
   out = []
   for i in range(count):
@@ -52,13 +54,31 @@ def drawn(count: int, seed: int) -> list[Paged]:
   return out
 
 
+def drawn_prefill(count: int, seed: int) -> list[Paged]:
+  """Prompts of random lengths, whole or in chunks, tables as wide or wider."""
+  rng = np.random.default_rng(seed)
+  out = []
+  for i in range(count):
+    longest = int(np.exp2(rng.uniform(6, 13.5)))
+    batch = int(np.exp2(rng.uniform(0, min(6, 16 - np.log2(longest)))))
+    kv_heads = int(rng.choice([2, 4, 8]))
+    out.append(Paged(
+      f"prefill_{i}", batch, longest, kv_heads * int(rng.choice([1, 4, 8])),
+      kv_heads, int(rng.choice([64, 128])),
+      queries=int(rng.choice([128, 512, 2048, longest, longest])),
+      page=int(rng.choice([16, 64])),
+      lengths=tuple(map(int, rng.integers(longest // 2, longest + 1, batch))),
+      room=int(rng.choice([longest, 16384]))))
+  return out
+
+
 def arrays(shape: Paged, dtype, seed: int):
   """(q, k_cache, v_cache, table, lengths), pages in any order."""
   rng = np.random.default_rng(seed)
   counts = [-(-n // shape.page) for n in shape.contexts]
   pages = sum(counts)
   order, table = rng.permutation(pages).astype(np.int32), np.full(
-    (shape.batch, max(counts)), -1, np.int32)
+    (shape.batch, max(*counts, -(-shape.room // shape.page))), -1, np.int32)
   for row, count, end in zip(table, counts, np.cumsum(counts)):
     row[:count] = order[end - count:end]
   keys = jax.random.split(jax.random.key(seed), 3)
@@ -70,17 +90,21 @@ def arrays(shape: Paged, dtype, seed: int):
     make = jax.jit(lambda key: jax.random.normal(
       key, pool, jnp.bfloat16).astype(own))
   q = jax.random.normal(
-    keys[0], (shape.batch * shape.queries, shape.q_heads, shape.head_dim),
+    keys[0], (sum(shape.new), shape.q_heads, shape.head_dim),
     jnp.dtype(dtype))
   return (q, make(keys[1]), make(keys[2]), jnp.asarray(table),
           jnp.asarray(shape.contexts, jnp.int32))
 
 
+def starts(counts):
+  """Where sequences of so many tokens begin, and the last one ends."""
+  return jnp.asarray(np.cumsum([0, *counts]), jnp.int32)
+
+
 def ours(shape: Paged, q, k, v, table, lengths):
   if shape.queries == 1:
     return aiter.paged_attention_decode(q, k, v, table, lengths)
-  starts = jnp.arange(shape.batch + 1, dtype=jnp.int32) * shape.queries
-  return aiter.unified_attention(q, k, v, starts, lengths, table)
+  return aiter.unified_attention(q, k, v, starts(shape.new), lengths, table)
 
 
 def pallas(shape: Paged, q, k, v, table, lengths):
@@ -111,13 +135,11 @@ def dense(shape: Paged, implementation: str, q, k, v, lengths):
   return out.reshape(-1, *out.shape[2:])
 
 
-def packed(shape: Paged, q, k, v, lengths):
-  """Ours of sequences whose keys [batch, keys, heads, d] follow each other."""
-  starts = jnp.arange(shape.batch + 1, dtype=jnp.int32)
-  k, v = (t.reshape(-1, *t.shape[2:]) for t in (k, v))
+def packed(shape: Paged, q, k, v):
+  """Ours of sequences whose keys follow each other."""
   return aiter.flash_attn_varlen(
-    q, k, v, starts * shape.queries, starts * shape.context, shape.queries,
-    shape.context, causal=True)
+    q, k, v, starts(shape.new), starts(shape.contexts), max(shape.new),
+    max(shape.contexts), causal=True)
 
 
 def gathered(shape: Paged, q, k, v, table, lengths):
@@ -138,17 +160,24 @@ def implementation(name: str, shape: Paged):
       q, *(jnp.moveaxis(t, 2, 0) for t in (k, v)), jnp.maximum(table, 0),
       lengths)
     return functools.partial(pallas, shape), by_head
-  if name in ("dense", "cudnn", "packed"):
-    what = "prefill" if name == "packed" else "decoding"
-    if ((shape.queries > 1) != (what == "prefill") or shape.lengths
-        or shape.cache != "bfloat16"):
-      raise report.Unsupported(f"{what} of one length alone")
+  if name == "packed":
+    if shape.queries == 1 or shape.cache != "bfloat16":
+      raise report.Unsupported("prefill of a bfloat16 cache alone")
+    def together(q, k, v, table, lengths):
+      at = np.concatenate([
+        row[np.arange(n) // shape.page] * shape.page + np.arange(n) % shape.page
+        for row, n in zip(np.asarray(table), shape.contexts)])
+      return q, *(t.reshape(-1, *t.shape[2:])[at] for t in (k, v))
+    return functools.partial(packed, shape), together
+  if name in ("dense", "cudnn"):
+    if shape.queries > 1 or shape.lengths or shape.cache != "bfloat16":
+      raise report.Unsupported("decoding of one length alone")
     together = lambda q, k, v, table, lengths: (
       q, *(t[table].reshape(shape.batch, -1, *t.shape[2:])[:, :shape.context]
            for t in (k, v)), lengths)
-    if name == "packed":
-      return functools.partial(packed, shape), together
     return functools.partial(dense, shape, name), together
+  if shape.queries > 1 and shape.lengths:
+    raise report.Unsupported("prefill of one length alone")
   longest = max(shape.contexts)
   room = 8 * shape.batch * longest * max(
     shape.kv_heads * shape.head_dim, shape.q_heads * shape.queries)
@@ -189,11 +218,11 @@ def timed(shape, names, sets, implementation, seconds: float):
 
 
 def apart(shape, results, names) -> list[str]:
-  """Which results are not those of jax.numpy, in words."""
+  """Which results are not those of jax.numpy, or of packed keys, in words."""
   wrong = []
+  want = results.get("xla", results.get("packed"))
   for name in names:
-    if name in results and "xla" in results:
-      want = results["xla"]
+    if name in results and want is not None:
       error = np.abs(results[name] - want).max() / np.abs(want).max()
       if not error < 0.03:
         wrong.append(
@@ -205,8 +234,8 @@ def measure(shape: Paged, names, dtype, seconds: float):
   """Rows of the CSV file, and what is wrong in words."""
   sets = [arrays(shape, dtype, seed) for seed in range(SETS)]
   size = shape.bytes(sets[0][1].dtype.itemsize)
-  flops = 4 * shape.q_heads * shape.head_dim * shape.queries * sum(
-    n - (shape.queries - 1) / 2 for n in shape.contexts)
+  flops = 4 * shape.q_heads * shape.head_dim * sum(
+    m * (n - (m - 1) / 2) for m, n in zip(shape.new, shape.contexts))
   rows, results = [], {}
   for name, result, time in timed(shape, names, sets, implementation, seconds):
     results[name] = result
@@ -244,10 +273,18 @@ def main() -> int:
   print(report.title(args.dtype))
   listed = PAGED_SMOKE if args.smoke else PAGED
   found, wrong = report.each_shape(
-    measure, [*listed, *drawn(args.random, args.seed)], args)
-  return report.finish(
-    args, "paged", found, table(found),
-    "GB/s: bytes of the contexts' keys and values, divided by the time.", wrong)
+    measure, [*listed, *drawn(args.random, args.seed),
+              *drawn_prefill(args.random, args.seed)], args)
+  times = {(row["name"], row["batch"], row["context"], row["page"],
+            row["implementation"]): row["us"] for row in found}
+  ratios = [us / times[*key, OURS] for (*key, name), us in times.items()
+            if name == "packed" and key[0].startswith("prefill_")]
+  legend = "GB/s: bytes of the contexts' keys and values, divided by the time."
+  if ratios:
+    legend += (f"\nDrawn prefill, packed / {OURS}: "
+               f"{statistics.geometric_mean(ratios):.2f} in the geometric mean "
+               f"of {len(ratios)}, {min(ratios):.2f} the worst.")
+  return report.finish(args, "paged", found, table(found), legend, wrong)
 
 
 if __name__ == "__main__":

@@ -544,7 +544,11 @@ SAMPLING_SMOKE = [
 
 
 class Paged(NamedTuple):
-  """Queries against pages; `lengths` are of the contexts, if not all equal."""
+  """Queries against pages; `lengths` are of the contexts, if not all equal.
+
+  `queries` are the last ones of a context, or all of one that has fewer.
+  `room` is how many keys a table has entries for, if more than the longest.
+  """
 
   name: str
   batch: int
@@ -556,10 +560,16 @@ class Paged(NamedTuple):
   page: int = 16
   cache: str = "bfloat16"
   lengths: tuple[int, ...] = ()
+  room: int = 0
 
   @property
   def contexts(self) -> tuple[int, ...]:
     return self.lengths or (self.context,) * self.batch
+
+  @property
+  def new(self) -> tuple[int, ...]:
+    """Queries of each sequence."""
+    return tuple(min(self.queries, n) for n in self.contexts)
 
   def bytes(self, itemsize: int) -> int:
     """What must be read of the caches."""
@@ -584,6 +594,9 @@ PAGED = [
   *(Paged("llama_8b_prefill", batch, n, 32, 8, 128, queries=n, page=page)
     for batch, n in ((4, 4096), (1, 2048), (16, 1024), (32, 500), (2, 300),
                      (64, 250)) for page in (16, 64)),
+  *(Paged("llama_8b_wide", batch, n, 32, 8, 128, queries=n, page=page,
+          room=8192)
+    for batch, n in ((16, 1024), (32, 500), (64, 250)) for page in (16, 64)),
 ]
 # Prefill in float8: (name, batch, query heads, KV heads, tokens, head dim,
 # causal).
