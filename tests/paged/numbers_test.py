@@ -60,7 +60,11 @@ class PagedTest(PagedTestCase):
       dict(lengths=((1, 500), (1, 70)), page=64, d=64),
       dict(lengths=((40, 90), (1, 70)), decode=False, page=64, d=128, hq=8),
       # More queries than keys.
-      dict(lengths=((30, 7), (9, 9)), decode=False, window=(3, -1)))
+      dict(lengths=((30, 7), (9, 9)), decode=False, window=(3, -1)),
+      # Parts in which no key is seen, behind a last key inside of a page.
+      *(dict(lengths=((3, 276),), decode=False, window=(0, 3), tokens=33,
+             width=22, dtype=dtype, d=d)
+        for dtype, d in (("fp16", 64), ("bf16", 64), ("bf16", 128))))
   def test_edges(self, **options):
     self.check(Case(**options))
 

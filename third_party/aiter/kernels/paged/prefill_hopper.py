@@ -411,7 +411,8 @@ def copy_tile(desc, eights, boxes, empty, full, i, phase, pages, table, values,
   cut = stop
   if CUT:
     box = stop // BOX * BOX
-    cut = gl.where((stop > box) & (length < box + BOX), box, stop)
+    cut = gl.where((stop > gl.maximum(box, first)) & (length < box + BOX), box,
+                   stop)
   if cut < gl.minimum(stop, first + N):
     _copy_cut(values, table, i, cut, stop, N, HEAD, BOX)
     mbarrier.expect(full, (BOXES - 1) * BYTES)
