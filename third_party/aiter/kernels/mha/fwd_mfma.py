@@ -11,15 +11,16 @@ wave keeps both units busy. Beside the matrix instructions that make a tile's
 scores it shrinks the output and takes half of the exponentials of the tile
 before it; beside those that multiply values it finds the largest scores and
 takes the other half. The one barrier of a tile is in the middle of these: what
-is left of them hides the first reads of the next tile's keys.
+is left of them hides the first reads of the next tile's keys. This schedule
+stands from `begin` to `finish`, and is paged/prefill_copied.py's, too.
 
 gfx942 has LDS for one tile of two programs, and brings the next one by way of
 registers; its two programs a unit hide each other's exponentials.
 
 Of aligned heads, with nothing that changes scores but a window, or a bias of
-one row for all (scores.ONE_ROW), for which both have gfx942's loop. Scores
-begin with the bias: keys get three more columns, its parts of 8 bits each, and
-rows as many ones. Keys and values that it hides are read as zeros.
+one row for all (scores.ONE_ROW). Of that a lane has one key's, and keys get
+three more columns, the bias's parts of 8 bits, and rows as many ones. Keys and
+values that it hides are read as zeros.
 """
 
 from triton.experimental import gluon
@@ -46,17 +47,33 @@ def _turned(keys, head):
 
 
 @gluon.constexpr_function
-def _padded(keys):
-  """Quarters of keys in LDS, one behind the other, for copies of 1024 bytes in
+def _padded(keys, parts):
+  """Parts of keys in LDS, one behind the other, for copies of 1024 bytes in
   one piece.
 
   Such a piece has every fourth key. Reads of 16 bytes take keys 0 to 3, 20 to
   23, 8 to 11 and 28 to 31 at once, which so lie in different banks.
   """
-  rows = [4, 8, 16, 32, 1, 2, keys, 2 * keys]
+  rows = [4, 8, 16, 32, 1, 2]
+  rows += [keys << i for i in range(parts.bit_length() - 1)]
   return gl.PaddedSharedLayout(
       [[512, 8]], [[0, 1 << i] for i in range(5)] + [[row, 0] for row in rows],
-      [], [4 * keys, 32])
+      [], [parts * keys, 32])
+
+
+@gluon.constexpr_function
+def _narrow(layout):
+  """A product's layout, of the instruction with the smallest operands."""
+  return gl.amd.AMDMFMALayout(
+      version=layout.version, instr_shape=[32, 32, 8], transposed=False,
+      warps_per_cta=layout.warps_per_cta)
+
+
+@gluon.constexpr_function
+def _lanes(waves):
+  """Of 64 keys, a lane's one; its registers have room for the key's columns."""
+  return gl.SliceLayout(
+      1, gl.BlockedLayout([1, 4], [64, 1], [1, waves], [1, 0]))
 
 
 @gluon.jit
@@ -77,63 +94,118 @@ def _present(data, tile, at):
 
 
 @gluon.jit
-def _copy(ptr, at, smem):
-  """Begins to copy a tile's quarters to LDS."""
-  N: gl.constexpr = at.shape[0]
-  for i in gl.static_range(4):
-    async_copy.buffer_load_to_shared(smem.slice(i * N, N), ptr, at + i * PART)
-
-
-@gluon.jit
-def _copy_tile(data, tile, at, smem):
-  """As _copy, of a tile that may be the sequence's last one."""
-  _copy(_first(data, tile, at.shape[0]), _present(data, tile, at), smem)
-
-
-@gluon.jit
-def _bias(row, tile, N: gl.constexpr, LAYOUT: gl.constexpr):
-  """Begins to load a tile's biases; what lies behind the last one is hidden."""
-  ptr, count = row
-  key = gl.arange(0, N, LAYOUT)
-  return buffer_load(ptr + tile * N, key, mask=key < count - tile * N,
-                     other=float("-inf"))
-
-
-@gluon.jit
 def _seen(bias):
-  """A bit for each of 64 keys, whose biases lanes have: whether it is seen."""
-  return gl.inline_asm("v_cmp_lg_f32_e64 $0, $1, $2", "=s,v,s",
+  """A bit for each of 64 keys, whose biases lanes have: whether it is seen.
+
+  Who reads scalars of a vector instruction has to wait, and the compiler does
+  not look into this one.
+  """
+  return gl.inline_asm("v_cmp_lg_f32_e64 $0, $1, $2\ns_nop 1", "=s,v,s",
                        (bias, float("-inf")), gl.int64, is_pure=True)
 
 
 @gluon.jit
-def _begin(bias, inverse, TILE_M: gl.constexpr, S: gl.constexpr):
-  """What a tile's scores begin with: the biases by `inverse` for every row."""
-  A: gl.constexpr = gl.DotOperandLayout(0, S, 4)
-  B: gl.constexpr = gl.DotOperandLayout(1, S, 4)
-  N: gl.constexpr = bias.shape[0]
-  K: gl.constexpr = S.instr_shape[2]
-  rest = bias * inverse
-  part = gl.arange(0, K, gl.SliceLayout(0, A))[None, :]
-  a = gl.zeros([N, K], gl.bfloat16, A)
-  for i in gl.static_range(3):
-    bits = rest.to(gl.int32, bitcast=True)
-    own = (bits >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
-    a = gl.where(part == i, own[:, None], a)
-    # Of what is hidden nothing is left; infinity less itself is no number.
-    rest = gl.where(bias > float("-inf"),
-                    rest - (bits & -65536).to(gl.float32, bitcast=True), 0.0)
-  ones = gl.full([K, TILE_M], 1.0, gl.bfloat16, B)
-  return mfma(a, ones, gl.zeros([N, TILE_M], gl.float32, S))
+def _arrived(bias, inverse):
+  """bias * inverse, here: what is loaded later is not to be waited for."""
+  return gl.inline_asm_elementwise("v_mul_f32 $0, $1, $2", "=v,v,s",
+                                   [bias, inverse], gl.float32, False, 1)
+
+
+@gluon.jit
+def _shown(seen, at):
+  """Which of a tile's elements are of keys that are seen: a bit is a sign, for
+  which a lane keeps one number."""
+  key = gl.arange(0, at.shape[0], gl.SliceLayout(1, at.type.layout))
+  return ((seen << (63 - key).to(gl.int64)) < 0)[:, None]
+
+
+@gluon.jit
+def _upper(x):
+  """The upper 16 bits of floats alone: they are a bfloat16, too."""
+  return (x.to(gl.int32, bitcast=True) & -65536).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def _columns_of(bias, S: gl.constexpr):
+  """Columns of either half of a tile's keys, whose sum is the bias.
+
+  A lane has its key's columns of the half that the key is in, and zeros of the
+  other one.
+  """
+  LANES: gl.constexpr = bias.type.layout
+  half = gl.arange(0, 2 * PART, LANES) // PART
+  column = gl.arange(0, 4, gl.SliceLayout(0, LANES.parent))[None, :]
+  # Of what is hidden nothing is left; infinity less itself is no number.
+  rest = gl.where(bias > float("-inf"), bias - _upper(bias), 0.0)
+  last = rest - _upper(rest)
+  # A word is two columns: where those are selected one by one, it is made of
+  # them for either half.
+  word = (_upper(rest).to(gl.int32, bitcast=True)
+          | ((bias.to(gl.int32, bitcast=True) >> 16) & 65535))
+  word1 = (last.to(gl.int32, bitcast=True) >> 16) & 65535
+  halves = ()
+  for i in gl.static_range(2):
+    own = gl.where(half == i, word, 0)[:, None]
+    own1 = gl.where(half == i, word1, 0)[:, None]
+    x = gl.where(column < 2, own, own1) >> (column % 2 * 16)
+    x = x.to(gl.int16).to(gl.bfloat16, bitcast=True)
+    x = x.reshape([2, PART, 4]).permute([1, 0, 2]).reshape([PART, 8])
+    halves = halves + (gl.convert_layout(
+        x, gl.DotOperandLayout(0, _narrow(S), 4), assert_trivial=True),)
+  return halves
+
+
+@gluon.jit
+def _plus(s, columns):
+  """s, of half of the keys, and the biases whose columns these are."""
+  S: gl.constexpr = s.type.layout
+  OF: gl.constexpr = _narrow(S)
+  ones = gl.full([8, s.shape[1]], 1.0, gl.bfloat16,
+                 gl.DotOperandLayout(1, OF, 4))
+  s = mfma(columns, ones, gl.convert_layout(s, OF, assert_trivial=True))
+  return gl.convert_layout(s, S, assert_trivial=True)
+
+
+@gluon.jit
+def copy(ptr, at, smem, seen=0, ROW: gl.constexpr = False):
+  """Begins to copy a tile's parts to LDS; if ROW, zeros of keys not seen."""
+  N: gl.constexpr = at.shape[0]
+  for i in gl.static_range(smem.shape[0] // N):
+    if ROW:
+      # Hidden elements' offsets lie behind the buffer, which gives zeros.
+      async_copy.buffer_load_to_shared(
+          smem.slice(i * N, N), ptr + i * PART, at, mask=_shown(seen, at))
+    else:
+      async_copy.buffer_load_to_shared(smem.slice(i * N, N), ptr, at + i * PART)
+
+
+@gluon.jit
+def _copy_tile(data, tile, at, smem, seen, ROW: gl.constexpr):
+  """As copy, of a tile that may be the sequence's last one."""
+  if not ROW:
+    at = _present(data, tile, at)
+  copy(_first(data, tile, at.shape[0]), at, smem, seen, ROW)
+
+
+@gluon.jit
+def _bias(row, tile, N: gl.constexpr, LAYOUT: gl.constexpr,
+          INSIDE: gl.constexpr = False):
+  """Begins to load a tile's biases; what lies behind the last one is hidden."""
+  ptr, count = row
+  key = gl.arange(0, N, LAYOUT)
+  if INSIDE:
+    x = buffer_load(ptr + tile * N, key)
+  else:
+    x = buffer_load(ptr + tile * N, key, mask=key < count - tile * N,
+                    other=float("-inf"))
+  return x
 
 
 @gluon.jit
 def _buffer_load(ptr, at, seen, ROW: gl.constexpr):
   """Begins to load of keys that are seen; zeros of others."""
   if ROW:
-    key = gl.arange(0, at.shape[0], gl.SliceLayout(1, at.type.layout))
-    shown = (seen >> key.to(gl.int64)) & 1
-    x = buffer_load(ptr, at, mask=(shown != 0)[:, None], other=0.0)
+    x = buffer_load(ptr, at, mask=_shown(seen, at), other=0.0)
   else:
     x = buffer_load(ptr, at)
   return x
@@ -166,37 +238,40 @@ def _store(smem, parts):
 
 @gluon.jit
 def _keys(smem, i: gl.constexpr, half: gl.constexpr, S: gl.constexpr):
-  """Half of the keys of a quarter, as the left operand. The wait for its copy
+  """Half of the keys of a part, as the left operand. The wait for its copy
   was for all waves."""
-  N: gl.constexpr = smem.shape[0] // 8
   return async_copy.load_shared_relaxed(
-      smem.slice((2 * i + half) * N, N), gl.DotOperandLayout(0, S, 8))
+      smem.slice((2 * i + half) * PART, PART), gl.DotOperandLayout(0, S, 8))
 
 
 @gluon.jit
 def _values(smem, i: gl.constexpr, half: gl.constexpr, S: gl.constexpr):
   """As _keys; a lane has 4 keys, as many as of its scores lie together."""
-  N: gl.constexpr = smem.shape[0] // 8
   return async_copy.load_shared_relaxed(
-      smem.slice((2 * i + half) * N, N).permute([1, 0]),
+      smem.slice((2 * i + half) * PART, PART).permute([1, 0]),
       gl.DotOperandLayout(0, S, 4))
 
 
 @gluon.jit
-def _hide(s, n0, m0, len_k, window, ROW: gl.constexpr = False):
+def _hide(s, n0, m0, len_k, window, ROW: gl.constexpr):
   """s, with -inf where a row does not see a key.
 
-  ROW: keys are counted anew, or a lane's would be kept, a register each.
+  ROW: biases hide keys behind the last one.
   """
-  key = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))[:, None]
-  if ROW:
-    key = gl.inline_asm_elementwise("v_mov_b32 $0, $1", "=v,v", [key], gl.int32,
-                                    False, 1)
-  row = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
+  # A lane's keys are constants but for a part, which its bounds are less by.
+  x = s.reshape([s.shape[0] // 8, 2, 4, s.shape[1]])
+  L: gl.constexpr = x.type.layout
+  key = (gl.arange(0, x.shape[0], parts.vector(L, 0))[:, None, None, None] * 8
+         + gl.arange(0, 4, parts.vector(L, 2))[None, None, :, None])
+  lane = gl.arange(0, 2, parts.vector(L, 1))[None, :, None, None] * 4
+  row = gl.arange(0, x.shape[3], parts.vector(L, 3))[None, None, None, :]
   position = row + (m0 + window.offset - n0)
-  last = gl.minimum(position + window.right, len_k - 1 - n0)
-  shown = (key >= (position - window.left)[None, :]) & (key <= last[None, :])
-  return gl.where(shown, s, float("-inf"))
+  last = position + window.right
+  if not ROW:
+    last = gl.minimum(last, len_k - 1 - n0)
+  shown = (key >= position - window.left - lane) & (key <= last - lane)
+  x = gl.where(shown, x, float("-inf")).reshape(s.shape)
+  return gl.convert_layout(x, s.type.layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -212,13 +287,194 @@ def _join(x0, x1, S: gl.constexpr):
   return gl.convert_layout(x.reshape([2 * x.shape[1], x.shape[2]]), S)
 
 
+@gluon.constexpr_function
+def _ahead(parts):
+  """How many parts of keys are read ahead of their products."""
+  return parts - 1
+
+
+@gluon.constexpr_function
+def _early(parts):
+  """How many of the products of values stand before the barrier."""
+  return 5 * parts // 4
+
+
+@gluon.jit
+def _read(x, tiles, COUNT: gl.constexpr, S: gl.constexpr):
+  """x, with more of what a step reads until there are so many: the parts of
+  half of the keys, those of the other half, then both halves of each part of
+  the values."""
+  keys, values = tiles
+  PARTS: gl.constexpr = keys.shape[0] // (2 * PART)
+  for i in gl.static_range(len(x), COUNT):
+    if i < 2 * PARTS:
+      x = x + (_keys(keys, i % PARTS, i // PARTS, S),)
+    else:
+      x = x + (_values(values, i // 2 - PARTS, i % 2, S),)
+  return x
+
+
+@gluon.jit
+def _weighed(acc, i: gl.constexpr, x, p):
+  """acc with the product of the i-th half of a part of values."""
+  out = ()
+  for part in gl.static_range(len(acc)):
+    if part == i // 2:
+      out = out + (mfma(x[2 * len(acc) + i], p[i % 2], acc[part]),)
+    else:
+      out = out + (acc[part],)
+  return out
+
+
+@gluon.jit
+def first_scores(keys, q, s0, s1, S: gl.constexpr):
+  """Scores of either half of the first tile's keys, added to s0 and s1."""
+  for i in gl.static_range(len(q)):
+    s0 = mfma(_keys(keys, i, 0, S), q[i], s0)
+    s1 = mfma(_keys(keys, i, 1, S), q[i], s1)
+  return s0, s1
+
+
+@gluon.jit
+def begin(tiles, s0, s1, m, scale, S: gl.constexpr):
+  """What the first step gets of the first tile's scores: score's x and w."""
+  PARTS: gl.constexpr = tiles[0].shape[0] // (2 * PART)
+  x = _read((), tiles, _ahead(PARTS), S)
+  p0 = gl.exp2(parts.exponents(s0, m, scale))
+  return x, (parts.exponents(s1, m, scale), p0)
+
+
+@gluon.jit
+def score(x, tiles, q, w, alpha, l, acc, dtype: gl.constexpr, S: gl.constexpr,
+          bias=0.0, ROW: gl.constexpr = False):
+  """The first of a step: products of keys, beside which the tile before gets
+  its other weights and sums, and the output shrinks.
+
+  Args:
+    x: the keys that are read ahead.
+    tiles: a tile's keys, and the values of the tile before.
+    w: of the tile before, exponents of half of the keys, weights of the other.
+    bias: if ROW, the tile's.
+
+  Returns:
+    (x, s0, s1, p, l, acc): what is read so far, scores of either half of the
+    keys, and the weights of the tile before as operands.
+  """
+  PARTS: gl.constexpr = len(q)
+  s1, p0 = w
+  zero = gl.zeros(s1.shape, gl.float32, S)
+  # The scheduler finds a place for each instruction between two barriers.
+  s0 = zero
+  for i in gl.static_range(PARTS):
+    x = _read(x, tiles, len(x) + 1, S)
+    s0 = mfma(x[i], q[i], s0)
+    if i == 0:
+      p1 = gl.exp2(s1)
+    if i == PARTS - 2:
+      l = parts.faded(l, alpha) + parts.own(p0)
+      p0 = parts.operand(p0, dtype, False)
+  if ROW:
+    b0, b1 = _columns_of(bias, S)
+    s0 = _plus(s0, b0)
+  sched_barrier()
+  fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
+  faded = ()
+  s1 = zero
+  for i in gl.static_range(PARTS):
+    x = _read(x, tiles, min(len(x) + 1, 2 * PARTS + 2), S)
+    s1 = mfma(x[PARTS + i], q[i], s1)
+    if i == 0:
+      l += parts.own(p1)
+      p1 = parts.operand(p1, dtype, False)
+    faded = faded + (acc[i] * fade,)
+  if ROW:
+    s1 = _plus(s1, b1)
+  sched_barrier()
+  return x, s0, s1, (p0, p1), l, faded
+
+
+@gluon.jit
+def weigh(x, tiles, s0, s1, p, m, acc, scale, S: gl.constexpr):
+  """Then, until the barrier: products of values, beside the largest scores and
+  the exponentials of a quarter of the keys.
+
+  Returns:
+    (x, w, m, alpha, acc): all that the step reads, and w as weigh_rest takes
+    it: exponents of half of the keys and of a quarter, weights of the other.
+  """
+  PARTS: gl.constexpr = len(acc)
+  EARLY: gl.constexpr = _early(PARTS)
+  for i in gl.static_range(EARLY):
+    # With the last one before the barrier all are read.
+    x = _read(x, tiles, 4 * PARTS - 4 // PARTS * (EARLY - 1 - i), S)
+    acc = _weighed(acc, i, x, p)
+    if i == 0:
+      m, alpha = parts.largest(gl.maximum(s0, s1), m, scale)
+    if i == max(EARLY - 3, 0):
+      x0, x1 = _split(parts.exponents(s0, m, scale))
+    if i == max(EARLY - 2, 0):
+      x0 = gl.exp2(x0)
+    if i == EARLY - 1:
+      s1 = parts.exponents(s1, m, scale)
+  return x, (s1, x1, x0), m, alpha, acc
+
+
+@gluon.jit
+def weigh_rest(x, tiles, w, p, acc, S: gl.constexpr):
+  """Behind the barrier and the copies of keys: products of values but for the
+  last, beside the first reads of the next step, whose tiles these are.
+
+  Returns:
+    (x, w, acc): as the next step's score takes them.
+  """
+  PARTS: gl.constexpr = len(acc)
+  EARLY: gl.constexpr = _early(PARTS)
+  s1, x1, x0 = w
+  acc = _weighed(acc, EARLY, x, p)
+  ahead = _read((), tiles, 1, S)
+  sched_barrier()
+  for i in gl.static_range(EARLY + 1, 2 * PARTS - 1):
+    ahead = _read(ahead, tiles, len(ahead) + 1, S)
+    acc = _weighed(acc, i, x, p)
+  p0 = _join(x0, gl.exp2(x1), S)
+  ahead = _read(ahead, tiles, _ahead(PARTS), S)
+  return ahead, (s1, p0), acc
+
+
+@gluon.jit
+def weigh_last(x, p, acc):
+  """Behind the copies of values: their last product."""
+  return _weighed(acc, 2 * len(acc) - 1, x, p)
+
+
+@gluon.jit
+def finish(values, w, alpha, l, acc, dtype: gl.constexpr, S: gl.constexpr):
+  """l and acc with the last tile, behind which is none to score."""
+  s1, p0 = w
+  p1 = gl.exp2(s1)
+  l = parts.faded(l, alpha) + parts.own(p0) + parts.own(p1)
+  p0 = parts.operand(p0, dtype, False)
+  p1 = parts.operand(p1, dtype, False)
+  fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
+  out = ()
+  for i in gl.static_range(len(acc)):
+    a = mfma(_values(values, i, 0, S), p0, acc[i] * fade)
+    out = out + (mfma(_values(values, i, 1, S), p1, a),)
+  return l, out
+
+
 @gluon.jit
 def _attend_copied(
-    sums, q, k, v, m0, window, steps, full, edges, scale, dtype: gl.constexpr,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, S: gl.constexpr
+    sums, q, k, v, row, m0, window, steps, full, edges, scale,
+    dtype: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+    HEAD: gl.constexpr, ROW: gl.constexpr, S: gl.constexpr
 ):
-  """m, l and acc of all tiles, copied straight to LDS."""
+  """m, l and acc of all tiles, copied straight to LDS.
+
+  row, if ROW: the biases, and how many they are.
+  """
   m, l, acc = sums
+  PARTS: gl.constexpr = HEAD // PART
   HALF: gl.constexpr = TILE_N // 2
   K: gl.constexpr = parts.copied(TILE_N, (4, 8, 16, 32), (1, 2))
   V: gl.constexpr = parts.copied(TILE_N, (1, 2, 4, 8), (16, 32))
@@ -227,40 +483,61 @@ def _attend_copied(
   tile = parts.tile_at(0, steps, edges)
   following = parts.tile_at(1, steps, edges)
   after = parts.tile_at(2, steps, edges)
-  keys = gl.allocate_shared_memory(dtype, [2, 4 * TILE_N, PART],
-                                   _padded(TILE_N))
-  _copy_tile(k, tile, k_at, keys.index(0))
-  _copy_tile(k, following, k_at, keys.index(1))
+  keys = gl.allocate_shared_memory(dtype, [2, PARTS * TILE_N, PART],
+                                   _padded(TILE_N, PARTS))
+  # Biases of a tile, by the scale, of the next one and of the one behind it,
+  # which is on its way, and which of their keys are seen.
+  LANES: gl.constexpr = _lanes(gl.num_warps())
+  bias = 0.0
+  bias1 = 0.0
+  bias2 = 0.0
+  seen = 0
+  seen1 = 0
+  seen2 = 0
+  if ROW:
+    inverse = 1.0 / scale * scores.LOG2E
+    bias = _bias(row, tile, TILE_N, LANES)
+    bias1 = _bias(row, following, TILE_N, LANES)
+    bias2 = _bias(row, after, TILE_N, LANES)
+    seen = _seen(bias)
+    seen1 = _seen(bias1)
+    seen2 = _seen(bias2)
+    bias *= inverse
+    bias1 *= inverse
+  _copy_tile(k, tile, k_at, keys.index(0), seen, ROW)
+  _copy_tile(k, following, k_at, keys.index(1), seen1, ROW)
   async_copy.commit_group()
   # By way of LDS, where values are later.
-  q = parts.columns(q[0], q[1], q[2], 128, S)
+  q = parts.columns(q[0], q[1], q[2], HEAD, S)
   values = gl.allocate_shared_memory(
-      dtype, [2, 4 * TILE_N, PART], gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
-  _copy_tile(v, tile, v_at, values.index(0))
+      dtype, [2, PARTS * TILE_N, PART],
+      gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
+  _copy_tile(v, tile, v_at, values.index(0), seen, ROW)
   async_copy.commit_group()
   async_copy.wait_group(1)
-  zero = gl.zeros([HALF, TILE_M], gl.float32, S)
-  s0 = zero
-  s1 = zero
-  for i in gl.static_range(4):
-    s0 = mfma(_keys(keys.index(0), i, 0, S), q[i], s0)
-    s1 = mfma(_keys(keys.index(0), i, 1, S), q[i], s1)
-  s0 = _hide(s0, tile * TILE_N, m0, k[2], window)
-  s1 = _hide(s1, tile * TILE_N + HALF, m0, k[2], window)
+  s0 = gl.zeros([HALF, TILE_M], gl.float32, S)
+  s1 = s0
+  if ROW:
+    b0, b1 = _columns_of(bias, S)
+    s0 = _plus(s0, b0)
+    s1 = _plus(s1, b1)
+  s0, s1 = first_scores(keys.index(0), q, s0, s1, S)
+  s0 = _hide(s0, tile * TILE_N, m0, k[2], window, ROW)
+  s1 = _hide(s1, tile * TILE_N + HALF, m0, k[2], window, ROW)
   m, alpha = parts.largest(gl.maximum(s0, s1), m, scale)
   async_copy.wait_group(0)
-  _copy_tile(k, after, k_at, keys.index(0))
-  _copy_tile(v, following, v_at, values.index(1))
+  _copy_tile(k, after, k_at, keys.index(0), seen2, ROW)
+  _copy_tile(v, following, v_at, values.index(1), seen1, ROW)
+  if ROW:
+    bias = bias1
+    bias1 = bias2 * inverse
+    bias2 = _bias(row, parts.tile_at(3, steps, edges), TILE_N, LANES)
   async_copy.commit_group()
-  k0 = _keys(keys.index(1), 0, 0, S)
-  k1 = _keys(keys.index(1), 1, 0, S)
-  k2 = _keys(keys.index(1), 2, 0, S)
-  p0 = gl.exp2(parts.exponents(s0, m, scale))
-  s1 = parts.exponents(s1, m, scale)
+  ahead, w = begin((keys.index(1), values.index(0)), s0, s1, m, scale, S)
   slot = 0
-  # What these steps copy, keys three tiles behind and values two, is of tiles
-  # that all see, which follow each other.
-  inside = gl.maximum(full - 3, 0)
+  # What these steps copy, keys three tiles behind and values two, and biases
+  # four, is of tiles that all see, which follow each other.
+  inside = gl.maximum(full - (4 if ROW else 3), 0)
   k_ptr = _first(k, edges[1] + 3, TILE_N)
   v_ptr = _first(v, edges[1] + 2, TILE_N)
   for part in gl.static_range(2):
@@ -268,58 +545,14 @@ def _attend_copied(
       following = parts.tile_at(inside + 1, steps, edges)
       after = parts.tile_at(inside + 2, steps, edges)
     for step in range(inside * part, inside if part == 0 else steps - 1):
-      k_tile = keys.index(1 - slot)
-      v_tile = values.index(slot)
-      # k0 to k3 are the quarters of half of the keys, k4 to k7 of the other
-      # half; v0 and v1, and so on, the halves of a quarter. The scheduler finds
-      # a place for each instruction between two barriers.
-      k3 = _keys(k_tile, 3, 0, S)
-      s0 = mfma(k0, q[0], zero)
-      p1 = gl.exp2(s1)
-      k4 = _keys(k_tile, 0, 1, S)
-      s0 = mfma(k1, q[1], s0)
-      k5 = _keys(k_tile, 1, 1, S)
-      s0 = mfma(k2, q[2], s0)
-      l = parts.faded(l, alpha) + parts.own(p0)
-      p0 = parts.operand(p0, dtype, False)
-      k6 = _keys(k_tile, 2, 1, S)
-      s0 = mfma(k3, q[3], s0)
-      sched_barrier()
-      fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
-      a0, a1, a2, a3 = acc
-      k7 = _keys(k_tile, 3, 1, S)
-      s1 = mfma(k4, q[0], zero)
-      l += parts.own(p1)
-      p1 = parts.operand(p1, dtype, False)
-      a0 = a0 * fade
-      v0 = _values(v_tile, 0, 0, S)
-      s1 = mfma(k5, q[1], s1)
-      a1 = a1 * fade
-      v1 = _values(v_tile, 0, 1, S)
-      s1 = mfma(k6, q[2], s1)
-      a2 = a2 * fade
-      s1 = mfma(k7, q[3], s1)
-      a3 = a3 * fade
-      sched_barrier()
+      tiles = keys.index(1 - slot), values.index(slot)
+      x, s0, s1, p, l, acc = score(
+          ahead, tiles, q, w, alpha, l, acc, dtype, S, bias, ROW)
       if part == 1:
         if step + 1 >= full:
-          s0 = _hide(s0, following * TILE_N, m0, k[2], window)
-          s1 = _hide(s1, following * TILE_N + HALF, m0, k[2], window)
-      v2 = _values(v_tile, 1, 0, S)
-      v3 = _values(v_tile, 1, 1, S)
-      a0 = mfma(v0, p0, a0)
-      m, alpha = parts.largest(gl.maximum(s0, s1), m, scale)
-      v4 = _values(v_tile, 2, 0, S)
-      a0 = mfma(v1, p1, a0)
-      v5 = _values(v_tile, 2, 1, S)
-      a1 = mfma(v2, p0, a1)
-      x0, x1 = _split(parts.exponents(s0, m, scale))
-      v6 = _values(v_tile, 3, 0, S)
-      a1 = mfma(v3, p1, a1)
-      x0 = gl.exp2(x0)
-      v7 = _values(v_tile, 3, 1, S)
-      a2 = mfma(v4, p0, a2)
-      s1 = parts.exponents(s1, m, scale)
+          s0 = _hide(s0, following * TILE_N, m0, k[2], window, ROW)
+          s1 = _hide(s1, following * TILE_N + HALF, m0, k[2], window, ROW)
+      x, w, m, alpha, acc = weigh(x, tiles, s0, s1, p, m, acc, scale, S)
       sched_barrier()
       if part == 1:
         following = after
@@ -327,41 +560,36 @@ def _attend_copied(
       # Nobody reads this step's tiles any more, and what the next one reads was
       # copied since the one before.
       async_copy.wait_group(0)
+      if ROW:
+        seen1 = seen2
+        seen2 = _seen(bias2)
+        bias = bias1
+        bias1 = _arrived(bias2, inverse)
       if part == 0:
-        _copy(k_ptr, k_at, keys.index(1 - slot))
+        copy(k_ptr, k_at, keys.index(1 - slot), seen2, ROW)
       else:
-        _copy_tile(k, after, k_at, keys.index(1 - slot))
-      a2 = mfma(v5, p1, a2)
-      k_tile = keys.index(slot)
-      k0 = _keys(k_tile, 0, 0, S)
-      sched_barrier()
-      k1 = _keys(k_tile, 1, 0, S)
-      a3 = mfma(v6, p0, a3)
-      p0 = _join(x0, gl.exp2(x1), S)
-      k2 = _keys(k_tile, 2, 0, S)
+        _copy_tile(k, after, k_at, keys.index(1 - slot), seen2, ROW)
+      tiles = keys.index(slot), values.index(1 - slot)
+      ahead, w, acc = weigh_rest(x, tiles, w, p, acc, S)
       if part == 0:
-        _copy(v_ptr, v_at, values.index(slot))
+        copy(v_ptr, v_at, values.index(slot), seen1, ROW)
       else:
-        _copy_tile(v, following, v_at, values.index(slot))
+        _copy_tile(v, following, v_at, values.index(slot), seen1, ROW)
       async_copy.commit_group()
-      a3 = mfma(v7, p1, a3)
-      acc = a0, a1, a2, a3
+      acc = weigh_last(x, p, acc)
+      if ROW:
+        if part == 0:
+          tile = edges[1] + step + 4
+        else:
+          tile = parts.tile_at(step + 4, steps, edges)
+        bias2 = _bias(row, tile, TILE_N, LANES, part == 0)
       if part == 0:
         k_ptr += TILE_N * k[1].to(gl.int64)
         v_ptr += TILE_N * v[1].to(gl.int64)
       slot = 1 - slot
   async_copy.wait_group(0)
-  p1 = gl.exp2(s1)
-  l = parts.faded(l, alpha) + parts.own(p0) + parts.own(p1)
-  p0 = parts.operand(p0, dtype, False)
-  p1 = parts.operand(p1, dtype, False)
-  v_tile = values.index(slot)
-  fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
-  out = ()
-  for i in gl.static_range(4):
-    a = mfma(_values(v_tile, i, 0, S), p0, acc[i] * fade)
-    out = out + (mfma(_values(v_tile, i, 1, S), p1, a),)
-  return m, l, out
+  l, acc = finish(values.index(slot), w, alpha, l, acc, dtype, S)
+  return m, l, acc
 
 
 @gluon.jit
@@ -373,7 +601,7 @@ def _attend_loaded(
 ):
   """m, l and acc of all tiles, by way of registers to LDS.
 
-  row, if ROW: the biases, and how many they are.
+  row: as _attend_copied's.
   """
   m, l, acc = sums
   PARTS: gl.constexpr = HEAD // PART
@@ -389,29 +617,30 @@ def _attend_loaded(
   values = gl.allocate_shared_memory(
       dtype, [HEAD, TILE_N], gl.SwizzledSharedLayout(4, 1, 16, [1, 0]))
   tile = parts.tile_at(0, steps, edges)
-  # Biases of a tile's scores, and which keys of the next one are seen.
-  OF_S: gl.constexpr = gl.SliceLayout(1, VALUES)
-  LANES: gl.constexpr = gl.BlockedLayout([1], [64], [gl.num_warps()], [0])
+  # Biases of a tile's keys and of the next one's, and which are seen.
+  LANES: gl.constexpr = _lanes(gl.num_warps())
   bias = 0.0
-  lanes = 0.0
+  bias1 = 0.0
   seen = 0
   if ROW:
     inverse = 1.0 / scale * scores.LOG2E
-    seen = _seen(_bias(row, tile, TILE_N, LANES))
-    bias = _bias(row, tile, TILE_N, OF_S)
-    lanes = _bias(row, parts.tile_at(1, steps, edges), TILE_N, LANES)
+    bias = _bias(row, tile, TILE_N, LANES)
+    seen = _seen(bias)
+    bias1 = _bias(row, parts.tile_at(1, steps, edges), TILE_N, LANES)
   _store(keys, _load(k, tile, k_at, seen, PARTS, ROW))
   values.store(_load_values(v, tile, v_at, seen, ROW).permute([1, 0]))
   for part in gl.static_range(2):
     for step in range(full * part, full if part == 0 else steps):
       following = parts.tile_at(step + 1, steps, edges)
       if ROW:
-        seen = _seen(lanes)
+        seen = _seen(bias1)
       k_next = _load(k, following, k_at, seen, PARTS, ROW)
       s = gl.zeros([TILE_N, TILE_M], gl.float32, S)
       if ROW:
-        s = _begin(bias, inverse, TILE_M, S)
-        bias = _bias(row, following, TILE_N, OF_S)
+        b0, b1 = _columns_of(bias * inverse, S)
+        zero = gl.zeros([PART, TILE_M], gl.float32, S)
+        s = _join(_plus(zero, b0), _plus(zero, b1), S)
+        bias = bias1
       k_part = keys.slice(0, TILE_N).load(KEYS)
       for i in gl.static_range(PARTS):
         k_after = k_part
@@ -423,7 +652,8 @@ def _attend_loaded(
       _store(keys, k_next)
       v_next = _load_values(v, following, v_at, seen, ROW)
       if ROW:
-        lanes = _bias(row, parts.tile_at(step + 2, steps, edges), TILE_N, LANES)
+        bias1 = _bias(row, parts.tile_at(step + 2, steps, edges), TILE_N,
+                      LANES)
       if part == 1:
         s = _hide(s, tile * TILE_N, m0, k[2], window, ROW)
       m, alpha = parts.largest(s, m, scale)
@@ -534,14 +764,13 @@ def mha_fwd(
     scale = softmax_scale * scores.LOG2E
     k_data = k, stride_k, len_k
     v_data = v, stride_v, len_k
-    if CDNA == 4 and not ROW:
-      gl.static_assert(HEAD == 128)
+    biases = (bias_f32 + b * batch_stride_bias + head * nhead_stride_bias,
+              len_k)
+    if CDNA == 4:
       m, l, acc = _attend_copied(
-          (m, l, acc), q_data, k_data, v_data, m0, window, steps, full, edges,
-          scale, dtype, TILE_M, TILE_N, S)
+          (m, l, acc), q_data, k_data, v_data, biases, m0, window, steps, full,
+          edges, scale, dtype, TILE_M, TILE_N, HEAD, ROW, S)
     else:
-      biases = (bias_f32 + b * batch_stride_bias + head * nhead_stride_bias,
-                len_k)
       m, l, acc = _attend_loaded(
           (m, l, acc), q_data, k_data, v_data, biases, m0, window, steps, full,
           edges, scale, dtype, CHEAP_CAST, TILE_M, TILE_N, HEAD, ROW, S)
