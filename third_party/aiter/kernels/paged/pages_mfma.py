@@ -5,12 +5,14 @@ Where keys are: tables' entries, and loads of keys, values and scales through
 them. A table is (its first entry, the cache's pages, attend.py's Paging); a
 side of the cache (its address, strides of a page and a token, Paging), and
 values in runs of tokens have their number and stride instead of a token's.
+And chunks' rows: queries of all heads of a KV head.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd.slice import slice as part_of
 
-from third_party.aiter.kernels.mha import scores
+from third_party.aiter.kernels.mha import parts_mfma, scores
 from third_party.aiter.kernels.paged import attend
 
 # A Gluon function calls none of Triton's; of one source it may be either.
@@ -21,8 +23,11 @@ place_in = gluon.jit(attend.place_in.fn)
 numbers = gluon.jit(attend.numbers.fn)
 _soft_cap = gluon.jit(attend.soft_cap.fn)
 
+PART = parts_mfma.PART
 # Keys of one column of a shuffled cache that a lane loads at once.
 RUN = gl.constexpr(8)
+# Entries of a table that chunks' kernels look at together.
+LOOKS = gl.constexpr(1024)
 
 
 @gluon.jit
@@ -147,3 +152,41 @@ def changed(s, n, marks, flags, FLAGS: gl.constexpr):
       seen = (ahead <= window_right) & (ahead >= -window_left)
       s = gl.where(seen, s, float("-inf"))
   return s
+
+
+@gluon.jit
+def row_at(row, start, head, group, nhead_q):
+  """Which of all tokens' heads a row is."""
+  return ((start + row // group).to(gl.int64) * nhead_q + head * group
+          + row % group)
+
+
+@gluon.jit
+def load_queries(q, tile, hdim, HEAD: gl.constexpr, FLAGS: gl.constexpr):
+  """Begins to load a tile of rows."""
+  row0, left, start, head, group, nhead_q = tile
+  LOADED: gl.constexpr = gl.BlockedLayout(
+      [1, 8], [512 // HEAD, HEAD // 8], [gl.num_warps(), 1], [1, 0])
+  r = gl.arange(0, PART * gl.num_warps(), gl.SliceLayout(1, LOADED))
+  col = gl.arange(0, HEAD, gl.SliceLayout(0, LOADED))
+  at = row_at(row0 + gl.minimum(r, left - 1), start, head, group, nhead_q)
+  at = (at * hdim)[:, None] + col[None, :]
+  if attend.PARTIAL & FLAGS:
+    return gl.load(q + at, mask=(col < hdim)[None, :], other=0.0)
+  else:
+    return gl.load(q + at)
+
+
+@gluon.jit
+def queries(x, negative, S: gl.constexpr):
+  """Rows in parts, each the right operand of a product, by way of LDS."""
+  N: gl.constexpr = x.shape[0]
+  HEAD: gl.constexpr = x.shape[1]
+  x = gl.where(negative, -x, x)
+  smem = gl.allocate_shared_memory(
+      x.dtype, [N, HEAD], gl.SwizzledSharedLayout(8, 1, HEAD // 8, [1, 0]), x)
+  x = smem.permute([1, 0]).load(gl.DotOperandLayout(1, S, 8))
+  operands = ()
+  for i in gl.static_range(HEAD // PART):
+    operands = operands + (part_of(x, [PART, N], [i * PART, 0]),)
+  return operands

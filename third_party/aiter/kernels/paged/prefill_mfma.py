@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many queries over paged caches, for CDNA's matrix units, in Gluon.
 
-mha/fwd_mfma.py's way by registers: scores are [keys, rows] and the output
+gfx950 walks over what prefill_copied.py is for in that file's way. The way here
+is mha/fwd_mfma.py's by registers: scores are [keys, rows] and the output
 [columns, rows], so that a lane's weights are its operand of the second product.
 A wave computes all of a tile's scores of its 32 rows. The next tile's keys and
 values are on their way in registers, and the pages of the one behind it. Keys
@@ -20,14 +21,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import mfma
 from triton.experimental.gluon.language.amd.hint import sched_barrier
-from triton.experimental.gluon.language.amd.slice import slice as part_of
 
 from third_party.aiter.kernels.mha import parts_mfma, scores
-from third_party.aiter.kernels.paged import attend, pages_mfma
+from third_party.aiter.kernels.paged import attend, pages_mfma, prefill_copied
 
 PART = parts_mfma.PART
-# Entries of a table that are looked at together.
-LOOKS = gl.constexpr(1024)
+# What prefill_copied.py leaves to this file.
+_NOT_COPIED = gl.constexpr(
+    attend.SHUFFLED.value | attend.TOKEN_SCALES.value | attend.SOFT_CAP.value
+    | attend.ALIBI.value | attend.PARTIAL.value)
 
 
 @gluon.constexpr_function
@@ -55,40 +57,6 @@ def _there(pages_of, first, stop, KEY: gl.constexpr, FLAGS: gl.constexpr):
   key = gl.arange(0, 64, KEY)
   bits = gl.where(key < 32, near, far) >> (key & 4)
   return ((bits >> (key & 27)) & 1) != 0
-
-
-@gluon.jit
-def _row_at(row, start, head, group, nhead_q):
-  """Which of all tokens' heads a row is."""
-  return ((start + row // group).to(gl.int64) * nhead_q + head * group
-          + row % group)
-
-
-@gluon.jit
-def _queries(q, tile, hdim, negative, HEAD: gl.constexpr, S: gl.constexpr,
-             FLAGS: gl.constexpr):
-  """Parts of a tile of rows, each the right operand of a product."""
-  row0, left, start, head, group, nhead_q = tile
-  N: gl.constexpr = PART * gl.num_warps()
-  LOADED: gl.constexpr = gl.BlockedLayout(
-      [1, 8], [512 // HEAD, HEAD // 8], [gl.num_warps(), 1], [1, 0])
-  r = gl.arange(0, N, gl.SliceLayout(1, LOADED))
-  col = gl.arange(0, HEAD, gl.SliceLayout(0, LOADED))
-  at = _row_at(row0 + gl.minimum(r, left - 1), start, head, group, nhead_q)
-  at = (at * hdim)[:, None] + col[None, :]
-  if attend.PARTIAL & FLAGS:
-    x = gl.load(q + at, mask=(col < hdim)[None, :], other=0.0)
-  else:
-    x = gl.load(q + at)
-  x = gl.where(negative, -x, x)
-  smem = gl.allocate_shared_memory(
-      q.dtype.element_ty, [N, HEAD],
-      gl.SwizzledSharedLayout(8, 1, HEAD // 8, [1, 0]), x)
-  x = smem.permute([1, 0]).load(gl.DotOperandLayout(1, S, 8))
-  operands = ()
-  for i in gl.static_range(HEAD // PART):
-    operands = operands + (part_of(x, [PART, N], [i * PART, 0]),)
-  return operands
 
 
 @gluon.jit
@@ -169,6 +137,144 @@ def _sums_of(x, S: gl.constexpr):
 
 
 @gluon.jit
+def _attend_loaded(
+    sums, q, k_side, v_side, scale_sides, pages_of, first_tile, last_tile, stop,
+    seen, all_see, marks, scale, hdim, hdim_v, k_run, v_col, kind, flags,
+    dtype: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+    HEAD: gl.constexpr, FLAGS: gl.constexpr, KIND: gl.constexpr,
+    NATIVE: gl.constexpr, CHEAP_CAST: gl.constexpr, BOX: gl.constexpr,
+    S: gl.constexpr
+):
+  """m, l and acc of all tiles, by way of registers to LDS.
+
+  q: arguments of pages_mfma.queries, but for S. seen: the first and the last
+  key that each row sees; all_see: that all do.
+  """
+  m, l, acc = sums
+  low, high = seen
+  all_low, all_high = all_see
+  WAVES: gl.constexpr = gl.num_warps()
+  SHUFFLED: gl.constexpr = attend.SHUFFLED & FLAGS
+  OF_TOKENS: gl.constexpr = attend.TOKEN_SCALES & FLAGS
+  PARTS: gl.constexpr = HEAD // PART
+  KEY: gl.constexpr = gl.SliceLayout(1, S)
+  q_tile = pages_mfma.queries(q[0], q[1], S)
+  misses = pages_mfma.misses(pages_of, first_tile * TILE_N, stop,
+                             pages_mfma.LOOKS, FLAGS)
+  CHUNK: gl.constexpr = 8 if KIND == attend.NO_BYTES else 16
+  K: gl.constexpr = parts_mfma.copied(TILE_N, (1, 2, 4, 8), (16, 32))
+  k_cols = ()
+  for i in gl.static_range(PARTS):
+    k_cols = k_cols + (pages_mfma.columns(
+        i * PART + gl.arange(0, PART, gl.SliceLayout(0, K)), hdim, k_run,
+        None, CHUNK, FLAGS),)
+  if SHUFFLED:
+    RUN: gl.constexpr = pages_mfma.RUN
+    V: gl.constexpr = gl.BlockedLayout(
+        [1, RUN, 1], [1, 1, 64], [WAVES, 1, 1], [1, 2, 0])
+  else:
+    RUN: gl.constexpr = 4
+    V: gl.constexpr = _turned(TILE_N, HEAD)
+  v_cols = pages_mfma.columns(
+      gl.arange(0, HEAD, gl.SliceLayout(0, gl.SliceLayout(1, V))), hdim_v,
+      None, v_col, CHUNK, FLAGS)
+  n = RUN * gl.arange(0, TILE_N // RUN,
+                      gl.SliceLayout(1, gl.SliceLayout(2, V)))
+  if BOX % RUN != 0:
+    # Each key has a page of its own.
+    n = n[:, None] + gl.arange(0, RUN, gl.SliceLayout(0, gl.SliceLayout(
+        2, V)))[None, :]
+  n_k = gl.arange(0, TILE_N, gl.SliceLayout(1, K))
+  KEYS: gl.constexpr = gl.DotOperandLayout(0, S, 8)
+  VALUES: gl.constexpr = gl.DotOperandLayout(0, S, 4)
+  keys = gl.allocate_shared_memory(
+      dtype, [PARTS * TILE_N, PART], gl.SwizzledSharedLayout(8, 2, 4, [1, 0]))
+  # Columns of 4 keys in 8 bytes.
+  values = gl.allocate_shared_memory(
+      dtype, [HEAD, TILE_N], gl.SwizzledSharedLayout(4, 1, 16, [1, 0]))
+  scales = ()
+  if OF_TOKENS:
+    scales = gl.allocate_shared_memory(
+        gl.float32, [2, TILE_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+  now = first_tile * TILE_N
+  page_k = pages_mfma.pages_at(pages_of, n_k + now, stop, FLAGS)
+  page = pages_mfma.pages_at(pages_of, n + now, stop, FLAGS)
+  next_k = pages_mfma.pages_at(pages_of, n_k + (now + TILE_N), stop, FLAGS)
+  following = pages_mfma.pages_at(pages_of, n + (now + TILE_N), stop, FLAGS)
+  _store_keys(keys, _load_keys(k_side, page_k, n_k + now, stop, k_cols,
+                               FLAGS), kind, dtype, KIND, NATIVE)
+  _store_scales(scales, pages_mfma.load_both(
+      scale_sides, page_k, n_k + now, stop, None, FLAGS), page_k)
+  v = _load_values(v_side, page, n + now, stop, v_cols, FLAGS)
+  _store_values(values, v, page, n + now, stop, misses, now + TILE_N, kind,
+                dtype, KIND, NATIVE)
+  for t in range(first_tile, last_tile):
+    now = t * TILE_N
+    then = now + TILE_N
+    k_next = _load_keys(k_side, next_k, n_k + then, stop, k_cols, FLAGS)
+    s = gl.zeros([TILE_N, TILE_M], gl.float32, S)
+    k_part = keys.slice(0, TILE_N).load(KEYS)
+    for i in gl.static_range(PARTS):
+      k_after = k_part
+      if i < PARTS - 1:
+        k_after = keys.slice((i + 1) * TILE_N, TILE_N).load(KEYS)
+      s = mfma(k_part, q_tile[i], s)
+      k_part = k_after
+    sched_barrier()
+    _store_keys(keys, k_next, kind, dtype, KIND, NATIVE)
+    page = following
+    page_k = next_k
+    both = pages_mfma.load_both(scale_sides, page_k, n_k + then, stop, None,
+                                FLAGS)
+    v_next = _load_values(v_side, page, n + then, stop, v_cols, FLAGS)
+    key = now + gl.arange(0, TILE_N, KEY)
+    if OF_TOKENS:
+      s = s * scales.index(0).load(KEY)[:, None]
+    factor = scale
+    if (attend.SOFT_CAP | attend.ALIBI | attend.TOKEN_SCALES) & FLAGS:
+      s = pages_mfma.changed(s * scale, key, marks, flags,
+                             FLAGS & (attend.SOFT_CAP | attend.ALIBI))
+      factor = 1.0
+    if (now < all_low) | (then > all_high + 1):
+      shown = (key[:, None] <= high[None, :]) & (key[:, None] >= low[None, :])
+      s = gl.where(shown, s, float("-inf"))
+    if misses:
+      there = _there(pages_of, now, stop, KEY, FLAGS)
+      s = gl.where(there[:, None], s, float("-inf"))
+    most = s
+    if OF_TOKENS:
+      of_values = scales.index(1).load(KEY)[:, None]
+      if dtype == gl.float16:
+        # It holds a weight with its scale, if the largest such is 1.
+        most = most + gl.log2(gl.maximum(gl.abs(of_values),
+                                         attend.LEAST_SCALE))
+    m, alpha = parts_mfma.largest(most, m, factor)
+    p = gl.exp2(parts_mfma.exponents(s, m, factor))
+    l = parts_mfma.faded(l, alpha) + parts_mfma.own(p)
+    if OF_TOKENS:
+      p = p * of_values
+    p = parts_mfma.operand(p, dtype, CHEAP_CAST)
+    fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
+    next_k = pages_mfma.pages_at(pages_of, n_k + (then + TILE_N), stop, FLAGS)
+    following = pages_mfma.pages_at(pages_of, n + (then + TILE_N), stop,
+                                    FLAGS)
+    added = ()
+    v_part = values.slice(0, PART).load(VALUES)
+    for i in gl.static_range(PARTS):
+      v_after = v_part
+      if i < PARTS - 1:
+        v_after = values.slice((i + 1) * PART, PART).load(VALUES)
+      added = added + (mfma(v_part, p, acc[i] * fade),)
+      v_part = v_after
+    acc = added
+    sched_barrier()
+    _store_values(values, v_next, page, n + then, stop, misses,
+                  then + TILE_N, kind, dtype, KIND, NATIVE)
+    _store_scales(scales, both, page_k)
+  return m, l, acc
+
+
+@gluon.jit
 def paged_attend(
     q, k_cache, v_cache, k_bytes, v_bytes, out, lse, parts, parts_lse,
     k_scale, v_scale, sinks, slopes, table, indptr, lengths, cu_seqlens,
@@ -192,6 +298,9 @@ def paged_attend(
   gl.static_assert(BOX % 8 == 0 or not attend.SHUFFLED & FLAGS)
   SHUFFLED: gl.constexpr = attend.SHUFFLED & FLAGS
   OF_TOKENS: gl.constexpr = attend.TOKEN_SCALES & FLAGS
+  COPIED: gl.constexpr = (
+      CDNA == 4 and HEAD == 128 and KIND == attend.NO_BYTES
+      and BOX % prefill_copied.BOX == 0 and not _NOT_COPIED & FLAGS)
   PARTS: gl.constexpr = HEAD // PART
   dtype: gl.constexpr = q.dtype.element_ty
   if not attend.PARTIAL & FLAGS:
@@ -229,7 +338,6 @@ def paged_attend(
 
   S: gl.constexpr = parts_mfma.matrix(CDNA, WAVES)
   ROW: gl.constexpr = gl.SliceLayout(0, S)
-  KEY: gl.constexpr = gl.SliceLayout(1, S)
   SUMS: gl.constexpr = parts_mfma.sums(WAVES)
   r = gl.arange(0, TILE_M, ROW)
   live = r < left
@@ -237,7 +345,8 @@ def paged_attend(
   head_q = head * group + r % group
   part = split.to(gl.int64) * tokens * nhead_q
   if (split > 0) & (first_tile >= last_tile):
-    gl.store(parts_lse + part + _row_at(r, start, head, group, nhead_q),
+    at = pages_mfma.row_at(r, start, head, group, nhead_q)
+    gl.store(parts_lse + part + at,
              gl.full([TILE_M], float("-inf"), gl.float32, ROW), mask=live)
     return
 
@@ -255,6 +364,8 @@ def paged_attend(
   for _ in gl.static_range(PARTS):
     acc = acc + (gl.zeros([PART, TILE_M], gl.float32, S),)
   if first_tile < last_tile:
+    tile = row0, left, start, head, group, nhead_q
+    q_tile = pages_mfma.load_queries(q, tile, hdim, HEAD, FLAGS)
     scale = softmax_scale * scores.LOG2E
     k_scales = k_scale + head.to(gl.int64) * k_scale_head
     v_scales = v_scale + head.to(gl.int64) * v_scale_head
@@ -264,46 +375,21 @@ def paged_attend(
     else:
       scale *= gl.load(k_scales)
       scale_sides = ()
-    tile = row0, left, start, head, group, nhead_q
     # The largest score is that of the largest product; -inf is -inf times it.
-    q_tile = _queries(q, tile, hdim, scale < 0, HEAD, S, FLAGS)
+    q_data = q_tile, scale < 0
     scale = gl.abs(scale)
     scale = gl.where(scale < 1e-37, 1e-37, scale)
     k_data = k_cache if KIND == attend.NO_BYTES else k_bytes
     v_data = v_cache if KIND == attend.NO_BYTES else v_bytes
     k_data += k_start + head.to(gl.int64) * k_head
     v_data += v_start + head.to(gl.int64) * v_head
-    CHUNK: gl.constexpr = 8 if KIND == attend.NO_BYTES else 16
-    K: gl.constexpr = parts_mfma.copied(TILE_N, (1, 2, 4, 8), (16, 32))
-    k_cols = ()
-    for i in gl.static_range(PARTS):
-      k_cols = k_cols + (pages_mfma.columns(
-          i * PART + gl.arange(0, PART, gl.SliceLayout(0, K)), hdim, k_run,
-          None, CHUNK, FLAGS),)
+    k_side = (k_data, k_page, k_run_token, paging)
     if SHUFFLED:
-      RUN: gl.constexpr = pages_mfma.RUN
-      V: gl.constexpr = gl.BlockedLayout(
-          [1, RUN, 1], [1, 1, 64], [WAVES, 1, 1], [1, 2, 0])
       v_side = (v_data, v_page, v_split, v_run_token, paging)
     else:
-      RUN: gl.constexpr = 4
-      V: gl.constexpr = _turned(TILE_N, HEAD)
       v_side = (v_data, v_page, v_run_token, paging)
-    v_cols = pages_mfma.columns(
-        gl.arange(0, HEAD, gl.SliceLayout(0, gl.SliceLayout(1, V))), hdim_v,
-        None, v_col, CHUNK, FLAGS)
-    n = RUN * gl.arange(0, TILE_N // RUN,
-                        gl.SliceLayout(1, gl.SliceLayout(2, V)))
-    if BOX % RUN != 0:
-      # Each key has a page of its own.
-      n = n[:, None] + gl.arange(0, RUN, gl.SliceLayout(0, gl.SliceLayout(
-          2, V)))[None, :]
-    n_k = gl.arange(0, TILE_N, gl.SliceLayout(1, K))
-    k_side = (k_data, k_page, k_run_token, paging)
     pages_of = (table + first_page, pages, paging)
     stop = gl.minimum(stop, last_tile * TILE_N)
-    misses = pages_mfma.misses(pages_of, first_tile * TILE_N, stop, LOOKS,
-                               FLAGS)
 
     # Keys that a row sees, and that all rows see.
     position = r // group + offset
@@ -319,92 +405,21 @@ def paged_attend(
     marks = (position, slope * scores.LOG2E, logits_soft_cap, window_left,
              window_right)
 
-    KEYS: gl.constexpr = gl.DotOperandLayout(0, S, 8)
-    VALUES: gl.constexpr = gl.DotOperandLayout(0, S, 4)
-    keys = gl.allocate_shared_memory(
-        dtype, [PARTS * TILE_N, PART], gl.SwizzledSharedLayout(8, 2, 4, [1, 0]))
-    # Columns of 4 keys in 8 bytes.
-    values = gl.allocate_shared_memory(
-        dtype, [HEAD, TILE_N], gl.SwizzledSharedLayout(4, 1, 16, [1, 0]))
-    scales = ()
-    if OF_TOKENS:
-      scales = gl.allocate_shared_memory(
-          gl.float32, [2, TILE_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    now = first_tile * TILE_N
-    page_k = pages_mfma.pages_at(pages_of, n_k + now, stop, FLAGS)
-    page = pages_mfma.pages_at(pages_of, n + now, stop, FLAGS)
-    next_k = pages_mfma.pages_at(pages_of, n_k + (now + TILE_N), stop, FLAGS)
-    following = pages_mfma.pages_at(pages_of, n + (now + TILE_N), stop, FLAGS)
-    _store_keys(keys, _load_keys(k_side, page_k, n_k + now, stop, k_cols,
-                                 FLAGS), kind, dtype, KIND, NATIVE)
-    _store_scales(scales, pages_mfma.load_both(
-        scale_sides, page_k, n_k + now, stop, None, FLAGS), page_k)
-    v = _load_values(v_side, page, n + now, stop, v_cols, FLAGS)
-    _store_values(values, v, page, n + now, stop, misses, now + TILE_N, kind,
-                  dtype, KIND, NATIVE)
-    for t in range(first_tile, last_tile):
-      now = t * TILE_N
-      then = now + TILE_N
-      k_next = _load_keys(k_side, next_k, n_k + then, stop, k_cols, FLAGS)
-      s = gl.zeros([TILE_N, TILE_M], gl.float32, S)
-      k_part = keys.slice(0, TILE_N).load(KEYS)
-      for i in gl.static_range(PARTS):
-        k_after = k_part
-        if i < PARTS - 1:
-          k_after = keys.slice((i + 1) * TILE_N, TILE_N).load(KEYS)
-        s = mfma(k_part, q_tile[i], s)
-        k_part = k_after
-      sched_barrier()
-      _store_keys(keys, k_next, kind, dtype, KIND, NATIVE)
-      page = following
-      page_k = next_k
-      both = pages_mfma.load_both(scale_sides, page_k, n_k + then, stop, None,
-                                  FLAGS)
-      v_next = _load_values(v_side, page, n + then, stop, v_cols, FLAGS)
-      key = now + gl.arange(0, TILE_N, KEY)
-      if OF_TOKENS:
-        s = s * scales.index(0).load(KEY)[:, None]
-      factor = scale
-      if (attend.SOFT_CAP | attend.ALIBI | attend.TOKEN_SCALES) & FLAGS:
-        s = pages_mfma.changed(s * scale, key, marks, flags,
-                               FLAGS & (attend.SOFT_CAP | attend.ALIBI))
-        factor = 1.0
-      if (now < all_low) | (then > all_high + 1):
-        shown = (key[:, None] <= high[None, :]) & (key[:, None] >= low[None, :])
-        s = gl.where(shown, s, float("-inf"))
-      if misses:
-        there = _there(pages_of, now, stop, KEY, FLAGS)
-        s = gl.where(there[:, None], s, float("-inf"))
-      most = s
-      if OF_TOKENS:
-        of_values = scales.index(1).load(KEY)[:, None]
-        if dtype == gl.float16:
-          # It holds a weight with its scale, if the largest such is 1.
-          most = most + gl.log2(gl.maximum(gl.abs(of_values),
-                                           attend.LEAST_SCALE))
-      m, alpha = parts_mfma.largest(most, m, factor)
-      p = gl.exp2(parts_mfma.exponents(s, m, factor))
-      l = parts_mfma.faded(l, alpha) + parts_mfma.own(p)
-      if OF_TOKENS:
-        p = p * of_values
-      p = parts_mfma.operand(p, dtype, CHEAP_CAST)
-      fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
-      next_k = pages_mfma.pages_at(pages_of, n_k + (then + TILE_N), stop, FLAGS)
-      following = pages_mfma.pages_at(pages_of, n + (then + TILE_N), stop,
-                                      FLAGS)
-      sums = ()
-      v_part = values.slice(0, PART).load(VALUES)
-      for i in gl.static_range(PARTS):
-        v_after = v_part
-        if i < PARTS - 1:
-          v_after = values.slice((i + 1) * PART, PART).load(VALUES)
-        sums = sums + (mfma(v_part, p, acc[i] * fade),)
-        v_part = v_after
-      acc = sums
-      sched_barrier()
-      _store_values(values, v_next, page, n + then, stop, misses,
-                    then + TILE_N, kind, dtype, KIND, NATIVE)
-      _store_scales(scales, both, page_k)
+    if COPIED:
+      full_low = gl.minimum(gl.maximum(
+          (all_low + TILE_N - 1) // TILE_N, first_tile), last_tile)
+      full_high = gl.minimum(gl.maximum(
+          (all_high + 1) // TILE_N, full_low), last_tile)
+      m, l, acc = prefill_copied.attend(
+          (m, l, acc), q_data, k_side, v_side, pages_of, stop, (low, high),
+          (first_tile, full_low, full_high, last_tile), scale, dtype, TILE_M,
+          TILE_N, S, FLAGS)
+    else:
+      m, l, acc = _attend_loaded(
+          (m, l, acc), q_data, k_side, v_side, scale_sides, pages_of,
+          first_tile, last_tile, stop, (low, high), (all_low, all_high),
+          marks, scale, hdim, hdim_v, k_run, v_col, kind, flags, dtype, TILE_M,
+          TILE_N, HEAD, FLAGS, KIND, NATIVE, CHEAP_CAST, BOX, S)
 
   l = _sums_of(l, S)
   any_key = (l > 0) | (l != l)
@@ -419,7 +434,8 @@ def paged_attend(
   row_lse = gl.convert_layout(row_lse, gl.SliceLayout(1, ROWS))
   row = gl.arange(0, TILE_M, gl.SliceLayout(1, ROWS))
   live = row < left
-  at = _row_at(row0 + gl.minimum(row, left - 1), start, head, group, nhead_q)
+  at = pages_mfma.row_at(row0 + gl.minimum(row, left - 1), start, head, group,
+                         nhead_q)
   if splits > 1:
     gl.store(parts_lse + part + at, row_lse, mask=live)
   elif (flags & attend.LSE) != 0:
