@@ -124,7 +124,7 @@ ffi::Error SetResults(const AttendBuffers& b, aiter::paged_attend_args* a) {
   AITER_FFI_RETURN_IF_ERROR(
       Optional(b.lse, ffi::F32, {a->nhead_q, a->tokens}, &a->lse_ptr));
   AITER_FFI_RETURN_IF_ERROR(
-      Optional(b.counter, ffi::S32, {1}, &a->counter_ptr));
+      Optional(b.counter, ffi::S32, {2}, &a->counter_ptr));
   a->out_ptr = Data(b.out);
   if (!IsPresent(b.parts)) return ffi::Error::Success();
   AITER_FFI_RETURN_IF_ERROR(

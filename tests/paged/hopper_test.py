@@ -126,6 +126,13 @@ class HopperTest(paged_test.PagedTestCase):
       with self.subTest(name, step=step, layout=case.layout, d=case.d):
         self.check(case)
 
+  @parameterized.product(longest=(2000, 4000), page=(16, 64), d=(64, 128))
+  def test_wide_tables(self, longest, page, d):
+    """Of two kernels the one returns that is not for so many keys."""
+    prompts = ((500, 500), (400, 420), (560, 560))
+    self.check(Case(dtype="bf16", d=d, page=page, hq=24, hk=2, decode=False,
+                    lengths=(*prompts, (1, longest))))
+
 
 if __name__ == "__main__":
   if ARCH in dispatch.architectures("cuda"):

@@ -204,7 +204,7 @@ def _compile_row(row):
     target = GPUTarget("cuda", arch.capabilities[0], arch.wave)
   backend |= {"num_warps": int(row["num_warps"]),
               "num_stages": int(row["num_stages"])}
-  with _clusters_of(build.get("cluster", 1), symbol):
+  with _completed_ptx(build.get("cluster", 1), symbol):
     compiled = triton.compile(source, target=target, options=backend)
   meta = compiled.metadata
   if meta.name != symbol:
@@ -242,11 +242,12 @@ def _compile_row(row):
 
 
 @contextlib.contextmanager
-def _clusters_of(blocks, symbol):
-  """Compiles a kernel for clusters of so many blocks that know of each other.
+def _completed_ptx(blocks, symbol):
+  """Compiles a kernel whose PTX says what Triton's cannot.
 
-  Triton's own clusters are one program each. Inline assembly finds a kernel's
-  maps by its parameters' names, which it calls those of KERNEL.
+  Inline assembly finds a kernel's maps by its parameters' names, which it calls
+  those of KERNEL. Clusters are of so many blocks that know of each other;
+  Triton's own are one program each.
   """
   from triton import knobs
 
@@ -254,20 +255,22 @@ def _clusters_of(blocks, symbol):
     del backend
     if stages is None:
       return symbol, symbol
-    make_ptx = stages["ptx"]
+    make_ptx = stages.get("ptx")
 
-    def clustered(source, metadata):
+    def complete(source, metadata):
       text = make_ptx(source, metadata).replace("KERNEL_param_",
                                                 f"{symbol}_param_")
+      if blocks == 1:
+        return text
       head, brace, body = text.partition("\n{")
       return (f"{head}\n.explicitcluster\n.reqnctapercluster {blocks}{brace}"
               f"{body}")
 
-    stages["ptx"] = clustered
+    if make_ptx:
+      stages["ptx"] = complete
     return None
 
-  if blocks > 1:
-    knobs.runtime.add_stages_inspection_hook = hook
+  knobs.runtime.add_stages_inspection_hook = hook
   try:
     yield
   finally:

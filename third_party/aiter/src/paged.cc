@@ -37,6 +37,9 @@ constexpr int64_t kSmallTile = 8;
 // Keys that rows see in the mean, up to which blocks of 64 rows, of which four
 // share a multiprocessor, are faster than those of 128.
 constexpr int64_t kFewKeys = 560;
+// Tiles of these blocks a multiprocessor, from which on both are launched where
+// tables do not tell: the first says which of the two returns.
+constexpr int64_t kTilesForBoth = 4;
 // Kernels whose tanh is one instruction err by 2^-11 of a score: of one that no
 // lower cap bounds by too much.
 constexpr float kLargeSoftCap = 1024;
@@ -244,6 +247,7 @@ struct HalfFields {
   int32_t PagedParams::* run;
   int32_t PagedParams::* col;
   int32_t PagedParams::* scale_token;
+  int32_t PagedParams::* eights;
 };
 
 void SetHalf(const paged_half& h, const HalfFields& f, PagedParams* p) {
@@ -263,6 +267,8 @@ void SetHalf(const paged_half& h, const HalfFields& f, PagedParams* p) {
   p->*f.scale_page = h.scales.page;
   p->*f.scale_head = h.scales.head;
   p->*f.scale_token = number(h.scales.offset);
+  const int64_t step = kMappedTokens * s.run_offset;
+  p->*f.eights = number(step > 0 ? s.page / step : 0);
 }
 
 struct Attend {
@@ -371,6 +377,11 @@ struct Attend {
     plan->multiprocessors = std::max(device.multiprocessors, 1);
     plan->programs =
         ProgramsOf(*plan->attend.info, device) * plan->multiprocessors;
+    if (plan->attend.info->grid == &kPagedAttendGridWalks) {
+      ProblemKey few = key;
+      few.features |= kPagedShort;
+      AITER_RETURN_IF_ERROR(steps->Add("paged_attend", few, &plan->few));
+    }
     ProblemKey rows;
     rows.data_type = key.data_type;
     rows.dims[0] = key.dims[0];
@@ -426,18 +437,12 @@ struct Attend {
       AITER_RETURN_IF_ERROR(
           FillZero(driver, a.counter_ptr, shared ? kCounterBytes : 0, stream));
     }
-    TensorMap maps[kMaxTensorMaps];
     const KernelInfo& kernel = *plan.attend.info;
-    for (int i = 0; i < kernel.num_tensor_maps; ++i) {
-      const TensorMapSpec& spec = kernel.tensor_maps[i];
-      AITER_RETURN_IF_ERROR(EncodeTensorMap(
-          driver, kernel, spec,
-          spec.tensor == kPagedTensorK ? Mapped(spec, a, a.k, a.hdim)
-                                       : Mapped(spec, a, a.v, a.hdim_v),
-          &maps[i]));
+    if (MaySeeFewKeys(a, plan)) p.few_keys = static_cast<int32_t>(kFewKeys);
+    AITER_RETURN_IF_ERROR(LaunchAttend(driver, a, plan.attend, &p, stream));
+    if (p.few_keys > 0) {
+      AITER_RETURN_IF_ERROR(LaunchAttend(driver, a, plan.few, &p, stream));
     }
-    AITER_RETURN_IF_ERROR(LaunchKernel(driver, plan.attend, &p, stream, maps,
-                                       /*early=*/Waits(kernel)));
     if (p.splits == 1) return Status();
     const int64_t rows = a.tokens * a.nhead_q;
     const int64_t most = std::max<int64_t>(plan.merge.info->tile_m, 1);
@@ -453,6 +458,35 @@ struct Attend {
     }
     return LaunchKernel(driver, plan.merge, &p, stream, /*maps=*/nullptr,
                         /*early=*/true);
+  }
+
+  // Whether lengths, which are on the device, tell if there are few keys.
+  static bool MaySeeFewKeys(const Args& a, const Plan& plan) {
+    const KernelInfo* few = plan.few.info;
+    if (few == nullptr || few->grid == plan.attend.info->grid ||
+        a.counter_ptr == nullptr) {
+      return false;
+    }
+    // Rows see half of their sequence's queries at least.
+    return a.tokens / std::max<int64_t>(a.batch, 1) / 2 <= kFewKeys &&
+           TilesOf(a, *few) > kTilesForBoth * plan.multiprocessors;
+  }
+
+  static Status LaunchAttend(const Driver& driver, const Args& a,
+                             const LoadedKernel& loaded, PagedParams* p,
+                             void* stream) {
+    const KernelInfo& kernel = *loaded.info;
+    TensorMap maps[kMaxTensorMaps];
+    for (int i = 0; i < kernel.num_tensor_maps; ++i) {
+      const TensorMapSpec& spec = kernel.tensor_maps[i];
+      AITER_RETURN_IF_ERROR(EncodeTensorMap(
+          driver, kernel, spec,
+          spec.tensor == kPagedTensorK ? Mapped(spec, a, a.k, a.hdim)
+                                       : Mapped(spec, a, a.v, a.hdim_v),
+          &maps[i]));
+    }
+    return LaunchKernel(driver, loaded, p, stream, maps,
+                        /*early=*/Waits(kernel));
   }
 
   // A half of the cache as [page, head, token, column]; or, where boxes are of
@@ -515,7 +549,7 @@ struct Attend {
          &PagedParams::k_scale_page, &PagedParams::k_scale_head,
          &PagedParams::k_page, &PagedParams::k_token, &PagedParams::k_split,
          &PagedParams::k_run_token, &PagedParams::k_run, &PagedParams::k_col,
-         &PagedParams::k_scale_token},
+         &PagedParams::k_scale_token, &PagedParams::k_eights},
         &p);
     SetHalf(
         a.v,
@@ -524,7 +558,7 @@ struct Attend {
          &PagedParams::v_scale_page, &PagedParams::v_scale_head,
          &PagedParams::v_page, &PagedParams::v_token, &PagedParams::v_split,
          &PagedParams::v_run_token, &PagedParams::v_run, &PagedParams::v_col,
-         &PagedParams::v_scale_token},
+         &PagedParams::v_scale_token, &PagedParams::v_eights},
         &p);
     p.run = number(RunOf(a));
     p.tokens = number(a.tokens);

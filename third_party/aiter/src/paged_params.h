@@ -48,6 +48,7 @@ struct PagedParams {
   int32_t k_run = 0;
   int32_t k_col = 1;
   int32_t k_scale_token = 0;
+  int32_t k_eights = 0;  // Steps of eight tokens from page to page.
   int32_t v_page = 0;
   int32_t v_token = 0;
   int32_t v_split = 1;
@@ -55,6 +56,7 @@ struct PagedParams {
   int32_t v_run = 0;
   int32_t v_col = 1;
   int32_t v_scale_token = 0;
+  int32_t v_eights = 0;
 
   int32_t run = 1;
   int32_t tokens = 0;
@@ -80,6 +82,7 @@ struct PagedParams {
   int32_t blocks = 1;
   int32_t merge_rows = 1;
   int32_t merge_cols = 1;
+  int32_t few_keys = 0;
   int32_t window_left = 0;
   int32_t window_right = 0;
   int32_t sinks_step = 0;

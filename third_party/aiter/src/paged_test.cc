@@ -116,6 +116,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("few_keys", "fast", 256, 64, kPagedManyRows | kPagedShort, 0, "sm_90");
   add("walks", "fast", 192, 128, kPagedManyRows, kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridWalks;
+  add("short", "fast", 192, 64, kPagedManyRows | kPagedShort, 0, "sm_90");
   add("any_sm_90", "general", 256, 16, 0, kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridOneAxis;
   for (const char* arch : {"gfx942", "sm_90"}) {
@@ -453,6 +454,7 @@ void TestWalks() {
   paged_attend_args a = Args(256, 192);  // 8 tiles of each of 2 heads.
   a.batch = 2;
   a.seqlen_q = 128;
+  a.width = 100;
   a.splits = 1;
   a.counter_ptr = At(0xe000);
   g_recorder.fills.clear();
@@ -470,6 +472,34 @@ void TestWalks() {
   Run(a);
   CHECK(g_recorder.launches[0].grid[0] == 4);
   CHECK(g_recorder.fills.size() == 1);
+}
+
+// Where tables are wide, lengths tell one of two kernels that it is not meant.
+void TestMayBeShort() {
+  g_recorder.multiprocessors = 8;
+  NewContext("sm_90");
+  paged_attend_args a = Args(256, 192);  // 36 tiles of 64 rows, or a few less.
+  a.batch = 2;
+  a.seqlen_q = 128;
+  a.splits = 1;
+  CHECK(Run(a) == Names{"short"});  // 320 keys a table.
+  CHECK(g_recorder.launches[0].As<PagedParams>().few_keys == 0);
+  a.width = 100;
+  CHECK(Run(a) == Names{"walks"});  // There is nowhere to say it.
+  a.counter_ptr = At(0xe000);
+  CHECK((Run(a) == Names{"walks", "short"}));
+  for (const Launch& launch : g_recorder.launches) {
+    CHECK(launch.As<PagedParams>().few_keys == 560);
+  }
+  // No row sees fewer than half of its sequence's queries in the mean.
+  a.tokens = 2 * 1122;
+  a.seqlen_q = 1122;
+  CHECK(Run(a) == Names{"walks"});
+  CHECK(g_recorder.launches[0].As<PagedParams>().few_keys == 0);
+  // Few tiles are soon done by either.
+  a.tokens = 2 * 112;
+  a.seqlen_q = 112;
+  CHECK(Run(a) == Names{"walks"});
 }
 
 // A small tile has 8 rows of a KV head.
@@ -784,6 +814,7 @@ int main() {
   aiter::TestUnshared();
   aiter::TestFewKeys();
   aiter::TestWalks();
+  aiter::TestMayBeShort();
   aiter::TestSeveralRows();
   aiter::TestSplits();
   aiter::TestOneAxis();

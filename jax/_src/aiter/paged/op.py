@@ -406,7 +406,7 @@ def kernel(cfg: Config, call, x: Operands):
        like(x.q, (0,) if no_parts else (splits, tokens, hq, shape.dv),
             jnp.float32),
        like(x.q, (0,) if no_parts else (splits, tokens, hq), jnp.float32),
-       like(x.q, (1,) if counts else (0,), jnp.int32)),
+       like(x.q, (2,) if counts else (0,), jnp.int32)),
       x.q, x.k_cache, absent(x.v_cache, x.k_cache.dtype), x.k_scale, x.v_scale,
       x.table, absent(x.indptr, jnp.int32), x.lengths,
       absent(x.cu_seqlens, jnp.int32), absent(x.sinks, jnp.float32),

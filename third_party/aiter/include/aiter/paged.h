@@ -68,8 +68,8 @@ struct paged_attend_args {
   void* parts_ptr = nullptr;             // float32 [splits, tokens, nhead_q,
                                          // hdim_v]; null if splits is 1.
   void* parts_lse_ptr = nullptr;         // float32 [splits, tokens, nhead_q]
-  void* counter_ptr = nullptr;           // int32, scratch for many queries; or
-                                         // null, which may be slower.
+  void* counter_ptr = nullptr;           // int32 [2], scratch of many queries;
+                                         // or null, which may be slower.
   const void* table_ptr = nullptr;       // int32 [batch, width] or [width]
   const void* indptr_ptr = nullptr;      // int32 [batch + 1], or null.
   const void* lengths_ptr = nullptr;     // int32 [batch]
@@ -93,6 +93,7 @@ struct paged_attend_args {
 struct PagedPlan {
   ProblemKey key;
   LoadedKernel attend;
+  LoadedKernel few;  // Of few keys, if only lengths tell.
   LoadedKernel merge;
   int64_t programs = 1;  // That fill the device.
   int64_t multiprocessors = 1;

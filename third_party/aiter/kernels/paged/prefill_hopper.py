@@ -308,7 +308,7 @@ def window_of(window, table, absent, tile, N: gl.constexpr,
 
 
 @gluon.jit
-def _copy_cut(values, table, i, key, stop, N: gl.constexpr, HEAD: gl.constexpr,
+def copy_cut(values, table, i, key, stop, N: gl.constexpr, HEAD: gl.constexpr,
               BOX: gl.constexpr):
   """Copies the box from `key` on, which `stop` cuts: zeros from there on."""
   WIDTH: gl.constexpr = values.chunks.shape[2]
@@ -398,8 +398,8 @@ def _copy_boxes(desc, eights, boxes, full, i, pages, table, head, first, cut,
 
 
 @gluon.jit
-def copy_tile(desc, eights, boxes, empty, full, i, phase, pages, table, values,
-              head, first, stop, length, N: gl.constexpr, HEAD: gl.constexpr,
+def copy_tile(desc, eights, boxes, full, i, pages, table, values, head, first,
+              stop, length, N: gl.constexpr, HEAD: gl.constexpr,
               BOX: gl.constexpr, CUT: gl.constexpr):
   """Copies a tile of keys or values from key `first` on, box by box.
 
@@ -407,14 +407,13 @@ def copy_tile(desc, eights, boxes, empty, full, i, phase, pages, table, values,
   """
   BOXES: gl.constexpr = N // BOX
   BYTES: gl.constexpr = BOX * HEAD * desc.dtype.primitive_bitwidth // 8
-  mbarrier.wait(empty, phase ^ 1)
   cut = stop
   if CUT:
     box = stop // BOX * BOX
     cut = gl.where((stop > gl.maximum(box, first)) & (length < box + BOX), box,
                    stop)
   if cut < gl.minimum(stop, first + N):
-    _copy_cut(values, table, i, cut, stop, N, HEAD, BOX)
+    copy_cut(values, table, i, cut, stop, N, HEAD, BOX)
     mbarrier.expect(full, (BOXES - 1) * BYTES)
   else:
     mbarrier.expect(full, BOXES * BYTES)
@@ -438,16 +437,16 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
     # Numbers of pages are under way while the tile before is in use.
     pages = box_pages(table, first, stop, N, BOX)
     if KEYS:
-      copy_tile(k_desc, k_eights, k_boxes, keys.k_empty.index(i),
-                keys.k_full.index(i), i, phase, pages, table, values, head,
-                first, stop, length, N, HEAD, BOX, False)
+      mbarrier.wait(keys.k_empty.index(i), phase ^ 1)
+      copy_tile(k_desc, k_eights, k_boxes, keys.k_full.index(i), i, pages,
+                table, values, head, first, stop, length, N, HEAD, BOX, False)
       if not VALUES:
         mbarrier.arrive(begun, pred=step == 0)
     if VALUES:
       # What lies behind the last key may be NaN, and 0 * NaN is NaN.
-      copy_tile(v_desc, v_eights, v_boxes, keys.v_empty.index(i),
-                keys.v_full.index(i), i, phase, pages, table, values, head,
-                first, stop, length, N, HEAD, BOX, True)
+      mbarrier.wait(keys.v_empty.index(i), phase ^ 1)
+      copy_tile(v_desc, v_eights, v_boxes, keys.v_full.index(i), i, pages,
+                table, values, head, first, stop, length, N, HEAD, BOX, True)
 
 
 @gluon.constexpr_function

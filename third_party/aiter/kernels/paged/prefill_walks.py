@@ -30,16 +30,24 @@ from third_party.aiter.kernels.mha import (
     parts_hopper,
     scores_hopper,
 )
-from third_party.aiter.kernels.paged import attend
+from third_party.aiter.kernels.paged import attend, boxes_hopper
 from third_party.aiter.kernels.paged import prefill_hopper as prefill
 
 # Tiles that have a place at a time; and room for one, in words.
 PLACES = gl.constexpr(4)
 _WORDS = gl.constexpr(32)
+# A sequence of so many times as many keys as are few has tiles that take long.
+_LONG = gl.constexpr(4)
+
+# A Gluon function calls none of Triton's; of one source it may be either.
+_tiles_of_lengths = gluon.jit(attend.tiles_of_lengths.fn)
+_length_of = gluon.jit(attend.length_of.fn)
 
 
 def tensor_maps(function, constants):
-  """prefill_hopper.py's, of caches of the queries' type."""
+  """boxes_hopper.py's, or prefill_hopper.py's where those cannot be."""
+  if boxes_hopper.divided.fn(constants["BOX"], constants["FLAGS"]):
+    return boxes_hopper.tensor_maps(function, constants)
   return prefill.tensor_maps(
       function, {**constants, "KIND": attend.NO_BYTES.value})
 
@@ -162,6 +170,29 @@ def share_of(work, lanes, TILE_M: gl.constexpr, N: gl.constexpr,
 
 
 @gluon.jit
+def _sees_few(work, few, lanes, FLAGS: gl.constexpr):
+  """Whether tiles of rows see at most `few` keys in the mean, none far more.
+
+  What KeysInTheMean of src/paged.cc says where tables are no wider than
+  sequences are long.
+  """
+  TILE: gl.constexpr = 64
+  beyond = (lanes * 0).to(gl.int64)
+  for i in range(0, work.batch, attend.LANES):
+    length = _length_of(work.lengths, i + lanes, i + lanes < work.batch,
+                        work.flags)
+    _, len_q, rows, tiles = _tiles_of_lengths(
+        i + lanes, length, work.cu_seqlens, work.batch, work.tokens,
+        work.seqlen_q, work.group, work.window_left, work.window_right,
+        work.flags, TILE, TILE, FLAGS)
+    rows = gl.where(length > 0, rows, 0).to(gl.int64)
+    keys = tiles * TILE
+    beyond += rows * (gl.maximum(keys - len_q // 2, keys // 2) - few)
+    beyond += gl.where((rows > 0) & (keys > _LONG * few), 1 << 50, 0)
+  return gl.sum(beyond, 0) <= 0
+
+
+@gluon.jit
 def place_of(work, slot, head, split, share, lanes, k_scale, v_scale, scale,
              TILE_M: gl.constexpr, N: gl.constexpr, FLAGS: gl.constexpr):
   """The Place of a slot of rows; `absent` is not known yet."""
@@ -230,8 +261,8 @@ def _copy_queries(q, hdim, rows, own, chunks, places_of_rows,
 @gluon.jit
 def _scout(args, TILE_M: gl.constexpr, N: gl.constexpr, FLAGS: gl.constexpr):
   """Takes tile after tile, and finds what there is to do."""
-  (work, passed, k_scale, v_scale, k_scale_head, v_scale_head, scale,
-   counter) = args
+  (work, passed, k_scale, v_scale, k_scale_head, v_scale_head, scale, counter,
+   few_keys) = args
   lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [1], [0]))
   share = share_of(work, lanes, TILE_M, N, FLAGS)
   slots = work.batch * ((work.seqlen_q * work.group + TILE_M - 1) // TILE_M)
@@ -239,6 +270,10 @@ def _scout(args, TILE_M: gl.constexpr, N: gl.constexpr, FLAGS: gl.constexpr):
     slots = work.tokens * work.group // TILE_M + work.batch + 1
   tiles = slots * work.nhead_k
   count = tiles * work.splits
+  if few_keys > 0:
+    few = _sees_few(work, few_keys, lanes, FLAGS)
+    gl.store(counter + 1, few.to(gl.int32), mask=gl.program_id(0) == 0)
+    count = gl.where(few, 0, count)
   blocks = gl.num_programs(0)
   item = gl.program_id(0)
   i = 0
@@ -320,10 +355,11 @@ def _produce_queries(args, TILE_M: gl.constexpr, N: gl.constexpr,
 
 @gluon.jit
 def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
-             STAGES: gl.constexpr, KEYS: gl.constexpr, VALUES: gl.constexpr):
+             STAGES: gl.constexpr, KEYS: gl.constexpr, VALUES: gl.constexpr,
+             DIVIDED: gl.constexpr):
   """Copies the tile of keys, of values, or both, of every step."""
-  (work, passed, k_desc, v_desc, k_eights, v_eights, keys, k_boxes, v_boxes,
-   values, v_head) = args
+  (work, passed, k_desc, v_desc, k_half, v_half, paging, keys, values,
+   v_head) = args
   i = 0
   use = 0
   slot, steps = _next(passed, 0)
@@ -336,18 +372,29 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
       first = (at.last_tile - 1 - step) * N
       ki, phase = hopper.ring(use, STAGES)
       # Numbers of pages are under way while the tile before is in use.
-      pages = prefill.box_pages(table, first, at.stop, N, BOX)
+      if DIVIDED:
+        boxes = boxes_hopper.boxes_at(table, paging, first, at.stop, N, BOX)
+      else:
+        boxes = prefill.box_pages(table, first, at.stop, N, BOX)
       if KEYS:
-        prefill.copy_tile(
-            k_desc, k_eights, k_boxes, keys.k_empty.index(ki),
-            keys.k_full.index(ki), ki, phase, pages, table, own, at.head, first,
-            at.stop, at.length, N, HEAD, BOX, False)
+        mbarrier.wait(keys.k_empty.index(ki), phase ^ 1)
+        if DIVIDED:
+          boxes_hopper.copy(0, k_half, ki, at.head, boxes, gl.to_tensor(1), BOX,
+                            False)
+        else:
+          prefill.copy_tile(
+              k_desc, 0, k_half.ring, k_half.full.index(ki), ki, boxes, table,
+              own, at.head, first, at.stop, at.length, N, HEAD, BOX, False)
       if VALUES:
-        # What lies behind the last key may be NaN, and 0 * NaN is NaN.
-        prefill.copy_tile(
-            v_desc, v_eights, v_boxes, keys.v_empty.index(ki),
-            keys.v_full.index(ki), ki, phase, pages, table, own, at.head, first,
-            at.stop, at.length, N, HEAD, BOX, True)
+        mbarrier.wait(keys.v_empty.index(ki), phase ^ 1)
+        if DIVIDED:
+          boxes_hopper.copy_values(v_half, ki, own, table, at.head, boxes,
+                                   first, at.stop, at.length, BOX)
+        else:
+          # What lies behind the last key may be NaN, and 0 * NaN is NaN.
+          prefill.copy_tile(
+              v_desc, 0, v_half.ring, v_half.full.index(ki), ki, boxes, table,
+              own, at.head, first, at.stop, at.length, N, HEAD, BOX, True)
       use += 1
     i += 1
     slot, steps = _next(passed, i)
@@ -487,18 +534,20 @@ def _consume(w: gl.constexpr, args, WARPGROUPS: gl.constexpr, N: gl.constexpr,
 @gluon.jit
 def paged_attend(
     k_desc, v_desc, q, v_cache, out, lse, parts, parts_lse, k_scale, v_scale,
-    sinks, table, indptr, lengths, cu_seqlens, counter, k_page, k_token,
-    k_scale_head, v_start, v_page, v_head, v_token, v_scale_head, tokens, batch,
-    seqlen_q, nhead_q, nhead_k, group, hdim, hdim_v, pages, page_size, width,
-    splits, programs, window_left, window_right, sinks_step, softmax_scale,
-    logits_soft_cap, flags,
+    sinks, table, indptr, lengths, cu_seqlens, counter, k_eights, k_scale_head,
+    v_start, v_page, v_head, v_token, v_eights, v_scale_head, tokens, batch,
+    seqlen_q, nhead_q, nhead_k, group, hdim, hdim_v, pages, page_size,
+    page_shift, page_factor, width, splits, programs, window_left, window_right,
+    sinks_step, softmax_scale, logits_soft_cap, few_keys, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     FLAGS: gl.constexpr, FEATURES: gl.constexpr, BOX: gl.constexpr,
     STAGES: gl.constexpr, QUERIES: gl.constexpr, TURNS: gl.constexpr = 0,
 ):
   """prefill_hopper.py's paged_attend of caches of the queries' type.
 
-  counter: tiles that blocks have taken beside their first; 0 at first.
+  counter: tiles that blocks have taken beside their first, 0 at first; and
+  whether the batch is prefill_short.py's, which is launched next, as it may be
+  if few_keys is not 0.
   QUERIES: tiles whose queries have a place in shared memory.
 
   Grid: blocks, at most as many as tiles, which share them.
@@ -511,7 +560,7 @@ def paged_attend(
   gdc_launch_dependents()
   OF_SCORES: gl.constexpr = FEATURES | fwd_hopper.BOXES
   WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-  DIVIDED: gl.constexpr = prefill.divided(HEAD, BOX, FLAGS, attend.NO_BYTES)
+  DIVIDED: gl.constexpr = boxes_hopper.divided(BOX, FLAGS)
   OF_KEYS: gl.constexpr = prefill.by_eights(TILE_N, HEAD) if DIVIDED else WIDE
   LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
   CHUNK: gl.constexpr = prefill.CHUNK
@@ -556,7 +605,7 @@ def paged_attend(
               window_right, flags)
   passed = Passed(places, found, done, q_smem, q_full)
   scout = (work, passed, k_scale, v_scale, k_scale_head, v_scale_head,
-           softmax_scale, counter)
+           softmax_scale, counter, few_keys)
   queries = (work, passed, q, hdim,
              q_smem.reinterpret(
                  dtype,
@@ -568,9 +617,15 @@ def paged_attend(
       v_smem.reinterpret(
           dtype, [STAGES * TILE_N * HEAD // (CHUNK * WIDTH), CHUNK, WIDTH],
           prefill.by_eights(CHUNK, HEAD) if DIVIDED else WIDE))
-  produce = (work, passed, k_desc, v_desc, k_page // (8 * k_token),
-             v_page // (8 * v_token), keys, prefill.boxes_of(k_smem, k_desc),
-             prefill.boxes_of(v_smem, v_desc), values, v_head)
+  if DIVIDED:
+    k_half = boxes_hopper.Half(k_smem, k_full, k_eights)
+    v_half = boxes_hopper.Half(v_smem, v_full, v_eights)
+  else:
+    k_half = boxes_hopper.Half(prefill.boxes_of(k_smem, k_desc), k_full, 0)
+    v_half = boxes_hopper.Half(prefill.boxes_of(v_smem, v_desc), v_full, 0)
+  produce = (work, passed, k_desc, v_desc, k_half, v_half,
+             attend.Paging(page_size, page_shift, page_factor), keys, values,
+             v_head)
   # Results have a place of their own: where queries were, each product would
   # wait for what was written there.
   out_smem = gl.allocate_shared_memory(dtype, [WARPGROUPS, 64, HEAD], WIDE)
@@ -586,8 +641,8 @@ def paged_attend(
                     TURNS, OF_SCORES)),
         (_scout, (scout, TILE_M, TILE_N, FLAGS)),
         (_produce_queries, (queries, TILE_M, TILE_N, HEAD, QUERIES)),
-        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, False)),
-        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, False, True)),
+        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, False, False)),
+        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, False, True, False)),
     ], [4, 1, 1, 1, 1], [232, 40, 40, 40, 40])
   else:
     gl.warp_specialize([
@@ -597,5 +652,5 @@ def paged_attend(
                     TURNS, OF_SCORES)),
         (_scout, (scout, TILE_M, TILE_N, FLAGS)),
         (_produce_queries, (queries, TILE_M, TILE_N, HEAD, QUERIES)),
-        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, True)),
+        (_produce, (produce, TILE_N, HEAD, BOX, STAGES, True, True, DIVIDED)),
     ], [4, 1, 1, 1], [232, 40, 40, 40])
