@@ -349,6 +349,20 @@ class FeatureTest(MhaTestCase):
     """Beside a bias of another shape; it is the bias's gradient that is cut."""
     self.check(Case(mask=mask, bias=bias, hq=2, hk=1, causal=True))
 
+  @parameterized.product(d=(64, 128), dtype=(jnp.float32, jnp.bfloat16))
+  def test_least_bias(self, d, dtype):
+    """The least number of a type hides keys as masks of other libraries do."""
+    q, k, v = (jax.random.normal(key, (2, s, 2, d), jnp.bfloat16) for key, s in
+               zip(jax.random.split(jax.random.key(0), 3), (96, 160, 160)))
+    shown = (jnp.arange(160) % 3 != 1).at[70:].set(False)[None, None, None]
+    bias = jnp.where(shown, 0, jnp.finfo(dtype).min).astype(dtype)
+    bias = jnp.broadcast_to(bias, (2, 1, 1, 160))
+    got = aiter.flash_attn_func(q, k, v, bias=bias)
+    want = aiter.flash_attn_func(
+        q, k, v, mask=jnp.broadcast_to(shown, bias.shape))
+    np.testing.assert_allclose(np.float32(got), np.float32(want), rtol=0,
+                               atol=2e-2)
+
   def test_bias_that_broadcasts_over_queries(self):
     """Its gradient's sum is not taken in 16 bits."""
     self.check(Case(dtype=machine.HALF, b=1, sq=59, sk=26, dqk=64,
