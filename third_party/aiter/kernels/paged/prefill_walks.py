@@ -194,8 +194,12 @@ def _sees_few(work, few, lanes, FLAGS: gl.constexpr):
 
 @gluon.jit
 def place_of(work, slot, head, split, share, lanes, k_scale, v_scale, scale,
-             TILE_M: gl.constexpr, N: gl.constexpr, FLAGS: gl.constexpr):
-  """The Place of a slot of rows; `absent` is not known yet."""
+             TILE_M: gl.constexpr, N: gl.constexpr, FLAGS: gl.constexpr,
+             SPARE: gl.constexpr = False):
+  """The Place of a slot of rows; `absent` is not known yet.
+
+  SPARE: it has no steps where keys are in fewer parts.
+  """
   index, start, len_q, row0 = prefill.find_rows(
       slot, lanes, work.cu_seqlens, work.batch, work.tokens, work.seqlen_q,
       work.group, work.flags, TILE_M, FLAGS)
@@ -205,16 +209,34 @@ def place_of(work, slot, head, split, share, lanes, k_scale, v_scale, scale,
       index, row0, rows, len_q, work.lengths, work.indptr, work.batch,
       work.width, work.pages, work.page_size, work.group, work.window_left,
       work.window_right, split, work.splits, share, work.flags, N, FLAGS)
-  last_tile = gl.maximum(last_tile, first_tile + 1)
+  steps = last_tile - first_tile
+  if SPARE:
+    steps = gl.maximum(steps, gl.where(split == 0, 1, 0))
+    last_tile = first_tile + steps
+  else:
+    last_tile = gl.maximum(last_tile, first_tile + 1)
+    steps = last_tile - first_tile
   full_lo, full_hi = prefill.seen_by_all(
       row0, rows, offset, stop, work.group, work.window_left, work.window_right,
       work.flags, N)
   return Place(
-      last_tile - first_tile, last_tile, full_lo, full_hi, row0, left, head,
+      steps, last_tile, full_lo, full_hi, row0, left, head,
       index, start, offset, low, offset + len_q, stop, first.to(gl.int32),
       split,
       (scale * gl.load(k_scale)).to(gl.int32, bitcast=True),
       gl.load(v_scale).to(gl.int32, bitcast=True), 0)
+
+
+@gluon.jit
+def _store_none(at, work, parts_lse, TILE_M: gl.constexpr):
+  """Says that a part of no steps has no keys."""
+  rows = rows_of(at, work)
+  _, _, row, live = prefill.row_at(
+      rows, 0, TILE_M, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+  first = ((at.split.to(gl.int64) * work.tokens + at.start + rows.query)
+           * work.nhead_q)
+  gl.store(parts_lse + first + row,
+           gl.full_like(row, float("-inf"), dtype=gl.float32), mask=live)
 
 
 @gluon.jit
@@ -262,7 +284,7 @@ def _copy_queries(q, hdim, rows, own, chunks, places_of_rows,
 def _scout(args, TILE_M: gl.constexpr, N: gl.constexpr, FLAGS: gl.constexpr):
   """Takes tile after tile, and finds what there is to do."""
   (work, passed, k_scale, v_scale, k_scale_head, v_scale_head, scale, counter,
-   few_keys) = args
+   few_keys, parts_lse) = args
   lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [1], [0]))
   share = share_of(work, lanes, TILE_M, N, FLAGS)
   slots = work.batch * ((work.seqlen_q * work.group + TILE_M - 1) // TILE_M)
@@ -287,8 +309,11 @@ def _scout(args, TILE_M: gl.constexpr, N: gl.constexpr, FLAGS: gl.constexpr):
     at = place_of(
         work, slots - 1 - item // work.nhead_k, head, split, share, lanes,
         k_scale + head.to(gl.int64) * k_scale_head,
-        v_scale + head.to(gl.int64) * v_scale_head, scale, TILE_M, N, FLAGS)
-    if at.left > 0:
+        v_scale + head.to(gl.int64) * v_scale_head, scale, TILE_M, N, FLAGS,
+        True)
+    if (at.left > 0) & (at.steps == 0):
+      _store_none(at, work, parts_lse, TILE_M)
+    elif at.left > 0:
       slot, phase = hopper.ring(i, PLACES)
       mbarrier.wait(passed.done.index(slot), phase ^ 1)
       _write(passed.places, slot, at)
@@ -605,7 +630,7 @@ def paged_attend(
               window_right, flags)
   passed = Passed(places, found, done, q_smem, q_full)
   scout = (work, passed, k_scale, v_scale, k_scale_head, v_scale_head,
-           softmax_scale, counter, few_keys)
+           softmax_scale, counter, few_keys, parts_lse)
   queries = (work, passed, q, hdim,
              q_smem.reinterpret(
                  dtype,
