@@ -114,9 +114,9 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("few_rows", "fast", 16, 8, kPagedBytes, kPagedSeveralRows, "sm_90");
   add("several_rows", "fast", 16, 16, kPagedBytes, 0, "sm_90");
   add("few_keys", "fast", 256, 64, kPagedManyRows | kPagedShort, 0, "sm_90");
+  add("short", "fast", 192, 64, kPagedManyRows | kPagedShort, 0, "sm_90");
   add("walks", "fast", 192, 128, kPagedManyRows, kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridWalks;
-  add("short", "fast", 192, 64, kPagedManyRows | kPagedShort, 0, "sm_90");
   add("any_sm_90", "general", 256, 16, 0, kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridOneAxis;
   for (const char* arch : {"gfx942", "sm_90"}) {
