@@ -377,7 +377,9 @@ struct Attend {
     plan->multiprocessors = std::max(device.multiprocessors, 1);
     plan->programs =
         ProgramsOf(*plan->attend.info, device) * plan->multiprocessors;
-    if (plan->attend.info->grid == &kPagedAttendGridWalks) {
+    // Where tables tell that keys are few, there is no other to load.
+    if (plan->attend.info->grid == &kPagedAttendGridWalks &&
+        !(key.features & kPagedShort)) {
       ProblemKey few = key;
       few.features |= kPagedShort;
       AITER_RETURN_IF_ERROR(steps->Add("paged_attend", few, &plan->few));

@@ -69,7 +69,7 @@ def _copy_text(map_, boxes, size, warps, cut):
   eight tokens boxes begin with, of a lone warp's lanes or of a warp's own
   boxes; and, if one may be `cut`, whether a box is wanted, likewise.
   """
-  given = 1 if warps == 1 else -(-boxes // warps)
+  given = _turns(boxes, warps)
   own = boxes if warps == 1 else given
   begins = [f"${4 + i}" for i in range(given)]
   wanted = [f"${4 + given + i}" for i in range(given)]
