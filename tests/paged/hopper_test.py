@@ -24,14 +24,18 @@ _DIMS = ((128, 0), (64, 0), (32, 0), (256, 0), (96, 80), (48, 32), (192, 0),
          (72, 40), (136, 0), (20, 0), (36, 0), (100, 0))
 _PAGES = (64, 16, 8, 48, 3)
 # Keys in many parts and in one, in pages some of which are absent; steps of one
-# row, of few, of many that see few keys or not, and of one with few heads.
+# row, of few, of many that see few keys or not, in few tiles of rows or not,
+# and of one with few heads.
 _STEPS = (
     dict(decode=True, lengths=((1, 1500), (1, 70), (1, 0), (1, 1))),
     dict(decode=False, lengths=((2, 1500), (3, 70), (0, 9), (1, 0)),
          window=(300, -1), sinks=True),
     dict(decode=False, lengths=((40, 150), (70, 70), (3, 260), (20, 0))),
     dict(decode=False, lengths=((40, 150), (70, 70), (3, 900), (20, 0))),
+    dict(decode=False, lengths=((700, 1500), (70, 70), (3, 900), (20, 0))),
     dict(decode=True, hq=8, lengths=((1, 1500), (1, 70), (1, 0), (1, 1))))
+# Steps have far fewer tiles of 64 rows than two a multiprocessor, or more.
+_FEW_TILES = 128
 # Of the calls, which shards share.
 _PARTS = 32
 _LAYOUTS = ("NHD", "x", "asm")
@@ -65,6 +69,8 @@ def _features(c: Case) -> list[str]:
   keys = max(bound - tokens // batch // 2, bound // 2)
   if c.window[0] >= 0:
     keys = min(keys, c.window[0] + max(c.window[1], 0))
+  few_tiles = (rows >= 32 * batch and keys > 560
+               and c.hk * (rows // 64 + batch) < _FEW_TILES)
   asked = {
       "cu_seqlens": not c.decode,
       "window": c.window != (-1, -1) or not c.decode,
@@ -82,7 +88,8 @@ def _features(c: Case) -> list[str]:
       "unshared": not c.decode or batch == 1,
       "several_rows": rows > 8 * batch,
       "many_rows": rows >= 32 * batch,
-      "short": keys <= 560,
+      "short": keys <= 560 or few_tiles,
+      "few_tiles": few_tiles,
       "bytes": bool(c.cache),
       c.cache: bool(c.cache),
   }

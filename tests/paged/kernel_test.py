@@ -20,6 +20,7 @@ from third_party.aiter.kernels.paged import (
     family,
     merge,
     merge_hopper,
+    merge_rows,
 )
 
 _ALL = sum(family.FLAGS.values())
@@ -154,13 +155,17 @@ class PagedKernelTest(parameterized.TestCase):
       results = [(out, lse)]
       if splits > 1:
         cols = 4 if one_axis else 1
-        results.append((Tensor(out.array.copy()), Tensor(lse.array.copy())))
+        results += [(Tensor(out.array.copy()), Tensor(lse.array.copy()))
+                    for _ in range(2)]
         for (kernel, options), result in zip(
             ((merge.paged_merge, {}),
              (merge_hopper.paged_merge, {"FEW_N": 4})), results):
           kernel[(tokens * hq * cols,)](
               parts, parts_lse, *result, tokens, hq, dv, splits, cols, bits,
               TILE_N=2, HEAD=head, MERGE_COLS=4, OVERLAPS=False, **options)
+        merge_rows.paged_merge[(-(-tokens * hq // 8),)](
+            parts, parts_lse, *results[2], tokens, hq, dv, splits, bits,
+            TILE_M=8, TILE_N=16, HEAD=head, OVERLAPS=False)
     if csr:
       for row, n in zip(p.table, counts):
         row[n:] = -1

@@ -37,9 +37,8 @@ constexpr int64_t kSmallTile = 8;
 // Keys that rows see in the mean, up to which blocks of 64 rows, of which four
 // share a multiprocessor, are faster than those of 128.
 constexpr int64_t kFewKeys = 560;
-// Tiles of these blocks a multiprocessor, from which on both are launched where
-// tables do not tell: the first says which of the two returns.
-constexpr int64_t kTilesForBoth = 4;
+// Tiles of these a multiprocessor, below which they are the only kernel.
+constexpr int64_t kFewTiles = 2;
 // Kernels whose tanh is one instruction err by 2^-11 of a score: of one that no
 // lower cap bounds by too much.
 constexpr float kLargeSoftCap = 1024;
@@ -383,11 +382,15 @@ struct Attend {
       ProblemKey few = key;
       few.features |= kPagedShort;
       AITER_RETURN_IF_ERROR(steps->Add("paged_attend", few, &plan->few));
+      few.features |= kPagedFewTiles;
+      AITER_RETURN_IF_ERROR(steps->Add("paged_attend", few, &plan->few_tiles));
     }
     ProblemKey rows;
     rows.data_type = key.data_type;
     rows.dims[0] = key.dims[0];
-    return steps->Add("paged_merge", rows, &plan->merge);
+    AITER_RETURN_IF_ERROR(steps->Add("paged_merge", rows, &plan->merge));
+    rows.features = key.features & kPagedManyRows;
+    return steps->Add("paged_merge", rows, &plan->merge_rows);
   }
 
   // Programs of a kernel that a multiprocessor is to have at a time. Those that
@@ -413,6 +416,8 @@ struct Attend {
     if (kernel.grid == &kPagedAttendGridOneAxis || SharesKeys(kernel)) {
       return Launch(driver, a, plan, a.splits, stream);
     }
+    // Where keys are few they are not divided.
+    if (kernel.needs & kPagedShort) return Launch(driver, a, plan, 1, stream);
     const int64_t tiles = std::max<int64_t>(TilesOf(a, kernel), 1);
     return Launch(driver, a, plan, kRoom * plan.programs / tiles, stream);
   }
@@ -429,21 +434,14 @@ struct Attend {
     PagedParams p = ParamsOf(a, plan.key);
     p.splits = static_cast<int32_t>(std::clamp<int64_t>(splits, 1, a.splits));
     p.programs = p.splits > 1 ? static_cast<int32_t>(plan.programs) : 0;
-    if (plan.attend.info->grid == &kPagedAttendGridWalks) {
-      const bool shared =
-          a.counter_ptr != nullptr &&
-          TilesOf(a, *plan.attend.info) * p.splits > plan.multiprocessors;
-      // Else each block has one tile.
-      p.blocks =
-          shared ? static_cast<int32_t>(plan.multiprocessors) : INT32_MAX;
-      AITER_RETURN_IF_ERROR(
-          FillZero(driver, a.counter_ptr, shared ? kCounterBytes : 0, stream));
-    }
     const KernelInfo& kernel = *plan.attend.info;
-    if (MaySeeFewKeys(a, plan)) p.few_keys = static_cast<int32_t>(kFewKeys);
-    AITER_RETURN_IF_ERROR(LaunchAttend(driver, a, plan.attend, &p, stream));
-    if (p.few_keys > 0) {
-      AITER_RETURN_IF_ERROR(LaunchAttend(driver, a, plan.few, &p, stream));
+    if (HasFewTiles(a, plan)) {
+      AITER_RETURN_IF_ERROR(
+          LaunchAttend(driver, a, plan.few_tiles, &p, stream));
+    } else if (kernel.grid == &kPagedAttendGridWalks) {
+      AITER_RETURN_IF_ERROR(LaunchWalks(driver, a, plan, p, stream));
+    } else {
+      AITER_RETURN_IF_ERROR(LaunchAttend(driver, a, plan.attend, &p, stream));
     }
     if (p.splits == 1) return Status();
     const int64_t rows = a.tokens * a.nhead_q;
@@ -458,20 +456,43 @@ struct Attend {
         p.merge_cols = 2 * kMergeCols;
       }
     }
-    return LaunchKernel(driver, plan.merge, &p, stream, /*maps=*/nullptr,
-                        /*early=*/true);
+    const bool few = p.splits <= kMergeParts && plan.merge_rows.info != nullptr;
+    return LaunchKernel(driver, few ? plan.merge_rows : plan.merge, &p, stream,
+                        /*maps=*/nullptr, /*early=*/true);
   }
 
-  // Whether lengths, which are on the device, tell if there are few keys.
-  static bool MaySeeFewKeys(const Args& a, const Plan& plan) {
-    const KernelInfo* few = plan.few.info;
-    if (few == nullptr || few->grid == plan.attend.info->grid ||
-        a.counter_ptr == nullptr) {
-      return false;
-    }
+  // Whether a kernel, if there is one, is made for so much.
+  static bool IsMadeFor(const LoadedKernel& kernel, uint32_t features) {
+    return kernel.info != nullptr && (~kernel.info->needs & features) == 0;
+  }
+
+  // Whether blocks of few rows, each with a part of the keys, are all at work
+  // at a time: they begin sooner than those that walk.
+  static bool HasFewTiles(const Args& a, const Plan& plan) {
+    return IsMadeFor(plan.few_tiles, kPagedFewTiles) &&
+           TilesOf(a, *plan.few_tiles.info) < kFewTiles * plan.multiprocessors;
+  }
+
+  // Blocks that walk, and what they leave to another kernel: where tables do
+  // not tell, the lengths, which are on the device, do.
+  static Status LaunchWalks(const Driver& driver, const Args& a,
+                            const Plan& plan, PagedParams p, void* stream) {
+    const bool shared =
+        a.counter_ptr != nullptr &&
+        TilesOf(a, *plan.attend.info) * p.splits > plan.multiprocessors;
+    // Else each block has one tile.
+    p.blocks = shared ? static_cast<int32_t>(plan.multiprocessors) : INT32_MAX;
+    AITER_RETURN_IF_ERROR(
+        FillZero(driver, a.counter_ptr, shared ? kCounterBytes : 0, stream));
     // Rows see half of their sequence's queries at least.
-    return a.tokens / std::max<int64_t>(a.batch, 1) / 2 <= kFewKeys &&
-           TilesOf(a, *few) > kTilesForBoth * plan.multiprocessors;
+    const bool both = IsMadeFor(plan.few, kPagedShort) &&
+                      a.counter_ptr != nullptr &&
+                      a.tokens / std::max<int64_t>(a.batch, 1) / 2 <= kFewKeys;
+    p.few_keys = both ? static_cast<int32_t>(kFewKeys) : 0;
+    AITER_RETURN_IF_ERROR(LaunchAttend(driver, a, plan.attend, &p, stream));
+    if (!both) return Status();
+    p.splits = 1;
+    return LaunchAttend(driver, a, plan.few, &p, stream);
   }
 
   static Status LaunchAttend(const Driver& driver, const Args& a,

@@ -117,6 +117,11 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   add("short", "fast", 192, 64, kPagedManyRows | kPagedShort, 0, "sm_90");
   add("walks", "fast", 192, 128, kPagedManyRows, kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridWalks;
+  kernels.push_back(kernels.back());
+  kernels.back().symbol = "walks_224";
+  kernels.back().dims[0] = 224;
+  add("few_tiles", "fast", 224, 64,
+      kPagedManyRows | kPagedShort | kPagedFewTiles, 0, "sm_90");
   add("any_sm_90", "general", 256, 16, 0, kPagedBytes, "sm_90");
   kernels.back().grid = &kPagedAttendGridOneAxis;
   for (const char* arch : {"gfx942", "sm_90"}) {
@@ -483,6 +488,9 @@ void TestMayBeShort() {
   a.seqlen_q = 128;
   a.splits = 1;
   CHECK(Run(a) == Names{"short"});  // 320 keys a table.
+  a.splits = 4;
+  CHECK(Run(a) == Names{"short"});
+  a.splits = 1;
   CHECK(g_recorder.launches[0].As<PagedParams>().few_keys == 0);
   a.width = 100;
   CHECK(Run(a) == Names{"walks"});  // There is nowhere to say it.
@@ -491,15 +499,34 @@ void TestMayBeShort() {
   for (const Launch& launch : g_recorder.launches) {
     CHECK(launch.As<PagedParams>().few_keys == 560);
   }
+  // Where keys are divided, those of few are not.
+  a.splits = 4;
+  CHECK((Run(a) == Names{"walks", "short", "merge"}));
+  CHECK(g_recorder.launches[1].grid[1] == 1);
+  a.splits = 1;
   // No row sees fewer than half of its sequence's queries in the mean.
   a.tokens = 2 * 1122;
   a.seqlen_q = 1122;
   CHECK(Run(a) == Names{"walks"});
   CHECK(g_recorder.launches[0].As<PagedParams>().few_keys == 0);
-  // Few tiles are soon done by either.
-  a.tokens = 2 * 112;
-  a.seqlen_q = 112;
-  CHECK(Run(a) == Names{"walks"});
+}
+
+// Tiles of which all are at work at a time have a kernel that begins sooner.
+void TestFewTiles() {
+  g_recorder.multiprocessors = 19;
+  NewContext("sm_90");
+  paged_attend_args a = Args(256, 224);  // 36 tiles of 64 rows, or a few less.
+  a.batch = 2;
+  a.seqlen_q = 128;
+  a.width = 100;
+  a.splits = 4;
+  a.counter_ptr = At(0xe000);
+  CHECK((Run(a) == Names{"few_tiles", "merge"}));
+  CHECK(g_recorder.launches[0].As<PagedParams>().few_keys == 0);
+  CHECK(g_recorder.launches[0].grid[1] == 4);
+  g_recorder.multiprocessors = 18;
+  NewContext("sm_90");
+  CHECK((Run(a) == Names{"walks_224", "merge"}));
 }
 
 // A small tile has 8 rows of a KV head.
@@ -814,6 +841,7 @@ int main() {
   aiter::TestUnshared();
   aiter::TestFewKeys();
   aiter::TestWalks();
+  aiter::TestFewTiles();
   aiter::TestMayBeShort();
   aiter::TestSeveralRows();
   aiter::TestSplits();

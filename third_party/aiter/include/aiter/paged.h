@@ -93,9 +93,11 @@ struct paged_attend_args {
 struct PagedPlan {
   ProblemKey key;
   LoadedKernel attend;
-  LoadedKernel few;  // Of few keys, if only lengths tell.
+  LoadedKernel few;        // Of few keys, if only lengths tell,
+  LoadedKernel few_tiles;  // and of few rows.
   LoadedKernel merge;
-  int64_t programs = 1;  // That fill the device.
+  LoadedKernel merge_rows;  // Of many rows.
+  int64_t programs = 1;     // That fill the device.
   int64_t multiprocessors = 1;
 };
 

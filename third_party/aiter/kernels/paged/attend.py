@@ -383,7 +383,7 @@ def tiles_of_batch(
 
 
 @triton.jit
-def _parts_of(tiles, share, splits):
+def parts_of(tiles, share, splits):
   """Parts of so many tiles of keys, each of which is worth `share` programs."""
   # Rather fewer: a few programs too many wait until the others have ended. By
   # one instruction: the same number wherever it is computed.
@@ -434,7 +434,7 @@ def find_work(
         index + lanes, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
         window_left, window_right, flags, TILE_M, TILE_N, FLAGS)
     ends = first + tl.cumsum(
-        rows * _parts_of(tiles, share, splits) * nhead_k, 0)
+        rows * parts_of(tiles, share, splits) * nhead_k, 0)
     first = tl.max(tl.where(ends <= program, ends, first), 0)
     passed = tl.sum((ends <= program).to(tl.int32), 0)
     index += passed
@@ -446,12 +446,25 @@ def find_work(
   rows = tl.maximum(rows, 1)
   return (index, start, len_q, place % rows * TILE_M,
           (program - first) % nhead_k, place // rows,
-          _parts_of(tiles, share, splits))
+          parts_of(tiles, share, splits))
 
 
 @triton.jit
 def find_keys(
     index, row0, rows, len_q, lengths, indptr, batch, width, pages, page_size,
+    group, window_left, window_right, split, splits, share, flags,
+    TILE_N: tl.constexpr, FLAGS: tl.constexpr,
+):
+  """keys_of_length of a sequence whose length is not known yet."""
+  return keys_of_length(
+      index, row0, rows, len_q, length_of(lengths, index, index < batch, flags),
+      indptr, batch, width, pages, page_size, group, window_left, window_right,
+      split, splits, share, flags, TILE_N, FLAGS)
+
+
+@triton.jit
+def keys_of_length(
+    index, row0, rows, len_q, length, indptr, batch, width, pages, page_size,
     group, window_left, window_right, split, splits, share, flags,
     TILE_N: tl.constexpr, FLAGS: tl.constexpr,
 ):
@@ -464,7 +477,6 @@ def find_keys(
     keys is worth `share` programs.
   """
   inside = index < batch
-  length = length_of(lengths, index, inside, flags)
   count = tl.where(inside, width, 0)
   first = index.to(tl.int64) * width
   if INDPTR & FLAGS and flags & INDPTR:
@@ -483,7 +495,7 @@ def find_keys(
     low = tl.maximum(offset + row0 // group - window_left, 0)
   low_tile = low // TILE_N
   tiles_of_keys = tl.maximum((stop + TILE_N - 1) // TILE_N - low_tile, 0)
-  parts = _parts_of(tiles_of_keys, share, splits)
+  parts = parts_of(tiles_of_keys, share, splits)
   each = (tiles_of_keys + parts - 1) // parts
   first_tile = low_tile + split * each
   last_tile = tl.minimum(first_tile + each, low_tile + tiles_of_keys)

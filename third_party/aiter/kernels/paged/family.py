@@ -21,12 +21,12 @@ KINDS = ("int8", "e4m3fn", "e4m3fnuz", "e5m2")
 # or may have more rows than half a tile of shares_hopper.py, whose blocks share
 # the keys of all; several_rows: sequences have more than a tile of 8;
 # many_rows: more than in a step of decoding; short: rows see few keys, as far
-# as sizes tell; small_pages: of no multiple of 64 keys, which a tile of keys
-# divides; tiny_pages: of no multiple of 16; no_pages: a cache of none;
-# large_soft_cap: above 1024.
+# as sizes tell, or, few_tiles, a part of them; small_pages: of no multiple of
+# 64 keys, which a tile of keys divides; tiny_pages: of no multiple of 16;
+# no_pages: a cache of none; large_soft_cap: above 1024.
 FEATURES = {
     **FLAGS, **selecting(
-        "unaligned unshared several_rows many_rows short small_pages "
+        "unaligned unshared several_rows many_rows short few_tiles small_pages "
         f"tiny_pages no_pages large_soft_cap bytes {' '.join(KINDS)}")}
 
 
@@ -56,6 +56,7 @@ def _constants(row):
                       if name in made_for),
       "RAW": 0,
       "WALKS": "module=paged.prefill_walks" in row["options"].split(),
+      "MERGES_ROWS": "module=paged.merge_rows" in row["options"].split(),
       "PRECISION": "ieee",
       # Keys of which none lie in two pages.
       "BOX": (64 if "small_pages" in left else 16 if "tiny_pages" in left
@@ -90,8 +91,9 @@ FAMILY = Family(
                  f"programs = programs * min(batch, 2) + {_TILES}",),
              # A block for each multiprocessor, of which one takes tile by tile.
              "WALKS": (f"blocks = min({_TILES} * splits, blocks)",)}),
-        "paged_merge": Op("paged.merge", (
-            "rows = tokens * nhead_q * merge_cols",)),
+        "paged_merge": Op(
+            "paged.merge", ("rows = tokens * nhead_q * merge_cols",),
+            {"MERGES_ROWS": ("tiles = ceil((tokens * nhead_q) / tile_m)",)}),
     },
     pointers={
         **points_to("dtype", "q k_cache v_cache out"),
@@ -117,6 +119,7 @@ FAMILY = Family(
         "unshared": "one sequence, or more than 16 rows of a KV head",
         "several_rows": "more than 8 rows of a KV head",
         "many_rows": "many queries", "short": "few keys",
+        "few_tiles": "few tiles of rows",
         "small_pages": "pages that are no multiples of 64",
         "tiny_pages": "pages that are no multiples of 16",
         "no_pages": "no pages",

@@ -52,7 +52,8 @@ COLS = gl.constexpr(64)
 CHUNK = gl.constexpr(16)
 
 # A Gluon function calls none of Triton's; of one source it may be either.
-find_keys = gluon.jit(attend.find_keys.fn)
+keys_of_length = gluon.jit(attend.keys_of_length.fn)
+_length_of = gluon.jit(attend.length_of.fn)
 _find_work = gluon.jit(attend.find_work.fn)
 tiles_of_batch = gluon.jit(attend.tiles_of_batch.fn)
 
@@ -156,14 +157,15 @@ def _number_text(kind, dtype):
 
 
 @gluon.jit
-def find_rows(slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags,
-              TILE_M: gl.constexpr, FLAGS: gl.constexpr):
-  """attend.find_rows, which looks at so many sequences at a time."""
+def find_rows(slot, lanes, cu_seqlens, lengths, batch, tokens, seqlen_q, group,
+              flags, TILE_M: gl.constexpr, FLAGS: gl.constexpr):
+  """attend.find_rows, which looks at so many sequences at a time; and keys."""
   tiles_each = (seqlen_q * group + TILE_M - 1) // TILE_M
   index = slot // gl.maximum(tiles_each, 1)
   tile = slot - index * tiles_each
   start = index * seqlen_q
   len_q = seqlen_q
+  length = start * 0
   if attend.CU_SEQLENS & FLAGS and flags & attend.CU_SEQLENS:
     index = 0
     searching = True
@@ -172,18 +174,23 @@ def find_rows(slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags,
     while searching:
       at = passed + lanes
       begin = gl.load(cu_seqlens + at, mask=at <= batch, other=tokens)
+      keys = _length_of(lengths, at, at < batch, flags)
       begin = gl.minimum(gl.maximum(begin, 0), tokens)
       begun = (begin * group // TILE_M + at <= slot) & (at <= batch)
       index = gl.maximum(index, gl.max(gl.where(begun, at, 0), 0))
       # Of those that are there already, rather than by one more load.
       start = gl.where(index < passed, start,
                        gl.sum(gl.where(at == index, begin, 0), 0))
+      length = gl.where(index < passed, length,
+                        gl.sum(gl.where(at == index, keys, 0), 0))
       end = gl.sum(gl.where(at == index + 1, begin, 0), 0)
       passed += attend.LANES
       searching = index == passed - 1
     len_q = end - start
     tile = slot - (start * group // TILE_M + index)
-  return index, start, len_q, tile * TILE_M
+  else:
+    length = _length_of(lengths, index, index < batch, flags)
+  return index, start, len_q, tile * TILE_M, length
 
 
 @gluon.jit
@@ -949,6 +956,7 @@ def paged_attend(
   start = 0
   len_q = 0
   row0 = 0
+  length = 0
   count = splits
   share = 0.0
   lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [4], [0]))
@@ -958,20 +966,21 @@ def paged_attend(
         group, nhead_k, window_left, window_right, splits, programs, flags,
         TILE_M, TILE_N, FLAGS)
     share = count * 1.0
+    length = _length_of(lengths, index, index < batch, flags)
   else:
     share = share_of(
         splits, programs, nhead_k, lanes, cu_seqlens, lengths, batch, seqlen_q,
         group, window_left, window_right, flags, TILE_M, TILE_N, FLAGS)
-    index, start, len_q, row0 = find_rows(
-        slot, lanes, cu_seqlens, batch, tokens, seqlen_q, group, flags, TILE_M,
-        FLAGS)
+    index, start, len_q, row0, length = find_rows(
+        slot, lanes, cu_seqlens, lengths, batch, tokens, seqlen_q, group, flags,
+        TILE_M, FLAGS)
   left = gl.maximum(len_q * group - row0, 0)
   query = row0 // group
   rows = Rows(row0, left, query, head * group, group, nhead_q)
   # Of the tile's first query; the rest of an address has 32 bits.
   row = (start + query).to(gl.int64) * nhead_q
-  first, _, offset, low, stop, first_tile, last_tile = find_keys(
-      index, row0, gl.minimum(TILE_M, left), len_q, lengths, indptr, batch,
+  first, _, offset, low, stop, first_tile, last_tile = keys_of_length(
+      index, row0, gl.minimum(TILE_M, left), len_q, length, indptr, batch,
       width, pages, page_size, group, window_left, window_right, split, count,
       share, flags, TILE_N, FLAGS)
   steps = gl.where(left > 0, gl.maximum(last_tile - first_tile, 0), 0)

@@ -122,12 +122,13 @@ def paged_attend(
     sinks_step, softmax_scale, logits_soft_cap, few_keys, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     FLAGS: gl.constexpr, FEATURES: gl.constexpr, BOX: gl.constexpr,
-    EARLY: gl.constexpr = 0,
+    EARLY: gl.constexpr = 0, DIVIDES: gl.constexpr = 0,
 ):
   """prefill_hopper.py's paged_attend of caches of the queries' type.
 
   counter: prefill_walks.py's, which if few_keys is not 0 has said whether it
   left the batch to this kernel.
+  DIVIDES: keys may be divided, which takes registers.
 
   Grid: as there.
   """
@@ -147,16 +148,21 @@ def paged_attend(
   if own == 0:
     return
   lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [4], [0]))
-  share = prefill_walks.share_of(work, lanes, TILE_M, N, FLAGS)
   head = gl.program_id(0) % nhead_k
   slot = gl.num_programs(0) // nhead_k - 1 - gl.program_id(0) // nhead_k
+  split = 0
+  share = 0.0
+  if DIVIDES:
+    split = gl.program_id(1)
+    share = prefill_walks.survey(work, 0, lanes, TILE_M, N, FLAGS)[0]
   at = prefill_walks.place_of(
-      work, slot, head, gl.program_id(1), share, lanes,
+      work, slot, head, split, share, lanes,
       k_scale + head.to(gl.int64) * k_scale_head,
       v_scale + head.to(gl.int64) * v_scale_head, softmax_scale, TILE_M, N,
-      FLAGS)
-  if at.left <= 0:
-    return  # Sequences may have slots that they do not need.
+      FLAGS, DIVIDES)
+  if (at.left <= 0) | (at.steps == 0):
+    return  # Sequences may have slots, and rows parts, that they do not need.
+  prefill_walks.store_end(at, work, parts_lse, TILE_M)
 
   OF_SCORES: gl.constexpr = FEATURES | fwd_hopper.BOXES
   WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)

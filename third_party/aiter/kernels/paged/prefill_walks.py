@@ -36,12 +36,18 @@ from third_party.aiter.kernels.paged import prefill_hopper as prefill
 # Tiles that have a place at a time; and room for one, in words.
 PLACES = gl.constexpr(4)
 _WORDS = gl.constexpr(32)
+# Where keys are divided, parts that a block has, if they have so many tiles.
+_TURNS = gl.constexpr(3)
+_LEAST = gl.constexpr(4)
+# So many tiles a block, the last, are not taken ahead.
+_LAST = gl.constexpr(4)
 # A sequence of so many times as many keys as are few has tiles that take long.
 _LONG = gl.constexpr(4)
 
 # A Gluon function calls none of Triton's; of one source it may be either.
 _tiles_of_lengths = gluon.jit(attend.tiles_of_lengths.fn)
 _length_of = gluon.jit(attend.length_of.fn)
+_parts_of = gluon.jit(attend.parts_of.fn)
 
 
 def tensor_maps(function, constants):
@@ -55,8 +61,8 @@ def tensor_maps(function, constants):
 class Place(NamedTuple):
   """A tile of rows, in words of shared memory: where it is, what it sees.
 
-  A tile sees at least one of keys, if only to see nothing; one of no steps is
-  behind the last.
+  A tile sees at least one of keys, if only to see nothing; one of no steps is a
+  part that its rows do not have, or behind the last.
   """
   steps: tl.tensor
   last_tile: tl.tensor  # Tiles of keys, from the last one down.
@@ -73,6 +79,7 @@ class Place(NamedTuple):
   stop: tl.tensor  # what the last row sees of them,
   begin: tl.tensor  # its first page in a table with indptr.
   split: tl.tensor
+  parts: tl.tensor  # Of its keys.
   scale: tl.tensor  # Of scores and of values: the bits of float32.
   out_scale: tl.tensor
   absent: tl.tensor  # Whether a page is; known when the queries are there.
@@ -104,6 +111,7 @@ class Passed(NamedTuple):
   """What the warps pass on: a ring of places and one of tiles of queries."""
   places: tl.tensor
   found: tl.tensor
+  asked: tl.tensor  # For all keys and values, which are under way.
   done: tl.tensor  # By the consumers, as the queries in their ring are.
   queries: tl.tensor
   full: tl.tensor
@@ -141,7 +149,8 @@ def _read(places, i):
       _word(places, i, 6), _word(places, i, 7), _word(places, i, 8),
       _word(places, i, 9), _word(places, i, 10), _word(places, i, 11),
       _word(places, i, 12), _word(places, i, 13), _word(places, i, 14),
-      _word(places, i, 15), _word(places, i, 16), _word(places, i, 17))
+      _word(places, i, 15), _word(places, i, 16), _word(places, i, 17),
+      _word(places, i, 18))
 
 
 @gluon.jit
@@ -160,83 +169,97 @@ def table_of(at, work):
 
 
 @gluon.jit
-def share_of(work, lanes, TILE_M: gl.constexpr, N: gl.constexpr,
-             FLAGS: gl.constexpr):
-  """prefill_hopper.py's."""
-  return prefill.share_of(
-      work.splits, work.programs, work.nhead_k, lanes, work.cu_seqlens,
-      work.lengths, work.batch, work.seqlen_q, work.group, work.window_left,
-      work.window_right, work.flags, TILE_M, N, FLAGS)
+def survey(work, few, lanes, TILE_M: gl.constexpr, N: gl.constexpr,
+           FLAGS: gl.constexpr):
+  """What all sequences tell, where it is asked for.
 
+  Returns:
+    (share, most, sees_few): parts that a tile of keys is worth, parts that a
+    tile of rows has at most, and whether rows see up to `few` keys in the mean,
+    none far more, which KeysInTheMean of src/paged.cc says where tables are no
+    wider than sequences are long.
 
-@gluon.jit
-def _sees_few(work, few, lanes, FLAGS: gl.constexpr):
-  """Whether tiles of rows see at most `few` keys in the mean, none far more.
-
-  What KeysInTheMean of src/paged.cc says where tables are no wider than
-  sequences are long.
+    There are as many parts as blocks, or more, so that these end at about the
+    same time, if that leaves none less than so many tiles.
   """
-  TILE: gl.constexpr = 64
-  beyond = (lanes * 0).to(gl.int64)
-  for i in range(0, work.batch, attend.LANES):
-    length = _length_of(work.lengths, i + lanes, i + lanes < work.batch,
-                        work.flags)
-    _, len_q, rows, tiles = _tiles_of_lengths(
-        i + lanes, length, work.cu_seqlens, work.batch, work.tokens,
-        work.seqlen_q, work.group, work.window_left, work.window_right,
-        work.flags, TILE, TILE, FLAGS)
-    rows = gl.where(length > 0, rows, 0).to(gl.int64)
-    keys = tiles * TILE
-    beyond += rows * (gl.maximum(keys - len_q // 2, keys // 2) - few)
-    beyond += gl.where((rows > 0) & (keys > _LONG * few), 1 << 50, 0)
-  return gl.sum(beyond, 0) <= 0
+  total = (lanes * 0).to(gl.float32)
+  beyond = total
+  longest = lanes * 0
+  if (work.splits > 1) | (few > 0):
+    for i in range(0, work.batch, attend.LANES):
+      at = i + lanes
+      length = _length_of(work.lengths, at, at < work.batch, work.flags)
+      _, len_q, rows, tiles = _tiles_of_lengths(
+          at, length, work.cu_seqlens, work.batch, work.tokens, work.seqlen_q,
+          work.group, work.window_left, work.window_right, work.flags, TILE_M,
+          N, FLAGS)
+      rows = gl.where(length > 0, rows, 0).to(gl.float32)
+      total += rows * tiles.to(gl.float32)
+      longest = gl.maximum(longest, tiles)
+      keys = tiles * N
+      seen = gl.maximum(keys - len_q // 2, keys // 2) - few
+      beyond += rows * gl.where(keys > _LONG * few, 1e30,
+                                seen.to(gl.float32))
+  full = work.programs / (work.nhead_k * gl.maximum(gl.sum(total, 0), 1.0))
+  share = gl.maximum(gl.minimum(full, 1.0 / _LEAST), full / _TURNS)
+  # A window's keys may lie in one tile more.
+  longest = gl.max(longest, 0) + 1
+  most = gl.minimum(_parts_of(longest, share, work.splits), longest)
+  return share, most, (few > 0) & (gl.sum(beyond, 0) <= 0)
 
 
 @gluon.jit
 def place_of(work, slot, head, split, share, lanes, k_scale, v_scale, scale,
              TILE_M: gl.constexpr, N: gl.constexpr, FLAGS: gl.constexpr,
-             SPARE: gl.constexpr = False):
+             DIVIDES: gl.constexpr = True):
   """The Place of a slot of rows; `absent` is not known yet.
 
-  SPARE: it has no steps where keys are in fewer parts.
+  DIVIDES: its keys may be in parts.
   """
-  index, start, len_q, row0 = prefill.find_rows(
-      slot, lanes, work.cu_seqlens, work.batch, work.tokens, work.seqlen_q,
-      work.group, work.flags, TILE_M, FLAGS)
+  # Under way while rows are found.
+  of_keys = gl.load(k_scale)
+  of_values = gl.load(v_scale)
+  index, start, len_q, row0, length = prefill.find_rows(
+      slot, lanes, work.cu_seqlens, work.lengths, work.batch, work.tokens,
+      work.seqlen_q, work.group, work.flags, TILE_M, FLAGS)
   left = gl.maximum(len_q * work.group - row0, 0)
   rows = gl.minimum(TILE_M, left)
-  first, _, offset, low, stop, first_tile, last_tile = prefill.find_keys(
-      index, row0, rows, len_q, work.lengths, work.indptr, work.batch,
+  first, _, offset, low, stop, first_tile, last_tile = prefill.keys_of_length(
+      index, row0, rows, len_q, length, work.indptr, work.batch,
       work.width, work.pages, work.page_size, work.group, work.window_left,
       work.window_right, split, work.splits, share, work.flags, N, FLAGS)
-  steps = last_tile - first_tile
-  if SPARE:
-    steps = gl.maximum(steps, gl.where(split == 0, 1, 0))
-    last_tile = first_tile + steps
-  else:
-    last_tile = gl.maximum(last_tile, first_tile + 1)
-    steps = last_tile - first_tile
+  parts = 1
+  if DIVIDES:
+    # As keys_of_length has them, but those that the tiles do not reach.
+    seen = gl.maximum((stop + N - 1) // N - low // N, 1)
+    parts = _parts_of(seen, share, work.splits)
+    each = (seen + parts - 1) // parts
+    parts = (seen + each - 1) // each
+  steps = gl.maximum(last_tile - first_tile, gl.where(split == 0, 1, 0))
   full_lo, full_hi = prefill.seen_by_all(
       row0, rows, offset, stop, work.group, work.window_left, work.window_right,
       work.flags, N)
   return Place(
-      steps, last_tile, full_lo, full_hi, row0, left, head,
+      steps, first_tile + steps, full_lo, full_hi, row0, left, head,
       index, start, offset, low, offset + len_q, stop, first.to(gl.int32),
-      split,
-      (scale * gl.load(k_scale)).to(gl.int32, bitcast=True),
-      gl.load(v_scale).to(gl.int32, bitcast=True), 0)
+      split, parts,
+      (scale * of_keys).to(gl.int32, bitcast=True),
+      of_values.to(gl.int32, bitcast=True), 0)
 
 
 @gluon.jit
-def _store_none(at, work, parts_lse, TILE_M: gl.constexpr):
-  """Says that a part of no steps has no keys."""
-  rows = rows_of(at, work)
-  _, _, row, live = prefill.row_at(
-      rows, 0, TILE_M, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-  first = ((at.split.to(gl.int64) * work.tokens + at.start + rows.query)
-           * work.nhead_q)
-  gl.store(parts_lse + first + row,
-           gl.full_like(row, float("-inf"), dtype=gl.float32), mask=live)
+def store_end(at, work, parts_lse, TILE_M: gl.constexpr):
+  """Says how many parts a tile's rows have, or that their results are where
+  they belong, if parts are joined (merge.py)."""
+  if (work.programs > 0) & (at.split == 0) & (
+      (at.parts == 1) | (at.parts < work.splits)):
+    rows = rows_of(at, work)
+    _, _, row, live = prefill.row_at(
+        rows, 0, TILE_M, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    end = gl.where(at.parts > 1, at.parts, 0).to(gl.int64)
+    first = (end * work.tokens + at.start + rows.query) * work.nhead_q
+    gl.store(parts_lse + first + row,
+             gl.full_like(row, float("inf"), dtype=gl.float32), mask=live)
 
 
 @gluon.jit
@@ -286,40 +309,48 @@ def _scout(args, TILE_M: gl.constexpr, N: gl.constexpr, FLAGS: gl.constexpr):
   (work, passed, k_scale, v_scale, k_scale_head, v_scale_head, scale, counter,
    few_keys, parts_lse) = args
   lanes = gl.arange(0, attend.LANES, gl.BlockedLayout([1], [32], [1], [0]))
-  share = share_of(work, lanes, TILE_M, N, FLAGS)
+  share, most, few = survey(work, few_keys, lanes, TILE_M, N, FLAGS)
   slots = work.batch * ((work.seqlen_q * work.group + TILE_M - 1) // TILE_M)
   if (work.flags & attend.CU_SEQLENS) != 0:
     slots = work.tokens * work.group // TILE_M + work.batch + 1
   tiles = slots * work.nhead_k
-  count = tiles * work.splits
+  count = tiles * most
   if few_keys > 0:
-    few = _sees_few(work, few_keys, lanes, FLAGS)
     gl.store(counter + 1, few.to(gl.int32), mask=gl.program_id(0) == 0)
     count = gl.where(few, 0, count)
   blocks = gl.num_programs(0)
   item = gl.program_id(0)
   i = 0
   while item < count:
+    # Blocks take tiles ahead, but of the last ones one, and where not all will
+    # have another, none before the keys of its own are under way.
+    last = count - item < _LAST * blocks
     following = count
-    if blocks < count:
+    if not last:
       following = blocks + gl.atomic_add(counter, 1, sem="relaxed")
     split = item // tiles
-    item -= split * tiles
-    head = item % work.nhead_k
+    slot_of = item - split * tiles
+    head = slot_of % work.nhead_k
     at = place_of(
-        work, slots - 1 - item // work.nhead_k, head, split, share, lanes,
+        work, slots - 1 - slot_of // work.nhead_k, head, split, share, lanes,
         k_scale + head.to(gl.int64) * k_scale_head,
-        v_scale + head.to(gl.int64) * v_scale_head, scale, TILE_M, N, FLAGS,
-        True)
-    if (at.left > 0) & (at.steps == 0):
-      _store_none(at, work, parts_lse, TILE_M)
-    elif at.left > 0:
+        v_scale + head.to(gl.int64) * v_scale_head, scale, TILE_M, N, FLAGS)
+    if (at.left > 0) & (at.steps > 0):
+      store_end(at, work, parts_lse, TILE_M)
       slot, phase = hopper.ring(i, PLACES)
       mbarrier.wait(passed.done.index(slot), phase ^ 1)
       _write(passed.places, slot, at)
       gl.barrier()
       mbarrier.arrive(passed.found.index(slot))
       i += 1
+    if last & (blocks < count):
+      if (count - gl.maximum(item, blocks) < blocks) & (i > 0):
+        slot, phase = hopper.ring(i - 1, PLACES)
+        mbarrier.wait(passed.asked.index(slot), phase)
+      elif i > 1:
+        slot, phase = hopper.ring(i - 2, PLACES)
+        mbarrier.wait(passed.done.index(slot), phase)
+      following = blocks + gl.atomic_add(counter, 1, sem="relaxed")
     item = following
   slot, phase = hopper.ring(i, PLACES)
   mbarrier.wait(passed.done.index(slot), phase ^ 1)
@@ -421,6 +452,7 @@ def _produce(args, N: gl.constexpr, HEAD: gl.constexpr, BOX: gl.constexpr,
               v_desc, 0, v_half.ring, v_half.full.index(ki), ki, boxes, table,
               own, at.head, first, at.stop, at.length, N, HEAD, BOX, True)
       use += 1
+    mbarrier.arrive(passed.asked.index(slot))
     i += 1
     slot, steps = _next(passed, i)
 
@@ -491,7 +523,7 @@ def end(acc, m, norm, at, work, free, results, sinks, sinks_step, cap,
       parts + (at.split.to(gl.int64) * work.tokens * work.nhead_q + first)
       * hdim_v,
       parts_lse + (at.split.to(gl.int64) * work.tokens * work.nhead_q + first),
-      hdim_v, work.tokens, work.splits, work.flags, w, ROWS, HEAD, 0)
+      hdim_v, work.tokens, at.parts, work.flags, w, ROWS, HEAD, 0)
 
 
 @gluon.jit
@@ -608,9 +640,13 @@ def paged_attend(
     mbarrier.init(k_empty.index(i), count=WARPGROUPS)
     mbarrier.init(v_empty.index(i), count=WARPGROUPS)
   found = mbarrier.allocate_mbarrier(batch=PLACES)
+  asked = mbarrier.allocate_mbarrier(batch=PLACES)
   done = mbarrier.allocate_mbarrier(batch=PLACES)
+  # So many boxes are more than one warp asks for in time.
+  APART: gl.constexpr = BOX < 64 and not DIVIDED
   for i in gl.static_range(PLACES):
     mbarrier.init(found.index(i), count=1)
+    mbarrier.init(asked.index(i), count=2 if APART else 1)
     mbarrier.init(done.index(i), count=WARPGROUPS)
   q_full = mbarrier.allocate_mbarrier(batch=QUERIES)
   for i in gl.static_range(QUERIES):
@@ -628,7 +664,7 @@ def paged_attend(
               cu_seqlens, tokens, batch, seqlen_q, nhead_q, nhead_k, group,
               pages, page_size, width, splits, programs, window_left,
               window_right, flags)
-  passed = Passed(places, found, done, q_smem, q_full)
+  passed = Passed(places, found, asked, done, q_smem, q_full)
   scout = (work, passed, k_scale, v_scale, k_scale_head, v_scale_head,
            softmax_scale, counter, few_keys, parts_lse)
   queries = (work, passed, q, hdim,
@@ -657,8 +693,7 @@ def paged_attend(
   consume = (work, passed, keys, turns, out_smem,
              (out, hdim_v, lse, parts, parts_lse), sinks, sinks_step,
              logits_soft_cap)
-  if BOX < 64 and not DIVIDED:
-    # So many boxes are more than one warp asks for in time.
+  if APART:
     gl.warp_specialize([
         (_consume, (0, consume, WARPGROUPS, TILE_N, HEAD, BOX, STAGES, QUERIES,
                     TURNS, OF_SCORES)),
