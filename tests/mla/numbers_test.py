@@ -60,6 +60,24 @@ class MlaTest(MlaTestCase):
   def test_shapes(self, **options):
     self.check(Case(**options))
 
+  @parameterized.product(cache=("e4m3fn", "e4m3fnuz"), heads=(16, 40))
+  def test_every_byte(self, cache, heads):
+    """Zeros of both signs and subnormals too; NaN is its sequence's alone."""
+    p = cases.Problem(Case(cache=cache, heads=heads, sm_scale=1e-3,
+                           lengths=((1, 64), (1, 40))))
+    codes = p.cache.view(np.uint8)
+    every = np.arange(codes.size, dtype=np.uint8).reshape(codes.shape)
+    finite = np.isfinite(every.view(p.cache.dtype).astype(np.float32))
+    own = np.isfinite(p.cache.astype(np.float32))
+    codes[own] = np.where(finite, every, 0)[own]
+    paged.check(self, p, cases.call(p))
+    nan = every[~finite].max()
+    codes.reshape(-1, codes.shape[-1])[p.sequences[1][0]] = nan
+    fn, options, arrays = cases.call(p)
+    out = np.asarray(fn(**arrays, **options)[0], np.float32)
+    self.assertTrue(np.isfinite(out[0]).all())
+    self.assertTrue(np.isnan(out[1]).all())
+
   @machine.where(not machine.SIMULATED)
   @given(data=st.data())
   @examples(gpu=20, cpu=8)

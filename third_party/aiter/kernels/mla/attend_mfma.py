@@ -11,6 +11,7 @@ columns. The next tile is on its way in registers meanwhile.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import mfma
+from triton.experimental.gluon.language.amd.hint import sched_barrier
 
 from third_party.aiter.kernels.mha import scores
 from third_party.aiter.kernels.paged import attend, pages_mfma
@@ -22,6 +23,8 @@ _tiles_of_lengths = gluon.jit(attend.tiles_of_lengths.fn)
 SIDE = gl.constexpr(16)
 # More than any key.
 ABSENT = gl.constexpr(2**31 - 1)
+# Bytes of a cache that are loaded as one number.
+WORD = gl.constexpr(4)
 
 
 @gluon.constexpr_function
@@ -40,23 +43,45 @@ def _matrix(cdna, waves, tile_m, rows, depth):
 
 
 @gluon.constexpr_function
-def _copied(waves, keys, columns, most):
-  """How waves copy keys of so many columns: a lane copies `most` at once, or as
-  few as leave none without."""
-  values = min(most, keys * columns // (64 * waves))
-  lanes = min(columns // values, 64)
-  return gl.BlockedLayout([1, values], [64 // lanes, lanes], [waves, 1], [1, 0])
+def copied(waves, columns, each, lanes):
+  """How so many lanes copy a key of so many columns, `each` of them as one and
+  up to 16 bytes at once: a lane's keys are the same whatever the columns are.
+  """
+  columns //= each
+  lanes = min(lanes, columns)
+  most = 8 if each == 1 else 16 // each
+  return gl.BlockedLayout([1, min(most, columns // lanes)],
+                          [64 // lanes, lanes], [waves, 1], [1, 0])
 
 
 @gluon.constexpr_function
-def _padded(keys, columns):
+def _padded(keys, columns, each=1):
   """Rows of keys in LDS, so that no read of either operand has conflicts.
 
   Reads of 16 bytes take lanes 0 to 3 with 20 to 23, which are other rows and
   other columns; those of a column for several keys take every fourth row.
+  each: how many of 16 bits are one number.
   """
+  columns //= each
   return gl.PaddedSharedLayout.with_identity_for(
-      [[columns, 16], [4 * columns, 32]], [keys, columns], [1, 0])
+      [[columns, 16 // each], [4 * columns, 32 // each]], [keys, columns],
+      [1, 0])
+
+
+@gluon.constexpr_function
+def loaded_at_once(kind):
+  """How many numbers of a cache are loaded as one: bytes are, as words.
+
+  As bytes they would be parted when they come, and waited for.
+  """
+  return 1 if kind == attend.NO_BYTES.value else WORD.value
+
+
+@gluon.constexpr_function
+def unit_of(kind, native):
+  """What a number counts that `as_numbers` has made of a byte."""
+  assert kind in (attend.NO_BYTES.value, attend.E4M3FN.value, native), kind
+  return 1 if kind in (attend.NO_BYTES.value, native) else 2
 
 
 @gluon.jit
@@ -256,88 +281,168 @@ def tell_parts(parts_lse, row, left, split, splits, parts, rows,
 
 
 @gluon.jit
-def _page(table, n, paging, stop, FLAGS: gl.constexpr):
+def page_of(table, n, paging, stop, FLAGS: gl.constexpr):
   """The entries of a table for the keys n; -1 behind the last one."""
   at, _ = pages_mfma.place_in(paging, n, FLAGS)
   return gl.load(table + at, mask=n < stop, other=-1)
 
 
 @gluon.jit
-def _load(data, page, n, pages, paging, k_page, k_token,
-          first: gl.constexpr, COLS: gl.constexpr, LAYOUT: gl.constexpr,
-          FLAGS: gl.constexpr):
-  """COLS columns of keys from `first` on; 0 of those in no page."""
-  there = (page >= 0) & (page < pages)
-  _, place = pages_mfma.place_in(paging, n, FLAGS)
-  at = gl.maximum(page, 0).to(gl.int64) * k_page + place * k_token
-  cols = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))[None, :]
-  return gl.load(data + at[:, None] + (cols + first), mask=there[:, None],
-                 other=0)
+def loaded_of(count, KIND: gl.constexpr):
+  """So many columns, of bytes a multiple of 16, in what is loaded as one."""
+  if KIND == attend.NO_BYTES:
+    return count
+  else:
+    return gl.multiple_of(count // WORD, 16 // WORD)
 
 
 @gluon.jit
-def _numbers(x, dtype: gl.constexpr, KIND: gl.constexpr):
-  """What was loaded, in the queries' type: float8 that the device converts."""
+def cache_of(k_cache, k_bytes, k_start, k_page, k_token, KIND: gl.constexpr):
+  """A cache, and its strides of pages and tokens, in what is loaded as one."""
+  if KIND == attend.NO_BYTES:
+    data = k_cache + k_start
+  else:
+    data = (k_bytes + k_start).to(gl.pointer_type(gl.uint32), bitcast=True)
+  return data, loaded_of(k_page, KIND), loaded_of(k_token, KIND)
+
+
+@gluon.jit
+def _as_fnuz(w):
+  """Words of e4m3fn as e4m3fnuz, whose numbers are half of them.
+
+  Zero has no sign, and what has its bits is NaN there; NaN is the largest.
+  """
+  size = w & 0x7F7F7F7F
+  is_nan = ((size + 0x01010101) >> 7) & 0x01010101
+  return (size + is_nan) | (w & (size + 0x7F7F7F7F) & 0x80808080)
+
+
+@gluon.jit
+def _upper(x):
+  """Of two float32 in 64 bits the upper halves."""
+  return gl.inline_asm_elementwise(
+      "v_perm_b32 $0, $2, $1, $3", "=v,v,v,s",
+      [x.to(gl.uint32), (x >> 32).to(gl.uint32), 0x07060302], gl.uint32, True,
+      1)
+
+
+@gluon.jit
+def _halves(x):
+  """Two float32 in 64 bits as float16 in one word."""
+  return gl.inline_asm_elementwise(
+      "v_cvt_pkrtz_f16_f32 $0, $1, $2", "=v,v,v",
+      [x.to(gl.uint32), (x >> 32).to(gl.uint32)], gl.uint32, True, 1)
+
+
+@gluon.jit
+def _widened(w, dtype: gl.constexpr, CDNA: gl.constexpr):
+  """Words of float8 that the device converts: (two numbers each, the others).
+  """
+  if CDNA == 4:
+    TYPE: gl.constexpr = "bf16" if dtype == gl.bfloat16 else "f16"
+    CONVERT: gl.constexpr = "v_cvt_scalef32_pk_" + TYPE + "_fp8"
+    return gl.inline_asm_elementwise(
+        CONVERT + " $0, $2, 1.0\n" + CONVERT + " $1, $2, 1.0 op_sel:[1,0,0]",
+        "=&v,=v,v", [w], (gl.uint32, gl.uint32), True, 1)
+  else:
+    low, high = gl.inline_asm_elementwise(
+        "v_cvt_pk_f32_fp8 $0, $2\nv_cvt_pk_f32_fp8_sdwa $1, $2 src0_sel:WORD_1",
+        "=&v,=v,v", [w], (gl.uint64, gl.uint64), True, 1)
+    if dtype == gl.bfloat16:
+      return _upper(low), _upper(high)
+    else:
+      return _halves(low), _halves(high)
+
+
+@gluon.constexpr_function
+def _halved(shape):
+  return [*shape[:-1], shape[-1] // 2]
+
+
+@gluon.jit
+def as_put(smem, LAYOUT: gl.constexpr, KIND: gl.constexpr):
+  """LDS for what `as_numbers` makes: of bytes words of two, in LAYOUT."""
+  if KIND == attend.NO_BYTES:
+    return smem
+  else:
+    return smem.reinterpret(gl.uint32, _halved(smem.shape), LAYOUT)
+
+
+@gluon.jit
+def as_numbers(x, dtype: gl.constexpr, KIND: gl.constexpr,
+               NATIVE: gl.constexpr, CDNA: gl.constexpr):
+  """What was loaded, of bytes words of two numbers of dtype."""
   if KIND == attend.NO_BYTES:
     return x
-  elif KIND == attend.E4M3FN:
-    return x.to(gl.float8e4nv, bitcast=True).to(dtype)
   else:
-    return x.to(gl.float8e4b8, bitcast=True).to(dtype)
+    low, high = _widened(x if KIND == NATIVE else _as_fnuz(x), dtype, CDNA)
+    return gl.join(low, high).reshape([x.shape[0], 2 * x.shape[1]])
 
 
 @gluon.jit
-def _which(page, n, pages):
-  """The keys n, ABSENT of those in no page."""
-  return gl.where((page >= 0) & (page < pages), n, ABSENT)
+def columns(data, first, count, COLS: gl.constexpr, LAYOUT: gl.constexpr,
+            PARTIAL: gl.constexpr):
+  """Where COLS columns of a key from `first` on lie, of which it has `count`.
+
+  Those behind are its first ones: what they are multiplied by is 0, or is not
+  stored. So no load has a condition that differs among columns.
+  """
+  CHUNK: gl.constexpr = 128 // data.dtype.element_ty.primitive_bitwidth
+  cols = gl.arange(0, COLS, LAYOUT)
+  if PARTIAL:
+    return gl.where(cols < count, cols + first, cols % CHUNK)
+  else:
+    return cols + first
 
 
 @gluon.jit
-def _attend(
-    q, data, out, lse, parts, parts_lse, scale, v_scale, sinks, table, k_page,
-    k_token, tokens, batch, group, pages, paging, cp_world_size, window_left,
-    window_right, flags, index, start, row0, left, begin, offset, stop,
-    first_tile, last_tile, split, divided,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    ROPE: gl.constexpr, FLAGS: gl.constexpr, KIND: gl.constexpr,
-    CDNA: gl.constexpr,
-):
-  """A part of the keys of a tile of rows; table: its sequence's pages."""
-  WAVES: gl.constexpr = gl.num_warps()
-  SCORES: gl.constexpr = _matrix(CDNA, WAVES, TILE_M, TILE_N, HEAD)
-  OUT: gl.constexpr = _matrix(CDNA, WAVES, TILE_M, HEAD, TILE_N)
-  P_WIDTH: gl.constexpr = OUT.instr_shape[2] // 4
-  ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
-  KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
-  WIDTH: gl.constexpr = 8
-  KEYS_IN: gl.constexpr = gl.DotOperandLayout(0, SCORES, WIDTH)
-  QUERIES: gl.constexpr = gl.DotOperandLayout(1, SCORES, WIDTH)
-  MOST: gl.constexpr = 8 if KIND == attend.NO_BYTES else 16
-  WIDE: gl.constexpr = _copied(WAVES, TILE_N, HEAD, MOST)
-  NARROW: gl.constexpr = _copied(WAVES, TILE_N, ROPE, MOST)
-  ONE_KEY: gl.constexpr = gl.SliceLayout(1, WIDE)
-  dtype: gl.constexpr = q.dtype.element_ty
-  keys = gl.allocate_shared_memory(dtype, [TILE_N, HEAD],
-                                   _padded(TILE_N, HEAD))
-  ropes = gl.allocate_shared_memory(dtype, [TILE_N, ROPE],
-                                    _padded(TILE_N, ROPE))
-  which = gl.allocate_shared_memory(
-      gl.int32, [TILE_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+def place_of(data, page, n, pages, paging, k_page, k_token,
+             FLAGS: gl.constexpr):
+  """Where the keys n are, and which are in a page."""
+  _, place = pages_mfma.place_in(paging, n, FLAGS)
+  at = gl.maximum(page, 0).to(gl.int64) * k_page + place * k_token
+  return data + at, (page >= 0) & (page < pages)
 
-  first_row = start.to(gl.int64) * group + row0
-  part = split.to(gl.int64) * tokens * group + first_row
-  r = gl.arange(0, TILE_M, ROW)
-  # The queries, as the right operand.
-  q_row = gl.arange(0, TILE_M, gl.SliceLayout(0, QUERIES))[None, :]
-  q_at = q + first_row * (HEAD + ROPE) + q_row * (HEAD + ROPE)
-  q_tile = gl.load(
-      q_at + gl.arange(0, HEAD, gl.SliceLayout(1, QUERIES))[:, None],
-      mask=q_row < left, other=0.0)
-  q_rope = gl.load(
-      q_at + (HEAD + gl.arange(0, ROPE, gl.SliceLayout(1, QUERIES))[:, None]),
-      mask=q_row < left, other=0.0)
 
-  # Which keys a row sees.
+@gluon.jit
+def load(places, first, count, COLS: gl.constexpr, LAYOUT: gl.constexpr,
+          PARTIAL: gl.constexpr):
+  """COLS columns of keys from `first` on; 0 of those in no page."""
+  place, there = places
+  place = gl.convert_layout(place, gl.SliceLayout(1, LAYOUT))
+  there = gl.convert_layout(there, gl.SliceLayout(1, LAYOUT))
+  cols = columns(place, first, count, COLS, gl.SliceLayout(0, LAYOUT), PARTIAL)
+  return gl.load(place[:, None] + cols[None, :], mask=there[:, None], other=0)
+
+
+@gluon.jit
+def queries(q_at, there, first, count, COLS: gl.constexpr,
+            LAYOUT: gl.constexpr, PARTIAL: gl.constexpr):
+  """COLS columns of rows at q_at from `first` on, 0 behind `count` of them."""
+  col = gl.arange(0, COLS, gl.SliceLayout(1, LAYOUT))[:, None]
+  if PARTIAL:
+    there &= col < count
+  return gl.load(q_at + (first + col), mask=there, other=0.0)
+
+
+@gluon.jit
+def soft_cap(s, cap):
+  """paged/attend.py's of scores times LOG2E, without a division, which is ten
+  instructions."""
+  x = s * (scores.LN2 / cap)
+  root = gl.rsqrt(1.0 + gl.exp2(x * (2.0 * scores.LOG2E)))
+  # Near zero 1 - 2 r cancels; two terms of the series are exact to 2e-7 there.
+  t = gl.where(gl.abs(x) < 0.03, x - x * x * x * (1.0 / 3.0),
+               1.0 - 2.0 * (root * root))
+  return t * (cap * scores.LOG2E)
+
+
+@gluon.jit
+def rows_of(row0, left, offset, begin, group, cp_world_size, window_left,
+            window_right, flags, TILE_M: gl.constexpr, LAYOUT: gl.constexpr):
+  """Of a tile's rows: (whether there is one, its query, its head, the first and
+  the last key that it sees)."""
+  r = gl.arange(0, TILE_M, LAYOUT)
   live = r < left
   query = (row0 + gl.where(live, r, 0)) // group
   head = (row0 + gl.where(live, r, 0)) % group
@@ -347,102 +452,204 @@ def _attend(
   bounded = (flags & attend.WINDOW) != 0
   high = gl.where(bounded, position + window_right, ABSENT - 1)
   low = gl.where(bounded, position - window_left, 0)
+  return live, query, head, low, high
 
-  # A sink is a key without a value: it opens m and l of the first part.
-  m = gl.full([TILE_M], float("-inf"), gl.float32, ROW)
+
+@gluon.jit
+def opened(sinks, head, live, first, flags):
+  """m and l before the first key; a sink is one without a value, which opens
+  those of the first part."""
+  m = gl.full(head.shape, float("-inf"), gl.float32, head.type.layout)
   if (flags & attend.SINK) != 0:
     sink = gl.load(sinks + head, mask=live, other=float("-inf"))
-    m = gl.where((split == 0) & (index < batch), sink * scores.LOG2E, m)
-  l = gl.where(m == float("-inf"), 0.0, 1.0)
+    m = gl.where(first, sink * scores.LOG2E, m)
+  return m, gl.where(m == float("-inf"), 0.0, 1.0)
+
+
+@gluon.jit
+def weighed(s, key, low, high, m, l):
+  """(weights, what sums until now are multiplied by, m, l) of a tile's scores.
+
+  key: [keys, 1], ABSENT of those in no page.
+  """
+  shown = (key <= high[None, :]) & (key >= low[None, :])
+  s = gl.where(shown, s, float("-inf"))
+  m_new = gl.maximum(m, gl.max(s, 0))
+  # A row that has seen no key yet: anything finite keeps the NaN away.
+  m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)
+  p = gl.exp2(s - m_exp[None, :])
+  alpha = gl.exp2(m - m_exp)
+  return p, alpha, m_new, l * alpha + gl.sum(p, 0)
+
+
+@gluon.jit
+def ended(m, l, v_scale):
+  """What a row's sum is multiplied by, and its lse."""
+  any_key = l != 0.0
+  l_safe = gl.where(any_key, l, 1.0)
+  row_lse = gl.where(any_key, m * scores.LN2 + gl.log(l_safe), float("-inf"))
+  return v_scale / l_safe, row_lse
+
+
+@gluon.jit
+def present(page, n, pages):
+  """The keys n, ABSENT of those in no page."""
+  return gl.where((page >= 0) & (page < pages), n, ABSENT)
+
+
+@gluon.jit
+def _attend(
+    q, data, out, lse, parts, parts_lse, scale, v_scale, sinks, table, k_page,
+    k_token, tokens, batch, group, pages, paging, cp_world_size, window_left,
+    window_right, flags, index, start, row0, left, begin, offset, stop,
+    first_tile, last_tile, split, divided, hdim, hdim_v, logits_soft_cap,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
+    ROPE: gl.constexpr, FLAGS: gl.constexpr, KIND: gl.constexpr,
+    NATIVE: gl.constexpr, PARTIAL: gl.constexpr, CDNA: gl.constexpr,
+):
+  """A part of the keys of a tile of rows; table: its sequence's pages."""
+  WAVES: gl.constexpr = gl.num_warps()
+  SCORES: gl.constexpr = _matrix(CDNA, WAVES, TILE_M, TILE_N, HEAD)
+  OUT: gl.constexpr = _matrix(CDNA, WAVES, TILE_M, HEAD, TILE_N)
+  P_WIDTH: gl.constexpr = OUT.instr_shape[2] // 4
+  ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+  KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
+  # Columns of keys that are read from LDS together, while those before are
+  # multiplied.
+  DEPTH: gl.constexpr = min(HEAD, 128)
+  WIDTH: gl.constexpr = 8
+  KEYS_IN: gl.constexpr = gl.DotOperandLayout(0, SCORES, WIDTH)
+  QUERIES: gl.constexpr = gl.DotOperandLayout(1, SCORES, WIDTH)
+  EACH: gl.constexpr = loaded_at_once(KIND)
+  # All lanes have one key where it is long, and ask for its page as one; gfx950
+  # is sooner with four keys.
+  LANES: gl.constexpr = 64 if CDNA == 3 and HEAD // EACH >= 512 else 16
+  WIDE: gl.constexpr = copied(WAVES, HEAD, EACH, LANES)
+  NARROW: gl.constexpr = copied(WAVES, ROPE, EACH, LANES)
+  ONE_KEY: gl.constexpr = gl.SliceLayout(1, WIDE)
+  dtype: gl.constexpr = q.dtype.element_ty
+  if not PARTIAL:
+    hdim = HEAD + ROPE
+    hdim_v = HEAD
+  hdim_rope = hdim - hdim_v
+  keys = gl.allocate_shared_memory(dtype, [TILE_N, HEAD],
+                                   _padded(TILE_N, HEAD))
+  ropes = gl.allocate_shared_memory(dtype, [TILE_N, ROPE],
+                                    _padded(TILE_N, ROPE))
+  new_keys = as_put(keys, _padded(TILE_N, HEAD, 2), KIND)
+  new_ropes = as_put(ropes, _padded(TILE_N, ROPE, 2), KIND)
+  cols = loaded_of(hdim_v, KIND)
+  cols_rope = loaded_of(hdim_rope, KIND)
+  which = gl.allocate_shared_memory(
+      gl.int32, [TILE_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+  first_row = start.to(gl.int64) * group + row0
+  part = split.to(gl.int64) * tokens * group + first_row
+  # The queries, as the right operand.
+  q_row = gl.arange(0, TILE_M, gl.SliceLayout(0, QUERIES))[None, :]
+  q_at = q + first_row * hdim + q_row * hdim
+  q_there = q_row < left
+  q_tile = ()
+  for i in gl.static_range(HEAD // DEPTH):
+    q_tile = q_tile + (queries(q_at, q_there, i * DEPTH, hdim_v - i * DEPTH,
+                               DEPTH, QUERIES, PARTIAL),)
+  q_rope = queries(q_at, q_there, hdim_v, hdim_rope, ROPE, QUERIES, PARTIAL)
+
+  live, query, head, low, high = rows_of(
+      row0, left, offset, begin, group, cp_world_size, window_left,
+      window_right, flags, TILE_M, ROW)
+  m, l = opened(sinks, head, live, (split == 0) & (index < batch), flags)
   acc = gl.zeros([HEAD, TILE_M], gl.float32, OUT)
   # Of keys behind the part's last tile nothing is loaded.
   last_tile = gl.maximum(last_tile, first_tile + 1)
   stop = gl.minimum(stop, last_tile * TILE_N)
   n = first_tile * TILE_N + gl.arange(0, TILE_N, ONE_KEY)
-  n_rope = first_tile * TILE_N + gl.arange(0, TILE_N, gl.SliceLayout(1, NARROW))
-  page = _page(table, n, paging, stop, FLAGS)
-  page_rope = _page(table, n_rope, paging, stop, FLAGS)
-  k_next = _load(data, page, n, pages, paging, k_page, k_token, 0, HEAD, WIDE,
-                 FLAGS)
-  r_next = _load(data, page_rope, n_rope, pages, paging, k_page, k_token, HEAD,
-                 ROPE, NARROW, FLAGS)
-  n_next = _which(page, n, pages)
+  page = page_of(table, n, paging, stop, FLAGS)
+  place = place_of(data, page, n, pages, paging, k_page, k_token, FLAGS)
+  k_next = load(place, 0, cols, HEAD // EACH, WIDE, PARTIAL)
+  r_next = load(place, cols, cols_rope, ROPE // EACH, NARROW, PARTIAL)
+  n_next = present(page, n, pages)
   # A page is looked up a tile ahead. What it says is asked when it is there.
-  page = _page(table, n + TILE_N, paging, stop, FLAGS)
-  page_rope = _page(table, n_rope + TILE_N, paging, stop, FLAGS)
+  page = page_of(table, n + TILE_N, paging, stop, FLAGS)
   for _ in range(first_tile, last_tile):
-    keys.store(_numbers(k_next, dtype, KIND))
-    ropes.store(_numbers(r_next, dtype, KIND))
+    new_keys.store(as_numbers(k_next, dtype, KIND, NATIVE, CDNA))
+    new_ropes.store(as_numbers(r_next, dtype, KIND, NATIVE, CDNA))
     which.store(n_next)
     n += TILE_N
-    n_rope += TILE_N
-    k_next = _load(data, page, n, pages, paging, k_page, k_token, 0, HEAD, WIDE,
-                   FLAGS)
-    r_next = _load(data, page_rope, n_rope, pages, paging, k_page, k_token,
-                   HEAD, ROPE, NARROW, FLAGS)
-    n_next = _which(page, n, pages)
-    page = _page(table, n + TILE_N, paging, stop, FLAGS)
-    page_rope = _page(table, n_rope + TILE_N, paging, stop, FLAGS)
+    place = place_of(data, page, n, pages, paging, k_page, k_token, FLAGS)
+    k_next = load(place, 0, cols, HEAD // EACH, WIDE, PARTIAL)
+    r_next = load(place, cols, cols_rope, ROPE // EACH, NARROW, PARTIAL)
+    n_next = present(page, n, pages)
+    page = page_of(table, n + TILE_N, paging, stop, FLAGS)
 
     s = gl.zeros([TILE_N, TILE_M], gl.float32, SCORES)
-    s = mfma(ropes.load(KEYS_IN), q_rope, s)
-    s = mfma(keys.load(KEYS_IN), q_tile, s)
+    k_rope = ropes.load(KEYS_IN)
+    k_part = keys.slice(0, DEPTH, 1).load(KEYS_IN)
+    sched_barrier()
+    s = mfma(k_rope, q_rope, s)
+    for i in gl.static_range(HEAD // DEPTH):
+      k_this = k_part
+      if i + 1 < HEAD // DEPTH:
+        k_part = keys.slice((i + 1) * DEPTH, DEPTH, 1).load(KEYS_IN)
+      s = mfma(k_this, q_tile[i], s)
+      sched_barrier()
     key = which.load(KEY)[:, None]
-    shown = (key <= high[None, :]) & (key >= low[None, :])
-    s = gl.where(shown, s * scale, float("-inf"))
-    m_new = gl.maximum(m, gl.max(s, 0))
-    # A row that has seen no key yet: anything finite keeps the NaN away.
-    m_exp = gl.where(m_new == float("-inf"), 0.0, m_new)
-    p = gl.exp2(s - m_exp[None, :])
-    alpha = gl.exp2(m - m_exp)
-    l = l * alpha + gl.sum(p, 0)
-    m = m_new
+    s *= scale
+    if attend.SOFT_CAP & FLAGS:
+      # Read before a branch, behind which it would be waited for.
+      v = keys.permute([1, 0]).load(gl.DotOperandLayout(0, OUT, P_WIDTH))
+      if (flags & attend.SOFT_CAP) != 0:
+        s = soft_cap(s, logits_soft_cap)
+    p, alpha, m, l = weighed(s, key, low, high, m, l)
     acc *= gl.convert_layout(alpha, gl.SliceLayout(0, OUT))[None, :]
     p = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(1, OUT, P_WIDTH))
-    v = keys.permute([1, 0]).load(gl.DotOperandLayout(0, OUT, P_WIDTH))
+    if not attend.SOFT_CAP & FLAGS:
+      v = keys.permute([1, 0]).load(gl.DotOperandLayout(0, OUT, P_WIDTH))
     acc = mfma(v, p, acc)
 
-  any_key = l != 0.0
-  l_safe = gl.where(any_key, l, 1.0)
-  factor = v_scale / l_safe
+  factor, row_lse = ended(m, l, v_scale)
   acc *= gl.convert_layout(factor, gl.SliceLayout(0, OUT))[None, :]
-  row_lse = gl.where(any_key, m * scores.LN2 + gl.log(l_safe), float("-inf"))
   o_row = gl.arange(0, TILE_M, gl.SliceLayout(0, OUT))[None, :]
-  o_at = o_row * HEAD + gl.arange(0, HEAD, gl.SliceLayout(1, OUT))[:, None]
+  o_col = gl.arange(0, HEAD, gl.SliceLayout(1, OUT))[:, None]
+  o_at = o_row * hdim_v + o_col
+  o_there = o_row < left
+  if PARTIAL:
+    o_there &= o_col < hdim_v
   if divided:
-    gl.store(parts_lse + part + r, row_lse, mask=live)
-    gl.store(parts + part * HEAD + o_at, acc, mask=o_row < left)
+    gl.store(parts_lse + part + gl.arange(0, TILE_M, ROW), row_lse, mask=live)
+    gl.store(parts + part * hdim_v + o_at, acc, mask=o_there)
   else:
     if (flags & attend.LSE) != 0:
       gl.store(lse + head.to(gl.int64) * tokens + start + query, row_lse,
                mask=live)
-    gl.store(out + first_row * HEAD + o_at, acc.to(dtype), mask=o_row < left)
+    gl.store(out + first_row * hdim_v + o_at, acc.to(dtype), mask=o_there)
 
 
 @gluon.jit
 def mla_attend(
     q, k_cache, k_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
     table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
-    tokens, batch, seqlen_q, group, pages, page_size, page_shift, page_factor,
-    width, splits, cp_world_size, window_left, window_right, softmax_scale,
-    flags,
+    tokens, batch, seqlen_q, group, hdim, hdim_v, pages, page_size, page_shift,
+    page_factor, width, splits, cp_world_size, window_left, window_right,
+    softmax_scale, logits_soft_cap, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
     ROPE: gl.constexpr, FLAGS: gl.constexpr, KIND: gl.constexpr,
-    NATIVE: gl.constexpr, WHOLE: gl.constexpr, SHARES: gl.constexpr,
-    CDNA: gl.constexpr,
+    NATIVE: gl.constexpr, PARTIAL: gl.constexpr, WHOLE: gl.constexpr,
+    SHARES: gl.constexpr, CDNA: gl.constexpr,
 ):
-  """As mla/attend.py's, of a cache of the queries' type or of NATIVE bytes.
+  """As mla/attend.py's.
 
   WHOLE: a tile of rows has its blocks. Grid: (tiles of rows, splits).
   SHARES: blocks share the batch's keys (find_work). Grid: as many blocks as the
   device has room for; if splits is 1, tiles of rows.
   """
-  gl.static_assert(KIND == attend.NO_BYTES or KIND == NATIVE)
   gl.static_assert(WHOLE + SHARES == 1)
   # Asked for now and used later, so that nothing waits for them.
-  k_factor = gl.load(k_scale)
-  v_factor = gl.load(v_scale)
-  data = (k_cache if KIND == attend.NO_BYTES else k_bytes) + k_start
+  UNIT: gl.constexpr = unit_of(KIND, NATIVE)
+  k_factor = gl.load(k_scale) * UNIT
+  v_factor = gl.load(v_scale) * UNIT
+  data, k_page, k_token = cache_of(k_cache, k_bytes, k_start, k_page, k_token,
+                                   KIND)
   # What differs from one device's keys to another's is found key by key.
   right_edge = window_right
   left_edge = window_left
@@ -474,7 +681,8 @@ def mla_attend(
           table + first_page, k_page, k_token, tokens, batch, group, pages,
           paging, cp_world_size, window_left, window_right, flags, index, start,
           row0, left, begin, offset, stop, first_tile, last_tile, split,
-          of_parts > 1, TILE_M, TILE_N, HEAD, ROPE, FLAGS, KIND, CDNA)
+          of_parts > 1, hdim, hdim_v, logits_soft_cap, TILE_M, TILE_N,
+          HEAD, ROPE, FLAGS, KIND, NATIVE, PARTIAL, CDNA)
       at, tile = next_work(at, end, seqs, tile, TILE_M, TILE_N, FLAGS)
   else:
     split = gl.program_id(1)
@@ -503,4 +711,5 @@ def mla_attend(
         table + first_page, k_page, k_token, tokens, batch, group, pages,
         paging, cp_world_size, window_left, window_right, flags, index, start,
         row0, left, begin, offset, stop, first_tile, last_tile, split,
-        splits > 1, TILE_M, TILE_N, HEAD, ROPE, FLAGS, KIND, CDNA)
+        splits > 1, hdim, hdim_v, logits_soft_cap, TILE_M, TILE_N, HEAD,
+        ROPE, FLAGS, KIND, NATIVE, PARTIAL, CDNA)

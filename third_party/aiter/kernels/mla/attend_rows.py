@@ -52,11 +52,13 @@ def _copied(columns):
 
 
 @gluon.constexpr_function
-def _padded(keys, columns):
+def _padded(keys, columns, each=1):
   """Keys in LDS, so that no read has conflicts: reads of 16 bytes take lanes 0
-  to 3 with 20 to 23, other keys and other columns."""
+  to 3 with 20 to 23, other keys and other columns. each: how many of 16 bits
+  are one number."""
+  columns //= each
   return gl.PaddedSharedLayout.with_identity_for(
-      [[columns, 16]], [keys, columns], [1, 0])
+      [[columns, 16 // each]], [keys, columns], [1, 0])
 
 
 @gluon.constexpr_function
@@ -133,25 +135,30 @@ def _hidden(cache, page, n):
 
 
 @gluon.jit
-def _load(place, first: gl.constexpr, COLS: gl.constexpr, LAYOUT: gl.constexpr):
-  """COLS columns of keys from `first` on."""
+def _load(place, first, count, COLS: gl.constexpr, LAYOUT: gl.constexpr,
+          PARTIAL: gl.constexpr):
+  """COLS columns of keys from `first` on, of which they have `count`."""
   place = gl.convert_layout(place, gl.SliceLayout(1, LAYOUT))
-  col = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
-  return gl.load(place[:, None] + (col + first)[None, :])
+  col = attend_mfma.columns(place, first, count, COLS,
+                            gl.SliceLayout(0, LAYOUT), PARTIAL)
+  return gl.load(place[:, None] + col[None, :])
 
 
 @gluon.jit
-def _load_near(place, HEAD: gl.constexpr, ROPE: gl.constexpr,
-               WIDE: gl.constexpr, NARROW: gl.constexpr):
-  """The first half of the values' columns, and those behind them."""
-  return (_load(place, 0, PART, WIDE), _load(place, PART, PART, WIDE),
-          _load(place, HEAD, ROPE, NARROW))
+def _load_near(place, cols, cols_rope, COLS: gl.constexpr, ROPE: gl.constexpr,
+               WIDE: gl.constexpr, NARROW: gl.constexpr,
+               PARTIAL: gl.constexpr):
+  """The first two parts of COLS values' columns, and those behind all."""
+  return (_load(place, 0, cols, COLS, WIDE, PARTIAL),
+          _load(place, COLS, cols - COLS, COLS, WIDE, PARTIAL),
+          _load(place, cols, cols_rope, ROPE, NARROW, PARTIAL))
 
 
 @gluon.jit
-def _load_far(place, WIDE: gl.constexpr):
-  return (_load(place, 2 * PART, PART, WIDE),
-          _load(place, 3 * PART, PART, WIDE))
+def _load_far(place, cols, COLS: gl.constexpr, WIDE: gl.constexpr,
+              PARTIAL: gl.constexpr):
+  return (_load(place, 2 * COLS, cols - 2 * COLS, COLS, WIDE, PARTIAL),
+          _load(place, 3 * COLS, cols - 3 * COLS, COLS, WIDE, PARTIAL))
 
 
 @gluon.jit
@@ -167,10 +174,12 @@ def _without(columns, page, pages):
 
 
 @gluon.jit
-def _put(half, columns):
+def _put(half, columns, dtype: gl.constexpr, KIND: gl.constexpr,
+              NATIVE: gl.constexpr, CDNA: gl.constexpr):
   """Stores two parts."""
   for i in gl.static_range(2):
-    half.slice(i * KEYS, KEYS).store(columns[i])
+    half.slice(i * KEYS, KEYS).store(
+        attend_mfma.as_numbers(columns[i], dtype, KIND, NATIVE, CDNA))
 
 
 @gluon.jit
@@ -212,24 +221,40 @@ def _columns(x, S: gl.constexpr):
 
 
 @gluon.jit
-def _store(out, x, left, HEAD: gl.constexpr):
+def _store(out, x, left, hdim_v, i: gl.constexpr, PARTIAL: gl.constexpr):
+  """Stores a part of rows of hdim_v columns."""
   col = gl.arange(0, PART, gl.SliceLayout(1, x.type.layout))[:, None]
   row = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))[None, :]
-  gl.store(out + (row * HEAD + col), x, mask=row < left)
+  there = row < left
+  if PARTIAL:
+    there &= col < hdim_v - i * PART
+  gl.store(out + i * PART + (row * hdim_v + col), x, mask=there)
+
+
+@gluon.jit
+def _queries(q_at, there, hdim_v, LAYOUT: gl.constexpr,
+             PARTIAL: gl.constexpr):
+  """The parts of rows."""
+  parts = ()
+  for i in gl.static_range(4):
+    parts = parts + (attend_mfma.queries(
+        q_at, there, i * PART, hdim_v - i * PART, PART, LAYOUT, PARTIAL),)
+  return parts
 
 
 @gluon.jit
 def mla_attend(
-    q, k_cache, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
+    q, k_cache, k_bytes, out, lse, parts, parts_lse, k_scale, v_scale, sinks,
     table, indptr, lengths, cu_seqlens, places, k_start, k_page, k_token,
-    tokens, batch, seqlen_q, group, pages, page_size, page_shift, page_factor,
-    width, splits, cp_world_size, window_left, window_right, softmax_scale,
-    flags,
+    tokens, batch, seqlen_q, group, hdim, hdim_v, pages, page_size, page_shift,
+    page_factor, width, splits, cp_world_size, window_left, window_right,
+    softmax_scale, logits_soft_cap, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    ROPE: gl.constexpr, FLAGS: gl.constexpr, CHEAP_CAST: gl.constexpr,
+    ROPE: gl.constexpr, FLAGS: gl.constexpr, KIND: gl.constexpr,
+    NATIVE: gl.constexpr, PARTIAL: gl.constexpr, CHEAP_CAST: gl.constexpr,
     SHARES: gl.constexpr, CDNA: gl.constexpr,
 ):
-  """As mla/attend.py's, of a cache of the queries' type.
+  """As mla/attend.py's.
 
   Grid: as attend_mfma's.
   """
@@ -242,8 +267,9 @@ def mla_attend(
   ROW: gl.constexpr = gl.SliceLayout(0, S)
   KEY: gl.constexpr = gl.SliceLayout(1, S)
   SUMS: gl.constexpr = _sums()
-  WIDE: gl.constexpr = _copied(PART)
-  NARROW: gl.constexpr = _copied(ROPE)
+  EACH: gl.constexpr = attend_mfma.loaded_at_once(KIND)
+  WIDE: gl.constexpr = _copied(PART // EACH)
+  NARROW: gl.constexpr = _copied(ROPE // EACH)
   near = gl.allocate_shared_memory(dtype, [2 * KEYS, PART],
                                    _padded(2 * KEYS, PART))
   far = gl.allocate_shared_memory(dtype, [2 * KEYS, PART],
@@ -252,6 +278,17 @@ def mla_attend(
   hidden = gl.allocate_shared_memory(
       gl.float32, [KEYS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
+  if not PARTIAL:
+    hdim = HEAD + ROPE
+    hdim_v = HEAD
+  PAIRS: gl.constexpr = _padded(2 * KEYS, PART, 2)
+  new_near = attend_mfma.as_put(near, PAIRS, KIND)
+  new_far = attend_mfma.as_put(far, PAIRS, KIND)
+  new_ropes = attend_mfma.as_put(ropes, _padded(KEYS, ROPE, 2), KIND)
+  cols = attend_mfma.loaded_of(hdim_v, KIND)
+  cols_rope = attend_mfma.loaded_of(hdim - hdim_v, KIND)
+  data, k_page, k_token = attend_mfma.cache_of(
+      k_cache, k_bytes, k_start, k_page, k_token, KIND)
   # What differs from one device's keys to another's is found key by key.
   right_edge = window_right
   left_edge = window_left
@@ -264,8 +301,9 @@ def mla_attend(
           right_edge, flags)
   block = gl.program_id(0)
   # Asked for now and used later, so that nothing waits for them.
-  of_keys = gl.load(k_scale)
-  of_values = gl.load(v_scale)
+  UNIT: gl.constexpr = attend_mfma.unit_of(KIND, NATIVE)
+  of_keys = gl.load(k_scale) * UNIT
+  of_values = gl.load(v_scale) * UNIT
   at, end, share, tile = attend_mfma.find_work(
       block, seqs, splits, TILE_M, TILE_N, FLAGS)
   scale = softmax_scale * of_keys * scores.LOG2E
@@ -316,7 +354,7 @@ def mla_attend(
     if first_tile < last_tile:
       # Of keys behind the part's last tile nothing is loaded.
       stop = gl.minimum(stop, last_tile * KEYS)
-      cache = k_cache + k_start, pages, paging, k_page, k_token, stop
+      cache = data, pages, paging, k_page, k_token, stop
       pages_of = table + first_page, paging, stop
       misses = pages_mfma.misses(
           (table + first_page, pages, paging), first_tile * KEYS, stop, LOOKS,
@@ -329,32 +367,31 @@ def mla_attend(
       # The queries, as the right operand.
       QUERIES: gl.constexpr = gl.DotOperandLayout(1, S, 8)
       q_row = gl.arange(0, TILE_M, gl.SliceLayout(0, QUERIES))[None, :]
-      q_at = q + (first_row + q_row) * (HEAD + ROPE)
-      q_col = gl.arange(0, PART, gl.SliceLayout(1, QUERIES))[:, None]
-      q0 = gl.load(q_at + q_col, mask=q_row < left, other=0.0)
-      q1 = gl.load(q_at + (PART + q_col), mask=q_row < left, other=0.0)
-      q2 = gl.load(q_at + (2 * PART + q_col), mask=q_row < left, other=0.0)
-      q3 = gl.load(q_at + (3 * PART + q_col), mask=q_row < left, other=0.0)
-      q_col = gl.arange(0, ROPE, gl.SliceLayout(1, QUERIES))[:, None]
-      q_rope = gl.load(q_at + (HEAD + q_col), mask=q_row < left, other=0.0)
+      q_at = q + (first_row + q_row) * hdim
+      q0, q1, q2, q3 = _queries(q_at, q_row < left, hdim_v, QUERIES, PARTIAL)
+      q_rope = attend_mfma.queries(q_at, q_row < left, hdim_v, hdim - hdim_v,
+                                   ROPE, QUERIES, PARTIAL)
 
       place = _place(cache, page, n, FLAGS)
-      k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
-      k_far = _load_far(place, WIDE)
+      k_near = _load_near(place, cols, cols_rope, PART // EACH, ROPE // EACH,
+                          WIDE, NARROW, PARTIAL)
+      k_far = _load_far(place, cols, PART // EACH, WIDE, PARTIAL)
       if misses:
         k_near = _without(k_near, page, pages)
         k_far = _without(k_far, page, pages)
-      _put(near, k_near)
-      ropes.store(k_near[2])
+      _put(new_near, k_near, dtype, KIND, NATIVE, CDNA)
+      new_ropes.store(
+          attend_mfma.as_numbers(k_near[2], dtype, KIND, NATIVE, CDNA))
       hidden.store(_hidden(cache, page, n))
-      _put(far, k_far)
+      _put(new_far, k_far, dtype, KIND, NATIVE, CDNA)
       n += KEYS
       page = following
       following = _pages(pages_of, n + KEYS, FLAGS)
       place = _place(cache, page, n, FLAGS)
       sched_barrier()
-      k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
-      k_far = _load_far(place, WIDE)
+      k_near = _load_near(place, cols, cols_rope, PART // EACH, ROPE // EACH,
+                          WIDE, NARROW, PARTIAL)
+      k_far = _load_far(place, cols, PART // EACH, WIDE, PARTIAL)
       for step in range(first_tile, last_tile):
         # The scheduler finds a place for each instruction between two barriers.
         s = gl.zeros([KEYS, TILE_M], gl.float32, S)
@@ -380,7 +417,11 @@ def mla_attend(
           sched_barrier()
           k_near = _without(k_near, page, pages)
           k_far = _without(k_far, page, pages)
-        s = s * scale + shut
+        s *= scale
+        if attend.SOFT_CAP & FLAGS:
+          if (flags & attend.SOFT_CAP) != 0:
+            s = attend_mfma.soft_cap(s, logits_soft_cap)
+        s += shut
         if (step * KEYS < all_low) | (step * KEYS + (KEYS - 1) > all_high):
           key = step * KEYS + gl.arange(0, KEYS, KEY)[:, None]
           s = gl.where((key <= high) & (key >= low), s, float("-inf"))
@@ -401,15 +442,17 @@ def mla_attend(
         a0 *= fade
         sched_barrier()
         a0 = mfma(v0, p, a0)
-        _put(near, k_near)
-        ropes.store(k_near[2])
+        _put(new_near, k_near, dtype, KIND, NATIVE, CDNA)
+        new_ropes.store(
+            attend_mfma.as_numbers(k_near[2], dtype, KIND, NATIVE, CDNA))
         hidden.store(_hidden(cache, page, n))
         n += KEYS
         place = _place(cache, following, n, FLAGS)
         page = following
         following = _pages(pages_of, n + KEYS, FLAGS)
         sched_barrier()
-        k_near = _load_near(place, HEAD, ROPE, WIDE, NARROW)
+        k_near = _load_near(place, cols, cols_rope, PART // EACH, ROPE // EACH,
+                          WIDE, NARROW, PARTIAL)
         v2 = _values(far, 0, S)
         v1 = _operand(v1, S)
         a1 *= fade
@@ -423,8 +466,8 @@ def mla_attend(
         v3 = _operand(v3, S)
         a3 *= fade
         sched_barrier()
-        _put(far, k_far)
-        k_far = _load_far(place, WIDE)
+        _put(new_far, k_far, dtype, KIND, NATIVE, CDNA)
+        k_far = _load_far(place, cols, PART // EACH, WIDE, PARTIAL)
         a3 = mfma(v3, p, a3)
 
     l = gl.convert_layout(gl.sum(l, 0), ROW)
@@ -436,13 +479,14 @@ def mla_attend(
     if of_parts > 1:
       gl.store(parts_lse + part + r, row_lse, mask=live)
       for i in gl.static_range(4):
-        _store(parts + (part * HEAD + i * PART), _columns(acc[i] * factor, S),
-               left, HEAD)
+        _store(parts + part * hdim_v, _columns(acc[i] * factor, S), left,
+               hdim_v, i, PARTIAL)
     else:
       if (flags & attend.LSE) != 0:
         gl.store(lse + head.to(gl.int64) * tokens + start + query, row_lse,
                  mask=live)
       for i in gl.static_range(4):
-        _store(out + (first_row * HEAD + i * PART),
-               _columns((acc[i] * factor).to(dtype), S), left, HEAD)
+        _store(out + first_row * hdim_v,
+               _columns((acc[i] * factor).to(dtype), S), left, hdim_v, i,
+               PARTIAL)
     at, tile = attend_mfma.next_work(at, end, seqs, tile, TILE_M, TILE_N, FLAGS)
