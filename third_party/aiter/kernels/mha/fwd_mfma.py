@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fwd.py's attention of 64 and 128 columns for CDNA's matrix units, in Gluon.
+"""fwd.py's attention of 33 to 256 columns for CDNA's matrix units, in Gluon.
 
 Scores are [keys, rows] and the output [columns, rows], so that a lane's weights
 are its operand of the second product. A wave computes all of a tile's scores of
@@ -15,12 +15,21 @@ is left of them hides the first reads of the next tile's keys. This schedule
 stands from `begin` to `finish`, and is paged/prefill_copied.py's, too.
 
 gfx942 has LDS for one tile of two programs, and brings the next one by way of
-registers; its two programs a unit hide each other's exponentials.
+registers; its two programs a unit hide each other's exponentials. Above 128
+columns one program fills a unit, and its waves do what gfx950's do, with two
+barriers a tile, at which the next keys and values take the places of what all
+have read.
 
-Of aligned heads, with nothing that changes scores but a window, or a bias of
-one row for all (scores.ONE_ROW). Of that a lane has one key's, and keys get
-three more columns, the bias's parts of 8 bits, and rows as many ones. Keys and
-values that it hides are read as zeros.
+A padded kernel reads zeros for what a head has not of its columns, from behind
+the buffer, and multiplies them.
+
+Of aligned heads, with nothing that changes scores but a window and one of
+ALiBi, dropout or a bias of one row for all (scores.ONE_ROW). Of that a lane has
+one key's, and keys get three more columns, the bias's parts of 8 bits, and rows
+as many ones. Keys and values that it hides are read as zeros. Slopes are added
+to a lane's scores, whose keys are constants. Of dropout's eight blocks a tile
+and row the row's two lanes draw four each, beside the products of values, and
+exchange a bit a key.
 """
 
 from triton.experimental import gluon
@@ -39,11 +48,12 @@ PART = parts.PART
 def _turned(keys, head):
   """How four waves copy values: a lane columns of 4 neighbouring keys."""
   cols = [[0, 1 << i] for i in range(head.bit_length() - 1)]
-  own = len(cols) - 4  # Of a lane; two bits are lanes' and two are waves'.
+  # Of a lane's load; then two bits are lanes' and two are waves'.
+  own = min(len(cols) - 4, 3)
   return gl.DistributedLinearLayout(
-      reg_bases=cols[:own] + [[1, 0], [2, 0]],
+      reg_bases=cols[:own] + [[1, 0], [2, 0]] + cols[own + 4:],
       lane_bases=[[4, 0], [8, 0], [16, 0], [32, 0]] + cols[own:own + 2],
-      warp_bases=cols[own + 2:], block_bases=[], shape=[keys, head])
+      warp_bases=cols[own + 2:own + 4], block_bases=[], shape=[keys, head])
 
 
 @gluon.constexpr_function
@@ -79,7 +89,7 @@ def _lanes(waves):
 @gluon.jit
 def _first(data, tile, N: gl.constexpr):
   """A tile's first element."""
-  ptr, stride, len_k = data
+  ptr, stride, len_k, cols = data
   return ptr + (tile * N).to(gl.int64) * stride
 
 
@@ -87,7 +97,7 @@ def _first(data, tile, N: gl.constexpr):
 def _present(data, tile, at):
   """Where a tile's elements lie from its first one: of keys behind the last one
   of the sequence, where that is."""
-  ptr, stride, len_k = data
+  ptr, stride, len_k, cols = data
   N: gl.constexpr = at.shape[0]
   key = gl.arange(0, N, gl.SliceLayout(1, at.type.layout))[:, None]
   return gl.where(key < len_k - tile * N, at, at - key * stride)
@@ -112,11 +122,18 @@ def _arrived(bias, inverse):
 
 
 @gluon.jit
-def _shown(seen, at):
-  """Which of a tile's elements are of keys that are seen: a bit is a sign, for
-  which a lane keeps one number."""
-  key = gl.arange(0, at.shape[0], gl.SliceLayout(1, at.type.layout))
-  return ((seen << (63 - key).to(gl.int64)) < 0)[:, None]
+def _shown(at, first, seen, cols, ROW: gl.constexpr, CUT: gl.constexpr):
+  """Which of a tile's elements, whose columns count from `first`, are of keys
+  that are seen and of the head's columns."""
+  if ROW:
+    # A bit is a sign, for which a lane keeps one number.
+    key = gl.arange(0, at.shape[0], gl.SliceLayout(1, at.type.layout))
+    shown = ((seen << (63 - key).to(gl.int64)) < 0)[:, None]
+    if CUT:
+      shown = shown & parts.inside(at, first, cols)
+  else:
+    shown = parts.inside(at, first, cols)
+  return shown
 
 
 @gluon.jit
@@ -167,24 +184,29 @@ def _plus(s, columns):
 
 
 @gluon.jit
-def copy(ptr, at, smem, seen=0, ROW: gl.constexpr = False):
-  """Begins to copy a tile's parts to LDS; if ROW, zeros of keys not seen."""
+def copy(ptr, at, smem, PARTS: gl.constexpr, seen=0, cols=0,
+         ROW: gl.constexpr = False, CUT: gl.constexpr = False):
+  """Begins to copy a tile's parts to LDS; if ROW, zeros of keys not seen; if
+  CUT, zeros behind so many columns."""
   N: gl.constexpr = at.shape[0]
-  for i in gl.static_range(smem.shape[0] // N):
-    if ROW:
+  for i in gl.static_range(PARTS):
+    if ROW or CUT:
       # Hidden elements' offsets lie behind the buffer, which gives zeros.
       async_copy.buffer_load_to_shared(
-          smem.slice(i * N, N), ptr + i * PART, at, mask=_shown(seen, at))
+          smem.slice(i * N, N), ptr + i * PART, at,
+          mask=_shown(at, i * PART, seen, cols, ROW, CUT))
     else:
       async_copy.buffer_load_to_shared(smem.slice(i * N, N), ptr, at + i * PART)
 
 
 @gluon.jit
-def _copy_tile(data, tile, at, smem, seen, ROW: gl.constexpr):
+def _copy_tile(data, tile, at, smem, PARTS: gl.constexpr, seen,
+               ROW: gl.constexpr, CUT: gl.constexpr):
   """As copy, of a tile that may be the sequence's last one."""
   if not ROW:
     at = _present(data, tile, at)
-  copy(_first(data, tile, at.shape[0]), at, smem, seen, ROW)
+  copy(_first(data, tile, at.shape[0]), at, smem, PARTS, seen, data[3], ROW,
+       CUT)
 
 
 @gluon.jit
@@ -202,31 +224,34 @@ def _bias(row, tile, N: gl.constexpr, LAYOUT: gl.constexpr,
 
 
 @gluon.jit
-def _buffer_load(ptr, at, seen, ROW: gl.constexpr):
-  """Begins to load of keys that are seen; zeros of others."""
-  if ROW:
-    x = buffer_load(ptr, at, mask=_shown(seen, at), other=0.0)
+def _buffer_load(ptr, at, first, seen, cols, ROW: gl.constexpr,
+                 CUT: gl.constexpr):
+  """Begins to load of what _shown says; zeros of others."""
+  at += first
+  if ROW or CUT:
+    # Hidden elements' offsets lie behind the buffer, which gives zeros.
+    x = buffer_load(ptr, at, mask=_shown(at, first, seen, cols, ROW, CUT))
   else:
     x = buffer_load(ptr, at)
   return x
 
 
 @gluon.jit
-def _load(data, tile, at, seen, PARTS: gl.constexpr, ROW: gl.constexpr):
-  """Begins to load a tile of keys in so many parts."""
-  ptr = _first(data, tile, at.shape[0])
-  at = _present(data, tile, at)
+def _load_parts(ptr, at, seen, cols, PARTS: gl.constexpr, ROW: gl.constexpr,
+                CUT: gl.constexpr):
+  """Begins to load a tile in so many parts."""
   x = ()
   for i in gl.static_range(PARTS):
-    x = x + (_buffer_load(ptr, at + i * PART, seen, ROW),)
+    x = x + (_buffer_load(ptr, at, i * PART, seen, cols, ROW, CUT),)
   return x
 
 
 @gluon.jit
-def _load_values(data, tile, at, seen, ROW: gl.constexpr):
-  """Begins to load a tile of values."""
-  return _buffer_load(_first(data, tile, at.shape[0]),
-                      _present(data, tile, at), seen, ROW)
+def _load(data, tile, at, seen, PARTS: gl.constexpr, ROW: gl.constexpr,
+          CUT: gl.constexpr):
+  """As _load_parts, of a tile that may be the sequence's last one."""
+  return _load_parts(_first(data, tile, at.shape[0]), _present(data, tile, at),
+                     seen, data[3], PARTS, ROW, CUT)
 
 
 @gluon.jit
@@ -237,19 +262,61 @@ def _store(smem, parts):
 
 
 @gluon.jit
+def _operand(smem, KEYS: gl.constexpr, S: gl.constexpr):
+  """A part's half as the left operand, of which a lane has so many columns of
+  a row at a time. The wait for copies was for all waves."""
+  OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, KEYS)
+  if S.version == 4:
+    x = async_copy.load_shared_relaxed(smem, OPERAND)
+  else:
+    x = smem.load(OPERAND)
+  return x
+
+
+@gluon.jit
 def _keys(smem, i: gl.constexpr, half: gl.constexpr, S: gl.constexpr):
-  """Half of the keys of a part, as the left operand. The wait for its copy
-  was for all waves."""
-  return async_copy.load_shared_relaxed(
-      smem.slice((2 * i + half) * PART, PART), gl.DotOperandLayout(0, S, 8))
+  """Half of the keys of a part."""
+  return _operand(smem.slice((2 * i + half) * PART, PART), 8, S)
 
 
 @gluon.jit
 def _values(smem, i: gl.constexpr, half: gl.constexpr, S: gl.constexpr):
   """As _keys; a lane has 4 keys, as many as of its scores lie together."""
-  return async_copy.load_shared_relaxed(
-      smem.slice((2 * i + half) * PART, PART).permute([1, 0]),
-      gl.DotOperandLayout(0, S, 4))
+  if S.version == 4:
+    x = smem.slice((2 * i + half) * PART, PART).permute([1, 0])
+  else:
+    x = smem.slice(i * PART, PART).slice(half * PART, PART, dim=1)
+  return _operand(x, 4, S)
+
+
+@gluon.jit
+def _split_keys(s):
+  """A tile of scores by its keys, which are constants but for a part of the
+  lane.
+
+  Returns:
+    (x, key, lane, row): the scores, and of each the key's constant, what it is
+    more by, and the row.
+  """
+  x = s.reshape([s.shape[0] // 8, 2, 4, s.shape[1]])
+  L: gl.constexpr = x.type.layout
+  key = (gl.arange(0, x.shape[0], parts.vector(L, 0))[:, None, None, None] * 8
+         + gl.arange(0, 4, parts.vector(L, 2))[None, None, :, None])
+  lane = gl.arange(0, 2, parts.vector(L, 1))[None, :, None, None] * 4
+  row = gl.arange(0, x.shape[3], parts.vector(L, 3))[None, None, None, :]
+  return x, key, lane, row
+
+
+@gluon.jit
+def _sloped(s, n0, m0, window, slope, ALIBI: gl.constexpr):
+  """s and, if ALIBI, slope * |distance of row and key|."""
+  if ALIBI:
+    x, key, lane, row = _split_keys(s)
+    first = (row + (m0 + window.offset - n0) - lane).to(gl.float32)
+    x += slope * gl.abs(first - key.to(gl.float32))
+    s = gl.convert_layout(x.reshape(s.shape), s.type.layout,
+                          assert_trivial=True)
+  return s
 
 
 @gluon.jit
@@ -258,13 +325,8 @@ def _hide(s, n0, m0, len_k, window, ROW: gl.constexpr):
 
   ROW: biases hide keys behind the last one.
   """
-  # A lane's keys are constants but for a part, which its bounds are less by.
-  x = s.reshape([s.shape[0] // 8, 2, 4, s.shape[1]])
-  L: gl.constexpr = x.type.layout
-  key = (gl.arange(0, x.shape[0], parts.vector(L, 0))[:, None, None, None] * 8
-         + gl.arange(0, 4, parts.vector(L, 2))[None, None, :, None])
-  lane = gl.arange(0, 2, parts.vector(L, 1))[None, :, None, None] * 4
-  row = gl.arange(0, x.shape[3], parts.vector(L, 3))[None, None, None, :]
+  # Bounds are less by a lane's part.
+  x, key, lane, row = _split_keys(s)
   position = row + (m0 + window.offset - n0)
   last = position + window.right
   if not ROW:
@@ -272,6 +334,66 @@ def _hide(s, n0, m0, len_k, window, ROW: gl.constexpr):
   shown = (key >= position - window.left - lane) & (key <= last - lane)
   x = gl.where(shown, x, float("-inf")).reshape(s.shape)
   return gl.convert_layout(x, s.type.layout, assert_trivial=True)
+
+
+@gluon.constexpr_function
+def _drawn(rows):
+  """How four waves draw for 8 blocks of keys and 32 rows each: a lane for its
+  row, for one half of the blocks."""
+  return gl.DistributedLinearLayout(
+      reg_bases=[[0, 1, 0], [0, 2, 0]],
+      lane_bases=[[0, 0, 1 << i] for i in range(5)] + [[1, 0, 0]],
+      warp_bases=[[0, 0, 32], [0, 0, 64]], block_bases=[], shape=[2, 4, rows])
+
+
+@gluon.jit
+def _counters(drop, n0, m0, N: gl.constexpr):
+  """Where the draws of a tile begin, each block of eight keys once, as
+  scores.keep_scale has it."""
+  state, threshold = drop
+  D: gl.constexpr = _drawn(N)
+  half = gl.arange(0, 2, parts.vector(D, 0))[:, None, None]
+  block = gl.arange(0, 4, parts.vector(D, 1))[None, :, None]
+  row = gl.arange(0, N, parts.vector(D, 2))[None, None, :]
+  block = n0 // 8 + half * 4 + block
+  zero = (block * 0 + row * 0).to(gl.uint32)
+  return (zero + (state[5] // 8 + block.to(gl.uint32)),
+          zero + (state[4] + (m0 + row).to(gl.uint32)),
+          zero + state[3], zero + state[2], state[0], state[1])
+
+
+@gluon.jit
+def _kept(drop, words, S: gl.constexpr):
+  """What dropout keeps of either half of a tile's keys: of each row a bit a
+  key."""
+  state, threshold = drop
+  least = threshold.to(gl.uint32, bitcast=True)
+  bits = words[0].to(gl.int32) * 0
+  for i in gl.static_range(4):
+    bits = bits | gl.where(words[i] << 16 >= least, 1 << i, 0) | gl.where(
+        words[i] >= least, 16 << i, 0)
+  D: gl.constexpr = bits.type.layout
+  block = gl.arange(0, 4, parts.vector(D, 1))[None, :, None]
+  bits = gl.sum(bits << 8 * block, 1)
+  half = gl.arange(0, 2, gl.SliceLayout(1, bits.type.layout))[:, None]
+  kept = ()
+  for i in gl.static_range(2):
+    own = gl.sum(gl.where(half == i, bits, 0), 0)
+    kept = kept + (gl.convert_layout(own, gl.SliceLayout(0, S)),)
+  return kept
+
+
+@gluon.jit
+def _dropped(p, kept):
+  """Weights of half of a tile's keys, with zeros where dropout drops."""
+  x, key, lane, row = _split_keys(p)
+  bits = gl.convert_layout(kept, parts.vector(x.type.layout, 3))
+  bits = bits[None, None, None, :] >> lane
+  # A bit is a sign, which is all of a word's bits then.
+  x = x.to(gl.int32, bitcast=True) & ((bits << (31 - key)) >> 31)
+  return gl.convert_layout(
+      x.to(gl.float32, bitcast=True).reshape(p.shape), p.type.layout,
+      assert_trivial=True)
 
 
 @gluon.jit
@@ -289,8 +411,9 @@ def _join(x0, x1, S: gl.constexpr):
 
 @gluon.constexpr_function
 def _ahead(parts):
-  """How many parts of keys are read ahead of their products."""
-  return parts - 1
+  """How many parts of keys are read ahead of their products: registers do not
+  hold 7."""
+  return min(parts - 1, 5)
 
 
 @gluon.constexpr_function
@@ -299,18 +422,31 @@ def _early(parts):
   return 5 * parts // 4
 
 
+@gluon.constexpr_function
+def _until(parts, i):
+  """How many halves of parts of values are read for the products up to the
+  i-th: with the last one before the barrier, all."""
+  early = _early(parts)
+  left = early - 1 - i
+  return 2 * parts - max(4 // parts * left, (2 * parts - 2) * left // early)
+
+
 @gluon.jit
-def _read(x, tiles, COUNT: gl.constexpr, S: gl.constexpr):
-  """x, with more of what a step reads until there are so many: the parts of
-  half of the keys, those of the other half, then both halves of each part of
-  the values."""
-  keys, values = tiles
-  PARTS: gl.constexpr = keys.shape[0] // (2 * PART)
+def _read_keys(x, keys, COUNT: gl.constexpr, PARTS: gl.constexpr,
+               S: gl.constexpr):
+  """x, with more of the keys until there are so many: the parts of half of
+  them, then those of the other half."""
   for i in gl.static_range(len(x), COUNT):
-    if i < 2 * PARTS:
-      x = x + (_keys(keys, i % PARTS, i // PARTS, S),)
-    else:
-      x = x + (_values(values, i // 2 - PARTS, i % 2, S),)
+    x = x + (_keys(keys, i % PARTS, i // PARTS, S),)
+  return x
+
+
+@gluon.jit
+def _read_values(x, values, COUNT: gl.constexpr, S: gl.constexpr):
+  """x, with more of the values until there are so many: both halves of each
+  part."""
+  for i in gl.static_range(len(x), COUNT):
+    x = x + (_values(values, i // 2, i % 2, S),)
   return x
 
 
@@ -320,7 +456,7 @@ def _weighed(acc, i: gl.constexpr, x, p):
   out = ()
   for part in gl.static_range(len(acc)):
     if part == i // 2:
-      out = out + (mfma(x[2 * len(acc) + i], p[i % 2], acc[part]),)
+      out = out + (mfma(x[i], p[i % 2], acc[part]),)
     else:
       out = out + (acc[part],)
   return out
@@ -336,17 +472,81 @@ def first_scores(keys, q, s0, s1, S: gl.constexpr):
 
 
 @gluon.jit
-def begin(tiles, s0, s1, m, scale, S: gl.constexpr):
+def begin(tiles, s0, s1, m, scale, PARTS: gl.constexpr, S: gl.constexpr):
   """What the first step gets of the first tile's scores: score's x and w."""
-  PARTS: gl.constexpr = tiles[0].shape[0] // (2 * PART)
-  x = _read((), tiles, _ahead(PARTS), S)
+  x = _read_keys((), tiles[0], _ahead(PARTS), PARTS, S)
   p0 = gl.exp2(parts.exponents(s0, m, scale))
   return x, (parts.exponents(s1, m, scale), p0)
 
 
 @gluon.jit
+def _score_first(x, keys, q, w, alpha, l, kept, dtype: gl.constexpr,
+                 S: gl.constexpr):
+  """score with half of the keys.
+
+  Returns:
+    (x, s, p0, p1, l): what is read so far, the half's scores, and of the tile
+    before the weights of half of the keys as an operand, those of the other as
+    they are, which l does not have.
+  """
+  PARTS: gl.constexpr = len(q)
+  s1, p0 = w
+  # The scheduler finds a place for each instruction between two barriers.
+  s = gl.zeros(s1.shape, gl.float32, S)
+  for i in gl.static_range(PARTS):
+    x = _read_keys(x, keys, len(x) + 1, PARTS, S)
+    s = mfma(x[i], q[i], s)
+    if i == 0:
+      p1 = gl.exp2(s1)
+    if i == PARTS - 2:
+      l = parts.faded(l, alpha) + parts.own(p0)
+      if len(kept) > 0:
+        p0 = _dropped(p0, kept[0])
+      p0 = parts.operand(p0, dtype, S.version == 3)
+  return x, s, p0, p1, l
+
+
+@gluon.jit
+def _score_second(x, tiles, q, p1, alpha, l, acc, kept, dtype: gl.constexpr,
+                  S: gl.constexpr, following=()):
+  """score with the other half.
+
+  Args:
+    following: if any, parts of keys that take these keys' place once all are
+      read.
+
+  Returns:
+    (y, s, p1, l, acc): what is read of the values, the half's scores, the
+    weights as an operand, and sums.
+  """
+  keys, values = tiles
+  PARTS: gl.constexpr = len(q)
+  gl.static_assert(len(acc) <= PARTS)
+  fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
+  faded = ()
+  s = gl.zeros(p1.shape, gl.float32, S)
+  y = ()
+  for i in gl.static_range(PARTS):
+    if len(x) < 2 * PARTS:
+      x = _read_keys(x, keys, len(x) + 1, PARTS, S)
+    else:
+      if len(y) == 0 and len(following) > 0:
+        _store(keys, following)
+      y = _read_values(y, values, min(len(y) + 1, 2), S)
+    s = mfma(x[PARTS + i], q[i], s)
+    if i == 0:
+      l += parts.own(p1)
+      if len(kept) > 0:
+        p1 = _dropped(p1, kept[1])
+      p1 = parts.operand(p1, dtype, S.version == 3)
+    if i < len(acc):
+      faded = faded + (acc[i] * fade,)
+  return y, s, p1, l, faded
+
+
+@gluon.jit
 def score(x, tiles, q, w, alpha, l, acc, dtype: gl.constexpr, S: gl.constexpr,
-          bias=0.0, ROW: gl.constexpr = False):
+          bias=0.0, ROW: gl.constexpr = False, kept=()):
   """The first of a step: products of keys, beside which the tile before gets
   its other weights and sums, and the output shrinks.
 
@@ -355,42 +555,24 @@ def score(x, tiles, q, w, alpha, l, acc, dtype: gl.constexpr, S: gl.constexpr,
     tiles: a tile's keys, and the values of the tile before.
     w: of the tile before, exponents of half of the keys, weights of the other.
     bias: if ROW, the tile's.
+    kept: with dropout, what it keeps of either half of the tile before.
 
   Returns:
-    (x, s0, s1, p, l, acc): what is read so far, scores of either half of the
-    keys, and the weights of the tile before as operands.
+    (x, s0, s1, p, l, acc): what is read of the values, scores of either half
+    of the keys, and the weights of the tile before as operands.
   """
-  PARTS: gl.constexpr = len(q)
-  s1, p0 = w
-  zero = gl.zeros(s1.shape, gl.float32, S)
-  # The scheduler finds a place for each instruction between two barriers.
-  s0 = zero
-  for i in gl.static_range(PARTS):
-    x = _read(x, tiles, len(x) + 1, S)
-    s0 = mfma(x[i], q[i], s0)
-    if i == 0:
-      p1 = gl.exp2(s1)
-    if i == PARTS - 2:
-      l = parts.faded(l, alpha) + parts.own(p0)
-      p0 = parts.operand(p0, dtype, False)
+  x, s0, p0, p1, l = _score_first(x, tiles[0], q, w, alpha, l, kept, dtype,
+                                    S)
   if ROW:
     b0, b1 = _columns_of(bias, S)
     s0 = _plus(s0, b0)
   sched_barrier()
-  fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
-  faded = ()
-  s1 = zero
-  for i in gl.static_range(PARTS):
-    x = _read(x, tiles, min(len(x) + 1, 2 * PARTS + 2), S)
-    s1 = mfma(x[PARTS + i], q[i], s1)
-    if i == 0:
-      l += parts.own(p1)
-      p1 = parts.operand(p1, dtype, False)
-    faded = faded + (acc[i] * fade,)
+  x, s1, p1, l, acc = _score_second(
+      x, tiles, q, p1, alpha, l, acc, kept, dtype, S)
   if ROW:
     s1 = _plus(s1, b1)
   sched_barrier()
-  return x, s0, s1, (p0, p1), l, faded
+  return x, s0, s1, (p0, p1), l, acc
 
 
 @gluon.jit
@@ -405,8 +587,7 @@ def weigh(x, tiles, s0, s1, p, m, acc, scale, S: gl.constexpr):
   PARTS: gl.constexpr = len(acc)
   EARLY: gl.constexpr = _early(PARTS)
   for i in gl.static_range(EARLY):
-    # With the last one before the barrier all are read.
-    x = _read(x, tiles, 4 * PARTS - 4 // PARTS * (EARLY - 1 - i), S)
+    x = _read_values(x, tiles[1], _until(PARTS, i), S)
     acc = _weighed(acc, i, x, p)
     if i == 0:
       m, alpha = parts.largest(gl.maximum(s0, s1), m, scale)
@@ -420,7 +601,7 @@ def weigh(x, tiles, s0, s1, p, m, acc, scale, S: gl.constexpr):
 
 
 @gluon.jit
-def weigh_rest(x, tiles, w, p, acc, S: gl.constexpr):
+def weigh_rest(x, tiles, w, p, acc, KEY_PARTS: gl.constexpr, S: gl.constexpr):
   """Behind the barrier and the copies of keys: products of values but for the
   last, beside the first reads of the next step, whose tiles these are.
 
@@ -431,13 +612,13 @@ def weigh_rest(x, tiles, w, p, acc, S: gl.constexpr):
   EARLY: gl.constexpr = _early(PARTS)
   s1, x1, x0 = w
   acc = _weighed(acc, EARLY, x, p)
-  ahead = _read((), tiles, 1, S)
+  ahead = _read_keys((), tiles[0], 1, KEY_PARTS, S)
   sched_barrier()
   for i in gl.static_range(EARLY + 1, 2 * PARTS - 1):
-    ahead = _read(ahead, tiles, len(ahead) + 1, S)
+    ahead = _read_keys(ahead, tiles[0], len(ahead) + 1, KEY_PARTS, S)
     acc = _weighed(acc, i, x, p)
   p0 = _join(x0, gl.exp2(x1), S)
-  ahead = _read(ahead, tiles, _ahead(PARTS), S)
+  ahead = _read_keys(ahead, tiles[0], _ahead(KEY_PARTS), KEY_PARTS, S)
   return ahead, (s1, p0), acc
 
 
@@ -448,13 +629,17 @@ def weigh_last(x, p, acc):
 
 
 @gluon.jit
-def finish(values, w, alpha, l, acc, dtype: gl.constexpr, S: gl.constexpr):
+def finish(values, w, alpha, l, acc, dtype: gl.constexpr, S: gl.constexpr,
+           kept=()):
   """l and acc with the last tile, behind which is none to score."""
   s1, p0 = w
   p1 = gl.exp2(s1)
   l = parts.faded(l, alpha) + parts.own(p0) + parts.own(p1)
-  p0 = parts.operand(p0, dtype, False)
-  p1 = parts.operand(p1, dtype, False)
+  if len(kept) > 0:
+    p0 = _dropped(p0, kept[0])
+    p1 = _dropped(p1, kept[1])
+  p0 = parts.operand(p0, dtype, S.version == 3)
+  p1 = parts.operand(p1, dtype, S.version == 3)
   fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
   out = ()
   for i in gl.static_range(len(acc)):
@@ -465,9 +650,10 @@ def finish(values, w, alpha, l, acc, dtype: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def _attend_copied(
-    sums, q, k, v, row, m0, window, steps, full, edges, scale,
+    sums, q, k, v, row, m0, window, steps, full, edges, scale, slope, drop,
     dtype: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
-    HEAD: gl.constexpr, ROW: gl.constexpr, S: gl.constexpr
+    HEAD: gl.constexpr, ROW: gl.constexpr, ALIBI: gl.constexpr,
+    CUT: gl.constexpr, S: gl.constexpr
 ):
   """m, l and acc of all tiles, copied straight to LDS.
 
@@ -475,6 +661,7 @@ def _attend_copied(
   """
   m, l, acc = sums
   PARTS: gl.constexpr = HEAD // PART
+  VALUE_PARTS: gl.constexpr = len(acc)
   HALF: gl.constexpr = TILE_N // 2
   K: gl.constexpr = parts.copied(TILE_N, (4, 8, 16, 32), (1, 2))
   V: gl.constexpr = parts.copied(TILE_N, (1, 2, 4, 8), (16, 32))
@@ -483,8 +670,9 @@ def _attend_copied(
   tile = parts.tile_at(0, steps, edges)
   following = parts.tile_at(1, steps, edges)
   after = parts.tile_at(2, steps, edges)
-  keys = gl.allocate_shared_memory(dtype, [2, PARTS * TILE_N, PART],
-                                   _padded(TILE_N, PARTS))
+  ROOM: gl.constexpr = parts.whole(PARTS)
+  keys = gl.allocate_shared_memory(dtype, [2, ROOM * TILE_N, PART],
+                                   _padded(TILE_N, ROOM))
   # Biases of a tile, by the scale, of the next one and of the one behind it,
   # which is on its way, and which of their keys are seen.
   LANES: gl.constexpr = _lanes(gl.num_warps())
@@ -504,15 +692,15 @@ def _attend_copied(
     seen2 = _seen(bias2)
     bias *= inverse
     bias1 *= inverse
-  _copy_tile(k, tile, k_at, keys.index(0), seen, ROW)
-  _copy_tile(k, following, k_at, keys.index(1), seen1, ROW)
+  _copy_tile(k, tile, k_at, keys.index(0), PARTS, seen, ROW, CUT)
+  _copy_tile(k, following, k_at, keys.index(1), PARTS, seen1, ROW, CUT)
   async_copy.commit_group()
   # By way of LDS, where values are later.
-  q = parts.columns(q[0], q[1], q[2], HEAD, S)
+  q = parts.columns(q[0], q[1], q[2], HEAD, S, q[3], CUT)
   values = gl.allocate_shared_memory(
-      dtype, [2, PARTS * TILE_N, PART],
+      dtype, [2, parts.whole(VALUE_PARTS) * TILE_N, PART],
       gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
-  _copy_tile(v, tile, v_at, values.index(0), seen, ROW)
+  _copy_tile(v, tile, v_at, values.index(0), VALUE_PARTS, seen, ROW, CUT)
   async_copy.commit_group()
   async_copy.wait_group(1)
   s0 = gl.zeros([HALF, TILE_M], gl.float32, S)
@@ -522,18 +710,26 @@ def _attend_copied(
     s0 = _plus(s0, b0)
     s1 = _plus(s1, b1)
   s0, s1 = first_scores(keys.index(0), q, s0, s1, S)
+  s0 = _sloped(s0, tile * TILE_N, m0, window, slope, ALIBI)
+  s1 = _sloped(s1, tile * TILE_N + HALF, m0, window, slope, ALIBI)
   s0 = _hide(s0, tile * TILE_N, m0, k[2], window, ROW)
   s1 = _hide(s1, tile * TILE_N + HALF, m0, k[2], window, ROW)
   m, alpha = parts.largest(gl.maximum(s0, s1), m, scale)
   async_copy.wait_group(0)
-  _copy_tile(k, after, k_at, keys.index(0), seen2, ROW)
-  _copy_tile(v, following, v_at, values.index(1), seen1, ROW)
+  _copy_tile(k, after, k_at, keys.index(0), PARTS, seen2, ROW, CUT)
+  _copy_tile(v, following, v_at, values.index(1), VALUE_PARTS, seen1, ROW,
+             CUT)
   if ROW:
     bias = bias1
     bias1 = bias2 * inverse
     bias2 = _bias(row, parts.tile_at(3, steps, edges), TILE_N, LANES)
   async_copy.commit_group()
-  ahead, w = begin((keys.index(1), values.index(0)), s0, s1, m, scale, S)
+  kept = ()
+  if len(drop) > 0:
+    kept = _kept(drop, parts.philox(
+        _counters(drop, tile * TILE_N, m0, TILE_M), 10), S)
+  ahead, w = begin((keys.index(1), values.index(0)), s0, s1, m, scale,
+                   PARTS, S)
   slot = 0
   # What these steps copy, keys three tiles behind and values two, and biases
   # four, is of tiles that all see, which follow each other.
@@ -547,11 +743,18 @@ def _attend_copied(
     for step in range(inside * part, inside if part == 0 else steps - 1):
       tiles = keys.index(1 - slot), values.index(slot)
       x, s0, s1, p, l, acc = score(
-          ahead, tiles, q, w, alpha, l, acc, dtype, S, bias, ROW)
+          ahead, tiles, q, w, alpha, l, acc, dtype, S, bias, ROW, kept)
+      n0 = (edges[1] + step + 1) * TILE_N
+      if part == 1:
+        n0 = following * TILE_N
+      s0 = _sloped(s0, n0, m0, window, slope, ALIBI)
+      s1 = _sloped(s1, n0 + HALF, m0, window, slope, ALIBI)
       if part == 1:
         if step + 1 >= full:
           s0 = _hide(s0, following * TILE_N, m0, k[2], window, ROW)
           s1 = _hide(s1, following * TILE_N + HALF, m0, k[2], window, ROW)
+      if len(drop) > 0:
+        words = parts.philox(_counters(drop, n0, m0, TILE_M), 5)
       x, w, m, alpha, acc = weigh(x, tiles, s0, s1, p, m, acc, scale, S)
       sched_barrier()
       if part == 1:
@@ -566,15 +769,19 @@ def _attend_copied(
         bias = bias1
         bias1 = _arrived(bias2, inverse)
       if part == 0:
-        copy(k_ptr, k_at, keys.index(1 - slot), seen2, ROW)
+        copy(k_ptr, k_at, keys.index(1 - slot), PARTS, seen2, k[3], ROW, CUT)
       else:
-        _copy_tile(k, after, k_at, keys.index(1 - slot), seen2, ROW)
+        _copy_tile(k, after, k_at, keys.index(1 - slot), PARTS, seen2, ROW, CUT)
       tiles = keys.index(slot), values.index(1 - slot)
-      ahead, w, acc = weigh_rest(x, tiles, w, p, acc, S)
+      if len(drop) > 0:
+        kept = _kept(drop, parts.philox(words, 5), S)
+      ahead, w, acc = weigh_rest(x, tiles, w, p, acc, PARTS, S)
       if part == 0:
-        copy(v_ptr, v_at, values.index(slot), seen1, ROW)
+        copy(v_ptr, v_at, values.index(slot), VALUE_PARTS, seen1, v[3], ROW,
+             CUT)
       else:
-        _copy_tile(v, following, v_at, values.index(slot), seen1, ROW)
+        _copy_tile(v, following, v_at, values.index(slot), VALUE_PARTS, seen1,
+                   ROW, CUT)
       async_copy.commit_group()
       acc = weigh_last(x, p, acc)
       if ROW:
@@ -588,16 +795,36 @@ def _attend_copied(
         v_ptr += TILE_N * v[1].to(gl.int64)
       slot = 1 - slot
   async_copy.wait_group(0)
-  l, acc = finish(values.index(slot), w, alpha, l, acc, dtype, S)
+  l, acc = finish(values.index(slot), w, alpha, l, acc, dtype, S, kept)
   return m, l, acc
 
 
 @gluon.jit
+def _places_and_rooms(
+    k, v, dtype: gl.constexpr, TILE_N: gl.constexpr, PARTS: gl.constexpr,
+    VALUE_PARTS: gl.constexpr
+):
+  """Where a tile's keys and values lie that come by way of registers, and LDS
+  for them."""
+  COLS: gl.constexpr = parts.whole(VALUE_PARTS * PART)
+  K: gl.constexpr = parts.copied(TILE_N, (1, 2, 4, 8), (16, 32))
+  k_at = parts.places(k[1], TILE_N, TILE_N, PART, K)
+  v_at = parts.places(v[1], TILE_N, TILE_N, COLS, _turned(TILE_N, COLS))
+  keys = gl.allocate_shared_memory(
+      dtype, [parts.whole(PARTS) * TILE_N, PART],
+      gl.SwizzledSharedLayout(8, 2, 4, [1, 0]))
+  # Columns of 4 keys in 8 bytes.
+  values = gl.allocate_shared_memory(
+      dtype, [COLS, TILE_N], gl.SwizzledSharedLayout(4, 1, 16, [1, 0]))
+  return k_at, v_at, keys, values
+
+
+@gluon.jit
 def _attend_loaded(
-    sums, q, k, v, row, m0, window, steps, full, edges, scale,
+    sums, q, k, v, row, m0, window, steps, full, edges, scale, slope, drop,
     dtype: gl.constexpr, CHEAP_CAST: gl.constexpr, TILE_M: gl.constexpr,
     TILE_N: gl.constexpr, HEAD: gl.constexpr, ROW: gl.constexpr,
-    S: gl.constexpr
+    ALIBI: gl.constexpr, CUT: gl.constexpr, S: gl.constexpr
 ):
   """m, l and acc of all tiles, by way of registers to LDS.
 
@@ -605,17 +832,12 @@ def _attend_loaded(
   """
   m, l, acc = sums
   PARTS: gl.constexpr = HEAD // PART
-  q = parts.columns(q[0], q[1], q[2], HEAD, S)
-  K: gl.constexpr = parts.copied(TILE_N, (1, 2, 4, 8), (16, 32))
+  VALUE_PARTS: gl.constexpr = len(acc)
+  q = parts.columns(q[0], q[1], q[2], HEAD, S, q[3], CUT)
   KEYS: gl.constexpr = gl.DotOperandLayout(0, S, 8)
   VALUES: gl.constexpr = gl.DotOperandLayout(0, S, 4)
-  k_at = parts.places(k[1], TILE_N, TILE_N, PART, K)
-  v_at = parts.places(v[1], TILE_N, TILE_N, HEAD, _turned(TILE_N, HEAD))
-  keys = gl.allocate_shared_memory(
-      dtype, [PARTS * TILE_N, PART], gl.SwizzledSharedLayout(8, 2, 4, [1, 0]))
-  # Columns of 4 keys in 8 bytes.
-  values = gl.allocate_shared_memory(
-      dtype, [HEAD, TILE_N], gl.SwizzledSharedLayout(4, 1, 16, [1, 0]))
+  k_at, v_at, keys, values = _places_and_rooms(
+      k, v, dtype, TILE_N, PARTS, VALUE_PARTS)
   tile = parts.tile_at(0, steps, edges)
   # Biases of a tile's keys and of the next one's, and which are seen.
   LANES: gl.constexpr = _lanes(gl.num_warps())
@@ -627,14 +849,14 @@ def _attend_loaded(
     bias = _bias(row, tile, TILE_N, LANES)
     seen = _seen(bias)
     bias1 = _bias(row, parts.tile_at(1, steps, edges), TILE_N, LANES)
-  _store(keys, _load(k, tile, k_at, seen, PARTS, ROW))
-  values.store(_load_values(v, tile, v_at, seen, ROW).permute([1, 0]))
+  _store(keys, _load(k, tile, k_at, seen, PARTS, ROW, CUT))
+  values.store(_load(v, tile, v_at, seen, 1, ROW, CUT)[0].permute([1, 0]))
   for part in gl.static_range(2):
     for step in range(full * part, full if part == 0 else steps):
       following = parts.tile_at(step + 1, steps, edges)
       if ROW:
         seen = _seen(bias1)
-      k_next = _load(k, following, k_at, seen, PARTS, ROW)
+      k_next = _load(k, following, k_at, seen, PARTS, ROW, CUT)
       s = gl.zeros([TILE_N, TILE_M], gl.float32, S)
       if ROW:
         b0, b1 = _columns_of(bias * inverse, S)
@@ -650,29 +872,114 @@ def _attend_loaded(
         k_part = k_after
       sched_barrier()
       _store(keys, k_next)
-      v_next = _load_values(v, following, v_at, seen, ROW)
+      v_next, = _load(v, following, v_at, seen, 1, ROW, CUT)
       if ROW:
         bias1 = _bias(row, parts.tile_at(step + 2, steps, edges), TILE_N,
                       LANES)
+      s = _sloped(s, tile * TILE_N, m0, window, slope, ALIBI)
       if part == 1:
         s = _hide(s, tile * TILE_N, m0, k[2], window, ROW)
       m, alpha = parts.largest(s, m, scale)
       p = gl.exp2(parts.exponents(s, m, scale))
       l = parts.faded(l, alpha) + parts.own(p)
+      if len(drop) > 0:
+        kept = _kept(drop, parts.philox(
+            _counters(drop, tile * TILE_N, m0, TILE_M), 10), S)
+        p0, p1 = _split(p)
+        p = _join(_dropped(p0, kept[0]), _dropped(p1, kept[1]), S)
       p = parts.operand(p, dtype, CHEAP_CAST)
       fade = gl.convert_layout(alpha, gl.SliceLayout(0, S))[None, :]
       v_part = values.slice(0, PART).load(VALUES)
       v_after = values.slice(PART, PART).load(VALUES)
       added = ()
-      for i in gl.static_range(PARTS):
+      for i in gl.static_range(VALUE_PARTS):
         added = added + (mfma(v_part, p, acc[i] * fade),)
         v_part = v_after
-        if i + 2 < PARTS:
+        if i + 2 < VALUE_PARTS:
           v_after = values.slice((i + 2) * PART, PART).load(VALUES)
       acc = added
       sched_barrier()
       values.store(v_next.permute([1, 0]))
       tile = following
+  return m, l, acc
+
+
+@gluon.jit
+def _attend_alone(
+    sums, q, k, v, m0, window, steps, full, edges, scale, slope, drop,
+    dtype: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+    HEAD: gl.constexpr, ALIBI: gl.constexpr, CUT: gl.constexpr, S: gl.constexpr
+):
+  """As _attend_loaded, by waves that have their SIMDs for themselves."""
+  m, l, acc = sums
+  PARTS: gl.constexpr = HEAD // PART
+  HALF: gl.constexpr = TILE_N // 2
+  q = parts.columns(q[0], q[1], q[2], HEAD, S, q[3], CUT)
+  k_at, v_at, keys, values = _places_and_rooms(
+      k, v, dtype, TILE_N, PARTS, len(acc))
+  tile = parts.tile_at(0, steps, edges)
+  following = parts.tile_at(1, steps, edges)
+  _store(keys, _load(k, tile, k_at, 0, PARTS, False, CUT))
+  values.store(_load(v, tile, v_at, 0, 1, False, CUT)[0].permute([1, 0]))
+  k_next = _load(k, following, k_at, 0, PARTS, False, CUT)
+  zero = gl.zeros([HALF, TILE_M], gl.float32, S)
+  s0, s1 = first_scores(keys, q, zero, zero, S)
+  s0 = _sloped(s0, tile * TILE_N, m0, window, slope, ALIBI)
+  s1 = _sloped(s1, tile * TILE_N + HALF, m0, window, slope, ALIBI)
+  s0 = _hide(s0, tile * TILE_N, m0, k[2], window, False)
+  s1 = _hide(s1, tile * TILE_N + HALF, m0, k[2], window, False)
+  m, alpha = parts.largest(gl.maximum(s0, s1), m, scale)
+  _store(keys, k_next)
+  k_next = _load(k, parts.tile_at(2, steps, edges), k_at, 0, PARTS, False, CUT)
+  tiles = keys, values
+  kept = ()
+  if len(drop) > 0:
+    kept = _kept(drop, parts.philox(
+        _counters(drop, tile * TILE_N, m0, TILE_M), 10), S)
+  ahead, w = begin(tiles, s0, s1, m, scale, PARTS, S)
+  # What these steps load, keys three tiles behind and values one, is of tiles
+  # that all see, which follow each other.
+  inside = gl.maximum(full - 3, 0)
+  k_ptr = _first(k, edges[1] + 3, TILE_N)
+  v_ptr = _first(v, edges[1] + 1, TILE_N)
+  for part in gl.static_range(2):
+    for step in range(inside * part, inside if part == 0 else steps - 1):
+      following = parts.tile_at(step + 1, steps, edges)
+      x, s0, p0, p1, l = _score_first(ahead, keys, q, w, alpha, l, kept, dtype,
+                                      S)
+      sched_barrier()
+      x, s1, p1, l, acc = _score_second(
+          x, tiles, q, p1, alpha, l, acc, kept, dtype, S, k_next)
+      if part == 0:
+        v_next = _load_parts(v_ptr, v_at, 0, v[3], 1, False, CUT)
+      else:
+        v_next = _load(v, following, v_at, 0, 1, False, CUT)
+      sched_barrier()
+      s0 = _sloped(s0, following * TILE_N, m0, window, slope, ALIBI)
+      s1 = _sloped(s1, following * TILE_N + HALF, m0, window, slope, ALIBI)
+      if part == 1:
+        s0 = _hide(s0, following * TILE_N, m0, k[2], window, False)
+        s1 = _hide(s1, following * TILE_N + HALF, m0, k[2], window, False)
+      p = p0, p1
+      if len(drop) > 0:
+        words = parts.philox(_counters(drop, following * TILE_N, m0, TILE_M), 5)
+      x, w, m, alpha, acc = weigh(x, tiles, s0, s1, p, m, acc, scale, S)
+      sched_barrier()
+      # Nobody reads this step's values any more.
+      values.store(v_next[0].permute([1, 0]))
+      if part == 0:
+        k_next = _load_parts(k_ptr, k_at, 0, k[3], PARTS, False, CUT)
+      else:
+        k_next = _load(k, parts.tile_at(step + 3, steps, edges), k_at, 0, PARTS,
+                       False, CUT)
+      if len(drop) > 0:
+        kept = _kept(drop, parts.philox(words, 5), S)
+      ahead, w, acc = weigh_rest(x, tiles, w, p, acc, PARTS, S)
+      acc = weigh_last(x, p, acc)
+      if part == 0:
+        k_ptr += TILE_N * k[1].to(gl.int64)
+        v_ptr += TILE_N * v[1].to(gl.int64)
+  l, acc = finish(values, w, alpha, l, acc, dtype, S, kept)
   return m, l, acc
 
 
@@ -691,13 +998,20 @@ def mha_fwd(
     softmax_scale, logits_soft_cap, drop_threshold, rp_keep,
     window_left, window_right, sink_tokens, min_seqlen_q, flags,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, HEAD: gl.constexpr,
-    CHEAP_CAST: gl.constexpr, FEATURES: gl.constexpr, CDNA: gl.constexpr,
+    TAIL: gl.constexpr, BLOCK_DV: gl.constexpr, DV_TAIL: gl.constexpr,
+    PADDED: gl.constexpr, CHEAP_CAST: gl.constexpr, FEATURES: gl.constexpr,
+    CDNA: gl.constexpr,
 ):
   """As fwd.py's. Grid: (heads, tiles of rows, batch)."""
   WAVES: gl.constexpr = gl.num_warps()
   ROW: gl.constexpr = FEATURES & scores.ONE_ROW != 0
-  gl.static_assert(ROW or FEATURES == 0)
+  ALIBI: gl.constexpr = FEATURES & scores.ALIBI != 0
+  gl.static_assert(
+      ROW or FEATURES & (scores.ALIBI | scores.DROPOUT) == FEATURES)
   gl.static_assert(WAVES == 4 and TILE_M == 128 and TILE_N == 64)
+  gl.static_assert(PADDED or (TAIL == 0 and DV_TAIL == 0))
+  COLUMNS: gl.constexpr = HEAD + TAIL
+  gl.static_assert(CDNA == 4 or COLUMNS <= 128 or not ROW)
   head = gl.program_id(0)
   # Last rows first: under a causal mask they have the most to do.
   tile_m = gl.num_programs(1) - 1 - gl.program_id(1)
@@ -754,26 +1068,44 @@ def mha_fwd(
   l = gl.zeros([2, 4, TILE_M], gl.float32, SUMS) + gl.where(
       m_first == float("-inf"), 0.0, 1.0 / 8)
   acc = ()
-  for _ in gl.static_range(HEAD // PART):
+  for _ in gl.static_range((BLOCK_DV + DV_TAIL) // PART):
     acc = acc + (gl.zeros([PART, TILE_M], gl.float32, S),)
   if steps > 0:
     dtype: gl.constexpr = q.dtype.element_ty
-    q_data = q, stride_q, len_q - m0
+    q_data = q, stride_q, len_q - m0, hdim_q
     edges = low, full_low, full_high
     full = full_high - full_low
     scale = softmax_scale * scores.LOG2E
-    k_data = k, stride_k, len_k
-    v_data = v, stride_v, len_k
+    k_data = k, stride_k, len_k, hdim_q
+    v_data = v, stride_v, len_k, hdim_v
+    slope = 0.0
+    if ALIBI:
+      # Scores are multiplied by `scale` later.
+      slope = -scores.LOG2E / scale * gl.load(
+          alibi_slopes + index * nhead_q + head)
+    drop = ()
+    if FEATURES & scores.DROPOUT:
+      state = ()
+      for i in gl.static_range(6):
+        state = state + (
+            gl.load(dropout_state + ((index * nhead_q + head) * 6 + i)),)
+      drop = state, drop_threshold
     biases = (bias_f32 + b * batch_stride_bias + head * nhead_stride_bias,
               len_k)
     if CDNA == 4:
       m, l, acc = _attend_copied(
           (m, l, acc), q_data, k_data, v_data, biases, m0, window, steps, full,
-          edges, scale, dtype, TILE_M, TILE_N, HEAD, ROW, S)
+          edges, scale, slope, drop, dtype, TILE_M, TILE_N, COLUMNS, ROW, ALIBI,
+          PADDED, S)
+    elif COLUMNS > 128:
+      m, l, acc = _attend_alone(
+          (m, l, acc), q_data, k_data, v_data, m0, window, steps, full, edges,
+          scale, slope, drop, dtype, TILE_M, TILE_N, COLUMNS, ALIBI, PADDED, S)
     else:
       m, l, acc = _attend_loaded(
           (m, l, acc), q_data, k_data, v_data, biases, m0, window, steps, full,
-          edges, scale, dtype, CHEAP_CAST, TILE_M, TILE_N, HEAD, ROW, S)
+          edges, scale, slope, drop, dtype, CHEAP_CAST, TILE_M, TILE_N, COLUMNS,
+          ROW, ALIBI, PADDED, S)
 
   l = gl.convert_layout(gl.sum(gl.sum(l, 1), 0), gl.SliceLayout(0, S))
   live = (r < len_q - m0) & ((l > 0) | (l != l))
@@ -781,8 +1113,10 @@ def mha_fwd(
   gl.store(lse + r, gl.where(live, m * scores.LN2 + gl.log(l_safe),
                              float("-inf")), mask=r < q_rows - m0)
   factor = 1.0 / l_safe
+  if FEATURES & scores.DROPOUT:
+    factor *= rp_keep
   x = ()
-  for i in gl.static_range(HEAD // PART):
+  for i in gl.static_range(len(acc)):
     y = gl.where(live[None, :], acc[i] * factor[None, :], 0.0)
     x = x + (y.to(out.dtype.element_ty),)
-  parts.write(out, stride_o, x, q_rows - m0)
+  parts.write(out, stride_o, x, q_rows - m0, hdim_v, PADDED)

@@ -109,17 +109,38 @@ def places(stride, left, N: gl.constexpr, COLS: gl.constexpr,
   return gl.minimum(row, left - 1)[:, None] * stride + col[None, :]
 
 
+@gluon.constexpr_function
+def whole(columns):
+  """The power of two that holds so many: layouts have no other sizes."""
+  return 1 << (columns - 1).bit_length()
+
+
 @gluon.jit
-def columns(ptr, stride, left, HEAD: gl.constexpr, S: gl.constexpr):
-  """Rows of memory in parts, each the right operand of a product."""
+def inside(at, first, columns):
+  """Which of a tile's elements, whose columns count from `first`, are of a
+  head of so many."""
+  col = gl.arange(0, at.shape[1], gl.SliceLayout(0, at.type.layout))
+  return (col < columns - first)[None, :]
+
+
+@gluon.jit
+def columns(ptr, stride, left, HEAD: gl.constexpr, S: gl.constexpr, cols=0,
+            CUT: gl.constexpr = False):
+  """Rows of memory in parts, each the right operand of a product; if CUT, of
+  so many columns, with zeros behind them."""
   WAVES: gl.constexpr = gl.num_warps()
   N: gl.constexpr = PART * WAVES
+  COLS: gl.constexpr = whole(HEAD)
   LOADED: gl.constexpr = gl.BlockedLayout(
-      [1, 8], [512 // HEAD, HEAD // 8], [WAVES, 1], [1, 0])
+      [1, 8], [512 // COLS, COLS // 8], [WAVES, 1], [1, 0])
+  at = places(stride, left, N, COLS, LOADED)
+  if CUT:
+    loaded = buffer_load(ptr, at, mask=inside(at, 0, cols))
+  else:
+    loaded = buffer_load(ptr, at)
   smem = gl.allocate_shared_memory(
-      ptr.dtype.element_ty, [N, HEAD],
-      gl.SwizzledSharedLayout(8, 1, HEAD // 8, [1, 0]),
-      buffer_load(ptr, places(stride, left, N, HEAD, LOADED)))
+      ptr.dtype.element_ty, [N, COLS],
+      gl.SwizzledSharedLayout(8, 1, COLS // 8, [1, 0]), loaded)
   x = smem.permute([1, 0]).load(gl.DotOperandLayout(1, S, 8))
   operands = ()
   for i in gl.static_range(HEAD // PART):
@@ -128,8 +149,8 @@ def columns(ptr, stride, left, HEAD: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def write(ptr, stride, x, rows):
-  """Columns in parts, as rows of memory.
+def write(ptr, stride, x, rows, cols=0, CUT: gl.constexpr = False):
+  """Columns in parts, as rows of memory; if CUT, so many.
 
   They are turned by way of LDS: lanes have 8 bytes of a row, and memory takes
   16 as slowly as 64, which is a row of a part.
@@ -139,8 +160,11 @@ def write(ptr, stride, x, rows):
   row = gl.arange(0, x[0].shape[1], gl.SliceLayout(1, ROWS))[:, None]
   at = row * stride + gl.arange(0, PART, gl.SliceLayout(0, ROWS))[None, :]
   for i in gl.static_range(len(x)):
+    there = row < rows
+    if CUT:
+      there &= inside(at, i * PART, cols)
     gl.store(ptr + (at + i * PART),
-             gl.convert_layout(x[i].permute([1, 0]), ROWS), mask=row < rows)
+             gl.convert_layout(x[i].permute([1, 0]), ROWS), mask=there)
 
 
 @gluon.jit

@@ -27,6 +27,8 @@ from third_party.aiter.kernels.mha import fwd_mfma, parts_mfma
 from third_party.aiter.kernels.paged import pages_mfma
 
 PART = parts_mfma.PART
+# Of a head of 128 columns.
+PARTS = gl.constexpr(4)
 # Keys of a tile that a wave copies.
 BOX = gl.constexpr(16)
 # So many elements are 2 GiB: behind all of a buffer, which gives zeros there.
@@ -74,7 +76,7 @@ def _address(side, page, place):
 def _copy_keys(side, page, place, pages_of, at, smem):
   """Begins to copy a tile's keys; where there are none any, to be hidden."""
   page = gl.where(_is_page(page, pages_of), page, 0)
-  fwd_mfma.copy(_address(side, page, place), at, smem)
+  fwd_mfma.copy(_address(side, page, place), at, smem, PARTS)
 
 
 @gluon.jit
@@ -87,7 +89,7 @@ def _copy_values(side, page, place, tile, pages_of, stop, at, smem):
   shown = key < gl.where(there, stop - tile * N, 0)
   at = gl.where(shown, at, BEYOND)
   at = gl.max_contiguous(gl.multiple_of(at, [1, 8]), [1, 8])
-  fwd_mfma.copy(_address(side, page, place), at, smem)
+  fwd_mfma.copy(_address(side, page, place), at, smem, PARTS)
 
 
 @gluon.jit
@@ -170,13 +172,13 @@ def attend(
   page1 = pages_mfma.one(page1)
   page = pages_mfma.one(page)
   WRITTEN: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 1, [1, 0])
-  keys = gl.allocate_shared_memory(dtype, [2, 4 * TILE_N, PART], WRITTEN)
+  keys = gl.allocate_shared_memory(dtype, [2, PARTS * TILE_N, PART], WRITTEN)
   _copy_keys(k, page0, place0, pages_of, k_at, keys.index(0))
   _copy_keys(k, page1, place1, pages_of, k_at, keys.index(1))
   async_copy.commit_group()
   # By way of LDS, where values are later.
   q = pages_mfma.queries(q[0], q[1], S)
-  values = gl.allocate_shared_memory(dtype, [2, 4 * TILE_N, PART], WRITTEN)
+  values = gl.allocate_shared_memory(dtype, [2, PARTS * TILE_N, PART], WRITTEN)
   _copy_values(v, page0, place0, tile, pages_of, stop, v_at, values.index(0))
   async_copy.commit_group()
   async_copy.wait_group(1)
@@ -193,7 +195,8 @@ def attend(
                values.index(1))
   async_copy.commit_group()
   slot = 0
-  ahead, w = fwd_mfma.begin(_tiles(keys, values, slot), s0, s1, m, scale, S)
+  ahead, w = fwd_mfma.begin(_tiles(keys, values, slot), s0, s1, m, scale,
+                            PARTS, S)
   # What these steps copy, keys three tiles behind and values two, is of tiles
   # that all rows see, which follow each other.
   inside = gl.maximum(full - 3, 0)
@@ -234,13 +237,13 @@ def attend(
           pages_of, full_low + step + 4 if part == 0 else parts_mfma.tile_at(
               step + 4, steps, edges), own, stop, TILE_N, FLAGS)
       if part == 0:
-        fwd_mfma.copy(k_ptr, k_at, keys.index(1 - slot))
+        fwd_mfma.copy(k_ptr, k_at, keys.index(1 - slot), PARTS)
       else:
         _copy_keys(k, page, place, pages_of, k_at, keys.index(1 - slot))
       tiles = _tiles(keys, values, 1 - slot)
-      ahead, w, acc = fwd_mfma.weigh_rest(x, tiles, w, p, acc, S)
+      ahead, w, acc = fwd_mfma.weigh_rest(x, tiles, w, p, acc, PARTS, S)
       if part == 0:
-        fwd_mfma.copy(v_ptr, v_at, values.index(slot))
+        fwd_mfma.copy(v_ptr, v_at, values.index(slot), PARTS)
       else:
         _copy_values(v, v_page, v_place, following, pages_of, stop, v_at,
                      values.index(slot))
