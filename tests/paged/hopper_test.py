@@ -32,7 +32,7 @@ _STEPS = (
          window=(300, -1), sinks=True),
     dict(decode=False, lengths=((40, 150), (70, 70), (3, 260), (20, 0))),
     dict(decode=False, lengths=((40, 150), (70, 70), (3, 900), (20, 0))),
-    dict(decode=False, lengths=((700, 1500), (70, 70), (3, 900), (20, 0))),
+    dict(decode=False, lengths=((700, 3000), (70, 70), (3, 900), (20, 0))),
     dict(decode=True, hq=8, lengths=((1, 1500), (1, 70), (1, 0), (1, 1))))
 # Steps have far fewer tiles of 64 rows than two a multiprocessor, or more.
 _FEW_TILES = 128
@@ -69,7 +69,8 @@ def _features(c: Case) -> list[str]:
   keys = max(bound - tokens // batch // 2, bound // 2)
   if c.window[0] >= 0:
     keys = min(keys, c.window[0] + max(c.window[1], 0))
-  few_tiles = (rows >= 32 * batch and keys > 560
+  few = keys <= (1800 if max(c.d, dv) <= 64 else 560)
+  few_tiles = (rows >= 32 * batch and not few
                and c.hk * (rows // 64 + batch) < _FEW_TILES)
   asked = {
       "cu_seqlens": not c.decode,
@@ -88,7 +89,7 @@ def _features(c: Case) -> list[str]:
       "unshared": not c.decode or batch == 1,
       "several_rows": rows > 8 * batch,
       "many_rows": rows >= 32 * batch,
-      "short": keys <= 560 or few_tiles,
+      "short": few or few_tiles,
       "few_tiles": few_tiles,
       "bytes": bool(c.cache),
       c.cache: bool(c.cache),

@@ -35,8 +35,11 @@ constexpr int64_t kManyRows = 32;
 constexpr int64_t kHalfTile = 16;
 constexpr int64_t kSmallTile = 8;
 // Keys that rows see in the mean, up to which blocks of 64 rows, of which four
-// share a multiprocessor, are faster than those of 128.
+// share a multiprocessor, are faster than those of 128; and of so many columns,
+// of which five do.
 constexpr int64_t kFewKeys = 560;
+constexpr int64_t kNarrow = 64;
+constexpr int64_t kFewKeysNarrow = 1800;
 // Tiles of these a multiprocessor, below which they are the only kernel.
 constexpr int64_t kFewTiles = 2;
 // Kernels whose tanh is one instruction err by 2^-11 of a score: of one that no
@@ -230,6 +233,10 @@ int64_t KeysInTheMean(const paged_attend_args& a) {
   return std::min(mean, a.window_left + std::max<int64_t>(a.window_right, 0));
 }
 
+int64_t FewKeys(const paged_attend_args& a) {
+  return std::max(a.hdim, a.hdim_v) <= kNarrow ? kFewKeysNarrow : kFewKeys;
+}
+
 // Where a half lies and what scales it, as the kernels take them.
 struct HalfFields {
   const void* PagedParams::* cache;
@@ -362,7 +369,7 @@ struct Attend {
         If(a.batch == 1 || mixed || rows > kHalfTile * batch, kPagedUnshared) |
         If(rows > kSmallTile * batch, kPagedSeveralRows) |
         If(rows >= kManyRows * batch, kPagedManyRows) |
-        If(KeysInTheMean(a) <= kFewKeys, kPagedShort) | KindBits(a.kind);
+        If(KeysInTheMean(a) <= FewKeys(a), kPagedShort) | KindBits(a.kind);
     return key;
   }
 
@@ -485,10 +492,10 @@ struct Attend {
     AITER_RETURN_IF_ERROR(
         FillZero(driver, a.counter_ptr, shared ? kCounterBytes : 0, stream));
     // Rows see half of their sequence's queries at least.
-    const bool both = IsMadeFor(plan.few, kPagedShort) &&
-                      a.counter_ptr != nullptr &&
-                      a.tokens / std::max<int64_t>(a.batch, 1) / 2 <= kFewKeys;
-    p.few_keys = both ? static_cast<int32_t>(kFewKeys) : 0;
+    const bool both =
+        IsMadeFor(plan.few, kPagedShort) && a.counter_ptr != nullptr &&
+        a.tokens / std::max<int64_t>(a.batch, 1) / 2 <= FewKeys(a);
+    p.few_keys = both ? static_cast<int32_t>(FewKeys(a)) : 0;
     AITER_RETURN_IF_ERROR(LaunchAttend(driver, a, plan.attend, &p, stream));
     if (!both) return Status();
     p.splits = 1;

@@ -415,7 +415,8 @@ def unified_attention(
     cu_seqlens_q: integers [b + 1], 0 first and in order. Rows behind the last
       sequence give 0.
     seqused_k: integers [b], keys of each sequence.
-    block_table: integers [b, n].
+    block_table: integers [b, n]. Kernels are chosen by how long n lets
+      sequences be: short prompts are fastest without columns that none reaches.
     softmax_scale: as there.
     causal: whether a query sees no key behind its own.
     layout: as there.
