@@ -31,7 +31,7 @@ _STEPS = (
     dict(decode=False, lengths=((2, 1500), (3, 70), (0, 9), (1, 0)),
          window=(300, -1), sinks=True),
     dict(decode=False, lengths=((40, 150), (70, 70), (3, 260), (20, 0))),
-    dict(decode=False, lengths=((40, 150), (70, 70), (3, 900), (20, 0))),
+    dict(decode=False, lengths=((40, 150), (70, 70), (3, 2000), (20, 0))),
     dict(decode=False, lengths=((700, 3000), (70, 70), (3, 900), (20, 0))),
     dict(decode=True, hq=8, lengths=((1, 1500), (1, 70), (1, 0), (1, 1))))
 # Steps have far fewer tiles of 64 rows than two a multiprocessor, or more.

@@ -397,6 +397,7 @@ struct Attend {
     rows.dims[0] = key.dims[0];
     AITER_RETURN_IF_ERROR(steps->Add("paged_merge", rows, &plan->merge));
     rows.features = key.features & kPagedManyRows;
+    if (rows.features == 0) return Status();
     return steps->Add("paged_merge", rows, &plan->merge_rows);
   }
 

@@ -132,6 +132,9 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
     merge.tile_m = 4;
     kernels.push_back(merge);
   }
+  kernels.push_back(kernels.back());
+  kernels.back().symbol = "merge_rows";
+  kernels.back().needs = kPagedManyRows;
   auto add_latent = [&](const char* symbol, const char* grade, int rows,
                         int tile_m, uint32_t excludes,
                         const char* arch = "gfx942") {
@@ -456,14 +459,14 @@ void TestFewKeys() {
 void TestWalks() {
   g_recorder.multiprocessors = 10;
   NewContext("sm_90");
-  paged_attend_args a = Args(256, 192);  // 8 tiles of each of 2 heads.
+  paged_attend_args a = Args(256, 224);  // 8 tiles of each of 2 heads.
   a.batch = 2;
   a.seqlen_q = 128;
   a.width = 100;
   a.splits = 1;
   a.counter_ptr = At(0xe000);
   g_recorder.fills.clear();
-  CHECK(Run(a) == Names{"walks"});
+  CHECK(Run(a) == Names{"walks_224"});
   CHECK(g_recorder.launches[0].grid[0] == 10);
   CHECK(g_recorder.fills.size() == 1 && g_recorder.fills[0].bytes == 4);
   CHECK(g_recorder.fills[0].address == 0xe000);
@@ -471,11 +474,11 @@ void TestWalks() {
   Run(a);
   CHECK(g_recorder.launches[0].grid[0] == 16);
   a.counter_ptr = At(0xe000);
-  a.tokens = 64;
+  a.tokens = 144;
   a.batch = 1;
-  a.seqlen_q = 64;
+  a.seqlen_q = 144;
   Run(a);
-  CHECK(g_recorder.launches[0].grid[0] == 4);
+  CHECK(g_recorder.launches[0].grid[0] == 10);
   CHECK(g_recorder.fills.size() == 1);
 }
 
@@ -501,7 +504,7 @@ void TestMayBeShort() {
   }
   // Where keys are divided, those of few are not.
   a.splits = 4;
-  CHECK((Run(a) == Names{"walks", "short", "merge"}));
+  CHECK((Run(a) == Names{"walks", "short", "merge_rows"}));
   CHECK(g_recorder.launches[1].grid[1] == 1);
   a.splits = 1;
   // No row sees fewer than half of its sequence's queries in the mean.
@@ -521,12 +524,17 @@ void TestFewTiles() {
   a.width = 100;
   a.splits = 4;
   a.counter_ptr = At(0xe000);
-  CHECK((Run(a) == Names{"few_tiles", "merge"}));
+  CHECK((Run(a) == Names{"few_tiles", "merge_rows"}));
   CHECK(g_recorder.launches[0].As<PagedParams>().few_keys == 0);
   CHECK(g_recorder.launches[0].grid[1] == 4);
   g_recorder.multiprocessors = 18;
   NewContext("sm_90");
-  CHECK((Run(a) == Names{"walks_224", "merge"}));
+  CHECK((Run(a) == Names{"walks_224", "merge_rows"}));
+  a.splits = 17;  // More than a tile of rows has parts.
+  a.tokens = 16;
+  a.batch = 1;
+  a.seqlen_q = 16;
+  CHECK((Run(a) == Names{"few_tiles", "merge"}));
 }
 
 // A small tile has 8 rows of a KV head.
