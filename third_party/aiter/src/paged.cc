@@ -464,7 +464,9 @@ struct Attend {
         p.merge_cols = 2 * kMergeCols;
       }
     }
-    const bool few = p.splits <= kMergeParts && plan.merge_rows.info != nullptr;
+    // A tile of rows is joined whole.
+    const KernelInfo* tall = plan.merge_rows.info;
+    const bool few = tall != nullptr && p.splits <= tall->tile_n;
     return LaunchKernel(driver, few ? plan.merge_rows : plan.merge, &p, stream,
                         /*maps=*/nullptr, /*early=*/true);
   }

@@ -135,6 +135,7 @@ std::vector<KernelInfo> MakeKernels(const Blob& blob) {
   kernels.push_back(kernels.back());
   kernels.back().symbol = "merge_rows";
   kernels.back().needs = kPagedManyRows;
+  kernels.back().tile_n = 16;
   auto add_latent = [&](const char* symbol, const char* grade, int rows,
                         int tile_m, uint32_t excludes,
                         const char* arch = "gfx942") {
